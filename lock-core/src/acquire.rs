@@ -1,0 +1,404 @@
+//! How a lock is acquired.
+//!
+//! ```text
+//! local queue ── turn ──> try_acquire ── granted ──────────────────────────> guard
+//!      │                       │ busy                                          ^
+//!      │                       └──> acquire (waits, retried on failure) ───────┤
+//!      └── hand-over by the holder before us ──────────────────────────────────┘
+//! ```
+//!
+//! The rule for failures: before the server has answered at all, a failure is an error at once. After one "busy",
+//! failures are retried until the wait is over, and the last answer decides between "timed out" and "unavailable".
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::ask::{ask, unbroken};
+use crate::engine::{Core, runtime_ended};
+use crate::guard::{Held, LockGuard};
+use crate::queue::{Entered, Next, Ticket, Turn};
+use crate::request::Wish;
+use crate::{Attempt, Busy, Claim, LockError, Stamp};
+
+/// How long an answer is waited for at least, however short the wait that was asked for.
+const ONE_TRIP: Duration = Duration::from_secs(1);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+/// One acquisition, driven by a task of the client's own.
+pub(crate) struct Acquisition {
+    core: Arc<Core>,
+    wish: Arc<Wish>,
+    started: Stamp,
+    deadline: Option<Stamp>,
+}
+
+type Answer = oneshot::Sender<Result<LockGuard, LockError>>;
+
+impl Acquisition {
+    pub(crate) fn new(core: Arc<Core>, wish: Wish) -> Self {
+        let started = core.clock.now();
+        let deadline = wish.wait.map(|limit| started + limit);
+        Self {
+            core,
+            wish: Arc::new(wish),
+            started,
+            deadline,
+        }
+    }
+
+    /// Runs to the end, or until the caller or the client goes away.
+    pub(crate) async fn run(self, mut caller: Answer) {
+        let stats = &self.core.stats;
+        let waiting = stats.waiting.hold();
+        let outcome = self.outcome(&mut caller).await;
+        drop(waiting);
+        match &outcome {
+            Ok(guard) => {
+                stats.acquired.add();
+                tracing::debug!(token = %guard.token(), waited = ?self.waited(), "acquired");
+            }
+            Err(LockError::TimedOut { .. }) => stats.timed_out.add(),
+            Err(LockError::Closed) if caller.is_closed() => stats.cancelled.add(),
+            Err(error) => {
+                stats.failed.add();
+                tracing::debug!(%error, "not acquired");
+            }
+        }
+        // If the caller is gone, this drops the guard, which releases.
+        let _ = caller.send(outcome);
+    }
+
+    async fn outcome(&self, caller: &mut Answer) -> Result<LockGuard, LockError> {
+        if caller.is_closed() || self.core.closing.is_cancelled() {
+            return Err(LockError::Closed);
+        }
+        let (mut pending, mut answer, mut told_busy) = match self.enter(caller).await? {
+            Place::Handed(guard) => return Ok(guard),
+            Place::Asked { pending, answer } => (pending, answer, true),
+            Place::Turn { turn, told_busy } => {
+                let mut pending = Pending::new(Arc::clone(&self.core), self.wish.claim(), turn);
+                match pending
+                    .try_acquire(self.first_limit())
+                    .await
+                    .and_then(|attempt| pending.accept(attempt, &self.wish))
+                {
+                    Ok(Outcome::Guard(guard)) => return Ok(guard),
+                    Ok(Outcome::Busy(busy)) => (pending, Ok(busy), true),
+                    Err(error) => (pending, Err(error), told_busy),
+                }
+            }
+        };
+        let mut pause = FIRST_RETRY;
+        let mut waited_at_server = false;
+        loop {
+            match answer {
+                Ok(busy) => {
+                    pending.busy(&busy);
+                    told_busy = true;
+                    if self.is_over() {
+                        return Err(self.timed_out(busy));
+                    }
+                    if waited_at_server {
+                        // It ended before its time; a pause keeps a backend that always does from spinning.
+                        let soon = busy.retry_after.unwrap_or(pause).clamp(FIRST_RETRY / 10, pause);
+                        self.pause(caller, soon).await?;
+                        pause = (pause * 2).min(LAST_RETRY);
+                    }
+                }
+                Err(error) => {
+                    pending.failed(&error);
+                    if !told_busy {
+                        return Err(error);
+                    }
+                    if !matches!(error, LockError::Unavailable { .. }) || self.is_over() {
+                        return Err(error);
+                    }
+                    tracing::debug!(%error, "asking again");
+                    self.pause(caller, pause).await?;
+                    pause = (pause * 2).min(LAST_RETRY);
+                }
+            }
+            waited_at_server = true;
+            answer = match self.unless_gone(caller, pending.acquire(self.deadline)).await? {
+                Ok(attempt) => match pending.accept(attempt, &self.wish) {
+                    Ok(Outcome::Guard(guard)) => return Ok(guard),
+                    Ok(Outcome::Busy(busy)) => Ok(busy),
+                    Err(error) => Err(error),
+                },
+                Err(error) => Err(error),
+            };
+        }
+    }
+
+    /// Waits for this client's turn at the server.
+    async fn enter(&self, caller: &mut Answer) -> Result<Place, LockError> {
+        // A first answer, to a sibling or to oneself, is waited for as long as one request may take.
+        let first = self.started + self.core.op_timeout;
+        if self.wish.waits() {
+            let mut ticket = match self.join(true) {
+                Ok(place) => return place,
+                Err(ticket) => ticket,
+            };
+            let limit = self.deadline.map_or(first, |deadline| deadline.min(first));
+            if let Some(next) = self.next(caller, &mut ticket, Some(limit)).await? {
+                return self.place(next);
+            }
+            if ticket.told_busy()
+                && !self.is_over()
+                && let Some(next) = self.next(caller, &mut ticket, self.deadline).await?
+            {
+                return self.place(next);
+            }
+            if let Some(busy) = ticket.busy() {
+                return Err(self.timed_out(busy));
+            }
+        }
+        // Nobody has heard from the server so far. Whatever it says next is taken for an answer.
+        let mut ticket = match self.join(false) {
+            Ok(place) => return place,
+            Err(ticket) => ticket,
+        };
+        let limit = if self.wish.waits() {
+            self.started + self.first_limit()
+        } else {
+            first
+        };
+        match self.next(caller, &mut ticket, Some(limit)).await? {
+            Some(next) => self.place(next),
+            None => Err(LockError::no_answer("acquire", self.waited())),
+        }
+    }
+
+    fn join(&self, patient: bool) -> Result<Result<Place, LockError>, Ticket> {
+        let key = self.core.backend.queue_key(&self.wish.name);
+        match self.core.queue.enter(key, &self.wish, patient) {
+            Entered::Turn(turn) => Ok(Ok(Place::Turn { turn, told_busy: false })),
+            Entered::Busy(busy) => Ok(Err(self.timed_out(busy))),
+            Entered::Queued(ticket) => Err(ticket),
+        }
+    }
+
+    fn place(&self, next: Next) -> Result<Place, LockError> {
+        match next {
+            Next::Turn { turn, told_busy } => Ok(Place::Turn { turn, told_busy }),
+            Next::Handed(guard) => Ok(Place::Handed(guard)),
+            Next::Asked { pending, answer } => Ok(Place::Asked { pending, answer }),
+            Next::Refused(busy) => Err(self.timed_out(busy)),
+            Next::Failed { operation, message } => Err(LockError::Unavailable {
+                operation,
+                message,
+                source: None,
+            }),
+        }
+    }
+
+    /// Waits in the local queue until `limit`.
+    async fn next(
+        &self,
+        caller: &mut Answer,
+        ticket: &mut Ticket,
+        limit: Option<Stamp>,
+    ) -> Result<Option<Next>, LockError> {
+        self.unless_gone(caller, async {
+            tokio::select! {
+                biased;
+                next = ticket.next() => next.map(Some).ok_or_else(runtime_ended),
+                () = self.sleep_until(limit) => Ok(None),
+            }
+        })
+        .await?
+    }
+
+    fn timed_out(&self, busy: Busy) -> LockError {
+        LockError::TimedOut {
+            waited: self.waited(),
+            holder: busy.holder.map(Box::new),
+        }
+    }
+
+    fn waited(&self) -> Duration {
+        self.core.clock.now().since(self.started)
+    }
+
+    fn is_over(&self) -> bool {
+        !self.wish.waits() || self.deadline.is_some_and(|deadline| self.core.clock.now() >= deadline)
+    }
+
+    /// How long the first answer is waited for.
+    fn first_limit(&self) -> Duration {
+        let limit = (self.started + self.core.op_timeout).since(self.core.clock.now());
+        let wanted = match self.deadline {
+            Some(deadline) if self.wish.waits() => limit.min(deadline.since(self.core.clock.now())),
+            _ => limit,
+        };
+        wanted.max(ONE_TRIP.min(self.core.op_timeout))
+    }
+
+    /// Waits about that long, but not beyond the deadline.
+    async fn pause(&self, caller: &mut Answer, length: Duration) -> Result<(), LockError> {
+        let until = self.core.clock.now() + length.mul_f64(0.5 + fastrand::f64());
+        let until = self.deadline.map_or(until, |deadline| deadline.min(until));
+        self.unless_gone(caller, self.sleep_until(Some(until))).await
+    }
+
+    async fn sleep_until(&self, until: Option<Stamp>) {
+        let Some(until) = until else {
+            return std::future::pending().await;
+        };
+        loop {
+            let left = until.since(self.core.clock.now());
+            if left.is_zero() {
+                return;
+            }
+            tokio::time::sleep(left).await;
+        }
+    }
+
+    /// `work`, unless the caller drops its future or the client is shut down before it ends.
+    async fn unless_gone<T>(&self, caller: &mut Answer, work: impl Future<Output = T>) -> Result<T, LockError> {
+        tokio::select! {
+            biased;
+            () = self.core.closing.cancelled() => Err(LockError::Closed),
+            () = caller.closed() => Err(LockError::Closed),
+            done = work => Ok(done),
+        }
+    }
+}
+
+/// Where an acquisition starts from.
+enum Place {
+    Turn {
+        turn: Turn,
+        told_busy: bool,
+    },
+    Handed(LockGuard),
+    Asked {
+        pending: Pending,
+        answer: Result<Busy, LockError>,
+    },
+}
+
+pub(crate) enum Outcome {
+    Guard(LockGuard),
+    Busy(Busy),
+}
+
+/// A claim that is at the server and not a guard yet. Dropping it cleans up: whatever the server may have done with the
+/// claim is undone before the turn passes on.
+pub(crate) struct Pending {
+    core: Arc<Core>,
+    claim: Claim,
+    turn: Option<Turn>,
+    /// Whether the server may know of the claim.
+    sent: bool,
+}
+
+impl Pending {
+    pub(crate) fn new(core: Arc<Core>, claim: Claim, turn: Turn) -> Self {
+        Self {
+            core,
+            claim,
+            turn: Some(turn),
+            sent: false,
+        }
+    }
+
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    /// The claim is about to be sent.
+    pub(crate) fn send(&mut self) {
+        self.sent = true;
+    }
+
+    async fn try_acquire(&mut self, limit: Duration) -> Result<Attempt, LockError> {
+        self.send();
+        ask("acquire", limit, async {
+            self.core.backend.try_acquire(&self.claim).await
+        })
+        .await
+    }
+
+    /// Waits at the server. The backend ends at the deadline by itself; it is only cut off if it does not.
+    async fn acquire(&mut self, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        self.send();
+        let attempt = async { self.core.backend.acquire(&self.claim, deadline).await };
+        let Some(deadline) = deadline else {
+            return unbroken("acquire", attempt).await;
+        };
+        let left = deadline.since(self.core.clock.now());
+        ask(
+            "acquire",
+            left.saturating_add(ONE_TRIP.min(self.core.op_timeout)),
+            attempt,
+        )
+        .await
+    }
+
+    /// The server said busy, which leaves nothing behind.
+    pub(crate) fn busy(&mut self, busy: &Busy) {
+        self.sent = false;
+        if let Some(turn) = &self.turn {
+            turn.busy(busy);
+        }
+    }
+
+    fn failed(&self, error: &LockError) {
+        if let Some(turn) = &self.turn {
+            turn.failed(error);
+        }
+    }
+
+    /// Makes a guard of a grant.
+    ///
+    /// A grant whose lease has run out by the time it is looked at does not count; the claim stays to be cleaned up.
+    pub(crate) fn accept(&mut self, attempt: Attempt, wish: &Wish) -> Result<Outcome, LockError> {
+        let grant = match attempt {
+            Attempt::Busy(busy) => return Ok(Outcome::Busy(busy)),
+            Attempt::Granted(grant) => grant,
+        };
+        if grant.claim != self.claim {
+            return Err(LockError::Unavailable {
+                operation: "acquire",
+                message: "the backend granted another claim; please report it to its authors".to_owned(),
+                source: None,
+            });
+        }
+        let now = self.core.clock.now();
+        if !grant.lease.is_valid(now) || grant.revoked().is_some() {
+            return Err(LockError::Unavailable {
+                operation: "acquire",
+                message: "the grant arrived after its lease had run out".to_owned(),
+                source: None,
+            });
+        }
+        let Some(turn) = self.turn.take() else {
+            return Err(runtime_ended());
+        };
+        self.sent = false;
+        turn.held(&self.claim, grant.token);
+        let held = Held::new(Arc::clone(&self.core), grant, turn, wish, now);
+        let guard = LockGuard::new(held);
+        // A shutdown that began meanwhile may not have seen this one; dropping it releases.
+        if self.core.closing.is_cancelled() {
+            Err(LockError::Closed)
+        } else {
+            Ok(Outcome::Guard(guard))
+        }
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        if self.sent
+            && let Some(turn) = self.turn.take()
+        {
+            self.core.clean_up(self.claim.clone(), turn);
+        }
+    }
+}

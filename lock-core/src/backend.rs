@@ -1,0 +1,219 @@
+//! The trait that a backend implements.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use crate::{
+    Attempt, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal, Stamp,
+};
+
+/// What a backend implements. Users hold [`Locks`](crate::Locks) and never call this.
+///
+/// [`capabilities`](Self::capabilities), [`try_acquire`](Self::try_acquire), [`renew`](Self::renew) and
+/// [`release`](Self::release) are enough for a correct backend. Everything else is speed or inspection.
+///
+/// # Contract
+///
+/// - Every call is idempotent per [`Claim::owner`]: asking again for what is already held grants it again, with the
+///   same token where the backend can know it, and with a full ttl.
+/// - Every future may be dropped at any await. After an error or a drop the core calls `release(claim)`.
+/// - Nothing of an abandoned claim outlives one ttl, even if its request reaches the server *after* that release.
+/// - Every call ends within the backend's own [`op_timeout`](Capabilities::op_timeout), also on a connection that
+///   swallows everything. Only [`acquire`](Self::acquire) may wait longer, up to its deadline.
+/// - At most one claim per [`queue_key`](Self::queue_key) is under way at a time from one client: the core sees to it.
+///
+/// The conformance suite (`conformance-tests`) proves all of it.
+#[async_trait]
+pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
+    /// What this backend can do. Cheap, and the same for as long as the client lives.
+    fn capabilities(&self) -> Capabilities;
+
+    /// Takes the name if nobody holds it; never waits for a holder.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed; the outcome is then unknown and the core releases the claim.
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError>;
+
+    /// Keeps the lease for another full ttl, if it is still there and still the same. Never brings back what is gone.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed; the core asks again until the lease's deadline.
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError>;
+
+    /// Lets go of the claim if its owner holds it, and takes it out of any queue.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed; the core asks again until the server must have let go by itself.
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError>;
+
+    /// Takes the name, waiting for it until `deadline`, or for ever without one. Busy at the deadline.
+    ///
+    /// The provided one polls with jitter, between 5 and 250 ms apart.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed; the core releases the claim or asks again.
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        poll(self, claim, deadline).await
+    }
+
+    /// Releases `from` and acquires `to`, of the same queue key, in one step where the server can.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed; nothing is known of either claim then, and the core takes care of both.
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        let from = self.release(from).await?;
+        Ok(HandOver::new(from, self.try_acquire(to).await?))
+    }
+
+    /// Who holds the name now.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where the server cannot tell, or if the backend failed.
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let _ = name;
+        Err(LockError::NotSupported {
+            operation: "asking who holds a lock",
+        })
+    }
+
+    /// Everything that is held under names that start with `prefix`, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where the server cannot tell, or if the backend failed.
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        let _ = prefix;
+        Err(LockError::NotSupported {
+            operation: "listing locks",
+        })
+    }
+
+    /// Takes the name away from whoever holds it, and says who that was.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where that is not possible, or if the backend failed.
+    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let _ = name;
+        Err(LockError::NotSupported {
+            operation: "releasing a lock by force",
+        })
+    }
+
+    /// Ends what the client keeps on the server: leases and sessions do not outlive it.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed.
+    async fn close(&self) -> Result<(), LockError> {
+        Ok(())
+    }
+
+    /// The key under which the server excludes, if several names can share one. Two claims of one process with the
+    /// same key take turns before either is sent.
+    fn queue_key(&self, name: &LockName) -> Arc<str> {
+        name.shared()
+    }
+
+    /// The clock that the backend reads its send times from.
+    fn clock(&self) -> Clock {
+        Clock::system()
+    }
+}
+
+const FIRST_POLL: Duration = Duration::from_millis(5);
+const LAST_POLL: Duration = Duration::from_millis(250);
+
+async fn poll<L: DistributedLock + ?Sized>(
+    lock: &L,
+    claim: &Claim,
+    deadline: Option<Stamp>,
+) -> Result<Attempt, LockError> {
+    let clock = lock.clock();
+    let op_timeout = lock.capabilities().op_timeout;
+    let mut pause = FIRST_POLL;
+    loop {
+        let busy = match tokio::time::timeout(op_timeout, lock.try_acquire(claim)).await {
+            Ok(Ok(Attempt::Busy(busy))) => busy,
+            Ok(done) => return done,
+            Err(_) => return Err(LockError::no_answer("acquire", op_timeout)),
+        };
+        let left = deadline.map(|d| d.since(clock.now()));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(busy.into());
+        }
+        let jitter = pause.mul_f64(0.5 + fastrand::f64());
+        let wait = jitter.min(busy.retry_after.unwrap_or(jitter).max(FIRST_POLL));
+        tokio::time::sleep(left.map_or(wait, |left| wait.min(left))).await;
+        pause = (pause * 3 / 2).min(LAST_POLL);
+    }
+}
+
+// A pointer must forward the provided methods too, or a boxed backend would fall back to polling.
+macro_rules! forward {
+    ($pointer:ident) => {
+        #[async_trait]
+        impl<T: DistributedLock + ?Sized> DistributedLock for $pointer<T> {
+            fn capabilities(&self) -> Capabilities {
+                self.deref().capabilities()
+            }
+
+            async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+                self.deref().try_acquire(claim).await
+            }
+
+            async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+                self.deref().renew(lease).await
+            }
+
+            async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+                self.deref().release(claim).await
+            }
+
+            async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+                self.deref().acquire(claim, deadline).await
+            }
+
+            async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+                self.deref().hand_over(from, to).await
+            }
+
+            async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+                self.deref().holder(name).await
+            }
+
+            async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+                self.deref().list(prefix).await
+            }
+
+            async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+                self.deref().force_release(name).await
+            }
+
+            async fn close(&self) -> Result<(), LockError> {
+                self.deref().close().await
+            }
+
+            fn queue_key(&self, name: &LockName) -> Arc<str> {
+                self.deref().queue_key(name)
+            }
+
+            fn clock(&self) -> Clock {
+                self.deref().clock()
+            }
+        }
+    };
+}
+
+forward!(Arc);
+forward!(Box);

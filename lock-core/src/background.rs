@@ -1,0 +1,33 @@
+//! The thread that keeps locks alive.
+
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+
+use tokio::runtime::{Builder, Handle};
+
+use crate::LockError;
+
+/// The runtime on which locks are kept alive, started at the first call and shared by all clients of the process.
+///
+/// It is one thread of its own: a user's runtime that is blocked, or that ends, neither delays a renewal nor takes a
+/// shared connection with it. Backends spawn here whatever a lease depends on.
+///
+/// # Errors
+///
+/// [`LockError::Unavailable`] if the system refuses another thread; the next call tries again.
+pub fn background() -> Result<Handle, LockError> {
+    static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
+    let mut started = HANDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(handle) = &*started {
+        return Ok(handle.clone());
+    }
+    let failed = |e| LockError::unavailable("starting the background thread", e);
+    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    let handle = runtime.handle().clone();
+    thread::Builder::new()
+        .name("fencelock".to_owned())
+        .spawn(move || runtime.block_on(std::future::pending::<()>()))
+        .map_err(failed)?;
+    *started = Some(handle.clone());
+    Ok(handle)
+}

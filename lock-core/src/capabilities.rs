@@ -1,0 +1,116 @@
+//! What a backend can do.
+
+use std::time::Duration;
+
+/// What a backend can do, and within which bounds. The core checks requests against it, and the conformance suite
+/// chooses its cases by it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The shortest ttl that is accepted.
+    pub min_ttl: Duration,
+    /// The longest ttl that is accepted.
+    pub max_ttl: Duration,
+    /// What ttls are rounded up to.
+    pub ttl_granularity: Duration,
+    /// How long one request may take before it counts as failed.
+    pub op_timeout: Duration,
+    /// Whether waiters of different processes are served in the order in which they came.
+    pub fair: bool,
+    /// How long a process that kept a contended lock to itself for a while stands back for others. Only for backends
+    /// that are not fair; zero where the server itself wakes a waiter of another process.
+    pub give_way: Duration,
+    /// Who is excluded.
+    pub scope: Scope,
+    /// Whether one lease keeps many locks.
+    pub shares_leases: bool,
+    /// Whether `holder` answers.
+    pub holder: bool,
+    /// Whether `list` answers.
+    pub list: bool,
+    /// Whether `force_release` answers.
+    pub force_release: bool,
+}
+
+/// Among whom a lock excludes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Scope {
+    /// The tasks of one process.
+    Process,
+    /// The processes of one machine.
+    Machine,
+    /// Everyone who reaches the server.
+    Server,
+}
+
+impl Capabilities {
+    /// What a backend with only the required methods can do: ttls from 100 ms to a day, to the millisecond; requests of
+    /// at most five seconds; waiters in no order; nothing to inspect.
+    #[must_use]
+    pub fn new(scope: Scope) -> Self {
+        Self {
+            min_ttl: Duration::from_millis(100),
+            max_ttl: Duration::from_hours(24),
+            ttl_granularity: Duration::from_millis(1),
+            op_timeout: Duration::from_secs(5),
+            fair: false,
+            give_way: Duration::from_millis(20),
+            scope,
+            shares_leases: false,
+            holder: false,
+            list: false,
+            force_release: false,
+        }
+    }
+
+    /// Sets the bounds of a ttl.
+    #[must_use]
+    pub fn with_ttl_range(mut self, min: Duration, max: Duration) -> Self {
+        (self.min_ttl, self.max_ttl) = (min, max);
+        self
+    }
+
+    /// Sets what ttls are rounded up to.
+    #[must_use]
+    pub fn with_ttl_granularity(mut self, granularity: Duration) -> Self {
+        self.ttl_granularity = granularity;
+        self
+    }
+
+    /// Sets how long one request may take.
+    #[must_use]
+    pub fn with_op_timeout(mut self, timeout: Duration) -> Self {
+        self.op_timeout = timeout;
+        self
+    }
+
+    /// Says that waiters of different processes are served in order.
+    #[must_use]
+    pub fn with_fairness(mut self) -> Self {
+        self.fair = true;
+        self.give_way = Duration::ZERO;
+        self
+    }
+
+    /// Sets how long a process stands back after keeping a contended lock to itself.
+    #[must_use]
+    pub fn with_give_way(mut self, pause: Duration) -> Self {
+        self.give_way = pause;
+        self
+    }
+
+    /// Says that one lease keeps many locks.
+    #[must_use]
+    pub fn with_shared_leases(mut self) -> Self {
+        self.shares_leases = true;
+        self
+    }
+
+    /// Says that `holder`, `list` and `force_release` all answer.
+    #[must_use]
+    pub fn with_inspection(mut self) -> Self {
+        (self.holder, self.list, self.force_release) = (true, true, true);
+        self
+    }
+}

@@ -1,0 +1,224 @@
+//! What stands behind a client: everything that its clones share, and where its work is done.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::sync::{OnceCell, oneshot};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
+use tracing::Instrument;
+
+use crate::acquire::Acquisition;
+use crate::ask::ask;
+use crate::guard::LockGuard;
+use crate::locks::{Locks, Options};
+use crate::queue::LocalQueue;
+use crate::request::Wish;
+use crate::stats::{Counters, Gauge};
+use crate::watchdog::Watchdog;
+use crate::{Capabilities, Clock, DistributedLock, LockError, LossReason, background};
+
+/// What all clones of a client share.
+pub(crate) struct Core {
+    pub(crate) backend: Arc<dyn DistributedLock>,
+    pub(crate) capabilities: Capabilities,
+    pub(crate) clock: Clock,
+    pub(crate) ttl: Duration,
+    pub(crate) op_timeout: Duration,
+    runtime: Option<Handle>,
+    /// Whether the runtime that the user brought has ended. The background thread takes over then.
+    runtime_ended: AtomicBool,
+    pub(crate) queue: Arc<LocalQueue>,
+    pub(crate) watchdog: Watchdog,
+    pub(crate) stats: Counters,
+    tasks: TaskTracker,
+    pub(crate) closing: CancellationToken,
+    /// How many locks could not be released at the end.
+    closed: OnceCell<u64>,
+}
+
+impl Core {
+    pub(crate) fn new(backend: impl DistributedLock, options: Options) -> Self {
+        let capabilities = backend.capabilities();
+        Self {
+            clock: backend.clock(),
+            ttl: options
+                .ttl
+                .unwrap_or(Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl)),
+            op_timeout: options.op_timeout.unwrap_or(capabilities.op_timeout),
+            runtime: options.runtime,
+            runtime_ended: AtomicBool::new(false),
+            capabilities,
+            backend: Arc::new(backend),
+            queue: Arc::default(),
+            watchdog: Watchdog::default(),
+            stats: Counters::default(),
+            tasks: TaskTracker::new(),
+            closing: CancellationToken::new(),
+            closed: OnceCell::new(),
+        }
+    }
+
+    /// Where the work is done.
+    pub(crate) fn handle(&self) -> Result<Handle, LockError> {
+        match &self.runtime {
+            Some(handle) if !self.runtime_ended.load(Ordering::Acquire) => Ok(handle.clone()),
+            _ => background(),
+        }
+    }
+
+    /// Starts work that a shutdown waits for. Callable from anywhere.
+    pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<(), LockError> {
+        self.tasks.spawn_on(work.in_current_span(), &self.handle()?);
+        Ok(())
+    }
+
+    /// The runtime that the user brought is gone.
+    pub(crate) fn leave_runtime(&self) {
+        self.runtime_ended.store(true, Ordering::Release);
+    }
+
+    /// Keeps a shutdown from ending before what the caller is about to start.
+    pub(crate) fn about_to_start(&self) -> TaskTrackerToken {
+        self.tasks.token()
+    }
+
+    /// Starts work that lets go of something; `releasing` counts it as under way.
+    pub(crate) fn spawn_release(
+        &self,
+        releasing: Gauge,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> Result<(), LockError> {
+        self.spawn(async move {
+            work.await;
+            drop(releasing);
+        })
+    }
+
+    pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish) -> Result<LockGuard, LockError> {
+        let starting = self.about_to_start();
+        if self.closing.is_cancelled() {
+            return Err(LockError::Closed);
+        }
+        let span = tracing::debug_span!("lock", name = %wish.name, ttl = ?wish.ttl);
+        let (tell, told) = oneshot::channel();
+        let acquisition = Acquisition::new(Arc::clone(self), wish);
+        self.spawn(acquisition.run(tell).instrument(span))?;
+        drop(starting);
+        told.await.unwrap_or_else(|_| Err(runtime_ended()))
+    }
+
+    /// One request to the backend, made where the work is done.
+    pub(crate) async fn call<T: Send + 'static>(
+        self: &Arc<Self>,
+        operation: &'static str,
+        request: impl Future<Output = Result<T, LockError>> + Send + 'static,
+    ) -> Result<T, LockError> {
+        let starting = self.about_to_start();
+        if self.closing.is_cancelled() {
+            return Err(LockError::Closed);
+        }
+        let limit = self.op_timeout;
+        let (tell, told) = oneshot::channel();
+        self.spawn(async move {
+            let _ = tell.send(ask(operation, limit, request).await);
+        })?;
+        drop(starting);
+        told.await.unwrap_or_else(|_| Err(runtime_ended()))
+    }
+
+    /// Ends everything, in a task of its own so that a caller who goes away stops nothing.
+    pub(crate) async fn shut_down(self: &Arc<Self>) -> Result<(), LockError> {
+        self.closing.cancel();
+        let core = Arc::clone(self);
+        let (tell, told) = oneshot::channel();
+        // Not among the tasks that a shutdown waits for.
+        self.handle()?.spawn(async move {
+            let _ = tell.send(core.end().await);
+        });
+        told.await.unwrap_or_else(|_| Err(runtime_ended()))
+    }
+
+    async fn end(&self) -> Result<(), LockError> {
+        let stuck = self
+            .closed
+            .get_or_init(async || {
+                for held in self.watchdog.everything() {
+                    held.let_go_in_background(LossReason::Shutdown);
+                }
+                self.tasks.close();
+                self.tasks.wait().await;
+                if let Err(error) = ask("close", self.op_timeout, async { self.backend.close().await }).await {
+                    tracing::warn!(%error, "the backend did not close cleanly");
+                }
+                self.stats.unreleased.get()
+            })
+            .await;
+        match stuck {
+            0 => Ok(()),
+            n => Err(LockError::Unavailable {
+                operation: "shutdown",
+                message: format!("{n} held locks could not be released; the server frees them when their ttl is over"),
+                source: None,
+            }),
+        }
+    }
+}
+
+impl fmt::Debug for Core {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stats = self.stats.snapshot();
+        f.debug_struct("Core")
+            .field("backend", &self.backend)
+            .field("held", &stats.held)
+            .field("waiting", &stats.waiting)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Core {
+    fn drop(&mut self) {
+        self.watchdog.wake();
+    }
+}
+
+/// The runtime that did the work ended.
+pub(crate) fn runtime_ended() -> LockError {
+    LockError::Unavailable {
+        operation: "the request",
+        message: "the runtime that worked on it ended".to_owned(),
+        source: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::MemoryLock;
+
+    #[tokio::test]
+    async fn a_client_that_holds_nothing_remembers_nothing() {
+        let memory = MemoryLock::new();
+        let locks = Locks::new(memory.client());
+        let guards = [
+            locks.lock("a").await.unwrap(),
+            locks.lock("b").max_hold(Duration::from_secs(9)).await.unwrap(),
+        ];
+        let given_up = tokio::time::timeout(Duration::from_millis(1), locks.lock("a")).await;
+        assert!(given_up.is_err());
+        for guard in guards {
+            guard.release().await.unwrap();
+        }
+        while locks.stats().waiting + locks.stats().releasing > 0 {
+            tokio::task::yield_now().await;
+        }
+        assert!(locks.core.watchdog.is_idle());
+        assert!(locks.core.queue.is_idle());
+        assert_eq!(memory.waiters(), 0);
+    }
+}

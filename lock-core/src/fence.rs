@@ -1,0 +1,183 @@
+//! The resource's side: what refuses a stale holder.
+//!
+//! A lock alone cannot protect a resource. A holder may be stopped between its last look at the lock and its write, for
+//! longer than any ttl; only the resource can refuse that write. The rule is the same everywhere:
+//!
+//! - refuse a token lower than the highest seen (the *mark*),
+//! - accept one that is equal or higher: one holder writes many times,
+//! - raise the mark to it.
+//!
+//! A holder that reads before it writes is admitted *before the read*. Otherwise an older holder can still write
+//! between the two, and its update is lost.
+
+use std::fmt;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::FencingToken;
+
+/// A write was refused because a later holder has been here.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("stale fencing token {offered} for {resource}: a later holder was here with {mark}; stop, and lock again")]
+#[non_exhaustive]
+pub struct StaleToken {
+    /// What was to be written.
+    pub resource: String,
+    /// The token that came with the write.
+    pub offered: FencingToken,
+    /// The highest token seen.
+    pub mark: FencingToken,
+}
+
+impl StaleToken {
+    /// A refusal of `offered` by a resource that has seen `mark`. For resources of your own.
+    #[must_use]
+    pub fn new(resource: impl Into<String>, offered: FencingToken, mark: FencingToken) -> Self {
+        Self {
+            resource: resource.into(),
+            offered,
+            mark,
+        }
+    }
+}
+
+/// A value in memory that only the latest holder can change.
+///
+/// The check and the write happen under one mutex, so nothing can come between them.
+///
+/// ```
+/// use lock_core::{FencingToken, fence::Fence};
+///
+/// let stock = Fence::new("stock/10000", 100);
+/// let (first, second) = (FencingToken::new(7)?, FencingToken::new(8)?);
+///
+/// stock.write(first, |left| *left -= 1)?;
+/// stock.write(second, |left| *left -= 1)?;
+/// let refused = stock.write(first, |left| *left -= 1).unwrap_err();
+/// assert_eq!(refused.mark, second);
+/// assert_eq!(*stock.read(), 98);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Fence<T> {
+    resource: String,
+    state: Mutex<State<T>>,
+}
+
+struct State<T> {
+    mark: Option<FencingToken>,
+    value: T,
+}
+
+impl<T> Fence<T> {
+    /// Protects `value`; no token has been seen yet. `resource` names it in refusals.
+    pub fn new(resource: impl Into<String>, value: T) -> Self {
+        Self {
+            resource: resource.into(),
+            state: Mutex::new(State { mark: None, value }),
+        }
+    }
+
+    /// Raises the mark to `token`, so that no older holder can write from now on. Call it before reading what a later
+    /// [`write`](Self::write) depends on.
+    ///
+    /// # Errors
+    ///
+    /// [`StaleToken`] if a higher token has been seen.
+    pub fn admit(&self, token: FencingToken) -> Result<(), StaleToken> {
+        self.write(token, |_| ())
+    }
+
+    /// Changes the value if `token` is not stale. If `change` panics the mark stays raised.
+    ///
+    /// # Errors
+    ///
+    /// [`StaleToken`] if a higher token has been seen; `change` is not called then.
+    pub fn write<R>(&self, token: FencingToken, change: impl FnOnce(&mut T) -> R) -> Result<R, StaleToken> {
+        let mut state = self.lock();
+        match state.mark {
+            Some(mark) if token < mark => Err(StaleToken::new(&self.resource, token, mark)),
+            _ => {
+                state.mark = Some(token);
+                Ok(change(&mut state.value))
+            }
+        }
+    }
+
+    /// Reads the value. Whoever holds the result blocks every write, so do not call [`write`](Self::write),
+    /// [`admit`](Self::admit) or [`mark`](Self::mark) on the same thread before it is dropped.
+    pub fn read(&self) -> impl std::ops::Deref<Target = T> + '_ {
+        Reading(self.lock())
+    }
+
+    /// The highest token seen.
+    pub fn mark(&self) -> Option<FencingToken> {
+        self.lock().mark
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        // A panic in a caller's closure leaves the mark raised and the value as that caller left it, as any `&mut` would.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Reading<'a, T>(MutexGuard<'a, State<T>>);
+
+impl<T> std::ops::Deref for Reading<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0.value
+    }
+}
+
+impl<T> fmt::Debug for Fence<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Whoever reads the value may print the fence.
+        let mark = self.state.try_lock().ok().map(|state| state.mark);
+        f.debug_struct("Fence")
+            .field("resource", &self.resource)
+            .field("mark", &mark.flatten())
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn token(value: u64) -> FencingToken {
+        FencingToken::new(value).unwrap()
+    }
+
+    #[test]
+    fn an_equal_token_writes_again_and_a_lower_one_does_not() {
+        let fence = Fence::new("r", vec![]);
+        for t in [5, 5, 9] {
+            fence.write(token(t), |v| v.push(t)).unwrap();
+        }
+        assert_eq!(
+            fence.write(token(8), |v| v.push(8)),
+            Err(StaleToken::new("r", token(8), token(9)))
+        );
+        assert_eq!(*fence.read(), [5, 5, 9]);
+    }
+
+    #[test]
+    fn admission_before_the_read_shuts_out_the_older_holder() {
+        let fence = Fence::new("r", 10);
+        fence.admit(token(2)).unwrap();
+        let seen = *fence.read();
+        assert!(fence.write(token(1), |v| *v -= 1).is_err());
+        fence.write(token(2), |v| *v = seen - 1).unwrap();
+        assert_eq!(*fence.read(), 9);
+    }
+
+    #[test]
+    fn the_mark_stays_raised_when_a_write_panics() {
+        let fence = Fence::new("r", 0);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let _ = fence.write(token(4), |_| panic!("in the middle"));
+        }));
+        assert!(panicked.is_err());
+        assert!(fence.admit(token(3)).is_err());
+    }
+}

@@ -1,0 +1,325 @@
+//! A lock that is held.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use crate::engine::{Core, runtime_ended};
+use crate::queue::Turn;
+use crate::request::{Renew, Wish};
+use crate::stats::Gauge;
+use crate::{Claim, FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, Lost, Released, Stamp};
+
+/// A lock that is held, and renewed until it is released, dropped or lost.
+///
+/// Send [`token`](Self::token) with every write to what the lock protects, and let the resource refuse stale ones (see
+/// [`fence`](crate::fence)): no lock can stop a process that was suspended between a look at
+/// [`is_held`](Self::is_held) and its write.
+///
+/// Dropping the guard releases in the background, from any thread, also outside of a runtime. To know that it is
+/// released, call [`release`](Self::release).
+#[must_use = "dropping a guard releases its lock at once"]
+pub struct LockGuard {
+    held: Arc<Held>,
+}
+
+/// What releasing a guard came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ReleaseOutcome {
+    /// The lock was held to this moment.
+    Released,
+    /// The lock had been lost before; somebody else may have held it since.
+    AlreadyLost,
+}
+
+impl LockGuard {
+    pub(crate) fn new(held: Arc<Held>) -> Self {
+        held.core.watchdog.watch(&held);
+        Self { held }
+    }
+
+    /// The fencing token of this grant. It never changes.
+    #[must_use]
+    pub fn token(&self) -> FencingToken {
+        self.held.grant.token
+    }
+
+    /// The name that is locked, with all scopes.
+    #[must_use]
+    pub fn name(&self) -> &LockName {
+        self.held.grant.claim.name()
+    }
+
+    /// How long the server keeps the lock after the last sign of life; at least what was asked for, or the ttl of the
+    /// lease that it shares with others.
+    #[must_use]
+    pub fn ttl(&self) -> Duration {
+        self.held.grant.lease.ttl()
+    }
+
+    /// How long the lock is certain to be held if it is not renewed from now on. Zero once it is lost.
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        let now = self.held.core.clock.now();
+        match self.held.lost(now) {
+            Some(_) => Duration::ZERO,
+            None => self.held.end().since(now),
+        }
+    }
+
+    /// Whether the lock can still be believed in. Reads the clock every time; asks nobody.
+    ///
+    /// While the server keeps its lease, this is false before the server may let go.
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.held.lost(self.held.core.clock.now()).is_none()
+    }
+
+    /// A signal that tells when and why the lock is not held any more. Independent of the guard's lifetime.
+    #[must_use]
+    pub fn lost(&self) -> LossSignal {
+        LossSignal {
+            own: self.held.grant.revocation().clone(),
+            lease: self.held.grant.lease.revocation().clone(),
+        }
+    }
+
+    /// Runs `work` for as long as the lock is held.
+    ///
+    /// # Errors
+    ///
+    /// [`Lost`] if the lock was lost before `work` ended; `work` is dropped at its next await then. Also if the loss
+    /// is noticed only afterwards, because `work` did not await in between.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future drops `work`; the guard stays held.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Lost> {
+        let signal = self.lost();
+        let mut work = pin!(work);
+        // The clock is read before each step of the work: the signal comes late if the machine slept.
+        let watched = poll_fn(|cx| match self.held.lost(self.held.core.clock.now()) {
+            Some(reason) => Poll::Ready(Err(Lost::new(reason))),
+            None => work.as_mut().poll(cx).map(Ok),
+        });
+        let done = tokio::select! {
+            biased;
+            reason = signal.wait() => return Err(Lost::new(reason)),
+            done = watched => done?,
+        };
+        match self.held.lost(self.held.core.clock.now()) {
+            Some(reason) => Err(Lost::new(reason)),
+            None => Ok(done),
+        }
+    }
+
+    /// Lets go and waits for the server's word.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Unavailable`] if the server did not answer. The lock is not held any more from this process's view,
+    /// and the release is tried again in the background until the server must have let go by itself.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future does not stop the release.
+    pub async fn release(self) -> Result<ReleaseOutcome, LockError> {
+        let held = Arc::clone(&self.held);
+        let lost = held.lost(held.core.clock.now()).is_some();
+        let starting = held.core.about_to_start();
+        let Some((turn, releasing)) = held.end_by(LossReason::Released) else {
+            return Ok(ReleaseOutcome::AlreadyLost);
+        };
+        let (tell, told) = oneshot::channel();
+        let (core, claim) = (Arc::clone(&held.core), held.grant.claim.clone());
+        held.core.spawn_release(releasing, async move {
+            let _ = tell.send(core.let_go(claim, turn).await);
+        })?;
+        drop(starting);
+        match told.await.unwrap_or_else(|_| Err(runtime_ended()))? {
+            Released::Released if !lost => Ok(ReleaseOutcome::Released),
+            _ => Ok(ReleaseOutcome::AlreadyLost),
+        }
+    }
+
+    /// Renews now instead of at the next third of the ttl.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if the lock is lost, [`LockError::Unavailable`] if the server did not answer; the lock is
+    /// still held then, until its deadline. [`LockError::NotSupported`] for a lock that is not to be renewed.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future does not stop the renewal.
+    pub async fn renew_now(&self) -> Result<(), LockError> {
+        let held = &self.held;
+        if let Some(reason) = held.lost(held.core.clock.now()) {
+            return Err(Lost::new(reason).into());
+        }
+        if held.renew == Renew::Never {
+            return Err(LockError::NotSupported {
+                operation: "renewing a lock that was asked for without renewal",
+            });
+        }
+        let starting = held.core.about_to_start();
+        let (tell, told) = oneshot::channel();
+        let (core, lease) = (Arc::clone(&held.core), held.grant.lease.clone());
+        held.core.spawn(async move {
+            let _ = tell.send(core.renew(&lease).await);
+        })?;
+        drop(starting);
+        told.await.unwrap_or_else(|_| Err(runtime_ended()))?;
+        match held.lost(held.core.clock.now()) {
+            Some(reason) => Err(Lost::new(reason).into()),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for LockGuard {
+    fn drop(&mut self) {
+        self.held.let_go_in_background(LossReason::Released);
+    }
+}
+
+impl fmt::Debug for LockGuard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LockGuard")
+            .field("name", self.name())
+            .field("token", &self.token())
+            .field("remaining", &self.remaining())
+            .finish_non_exhaustive()
+    }
+}
+
+/// A guard's state, which the watchdog shares.
+pub(crate) struct Held {
+    core: Arc<Core>,
+    grant: Grant,
+    renew: Renew,
+    /// When the hold ends whatever the server says, and why.
+    limit: Option<(Stamp, LossReason)>,
+    /// Whoever takes it has to let go of the lock.
+    turn: Mutex<Option<Turn>>,
+}
+
+impl Held {
+    pub(crate) fn new(core: Arc<Core>, grant: Grant, turn: Turn, wish: &Wish, now: Stamp) -> Arc<Self> {
+        core.stats.held.add();
+        let mut limit = wish.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
+        // Also if the backend gave it a lease that others keep alive.
+        let end = (grant.lease.deadline(), LossReason::Expired);
+        if wish.renew == Renew::Never && limit.is_none_or(|(at, _)| end.0 < at) {
+            limit = Some(end);
+        }
+        Arc::new(Self {
+            core,
+            grant,
+            renew: wish.renew,
+            limit,
+            turn: Mutex::new(Some(turn)),
+        })
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    pub(crate) fn claim(&self) -> &Claim {
+        &self.grant.claim
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.grant.lease
+    }
+
+    pub(crate) fn grant(&self) -> &Grant {
+        &self.grant
+    }
+
+    pub(crate) fn renews(&self) -> bool {
+        self.renew == Renew::UntilReleased
+    }
+
+    /// When the hold ends whatever the server says.
+    pub(crate) fn limit(&self) -> Option<Stamp> {
+        self.limit.map(|(at, _)| at)
+    }
+
+    /// When the lock ends if nothing more is heard from the server.
+    fn end(&self) -> Stamp {
+        let deadline = self.grant.lease.deadline();
+        self.limit().map_or(deadline, |limit| limit.min(deadline))
+    }
+
+    /// Why the lock is not held any more. A deadline that has passed is made final by the look.
+    pub(crate) fn lost(&self, now: Stamp) -> Option<LossReason> {
+        if let Some(reason) = self.grant.revocation().reason() {
+            return Some(reason);
+        }
+        if let Some((_, reason)) = self.limit.filter(|(at, _)| now >= *at) {
+            self.grant.revocation().fire(reason);
+        } else if !self.grant.lease.is_valid(now) {
+            let reason = self.grant.lease.revocation().reason().unwrap_or(LossReason::Expired);
+            self.grant.revocation().fire(reason);
+        }
+        self.grant.revocation().reason()
+    }
+
+    /// Ends the hold for that reason, unless it has ended before. What the server may still keep is released, and others
+    /// here get their turn.
+    pub(crate) fn let_go_in_background(self: &Arc<Self>, reason: LossReason) {
+        let starting = self.core.about_to_start();
+        let Some((turn, releasing)) = self.end_by(reason) else {
+            return;
+        };
+        let (core, claim) = (Arc::clone(&self.core), self.grant.claim.clone());
+        let work = async move {
+            if let Err(error) = core.let_go(claim.clone(), turn).await {
+                tracing::warn!(name = %claim.name(), %error, "release failed; trying again");
+            }
+        };
+        if let Err(error) = self.core.spawn_release(releasing, work) {
+            tracing::warn!(name = %self.grant.claim.name(), %error, "the lock could not be released");
+        }
+        drop(starting);
+    }
+
+    /// Ends the hold, once: the first caller gets the turn and has to let go.
+    fn end_by(&self, reason: LossReason) -> Option<(Turn, Gauge)> {
+        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        self.core.watchdog.forget(self);
+        let releasing = self.core.stats.releasing.hold();
+        self.core.stats.held.subtract();
+        self.lost(self.core.clock.now());
+        // Quietly: the watchdog has forgotten this guard.
+        self.grant.revocation().fire_quietly(reason);
+        match self.grant.revocation().reason() {
+            None | Some(LossReason::Released) => {}
+            Some(reason @ (LossReason::Shutdown | LossReason::MaxHold)) => {
+                self.core.stats.lost.add();
+                tracing::debug!(name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock ended");
+            }
+            Some(reason) => {
+                self.core.stats.lost.add();
+                tracing::warn!(name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock lost");
+            }
+        }
+        Some((turn, releasing))
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("grant", &self.grant)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,97 @@
+//! Who holds a lock, as a person wants to see it.
+
+use std::sync::LazyLock;
+use std::time::{Duration, SystemTime};
+
+use crate::{Claim, FencingToken, LockName, OwnerId};
+
+/// Who holds a lock. For people and for tooling; never base a decision about the resource on it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct Holder {
+    /// The name, where the server can tell it.
+    pub name: Option<LockName>,
+    /// The owner of the acquisition.
+    pub owner: Option<OwnerId>,
+    /// The token of the grant.
+    pub token: Option<FencingToken>,
+    /// The text that the holder gave for people.
+    pub label: Option<String>,
+    /// The holder's machine.
+    pub host: Option<String>,
+    /// The holder's process.
+    pub pid: Option<u32>,
+    /// When it got the lock, by the wall clock of whoever noted it.
+    pub acquired_at: Option<SystemTime>,
+    /// How long the server keeps it unless it is renewed.
+    pub remaining: Option<Duration>,
+    /// The key under which the server keeps it, where that is not the name itself.
+    pub key: Option<String>,
+}
+
+impl Holder {
+    /// Nothing known yet; fill in the fields.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// This process as the holder of `claim`, from now on. What backends store beside a lock.
+    #[must_use]
+    pub fn of(claim: &Claim) -> Self {
+        Self {
+            name: Some(claim.name().clone()),
+            owner: Some(claim.owner()),
+            label: claim.label().map(str::to_owned),
+            host: Some(HOST.clone()),
+            pid: Some(std::process::id()),
+            acquired_at: Some(SystemTime::now()),
+            ..Self::default()
+        }
+    }
+}
+
+/// `host:pid (label)`, as much of it as is known.
+impl std::fmt::Display for Holder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match (&self.host, self.pid) {
+            (Some(host), Some(pid)) => write!(f, "{host}:{pid}")?,
+            (Some(host), None) => f.write_str(host)?,
+            (None, Some(pid)) => write!(f, "process {pid}")?,
+            (None, None) => f.write_str("an unknown holder")?,
+        }
+        match &self.label {
+            Some(label) => write!(f, " ({label})"),
+            None => Ok(()),
+        }
+    }
+}
+
+static HOST: LazyLock<String> = LazyLock::new(host);
+
+#[cfg(unix)]
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(not(unix))]
+fn host() -> String {
+    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "unknown".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_is_shown_as_host_pid_and_label() {
+        let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(1)).with_label("nightly");
+        let shown = Holder::of(&claim).to_string();
+        assert!(
+            shown.ends_with(&format!(":{} (nightly)", std::process::id())),
+            "{shown}"
+        );
+        assert_eq!(Holder::new().to_string(), "an unknown holder");
+    }
+}

@@ -1,0 +1,53 @@
+//! The heart of fencelock: distributed locks with fencing tokens, over any backend.
+//!
+//! Users depend on the `fencelock` crate, which re-exports what they need from here. This crate is for whoever writes
+//! a backend: implement [`DistributedLock`] and prove it with the `conformance-tests` crate.
+//!
+//! [`Locks`] turns a backend into a client: it queues the requests of one process, renews what is held, notices what is
+//! lost, and cleans up what was abandoned. [`MemoryLock`] is the backend for tests and single processes. [`fence`]
+//! is the resource's side.
+
+pub mod fence;
+
+mod acquire;
+mod ask;
+mod backend;
+mod background;
+mod capabilities;
+mod claim;
+mod clock;
+mod engine;
+mod error;
+mod guard;
+mod holder;
+mod lease;
+mod locks;
+mod loss;
+mod memory;
+mod name;
+mod owner;
+mod queue;
+mod release;
+mod request;
+mod stats;
+mod token;
+mod watchdog;
+
+pub use async_trait::async_trait;
+pub use backend::DistributedLock;
+pub use background::background;
+pub use capabilities::{Capabilities, Scope};
+pub use claim::{Attempt, Busy, Claim, Grant, HandOver, Released, Renewal};
+pub use clock::{Clock, ManualClock, Stamp};
+pub use error::{LockError, Source};
+pub use guard::{LockGuard, ReleaseOutcome};
+pub use holder::Holder;
+pub use lease::{Lease, LeaseId};
+pub use locks::{Locks, Options};
+pub use loss::{LossReason, LossSignal, Lost, Revocation, Revoker};
+pub use memory::MemoryLock;
+pub use name::LockName;
+pub use owner::{OwnerId, ParseOwnerIdError};
+pub use request::{LockRequest, Renew};
+pub use stats::Stats;
+pub use token::{FencingToken, InvalidToken};

@@ -1,0 +1,231 @@
+//! What users hold: a client for locks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+
+use crate::engine::Core;
+use crate::guard::LockGuard;
+use crate::request::LockRequest;
+use crate::{Capabilities, DistributedLock, Holder, LockError, LockName, Stats};
+
+/// A client for locks. Cheap to clone; all clones and scopes share one connection, one queue and one watchdog.
+///
+/// ```
+/// use std::time::Duration;
+/// use lock_core::{Locks, MemoryLock};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+/// let locks = Locks::new(MemoryLock::new());
+/// let guard = locks.lock("stock/10000").wait_for(Duration::from_secs(5)).await?;
+/// println!("write with token {}", guard.token());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
+///
+/// Nothing here needs the caller to be on a particular runtime: the work is done on a background thread (or where
+/// [`Options::runtime`] says), and the futures only wait for it.
+#[derive(Clone, Debug)]
+pub struct Locks {
+    pub(crate) core: Arc<Core>,
+    scope: Option<Arc<str>>,
+}
+
+/// How a client behaves unless a request says otherwise.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Options {
+    pub(crate) ttl: Option<Duration>,
+    pub(crate) op_timeout: Option<Duration>,
+    pub(crate) runtime: Option<Handle>,
+}
+
+impl Options {
+    /// What [`Locks::new`] uses.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The ttl of requests that set none; 30 s by default.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// How long one request to the server may take before it counts as failed; the backend's own limit by default.
+    /// Renewals use at most a quarter of their ttl.
+    pub fn op_timeout(mut self, limit: Duration) -> Self {
+        self.op_timeout = Some(limit);
+        self
+    }
+
+    /// Runs everything on that runtime instead of the background thread. Saves a switch of threads per call. If the
+    /// runtime is blocked, renewals are late; if it ends, locks are lost.
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// The limit set with [`op_timeout`](Self::op_timeout). For whoever makes the backend as well.
+    #[must_use]
+    pub fn get_op_timeout(&self) -> Option<Duration> {
+        self.op_timeout
+    }
+
+    /// The runtime set with [`runtime`](Self::runtime). For whoever makes the backend as well.
+    #[must_use]
+    pub fn get_runtime(&self) -> Option<&Handle> {
+        self.runtime.as_ref()
+    }
+}
+
+impl Locks {
+    /// The ttl of requests that set none.
+    pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
+
+    /// A client of that backend. One client per backend object: its queue is what keeps two tasks from claiming the same
+    /// name through one session.
+    pub fn new(backend: impl DistributedLock) -> Self {
+        Self::with_options(backend, Options::new())
+    }
+
+    /// A client of that backend that behaves as `options` say.
+    pub fn with_options(backend: impl DistributedLock, options: Options) -> Self {
+        Self {
+            core: Arc::new(Core::new(backend, options)),
+            scope: None,
+        }
+    }
+
+    /// Asks for a lock. Set what matters on the request, then await it.
+    ///
+    /// A name that is not usable is an error when the request is awaited.
+    pub fn lock(&self, name: impl AsRef<str>) -> LockRequest {
+        LockRequest::new(self.clone(), self.full_name(name.as_ref()))
+    }
+
+    /// The lock if it is free now, otherwise `None`. Does not wait for a holder, but does wait for the answer of a
+    /// request for the same name that another task of this client has under way.
+    ///
+    /// Locks are not re-entrant: the name of a lock that is held is busy for its own holder too. Dropping the future
+    /// takes the request back.
+    ///
+    /// # Errors
+    ///
+    /// As when awaiting [`lock`](Self::lock), except that busy is no error.
+    pub async fn try_lock(&self, name: impl AsRef<str>) -> Result<Option<LockGuard>, LockError> {
+        self.lock(name).attempt().await
+    }
+
+    /// A view in which every name has `scope` and a `/` in front. Scopes nest like folders: `a` within it is the same
+    /// lock as `scope/a` outside.
+    #[must_use]
+    pub fn scoped(&self, scope: impl AsRef<str>) -> Self {
+        let scope = match &self.scope {
+            Some(outer) => format!("{outer}/{}", scope.as_ref()),
+            None => scope.as_ref().to_owned(),
+        };
+        Self {
+            core: Arc::clone(&self.core),
+            scope: Some(scope.into()),
+        }
+    }
+
+    /// Who holds the lock now, as far as the server can tell. By the time you read it, it may be somebody else.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
+    pub async fn holder(&self, name: impl AsRef<str>) -> Result<Option<Holder>, LockError> {
+        let name = self.full_name(name.as_ref())?;
+        let backend = Arc::clone(&self.core.backend);
+        let holder = self
+            .core
+            .call("holder", async move { backend.holder(&name).await })
+            .await?;
+        Ok(holder.map(|holder| self.seen_from_here(holder)))
+    }
+
+    /// Everything that is held under names that start with `prefix`, in the order of their names.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
+    pub async fn list(&self, prefix: impl AsRef<str>) -> Result<Vec<Holder>, LockError> {
+        let prefix = match &self.scope {
+            Some(scope) => format!("{}/{}", LockName::new(scope)?, prefix.as_ref()),
+            None => prefix.as_ref().to_owned(),
+        };
+        let backend = Arc::clone(&self.core.backend);
+        let holders = self
+            .core
+            .call("list", async move { backend.list(&prefix).await })
+            .await?;
+        Ok(holders.into_iter().map(|holder| self.seen_from_here(holder)).collect())
+    }
+
+    /// Takes the lock away from whoever holds it, and says who that was. The holder learns of it at its next renewal at
+    /// the latest; until then only the fencing token protects the resource.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where that is not possible, [`LockError::Unavailable`] if the backend failed.
+    pub async fn force_release(&self, name: impl AsRef<str>) -> Result<Option<Holder>, LockError> {
+        let name = self.full_name(name.as_ref())?;
+        let backend = Arc::clone(&self.core.backend);
+        let victim = self
+            .core
+            .call("force_release", async move { backend.force_release(&name).await })
+            .await?;
+        Ok(victim.map(|holder| self.seen_from_here(holder)))
+    }
+
+    /// Ends the client, for all its clones: requests under way end with [`LockError::Closed`], held locks are lost with
+    /// [`LossReason::Shutdown`](crate::LossReason::Shutdown), and everything is released on the server before this returns. Calling it again
+    /// waits for the same end. Dropping the future does not stop it.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Unavailable`] if not everything could be released; the server frees the rest when its ttl is over.
+    pub async fn shutdown(&self) -> Result<(), LockError> {
+        self.core.shut_down().await
+    }
+
+    /// What the client has done so far.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        self.core.stats.snapshot()
+    }
+
+    /// What the backend can do.
+    #[must_use]
+    pub fn capabilities(&self) -> Capabilities {
+        self.core.capabilities.clone()
+    }
+
+    fn full_name(&self, name: &str) -> Result<LockName, LockError> {
+        match &self.scope {
+            None => LockName::new(name),
+            Some(scope) => {
+                LockName::new(scope)?;
+                LockName::new(name)?;
+                LockName::new(format!("{scope}/{name}"))
+            }
+        }
+    }
+
+    /// The holder with its name as this scope would spell it.
+    pub(crate) fn seen_from_here(&self, mut holder: Holder) -> Holder {
+        if let (Some(scope), Some(name)) = (&self.scope, &holder.name) {
+            let inner = name
+                .as_str()
+                .strip_prefix(&**scope)
+                .and_then(|rest| rest.strip_prefix('/'));
+            if let Some(Ok(inner)) = inner.map(LockName::new) {
+                holder.name = Some(inner);
+            }
+        }
+        holder
+    }
+}

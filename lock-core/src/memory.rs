@@ -1,0 +1,310 @@
+//! The backend in memory: the whole contract for the tasks of one process, and for tests.
+
+mod store;
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use tokio::sync::oneshot;
+
+use crate::{
+    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError,
+    LockName, LossReason, Released, Renewal, Scope, Stamp,
+};
+use store::{Client, Entry, Store, Waiter};
+
+/// Locks in memory, with queues, tokens and leases like those of a server.
+///
+/// [`expire`](Self::expire), [`steal`](Self::steal) and [`fail_next_renewal`](Self::fail_next_renewal) let a unit test
+/// see what its code does when a lock is lost. Keep a [`client`](Self::client) of the store for that:
+///
+/// ```
+/// use lock_core::{Locks, LossReason, MemoryLock};
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+/// let memory = MemoryLock::new();
+/// let locks = Locks::new(memory.client());
+/// let guard = locks.lock("job").await?;
+/// memory.steal(&"job".parse()?);
+/// assert!(!guard.is_held());
+/// assert_eq!(guard.lost().await, LossReason::NotHeld);
+/// # Ok(()) }
+/// ```
+pub struct MemoryLock {
+    client: Arc<Client>,
+}
+
+impl Default for MemoryLock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl MemoryLock {
+    /// A client of a new, empty store.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_clock(Clock::system())
+    }
+
+    /// A client of a new store that measures its leases with `clock`.
+    #[must_use]
+    pub fn with_clock(clock: Clock) -> Self {
+        let store = Arc::new(Store {
+            state: Mutex::default(),
+            clock,
+        });
+        Self {
+            client: Client::of(store, false),
+        }
+    }
+
+    /// Another client of the same store, as another process would be of the same server.
+    #[must_use]
+    pub fn client(&self) -> Self {
+        Self {
+            client: Client::of(Arc::clone(&self.client.store), self.client.shares),
+        }
+    }
+
+    /// A client of the same store whose locks of one ttl share one lease, as on servers with sessions.
+    #[must_use]
+    pub fn sharing_leases(&self) -> Self {
+        Self {
+            client: Client::of(Arc::clone(&self.client.store), true),
+        }
+    }
+
+    /// Ends the lock as if its ttl were over. The holder is told at once. False if nobody held it.
+    pub fn expire(&self, name: &LockName) -> bool {
+        let mut state = self.client.store.lock();
+        let ended = state.locks.remove(name);
+        state.grant_next(name, self.client.store.clock.now());
+        drop(state);
+        if let Some(entry) = &ended {
+            entry.tell(LossReason::Expired);
+        }
+        ended.is_some()
+    }
+
+    /// Gives the lock to a stranger, who keeps it for as long as its holder would have. The holder is told at once.
+    /// Returns the stranger's token; `None` if nobody held it.
+    pub fn steal(&self, name: &LockName) -> Option<FencingToken> {
+        let mut state = self.client.store.lock();
+        let robbed = state.locks.remove(name)?;
+        let stranger = Claim::new(name.clone(), robbed.claim.ttl()).with_label("a stranger");
+        let nobody = Client::of(Arc::clone(&self.client.store), false);
+        let grant = state.grant(&nobody, &stranger, self.client.store.clock.now());
+        drop(state);
+        robbed.tell(LossReason::NotHeld);
+        grant.ok().map(|grant| grant.token)
+    }
+
+    /// Makes the next renewal by this client, and by the [`Locks`](crate::Locks) made from it, fail as if the server
+    /// were out of reach for a moment. Calls add up.
+    pub fn fail_next_renewal(&self) {
+        self.client.failing_renewals.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// How many claims wait at the store, over all names.
+    #[must_use]
+    pub fn waiters(&self) -> usize {
+        self.client.store.lock().queues.values().map(VecDeque::len).sum()
+    }
+}
+
+#[async_trait]
+impl DistributedLock for MemoryLock {
+    fn capabilities(&self) -> Capabilities {
+        let capabilities = Capabilities::new(Scope::Process)
+            .with_ttl_range(Duration::from_millis(20), Duration::from_hours(24 * 365))
+            .with_fairness()
+            .with_inspection();
+        if self.client.shares {
+            capabilities.with_shared_leases()
+        } else {
+            capabilities
+        }
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        let now = self.clock().now();
+        self.client.store.lock().try_acquire(&self.client, claim, now)
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        let fails = self
+            .client
+            .failing_renewals
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
+        if fails.is_ok() {
+            return Err(LockError::Unavailable {
+                operation: "renewal",
+                message: "told to fail".to_owned(),
+                source: None,
+            });
+        }
+        let now = self.clock().now();
+        Ok(self.client.store.lock().renew(lease, now))
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let now = self.clock().now();
+        let mut state = self.client.store.lock();
+        let released = state.release(claim, now);
+        state.grant_next(claim.name(), now);
+        Ok(released)
+    }
+
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        let clock = self.clock();
+        let (reply, mut granted) = oneshot::channel();
+        {
+            let mut state = self.client.store.lock();
+            match state.try_acquire(&self.client, claim, clock.now())? {
+                Attempt::Busy(busy) if deadline.is_some_and(|d| clock.now() >= d) => return Ok(busy.into()),
+                Attempt::Busy(_) => {}
+                granted => return Ok(granted),
+            }
+            let waiter = Waiter {
+                claim: claim.clone(),
+                client: Arc::clone(&self.client),
+                reply,
+            };
+            state.queues.entry(claim.name().clone()).or_default().push_back(waiter);
+        }
+        let place = Place {
+            store: &self.client.store,
+            claim,
+        };
+        loop {
+            let busy = {
+                let mut state = place.store.lock();
+                state.settle(claim.name(), clock.now());
+                match (granted.try_recv(), state.locks.get(claim.name())) {
+                    (Ok(grant), _) => return Ok(Attempt::Granted(grant)),
+                    (Err(oneshot::error::TryRecvError::Closed), _) => {
+                        return Err(LockError::Unavailable {
+                            operation: "acquire",
+                            message: "the place in the queue is gone".to_owned(),
+                            source: None,
+                        });
+                    }
+                    // Left before the store is let go of: nothing can be granted to a wait that is over.
+                    (Err(_), entry) if deadline.is_some_and(|d| clock.now() >= d) => {
+                        let holder = entry.map_or_else(Holder::new, |entry| state.holder(entry, clock.now()));
+                        state.leave_queue(claim);
+                        return Ok(Busy::default().with_holder(holder).into());
+                    }
+                    (Err(_), Some(entry)) => state.holder(entry, clock.now()),
+                    (Err(_), None) => Holder::new(),
+                }
+            };
+            let now = clock.now();
+            // Nobody tells when a lease runs out: look again then.
+            let mut nap = busy.remaining.unwrap_or_default().max(Duration::from_millis(1));
+            if let Some(deadline) = deadline {
+                nap = nap.min(deadline.since(now));
+            }
+            tokio::select! {
+                biased;
+                grant = &mut granted => if let Ok(grant) = grant {
+                    return Ok(Attempt::Granted(grant));
+                } else {
+                    return Ok(Busy::default().with_holder(busy).into());
+                },
+                () = tokio::time::sleep(nap) => {}
+            }
+        }
+    }
+
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        let now = self.clock().now();
+        let mut state = self.client.store.lock();
+        let released = state.release(from, now);
+        // Whoever waits at the store comes first: it came before `to`.
+        Ok(HandOver::new(released, state.try_acquire(&self.client, to, now)?))
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let now = self.clock().now();
+        let mut state = self.client.store.lock();
+        state.settle(name, now);
+        Ok(state.locks.get(name).map(|entry| state.holder(entry, now)))
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        let now = self.clock().now();
+        let state = self.client.store.lock();
+        let held = state.locks.iter().filter(|(name, entry)| {
+            name.as_str().starts_with(prefix) && state.until(entry).is_some_and(|until| until > now)
+        });
+        Ok(held.map(|(_, entry)| state.holder(entry, now)).collect())
+    }
+
+    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let now = self.clock().now();
+        let mut state = self.client.store.lock();
+        state.settle(name, now);
+        let holder = state.locks.get(name).map(|entry| state.holder(entry, now));
+        let ended = state.locks.remove(name);
+        state.grant_next(name, now);
+        drop(state);
+        if let Some(entry) = ended {
+            entry.tell(LossReason::NotHeld);
+        }
+        Ok(holder)
+    }
+
+    async fn close(&self) -> Result<(), LockError> {
+        let now = self.clock().now();
+        let mut state = self.client.store.lock();
+        let mine = |entry: &Entry| entry.client == self.client.serial;
+        let names: Vec<_> = state
+            .locks
+            .iter()
+            .filter(|(_, e)| mine(e))
+            .map(|(name, _)| name.clone())
+            .collect();
+        let mut ended = Vec::new();
+        for name in names {
+            ended.extend(state.locks.remove(&name));
+            state.grant_next(&name, now);
+        }
+        state.sessions.retain(|session| session.client != self.client.serial);
+        drop(state);
+        for entry in ended {
+            entry.tell(LossReason::Revoked);
+        }
+        Ok(())
+    }
+
+    fn clock(&self) -> Clock {
+        self.client.store.clock.clone()
+    }
+}
+
+/// A place in the store's queue; dropping it leaves the queue.
+struct Place<'a> {
+    store: &'a Store,
+    claim: &'a Claim,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.store.lock().leave_queue(self.claim);
+    }
+}
+
+impl fmt::Debug for MemoryLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.client.store.lock();
+        f.debug_struct("MemoryLock")
+            .field("held", &state.locks.len())
+            .finish_non_exhaustive()
+    }
+}

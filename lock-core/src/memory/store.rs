@@ -1,0 +1,288 @@
+//! What the in-memory backend keeps: locks, queues, leases, and the token counter.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::sync::oneshot;
+
+use crate::{
+    Attempt, Busy, Claim, Clock, FencingToken, Grant, Holder, Lease, LeaseId, LockError, LockName, LossReason,
+    Released, Renewal, Revoker, Stamp,
+};
+
+pub(super) struct Client {
+    pub(super) serial: u64,
+    pub(super) store: Arc<Store>,
+    pub(super) shares: bool,
+    pub(super) failing_renewals: AtomicU32,
+}
+
+impl Client {
+    pub(super) fn of(store: Arc<Store>, shares: bool) -> Arc<Self> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self {
+            serial,
+            store,
+            shares,
+            failing_renewals: AtomicU32::new(0),
+        })
+    }
+}
+
+pub(super) struct Store {
+    pub(super) state: Mutex<State>,
+    pub(super) clock: Clock,
+}
+
+impl Store {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing here panics while holding the mutex.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) locks: BTreeMap<LockName, Entry>,
+    pub(super) queues: BTreeMap<LockName, VecDeque<Waiter>>,
+    /// Leases that many locks share, each for one client and ttl.
+    pub(super) sessions: Vec<Session>,
+    /// The highest token drawn; zero before the first.
+    token: u64,
+    /// How many sessions were ever opened.
+    opened: u64,
+}
+
+pub(super) struct Entry {
+    pub(super) claim: Claim,
+    token: FencingToken,
+    pub(super) client: u64,
+    acquired_at: SystemTime,
+    lease: Lease,
+    keeps: Keeps,
+    revoker: Revoker,
+}
+
+impl Entry {
+    /// Tells the holder. Not under the store's mutex: whoever is woken may come right back.
+    pub(super) fn tell(&self, reason: LossReason) {
+        self.revoker.revoke(reason);
+    }
+}
+
+/// Until when the store keeps a lock.
+enum Keeps {
+    Until(Stamp),
+    Session(Arc<str>),
+}
+
+pub(super) struct Session {
+    id: Arc<str>,
+    pub(super) client: u64,
+    lease: Lease,
+    until: Stamp,
+}
+
+pub(super) struct Waiter {
+    pub(super) claim: Claim,
+    pub(super) client: Arc<Client>,
+    pub(super) reply: oneshot::Sender<Grant>,
+}
+
+impl State {
+    pub(super) fn until(&self, entry: &Entry) -> Option<Stamp> {
+        match &entry.keeps {
+            Keeps::Until(until) => Some(*until),
+            Keeps::Session(id) => self.sessions.iter().find(|s| s.id == *id).map(|s| s.until),
+        }
+    }
+
+    /// Lets go of a lock whose lease is over, and serves its queue.
+    pub(super) fn settle(&mut self, name: &LockName, now: Stamp) {
+        let over = self
+            .locks
+            .get(name)
+            .is_some_and(|entry| self.until(entry).is_none_or(|until| now >= until));
+        if over {
+            self.locks.remove(name);
+        }
+        self.grant_next(name, now);
+    }
+
+    /// Gives a free lock to the first who waits for it.
+    pub(super) fn grant_next(&mut self, name: &LockName, now: Stamp) {
+        while !self.locks.contains_key(name) {
+            let Some(waiter) = self.queues.get_mut(name).and_then(VecDeque::pop_front) else {
+                break;
+            };
+            if waiter.reply.is_closed() {
+                continue;
+            }
+            match self.grant(&waiter.client, &waiter.claim, now) {
+                Ok(grant) => {
+                    if waiter.reply.send(grant).is_err() {
+                        self.locks.remove(name);
+                    }
+                }
+                Err(error) => tracing::error!(%error, "a waiter is left without a lock"),
+            }
+        }
+        if self.queues.get(name).is_some_and(VecDeque::is_empty) {
+            self.queues.remove(name);
+        }
+    }
+
+    pub(super) fn grant(&mut self, client: &Client, claim: &Claim, now: Stamp) -> Result<Grant, LockError> {
+        let token = self.draw()?;
+        let (lease, keeps) = if client.shares && !claim.own_lease() {
+            self.session(client, claim.ttl(), now)
+        } else {
+            (Lease::for_claim(claim, now), Keeps::Until(now + claim.ttl()))
+        };
+        let grant = Grant::new(claim.clone(), token, lease.clone());
+        let entry = Entry {
+            claim: claim.clone(),
+            token,
+            client: client.serial,
+            acquired_at: SystemTime::now(),
+            lease,
+            keeps,
+            revoker: grant.revoker(),
+        };
+        self.locks.insert(claim.name().clone(), entry);
+        Ok(grant)
+    }
+
+    /// A counter that starts at the wall clock, so that a new store outranks every older one, and never looks at it
+    /// again.
+    fn draw(&mut self) -> Result<FencingToken, LockError> {
+        if self.token == 0 {
+            let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            self.token = u64::try_from(since_epoch.as_micros()).unwrap_or(0);
+        }
+        self.token += 1;
+        FencingToken::new(self.token).map_err(|e| LockError::unavailable("drawing a token", e))
+    }
+
+    /// The client's lease for that ttl; a new one if the last was not kept alive.
+    fn session(&mut self, client: &Client, ttl: Duration, now: Stamp) -> (Lease, Keeps) {
+        let fresh = |s: &&Session| !s.lease.is_over(now) && s.lease.deadline().since(now) >= ttl / 2;
+        let mine = self
+            .sessions
+            .iter()
+            .filter(|s| s.client == client.serial && s.lease.ttl() == ttl);
+        if let Some(session) = mine.into_iter().find(fresh) {
+            return (session.lease.clone(), Keeps::Session(Arc::clone(&session.id)));
+        }
+        self.sessions.retain(|session| session.until > now);
+        self.opened += 1;
+        let id: Arc<str> = format!("session-{}", self.opened).into();
+        let lease = Lease::shared(Arc::clone(&id), ttl, now);
+        self.sessions.push(Session {
+            id: Arc::clone(&id),
+            client: client.serial,
+            lease: lease.clone(),
+            until: now + ttl,
+        });
+        (lease, Keeps::Session(id))
+    }
+
+    pub(super) fn holder(&self, entry: &Entry, now: Stamp) -> Holder {
+        let mut holder = Holder::of(&entry.claim);
+        holder.token = Some(entry.token);
+        holder.acquired_at = Some(entry.acquired_at);
+        holder.remaining = self.until(entry).map(|until| until.since(now));
+        holder
+    }
+
+    pub(super) fn try_acquire(&mut self, client: &Client, claim: &Claim, now: Stamp) -> Result<Attempt, LockError> {
+        self.settle(claim.name(), now);
+        let Some(entry) = self.locks.get(claim.name()) else {
+            return self.grant(client, claim, now).map(Attempt::Granted);
+        };
+        if entry.claim.owner() == claim.owner() {
+            return Ok(Attempt::Granted(self.rearm(claim.name(), now)?));
+        }
+        let holder = self.holder(entry, now);
+        let busy = Busy::default().with_retry_after(holder.remaining.unwrap_or_default());
+        Ok(busy.with_holder(holder).into())
+    }
+
+    /// The same owner asks again: the same token, and a full ttl.
+    fn rearm(&mut self, name: &LockName, now: Stamp) -> Result<Grant, LockError> {
+        let gone = || LockError::Unavailable {
+            operation: "acquire",
+            message: "the lock is gone".into(),
+            source: None,
+        };
+        let entry = self.locks.get_mut(name).ok_or_else(gone)?;
+        match &mut entry.keeps {
+            Keeps::Until(until) => {
+                *until = now + entry.claim.ttl();
+                entry.lease = Lease::for_claim(&entry.claim, now);
+            }
+            Keeps::Session(id) => {
+                let session = self.sessions.iter_mut().find(|s| s.id == *id).ok_or_else(gone)?;
+                session.until = now + session.lease.ttl();
+                session.lease.refreshed(now, now);
+            }
+        }
+        let grant = Grant::new(entry.claim.clone(), entry.token, entry.lease.clone());
+        entry.revoker = grant.revoker();
+        Ok(grant)
+    }
+
+    pub(super) fn leave_queue(&mut self, claim: &Claim) {
+        if let Some(queue) = self.queues.get_mut(claim.name()) {
+            queue.retain(|waiter| waiter.claim.owner() != claim.owner());
+            if queue.is_empty() {
+                self.queues.remove(claim.name());
+            }
+        }
+    }
+
+    pub(super) fn release(&mut self, claim: &Claim, now: Stamp) -> Released {
+        self.leave_queue(claim);
+        self.settle(claim.name(), now);
+        if self
+            .locks
+            .get(claim.name())
+            .is_none_or(|entry| entry.claim.owner() != claim.owner())
+        {
+            return Released::NotHeld;
+        }
+        self.locks.remove(claim.name());
+        Released::Released
+    }
+
+    pub(super) fn renew(&mut self, lease: &Lease, now: Stamp) -> Renewal {
+        let until = match lease.id() {
+            LeaseId::Claim(claim) => {
+                self.settle(claim.name(), now);
+                let mine = |entry: &&mut Entry| entry.claim.owner() == claim.owner();
+                self.locks
+                    .get_mut(claim.name())
+                    .filter(mine)
+                    .and_then(|entry| match &mut entry.keeps {
+                        Keeps::Until(until) => Some(until),
+                        Keeps::Session(_) => None,
+                    })
+            }
+            LeaseId::Shared(id) => self
+                .sessions
+                .iter_mut()
+                .find(|s| s.id == *id && s.until > now)
+                .map(|s| &mut s.until),
+        };
+        match until {
+            Some(until) => {
+                *until = now + lease.ttl();
+                Renewal::Renewed
+            }
+            None => Renewal::NotHeld,
+        }
+    }
+}

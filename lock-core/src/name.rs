@@ -1,0 +1,157 @@
+//! What is locked.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crate::LockError;
+
+/// The name of a lock: 1 to 512 bytes of UTF-8 without control characters, compared byte for byte.
+///
+/// `a`, `A`, `a ` and `á` in its two Unicode normal forms are five different names. Cloning is cheap.
+///
+/// ```
+/// use lock_core::LockName;
+///
+/// let name: LockName = "stock/10000".parse()?;
+/// assert_eq!(name.as_str(), "stock/10000");
+/// assert!("two\nlines".parse::<LockName>().is_err());
+/// # Ok::<(), lock_core::LockError>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct LockName(Arc<str>);
+
+impl LockName {
+    /// The longest name, in bytes.
+    pub const MAX_LEN: usize = 512;
+
+    /// Checks and keeps a name.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::InvalidName`] if it is empty, longer than [`MAX_LEN`](Self::MAX_LEN) bytes, or holds a control
+    /// character.
+    pub fn new(name: impl AsRef<str>) -> Result<Self, LockError> {
+        let name = name.as_ref();
+        let invalid = |reason| {
+            Err(LockError::InvalidName {
+                name: shown(name),
+                reason,
+            })
+        };
+        if name.is_empty() {
+            return invalid("it is empty; give at least one character");
+        }
+        if name.len() > Self::MAX_LEN {
+            return invalid("it is longer than 512 bytes; shorten or hash it");
+        }
+        if name.chars().any(char::is_control) {
+            return invalid("it holds a control character; remove or encode it");
+        }
+        Ok(Self(Arc::from(name)))
+    }
+
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    pub(crate) fn shared(&self) -> Arc<str> {
+        Arc::clone(&self.0)
+    }
+}
+
+/// The start of a refused name, escaped, so that an error stays one short line.
+fn shown(name: &str) -> String {
+    const SHOWN: usize = 40;
+    let mut text: String = name.chars().take(SHOWN).flat_map(char::escape_debug).collect();
+    if name.chars().nth(SHOWN).is_some() {
+        text.push('…');
+    }
+    text
+}
+
+impl fmt::Display for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for LockName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl AsRef<str> for LockName {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for LockName {
+    type Err = LockError;
+
+    fn from_str(s: &str) -> Result<Self, LockError> {
+        Self::new(s)
+    }
+}
+
+impl TryFrom<&str> for LockName {
+    type Error = LockError;
+
+    fn try_from(s: &str) -> Result<Self, LockError> {
+        Self::new(s)
+    }
+}
+
+impl TryFrom<String> for LockName {
+    type Error = LockError;
+
+    fn try_from(s: String) -> Result<Self, LockError> {
+        Self::new(s)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for LockName {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+#[cfg(feature = "serde")]
+impl<'de> serde::Deserialize<'de> for LockName {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
+        Self::new(text).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn length_is_counted_in_bytes() {
+        assert!(LockName::new("é".repeat(256)).is_ok());
+        assert!(LockName::new(format!("{}a", "é".repeat(256))).is_err());
+        assert!(LockName::new("").is_err());
+    }
+
+    #[test]
+    fn control_characters_are_refused_and_shown_escaped() {
+        for bad in ["a\nb", "\0", "a\u{7f}", "\u{85}", "tab\t"] {
+            let error = LockName::new(bad).unwrap_err().to_string();
+            assert!(error.contains("control character"), "{error}");
+            assert!(!error.chars().any(char::is_control), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_long_name_is_shortened_in_the_error() {
+        let error = LockName::new("x".repeat(600)).unwrap_err().to_string();
+        assert!(error.len() < 200, "{error}");
+    }
+}

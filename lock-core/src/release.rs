@@ -1,0 +1,156 @@
+//! How a lock is let go of: handed to the next in line here, or released at the server, and never forgotten.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::acquire::{Outcome, Pending};
+use crate::ask::ask;
+use crate::engine::Core;
+use crate::queue::{Next, Turn, Waiter};
+use crate::{Claim, LockError, Released};
+
+/// How long a client may keep a contended lock to itself where the server has no queue.
+const STINT: Duration = Duration::from_millis(100);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+impl Core {
+    /// Lets go of a lock that was held, in favour of the next in the local queue if there is one.
+    pub(crate) async fn let_go(self: &Arc<Self>, claim: Claim, turn: Turn) -> Result<Released, LockError> {
+        turn.releasing();
+        let outcome = match self.next_here(&turn) {
+            Some(waiter) => self.hand_over(&claim, turn, waiter).await,
+            None => {
+                let outcome = self.release_once(&claim).await;
+                self.pass_on(turn);
+                outcome
+            }
+        };
+        match outcome {
+            Ok(Released::Released) => self.stats.released.add(),
+            Ok(Released::NotHeld) => {}
+            Err(_) => self.retry_release(claim),
+        }
+        outcome
+    }
+
+    /// Undoes whatever the server may have done with a claim that nobody waits for any more.
+    pub(crate) fn clean_up(self: &Arc<Self>, claim: Claim, turn: Turn) {
+        turn.releasing();
+        self.stats.abandoned.add();
+        let core = Arc::clone(self);
+        let work = async move {
+            let outcome = core.release_once(&claim).await;
+            drop(turn);
+            if outcome.is_err() {
+                core.retry_release(claim);
+            }
+        };
+        if let Err(error) = self.spawn_release(self.stats.releasing.hold(), work) {
+            tracing::warn!(%error, "an abandoned claim could not be cleaned up");
+        }
+    }
+
+    /// The next in the local queue, unless it is other processes' turn.
+    fn next_here(&self, turn: &Turn) -> Option<Waiter> {
+        if self.must_give_way(turn) {
+            None
+        } else {
+            turn.take_next()
+        }
+    }
+
+    fn must_give_way(&self, turn: &Turn) -> bool {
+        !self.capabilities.fair && turn.stint.is_some_and(|since| self.clock.now().since(since) >= STINT)
+    }
+
+    /// Passes the turn on. After a long stint the next one here waits a little first: others poll for this lock, and
+    /// would always come too late.
+    fn pass_on(self: &Arc<Self>, turn: Turn) {
+        let pause = self.capabilities.give_way;
+        if pause.is_zero() || !self.must_give_way(&turn) {
+            return;
+        }
+        // If nothing can be spawned any more, the turn is dropped, which passes it on.
+        let _ = self.spawn(async move {
+            tokio::time::sleep(pause).await;
+            drop(turn);
+        });
+    }
+
+    async fn hand_over(self: &Arc<Self>, from: &Claim, mut turn: Turn, waiter: Waiter) -> Result<Released, LockError> {
+        turn.stint.get_or_insert_with(|| self.clock.now());
+        let Waiter { wish, reply, .. } = waiter;
+        let mut to = Pending::new(Arc::clone(self), wish.claim(), turn);
+        to.send();
+        let handed = ask("hand-over", self.op_timeout, async {
+            self.backend.hand_over(from, to.claim()).await
+        })
+        .await;
+        let (released, accepted) = match handed {
+            Ok(handed) => (Ok(handed.from), to.accept(handed.to, &wish)),
+            // Nothing is known of either claim: the caller sees to `from`, the waiter to its own.
+            Err(error) => {
+                let told = LockError::Unavailable {
+                    operation: "hand-over",
+                    message: error.to_string(),
+                    source: None,
+                };
+                (Err(error), Err(told))
+            }
+        };
+        let next = match accepted {
+            Ok(Outcome::Guard(guard)) => {
+                self.stats.handed_over.add();
+                Next::Handed(guard)
+            }
+            Ok(Outcome::Busy(busy)) => Next::Asked {
+                pending: to,
+                answer: Ok(busy),
+            },
+            Err(error) => Next::Asked {
+                pending: to,
+                answer: Err(error),
+            },
+        };
+        // A waiter that went away meanwhile hands it back, and the drop passes it on.
+        let _ = reply.send(next);
+        released
+    }
+
+    async fn release_once(&self, claim: &Claim) -> Result<Released, LockError> {
+        ask("release", self.op_timeout, async { self.backend.release(claim).await }).await
+    }
+
+    /// Goes on trying until it works, or until the server must have let go by itself.
+    fn retry_release(self: &Arc<Self>, claim: Claim) {
+        let core = Arc::clone(self);
+        let until = self.clock.now() + claim.ttl();
+        let work = async move {
+            let mut pause = FIRST_RETRY;
+            loop {
+                core.stats.release_errors.add();
+                if core.clock.now() >= until {
+                    return;
+                }
+                // At the end nobody waits for a whole ttl.
+                if core.closing.is_cancelled() {
+                    core.stats.unreleased.add();
+                    return;
+                }
+                tokio::select! {
+                    () = tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())) => {}
+                    () = core.closing.cancelled() => {}
+                }
+                match core.release_once(&claim).await {
+                    Ok(_) => return,
+                    Err(error) => tracing::warn!(name = %claim.name(), %error, "release failed; trying again"),
+                }
+                pause = (pause * 2).min(LAST_RETRY);
+            }
+        };
+        if let Err(error) = self.spawn_release(self.stats.releasing.hold(), work) {
+            tracing::warn!(%error, "a failed release could not be tried again");
+        }
+    }
+}

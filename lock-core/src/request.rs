@@ -1,0 +1,240 @@
+//! How a lock is asked for.
+
+use std::fmt;
+use std::future::{Future, IntoFuture};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::guard::{LockGuard, ReleaseOutcome};
+use crate::locks::Locks;
+use crate::{Claim, LockError, LockName, LossReason, Lost};
+
+/// A lock that is asked for: set what matters, then await it.
+///
+/// Made by [`Locks::lock`]. Nothing happens before it is awaited. It owns what it needs: the future is `Send` and
+/// `'static`. Dropping the future takes the wish back, whatever has been sent by then.
+#[must_use = "a lock request does nothing until it is awaited"]
+#[derive(Clone, Debug)]
+pub struct LockRequest {
+    locks: Locks,
+    name: Result<LockName, InvalidName>,
+    ttl: Option<Duration>,
+    wait: Wait,
+    label: Option<Arc<str>>,
+    renew: Renew,
+    max_hold: Option<Duration>,
+}
+
+/// Whether a held lock is kept alive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Renew {
+    /// Until it is released or lost.
+    #[default]
+    UntilReleased,
+    /// Not at all: the lock ends with its ttl, counted from the grant. It gets a lease of its own on the server.
+    Never,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    No,
+    For(Duration),
+    Forever,
+}
+
+/// A checked request, as the machinery sees it.
+#[derive(Debug)]
+pub(crate) struct Wish {
+    pub(crate) name: LockName,
+    pub(crate) ttl: Duration,
+    /// `None` waits for ever.
+    pub(crate) wait: Option<Duration>,
+    pub(crate) renew: Renew,
+    pub(crate) max_hold: Option<Duration>,
+    label: Option<Arc<str>>,
+}
+
+/// What is kept of a name that did not parse until the request is awaited.
+#[derive(Clone, Debug)]
+struct InvalidName {
+    name: String,
+    reason: &'static str,
+}
+
+impl LockRequest {
+    pub(crate) fn new(locks: Locks, name: Result<LockName, LockError>) -> Self {
+        let name = name.map_err(|error| match error {
+            LockError::InvalidName { name, reason } => InvalidName { name, reason },
+            other => InvalidName {
+                name: other.to_string(),
+                reason: "it was refused",
+            },
+        });
+        Self {
+            locks,
+            name,
+            ttl: None,
+            wait: Wait::Forever,
+            label: None,
+            renew: Renew::UntilReleased,
+            max_hold: None,
+        }
+    }
+
+    /// How long the server keeps the lock after the last sign of life of its holder. 30 s unless set here or in
+    /// [`Options`](crate::Options). Renewed at a third of it, so a longer ttl costs nothing but patience after a crash.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = Some(ttl);
+        self
+    }
+
+    /// Waits at most that long for the lock.
+    pub fn wait_for(mut self, limit: Duration) -> Self {
+        self.wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
+        self
+    }
+
+    /// Waits as long as it takes. The default.
+    pub fn wait_forever(mut self) -> Self {
+        self.wait = Wait::Forever;
+        self
+    }
+
+    /// Does not wait for a holder: busy is [`LockError::TimedOut`] at once. See also [`Locks::try_lock`].
+    pub fn no_wait(mut self) -> Self {
+        self.wait = Wait::No;
+        self
+    }
+
+    /// A text for people, shown wherever the holder is shown; cut after [`Claim::MAX_LABEL`] bytes.
+    pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// Whether the lock is kept alive while it is held.
+    pub fn renew(mut self, renew: Renew) -> Self {
+        self.renew = renew;
+        self
+    }
+
+    /// Ends the lock that long after the grant, with [`LossReason::MaxHold`], even if its holder is alive.
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.max_hold = Some(limit);
+        self
+    }
+
+    /// Runs `body` under the lock and releases it afterwards. The body is cancelled, at its next await, as soon as the
+    /// lock is lost.
+    ///
+    /// ```
+    /// # async fn example(locks: lock_core::Locks) -> Result<(), lock_core::LockError> {
+    /// let token = locks.lock("report").with(async |guard| guard.token()).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Whatever acquiring can end with; [`LockError::Lost`] if the lock was lost before the body ended. A body that
+    /// ended under the lock is never turned into an error because the release failed: the server frees the lock when
+    /// its ttl is over.
+    pub async fn with<F, T>(self, body: F) -> Result<T, LockError>
+    where
+        F: AsyncFnOnce(&LockGuard) -> T,
+    {
+        let guard = self.await?;
+        let signal = guard.lost();
+        let value = guard.run(body(&guard)).await?;
+        match guard.release().await {
+            Ok(ReleaseOutcome::AlreadyLost) => {
+                let reason = signal.own.reason().filter(|reason| *reason != LossReason::Released);
+                Err(Lost::new(reason.unwrap_or(LossReason::NotHeld)).into())
+            }
+            Ok(ReleaseOutcome::Released) | Err(_) => Ok(value),
+        }
+    }
+
+    /// The lock, or `None` if somebody else holds it.
+    pub(crate) async fn attempt(self) -> Result<Option<LockGuard>, LockError> {
+        match self.no_wait().await {
+            Ok(guard) => Ok(Some(guard)),
+            Err(LockError::TimedOut { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn check(self) -> Result<(Locks, Wish), LockError> {
+        let name = self
+            .name
+            .map_err(|InvalidName { name, reason }| LockError::InvalidName { name, reason })?;
+        let ttl = self.ttl.unwrap_or(self.locks.core.ttl);
+        let (min, max) = (
+            self.locks.core.capabilities.min_ttl,
+            self.locks.core.capabilities.max_ttl,
+        );
+        if ttl < min || ttl > max {
+            return Err(LockError::InvalidTtl { ttl, min, max });
+        }
+        let wait = match self.wait {
+            Wait::No => Some(Duration::ZERO),
+            Wait::For(limit) => Some(limit),
+            Wait::Forever => None,
+        };
+        let wish = Wish {
+            name,
+            ttl,
+            wait,
+            renew: self.renew,
+            max_hold: self.max_hold,
+            label: self.label,
+        };
+        Ok((self.locks, wish))
+    }
+}
+
+impl IntoFuture for LockRequest {
+    type Output = Result<LockGuard, LockError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(async move {
+            let (locks, wish) = self.check()?;
+            locks.core.acquire(wish).await.map_err(|error| match error {
+                LockError::TimedOut {
+                    waited,
+                    holder: Some(holder),
+                } => LockError::TimedOut {
+                    waited,
+                    holder: Some(Box::new(locks.seen_from_here(*holder))),
+                },
+                other => other,
+            })
+        })
+    }
+}
+
+impl Wish {
+    pub(crate) fn waits(&self) -> bool {
+        self.wait != Some(Duration::ZERO)
+    }
+
+    /// A claim of its own for every acquisition.
+    pub(crate) fn claim(&self) -> Claim {
+        let mut claim = Claim::new(self.name.clone(), self.ttl);
+        if let Some(label) = &self.label {
+            claim = claim.with_label(label);
+        }
+        match self.renew {
+            Renew::UntilReleased => claim,
+            Renew::Never => claim.with_own_lease(),
+        }
+    }
+}
+
+impl fmt::Display for Wish {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(&self.name, f)
+    }
+}

@@ -1,0 +1,365 @@
+//! What keeps locks alive, and notices when they are not.
+//!
+//! The watchdog schedules *leases*, not locks: ten thousand locks on one lease are one renewal. A lease is renewed at a
+//! third of its ttl; failures are tried again until its deadline. Renewals run beside each other, so that a slow one
+//! delays no other. While anything is held the clock is read at least once a second, because timers stand still while
+//! the machine sleeps and the clock does not.
+
+use std::collections::hash_map::Entry as Slot;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+use crate::ask::ask;
+use crate::engine::Core;
+use crate::guard::Held;
+use crate::{Lease, LockError, LossReason, OwnerId, Renewal, Stamp};
+
+const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Default)]
+pub(crate) struct Watchdog {
+    state: Mutex<State>,
+    alarm: Arc<Alarm>,
+}
+
+/// Wakes the watchdog out of turn.
+#[derive(Debug, Default)]
+pub(crate) struct Alarm {
+    notify: Notify,
+    /// Whether something was revoked since the last look.
+    revoked: AtomicBool,
+}
+
+impl Alarm {
+    pub(crate) fn revoked(&self) {
+        self.revoked.store(true, Ordering::Release);
+        self.notify.notify_one();
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    leases: HashMap<u64, Entry>,
+    schedule: BTreeSet<(Stamp, u64)>,
+    /// Guards that end at a set time.
+    limits: BTreeSet<(Stamp, OwnerId, u64)>,
+    task: Option<AbortHandle>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    lease: Lease,
+    due: Stamp,
+    guards: Guards,
+}
+
+/// The guards that one lease keeps. Mostly it is one, which takes no map.
+#[derive(Debug)]
+enum Guards {
+    One(Arc<Held>),
+    Many(HashMap<OwnerId, Arc<Held>>),
+}
+
+impl Guards {
+    fn insert(&mut self, held: &Arc<Held>) {
+        if let Self::One(first) = self {
+            *self = Self::Many(HashMap::from([(first.claim().owner(), Arc::clone(first))]));
+        }
+        if let Self::Many(guards) = self {
+            guards.insert(held.claim().owner(), Arc::clone(held));
+        }
+    }
+
+    /// True if none is left.
+    fn remove(&mut self, owner: OwnerId) -> bool {
+        match self {
+            Self::One(held) => held.claim().owner() == owner,
+            Self::Many(guards) => {
+                guards.remove(&owner);
+                guards.is_empty()
+            }
+        }
+    }
+
+    fn get(&self, owner: OwnerId) -> Option<&Arc<Held>> {
+        match self {
+            Self::One(held) => Some(held).filter(|held| held.claim().owner() == owner),
+            Self::Many(guards) => guards.get(&owner),
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Arc<Held>> {
+        let (one, many) = match self {
+            Self::One(held) => (Some(held), None),
+            Self::Many(guards) => (None, Some(guards.values())),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
+}
+
+impl Watchdog {
+    /// Starts to watch a guard, and with it its lease.
+    pub(crate) fn watch(&self, held: &Arc<Held>) {
+        let lease = held.lease();
+        held.grant().revocation().alarm(&self.alarm);
+        let serial = lease.serial();
+        let mut state = self.lock();
+        let state = &mut *state;
+        let mut earlier = false;
+        match state.leases.entry(serial) {
+            Slot::Occupied(mut known) => {
+                let entry = known.get_mut();
+                entry.guards.insert(held);
+                // The first to renew on a lease that nobody renewed so far.
+                let due = first_due(lease, held.renews());
+                if due < entry.due
+                    && !entry
+                        .guards
+                        .iter()
+                        .any(|other| other.renews() && !Arc::ptr_eq(other, held))
+                {
+                    state.schedule.remove(&(entry.due, serial));
+                    entry.due = due;
+                    state.schedule.insert((due, serial));
+                    earlier = true;
+                }
+            }
+            Slot::Vacant(new) => {
+                lease.revocation().alarm(&self.alarm);
+                let due = first_due(lease, held.renews());
+                state.schedule.insert((due, serial));
+                earlier = true;
+                new.insert(Entry {
+                    lease: lease.clone(),
+                    due,
+                    guards: Guards::One(Arc::clone(held)),
+                });
+            }
+        }
+        if let Some(limit) = held.limit() {
+            state.limits.insert((limit, held.claim().owner(), serial));
+            earlier = true;
+        }
+        // A runtime that the user brought may have ended.
+        if state.task.as_ref().is_none_or(AbortHandle::is_finished) {
+            state.task = held.core().start_watchdog();
+        } else if earlier {
+            self.alarm.notify.notify_one();
+        }
+    }
+
+    /// Stops watching a guard. A lease without guards is not renewed any more.
+    pub(crate) fn forget(&self, held: &Held) {
+        let serial = held.lease().serial();
+        let mut state = self.lock();
+        if let Some(limit) = held.limit() {
+            state.limits.remove(&(limit, held.claim().owner(), serial));
+        }
+        let Some(entry) = state.leases.get_mut(&serial) else {
+            return;
+        };
+        if entry.guards.remove(held.claim().owner()) {
+            let due = entry.due;
+            state.leases.remove(&serial);
+            state.schedule.remove(&(due, serial));
+        }
+    }
+
+    /// Every guard that is held.
+    pub(crate) fn everything(&self) -> Vec<Arc<Held>> {
+        self.lock()
+            .leases
+            .values()
+            .flat_map(|entry| entry.guards.iter().cloned())
+            .collect()
+    }
+
+    fn watches(&self, lease: &Lease) -> bool {
+        self.lock().leases.contains_key(&lease.serial())
+    }
+
+    pub(crate) fn wake(&self) {
+        self.alarm.notify.notify_one();
+    }
+
+    /// Does what is due, and says when to look again.
+    fn tick(&self, core: &Arc<Core>) -> Duration {
+        let now = core.clock.now();
+        let mut lost = Vec::new();
+        let mut due = Vec::new();
+        let nap = {
+            let mut state = self.lock();
+            if self.alarm.revoked.swap(false, Ordering::AcqRel) {
+                let revoked = |held: &&Arc<Held>| held.grant().revoked().is_some();
+                lost.extend(
+                    state
+                        .leases
+                        .values()
+                        .flat_map(|e| e.guards.iter())
+                        .filter(revoked)
+                        .cloned(),
+                );
+            }
+            for &(_, owner, serial) in state.limits.range(..=(now, OwnerId::MAX, u64::MAX)) {
+                lost.extend(state.leases.get(&serial).and_then(|e| e.guards.get(owner)).cloned());
+            }
+            while let Some(&(at, serial)) = state.schedule.first().filter(|(at, _)| *at <= now) {
+                state.schedule.remove(&(at, serial));
+                let State { leases, schedule, .. } = &mut *state;
+                let Some(entry) = leases.get_mut(&serial) else { continue };
+                if entry.lease.is_over(now) {
+                    lost.extend(entry.guards.iter().cloned());
+                    continue;
+                }
+                if entry.guards.iter().any(|held| held.renews()) {
+                    due.push(entry.lease.clone());
+                }
+                // A renewal ends, and sets the next time, well before the deadline.
+                entry.due = entry.lease.deadline();
+                schedule.insert((entry.due, serial));
+            }
+            let next = [state.schedule.first().map(|s| s.0), state.limits.first().map(|l| l.0)];
+            let next = next.into_iter().flatten().min();
+            match next {
+                Some(at) => at.since(now).min(LONGEST_NAP),
+                None => Duration::MAX,
+            }
+        };
+        for lease in due {
+            core.spawn_renewal(lease);
+        }
+        for held in lost {
+            let reason = held.lost(now).unwrap_or(LossReason::Expired);
+            held.let_go_in_background(reason);
+        }
+        nap
+    }
+
+    /// A renewal ended; the lease is due again at `due`, or lost.
+    fn renewed(&self, lease: &Lease, due: Stamp) {
+        let mut state = self.lock();
+        let State { leases, schedule, .. } = &mut *state;
+        let Some(entry) = leases.get_mut(&lease.serial()) else {
+            return;
+        };
+        schedule.remove(&(entry.due, lease.serial()));
+        entry.due = due;
+        schedule.insert((due, lease.serial()));
+        self.alarm.notify.notify_one();
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        let state = self.lock();
+        state.leases.is_empty() && state.schedule.is_empty() && state.limits.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing here panics while holding the mutex.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn first_due(lease: &Lease, renews: bool) -> Stamp {
+    // A lease taken late by another guard has less than a ttl left; two thirds before its end is never too late.
+    if renews {
+        lease.deadline() - lease.ttl() / 3 * 2
+    } else {
+        lease.deadline()
+    }
+}
+
+impl Core {
+    fn start_watchdog(self: &Arc<Self>) -> Option<AbortHandle> {
+        // Neither keeps the client alive nor is waited for by a shutdown.
+        let core = Arc::downgrade(self);
+        let alarm = Arc::clone(&self.watchdog.alarm);
+        match self.handle() {
+            Ok(handle) => Some(handle.spawn(watch(core, alarm)).abort_handle()),
+            Err(error) => {
+                tracing::error!(%error, "locks are not renewed");
+                None
+            }
+        }
+    }
+
+    fn spawn_renewal(self: &Arc<Self>, lease: Lease) {
+        let core = Arc::clone(self);
+        let work = async move {
+            // It may have been released before this task ran.
+            if !core.watchdog.watches(&lease) {
+                return;
+            }
+            let asked = core.clock.now();
+            let outcome = core.renew(&lease).await;
+            let due = match outcome {
+                Ok(()) => asked + lease.ttl() / 3,
+                Err(error) => {
+                    tracing::warn!(?lease, %error, "renewal failed; trying again");
+                    core.clock.now() + retry_pause(lease.ttl())
+                }
+            };
+            core.watchdog.renewed(&lease, due.min(lease.deadline()));
+        };
+        if let Err(error) = self.spawn(work) {
+            tracing::error!(%error, "a lease could not be renewed");
+        }
+    }
+
+    /// One renewal. Ok also when the server refused, which ends the lease.
+    pub(crate) async fn renew(&self, lease: &Lease) -> Result<(), LockError> {
+        let limit = self.op_timeout.min(lease.ttl() / 4);
+        let sent = self.clock.now();
+        let answer = ask("renewal", limit, async { self.backend.renew(lease).await }).await;
+        match answer {
+            Ok(Renewal::Renewed) => {
+                self.stats.renewed.add();
+                lease.refreshed(sent, self.clock.now());
+                Ok(())
+            }
+            Ok(Renewal::NotHeld) => {
+                lease.revoker().revoke(LossReason::NotHeld);
+                Ok(())
+            }
+            Err(error) => {
+                self.stats.renewal_errors.add();
+                Err(error)
+            }
+        }
+    }
+}
+
+async fn watch(core: Weak<Core>, alarm: Arc<Alarm>) {
+    let post = Post(core);
+    loop {
+        let nap = match post.0.upgrade() {
+            Some(core) => core.watchdog.tick(&core),
+            None => return,
+        };
+        tokio::select! {
+            () = alarm.notify.notified() => {}
+            () = tokio::time::sleep(nap) => {}
+        }
+    }
+}
+
+/// Notices that the watchdog's runtime has ended, and lets the background thread take over.
+struct Post(Weak<Core>);
+
+impl Drop for Post {
+    fn drop(&mut self) {
+        if let Some(core) = self.0.upgrade() {
+            core.leave_runtime();
+            core.watchdog.lock().task = core.start_watchdog();
+        }
+    }
+}
+
+fn retry_pause(ttl: Duration) -> Duration {
+    (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1))
+}

@@ -1,0 +1,261 @@
+//! Who gets the lock, and what a failure on the way comes to.
+
+use std::time::Duration;
+
+use lock_core::{LockError, LockGuard, Locks};
+use tokio::task::JoinHandle;
+
+use crate::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn ask(locks: &Locks, name: &'static str) -> JoinHandle<Result<LockGuard, LockError>> {
+    let locks = locks.clone();
+    tokio::spawn(async move { locks.lock(name).await })
+}
+
+#[tokio::test(start_paused = true)]
+async fn siblings_are_served_in_the_order_in_which_they_came() {
+    let world = World::new();
+    let mut guard = world.locks.lock("a").await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        waiting.push(ask(&world.locks, "a"));
+        world.settle().await;
+    }
+    for task in waiting {
+        assert!(!task.is_finished());
+        drop(guard);
+        guard = task.await.unwrap().unwrap();
+    }
+    assert_eq!(world.server.count(Op::Try), 1, "only the first asked the server itself");
+    assert_eq!(world.server.count(Op::HandOver), 20);
+    assert_eq!(world.locks.stats().handed_over, 20);
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_one_claim_of_a_name_is_at_the_server() {
+    let world = World::new();
+    world.server.occupy("a", TTL);
+    let waiting: Vec<_> = (0..5).map(|_| ask(&world.locks, "a")).collect();
+    world.pass(SECOND).await;
+    assert_eq!(world.server.count(Op::Try), 1);
+    drop(waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_that_meets_a_siblings_request_awaits_its_answer() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND)]);
+    let first = ask(&world.locks, "a");
+    world.settle().await;
+    let started = world.now();
+    assert!(world.locks.try_lock("a").await.unwrap().is_none(), "the sibling got it");
+    let waited = world.now().since(started);
+    assert!(waited >= SECOND && waited < 2 * SECOND, "{waited:?}");
+    assert!(first.await.unwrap().is_ok());
+    assert_eq!(world.server.count(Op::Try), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_try_after_a_drop_awaits_the_release() {
+    let world = World::new();
+    world.server.next(Op::Release, [Fate::AnswerAfter(SECOND)]);
+    drop(world.locks.lock("a").await.unwrap());
+    assert!(world.locks.try_lock("a").await.unwrap().is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_held_name_is_refused_to_a_sibling_without_asking() {
+    let world = World::new();
+    let guard = world.locks.lock("a").label("nightly").await.unwrap();
+    let error = world.locks.lock("a").no_wait().await.unwrap_err();
+    let LockError::TimedOut {
+        holder: Some(holder), ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (holder.label.as_deref(), holder.token),
+        (Some("nightly"), Some(guard.token()))
+    );
+    assert_eq!(world.server.count(Op::Try), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_that_goes_away_in_the_middle_is_skipped() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let (first, middle, last) = (ask(&world.locks, "a"), ask(&world.locks, "a"), ask(&world.locks, "a"));
+    world.settle().await;
+    middle.abort();
+    world.settle().await;
+    drop(guard);
+    drop(first.await.unwrap().unwrap());
+    assert!(last.await.unwrap().unwrap().is_held());
+    assert_eq!(world.server.count(Op::HandOver), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_on_time_and_says_who_holds() {
+    let world = World::new();
+    world.server.occupy("a", TTL);
+    let started = world.now();
+    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
+    let LockError::TimedOut {
+        holder: Some(holder),
+        waited,
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(holder.label.as_deref(), Some("elsewhere"));
+    assert!(waited >= 3 * SECOND && world.now().since(started) < 4 * SECOND);
+    assert_eq!(world.locks.stats().timed_out, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_in_the_local_queue_ends_on_time_too() {
+    let world = World::new();
+    let _guard = world.locks.lock("a").await.unwrap();
+    let started = world.now();
+    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
+    assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
+    assert!(world.now().since(started) < 4 * SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_before_the_first_answer_is_unavailable_at_once() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Fail]);
+    let started = world.now();
+    let error = world.locks.lock("a").await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    assert!(world.now().since(started) < SECOND);
+    assert!(std::error::Error::source(&error).is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_never_answers_is_unavailable_within_the_op_timeout_for_all_who_wait() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Hang; 9]);
+    let started = world.now();
+    let waiting: Vec<_> = (0..5).map(|_| ask(&world.locks, "a")).collect();
+    for task in waiting {
+        let error = task.await.unwrap().unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    }
+    assert!(world.now().since(started) < OP_TIMEOUT + SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_one_busy_failures_are_retried_until_the_lock_is_free() {
+    let world = World::new();
+    let other = world.server.occupy("a", TTL);
+    world.server.next(Op::Acquire, [Fate::Fail, Fate::Fail, Fate::Fail]);
+    let waiting = ask(&world.locks, "a");
+    world.pass(SECOND).await;
+    world.server.take_away(other.name().as_str());
+    assert!(waiting.await.unwrap().unwrap().is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_in_failures_is_unavailable() {
+    let world = World::new();
+    world.server.occupy("a", TTL);
+    world.server.next(Op::Acquire, [Fate::Fail; 500]);
+    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_arrives_after_its_lease_ran_out_does_not_count() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::AnswerAfter(2 * SECOND)]);
+    let error = world.locks.lock("a").ttl(SECOND).await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    world.settle().await;
+    assert_eq!(world.server.count(Op::Release), 1);
+    assert_eq!(world.locks.stats().held, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lost_reply_leaves_nothing_behind() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::LoseReply]);
+    assert!(world.locks.lock("a").await.is_err());
+    world.settle().await;
+    assert!(!world.server.keeps("a"));
+    assert_eq!(world.locks.stats().abandoned, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clean_up_that_fails_is_tried_again() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::LoseReply]);
+    world.server.next(Op::Release, [Fate::Fail, Fate::Fail]);
+    assert!(world.locks.lock("a").await.is_err());
+    assert!(world.server.keeps("a"));
+    world.pass(SECOND).await;
+    assert!(!world.server.keeps("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_leaves_nothing_behind_wherever_it_stood() {
+    for fate in [
+        None,
+        Some(Fate::AnswerAfter(SECOND)),
+        Some(Fate::LoseReply),
+        Some(Fate::DeliverAfter(SECOND)),
+    ] {
+        let world = World::new();
+        world.server.next(Op::Try, fate);
+        let request = ask(&world.locks, "a");
+        world.settle().await;
+        request.abort();
+        drop(request.await);
+        world.pass(2 * OP_TIMEOUT).await;
+        assert!(!world.server.keeps("a"), "{fate:?}");
+        assert!(world.locks.try_lock("a").await.unwrap().is_some(), "{fate:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiter_at_the_server_that_goes_away_is_cleaned_up() {
+    let world = World::new();
+    world.server.occupy("a", TTL);
+    let waiting = ask(&world.locks, "a");
+    world.pass(SECOND).await;
+    waiting.abort();
+    world.settle().await;
+    assert_eq!(world.server.count(Op::Release), 1);
+    let polls = world.server.count(Op::Acquire);
+    world.pass(SECOND).await;
+    assert_eq!(world.server.count(Op::Acquire), polls, "nobody asks any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_panics_fails_one_request_only() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Panic]);
+    let error = world.locks.lock("a").await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    assert!(world.locks.lock("a").await.unwrap().is_held());
+    assert_eq!(world.locks.stats().waiting, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_waiters_all_get_their_turn() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let waiting: Vec<_> = (0..1000).map(|_| ask(&world.locks, "a")).collect();
+    world.settle().await;
+    drop(guard);
+    let mut last = 0;
+    for task in waiting {
+        let token = task.await.unwrap().unwrap().token().get();
+        assert!(token > last);
+        last = token;
+    }
+}

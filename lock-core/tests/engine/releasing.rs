@@ -1,0 +1,200 @@
+//! What is let go of is let go of, whatever happens on the way.
+
+use std::time::Duration;
+
+use lock_core::{LockError, LossReason, ReleaseOutcome};
+
+use crate::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_release_is_told_and_tried_again() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::Release, [Fate::Fail, Fate::Fail]);
+    assert!(matches!(guard.release().await, Err(LockError::Unavailable { .. })));
+    assert!(world.server.keeps("a"));
+    world.pass(SECOND).await;
+    assert!(!world.server.keeps("a"));
+    assert_eq!(world.server.count(Op::Release), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_is_not_tried_for_ever() {
+    let world = World::new();
+    drop(world.locks.lock("a").ttl(3 * SECOND).await.unwrap());
+    world.server.next(Op::Release, [Fate::Fail; 1000]);
+    world.pass(TTL).await;
+    let tries = world.server.count(Op::Release);
+    world.pass(TTL).await;
+    assert_eq!(world.server.count(Op::Release), tries);
+}
+
+#[tokio::test(start_paused = true)]
+async fn releasing_a_lock_that_somebody_took_is_already_lost() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.take_away("a");
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dropped_release_future_still_releases() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::Release, [Fate::AnswerAfter(SECOND)]);
+    assert!(tokio::time::timeout(SECOND / 10, guard.release()).await.is_err());
+    world.pass(2 * SECOND).await;
+    assert!(!world.server.keeps("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_signal_that_outlives_its_guard_says_released() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let signal = guard.lost();
+    drop(guard);
+    assert_eq!(signal.await, LossReason::Released);
+    assert_eq!(world.locks.stats().lost, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_whose_reply_is_lost_still_reaches_the_next() {
+    for fate in [Fate::Fail, Fate::LoseReply, Fate::Hang] {
+        let world = World::new();
+        let guard = world.locks.lock("a").await.unwrap();
+        let next = tokio::spawn({
+            let locks = world.locks.clone();
+            async move { locks.lock("a").await }
+        });
+        world.settle().await;
+        world.server.next(Op::HandOver, [fate]);
+        drop(guard);
+        let next = tokio::time::timeout(2 * OP_TIMEOUT, next)
+            .await
+            .expect("in time")
+            .unwrap()
+            .unwrap();
+        assert!(next.is_held() && next.token().get() >= 2, "{fate:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_without_queue_is_left_to_others_after_a_stint() {
+    let world = World::with(|server| server.unfair());
+    let turns = tokio::spawn({
+        let locks = world.locks.clone();
+        async move {
+            let work = || async {
+                for _ in 0..200 {
+                    let guard = locks.lock("a").await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    guard.release().await.unwrap();
+                }
+            };
+            tokio::join!(work(), work(), work());
+        }
+    });
+    world.pass(SECOND).await;
+    assert!(!turns.is_finished());
+    let (handed, released) = (world.server.count(Op::HandOver), world.server.count(Op::Release));
+    assert!(
+        released >= 5,
+        "others had {released} chances beside {handed} hand-overs in a second"
+    );
+    assert!(handed > released, "{handed} hand-overs, {released} releases");
+    turns.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_long_hold_without_contention_does_not_stand_back() {
+    let world = World::with(|server| server.unfair());
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(SECOND).await;
+    let started = world.now();
+    guard.release().await.unwrap();
+    world.locks.lock("a").await.unwrap().release().await.unwrap();
+    assert!(world.now().since(started) < Duration::from_millis(10));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_releases_everything_and_closes_the_backend() {
+    let world = World::new();
+    let guards = [
+        world.locks.lock("a").await.unwrap(),
+        world.locks.lock("b").await.unwrap(),
+    ];
+    drop(world.locks.lock("c").await.unwrap());
+    world.locks.shutdown().await.unwrap();
+    assert!(!world.server.keeps("a") && !world.server.keeps("b") && !world.server.keeps("c"));
+    assert_eq!(world.server.count(Op::Close), 1);
+    assert_eq!(guards[0].lost().await, LossReason::Shutdown);
+    let requests = world.server.count(Op::Renew);
+    world.pass(TTL).await;
+    assert_eq!(world.server.count(Op::Renew), requests);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_without_a_server_ends_in_time_and_says_what_is_left() {
+    let world = World::new();
+    let _guards = [
+        world.locks.lock("a").await.unwrap(),
+        world.locks.lock("b").await.unwrap(),
+    ];
+    world.server.next(Op::Release, [Fate::Hang; 100]);
+    world.server.next(Op::Close, [Fate::Hang]);
+    let started = world.now();
+    let error = world.locks.shutdown().await.unwrap_err();
+    assert!(error.to_string().contains("2 held locks"), "{error}");
+    assert!(
+        world.now().since(started) <= 3 * OP_TIMEOUT,
+        "{:?}",
+        world.now().since(started)
+    );
+    world.server.heal();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_ends_requests_that_wait_at_the_server() {
+    let world = World::new();
+    world.server.occupy("a", TTL);
+    let waiting = tokio::spawn({
+        let locks = world.locks.clone();
+        async move { locks.lock("a").await }
+    });
+    world.pass(SECOND).await;
+    world.locks.shutdown().await.unwrap();
+    assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_arrives_during_a_shutdown_is_given_back() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND)]);
+    let request = tokio::spawn({
+        let locks = world.locks.clone();
+        async move { locks.lock("a").await }
+    });
+    world.settle().await;
+    world.locks.shutdown().await.unwrap();
+    assert!(matches!(request.await.unwrap(), Err(LockError::Closed)));
+    assert!(!world.server.keeps("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_whose_last_clone_is_gone_leaves_no_task_behind() {
+    let world = World::new();
+    drop(world.locks.lock("a").await.unwrap());
+    world.settle().await;
+    let before = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    drop(world.locks);
+    for _ in 0..50 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(
+        tokio::runtime::Handle::current().metrics().num_alive_tasks(),
+        before - 1,
+        "the watchdog has ended"
+    );
+}

@@ -1,0 +1,213 @@
+//! What is held is kept alive, and what is lost is known in time.
+
+use std::time::Duration;
+
+use lock_core::{LockError, LossReason, ReleaseOutcome};
+
+use crate::scripted::{Fate, Op, TTL, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+const BEAT: Duration = Duration::from_secs(10);
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_is_renewed_at_a_third_of_its_ttl() {
+    let world = World::new();
+    let started = world.now();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(10 * TTL).await;
+    assert!(guard.is_held());
+    let renewals = world.server.times(Op::Renew);
+    assert!((29..=31).contains(&renewals.len()), "{}", renewals.len());
+    assert!(renewals[0].since(started) <= BEAT + SECOND);
+}
+
+#[tokio::test(start_paused = true)]
+async fn ten_thousand_guards_on_one_lease_are_one_renewal() {
+    let world = World::with(|server| server.sharing());
+    let mut guards = Vec::new();
+    for n in 0..10_000 {
+        guards.push(world.locks.lock(format!("n{n}")).await.unwrap());
+    }
+    world.pass(3 * TTL).await;
+    assert!(
+        (8..=10).contains(&world.server.count(Op::Renew)),
+        "{}",
+        world.server.count(Op::Renew)
+    );
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    drop(guards);
+    world.settle().await;
+    let renewals = world.server.count(Op::Renew);
+    world.pass(TTL).await;
+    assert_eq!(
+        world.server.count(Op::Renew),
+        renewals,
+        "a lease without guards is not renewed"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_guard_taken_late_on_a_shared_lease_has_only_what_is_left_of_it() {
+    let world = World::with(|server| server.sharing());
+    let _first = world.locks.lock("a").await.unwrap();
+    world.pass(BEAT - SECOND).await;
+    let late = world.locks.lock("b").await.unwrap();
+    assert!(late.remaining() < TTL - BEAT + 2 * SECOND, "{:?}", late.remaining());
+}
+
+#[tokio::test(start_paused = true)]
+async fn transient_errors_do_not_lose_the_lock() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::Renew, [Fate::Fail, Fate::Hang, Fate::Fail]);
+    world.pass(2 * TTL).await;
+    assert!(guard.is_held());
+    assert_eq!(world.locks.stats().renewal_errors, 3);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_cannot_be_renewed_is_lost_before_the_server_lets_go() {
+    for fate in [Fate::Fail, Fate::Hang] {
+        let world = World::new();
+        let guard = world.locks.lock("a").await.unwrap();
+        world.server.next(Op::Renew, [fate; 1000]);
+        world.server.next(Op::Release, [Fate::DeliverAfter(SECOND / 100)]);
+        assert_eq!(guard.lost().await, LossReason::Expired);
+        assert!(!guard.is_held());
+        assert!(
+            world.server.keeps("a"),
+            "the loss is known while the server still keeps it"
+        );
+        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+        world.pass(SECOND / 50).await;
+        assert!(!world.server.keeps("a"), "and a lost lock is still released");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn not_held_is_final_at_once() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.take_away("a");
+    let started = world.now();
+    assert_eq!(guard.lost().await, LossReason::NotHeld);
+    assert!(world.now().since(started) <= BEAT + SECOND);
+    assert_eq!(world.locks.stats().lost, 1);
+    assert_eq!(world.locks.stats().held, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_deadline_counts_from_the_send_of_a_renewal() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::Renew, [Fate::AnswerAfter(4 * SECOND)]);
+    let sent = loop {
+        world.pass(SECOND / 10).await;
+        if let Some(sent) = world.server.times(Op::Renew).first() {
+            break *sent;
+        }
+    };
+    world.pass(4 * SECOND + SECOND / 2).await;
+    assert_eq!(world.locks.stats().renewed, 1);
+    let end = world.now() + guard.remaining();
+    assert!(
+        end <= sent + TTL,
+        "believed for {:?} longer than the server keeps it",
+        end.since(sent + TTL)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_answered_after_the_deadline_revives_nothing() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::Renew, [Fate::AnswerAfter(3 * SECOND)]);
+    world.pass(BEAT + SECOND).await;
+    assert_eq!(world.server.count(Op::Renew), 1);
+    // The machine sleeps while the answer is on its way.
+    world.hand.advance(TTL);
+    assert!(!guard.is_held());
+    world.pass(5 * SECOND).await;
+    assert!(!guard.is_held());
+    assert_eq!(guard.lost().await, LossReason::Expired);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_slow_renewal_delays_no_other() {
+    let world = World::new();
+    let slow = world.locks.lock("slow").ttl(TTL / 2).await.unwrap();
+    world.server.next(Op::Renew, [Fate::Hang; 2]);
+    let others: Vec<_> = {
+        let mut others = Vec::new();
+        for n in 0..100 {
+            others.push(world.locks.lock(format!("n{n}")).ttl(TTL / 2).await.unwrap());
+        }
+        others
+    };
+    world.pass(TTL).await;
+    assert!(others.iter().all(|guard| guard.is_held()) && slow.is_held());
+    let renewals = world.server.times(Op::Renew);
+    let first_hundred = renewals[99].since(renewals[0]);
+    assert!(first_hundred < SECOND / 10, "{first_hundred:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_slept_past_the_ttl_sees_the_loss_at_its_first_look() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(SECOND).await;
+    world.hand.advance(TTL);
+    assert!(!guard.is_held());
+    assert_eq!(guard.remaining(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_machine_that_slept_past_the_ttl_is_told_within_a_second() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(SECOND).await;
+    world.hand.advance(TTL);
+    let woken = world.now();
+    assert_eq!(guard.lost().await, LossReason::Expired);
+    assert!(world.now().since(woken) <= SECOND + SECOND / 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_renewed_after_the_release() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(BEAT + SECOND).await;
+    guard.release().await.unwrap();
+    let renewals = world.server.count(Op::Renew);
+    world.pass(2 * TTL).await;
+    assert_eq!(world.server.count(Op::Renew), renewals);
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewing_now_moves_the_deadline_and_tells_a_loss() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(BEAT - SECOND).await;
+    guard.renew_now().await.unwrap();
+    assert!(guard.remaining() > TTL - SECOND);
+    world.server.next(Op::Renew, [Fate::Fail]);
+    assert!(matches!(guard.renew_now().await, Err(LockError::Unavailable { .. })));
+    assert!(guard.is_held());
+    world.server.take_away("a");
+    assert!(matches!(guard.renew_now().await, Err(LockError::Lost(_))));
+    assert!(!guard.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_loss_of_one_lock_leaves_the_others_held() {
+    let world = World::new();
+    let (a, b) = (
+        world.locks.lock("a").await.unwrap(),
+        world.locks.lock("b").await.unwrap(),
+    );
+    world.server.take_away("a");
+    a.lost().await;
+    world.pass(TTL).await;
+    assert!(b.is_held());
+}

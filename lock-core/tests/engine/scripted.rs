@@ -1,0 +1,332 @@
+//! A server that does what the test tells it to: fail, hang, answer late, lose its reply, or work on a request long
+//! after its sender went away.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease, LeaseId,
+    LockError, Locks, ManualClock, Options, Released, Renewal, Scope, Stamp,
+};
+
+pub(crate) const TTL: Duration = Duration::from_secs(30);
+pub(crate) const OP_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// What happens to one request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Fate {
+    /// Refused before anything was done.
+    Fail,
+    /// Never answered, nothing done.
+    Hang,
+    /// Done at once, never answered.
+    LoseReply,
+    /// Done at once, answered after a while.
+    AnswerAfter(Duration),
+    /// Done after a while, even if the sender is gone by then.
+    DeliverAfter(Duration),
+    /// The client library panics.
+    Panic,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Op {
+    Try,
+    Acquire,
+    Renew,
+    Release,
+    HandOver,
+    Close,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Scripted {
+    server: Arc<Mutex<Server>>,
+    clock: Clock,
+    fair: bool,
+    shares: bool,
+}
+
+#[derive(Debug, Default)]
+struct Server {
+    held: HashMap<String, (Claim, FencingToken, Stamp)>,
+    token: u64,
+    fates: HashMap<Op, VecDeque<Fate>>,
+    log: Vec<(Op, Stamp)>,
+    shared: Option<Lease>,
+    shared_until: Option<Stamp>,
+}
+
+/// The scripted server, a client of it, and the hand of its clock. Time is tokio's paused time; the clock follows it to
+/// the millisecond, and can be advanced beyond it, which is what a suspended machine looks like.
+pub(crate) struct World {
+    pub(crate) server: Scripted,
+    pub(crate) locks: Locks,
+    pub(crate) hand: ManualClock,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        Self::with(|server| server)
+    }
+
+    pub(crate) fn with(change: impl FnOnce(Scripted) -> Scripted) -> Self {
+        let (clock, hand) = Clock::manual();
+        let follows = hand.clone();
+        tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+                follows.advance(Duration::from_millis(1));
+            }
+        });
+        let server = change(Scripted {
+            server: Arc::default(),
+            clock,
+            fair: true,
+            shares: false,
+        });
+        let options = Options::new().runtime(tokio::runtime::Handle::current()).ttl(TTL);
+        let locks = Locks::with_options(server.clone(), options);
+        Self { server, locks, hand }
+    }
+
+    /// Lets time pass.
+    pub(crate) async fn pass(&self, time: Duration) {
+        let until = self.server.clock.now() + time;
+        while self.server.clock.now() < until {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Lets everything run that can run without time passing.
+    pub(crate) async fn settle(&self) {
+        for _ in 0..50 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    pub(crate) fn now(&self) -> Stamp {
+        self.server.clock.now()
+    }
+}
+
+impl Scripted {
+    pub(crate) fn unfair(mut self) -> Self {
+        self.fair = false;
+        self
+    }
+
+    pub(crate) fn sharing(mut self) -> Self {
+        self.shares = true;
+        self
+    }
+
+    /// The next requests of that kind end so, one after the other.
+    pub(crate) fn next(&self, op: Op, fates: impl IntoIterator<Item = Fate>) {
+        self.server.lock().unwrap().fates.entry(op).or_default().extend(fates);
+    }
+
+    /// No more surprises.
+    pub(crate) fn heal(&self) {
+        self.server.lock().unwrap().fates.clear();
+    }
+
+    pub(crate) fn count(&self, op: Op) -> usize {
+        self.times(op).len()
+    }
+
+    pub(crate) fn times(&self, op: Op) -> Vec<Stamp> {
+        self.server
+            .lock()
+            .unwrap()
+            .log
+            .iter()
+            .filter(|(o, _)| *o == op)
+            .map(|(_, at)| *at)
+            .collect()
+    }
+
+    /// Whether the server keeps that name now.
+    pub(crate) fn keeps(&self, name: &str) -> bool {
+        let now = self.clock.now();
+        self.server.lock().unwrap().keeps(name, now)
+    }
+
+    /// Somebody of another process takes the name for `ttl`.
+    pub(crate) fn occupy(&self, name: &str, ttl: Duration) -> Claim {
+        let claim = Claim::new(name.parse().unwrap(), ttl).with_label("elsewhere");
+        let attempt = self.server.lock().unwrap().try_acquire(&claim, self.clock.now(), None);
+        assert!(matches!(attempt, Attempt::Granted(_)));
+        claim
+    }
+
+    pub(crate) fn take_away(&self, name: &str) {
+        self.server.lock().unwrap().held.remove(name);
+    }
+
+    async fn request<T: Send + 'static>(
+        &self,
+        op: Op,
+        work: impl FnOnce(&mut Server, Stamp) -> T + Send + 'static,
+    ) -> Result<T, LockError> {
+        let now = self.clock.now();
+        let fate = {
+            let mut server = self.server.lock().unwrap();
+            server.log.push((op, now));
+            server.fates.get_mut(&op).and_then(VecDeque::pop_front)
+        };
+        let server = Arc::clone(&self.server);
+        match fate {
+            None => Ok(work(&mut server.lock().unwrap(), now)),
+            Some(Fate::Fail) => Err(LockError::unavailable("the script", "refused")),
+            Some(Fate::Hang) => std::future::pending().await,
+            Some(Fate::LoseReply) => {
+                work(&mut server.lock().unwrap(), now);
+                std::future::pending().await
+            }
+            Some(Fate::AnswerAfter(time)) => {
+                let answer = work(&mut server.lock().unwrap(), now);
+                tokio::time::sleep(time).await;
+                Ok(answer)
+            }
+            Some(Fate::DeliverAfter(time)) => {
+                let clock = self.clock.clone();
+                let late = tokio::spawn(async move {
+                    tokio::time::sleep(time).await;
+                    work(&mut server.lock().unwrap(), clock.now())
+                });
+                late.await.map_err(|e| LockError::unavailable("the script", e))
+            }
+            Some(Fate::Panic) => panic!("told to panic"),
+        }
+    }
+}
+
+impl Server {
+    fn keeps(&self, name: &str, now: Stamp) -> bool {
+        self.held.get(name).is_some_and(|(_, _, until)| *until > now)
+    }
+
+    fn try_acquire(&mut self, claim: &Claim, now: Stamp, shared: Option<Lease>) -> Attempt {
+        let name = claim.name().as_str();
+        if let Some((holder, token, until)) = self.held.get_mut(name)
+            && *until > now
+        {
+            if holder.owner() == claim.owner() {
+                *until = now + claim.ttl();
+                return Attempt::Granted(Grant::new(claim.clone(), *token, Lease::for_claim(claim, now)));
+            }
+            return Busy::default()
+                .with_retry_after(until.since(now))
+                .with_holder(Holder::of(holder))
+                .into();
+        }
+        self.token += 1;
+        let token = FencingToken::new(self.token).unwrap();
+        self.held
+            .insert(name.to_owned(), (claim.clone(), token, now + claim.ttl()));
+        let lease = shared.unwrap_or_else(|| Lease::for_claim(claim, now));
+        Attempt::Granted(Grant::new(claim.clone(), token, lease))
+    }
+
+    fn release(&mut self, claim: &Claim, now: Stamp) -> Released {
+        match self.held.get(claim.name().as_str()) {
+            Some((holder, _, until)) if holder.owner() == claim.owner() && *until > now => {
+                self.held.remove(claim.name().as_str());
+                Released::Released
+            }
+            _ => Released::NotHeld,
+        }
+    }
+}
+
+#[async_trait]
+impl DistributedLock for Scripted {
+    fn capabilities(&self) -> Capabilities {
+        let capabilities = Capabilities::new(Scope::Server).with_op_timeout(OP_TIMEOUT);
+        if self.fair {
+            capabilities.with_fairness()
+        } else {
+            capabilities
+        }
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        let (claim, sent, shares) = (claim.clone(), self.clock.now(), self.shares);
+        self.request(Op::Try, move |server, now| {
+            let shared = shares.then(|| {
+                server.shared_until.get_or_insert(now + claim.ttl());
+                server
+                    .shared
+                    .get_or_insert_with(|| Lease::shared("s", claim.ttl(), sent))
+                    .clone()
+            });
+            match (server.try_acquire(&claim, now, shared), shares) {
+                // The lease counts from the send, as a backend must see to.
+                (Attempt::Granted(g), false) => {
+                    Attempt::Granted(Grant::new(claim.clone(), g.token, Lease::for_claim(&claim, sent)))
+                }
+                (attempt, _) => attempt,
+            }
+        })
+        .await
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        let lease = lease.clone();
+        self.request(Op::Renew, move |server, now| match lease.id() {
+            LeaseId::Claim(claim) => match server.held.get_mut(claim.name().as_str()) {
+                Some((holder, _, until)) if holder.owner() == claim.owner() && *until > now => {
+                    *until = now + claim.ttl();
+                    Renewal::Renewed
+                }
+                _ => Renewal::NotHeld,
+            },
+            _ => match &mut server.shared_until {
+                Some(until) if *until > now => {
+                    *until = now + lease.ttl();
+                    Renewal::Renewed
+                }
+                _ => Renewal::NotHeld,
+            },
+        })
+        .await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let claim = claim.clone();
+        self.request(Op::Release, move |server, now| server.release(&claim, now))
+            .await
+    }
+
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        loop {
+            let asked = claim.clone();
+            let attempt = self
+                .request(Op::Acquire, move |s, now| s.try_acquire(&asked, now, None))
+                .await?;
+            if matches!(attempt, Attempt::Granted(_)) || deadline.is_some_and(|d| self.clock.now() >= d) {
+                return Ok(attempt);
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        let (from, to) = (from.clone(), to.clone());
+        self.request(Op::HandOver, move |server, now| {
+            HandOver::new(server.release(&from, now), server.try_acquire(&to, now, None))
+        })
+        .await
+    }
+
+    async fn close(&self) -> Result<(), LockError> {
+        self.request(Op::Close, |_, _| ()).await
+    }
+
+    fn clock(&self) -> Clock {
+        self.clock.clone()
+    }
+}

@@ -1,0 +1,382 @@
+//! Servers that are slow or gone, backends that break their word, and runtimes that end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lock_core::{
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Grant, Lease, LockError, Locks, LossReason, MemoryLock,
+    Options, Released, Renew, Renewal, Stamp, async_trait,
+};
+use tokio::runtime::Runtime;
+
+use crate::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
+async fn contention_on_a_healthy_server_is_never_called_unavailable() {
+    let world = World::new();
+    world.server.next(Op::HandOver, [Fate::AnswerAfter(SECOND / 50); 1000]);
+    let waiting: Vec<_> = (0..200)
+        .map(|_| {
+            let locks = world.locks.clone();
+            tokio::spawn(async move {
+                let guard = locks.lock("a").wait_for(SECOND).await?;
+                tokio::time::sleep(SECOND / 200).await;
+                guard.release().await.map(drop)
+            })
+        })
+        .collect();
+    let (mut served, mut busy) = (0, 0);
+    for task in waiting {
+        match task.await.unwrap() {
+            Ok(()) => served += 1,
+            Err(LockError::TimedOut { .. }) => busy += 1,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    assert!(served > 10 && busy > 10, "{served} served, {busy} busy");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_went_down_is_not_called_busy() {
+    let world = World::new();
+    world.server.occupy("a", TTL);
+    world.server.next(Op::Acquire, [Fate::Fail; 1000]);
+    let waiting = tokio::spawn({
+        let locks = world.locks.clone();
+        async move { locks.lock("a").await }
+    });
+    world.pass(2 * TTL).await;
+    for wait in [Duration::ZERO, SECOND] {
+        let error = world.locks.lock("a").wait_for(wait).await.unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    }
+    world.server.heal();
+    assert!(waiting.await.unwrap().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_longer_than_an_op_timeout_for_a_server_that_never_answers() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Hang; 100]);
+    world.server.next(Op::Release, [Fate::Hang; 100]);
+    for _ in 0..5 {
+        let started = world.now();
+        let error = world.locks.try_lock("a").await.unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+        let waited = world.now().since(started);
+        assert!(waited <= OP_TIMEOUT + 2 * SECOND, "{waited:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_wait_is_short_on_a_black_hole_too() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Hang; 9]);
+    let started = world.now();
+    assert!(world.locks.lock("a").wait_for(SECOND / 10).await.is_err());
+    assert!(world.now().since(started) <= SECOND + SECOND / 2);
+
+    world.server.heal();
+    world.server.occupy("b", TTL);
+    world.server.next(Op::Acquire, [Fate::Hang; 9]);
+    let started = world.now();
+    assert!(world.locks.lock("b").wait_for(SECOND / 10).await.is_err());
+    assert!(world.now().since(started) <= SECOND + SECOND / 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_do_not_overrun_the_wait() {
+    let world = World::new();
+    world.server.occupy("a", 100 * TTL);
+    world.server.next(Op::Acquire, [Fate::Fail; 1000]);
+    for tenths in 20..40 {
+        let (wait, started) = (tenths * SECOND / 10, world.now());
+        assert!(world.locks.lock("a").wait_for(wait).await.is_err());
+        let over = world.now().since(started + wait);
+        assert!(over <= SECOND / 10, "{over:?} beyond {wait:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_panics_is_tried_again() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::Renew, [Fate::Panic]);
+    world.pass(2 * TTL).await;
+    assert!(guard.is_held());
+    assert_eq!(world.locks.stats().renewal_errors, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_that_panics_is_tried_again() {
+    let world = World::new();
+    for told in [true, false] {
+        let guard = world.locks.lock("a").await.unwrap();
+        world.server.next(Op::Release, [Fate::Panic]);
+        match told {
+            true => assert!(matches!(guard.release().await, Err(LockError::Unavailable { .. }))),
+            false => drop(guard),
+        }
+        world.pass(SECOND).await;
+        assert!(!world.server.keeps("a"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hand_over_that_panics_still_reaches_the_next() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let next = tokio::spawn({
+        let locks = world.locks.clone();
+        async move { locks.lock("a").await }
+    });
+    world.settle().await;
+    world.server.next(Op::HandOver, [Fate::Panic]);
+    drop(guard);
+    assert!(next.await.unwrap().unwrap().is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_clean_up_that_panics_is_tried_again() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::LoseReply]);
+    world.server.next(Op::Release, [Fate::Panic]);
+    assert!(world.locks.lock("a").await.is_err());
+    world.pass(SECOND).await;
+    assert!(!world.server.keeps("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn work_is_not_continued_past_the_deadline_after_a_sleep_of_the_machine() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let steps = AtomicUsize::new(0);
+    let work = async {
+        world.hand.advance(TTL);
+        loop {
+            tokio::task::yield_now().await;
+            steps.fetch_add(1, Ordering::SeqCst);
+        }
+    };
+    let lost: Result<(), _> = guard.run(work).await;
+    assert_eq!(lost.unwrap_err().reason, LossReason::Expired);
+    assert_eq!(steps.into_inner(), 0);
+}
+
+#[test]
+fn a_runtime_that_ends_takes_no_lock_with_it() {
+    let own = Runtime::new().unwrap();
+    let memory = MemoryLock::new();
+    let options = Options::new()
+        .runtime(own.handle().clone())
+        .ttl(Duration::from_millis(300));
+    let locks = Locks::with_options(memory.client(), options);
+    let outside = Runtime::new().unwrap();
+    let guard = outside.block_on(async { locks.lock("a").await }).unwrap();
+    own.shutdown_background();
+    let renewed = locks.stats().renewed;
+    while locks.stats().renewed < renewed + 6 {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert!(guard.is_held());
+    drop(guard);
+    outside.block_on(async {
+        assert!(locks.lock("a").wait_for(Duration::from_secs(10)).await.is_ok());
+    });
+}
+
+/// Breaks its word, in the ways that a test sets.
+#[derive(Debug)]
+struct Faithless {
+    memory: MemoryLock,
+    early_busy: bool,
+    other_claim: bool,
+    one_lease: Option<Lease>,
+    waits: Arc<AtomicUsize>,
+}
+
+impl Faithless {
+    fn new() -> Self {
+        let memory = MemoryLock::new();
+        Self {
+            memory,
+            early_busy: false,
+            other_claim: false,
+            one_lease: None,
+            waits: Arc::default(),
+        }
+    }
+}
+
+#[async_trait]
+impl DistributedLock for Faithless {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        let Attempt::Granted(grant) = self.memory.try_acquire(claim).await? else {
+            return Ok(Attempt::busy());
+        };
+        if self.other_claim {
+            let other = Claim::new("zzz".parse()?, claim.ttl());
+            return Ok(Attempt::Granted(Grant::new(other, grant.token, grant.lease)));
+        }
+        let lease = self.one_lease.clone().unwrap_or(grant.lease);
+        Ok(Attempt::Granted(Grant::new(claim.clone(), grant.token, lease)))
+    }
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        match &self.one_lease {
+            Some(_) => Ok(Renewal::Renewed),
+            None => self.memory.renew(lease).await,
+        }
+    }
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.memory.release(claim).await
+    }
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        self.waits.fetch_add(1, Ordering::SeqCst);
+        if self.early_busy {
+            Ok(Attempt::busy())
+        } else {
+            self.memory.acquire(claim, deadline).await
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_backend_that_gives_up_early_is_not_asked_without_pause() {
+    let backend = Faithless {
+        early_busy: true,
+        ..Faithless::new()
+    };
+    let (waits, elsewhere) = (Arc::clone(&backend.waits), backend.memory.client());
+    let holder = Claim::new("a".parse().unwrap(), TTL);
+    assert!(elsewhere.try_acquire(&holder).await.unwrap().granted().is_some());
+    let locks = Locks::new(backend);
+    let error = locks.lock("a").wait_for(Duration::from_millis(200)).await.unwrap_err();
+    assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
+    let waits = waits.load(Ordering::SeqCst);
+    assert!((2..50).contains(&waits), "{waits}");
+}
+
+#[tokio::test]
+async fn a_grant_for_another_claim_is_refused_and_cleaned_up() {
+    let backend = Faithless {
+        other_claim: true,
+        ..Faithless::new()
+    };
+    let store = backend.memory.client();
+    let locks = Locks::new(backend);
+    let error = locks.lock("a").await.unwrap_err();
+    assert!(error.to_string().contains("another claim"), "{error}");
+    while locks.stats().releasing > 0 {
+        tokio::task::yield_now().await;
+    }
+    assert!(store.list("").await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_lock_without_renewal_ends_even_on_a_lease_that_others_keep() {
+    let ttl = Duration::from_millis(200);
+    let lease = Lease::shared("one", ttl, Clock::system().now());
+    let locks = Locks::new(Faithless {
+        one_lease: Some(lease),
+        ..Faithless::new()
+    });
+    let never = locks.lock("never").ttl(ttl).renew(Renew::Never).await.unwrap();
+    let kept = locks.lock("kept").ttl(ttl).await.unwrap();
+    assert_eq!(never.lost().await, LossReason::Expired);
+    while locks.stats().renewed < 6 {
+        assert!(kept.is_held());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_failed_renewal_of_the_memory_backend_loses_nothing() {
+    let memory = MemoryLock::new();
+    let locks = Locks::new(memory);
+    let guard = locks.lock("a").await.unwrap();
+    assert!(guard.renew_now().await.is_ok());
+
+    let memory = MemoryLock::new();
+    memory.fail_next_renewal();
+    let locks = Locks::new(memory);
+    let guard = locks.lock("a").await.unwrap();
+    assert!(matches!(guard.renew_now().await, Err(LockError::Unavailable { .. })));
+    assert!(guard.is_held());
+    assert!(guard.renew_now().await.is_ok());
+    drop(guard);
+}
+
+/// Runs `rounds` of hostile use on several threads: short waits, dropped requests, dropped guards.
+fn rough_use(locks: &Locks, rounds: usize) {
+    let runtime = Runtime::new().unwrap();
+    runtime.block_on(async {
+        let tasks: Vec<_> = (0..8)
+            .map(|task| {
+                let locks = locks.clone();
+                tokio::spawn(async move {
+                    for round in 0..rounds {
+                        let name = ["a", "b", "c"][(task + round) % 3];
+                        let request = locks.lock(name).wait_for(Duration::from_micros(300));
+                        let limit = Duration::from_micros(((task * 7 + round * 13) % 900) as u64);
+                        match tokio::time::timeout(limit, request).await {
+                            Err(_) | Ok(Err(LockError::TimedOut { .. } | LockError::Closed)) => {}
+                            Ok(Ok(guard)) if round % 2 == 0 => drop(guard),
+                            Ok(Ok(guard)) => drop(guard.release().await),
+                            Ok(Err(error)) => panic!("{error}"),
+                        }
+                    }
+                })
+            })
+            .collect();
+        for task in tasks {
+            task.await.unwrap();
+        }
+    });
+}
+
+#[test]
+fn rough_use_on_many_threads_leaves_nothing_behind() {
+    let own = Runtime::new().unwrap();
+    for sharing in [false, true] {
+        let memory = MemoryLock::new();
+        let client = if sharing {
+            memory.sharing_leases()
+        } else {
+            memory.client()
+        };
+        let locks = Locks::with_options(client, Options::new().runtime(own.handle().clone()));
+        rough_use(&locks, 500);
+        own.block_on(async {
+            while locks.stats().waiting + locks.stats().held + locks.stats().releasing > 0 {
+                tokio::task::yield_now().await;
+            }
+            let left = memory.list("").await.unwrap();
+            assert!(left.is_empty(), "{left:?}");
+        });
+    }
+}
+
+#[test]
+fn a_shutdown_in_the_middle_of_rough_use_leaves_nothing_behind() {
+    let own = Runtime::new().unwrap();
+    for _ in 0..100 {
+        let memory = MemoryLock::new();
+        let locks = Locks::with_options(memory.client(), Options::new().runtime(own.handle().clone()));
+        std::thread::scope(|scope| {
+            scope.spawn(|| rough_use(&locks, 50));
+            while locks.stats().waiting == 0 {
+                std::hint::spin_loop();
+            }
+            own.block_on(locks.shutdown()).unwrap();
+            let left = own.block_on(memory.list("")).unwrap();
+            assert!(left.is_empty(), "{left:?}");
+        });
+        assert!(own.block_on(memory.list("")).unwrap().is_empty());
+    }
+}
