@@ -1,0 +1,254 @@
+//! How a client is set up.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{self, Path, PathBuf};
+use std::time::Duration;
+
+use lock_core::LockError;
+use percent_encoding::percent_decode_str;
+
+use crate::SqliteLock;
+use crate::session::{Session, Settings};
+
+/// The file that holds the locks, and how to work it.
+///
+/// ```
+/// use std::time::Duration;
+/// use lock_sqlite::SqliteConfig;
+///
+/// let config = SqliteConfig::new("/var/lib/shop/locks.db").op_timeout(Duration::from_secs(2));
+/// assert_eq!(config, SqliteConfig::from_url("sqlite:/var/lib/shop/locks.db?op_timeout=2s")?);
+/// # Ok::<(), lock_core::LockError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SqliteConfig {
+    path: PathBuf,
+    op_timeout: Duration,
+    allow_unsafe: bool,
+}
+
+const PARAMETERS: &str = "op_timeout (such as 5s) and allow_unsafe_configuration (true or false)";
+
+/// Limits beyond it could not be added to a clock.
+const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
+
+impl SqliteConfig {
+    /// Locks in the file at `path`, which is made if it is missing; its directory is not. A relative path counts from the
+    /// current directory at the time of [`connect`](Self::connect).
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            op_timeout: Duration::from_secs(5),
+            allow_unsafe: false,
+        }
+    }
+
+    /// Reads an address:
+    ///
+    /// | address | file |
+    /// |---|---|
+    /// | `sqlite:locks.db`, `sqlite://locks.db` | `locks.db` in the current directory |
+    /// | `sqlite:/var/lib/locks.db`, `sqlite:///var/lib/locks.db` | `/var/lib/locks.db` |
+    /// | `sqlite:a%20b.db` | `a b.db`: what is special in addresses (`?`, `#`, `%`) is written as `%` and two digits |
+    ///
+    /// | parameter | meaning | default |
+    /// |---|---|---|
+    /// | `op_timeout` | see [`op_timeout`](Self::op_timeout); `500ms`, `5s`, `1m` | `5s` |
+    /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Configuration`] if the address is not one of these, or a parameter is unknown, repeated or wrong.
+    pub fn from_url(url: &str) -> Result<Self, LockError> {
+        let wrong = |why: String| {
+            Err(LockError::configuration(format!(
+                "the address of the SQLite file {why}"
+            )))
+        };
+        let Some(rest) = url.strip_prefix("sqlite:") else {
+            return wrong("must start with sqlite:, as in sqlite:locks.db or sqlite:///var/lib/locks.db".to_owned());
+        };
+        if rest.contains('#') {
+            return wrong("holds a #; write it as %23".to_owned());
+        }
+        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let path = path.strip_prefix("//").unwrap_or(path);
+        let mut config = Self::new(OsString::from_vec(percent_decode_str(path).collect()));
+        config.absolute()?;
+        let mut given = Vec::new();
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let value = percent_decode_str(value).decode_utf8_lossy();
+            if given.contains(&name) {
+                return wrong(format!("gives {name} twice; give it once"));
+            }
+            given.push(name);
+            config = match name {
+                "op_timeout" => match humantime::parse_duration(&value) {
+                    Ok(limit) if !limit.is_zero() => config.op_timeout(limit),
+                    _ => {
+                        return wrong(format!(
+                            "has op_timeout={value}; give a time above zero, such as 5s or 500ms"
+                        ));
+                    }
+                },
+                "allow_unsafe_configuration" => match value.parse() {
+                    Ok(allow) => config.allow_unsafe_configuration(allow),
+                    Err(_) => return wrong(format!("has {name}={value}; give true or false")),
+                },
+                _ => return wrong(format!("has the unknown parameter {name}; known are {PARAMETERS}")),
+            };
+        }
+        Ok(config)
+    }
+
+    /// How long one request may take before it counts as failed. 5 s if not set. A process that is stopped inside a
+    /// transaction makes requests of all others take that long. More than a day counts as a day; zero is refused when
+    /// connecting.
+    #[must_use]
+    pub fn op_timeout(mut self, limit: Duration) -> Self {
+        self.op_timeout = limit.min(LONGEST);
+        self
+    }
+
+    /// Turns what would be refused, because locks might not exclude, into a warning: a network or FUSE file system, a
+    /// file with several hard links or mounted on its own, a boot id of the container's own.
+    #[must_use]
+    pub fn allow_unsafe_configuration(mut self, allow: bool) -> Self {
+        self.allow_unsafe = allow;
+        self
+    }
+
+    /// The path as it was given.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens the file, or makes it. Dropping the future leaves at most an empty database behind.
+    ///
+    /// # Errors
+    ///
+    /// - [`LockError::Configuration`] if the file cannot hold locks: not a database, that of another program or of a
+    ///   newer version, a directory, unreadable or read-only, or in a directory that is missing or unwritable.
+    /// - [`LockError::UnsafeConfiguration`] if locks in it might not exclude.
+    /// - [`LockError::Unavailable`] if it did not answer in time, or the disk is full.
+    pub async fn connect(self) -> Result<SqliteLock, LockError> {
+        let lock = self.connect_lazy()?;
+        lock.session().run("opening the database", |_, _| Ok(())).await?;
+        Ok(lock)
+    }
+
+    /// Opens the file at the first request, which fails as [`connect`](Self::connect) does. The next one tries again.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Configuration`] if the path names no file or the time for requests is zero,
+    /// [`LockError::Unavailable`] if the system refuses another thread.
+    pub fn connect_lazy(self) -> Result<SqliteLock, LockError> {
+        if self.op_timeout.is_zero() {
+            return Err(LockError::configuration(
+                "op_timeout is zero, so that no request could be answered in time; give more, such as 5s",
+            ));
+        }
+        let path = self.absolute()?;
+        Ok(SqliteLock::new(Session::start(Settings {
+            path,
+            op_timeout: self.op_timeout,
+            allow_unsafe: self.allow_unsafe,
+        })?))
+    }
+
+    /// The path from the root. SQLite would give a meaning of its own to some relative ones, such as `:memory:`.
+    fn absolute(&self) -> Result<PathBuf, LockError> {
+        if self.path.as_os_str().is_empty() || self.path.as_os_str() == ":memory:" {
+            return Err(LockError::configuration(
+                "a database in memory excludes nobody else; give the path of a file, or use the memory backend",
+            ));
+        }
+        let text = self.path.as_os_str().as_bytes();
+        if text.contains(&0) {
+            return Err(LockError::configuration(format!(
+                "{} holds a nul byte, which no path can; remove it",
+                self.path.display().to_string().escape_debug()
+            )));
+        }
+        // The system drops a last slash at times and at times does not, so it would not be the same file to everybody.
+        if matches!(text.rsplit(|&b| b == b'/').next(), Some(b"" | b"." | b"..")) {
+            return Err(LockError::configuration(format!(
+                "{} is the path of a directory; give the path of a file",
+                self.path.display()
+            )));
+        }
+        path::absolute(&self.path).map_err(|e| LockError::Configuration {
+            message: format!("{} cannot be made absolute: {e}", self.path.display()),
+            source: Some(e.into()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn path(url: &str) -> PathBuf {
+        SqliteConfig::from_url(url).unwrap().path
+    }
+
+    fn refusal(url: &str) -> String {
+        SqliteConfig::from_url(url).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_address_names_a_relative_or_an_absolute_file() {
+        for url in ["sqlite:a/b.db", "sqlite://a/b.db", "sqlite:a%2Fb.db?op_timeout=1s"] {
+            assert_eq!(path(url), Path::new("a/b.db"), "{url}");
+        }
+        for url in ["sqlite:/a/b c.db", "sqlite:///a/b%20c.db"] {
+            assert_eq!(path(url), Path::new("/a/b c.db"), "{url}");
+        }
+        assert_eq!(path("sqlite:100%25%3F.db"), Path::new("100%?.db"));
+        assert_eq!(path("sqlite:%FF.db").into_os_string().into_vec(), b"\xFF.db");
+    }
+
+    #[test]
+    fn parameters_are_read() {
+        let config = SqliteConfig::from_url("sqlite:a.db?op_timeout=500ms&allow_unsafe_configuration=true").unwrap();
+        assert_eq!(
+            config,
+            SqliteConfig::new("a.db")
+                .op_timeout(Duration::from_millis(500))
+                .allow_unsafe_configuration(true)
+        );
+        assert_eq!(
+            SqliteConfig::from_url("sqlite:a.db?").unwrap(),
+            SqliteConfig::new("a.db")
+        );
+    }
+
+    #[test]
+    fn a_wrong_address_is_refused_with_what_is_known() {
+        assert!(refusal("redis://a").contains("sqlite:locks.db"));
+        assert!(refusal("sqlite:a.db?timeout=1s").contains("known are op_timeout"));
+        assert!(refusal("sqlite:a.db?op_timeout=0s").contains("such as 5s"));
+        assert!(refusal("sqlite:a.db?op_timeout=soon").contains("such as 5s"));
+        assert!(refusal("sqlite:a.db?op_timeout=1s&op_timeout=1s").contains("twice"));
+        assert!(refusal("sqlite:a.db?allow_unsafe_configuration").contains("true or false"));
+        assert!(refusal("sqlite:a#b.db").contains("%23"));
+        assert!(refusal("sqlite:a%00b.db").contains("nul byte"));
+        for url in [
+            "sqlite:/",
+            "sqlite:/tmp/a.db/",
+            "sqlite:a/.",
+            "sqlite:a/..",
+            "sqlite:.",
+            "sqlite:..",
+        ] {
+            assert!(refusal(url).contains("give the path of a file"), "{url}");
+        }
+        for url in ["sqlite:", "sqlite://", "sqlite::memory:", "sqlite:?op_timeout=1s"] {
+            assert!(refusal(url).contains("in memory"), "{url}");
+        }
+    }
+}

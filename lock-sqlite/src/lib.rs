@@ -1,0 +1,198 @@
+//! The embedded SQLite backend of fencelock: locks among the processes of one machine, without a server.
+//!
+//! ```
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("locks.db");
+//! # tokio::runtime::Runtime::new()?.block_on(async {
+//! use lock_core::Locks;
+//! use lock_sqlite::SqliteLock;
+//!
+//! let locks = Locks::new(SqliteLock::open(&path).await?);
+//! let guard = locks.lock("stock/10000").await?;
+//! println!("token {}", guard.token());
+//! guard.release().await?;
+//! # Ok::<(), lock_core::LockError>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # What is promised
+//!
+//! Every process that opens the same file on the same machine, in whatever container, takes part. A lock is freed within
+//! its ttl when its holder is killed, stopped or hangs, at once after a reboot, and never by a step of the wall clock.
+//! Killing any process at any moment harms nothing. Tokens rise whatever happens to the processes, the system, the power
+//! or the wall clock; should the file itself be lost or replaced by an older copy, they rise as long as the wall clock
+//! was not set back.
+//!
+//! # What to know
+//!
+//! - **Where the file may lie.** On a local file system, in a directory that all its users may write to. Network and FUSE
+//!   file systems are refused: another kernel has another boot, and would free locks that are held here. In containers
+//!   mount the whole directory, since `-wal` and `-shm` files lie beside the database. Only on Linux can this be checked.
+//! - **Several users** share a file through a common group. Give them the directory (`chgrp locks DIR; chmod 2770 DIR`)
+//!   and make the file before the first client starts: `touch DIR/locks.db; chmod 660 DIR/locks.db`. The `-wal` and `-shm`
+//!   files take their mode from it, whatever the umask. A file that a client makes has mode 644, less the umask.
+//! - **A process stopped inside a transaction** (by SIGSTOP or a debugger) blocks
+//!   every name in the file until it goes on or is killed. Others get [`Unavailable`](lock_core::LockError::Unavailable)
+//!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves. A process stopped anywhere else
+//!   blocks nobody. Most transactions last microseconds; one per connect and one per 1 024 grants wait for the disk, and
+//!   others wait with them for that long.
+//! - **Removing or replacing the file while it is in use** loses the locks in it. Every operation checks that the path
+//!   still leads to the open file: a renewal then says that the lock is lost, anything else fails once, and the next
+//!   request opens what is there. Between the replacement and its next renewal a holder may believe in its lock while
+//!   another has it; the fencing token tells them apart. The same goes for the `-wal` and `-shm` files.
+//! - **Copying over the file while it is in use** (rather than replacing it) changes SQLite's data under its feet, and may
+//!   damage it. A client notices it only when it draws a token that is not above all
+//!   that it has seen itself, so locks may be held twice and tokens repeated. Restore with all users stopped, and
+//!   remove the `-wal` and `-shm` files.
+//! - **A virtual machine that is set back to a snapshot while clients run** sets back their memory with the file: they
+//!   repeat tokens, and nothing inside the machine can tell. Restart them after such a restore; a new client starts no
+//!   lower than the wall clock.
+//! - **Do not open the file by other means inside of the same process**, such as copying it with [`std::fs::copy`]: closing
+//!   it would drop the locks of SQLite, as POSIX has it. `sqlite3 locks.db` in another process is fine.
+//! - **A full disk**: what finds no room fails with [`Unavailable`](lock_core::LockError::Unavailable), and no new client
+//!   can connect. Renewals and releases of open clients go on in the space that the file and its log have already, which
+//!   is some 64 KiB at first and grows with use; those that cannot leave the lock to its expiry.
+//! - **Waiters** of different processes are served in no particular order. They notice a release mostly within 15 ms.
+//! - **Systems other than Linux** offer no boot clock with a boot id. There leases follow the wall clock.
+//!
+//! The resource's side for SQLite is in [`fence`].
+
+#[cfg(not(unix))]
+compile_error!("lock-sqlite needs a Unix system: it tells files apart by device and inode");
+
+pub mod fence;
+
+mod boot;
+mod config;
+mod counter;
+mod failure;
+mod patience;
+mod place;
+mod schema;
+mod session;
+mod store;
+mod wait;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
+    Renewal, Scope, Stamp,
+};
+
+pub use config::SqliteConfig;
+/// The version of rusqlite that [`fence`] works with.
+pub use rusqlite;
+
+use session::Session;
+
+/// Locks in an SQLite file.
+///
+/// Every client has one connection and one thread that works it; clones share them. Dropping the last clone closes the
+/// file in the background and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
+#[derive(Clone, Debug)]
+pub struct SqliteLock {
+    session: Arc<Session>,
+}
+
+impl SqliteLock {
+    /// Opens the file, or makes it, with the settings of [`SqliteConfig::new`].
+    ///
+    /// # Errors
+    ///
+    /// As [`SqliteConfig::connect`].
+    pub async fn open(path: impl Into<PathBuf>) -> Result<Self, LockError> {
+        SqliteConfig::new(path).connect().await
+    }
+
+    pub(crate) fn new(session: Session) -> Self {
+        Self {
+            session: Arc::new(session),
+        }
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+}
+
+#[async_trait]
+impl DistributedLock for SqliteLock {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(Scope::Machine)
+            .with_op_timeout(self.session.settings().op_timeout)
+            .with_give_way(Duration::from_millis(20))
+            .with_inspection()
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        let wish = claim.clone();
+        self.session
+            .run_granting("acquire", claim, move |store, sent, wanted| {
+                store.try_acquire(&wish, sent, wanted)
+            })
+            .await
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        match lease.claim() {
+            Some(claim) => self.session.renew(claim).await,
+            // Not one of ours.
+            None => Ok(Renewal::NotHeld),
+        }
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.session.release(claim).await
+    }
+
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        let attempt = self.try_acquire(claim).await?;
+        let over = deadline.is_some_and(|deadline| deadline <= Clock::system().now());
+        match attempt {
+            Attempt::Busy(_) if !over => self.session.wait(claim, deadline).await,
+            done => Ok(done),
+        }
+    }
+
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        let (old, new) = (from.clone(), to.clone());
+        self.session
+            .run_granting("hand-over", to, move |store, sent, wanted| {
+                store.hand_over(&old, &new, sent, wanted)
+            })
+            .await
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let name = name.clone();
+        self.session
+            .run("asking who holds a lock", move |store, _| {
+                store.check_place()?;
+                store.holder(&name)
+            })
+            .await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        let prefix = prefix.to_owned();
+        self.session
+            .run("listing locks", move |store, _| {
+                store.check_place()?;
+                store.list(&prefix)
+            })
+            .await
+    }
+
+    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.session.force_release(name).await
+    }
+
+    async fn close(&self) -> Result<(), LockError> {
+        self.session.close().await
+    }
+}

@@ -1,0 +1,461 @@
+//! Where the database lies: whether locks can be kept there, and whether it is still the same file.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+use lock_core::LockError;
+use rustix::fs::{Access, AtFlags, CWD, accessat};
+use rustix::io::Errno;
+
+use crate::failure::{Failure, unreadable};
+
+/// The files of an open database, as they were when it was opened.
+///
+/// SQLite keeps its file open, and locks in it, also when the path leads elsewhere by now: to a restored copy, to a new
+/// file, to nothing. Whoever opens the path then would share nothing with us. The write-ahead log and its index matter
+/// just as much: a process that finds none makes its own.
+#[derive(Debug)]
+pub(crate) struct Place {
+    path: PathBuf,
+    files: Vec<(PathBuf, Identity)>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+}
+
+impl Place {
+    /// Looks at the path before SQLite opens anything there, and makes the file if it is missing.
+    pub(crate) fn inspect(path: &Path, allow_unsafe: bool) -> Result<Before, LockError> {
+        // Everything is asked of the file that a link leads to, since that is where SQLite works.
+        let (real, file) = resolve(path)?;
+        let parent = real.parent().unwrap_or(Path::new("/"));
+        for place in [Some(parent), file.is_some().then_some(&*real)].into_iter().flatten() {
+            if let Some(kind) = shared_file_system(place, allow_unsafe)? {
+                refuse(
+                    allow_unsafe,
+                    format!(
+                        "{} lies on {kind}, where other machines or a daemon may change the file unseen; use a local \
+                         disk, or a backend with a server",
+                        path.display()
+                    ),
+                )?;
+            }
+        }
+        if let Some(file) = &file {
+            usable(&real, file)?;
+            if file.nlink() > 1 {
+                refuse(
+                    allow_unsafe,
+                    format!(
+                        "{} has {} hard links; under another name it would get a write-ahead log of its own. Remove \
+                         the others",
+                        path.display(),
+                        file.nlink()
+                    ),
+                )?;
+            }
+            if is_mount_point(Path::new("/proc"), &real, allow_unsafe)? {
+                refuse(
+                    allow_unsafe,
+                    format!(
+                        "{} is mounted as a single file, so its write-ahead log is not shared with it; mount the whole \
+                         directory",
+                        path.display()
+                    ),
+                )?;
+            }
+        }
+        if !permits(parent, Access::WRITE_OK | Access::EXEC_OK)? {
+            return Err(LockError::configuration(format!(
+                "the directory {} is not writable for this process, and the write-ahead log must lie there; change its \
+                 owner or mode, or choose another path",
+                parent.display()
+            )));
+        }
+        let identity = match &file {
+            Some(file) => Some(Identity::of(file)),
+            None => made(&real)?,
+        };
+        Ok(Before {
+            real,
+            identity,
+            new: file.is_none(),
+        })
+    }
+
+    /// Notes which files were opened. All three must exist, so it comes after the first transaction.
+    pub(crate) fn settle(path: &Path, before: Before) -> Result<Self, Failure> {
+        let real = before.real;
+        let mut files = Vec::with_capacity(3);
+        for file in [path.to_owned(), with_suffix(&real, "-wal"), with_suffix(&real, "-shm")] {
+            let identity = Identity::at(&file)?.ok_or_else(|| Moved(path.to_owned()))?;
+            files.push((file, identity));
+        }
+        if before.identity.is_some_and(|identity| identity != files[0].1) {
+            return Err(Moved(path.to_owned()).into());
+        }
+        if before.new
+            && let Some(parent) = real.parent()
+        {
+            // Without this a power loss could take a new file away as a whole. Not every file system can do it.
+            let _ = fs::File::open(parent).and_then(|dir| dir.sync_all());
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            files,
+        })
+    }
+
+    /// Fails if any path leads elsewhere than when it was opened, or does not let itself be looked at.
+    pub(crate) fn check(&self) -> Result<(), Failure> {
+        for (path, identity) in &self.files {
+            if Identity::at(path)? != Some(*identity) {
+                return Err(Moved(self.path.clone()).into());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What was at the path before it was opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Before {
+    /// Where links lead to; SQLite puts the log beside it.
+    real: PathBuf,
+    /// None where a file cannot be made without opening it.
+    identity: Option<Identity>,
+    new: bool,
+}
+
+impl Before {
+    /// The path to open.
+    pub(crate) fn real(&self) -> &Path {
+        &self.real
+    }
+}
+
+/// The path leads elsewhere than when it was opened.
+#[derive(Debug)]
+pub(crate) struct Moved(pub(crate) PathBuf);
+
+impl Identity {
+    fn of(file: &fs::Metadata) -> Self {
+        Self {
+            device: file.dev(),
+            inode: file.ino(),
+        }
+    }
+
+    /// None only if nothing is there.
+    fn at(path: &Path) -> Result<Option<Self>, Failure> {
+        match fs::metadata(path) {
+            Ok(file) => Ok(Some(Self::of(&file))),
+            Err(e) if nothing_there(&e) => Ok(None),
+            Err(e) => Err(Failure::Unseen(path.to_owned(), e)),
+        }
+    }
+}
+
+fn nothing_there(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+}
+
+/// Follows links to the file, which may be missing; its directory may not.
+fn resolve(path: &Path) -> Result<(PathBuf, Option<fs::Metadata>), LockError> {
+    let (real, file) = match fs::canonicalize(path) {
+        Ok(real) => {
+            let file = fs::metadata(&real).map_err(|e| unreadable(path, e))?;
+            (real, Some(file))
+        }
+        Err(e) if nothing_there(&e) => {
+            if fs::symlink_metadata(path).is_ok_and(|link| link.is_symlink()) {
+                return Err(LockError::configuration(format!(
+                    "{} is a symbolic link to what does not exist; make it lead to a file, or remove it",
+                    path.display()
+                )));
+            }
+            let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+                return Err(unreadable(path, e));
+            };
+            let real = match fs::canonicalize(parent) {
+                Ok(parent) if parent.is_dir() => parent.join(name),
+                Err(e) if !nothing_there(&e) => return Err(unreadable(parent, e)),
+                _ => {
+                    return Err(LockError::configuration(format!(
+                        "the directory {} does not exist; create it, it is not made silently",
+                        parent.display()
+                    )));
+                }
+            };
+            (real, None)
+        }
+        Err(e) => return Err(unreadable(path, e)),
+    };
+    let name = real.file_name().map_or(0, OsStr::len);
+    if real.as_os_str().len() > LONGEST_PATH || name > LONGEST_NAME {
+        return Err(LockError::configuration(format!(
+            "{} is too long: SQLite takes paths of up to {LONGEST_PATH} bytes, and file names of up to {LONGEST_NAME}",
+            real.display()
+        )));
+    }
+    Ok((real, file))
+}
+
+/// SQLite's limit of 512 and the system's of 255, less the suffix of the longest name beside the file, `-journal`.
+const LONGEST_PATH: usize = 504;
+const LONGEST_NAME: usize = 247;
+
+/// Makes an empty file, so that it is known which one SQLite is going to open, and tells which one it is.
+///
+/// Without opening it: closing it would drop the locks of another client in this process that was faster.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn made(path: &Path) -> Result<Option<Identity>, LockError> {
+    use rustix::fs::{FileType, Mode, mknodat};
+
+    match mknodat(CWD, path, FileType::RegularFile, Mode::from_raw_mode(0o644), 0) {
+        Ok(()) | Err(Errno::EXIST) => match fs::metadata(path) {
+            Ok(file) => Ok(Some(Identity::of(&file))),
+            Err(e) => Err(unreadable(path, e)),
+        },
+        // SQLite makes it, or says why it cannot.
+        Err(_) => Ok(None),
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn made(_path: &Path) -> Result<Option<Identity>, LockError> {
+    Ok(None)
+}
+
+/// Whether this process, with the rights that it acts with, may do that. What cannot be said is left to SQLite to find.
+fn permits(path: &Path, wanted: Access) -> Result<bool, LockError> {
+    match accessat(CWD, path, wanted, AtFlags::EACCESS) {
+        Ok(()) | Err(Errno::NOSYS | Errno::INVAL | Errno::PERM) => Ok(true),
+        Err(Errno::ACCESS | Errno::ROFS) => Ok(false),
+        Err(e) => Err(unreadable(path, e.into())),
+    }
+}
+
+/// Refuses what would make locks unsafe, or warns if that was asked for.
+pub(crate) fn refuse(allow_unsafe: bool, message: String) -> Result<(), LockError> {
+    if allow_unsafe {
+        tracing::warn!("allowed, but locks may not exclude: {message}");
+        Ok(())
+    } else {
+        Err(LockError::UnsafeConfiguration { message })
+    }
+}
+
+/// The smallest page that SQLite knows, so the smallest database.
+const SMALLEST: u64 = 512;
+
+fn usable(path: &Path, file: &fs::Metadata) -> Result<(), LockError> {
+    let wrong = |what: &str| Err(LockError::configuration(format!("{} {what}", path.display())));
+    if file.is_dir() {
+        return wrong("is a directory; give the path of a file");
+    }
+    if !file.is_file() {
+        return wrong("is not a regular file; give the path of one");
+    }
+    // SQLite takes a file of one byte for an empty one and would write over it.
+    if (1..SMALLEST).contains(&file.len()) {
+        return wrong("is not an SQLite database; choose another path");
+    }
+    if !permits(path, Access::READ_OK)? {
+        return wrong("is not readable for this process; change its owner or mode");
+    }
+    if !permits(path, Access::WRITE_OK)? {
+        return wrong("is read-only for this process; change its owner or mode, or the mount");
+    }
+    Ok(())
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = OsString::from(path);
+    name.push(suffix);
+    name.into()
+}
+
+/// The kind of file system, if it is one whose files another kernel or a user's daemon may serve.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn shared_file_system(path: &Path, allow_unsafe: bool) -> Result<Option<&'static str>, LockError> {
+    match rustix::fs::statfs(path) {
+        Ok(found) => Ok(named(found.f_type as u32)),
+        Err(e) => unknown(unreadable(path, e.into()), allow_unsafe).map(|()| None),
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+fn shared_file_system(_path: &Path, _allow_unsafe: bool) -> Result<Option<&'static str>, LockError> {
+    Ok(None)
+}
+
+/// Magic numbers as `statfs(2)` and the file systems' own sources list them.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn named(kind: u32) -> Option<&'static str> {
+    Some(match kind {
+        0x6969 => "NFS",
+        0x517B | 0xFF53_4D42 | 0xFE53_4D42 => "SMB",
+        0x0102_1997 => "9p",
+        0x6573_5546 => "FUSE or virtiofs",
+        0x5346_414F | 0x6B41_4653 => "AFS",
+        0x00C3_6400 => "Ceph",
+        0x0116_1970 => "GFS2",
+        0x7461_636F => "OCFS2",
+        0x0BD0_0BD0 => "Lustre",
+        0x7375_7245 => "Coda",
+        0x564C => "NCP",
+        0x786F_4256 => "a VirtualBox shared folder",
+        0xBACB_ACBC => "a VMware shared folder",
+        0x7C7C_6673 => "a Parallels shared folder",
+        0x2003_0528 => "OrangeFS",
+        0x1983_0326 => "BeeGFS",
+        0x4750_4653 => "GPFS",
+        0xAAD7_AAEA => "PanFS",
+        0x5346_4846 => "a WSL 1 mount",
+        _ => return None,
+    })
+}
+
+/// Whether something is mounted at exactly this path, as the table in `proc` says.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn is_mount_point(proc: &Path, path: &Path, allow_unsafe: bool) -> Result<bool, LockError> {
+    let table = proc.join("self/mountinfo");
+    match fs::read(&table) {
+        Ok(content) => Ok(lists_mount_point(&content, path)),
+        Err(e) => unknown(unreadable(&table, e), allow_unsafe).map(|()| false),
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn is_mount_point(_proc: &Path, _path: &Path, _allow_unsafe: bool) -> Result<bool, LockError> {
+    Ok(false)
+}
+
+/// Whether it is safe could not be found out, so it is not; a shortage passes, whatever is allowed.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn unknown(error: LockError, allow_unsafe: bool) -> Result<(), LockError> {
+    match error {
+        LockError::Configuration { message, .. } => refuse(allow_unsafe, message),
+        passing => Err(passing),
+    }
+}
+
+/// The mount point is the fifth word; blanks in it are written in octal.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn lists_mount_point(table: &[u8], path: &Path) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+
+    let mut wanted = Vec::new();
+    for &byte in path.as_os_str().as_bytes() {
+        match byte {
+            b' ' | b'\t' | b'\n' | b'\\' => wanted.extend_from_slice(format!("\\{byte:03o}").as_bytes()),
+            _ => wanted.push(byte),
+        }
+    }
+    table
+        .split(|&b| b == b'\n')
+        .any(|line| line.split(|&b| b == b' ').nth(4) == Some(&wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_removed_or_replaced_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        for name in ["a.db", "a.db-wal", "a.db-shm"] {
+            fs::write(dir.path().join(name), [0; 512]).unwrap();
+        }
+        for name in ["a.db", "a.db-wal", "a.db-shm"] {
+            let file = dir.path().join(name);
+            let place = Place::settle(&path, Place::inspect(&path, false).unwrap()).unwrap();
+            place.check().unwrap();
+            let copy = dir.path().join("copy");
+            fs::copy(&file, &copy).unwrap();
+            fs::rename(&copy, &file).unwrap();
+            place.check().unwrap_err();
+            let place = Place::settle(&path, Place::inspect(&path, false).unwrap()).unwrap();
+            fs::remove_file(&file).unwrap();
+            place.check().unwrap_err();
+            fs::write(&file, [0; 512]).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_second_hard_link_is_refused_unless_allowed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        fs::write(&path, "").unwrap();
+        fs::hard_link(&path, dir.path().join("b.db")).unwrap();
+        let refused = Place::inspect(&path, false).unwrap_err();
+        assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused}");
+        Place::inspect(&path, true).unwrap();
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[test]
+    fn network_and_user_space_file_systems_are_known_and_local_ones_are_not() {
+        for (kind, name) in [
+            (0x6969, "NFS"),
+            (0xFE53_4D42, "SMB"),
+            (0x0102_1997, "9p"),
+            (0x6573_5546, "FUSE or virtiofs"),
+        ] {
+            assert_eq!(named(kind), Some(name));
+        }
+        let (ext4, tmpfs, btrfs, xfs, overlay, zfs) =
+            (0xEF53, 0x0102_1994, 0x9123_683E, 0x5846_5342, 0x794C_7630, 0x2FC1_2FC1);
+        for kind in [ext4, tmpfs, btrfs, xfs, overlay, zfs] {
+            assert_eq!(named(kind), None);
+        }
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[test]
+    fn mount_points_are_read_with_their_blanks() {
+        let table = b"36 35 98:0 /mnt1 /a\\040b/c.db rw,noatime - ext3 /dev/root rw\n";
+        assert!(lists_mount_point(table, Path::new("/a b/c.db")));
+        assert!(!lists_mount_point(table, Path::new("/a b")));
+        let proc = Path::new("/proc");
+        assert!(is_mount_point(proc, proc, false).unwrap());
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[test]
+    fn what_cannot_be_found_out_is_unsafe_and_a_shortage_passes() {
+        let missing = Path::new("/nowhere");
+        for refused in [
+            is_mount_point(missing, missing, false).map(drop).unwrap_err(),
+            shared_file_system(missing, false).map(drop).unwrap_err(),
+        ] {
+            assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused}");
+        }
+        assert!(!is_mount_point(missing, missing, true).unwrap());
+        for shortage in [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::IO] {
+            let error = unknown(unreadable(missing, shortage.into()), true).unwrap_err();
+            assert!(error.is_retryable(), "{error}");
+        }
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[test]
+    fn a_new_file_that_is_replaced_while_it_is_opened_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        let before = Place::inspect(&path, false).unwrap();
+        fs::write(dir.path().join("other"), "").unwrap();
+        fs::rename(dir.path().join("other"), &path).unwrap();
+        for name in ["a.db-wal", "a.db-shm"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        assert!(matches!(Place::settle(&path, before), Err(Failure::Moved(_))));
+    }
+}

@@ -1,0 +1,168 @@
+//! What the database looks like, and how it is opened.
+
+use std::path::Path;
+
+use lock_core::LockError;
+use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+
+use crate::failure::{self, Failure};
+use crate::patience;
+use crate::place::refuse;
+
+/// Marks the file as ours (`fncl`), so that no other program's database is ever written to.
+const APPLICATION_ID: i32 = 0x666e_636c;
+
+/// The format of the tables below. A file with a higher one is refused.
+const FORMAT: i32 = 1;
+
+/// `lock`: who holds what. A row counts while its boot is this one and its expiry is ahead; all others are free.
+/// `expires` is a reading of the boot clock in nanoseconds, `ttl` in nanoseconds, `acquired_at` in microseconds of Unix
+/// time. `counter`: the last token drawn, and the durable ceiling below which tokens may be drawn.
+const TABLES: &str = "
+CREATE TABLE lock (
+    name TEXT NOT NULL PRIMARY KEY,
+    owner TEXT NOT NULL,
+    client TEXT NOT NULL,
+    token INTEGER NOT NULL,
+    boot TEXT NOT NULL,
+    expires INTEGER NOT NULL,
+    ttl INTEGER NOT NULL,
+    label TEXT,
+    host TEXT,
+    pid INTEGER,
+    acquired_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+CREATE TABLE counter (
+    only_row INTEGER NOT NULL PRIMARY KEY CHECK (only_row = 1),
+    token INTEGER NOT NULL,
+    ceiling INTEGER NOT NULL
+) STRICT;
+INSERT INTO counter (only_row, token, ceiling) VALUES (1, 0, 0);
+";
+
+/// Pages that are written once and then free. On a full disk the log is emptied into the database and begun again, so
+/// the database must have room for what is in the log without growing.
+const ROOM: &str = "CREATE TABLE room (filler BLOB); INSERT INTO room VALUES (zeroblob(65536));";
+
+/// Brings what is in the log into the database, as far as others let it. The log keeps its length, as room for more.
+pub(crate) fn checkpoint(conn: &Connection) -> Result<(), rusqlite::Error> {
+    conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
+}
+
+/// Opens the database, and lays out the tables if the file is new.
+pub(crate) fn open(path: &Path) -> Result<Connection, Failure> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut conn = Connection::open_with_flags(path, flags)?;
+    conn.busy_handler(Some(patience::wait_for_the_other))?;
+    conn.set_prepared_statement_cache_capacity(32);
+    // Whoever made the file shall not run code of theirs in our process.
+    conn.pragma_update(None, "trusted_schema", false)?;
+    // Before the journal mode, which is stored in the file: another program's database must stay untouched.
+    let found = Found::look(&conn.transaction()?, path)?;
+    if conn.is_readonly("main")? {
+        return Err(Failure::Refused(LockError::configuration(format!(
+            "{} is read-only for this process; change its owner or mode, or the mount",
+            path.display()
+        ))));
+    }
+    write_ahead(&conn, path)?;
+    if found == Found::Nothing {
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        // Another process may have been faster.
+        if Found::look(&tx, path)? == Found::Nothing {
+            tx.execute_batch(TABLES)?;
+            tx.execute_batch(ROOM)?;
+            tx.pragma_update(None, "application_id", APPLICATION_ID)?;
+            tx.pragma_update(None, "user_version", FORMAT)?;
+            tx.commit()?;
+            checkpoint(&conn)?;
+            conn.execute_batch("DROP TABLE IF EXISTS room")?;
+            checkpoint(&conn)?;
+        }
+    }
+    Ok(conn)
+}
+
+/// Refuses an SQLite that is known to fail us. The one that is built in does not; a build may have put another in its
+/// place.
+///
+/// Up to 3.51.2 two processes that write and checkpoint in the same instant can damage the database, and from 3.51.0 on
+/// closing a connection while another thread opens the same file can block every SQLite database of the process for
+/// ever.
+pub(crate) fn sound_library(allow_unsafe: bool) -> Result<(), LockError> {
+    const FIRST_SOUND: i32 = 3_051_003;
+    if rusqlite::version_number() >= FIRST_SOUND {
+        return Ok(());
+    }
+    refuse(
+        allow_unsafe,
+        format!(
+            "this program is linked with SQLite {}, which can damage a database that several processes write to; build \
+             it with SQLite 3.51.3 or later, as the feature \"bundled\" of rusqlite does",
+            rusqlite::version()
+        ),
+    )
+}
+
+/// The journal in which readers and one writer do not block each other.
+fn write_ahead(conn: &Connection, path: &Path) -> Result<(), Failure> {
+    let mut tries = 0;
+    let mode: String = loop {
+        // Two processes that switch the same new file at once would deadlock; SQLite tells one of them without asking
+        // the busy handler.
+        match conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)) {
+            Err(e) if failure::contention(&e) && patience::wait_for_the_other(tries) => tries += 1,
+            other => break other?,
+        }
+    };
+    if mode != "wal" {
+        return Err(Failure::Refused(LockError::configuration(format!(
+            "SQLite keeps {} in journal mode {mode}, and locks need the write-ahead log; put the file on a disk with \
+             shared memory between processes",
+            path.display()
+        ))));
+    }
+    // On macOS a plain fsync leaves the data in the drive's cache. Elsewhere it changes nothing.
+    conn.pragma_update(None, "fullfsync", true)?;
+    conn.pragma_update(None, "synchronous", "NORMAL")?;
+    Ok(())
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Found {
+    Nothing,
+    Ours,
+}
+
+impl Found {
+    /// In a transaction, or another process could lay out its tables between one question and the next.
+    fn look(tx: &Transaction<'_>, path: &Path) -> Result<Self, Failure> {
+        let pragma = |name| tx.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+        let (id, format) = (pragma("application_id")?, pragma("user_version")?);
+        let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+        let refused = |message| Err(Failure::Refused(LockError::configuration(message)));
+        match (id, format, tables) {
+            (APPLICATION_ID, FORMAT, _) => Ok(Self::Ours),
+            (APPLICATION_ID, _, _) => refused(format!(
+                "{} has format {format}, and this version of fencelock knows format {FORMAT}; update this program, or \
+                 use another file",
+                path.display()
+            )),
+            (0, 0, 0) => Ok(Self::Nothing),
+            _ => refused(format!(
+                "{} is the database of another program; give locks a file of their own",
+                path.display()
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sqlite_that_is_built_in_is_sound() {
+        sound_library(false).unwrap();
+    }
+}

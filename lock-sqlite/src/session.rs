@@ -1,0 +1,395 @@
+//! The thread that works the database for one client.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use lock_core::{Attempt, Claim, Clock, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
+use tokio::sync::oneshot;
+
+use crate::failure::{self, Failure};
+use crate::patience;
+use crate::store::{Store, Wanted};
+use crate::wait::{Waiter, Waiters};
+
+/// One client's way to the database: requests are worked one after the other, in the order in which they came.
+///
+/// The order is what makes dropping a request safe: whatever releases its claim comes later in the same queue. A request
+/// whose caller has gone away does nothing any more.
+pub(crate) struct Session {
+    jobs: mpsc::Sender<Job>,
+    closed: AtomicBool,
+    settings: Settings,
+}
+
+/// What the client was configured with.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    /// Absolute.
+    pub(crate) path: PathBuf,
+    pub(crate) op_timeout: Duration,
+    pub(crate) allow_unsafe: bool,
+}
+
+/// Between looks while another process keeps the file to itself.
+const RETRY: Duration = Duration::from_millis(20);
+
+const CLOSE: &str = "close";
+
+type Job = Box<dyn FnOnce(&mut Worker) + Send>;
+
+impl Session {
+    /// Starts the thread; the file is opened by the first request.
+    pub(crate) fn start(settings: Settings) -> Result<Self, LockError> {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        let worker = Worker {
+            settings: settings.clone(),
+            client: OwnerId::random(),
+            clock: Clock::system(),
+            store: None,
+            seen: 0,
+            waiters: Waiters::default(),
+            asked: Instant::now(),
+            ended: false,
+        };
+        thread::Builder::new()
+            .name("fencelock-sqlite".to_owned())
+            .spawn(move || worker.work(&queue))
+            .map_err(|e| LockError::unavailable("starting the thread that works the database", e))?;
+        Ok(Self {
+            jobs,
+            closed: AtomicBool::new(false),
+            settings,
+        })
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// Does `work` on the open database and waits for the outcome, for at most the operation's time. Nothing is done if
+    /// the caller has gone away by then.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        work: impl FnOnce(&mut Store, Wanted<'_>) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, LockError> {
+        self.submit(operation, move |worker, reply| {
+            let done = worker.on_store(|store| work(store, &|| reply.is_wanted()));
+            let _ = reply.send(worker.explained(operation, done));
+        })
+        .await
+    }
+
+    /// As `run`, for what may grant `claim`: a grant that nobody hears of is taken back.
+    pub(crate) async fn run_granting<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        claim: &Claim,
+        work: impl FnOnce(&mut Store, Stamp, Wanted<'_>) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, LockError> {
+        let granted = claim.clone();
+        let mut answer = self.ask(Some(claim), move |worker, reply| {
+            let sent = worker.clock.now();
+            let done = worker.on_store(|store| work(store, sent, &|| reply.is_wanted()));
+            if reply.send(worker.explained(operation, done)).is_err() {
+                worker.take_back(&granted);
+            }
+        })?;
+        answer.within(operation, self.settings.op_timeout).await
+    }
+
+    /// Waits until the claim is granted, or for `deadline`.
+    pub(crate) async fn wait(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        let waiting = claim.clone();
+        let mut answer = self.ask(Some(claim), move |worker, reply| {
+            worker.waiters.add(Waiter::new(waiting, deadline, reply));
+        })?;
+        // The thread answers at the deadline, unless it is stuck.
+        let left = deadline.map_or(Duration::MAX, |deadline| deadline.since(Clock::system().now()));
+        answer
+            .within("acquire", left.saturating_add(self.settings.op_timeout))
+            .await
+    }
+
+    /// Keeps the claim for another ttl, if it is still there.
+    pub(crate) async fn renew(&self, claim: &Claim) -> Result<Renewal, LockError> {
+        let claim = claim.clone();
+        self.submit("renew", move |worker, reply| {
+            let done = match worker.on_store(|store| store.renew(&claim, &|| reply.is_wanted())) {
+                // Told at once: what lies there now knows of the lock at best what was true when it was copied.
+                Err(Failure::Moved(_) | Failure::WentBack) => Ok(Renewal::NotHeld),
+                done => done,
+            };
+            let _ = reply.send(worker.explained("renew", done));
+        })
+        .await
+    }
+
+    /// Lets go of the claim, also when the caller does not stay for the answer.
+    pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let claim = claim.clone();
+        self.submit("release", move |worker, reply| {
+            worker.waiters.remove(claim.owner());
+            let done = match worker.on_store(|store| store.release(&claim)) {
+                // What lies there now may be a copy that has the lock.
+                Err(Failure::Moved(_) | Failure::WentBack) => worker.on_store(|store| store.release(&claim)),
+                done => done,
+            };
+            worker.waiters.freed(claim.name());
+            let _ = reply.send(worker.explained("release", done));
+        })
+        .await
+    }
+
+    /// Takes the name away from whoever holds it, also when the caller does not stay for the answer.
+    pub(crate) async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let name = name.clone();
+        self.submit("forced release", move |worker, reply| {
+            let done = worker.on_store(|store| store.force_release(&name));
+            worker.waiters.freed(&name);
+            let _ = reply.send(worker.explained("forced release", done));
+        })
+        .await
+    }
+
+    /// Lets go of all that this client holds and ends the thread.
+    pub(crate) async fn close(&self) -> Result<(), LockError> {
+        if self.closed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        let mut answer = self.queue(None, |worker, reply| {
+            worker.ended = true;
+            worker.waiters = Waiters::default();
+            let done = worker.store.take().map_or(Ok(()), |mut store| store.release_all());
+            let _ = reply.send(worker.explained(CLOSE, done));
+        })?;
+        answer.within(CLOSE, self.settings.op_timeout).await
+    }
+
+    async fn submit<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        job: impl FnOnce(&mut Worker, Reply<T>) + Send + 'static,
+    ) -> Result<T, LockError> {
+        let mut answer = self.ask(None, job)?;
+        answer.within(operation, self.settings.op_timeout).await
+    }
+
+    /// Queues `job`. If its answer may grant `claim`, dropping the answer unheard takes that back.
+    fn ask<T: Send + 'static>(
+        &self,
+        claim: Option<&Claim>,
+        job: impl FnOnce(&mut Worker, Reply<T>) + Send + 'static,
+    ) -> Result<Answer<'_, T>, LockError> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(LockError::Closed);
+        }
+        self.queue(claim, job)
+    }
+
+    fn queue<T: Send + 'static>(
+        &self,
+        claim: Option<&Claim>,
+        job: impl FnOnce(&mut Worker, Reply<T>) + Send + 'static,
+    ) -> Result<Answer<'_, T>, LockError> {
+        let limit = self.settings.op_timeout;
+        let (reply, answer) = oneshot::channel();
+        // A little less than the caller's patience, so that the caller hears SQLite's own words.
+        let asked = Instant::now();
+        let until = asked + limit.mul_f64(0.9);
+        self.send(Box::new(move |worker| {
+            worker.asked = asked;
+            patience::until(until.max(Instant::now() + limit / 10));
+            job(worker, Reply(reply));
+        }))?;
+        Ok(Answer {
+            session: self,
+            answer,
+            claim: claim.cloned(),
+        })
+    }
+
+    fn send(&self, job: Job) -> Result<(), LockError> {
+        self.jobs.send(job).map_err(|_| self.gone())
+    }
+
+    /// Why the thread is not there any more.
+    fn gone(&self) -> LockError {
+        if self.closed.load(Ordering::Acquire) {
+            LockError::Closed
+        } else {
+            LockError::Unavailable {
+                operation: "asking the thread that works the database",
+                message: "it ended unexpectedly; connect again".to_owned(),
+                source: None,
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("settings", &self.settings)
+            .field("closed", &self.closed)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Where an answer comes from.
+struct Answer<'a, T: Send + 'static> {
+    session: &'a Session,
+    answer: oneshot::Receiver<Result<T, LockError>>,
+    /// What to take back if the answer is never heard.
+    claim: Option<Claim>,
+}
+
+impl<T: Send + 'static> Answer<'_, T> {
+    async fn within(&mut self, operation: &'static str, limit: Duration) -> Result<T, LockError> {
+        let asked = Instant::now();
+        let Ok(answered) = tokio::time::timeout(limit, &mut self.answer).await else {
+            return Err(LockError::Unavailable {
+                operation,
+                message: failure::busy(&self.session.settings.path, asked.elapsed()),
+                source: None,
+            });
+        };
+        self.claim = None;
+        answered.unwrap_or_else(|_| Err(self.session.gone()))
+    }
+}
+
+impl<T: Send + 'static> Drop for Answer<'_, T> {
+    fn drop(&mut self) {
+        let Some(claim) = self.claim.take() else { return };
+        // Either the thread finds this end closed and takes the grant back itself, or the answer is here already.
+        self.answer.close();
+        if let Ok(Ok(_)) = self.answer.try_recv() {
+            let _ = self.session.send(Box::new(move |worker| worker.take_back(&claim)));
+        }
+    }
+}
+
+/// Where an answer goes.
+pub(crate) struct Reply<T>(oneshot::Sender<Result<T, LockError>>);
+
+impl<T> Reply<T> {
+    /// Whether the caller is still there.
+    pub(crate) fn is_wanted(&self) -> bool {
+        !self.0.is_closed()
+    }
+
+    /// Fails if the caller has gone away.
+    pub(crate) fn send(self, answer: Result<T, LockError>) -> Result<(), Result<T, LockError>> {
+        self.0.send(answer)
+    }
+}
+
+/// What the thread owns.
+pub(crate) struct Worker {
+    settings: Settings,
+    client: OwnerId,
+    clock: Clock,
+    store: Option<Store>,
+    seen: u64,
+    waiters: Waiters,
+    /// When what is being done was asked for.
+    asked: Instant,
+    ended: bool,
+}
+
+impl Worker {
+    fn work(mut self, queue: &mpsc::Receiver<Job>) {
+        while !self.ended {
+            let job = match self.waiters.next_look(self.clock.now()) {
+                None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(pause) => queue.recv_timeout(pause),
+            };
+            match job {
+                Ok(job) => job(&mut self),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            if self
+                .waiters
+                .next_look(self.clock.now())
+                .is_some_and(|pause| pause.is_zero())
+            {
+                self.look();
+            }
+        }
+    }
+
+    /// Sees to those who wait.
+    fn look(&mut self) {
+        let mut waiters = std::mem::take(&mut self.waiters);
+        let clock = self.clock.clone();
+        // Not for long: renewals queue behind this, and whoever gives up is to hear of it in time.
+        let longest = self.settings.op_timeout / 4;
+        let patience = match waiters.first_deadline() {
+            Some(end) => longest.min(end.since(clock.now())),
+            None => longest,
+        };
+        self.asked = Instant::now();
+        patience::until(self.asked + patience);
+        let looked = self.on_store(|store| waiters.look(store, &clock));
+        let now = clock.now();
+        match looked {
+            Ok(()) => waiters.expire(now, None),
+            Err(failure) => {
+                let passing = failure.is_contention();
+                let error = failure.explain("acquire", &self.settings.path, self.asked.elapsed());
+                if passing {
+                    waiters.expire(now, Some(&error));
+                    waiters.schedule(now, RETRY);
+                } else {
+                    waiters.fail(&error);
+                }
+            }
+        }
+        self.waiters = waiters;
+    }
+
+    /// Runs `work` on the open database, opening it if need be, and closes it after whatever makes it doubtful.
+    fn on_store<T>(&mut self, work: impl FnOnce(&mut Store) -> Result<T, Failure>) -> Result<T, Failure> {
+        let store = match &mut self.store {
+            Some(store) => store,
+            none => {
+                let settings = &self.settings;
+                none.insert(Store::open(
+                    &settings.path,
+                    settings.allow_unsafe,
+                    self.client,
+                    self.seen,
+                )?)
+            }
+        };
+        let mut done = work(store);
+        self.seen = self.seen.max(store.seen());
+        if let Err(failure) = &done
+            && !failure.is_harmless()
+        {
+            // Most of what SQLite can say about a file that was replaced is better said so.
+            if let Err(moved @ Failure::Moved(_)) = store.check_place() {
+                done = Err(moved);
+            }
+            self.store = None;
+        }
+        done
+    }
+
+    /// Undoes a grant that nobody heard of. Should that fail, it expires by itself.
+    fn take_back(&mut self, claim: &Claim) {
+        if let Err(failure) = self.on_store(|store| store.release(claim)) {
+            tracing::debug!(?failure, name = %claim.name(), "a grant that nobody heard of waits for its expiry");
+        }
+    }
+
+    fn explained<T>(&self, operation: &'static str, done: Result<T, Failure>) -> Result<T, LockError> {
+        done.map_err(|failure| failure.explain(operation, &self.settings.path, self.asked.elapsed()))
+    }
+}

@@ -1,0 +1,444 @@
+//! The open database: one short transaction per operation.
+
+use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
+
+use lock_core::{
+    Attempt, Busy, Claim, FencingToken, Grant, HandOver, Holder, Lease, LockName, OwnerId, ParseOwnerIdError, Released,
+    Renewal, Stamp,
+};
+use rusqlite::types::Type;
+use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
+
+use crate::boot::{Boot, after, until};
+use crate::counter;
+use crate::failure::Failure;
+use crate::place::Place;
+use crate::schema;
+
+/// Asks whether somebody still waits for the answer.
+pub(crate) type Wanted<'a> = &'a dyn Fn() -> bool;
+
+/// An open database and what was true when it was opened.
+#[derive(Debug)]
+pub(crate) struct Store {
+    conn: Connection,
+    boot: Boot,
+    place: Place,
+    /// Stored with every lock, so that a client can let go of all that it holds.
+    client: OwnerId,
+    /// The highest token drawn here, or the start that was made sure of; all that come are higher.
+    seen: u64,
+    /// Up to where the rows have been searched for expired ones.
+    swept: String,
+    /// How many pages the database had when the log was last brought into it.
+    pages: i64,
+}
+
+/// How many rows each grant searches for expired ones. A grant adds one row at most, so more than one is enough.
+const SWEEP: usize = 4;
+
+const COLUMNS: &str = "name, owner, token, expires, label, host, pid, acquired_at";
+
+impl Store {
+    /// Opens the file, or makes it; `seen` is what the client's last store had seen.
+    pub(crate) fn open(path: &Path, allow_unsafe: bool, client: OwnerId, seen: u64) -> Result<Self, Failure> {
+        schema::sound_library(allow_unsafe)?;
+        let boot = Boot::find(allow_unsafe)?;
+        let before = Place::inspect(path, allow_unsafe)?;
+        let mut conn = schema::open(before.real())?;
+        // The raise writes, so the log and its index exist afterwards.
+        let start = counter::raise(&mut conn, None, seen)?;
+        let place = Place::settle(path, before)?;
+        // What another boot left can never count again, whatever its expiry says.
+        conn.execute(
+            "DELETE FROM lock WHERE boot <> ?1 OR expires <= ?2",
+            (boot.id(), boot.now()),
+        )?;
+        let pages = page_count(&conn)?;
+        Ok(Self {
+            conn,
+            pages,
+            boot,
+            place,
+            client,
+            seen: start,
+            swept: String::new(),
+        })
+    }
+
+    /// Tokens from here on are higher.
+    pub(crate) fn seen(&self) -> u64 {
+        self.seen
+    }
+
+    /// Whether the path still leads to the open file.
+    pub(crate) fn check_place(&self) -> Result<(), Failure> {
+        self.place.check()
+    }
+
+    pub(crate) fn try_acquire(&mut self, claim: &Claim, sent: Stamp, wanted: Wanted<'_>) -> Result<Attempt, Failure> {
+        self.drawing(wanted, |tx| tx.grant(claim, sent))
+    }
+
+    pub(crate) fn hand_over(
+        &mut self,
+        from: &Claim,
+        to: &Claim,
+        sent: Stamp,
+        wanted: Wanted<'_>,
+    ) -> Result<HandOver, Failure> {
+        self.drawing(wanted, |tx| {
+            let released = tx.release(from)?;
+            Ok(tx.grant(to, sent)?.map(|attempt| HandOver::new(released, attempt)))
+        })
+    }
+
+    pub(crate) fn renew(&mut self, claim: &Claim, wanted: Wanted<'_>) -> Result<Renewal, Failure> {
+        self.write(wanted, |tx| {
+            let renewed = tx
+                .prepare_cached(
+                    "UPDATE lock SET expires = ?1 WHERE name = ?2 AND owner = ?3 AND boot = ?4 AND expires > ?5",
+                )?
+                .execute((
+                    after(tx.now, claim.ttl()),
+                    claim.name().as_str(),
+                    claim.owner().to_string(),
+                    tx.boot.id(),
+                    tx.now,
+                ))?;
+            Ok(if renewed == 1 {
+                Renewal::Renewed
+            } else {
+                Renewal::NotHeld
+            })
+        })
+    }
+
+    pub(crate) fn release(&mut self, claim: &Claim) -> Result<Released, Failure> {
+        self.write(&|| true, |tx| tx.release(claim))
+    }
+
+    pub(crate) fn force_release(&mut self, name: &LockName) -> Result<Option<Holder>, Failure> {
+        self.write(&|| true, |tx| {
+            let holder = match tx.holder(name) {
+                Err(Failure::Row(_)) => {
+                    let mut damaged = Holder::new();
+                    damaged.name = Some(name.clone());
+                    Some(damaged)
+                }
+                holder => holder?,
+            };
+            tx.prepare_cached("DELETE FROM lock WHERE name = ?1")?
+                .execute([name.as_str()])?;
+            Ok(holder)
+        })
+    }
+
+    /// Lets go of everything that this client holds.
+    pub(crate) fn release_all(&mut self) -> Result<(), Failure> {
+        let client = self.client;
+        self.write(&|| true, |tx| {
+            tx.prepare_cached("DELETE FROM lock WHERE client = ?1")?
+                .execute([client.to_string()])?;
+            Ok(())
+        })
+    }
+
+    /// Who holds the name, without keeping anybody from writing.
+    pub(crate) fn holder(&self, name: &LockName) -> Result<Option<Holder>, Failure> {
+        read_holder(&self.conn, &self.boot, self.boot.now(), name)
+    }
+
+    /// What is held under names that start with `prefix`, by name.
+    pub(crate) fn list(&self, prefix: &str) -> Result<Vec<Holder>, Failure> {
+        let now = self.boot.now();
+        let mut statement = self.conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM lock WHERE name >= ?1 AND boot = ?2 AND expires > ?3 ORDER BY name"
+        ))?;
+        let mut rows = statement.query((prefix, self.boot.id(), now))?;
+        let mut held = Vec::new();
+        // Text is compared byte for byte, so all that start with the prefix stand together.
+        while let Some(row) = rows.next()? {
+            if !row.get_ref(0)?.as_str().is_ok_and(|name| name.starts_with(prefix)) {
+                break;
+            }
+            match holder_from(row, now) {
+                Ok(holder) => held.push(holder),
+                Err(error) => {
+                    let name = row
+                        .get_ref(0)?
+                        .as_bytes()
+                        .map(String::from_utf8_lossy)
+                        .unwrap_or_default();
+                    tracing::warn!(%error, %name, "a damaged entry is left out of the list");
+                }
+            }
+        }
+        Ok(held)
+    }
+
+    /// Changes whenever another connection has changed the database.
+    pub(crate) fn version(&self) -> Result<i64, Failure> {
+        Ok(self
+            .conn
+            .prepare_cached("PRAGMA data_version")?
+            .query_row([], |row| row.get(0))?)
+    }
+
+    /// As `write`, for what draws a token: raises the ceiling first where that is due.
+    fn drawing<T>(
+        &mut self,
+        wanted: Wanted<'_>,
+        body: impl Fn(&mut Tx<'_>) -> Result<Option<T>, Failure>,
+    ) -> Result<T, Failure> {
+        loop {
+            if let Some(done) = self.write(wanted, |tx| {
+                let done = body(tx)?;
+                tx.keep = done.is_some();
+                Ok(done)
+            })? {
+                return Ok(done);
+            }
+            self.seen = counter::raise(&mut self.conn, Some(&self.place), self.seen)?;
+        }
+    }
+
+    /// Runs `body` in one transaction, and makes room and runs it again if the disk is full.
+    fn write<T>(&mut self, wanted: Wanted<'_>, body: impl Fn(&mut Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
+        let done = match self.write_once(wanted, &body) {
+            Err(full) if full.is_full() => {
+                // Once the log's content is in the database, the log is written again from its start, in space that it
+                // has already. So a release mostly gets through on a full disk.
+                let mut checkpoint = self.conn.prepare("PRAGMA wal_checkpoint(RESTART)")?;
+                let blocked: bool = checkpoint.query_row([], |row| row.get(0)).map_err(|_| full)?;
+                drop(checkpoint);
+                tracing::warn!(
+                    blocked,
+                    "no room for the write-ahead log; starting over at its beginning"
+                );
+                self.write_once(wanted, &body)
+            }
+            done => done,
+        };
+        if done.is_ok() {
+            self.grow();
+        }
+        done
+    }
+
+    fn write_once<T>(
+        &mut self,
+        wanted: Wanted<'_>,
+        body: &impl Fn(&mut Tx<'_>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        if !wanted() {
+            return Err(Failure::Abandoned);
+        }
+        let tx = Transaction::new(&mut self.conn, TransactionBehavior::Immediate)?;
+        if !wanted() {
+            return Err(Failure::Abandoned);
+        }
+        let mut tx = Tx {
+            // Read under the write lock: no other process's reading comes between this one and what is written.
+            now: self.boot.now(),
+            tx,
+            boot: &self.boot,
+            client: self.client,
+            seen: self.seen,
+            swept: &mut self.swept,
+            keep: true,
+        };
+        let done = body(&mut tx)?;
+        // Also when nothing was written: what an orphaned file says counts for nobody.
+        self.place.check()?;
+        if !wanted() {
+            return Err(Failure::Abandoned);
+        }
+        if tx.keep {
+            let seen = tx.seen;
+            tx.tx.commit()?;
+            self.seen = seen;
+        }
+        Ok(done)
+    }
+
+    /// Lets the file grow as soon as the database does, while the disk has room: see [`schema::checkpoint`].
+    fn grow(&mut self) {
+        let grown = page_count(&self.conn).and_then(|pages| {
+            if pages > self.pages {
+                schema::checkpoint(&self.conn)?;
+                self.pages = pages;
+            }
+            Ok(())
+        });
+        if let Err(error) = grown {
+            tracing::debug!(%error, "the database file could not grow");
+        }
+    }
+}
+
+/// An operation under way, in its transaction.
+struct Tx<'a> {
+    tx: Transaction<'a>,
+    now: i64,
+    boot: &'a Boot,
+    client: OwnerId,
+    seen: u64,
+    swept: &'a mut String,
+    /// Whether there is anything to commit.
+    keep: bool,
+}
+
+impl Tx<'_> {
+    /// Grants the name if it is free or already this owner's. `None`: the ceiling of tokens must be raised first.
+    fn grant(&mut self, claim: &Claim, sent: Stamp) -> Result<Option<Attempt>, Failure> {
+        let token = match self.holder(claim.name())? {
+            Some(holder) if holder.owner == Some(claim.owner()) && holder.token.is_some() => {
+                self.prepare_cached("UPDATE lock SET expires = ?1, ttl = ?2 WHERE name = ?3")?
+                    .execute((after(self.now, claim.ttl()), nanos(claim.ttl()), claim.name().as_str()))?;
+                holder.token
+            }
+            Some(holder) => {
+                let busy = Busy::default().with_retry_after(holder.remaining.unwrap_or_default());
+                return Ok(Some(busy.with_holder(holder).into()));
+            }
+            None => match counter::draw(&self.tx)? {
+                Some(token) if token.get() <= self.seen => return Err(Failure::WentBack),
+                Some(token) => {
+                    self.insert(claim, token)?;
+                    self.sweep()?;
+                    self.seen = token.get();
+                    Some(token)
+                }
+                None => None,
+            },
+        };
+        let lease = Lease::for_claim(claim, sent);
+        Ok(token.map(|token| Attempt::Granted(Grant::new(claim.clone(), token, lease))))
+    }
+
+    fn insert(&self, claim: &Claim, token: FencingToken) -> Result<(), Failure> {
+        let holder = Holder::of(claim);
+        let acquired = holder
+            .acquired_at
+            .and_then(|at| at.duration_since(UNIX_EPOCH).ok())
+            .unwrap_or_default();
+        self.prepare_cached(
+            "INSERT OR REPLACE INTO lock \
+             (name, owner, client, token, boot, expires, ttl, label, host, pid, acquired_at) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
+        )?
+        .execute((
+            claim.name().as_str(),
+            claim.owner().to_string(),
+            self.client.to_string(),
+            token.as_i64(),
+            self.boot.id(),
+            after(self.now, claim.ttl()),
+            nanos(claim.ttl()),
+            holder.label,
+            holder.host,
+            holder.pid,
+            i64::try_from(acquired.as_micros()).unwrap_or(i64::MAX),
+        ))?;
+        Ok(())
+    }
+
+    fn release(&self, claim: &Claim) -> Result<Released, Failure> {
+        let held: Option<bool> = self
+            .prepare_cached("DELETE FROM lock WHERE name = ?1 AND owner = ?2 RETURNING boot = ?3 AND expires > ?4")?
+            .query_row(
+                (
+                    claim.name().as_str(),
+                    claim.owner().to_string(),
+                    self.boot.id(),
+                    self.now,
+                ),
+                |row| row.get(0),
+            )
+            .optional()?;
+        Ok(if held == Some(true) {
+            Released::Released
+        } else {
+            Released::NotHeld
+        })
+    }
+
+    fn holder(&self, name: &LockName) -> Result<Option<Holder>, Failure> {
+        read_holder(&self.tx, self.boot, self.now, name)
+    }
+
+    /// Deletes a few of the rows whose holders never came back. The search goes on where it ended the last time.
+    fn sweep(&mut self) -> Result<(), Failure> {
+        let mut rows = Vec::with_capacity(SWEEP);
+        {
+            let mut statement = self.prepare_cached(
+                "SELECT name, boot <> ?1 OR expires <= ?2 FROM lock WHERE name > ?3 ORDER BY name LIMIT ?4",
+            )?;
+            let mut found = statement.query((self.boot.id(), self.now, self.swept.as_str(), SWEEP as i64))?;
+            while let Some(row) = found.next()? {
+                rows.push((row.get::<_, String>(0)?, row.get::<_, bool>(1)?));
+            }
+        }
+        for (name, _) in rows.iter().filter(|(_, dead)| *dead) {
+            self.prepare_cached("DELETE FROM lock WHERE name = ?1")?
+                .execute([name])?;
+        }
+        *self.swept = match rows.pop() {
+            Some((last, _)) if rows.len() + 1 == SWEEP => last,
+            _ => String::new(),
+        };
+        Ok(())
+    }
+}
+
+impl std::ops::Deref for Tx<'_> {
+    type Target = Connection;
+
+    fn deref(&self) -> &Connection {
+        &self.tx
+    }
+}
+
+fn read_holder(conn: &Connection, boot: &Boot, now: i64, name: &LockName) -> Result<Option<Holder>, Failure> {
+    const HOLDER: &str = "SELECT name, owner, token, expires, label, host, pid, acquired_at FROM lock \
+                          WHERE name = ?1 AND boot = ?2 AND expires > ?3";
+    let mut statement = conn.prepare_cached(HOLDER)?;
+    let held = statement
+        .query_row((name.as_str(), boot.id(), now), |row| Ok(holder_from(row, now)))
+        .optional()?;
+    held.transpose().map_err(|error| {
+        tracing::warn!(%error, %name, "a damaged entry");
+        Failure::Row(name.as_str().to_owned())
+    })
+}
+
+fn holder_from(row: &Row<'_>, now: i64) -> rusqlite::Result<Holder> {
+    let broken = |column, e| rusqlite::Error::FromSqlConversionFailure(column, Type::Null, e);
+    let mut holder = Holder::new();
+    holder.name = Some(LockName::new(row.get_ref(0)?.as_str()?).map_err(|e| broken(0, e.into()))?);
+    holder.owner = Some(
+        row.get_ref(1)?
+            .as_str()?
+            .parse()
+            .map_err(|e: ParseOwnerIdError| broken(1, e.into()))?,
+    );
+    holder.token = Some(FencingToken::try_from(row.get::<_, i64>(2)?).map_err(|e| broken(2, e.into()))?);
+    holder.remaining = Some(until(now, row.get(3)?));
+    holder.label = row.get(4)?;
+    holder.host = row.get(5)?;
+    holder.pid = row.get(6)?;
+    let acquired = u64::try_from(row.get::<_, i64>(7)?).unwrap_or(0);
+    holder.acquired_at = UNIX_EPOCH.checked_add(Duration::from_micros(acquired));
+    Ok(holder)
+}
+
+fn page_count(conn: &Connection) -> rusqlite::Result<i64> {
+    conn.prepare_cached("PRAGMA page_count")?
+        .query_row([], |row| row.get(0))
+}
+
+fn nanos(d: Duration) -> i64 {
+    i64::try_from(d.as_nanos()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,208 @@
+//! Waiting for a name: one watcher per client, whoever waits and for how many names.
+
+use std::time::Duration;
+
+use lock_core::{Attempt, Busy, Claim, Clock, LockError, LockName, OwnerId, Stamp};
+
+use crate::failure::{Failure, row_damaged};
+use crate::session::Reply;
+use crate::store::Store;
+
+/// Between looks after something changed in the database.
+const SHORTEST: Duration = Duration::from_millis(1);
+
+/// Between looks when nothing has changed for a while.
+const LONGEST: Duration = Duration::from_millis(10);
+
+/// Those who wait, and when to look next.
+///
+/// A look asks the database for its version, which costs microseconds whatever it holds. Only when another process has
+/// changed something, a lease has run out, or this client let go, are the names themselves looked at; and only one that
+/// seems free is tried for. So waiting keeps nobody from writing, and holds up the requests of the same client no longer
+/// than one look takes.
+#[derive(Default)]
+pub(crate) struct Waiters {
+    waiting: Vec<Waiter>,
+    /// The version of the database at the last look.
+    version: Option<i64>,
+    pause: Duration,
+    /// When to look next; at once if there is none.
+    wake: Option<Stamp>,
+}
+
+/// One who waits.
+pub(crate) struct Waiter {
+    claim: Claim,
+    deadline: Option<Stamp>,
+    reply: Reply<Attempt>,
+    busy: Busy,
+    /// When the lease of the name runs out. Until then only a change can free it; if there is none, look at once.
+    due: Option<Stamp>,
+}
+
+impl Waiter {
+    pub(crate) fn new(claim: Claim, deadline: Option<Stamp>, reply: Reply<Attempt>) -> Self {
+        Self {
+            claim,
+            deadline,
+            reply,
+            busy: Busy::default(),
+            due: None,
+        }
+    }
+}
+
+impl Waiters {
+    pub(crate) fn add(&mut self, waiter: Waiter) {
+        self.waiting.push(waiter);
+        self.wake = None;
+    }
+
+    /// Ends the wait of a claim, if it waits.
+    pub(crate) fn remove(&mut self, owner: OwnerId) {
+        for gone in self.waiting.extract_if(.., |w| w.claim.owner() == owner) {
+            let _ = gone.reply.send(Ok(gone.busy.into()));
+        }
+    }
+
+    /// This client let go of the name. Its own changes do not show in the version.
+    pub(crate) fn freed(&mut self, name: &LockName) {
+        for waiter in self.waiting.iter_mut().filter(|w| w.claim.name() == name) {
+            waiter.due = None;
+            self.wake = None;
+        }
+    }
+
+    /// How long until the next look; none if nobody waits.
+    pub(crate) fn next_look(&self, now: Stamp) -> Option<Duration> {
+        let anybody = !self.waiting.is_empty();
+        anybody.then(|| self.wake.map_or(Duration::ZERO, |wake| wake.since(now)))
+    }
+
+    /// Grants what has become free, and tells those whose time is over.
+    pub(crate) fn look(&mut self, store: &mut Store, clock: &Clock) -> Result<(), Failure> {
+        let begun = clock.now();
+        store.check_place()?;
+        let version = store.version()?;
+        // Set at the end only: after a failure all names are looked at again.
+        let changed = self.version.take() != Some(version);
+        let mut index = 0;
+        while let Some(waiter) = self.waiting.get_mut(index) {
+            let answered = if !waiter.reply.is_wanted() {
+                true
+            } else if changed || waiter.due.is_none_or(|due| due <= begun) {
+                match waiter.ask(store, clock) {
+                    Ok(Some(attempt)) => {
+                        self.waiting.swap_remove(index).answer(attempt, store)?;
+                        continue;
+                    }
+                    Ok(None) => false,
+                    // No concern of those who wait for other names.
+                    Err(Failure::Row(name)) => {
+                        let gone = self.waiting.swap_remove(index);
+                        let _ = gone.reply.send(Err(row_damaged(&name)));
+                        continue;
+                    }
+                    Err(failure) => return Err(failure),
+                }
+            } else {
+                false
+            };
+            if answered {
+                self.waiting.swap_remove(index);
+            } else {
+                index += 1;
+            }
+        }
+        self.version = Some(version);
+        let now = clock.now();
+        self.pause = if changed {
+            SHORTEST
+        } else {
+            (self.pause * 5 / 4).clamp(SHORTEST, LONGEST)
+        };
+        // With very many names to look at, most of the time is still left for requests.
+        self.schedule(now, self.pause.max(now.since(begun) * 4));
+        Ok(())
+    }
+
+    /// Tells those whose time is over that the name is busy, or why that cannot be said.
+    pub(crate) fn expire(&mut self, now: Stamp, failure: Option<&LockError>) {
+        let over = |w: &mut Waiter| w.deadline.is_some_and(|deadline| deadline <= now);
+        for late in self.waiting.extract_if(.., over) {
+            let _ = late.reply.send(match failure {
+                Some(error) => Err(again(error)),
+                None => Ok(late.busy.into()),
+            });
+        }
+    }
+
+    /// Tells everybody that it went wrong.
+    pub(crate) fn fail(&mut self, error: &LockError) {
+        for waiter in self.waiting.drain(..) {
+            let _ = waiter.reply.send(Err(again(error)));
+        }
+    }
+
+    /// When the first of those who wait gives up.
+    pub(crate) fn first_deadline(&self) -> Option<Stamp> {
+        self.waiting.iter().filter_map(|w| w.deadline).min()
+    }
+
+    /// Plans the next look, some jitter around `pause` from `now`, but no later than the first who is due.
+    pub(crate) fn schedule(&mut self, now: Stamp, pause: Duration) {
+        // Jitter, or processes that once woke together would forever.
+        let next = now + pause.mul_f64(0.5 + fastrand::f64());
+        let ends = self.waiting.iter().flat_map(|w| [w.due, w.deadline]).flatten();
+        // What is past has been looked at just now, or could not be; that is what the pause is for.
+        let first = ends.filter(|&end| end > now).min();
+        self.wake = Some(first.map_or(next, |first| first.min(next)));
+    }
+}
+
+impl Waiter {
+    /// Takes the name if it is free. An answer ends the wait.
+    fn ask(&mut self, store: &mut Store, clock: &Clock) -> Result<Option<Attempt>, Failure> {
+        let busy = match store.holder(self.claim.name())? {
+            Some(holder) if holder.owner != Some(self.claim.owner()) => Busy::default()
+                .with_retry_after(holder.remaining.unwrap_or_default())
+                .with_holder(holder),
+            _ => match store.try_acquire(&self.claim, clock.now(), &|| self.reply.is_wanted()) {
+                Ok(Attempt::Busy(busy)) => busy,
+                Err(Failure::Abandoned) => Busy::default(),
+                done => return done.map(Some),
+            },
+        };
+        self.due = Some(clock.now() + busy.retry_after.unwrap_or_default());
+        self.busy = busy;
+        Ok(None)
+    }
+
+    /// Hands over the grant, or takes it back if nobody is there to hear of it.
+    fn answer(self, attempt: Attempt, store: &mut Store) -> Result<(), Failure> {
+        if self.reply.send(Ok(attempt)).is_err() {
+            store.release(&self.claim)?;
+        }
+        Ok(())
+    }
+}
+
+/// The same error once more, for the next who waits.
+fn again(error: &LockError) -> LockError {
+    match error {
+        LockError::Configuration { message, .. } => LockError::configuration(message.clone()),
+        LockError::UnsafeConfiguration { message } => LockError::UnsafeConfiguration {
+            message: message.clone(),
+        },
+        LockError::Unavailable { operation, message, .. } => LockError::Unavailable {
+            operation,
+            message: message.clone(),
+            source: None,
+        },
+        other => LockError::Unavailable {
+            operation: "acquire",
+            message: other.to_string(),
+            source: None,
+        },
+    }
+}
