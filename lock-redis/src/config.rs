@@ -1,0 +1,250 @@
+//! How a client is set up.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use lock_core::LockError;
+use redis::ConnectionAddr;
+use tokio::runtime::Handle;
+
+use crate::keys::Keys;
+use crate::session::{Session, Settings};
+use crate::transport::Place;
+use crate::{RedisLock, address};
+
+/// The server, and how to work with it.
+///
+/// ```
+/// use std::time::Duration;
+/// use lock_redis::RedisConfig;
+///
+/// let config = RedisConfig::new("localhost", 6379)
+///     .credentials("locks", "secret")
+///     .namespace("shop")
+///     .op_timeout(Duration::from_secs(2));
+/// assert!(!format!("{config:?}").contains("secret"));
+/// RedisConfig::from_url("redis://locks:secret@localhost:6379?namespace=shop&op_timeout=2s")?;
+/// # Ok::<(), lock_core::LockError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RedisConfig {
+    pub(crate) place: Place,
+    pub(crate) user: Option<String>,
+    pub(crate) password: Option<Secret>,
+    pub(crate) database: u32,
+    pub(crate) namespace: String,
+    pub(crate) op_timeout: Duration,
+    pub(crate) min_replicas: u32,
+    pub(crate) allow_unsafe: bool,
+    runtime: Option<Handle>,
+}
+
+/// A text that is never shown.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Secret(pub(crate) String);
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+impl RedisConfig {
+    /// The server at that host and port, without TLS, as its default user.
+    pub fn new(host: impl Into<String>, port: u16) -> Self {
+        Self::at(Place::Tcp(host.into(), port))
+    }
+
+    /// The server at that host and port, by TLS. It must have a certificate for that host, by an authority that the system
+    /// trusts or that [`trust`](Self::trust) names.
+    #[cfg(feature = "tls")]
+    pub fn tls(host: impl Into<String>, port: u16) -> Self {
+        Self::at(Place::Tls(host.into(), port, None))
+    }
+
+    /// The server that listens on that socket of this machine.
+    #[cfg(unix)]
+    pub fn unix(path: impl Into<PathBuf>) -> Self {
+        Self::at(Place::Unix(path.into()))
+    }
+
+    pub(crate) fn at(place: Place) -> Self {
+        Self {
+            place,
+            user: None,
+            password: None,
+            database: 0,
+            namespace: "fencelock".to_owned(),
+            op_timeout: Duration::from_secs(5),
+            min_replicas: 0,
+            allow_unsafe: false,
+            runtime: None,
+        }
+    }
+
+    /// Reads an address:
+    ///
+    /// | address | server |
+    /// |---|---|
+    /// | `redis://host`, `redis://host:6379` | by TCP |
+    /// | `rediss://host` | by TLS |
+    /// | `redis://user:password@host`, `redis://:password@host` | with credentials; what is special in addresses is written as `%` and two digits |
+    /// | `redis://host/2` | database number 2 |
+    /// | `redis+unix:/run/redis.sock` | by a socket of this machine |
+    ///
+    /// `valkey:`, `valkeys:` and `valkey+unix:` mean the same.
+    ///
+    /// | parameter | meaning | default |
+    /// |---|---|---|
+    /// | `namespace` | see [`namespace`](Self::namespace) | `fencelock` |
+    /// | `op_timeout` | see [`op_timeout`](Self::op_timeout); `500ms`, `5s`, `1m` | `5s` |
+    /// | `min_replicas` | see [`min_replicas`](Self::min_replicas) | `0` |
+    /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
+    /// | `ca` | with `rediss:`, see [`trust`](Self::trust) | what the system trusts |
+    /// | `user`, `password`, `db` | with `redis+unix:`, which has no other place for them | |
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Configuration`] if the address is not one of these, or a parameter is unknown, repeated or wrong. It
+    /// never shows the address.
+    pub fn from_url(url: &str) -> Result<Self, LockError> {
+        address::read(url)
+    }
+
+    /// The server, credentials and database number of a client of the `redis` crate. Connections of its own are made to it:
+    /// those of the client lack what locks depend on.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Configuration`] if the client uses TLS, whose certificates cannot be read from it: use
+    /// [`tls`](Self::tls) then.
+    pub fn from_client(client: &redis::Client) -> Result<Self, LockError> {
+        let info = client.get_connection_info();
+        let place = match info.addr() {
+            ConnectionAddr::Tcp(host, port) => Place::Tcp(host.clone(), *port),
+            #[cfg(unix)]
+            ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
+            _ => {
+                return Err(LockError::configuration(
+                    "how a client checks certificates cannot be read from it; use RedisConfig::tls, or a rediss: address",
+                ));
+            }
+        };
+        let login = info.redis_settings();
+        let mut config = Self::at(place);
+        config.user = login.username().map(str::to_owned);
+        config.password = login.password().map(|password| Secret(password.to_owned()));
+        config.database = u32::try_from(login.db())
+            .map_err(|_| LockError::configuration("the client has a database number below zero"))?;
+        Ok(config)
+    }
+
+    /// The user to work as, and the password. [`password`](Self::password) alone means the default user.
+    #[must_use]
+    pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        self.user = Some(user.into());
+        self.password(password)
+    }
+
+    /// The password.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<String>) -> Self {
+        self.password = Some(Secret(password.into()));
+        self
+    }
+
+    /// The database number. 0 if not set. Locks in different ones have nothing to do with each other.
+    #[must_use]
+    pub fn database(mut self, number: u32) -> Self {
+        self.database = number;
+        self
+    }
+
+    /// What the keys of locks begin with: 1 to 128 letters, digits, and any of `-`, `_`, `.`, `/`. `fencelock` if not set.
+    /// Locks in different ones have nothing to do with each other.
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.namespace = namespace.into();
+        self
+    }
+
+    /// How long one request may take before it counts as failed, including a new connection if it needs one. 5 s if not set.
+    #[must_use]
+    pub fn op_timeout(mut self, limit: Duration) -> Self {
+        self.op_timeout = limit;
+        self
+    }
+
+    /// Grants a lock only when that many replicas have it. None if not set.
+    ///
+    /// A grant that too few have within half of [`op_timeout`](Self::op_timeout) is given back, and the request fails as
+    /// [`LockError::Unavailable`]. Costs a second connection and two more commands for each grant. A lock is less likely to be
+    /// lost in a failover then; it still can be, as the replica that is promoted may be another.
+    #[must_use]
+    pub fn min_replicas(mut self, replicas: u32) -> Self {
+        self.min_replicas = replicas;
+        self
+    }
+
+    /// Trusts the authorities in that PEM file, read at each connect, and no others. Without TLS it has no effect.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn trust(mut self, file: impl Into<PathBuf>) -> Self {
+        if let Place::Tls(_, _, ca) = &mut self.place {
+            *ca = Some(file.into());
+        }
+        self
+    }
+
+    /// Turns what would be refused, because locks might not exclude, into a warning: an eviction policy with a memory limit, a
+    /// replica, a server older than 6.2.
+    #[must_use]
+    pub fn allow_unsafe_configuration(mut self, allow: bool) -> Self {
+        self.allow_unsafe = allow;
+        self
+    }
+
+    /// Works connections on that runtime instead of fencelock's own background thread. If it ends, locks are lost.
+    #[must_use]
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Connects. Dropping the future leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// - [`LockError::Configuration`] if the namespace cannot be used, the server refuses the credentials or the database
+    ///   number, its certificate is not trusted, the user lacks rights, or it is no Redis.
+    /// - [`LockError::UnsafeConfiguration`] if locks on it might not exclude.
+    /// - [`LockError::Unavailable`] if it cannot be reached, or did not answer in time.
+    pub async fn connect(self) -> Result<RedisLock, LockError> {
+        let lock = self.connect_lazy()?;
+        let session = lock.session();
+        session
+            .limited("connecting", async { session.link().await.map(drop) })
+            .await?;
+        Ok(lock)
+    }
+
+    /// Connects at the first request, which fails as [`connect`](Self::connect) does. The next one tries again.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Configuration`] if the namespace cannot be used.
+    pub fn connect_lazy(self) -> Result<RedisLock, LockError> {
+        Ok(RedisLock::new(Session::new(Settings {
+            place: self.place,
+            user: self.user,
+            password: self.password,
+            database: self.database,
+            keys: Keys::new(&self.namespace)?,
+            op_timeout: self.op_timeout,
+            min_replicas: self.min_replicas,
+            allow_unsafe: self.allow_unsafe,
+            runtime: self.runtime,
+        })))
+    }
+}

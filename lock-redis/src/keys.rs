@@ -1,0 +1,112 @@
+//! What the keys of a name are called.
+
+use lock_core::{LockError, LockName};
+
+/// The namespace, and the keys in it.
+///
+/// The hash slot of a key follows from what lies between its first `{` and the first `}` after that. All keys of a name
+/// begin alike up to the end of the name, so they share a slot whatever braces the name has.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Keys {
+    namespace: String,
+}
+
+const LOCK: &str = "}:lock";
+
+impl Keys {
+    /// Keys under `namespace`, which must not be confused with a namespace and the start of a name.
+    pub(crate) fn new(namespace: &str) -> Result<Self, LockError> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+        if namespace.is_empty() || namespace.len() > 128 || !namespace.chars().all(fits) {
+            return Err(LockError::configuration(
+                "the namespace cannot be used; give 1 to 128 letters, digits, and any of - _ . /",
+            ));
+        }
+        Ok(Self {
+            namespace: namespace.to_owned(),
+        })
+    }
+
+    /// The key that says who holds the name.
+    pub(crate) fn lock(&self, name: &LockName) -> String {
+        format!("{{{}:{name}{LOCK}", self.namespace)
+    }
+
+    /// All keys of the name, in the order in which the scripts expect them.
+    pub(crate) fn of(&self, name: &LockName) -> [String; 3] {
+        let key = |kind| format!("{{{}:{name}}}:{kind}", self.namespace);
+        [self.lock(name), key("fence"), key("queue")]
+    }
+
+    /// The name that a key of a lock belongs to; `None` for any other key.
+    pub(crate) fn name(&self, key: &[u8]) -> Option<LockName> {
+        let key = std::str::from_utf8(key).ok()?;
+        let rest = key
+            .strip_prefix('{')?
+            .strip_prefix(&*self.namespace)?
+            .strip_prefix(':')?;
+        LockName::new(rest.strip_suffix(LOCK)?).ok()
+    }
+
+    /// The glob pattern of all locks whose names start with `prefix`.
+    pub(crate) fn pattern(&self, prefix: &str) -> String {
+        let mut pattern = format!("{{{}:", self.namespace);
+        for c in prefix.chars() {
+            if "*?[]^-\\".contains(c) {
+                pattern.push('\\');
+            }
+            pattern.push(c);
+        }
+        pattern + "*" + LOCK
+    }
+
+    /// How the channels of clients begin.
+    pub(crate) fn channels(&self) -> String {
+        format!("{}:client:", self.namespace)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAMES: [&str; 9] = ["a", "{a}", "a}", "}a", "a}:lock", "a}:fence", "ns:a", "a*", "é"];
+
+    fn name(name: &str) -> LockName {
+        name.parse().unwrap()
+    }
+
+    #[test]
+    fn a_key_leads_back_to_its_name_and_no_other_key_does() {
+        let keys = Keys::new("ns").unwrap();
+        for text in NAMES {
+            let [lock, fence, queue] = keys.of(&name(text));
+            assert_eq!(keys.name(lock.as_bytes()), Some(name(text)));
+            assert_eq!(keys.name(fence.as_bytes()), None);
+            assert_eq!(keys.name(queue.as_bytes()), None);
+            assert_eq!(Keys::new("n").unwrap().name(lock.as_bytes()), None);
+        }
+    }
+
+    #[test]
+    fn all_keys_of_a_name_have_one_hash_tag() {
+        let tag = |key: &str| {
+            let start = key.find('{').unwrap();
+            let end = start + key[start..].find('}').unwrap();
+            assert!(end > start + 1, "an empty tag is none: {key}");
+            key[start..end].to_owned()
+        };
+        for text in NAMES {
+            let [lock, fence, queue] = Keys::new("ns").unwrap().of(&name(text));
+            assert_eq!(tag(&lock), tag(&fence));
+            assert_eq!(tag(&lock), tag(&queue));
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_could_be_part_of_a_name_is_refused() {
+        for bad in ["", "a:b", "a}", "{a", "a b", "a*", &"x".repeat(129)] {
+            assert!(Keys::new(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The Redis backend of fencelock: locks among everyone who reaches a server, with waiters served in order by a push.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), lock_core::LockError> {
+//! use lock_core::Locks;
+//! use lock_redis::RedisLock;
+//!
+//! let locks = Locks::new(RedisLock::connect("redis://localhost").await?);
+//! let guard = locks.lock("stock/10000").await?;
+//! println!("token {}", guard.token());
+//! guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # What is promised
+//!
+//! One holder at a time among all who use the same server, database number and namespace. A lock is freed one ttl after the
+//! last sign of life of its holder. Whoever waits is served in the order of arrival, one claim per process at a time, by
+//! a push: a release costs no more however many wait, and nobody polls. A waiter that was killed is passed over.
+//!
+//! Tokens rise across everything: release, expiry, `FLUSHALL`, a restart without data, the promotion of a replica that
+//! lacks the last writes. They are taken from a counter that never falls below the server's clock, so only a clock that
+//! was set back in the same outage that lost the counter can make them fall.
+//!
+//! # What to know
+//!
+//! - **The server can forget locks**: with `FLUSHALL`, in a restart without persistence, in a failover. Their holders learn it
+//!   at their next renewal, a third of a ttl later at the latest. Until then two may believe in the same lock, and only the
+//!   fencing token protects the resource.
+//! - **The server's clock** measures leases, as it does for all keys of Redis. Set forward by minutes, it ends leases early.
+//! - **Replication** is asynchronous. [`RedisConfig::min_replicas`] makes a lost lock in a failover less likely, not impossible.
+//! - **Eviction** would take locks and counters away: a server with a memory limit and an eviction policy is refused.
+//! - **A stopped waiter** (SIGSTOP, or a connection that the network forgot) still counts as a receiver for two thirds of its
+//!   ttl. If the lock is granted to it in that time it stays so until one ttl after its last sign of life.
+//! - **A full server** grants nothing new; what is held can be renewed, released and handed on.
+//! - **Rights**: `docs/redis.md` of the project lists the least that a user of the server needs, and the protocol with all
+//!   that can go wrong in it.
+//!
+//! The resource's side for data in Redis is in [`fence`].
+
+pub mod fence;
+
+mod address;
+mod config;
+mod failure;
+mod keys;
+mod line;
+mod link;
+mod listeners;
+mod record;
+mod requests;
+mod safety;
+mod scripts;
+mod server_time;
+mod session;
+#[cfg(feature = "tls")]
+mod tls;
+mod transport;
+mod wait;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use lock_core::{
+    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal,
+    Scope, Stamp,
+};
+
+pub use config::RedisConfig;
+/// The version of the client library that [`fence`] and [`RedisConfig::from_client`] work with.
+pub use redis;
+
+use session::Session;
+
+/// Locks on a Redis server.
+///
+/// Every client has one connection, which is made again when it breaks; clones share it. Dropping the last clone
+/// closes it and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
+#[derive(Clone, Debug)]
+pub struct RedisLock {
+    session: Arc<Session>,
+}
+
+impl RedisLock {
+    /// Connects to the server at an address such as `redis://user:password@host:6379/0`; see [`RedisConfig::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// As [`RedisConfig::from_url`] and [`RedisConfig::connect`].
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self, LockError> {
+        RedisConfig::from_url(url.as_ref())?.connect().await
+    }
+
+    pub(crate) fn new(session: Session) -> Self {
+        Self {
+            session: Arc::new(session),
+        }
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        &self.session
+    }
+}
+
+#[async_trait]
+impl DistributedLock for RedisLock {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(Scope::Server)
+            .with_op_timeout(self.session.settings().op_timeout)
+            .with_fairness()
+            .with_inspection()
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        let asking = async {
+            let link = self.session.link().await?;
+            let (answer, _) = self.session.ask_for(&link, claim, false).await?;
+            self.session.attempt(answer).await
+        };
+        self.session.limited("acquire", asking).await
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        // A lease without a claim is not one of ours.
+        let Some(claim) = lease.claim() else {
+            return Ok(Renewal::NotHeld);
+        };
+        let asking = async { self.session.renew_on(&self.session.link().await?, claim).await };
+        self.session.limited("renew", asking).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let asking = async { self.session.release_on(&self.session.link().await?, claim).await };
+        self.session.limited("release", asking).await
+    }
+
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        if deadline.is_some_and(|deadline| deadline <= self.session.clock().now()) {
+            return self.try_acquire(claim).await;
+        }
+        self.session.wait(claim, deadline).await
+    }
+
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        let asking = async { self.session.hand_over_on(&self.session.link().await?, from, to).await };
+        self.session.limited("hand-over", asking).await
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let asking = async { self.session.holder_on(&self.session.link().await?, name).await };
+        self.session.limited("asking who holds a lock", asking).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        let asking = async { self.session.list_on(&self.session.link().await?, prefix).await };
+        self.session.limited("listing locks", asking).await
+    }
+
+    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let asking = async { self.session.force_release_on(&self.session.link().await?, name).await };
+        self.session.limited("forced release", asking).await
+    }
+
+    async fn close(&self) -> Result<(), LockError> {
+        self.session.close().await
+    }
+}

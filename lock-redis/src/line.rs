@@ -1,0 +1,126 @@
+//! A connection that is made again when it breaks.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lock_core::{LockError, background};
+use tokio::sync::watch;
+use tokio::time::timeout;
+
+use crate::failure::{self, Failure};
+use crate::link::{self, Link};
+use crate::listeners::Listeners;
+use crate::session::Settings;
+
+/// The way to the server, through as many connections as it takes, one at a time. Each is subscribed to the same channel.
+pub(crate) struct Line {
+    settings: Arc<Settings>,
+    channel: String,
+    listeners: Listeners,
+    state: Arc<Mutex<State>>,
+}
+
+enum State {
+    Idle,
+    /// The answer to whoever wants a connection meanwhile.
+    Opening(watch::Receiver<Option<Opened>>),
+    Open(Arc<Link>),
+    Closed,
+}
+
+type Opened = Result<Arc<Link>, Arc<LockError>>;
+
+impl Line {
+    /// Starts without a connection; the first request makes one.
+    pub(crate) fn new(settings: Arc<Settings>, channel: String, listeners: Listeners) -> Self {
+        Self {
+            settings,
+            channel,
+            listeners,
+            state: Arc::new(Mutex::new(State::Idle)),
+        }
+    }
+
+    /// The connection; if there is none, or it is broken, a new one. Whoever asks meanwhile gets the same.
+    pub(crate) async fn link(&self) -> Result<Arc<Link>, Failure> {
+        let mut opening = {
+            let mut state = self.lock();
+            match &*state {
+                State::Closed => return Err(LockError::Closed.into()),
+                State::Open(link) if !link.is_broken() => return Ok(Arc::clone(link)),
+                State::Opening(opening) if opening.has_changed().is_ok() => opening.clone(),
+                // None yet, a broken one, or an attempt that went down with its runtime.
+                _ => {
+                    let opening = self.open()?;
+                    *state = State::Opening(opening.clone());
+                    opening
+                }
+            }
+        };
+        let opened = opening.wait_for(Option::is_some).await;
+        match opened.ok().and_then(|opened| opened.clone()) {
+            Some(Ok(link)) => Ok(link),
+            Some(Err(error)) => Err(failure::again(&error).into()),
+            None if self.is_closed() => Err(LockError::Closed.into()),
+            None => Err(Failure::Broken),
+        }
+    }
+
+    /// Opens a connection on the runtime where it will be worked, whatever becomes of the caller.
+    fn open(&self) -> Result<watch::Receiver<Option<Opened>>, LockError> {
+        let runtime = match &self.settings.runtime {
+            Some(runtime) => runtime.clone(),
+            None => background()?,
+        };
+        let (tell, told) = watch::channel(None);
+        let settings = Arc::clone(&self.settings);
+        let channel = self.channel.clone();
+        let listeners = self.listeners.clone();
+        let state = Arc::downgrade(&self.state);
+        let handle = runtime.clone();
+        handle.spawn(async move {
+            let limit = settings.op_timeout;
+            let opened = timeout(limit, Link::open(&settings, &channel, listeners, runtime)).await;
+            let opened = match opened {
+                Ok(Ok(link)) => Ok(Arc::new(link)),
+                Ok(Err(failure)) => Err(Arc::new(failure.explain("connecting"))),
+                Err(_) => Err(Arc::new(link::no_connection(limit))),
+            };
+            // Nobody is left, or the client was closed meanwhile: the link is dropped, and that closes it.
+            let Some(state) = state.upgrade() else { return };
+            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
+            if !matches!(*state, State::Closed) {
+                *state = match &opened {
+                    Ok(link) => State::Open(Arc::clone(link)),
+                    Err(_) => State::Idle,
+                };
+                let _ = tell.send(Some(opened));
+            }
+        });
+        Ok(told)
+    }
+
+    /// The connection that there is.
+    pub(crate) fn current(&self) -> Option<Arc<Link>> {
+        match &*self.lock() {
+            State::Open(link) if !link.is_broken() => Some(Arc::clone(link)),
+            _ => None,
+        }
+    }
+
+    /// Ends it for good.
+    pub(crate) fn close(&self) {
+        let state = std::mem::replace(&mut *self.lock(), State::Closed);
+        if let State::Open(link) = state {
+            link.close();
+        }
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        matches!(*self.lock(), State::Closed)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing here panics while holding the mutex.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,183 @@
+//! Who of this client hears what the server pushes.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lock_core::{Claim, FencingToken, Grant, LossReason, OwnerId, Revoker};
+use tokio::sync::mpsc;
+
+/// Those who wait, and those who hold.
+#[derive(Clone, Default)]
+pub(crate) struct Listeners(Arc<Mutex<HashMap<OwnerId, Listener>>>);
+
+enum Listener {
+    Waiting(mpsc::UnboundedSender<Push>),
+    Holding(Claim, Revoker),
+}
+
+/// What a waiter is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Push {
+    /// It holds the lock, by its request with that send stamp (in microseconds since the session began), which gave it
+    /// that much life.
+    Granted {
+        token: FencingToken,
+        sent: u64,
+        life: Duration,
+    },
+    /// It is the first in line; the holder's lease ends after that time unless it is renewed.
+    First(Duration),
+}
+
+impl Listeners {
+    /// Listens for a claim that waits, until the ticket is dropped.
+    pub(crate) fn wait(&self, owner: OwnerId) -> Ticket {
+        let (tell, told) = mpsc::unbounded_channel();
+        self.lock().insert(owner, Listener::Waiting(tell));
+        Ticket {
+            listeners: self.clone(),
+            owner,
+            told,
+        }
+    }
+
+    /// Listens for a claim that holds, until it is forgotten.
+    pub(crate) fn hold(&self, grant: &Grant) {
+        let holding = Listener::Holding(grant.claim.clone(), grant.revoker());
+        self.lock().insert(grant.claim.owner(), holding);
+    }
+
+    /// Ends whatever the claim does here. A wait of its own hears of it.
+    pub(crate) fn forget(&self, owner: OwnerId) {
+        self.lock().remove(&owner);
+    }
+
+    /// Every claim that holds, as far as known.
+    pub(crate) fn holding(&self) -> Vec<Claim> {
+        let holding = |listener: &Listener| match listener {
+            Listener::Holding(claim, _) => Some(claim.clone()),
+            Listener::Waiting(_) => None,
+        };
+        self.lock().values().filter_map(holding).collect()
+    }
+
+    /// Passes on what came over the channel. What nobody listens for is void: whoever gave up releases.
+    pub(crate) fn hear(&self, message: &[u8]) {
+        let Some((owner, told)) = std::str::from_utf8(message).ok().and_then(read) else {
+            tracing::warn!("a message on the client's channel could not be read");
+            return;
+        };
+        let mut listeners = self.lock();
+        match (listeners.get(&owner), told) {
+            (Some(Listener::Waiting(tell)), Told::Push(push)) => {
+                let _ = tell.send(push);
+            }
+            (Some(Listener::Holding(_, revoker)), Told::Taken) => {
+                revoker.revoke(LossReason::NotHeld);
+                listeners.remove(&owner);
+            }
+            _ => {}
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Listener>> {
+        // Nothing here panics while holding the mutex.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A waiter's ear; dropping it closes it.
+pub(crate) struct Ticket {
+    listeners: Listeners,
+    owner: OwnerId,
+    told: mpsc::UnboundedReceiver<Push>,
+}
+
+impl Ticket {
+    /// `None` if the claim was forgotten.
+    pub(crate) async fn next(&mut self) -> Option<Push> {
+        self.told.recv().await
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.told.close();
+        let mut listeners = self.listeners.lock();
+        if let Some(Listener::Waiting(tell)) = listeners.get(&self.owner)
+            && tell.is_closed()
+        {
+            listeners.remove(&self.owner);
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Told {
+    Push(Push),
+    Taken,
+}
+
+fn read(message: &str) -> Option<(OwnerId, Told)> {
+    let mut words = message.split(' ');
+    let kind = words.next()?;
+    let owner = words.next()?.parse().ok()?;
+    let mut number = || words.next()?.parse::<i64>().ok();
+    let millis = |number: i64| Duration::from_millis(u64::try_from(number).unwrap_or_default());
+    let told = match kind {
+        "granted" => Told::Push(Push::Granted {
+            token: FencingToken::try_from(number()?).ok()?,
+            sent: u64::try_from(number()?).ok()?,
+            life: millis(number()?),
+        }),
+        "first" => Told::Push(Push::First(millis(number()?))),
+        "taken" => Told::Taken,
+        _ => return None,
+    };
+    Some((owner, told))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_and_nonsense_is_not() {
+        let owner = OwnerId::random();
+        let granted = Told::Push(Push::Granted {
+            token: FencingToken::new(1_700_000_000_000_001).unwrap(),
+            sent: 77,
+            life: Duration::from_millis(5000),
+        });
+        assert_eq!(
+            read(&format!("granted {owner} 1700000000000001 77 5000")),
+            Some((owner, granted))
+        );
+        let first = Told::Push(Push::First(Duration::from_millis(250)));
+        assert_eq!(read(&format!("first {owner} 250")), Some((owner, first)));
+        assert_eq!(read(&format!("taken {owner}")), Some((owner, Told::Taken)));
+        for nonsense in [
+            "",
+            "granted",
+            "granted x 1 2 3",
+            &format!("granted {owner} 0 1 1"),
+            "first",
+        ] {
+            assert_eq!(read(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn a_dropped_ticket_takes_no_later_one_along() {
+        let listeners = Listeners::default();
+        let owner = OwnerId::random();
+        let first = listeners.wait(owner);
+        let mut second = listeners.wait(owner);
+        drop(first);
+        listeners.hear(format!("first {owner} 9").as_bytes());
+        assert_eq!(second.told.try_recv(), Ok(Push::First(Duration::from_millis(9))));
+        drop(second);
+        assert!(listeners.lock().is_empty());
+    }
+}

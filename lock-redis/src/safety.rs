@@ -1,0 +1,133 @@
+//! Which servers locks are safe on.
+
+use lock_core::LockError;
+
+/// What `INFO` told of the server.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Server {
+    version: (u32, u32),
+    mode: String,
+    role: String,
+    maxmemory: u64,
+    policy: String,
+}
+
+impl Server {
+    pub(crate) fn read(info: &str) -> Self {
+        let mut server = Self::default();
+        for (field, value) in info.lines().filter_map(|line| line.trim_end().split_once(':')) {
+            match field {
+                "redis_version" => server.version = version(value),
+                "redis_mode" | "server_mode" => server.mode = value.to_owned(),
+                "role" => server.role = value.to_owned(),
+                "maxmemory" => server.maxmemory = value.parse().unwrap_or_default(),
+                "maxmemory_policy" => server.policy = value.to_owned(),
+                _ => {}
+            }
+        }
+        server
+    }
+
+    /// Whether scripts can carry flags.
+    pub(crate) fn knows_flags(&self) -> bool {
+        self.version >= (7, 0)
+    }
+
+    /// Refuses what locks are not safe on, or warns if that is wanted.
+    pub(crate) fn check(&self, allow_unsafe: bool) -> Result<(), LockError> {
+        match self.mode.as_str() {
+            "sentinel" => {
+                return Err(LockError::configuration(
+                    "this is a Redis Sentinel, which stores nothing; give the address of the primary",
+                ));
+            }
+            "cluster" => {
+                return Err(LockError::configuration(
+                    "Redis Cluster is not supported; give the address of a server of its own",
+                ));
+            }
+            _ => {}
+        }
+        let Some(message) = self.danger() else { return Ok(()) };
+        if !allow_unsafe {
+            return Err(LockError::UnsafeConfiguration {
+                message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
+            });
+        }
+        tracing::warn!("unsafe configuration of Redis: {message}");
+        Ok(())
+    }
+
+    fn danger(&self) -> Option<String> {
+        if self.version < (6, 2) {
+            let (major, minor) = self.version;
+            return Some(format!(
+                "this Redis has version {major}.{minor}, and locks need 6.2 or later; update the server"
+            ));
+        }
+        if self.role == "slave" {
+            return Some(
+                "this Redis is a replica, which would forget what is written to it; connect to its primary".into(),
+            );
+        }
+        if self.maxmemory > 0 && self.policy != "noeviction" {
+            return Some(format!(
+                "this Redis evicts keys when its memory is full (maxmemory-policy {}), locks and token counters too; set \
+                 maxmemory-policy to noeviction, or maxmemory to 0, or give locks a server of their own",
+                self.policy
+            ));
+        }
+        None
+    }
+}
+
+fn version(text: &str) -> (u32, u32) {
+    let mut parts = text.split('.').map(|part| part.parse().unwrap_or_default());
+    (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(change: &str) -> Server {
+        let usual = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\nrole:master\r\nmaxmemory:0\r\n\
+                     maxmemory_policy:noeviction\r\n";
+        Server::read(&format!("{usual}{change}\r\n"))
+    }
+
+    #[test]
+    fn a_usual_server_is_accepted() {
+        for usual in [
+            "",
+            "redis_version:6.2.0",
+            "maxmemory:1000",
+            "maxmemory_policy:allkeys-lru",
+        ] {
+            assert_eq!(server(usual).check(false).map_err(|e| e.to_string()), Ok(()), "{usual}");
+        }
+        assert!(server("").knows_flags() && !server("redis_version:6.2.99").knows_flags());
+    }
+
+    #[test]
+    fn what_is_unsafe_is_refused_with_what_to_change_unless_it_is_allowed() {
+        for (change, word) in [
+            ("redis_version:6.0.16", "6.2"),
+            ("role:slave", "primary"),
+            ("maxmemory:1000\r\nmaxmemory_policy:volatile-ttl", "noeviction"),
+        ] {
+            let refused = server(change).check(false).unwrap_err();
+            assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
+            assert!(refused.to_string().contains(word), "{refused}");
+            assert!(server(change).check(true).is_ok(), "{change}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_server_for_locks_is_refused_in_any_case() {
+        for mode in ["cluster", "sentinel"] {
+            let refused = server(&format!("redis_mode:{mode}")).check(true).unwrap_err();
+            assert!(matches!(refused, LockError::Configuration { .. }), "{refused:?}");
+        }
+    }
+}

@@ -1,0 +1,1 @@
+return { let_go(OWNER) and 'released' or 'lost', text(now_us) }

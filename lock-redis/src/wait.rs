@@ -1,0 +1,113 @@
+//! Waiting in the server's queue.
+
+use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp};
+use tokio::time::sleep;
+
+use crate::failure::Failure;
+use crate::link::Link;
+use crate::listeners::{Push, Ticket};
+use crate::requests::{Answer, Waiting};
+use crate::session::Session;
+
+impl Session {
+    /// Waits until the claim is granted, or for `deadline`.
+    ///
+    /// The place in the queue survives a broken connection, as long as another is there within a third of the ttl.
+    pub(crate) async fn wait(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        // Before anything is sent, so that no push is missed.
+        let mut ticket = self.listeners().wait(claim.owner());
+        loop {
+            let (answer, link) = self
+                .limited("acquire", async {
+                    let link = self.link().await?;
+                    Ok((self.ask_for(&link, claim, true).await?, link))
+                })
+                .await?;
+            let (waiting, sent) = match answer {
+                (Answer::Granted(grant), _) => return self.finish(grant).await,
+                (Answer::Busy(waiting), sent) => (waiting, sent),
+            };
+            match self.next(claim, deadline, &link, &mut ticket, &waiting, sent).await {
+                Next::Ask => {}
+                Next::Granted(grant) => return self.finish(grant).await,
+                Next::Ended => return Ok(waiting.busy.into()),
+                Next::Closed => return Err(LockError::Closed),
+                Next::GiveUp => return self.give_up(claim, waiting.busy).await,
+            }
+        }
+    }
+
+    /// What happens first after the answer "busy" to the request that was sent at `sent`.
+    async fn next(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        link: &Link,
+        ticket: &mut Ticket,
+        waiting: &Waiting,
+        sent: Stamp,
+    ) -> Next {
+        let refresh = sent - claim.ttl().saturating_sub(waiting.life) + claim.ttl() / 3;
+        let refresh = refresh.max(sent + claim.ttl() / 6);
+        let mut look = waiting.first.then(|| self.clock().now() + waiting.lease + LEEWAY);
+        loop {
+            let next = look.map_or(refresh, |look| look.min(refresh));
+            tokio::select! {
+                biased;
+                push = ticket.next() => match push {
+                    None => return Next::Ended,
+                    // An older one answers a request that has been answered "busy" since.
+                    Some(Push::Granted { token, sent: answered, life }) if answered >= self.micros(sent) => {
+                        return Next::Granted(self.grant(claim, token, self.stamp(answered), life));
+                    }
+                    Some(Push::Granted { .. }) => {}
+                    Some(Push::First(lease)) => look = Some(self.clock().now() + lease + LEEWAY),
+                },
+                () = link.broken() => return if self.is_closed() { Next::Closed } else { Next::Ask },
+                () = self.until(deadline) => return Next::GiveUp,
+                () = self.until(Some(next)) => return Next::Ask,
+            }
+        }
+    }
+
+    async fn finish(&self, grant: Grant) -> Result<Attempt, LockError> {
+        let grant = self.limited("acquire", self.replicated(grant)).await?;
+        Ok(Attempt::Granted(grant))
+    }
+
+    /// Leaves the queue. Should the lock have been granted meanwhile, it is given on.
+    async fn give_up(&self, claim: &Claim, busy: Busy) -> Result<Attempt, LockError> {
+        self.limited("acquire", async {
+            let link = self.link().await?;
+            self.release_on(&link, claim).await?;
+            Ok::<_, Failure>(busy.into())
+        })
+        .await
+    }
+
+    async fn until(&self, stamp: Option<Stamp>) {
+        let Some(stamp) = stamp else {
+            return std::future::pending().await;
+        };
+        loop {
+            let left = stamp.since(self.clock().now());
+            if left.is_zero() {
+                return;
+            }
+            sleep(left).await;
+        }
+    }
+}
+
+/// A key is still there in the millisecond in which it ends.
+const LEEWAY: std::time::Duration = std::time::Duration::from_millis(2);
+
+enum Next {
+    /// Time to ask again.
+    Ask,
+    Granted(Grant),
+    GiveUp,
+    /// The claim was released.
+    Ended,
+    Closed,
+}

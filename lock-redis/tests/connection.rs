@@ -1,0 +1,224 @@
+//! What happens when the way to the server is bad.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::{Duration, Instant};
+
+use lock_core::{Claim, DistributedLock, LockError, Locks, Released};
+use lock_redis::{RedisConfig, RedisLock};
+use server::{LONG, Proxy, Server, claim, granted, name, soon, until_queued};
+
+const LIMIT: Duration = Duration::from_millis(400);
+const TTL: Duration = Duration::from_secs(2);
+
+/// A client whose requests have a short limit, and the way that it goes.
+async fn by_proxy(server: &Server) -> (RedisLock, Proxy) {
+    let proxy = Proxy::to(server.port()).await;
+    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LIMIT);
+    (config.connect().await.unwrap(), proxy)
+}
+
+/// How many scripts the server has run.
+async fn scripts(server: &Server) -> u64 {
+    let stats: String = server.command("INFO commandstats").await;
+    stats
+        .lines()
+        .filter(|line| line.starts_with("cmdstat_eval"))
+        .filter_map(|line| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok())
+        .sum()
+}
+
+/// Gives a claim up while its request is held on the way, and delivers that after `delay`.
+async fn abandoned(server: &Server, claim: &Claim, delay: Duration) {
+    let (lock, proxy) = by_proxy(server).await;
+    // The script is known, so that one request is all that it takes.
+    granted(&lock, &server::claim("warm", TTL)).await;
+    let before = scripts(server).await;
+    proxy.hold_requests();
+    let sent = Instant::now();
+    let gone = lock.try_acquire(claim).await.unwrap_err();
+    assert!(matches!(gone, LockError::Unavailable { .. }), "{gone}");
+    // The clean-up comes first, by another way.
+    assert_eq!(server.client().await.release(claim).await.unwrap(), Released::NotHeld);
+    let released = scripts(server).await;
+    assert!(released > before);
+    tokio::time::sleep(delay.saturating_sub(sent.elapsed())).await;
+    proxy.pass();
+    while scripts(server).await == released {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[tokio::test]
+async fn a_request_that_arrives_after_half_of_its_ttl_does_nothing() {
+    let server = Server::start();
+    let late = claim("n", TTL);
+    abandoned(&server, &late, TTL * 3 / 5).await;
+    assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:lock").await, 0);
+}
+
+#[tokio::test]
+async fn a_request_that_arrives_after_its_release_is_gone_one_ttl_after_it_was_sent() {
+    let server = Server::start();
+    let late = claim("n", TTL);
+    let sent = Instant::now();
+    abandoned(&server, &late, LIMIT + LIMIT / 4).await;
+    let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
+    let left = Duration::from_millis(u64::try_from(left).expect("the request was carried out"));
+    let end = sent.elapsed() + left;
+    assert!(end <= TTL + Duration::from_millis(500), "{end:?}");
+}
+
+#[tokio::test]
+async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server).await;
+    let (mine, other) = (claim("n", LONG), claim("other", LONG));
+    let grant = granted(&lock, &mine).await;
+    proxy.hold_everything();
+    let slack = Duration::from_secs(2);
+    for _ in 0..2 {
+        let began = Instant::now();
+        assert!(lock.try_acquire(&other).await.is_err());
+        assert!(lock.renew(&grant.lease).await.is_err());
+        assert!(lock.release(&other).await.is_err());
+        assert!(lock.hand_over(&mine, &other).await.is_err());
+        assert!(lock.holder(&name("n")).await.is_err());
+        assert!(lock.list("").await.is_err());
+        assert!(lock.force_release(&name("other")).await.is_err());
+        assert!(lock.acquire(&other, soon()).await.is_err());
+        assert!(began.elapsed() < LIMIT * 8 + slack, "{:?}", began.elapsed());
+    }
+    proxy.pass();
+    // What is held is still held, or was handed over by a request that arrived in the end.
+    while lock.release(&other).await.is_err() {}
+    lock.release(&mine).await.unwrap();
+    granted(&lock, &other).await;
+}
+
+#[tokio::test]
+async fn a_holder_on_a_dead_connection_knows_before_the_server_lets_go() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server).await;
+    let locks = Locks::new(lock);
+    let guard = locks.lock("n").ttl(TTL / 2).await.unwrap();
+    proxy.hold_everything();
+    let mut con = server.plain().await;
+    let exists = lock_redis::redis::cmd("EXISTS").arg("{fencelock:n}:lock").clone();
+    while guard.is_held() {
+        assert_eq!(exists.query_async::<u8>(&mut con).await.unwrap(), 1);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    proxy.pass();
+    let again = locks.lock("n").wait_for(LONG).await.unwrap();
+    assert!(again.token() > guard.token());
+}
+
+#[tokio::test]
+async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    // The limit of requests is of no help here.
+    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LONG);
+    let locks = Locks::new(config.connect().await.unwrap());
+    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    let renewals = locks.stats().renewed;
+    proxy.forget();
+    // Longer than the lease would last.
+    let end = Instant::now() + TTL * 2;
+    while Instant::now() < end {
+        assert!(guard.is_held());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(locks.stats().renewal_errors > 0);
+    assert!(locks.stats().renewed > renewals);
+}
+
+#[tokio::test]
+async fn a_push_that_was_lost_with_its_connection_is_made_up_for() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server).await;
+    let holder = server.client().await;
+    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
+    granted(&holder, &held).await;
+    let wait = tokio::spawn({
+        let wanted = wanted.clone();
+        async move { (lock.acquire(&wanted, soon()).await.unwrap().granted(), lock) }
+    });
+    until_queued(&server, "n", 1).await;
+    proxy.hold_answers();
+    holder.release(&held).await.unwrap();
+    until_queued(&server, "n", 0).await;
+    proxy.cut();
+    proxy.pass();
+    let (grant, _lock) = wait.await.unwrap();
+    assert_eq!(grant.unwrap().claim, wanted);
+}
+
+#[tokio::test]
+async fn a_wait_goes_on_when_its_connection_is_cut() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server).await;
+    let holder = server.client().await;
+    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
+    granted(&holder, &held).await;
+    let wait = tokio::spawn(async move { (lock.acquire(&wanted, soon()).await.unwrap().granted(), lock) });
+    until_queued(&server, "n", 1).await;
+    for _ in 0..3 {
+        let before = scripts(&server).await;
+        proxy.cut();
+        while scripts(&server).await == before {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    until_queued(&server, "n", 1).await;
+    holder.release(&held).await.unwrap();
+    assert!(wait.await.unwrap().0.is_some());
+}
+
+#[tokio::test]
+async fn a_waiter_whose_connection_has_closed_is_passed_over_at_once() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server).await;
+    let (holder, next) = (server.client().await, server.client().await);
+    let (held, gone, wanted) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
+    granted(&holder, &held).await;
+    let waiting = tokio::spawn(async move { lock.acquire(&gone, None).await });
+    until_queued(&server, "n", 1).await;
+    let wait = tokio::spawn(async move { next.acquire(&wanted, soon()).await.unwrap() });
+    until_queued(&server, "n", 2).await;
+    waiting.abort();
+    proxy.hold_requests();
+    proxy.cut();
+    // The server has seen the end of the connection.
+    while server.command::<String>("CLIENT LIST").await.matches("sub=1").count() > 2 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    holder.release(&held).await.unwrap();
+    assert!(wait.await.unwrap().granted().is_some());
+}
+
+#[tokio::test]
+async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server).await;
+    let (holder, next) = (server.client().await, server.client().await);
+    let (held, silent, wanted) = (claim("n", LONG), claim("n", TTL), claim("n", TTL));
+    granted(&holder, &held).await;
+    let waiting = tokio::spawn(async move { lock.acquire(&silent, None).await });
+    until_queued(&server, "n", 1).await;
+    let wait = tokio::spawn(async move { next.acquire(&wanted, soon()).await.unwrap() });
+    until_queued(&server, "n", 2).await;
+    proxy.hold_everything();
+    let began = Instant::now();
+    holder.release(&held).await.unwrap();
+    assert!(wait.await.unwrap().granted().is_some());
+    assert!(
+        began.elapsed() < TTL + Duration::from_millis(500),
+        "{:?}",
+        began.elapsed()
+    );
+    waiting.abort();
+}

@@ -1,0 +1,203 @@
+//! The scripts themselves beside a model of them: random steps of random clients, and each planted bug is caught.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod model;
+#[path = "../server/mod.rs"]
+mod server;
+mod stage;
+
+use model::{Model, Step};
+use server::Server;
+use stage::{Scripts, Stage};
+
+const RUNS: u64 = 40;
+const STEPS: usize = 60;
+
+/// A bug: in which script what is replaced by what.
+struct Bug {
+    what: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const BUGS: &[Bug] = &[
+    Bug {
+        what: "release without owner check",
+        from: "local released = owner_of(value) == owner\n",
+        to: "local released = value\n",
+    },
+    Bug {
+        what: "a renewal brings back what is gone",
+        from: "    pcall(grant_next)\nend\nreturn { 'lost'",
+        to: "    hold(OWNER, draw(), tonumber(ARGV[3]), 'c', 'i')\nend\nreturn { 'lost'",
+    },
+    Bug {
+        what: "a renewal without owner check",
+        from: "if owner_of(value) == OWNER then\n    redis.call('PEXPIRE', LOCK, ARGV[3])",
+        to: "if value then\n    redis.call('PEXPIRE', LOCK, ARGV[3])",
+    },
+    Bug {
+        what: "a renewal that finds the lock gone forgets who waits",
+        from: "    pcall(grant_next)\nend\nreturn { 'lost'",
+        to: "end\nreturn { 'lost'",
+    },
+    Bug {
+        what: "asking again does not start the lease anew",
+        from: "        if redis.call('PTTL', LOCK) < life then\n",
+        to: "        if false then\n",
+    },
+    Bug {
+        what: "asking again draws another token",
+        from: "return { 'granted', text(now_us), token_of(value), life }",
+        to: "return { 'granted', text(now_us), draw(), life }",
+    },
+    Bug {
+        what: "a lost counter starts anew",
+        from: "math.max(tonumber(last) + 1, now_us)",
+        to: "tonumber(last) + 1",
+    },
+    Bug {
+        what: "a counter that is ahead of the clock is not counted up",
+        from: "math.max(tonumber(last) + 1, now_us)",
+        to: "now_us",
+    },
+    Bug {
+        what: "tokens are printed with 14 digits",
+        from: "return string.format('%.0f', number)",
+        to: "return tostring(number)",
+    },
+    Bug {
+        what: "the lock is written before its token is drawn",
+        from: "    local token = draw()\n    hold(owner, token, life, client, info)\n    if queued",
+        to: "    hold(owner, text(now_us), life, client, info)\n    local token = draw()\n    if queued",
+    },
+    Bug {
+        what: "a cancelled wait leaves its entry",
+        from: "        local first = oldest()\n        leave(owner)\n",
+        to: "        local first = oldest()\n",
+    },
+    Bug {
+        what: "a dead waiter is granted the lock",
+        from: "if tell(client, 'granted', owner, token, sent, life) > 0 then",
+        to: "if tell(client, 'granted', owner, token, sent, life) >= 0 then",
+    },
+    Bug {
+        what: "a waiter is granted the lock and not told",
+        from: "if tell(client, 'granted', owner, token, sent, life) > 0 then",
+        to: "if 1 > 0 then",
+    },
+    Bug {
+        what: "a late request is honoured",
+        from: "    if life * 2 < tonumber(ttl) then\n",
+        to: "    if false then\n",
+    },
+    Bug {
+        what: "a request that took long gets a full ttl",
+        from: "math.min(tonumber(ttl), tonumber(stop) - now)\n",
+        to: "tonumber(stop) > now and tonumber(ttl) or 0\n",
+    },
+    Bug {
+        what: "a waiter is granted a full ttl",
+        from: "            hold(owner, token, stop - now, client, info)",
+        to: "            hold(owner, token, ttl, client, info)",
+    },
+    Bug {
+        what: "a newcomer passes by who waits",
+        from: "    while owner and owner ~= me do\n",
+        to: "    while owner and not me do\n",
+    },
+    Bug {
+        what: "the last to come is served first",
+        from: "    for number = head, tail do\n",
+        to: "    for number = tail, head, -1 do\n",
+    },
+    Bug {
+        what: "asking again while waiting goes to the end of the queue",
+        from: "    if not number then\n        number = text(redis.call('HINCRBY', QUEUE, 'tail', 1))",
+        to: "    if true then\n        number = text(redis.call('HINCRBY', QUEUE, 'tail', 1))",
+    },
+    Bug {
+        what: "whoever becomes the first in line is not told after a grant",
+        from: "                tell_first(stop - now)\n",
+        to: "",
+    },
+    Bug {
+        what: "whoever becomes the first in line is not told after a cancelled wait",
+        from: "            tell_first(redis.call('PTTL', LOCK))\n",
+        to: "",
+    },
+    Bug {
+        what: "trying enqueues",
+        from: "if ARGV[8] ~= '1' then",
+        to: "if false then",
+    },
+    Bug {
+        what: "a forced release is not told to the holder",
+        from: "    tell(client, 'taken', owner_of(value))\n",
+        to: "",
+    },
+    Bug {
+        what: "a forced release forgets who waits",
+        from: "pcall(grant_next)\nreturn { 'released'",
+        to: "return { 'released'",
+    },
+    Bug {
+        what: "a hand-over takes from whoever holds",
+        from: "local released = let_go(OWNER) and 'released' or 'lost'",
+        to: "redis.call('DEL', LOCK)\nlocal released = let_go(OWNER) and 'released' or 'lost'",
+    },
+    Bug {
+        what: "a foreign value is taken for a free lock",
+        from: "        error('fencelock: foreign value in ' .. LOCK)\n",
+        to: "        redis.call('DEL', LOCK)\n        return nil\n",
+    },
+];
+
+/// Random steps until the scripts and the model differ; the difference, if there is one.
+async fn run(stage: &mut Stage, seed: u64) -> Result<(), String> {
+    stage.clear().await;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut model = Model::default();
+    let mut history = String::new();
+    for _ in 0..STEPS {
+        let step = Step::random(&mut random, &model);
+        history += &format!("{step:?}\n");
+        let expected = model.take(&step);
+        let found = stage.take(&step).await;
+        model
+            .compare(&expected, &found)
+            .map_err(|why| format!("{why}, with seed {seed} after\n{history}"))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_scripts_do_what_the_model_does() {
+    let server = Server::start();
+    let mut stage = Stage::new(&server, Scripts::real()).await;
+    for seed in 0..RUNS {
+        run(&mut stage, seed).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn every_bug_planted_in_the_scripts_is_caught() {
+    let server = Server::start();
+    let mut escaped = Vec::new();
+    for bug in BUGS {
+        let mut stage = Stage::new(&server, Scripts::with(bug.from, bug.to)).await;
+        let mut caught = None;
+        for seed in 0..RUNS {
+            if let Err(why) = run(&mut stage, seed).await {
+                caught = Some(why);
+                break;
+            }
+        }
+        match caught {
+            Some(why) => println!("{}: {}", bug.what, why.lines().next().unwrap_or_default()),
+            None => escaped.push(bug.what),
+        }
+    }
+    assert_eq!(escaped, Vec::<&str>::new());
+}

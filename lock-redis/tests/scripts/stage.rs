@@ -1,0 +1,281 @@
+//! The scripts on a server, and clients who call them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lock_redis::redis::aio::MultiplexedConnection;
+use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisResult, Value};
+use tokio::sync::mpsc;
+
+use crate::model::{CLIENTS, Outcome, Owner, Step, TTL, client_of, name_of};
+use crate::server::Server;
+
+const KEYS: [&str; 3] = ["{t:n}:lock", "{t:n}:fence", "{t:n}:queue"];
+const CHANNELS: &str = "t:client:";
+
+/// The texts of the scripts, one of which may have a bug.
+pub(crate) struct Scripts {
+    acquire: String,
+    renew: String,
+    release: String,
+    hand_over: String,
+    force_release: String,
+}
+
+impl Scripts {
+    pub(crate) fn real() -> Self {
+        let shared = include_str!("../../src/scripts/shared.lua");
+        let script = |text: &str| format!("{shared}{text}");
+        Self {
+            acquire: script(include_str!("../../src/scripts/acquire.lua")),
+            renew: script(include_str!("../../src/scripts/renew.lua")),
+            release: script(include_str!("../../src/scripts/release.lua")),
+            hand_over: script(include_str!("../../src/scripts/hand_over.lua")),
+            force_release: script(include_str!("../../src/scripts/force_release.lua")),
+        }
+    }
+
+    /// With `from` replaced by `to`, wherever it is.
+    pub(crate) fn with(from: &str, to: &str) -> Self {
+        let mut scripts = Self::real();
+        let mut found = false;
+        for text in [
+            &mut scripts.acquire,
+            &mut scripts.renew,
+            &mut scripts.release,
+            &mut scripts.hand_over,
+            &mut scripts.force_release,
+        ] {
+            assert!(text.matches(from).count() <= 1, "not the only one: {from}");
+            found |= text.contains(from);
+            *text = text.replace(from, to);
+        }
+        assert!(found, "no script has {from}");
+        scripts
+    }
+}
+
+pub(crate) struct Stage {
+    address: Client,
+    scripts: Scripts,
+    /// A connection that is nobody's.
+    plain: MultiplexedConnection,
+    clients: Vec<Option<Caller>>,
+}
+
+struct Caller {
+    con: MultiplexedConnection,
+    told: mpsc::UnboundedReceiver<PushInfo>,
+}
+
+impl Stage {
+    pub(crate) async fn new(server: &Server, scripts: Scripts) -> Self {
+        let address = Client::open(format!("redis://127.0.0.1:{}/?protocol=resp3", server.port())).unwrap();
+        Self {
+            plain: address.get_multiplexed_async_connection().await.unwrap(),
+            address,
+            scripts,
+            clients: (0..CLIENTS).map(|_| None).collect(),
+        }
+    }
+
+    pub(crate) async fn clear(&mut self) {
+        let _: () = self.plain("FLUSHALL").await;
+        for client in 0..CLIENTS {
+            self.connect(client).await;
+        }
+    }
+
+    /// Takes the step, and looks at what it came to.
+    pub(crate) async fn take(&mut self, step: &Step) -> Outcome {
+        let mut outcome = Outcome::default();
+        match step {
+            Step::Acquire { owner, wait, late } => {
+                let stop = (now() + TTL - TTL * late / 100).to_string();
+                let wait = if *wait { "1" } else { "0" };
+                let arguments = [&TTL.to_string(), &stop, "7", &client_name(*owner), "i", wait];
+                let answer = self.run(*owner, self.scripts.acquire.clone(), &arguments).await;
+                attempted(answer, &mut outcome);
+            }
+            Step::Renew(owner) => {
+                let answer = self.run(*owner, self.scripts.renew.clone(), &[&TTL.to_string()]).await;
+                outcome.answer.push(word(answer, 0));
+            }
+            Step::Release(owner) => {
+                let answer = self.run(*owner, self.scripts.release.clone(), &[]).await;
+                outcome.answer.push(word(answer, 0));
+            }
+            Step::HandOver { from, to } => {
+                self.connect(client_of(*to)).await;
+                let (ttl, stop) = (TTL.to_string(), (now() + TTL).to_string());
+                let arguments = [&name_of(*to), &ttl, &stop, &client_name(*to), "i"];
+                let answer = self.run(*from, self.scripts.hand_over.clone(), &arguments).await;
+                match answer {
+                    Ok(mut fields) => {
+                        outcome.answer.push(text(&fields.remove(0)));
+                        attempted(Ok(fields), &mut outcome);
+                    }
+                    Err(error) => outcome.answer.push(word(Err(error), 0)),
+                }
+            }
+            Step::ForceRelease => {
+                let command = eval(&self.scripts.force_release, "-", &[]);
+                let answer = command.query_async(&mut self.plain).await;
+                outcome.answer.push(word(answer, 0));
+            }
+            Step::Expire => self.plain("DEL {t:n}:lock").await,
+            Step::Age => self.plain(&format!("PEXPIRE {{t:n}}:lock {}", TTL / 10)).await,
+            Step::LoseCounter => self.plain("DEL {t:n}:fence").await,
+            Step::AdvanceCounter => {
+                // Ahead of the clock, and of what was set before.
+                let ahead = (now() * 1000 + 1_000_000_000).max(self.last_token().await + 1_000_000);
+                outcome.counter = Some(ahead);
+                self.plain(&format!("SET {{t:n}}:fence {ahead}")).await
+            }
+            Step::SpoilCounter => self.plain("SET {t:n}:fence x").await,
+            Step::SpoilLock => {
+                let set = redis::cmd("SET").arg(KEYS[0]).arg("foreign").arg("NX").clone();
+                let _: Value = set.query_async(&mut self.plain).await.unwrap();
+            }
+            Step::Kill(client) => self.kill(*client).await,
+        }
+        self.hear(&mut outcome).await;
+        self.look(&mut outcome).await;
+        if outcome.holder.as_deref() == Some("foreign") && !matches!(step, Step::SpoilLock) {
+            let _: () = self.plain("DEL {t:n}:lock").await;
+        }
+        outcome
+    }
+
+    async fn run(&mut self, owner: Owner, script: String, arguments: &[&str]) -> RedisResult<Vec<Value>> {
+        self.connect(client_of(owner)).await;
+        let caller = self.clients[client_of(owner)].as_mut().unwrap();
+        eval(&script, &name_of(owner), arguments)
+            .query_async(&mut caller.con)
+            .await
+    }
+
+    async fn connect(&mut self, client: usize) {
+        if self.clients[client].is_some() {
+            return;
+        }
+        let (tell, told) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new().set_push_sender(tell);
+        let mut con = self
+            .address
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .unwrap();
+        con.subscribe(format!("{CHANNELS}{client}")).await.unwrap();
+        self.clients[client] = Some(Caller { con, told });
+    }
+
+    async fn kill(&mut self, client: usize) {
+        self.clients[client] = None;
+        let ask = format!("PUBSUB NUMSUB {CHANNELS}{client}");
+        while self.plain::<(String, u32)>(&ask).await.1 > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// What the clients were told meanwhile: it comes before the answer to whatever is asked now.
+    async fn hear(&mut self, outcome: &mut Outcome) {
+        for (client, caller) in self.clients.iter_mut().enumerate() {
+            let Some(caller) = caller else { continue };
+            redis::cmd("PING").exec_async(&mut caller.con).await.unwrap();
+            while let Ok(push) = caller.told.try_recv() {
+                if push.kind != PushKind::Message {
+                    continue;
+                }
+                let message = text(&push.data[1]);
+                let mut words = message.split(' ');
+                let (kind, owner) = (words.next().unwrap(), words.next().unwrap());
+                if kind == "granted" {
+                    outcome.tokens.push(words.next().unwrap().parse().unwrap_or(0));
+                }
+                outcome.told.entry(client).or_default().push(format!("{kind} {owner}"));
+            }
+        }
+    }
+
+    /// What is stored now.
+    async fn look(&mut self, outcome: &mut Outcome) {
+        let value: Option<String> = self.plain("GET {t:n}:lock").await;
+        outcome.holder = value.map(|value| value.split(' ').nth(1).unwrap_or("foreign").to_owned());
+        if outcome.holder.as_deref().is_some_and(|holder| holder != "foreign") {
+            let left: u64 = self.plain("PTTL {t:n}:lock").await;
+            outcome.lease = Some((left * 10).div_ceil(TTL) * 10);
+        }
+        let fields: Vec<(String, String)> = self.plain("HGETALL {t:n}:queue").await;
+        let owners = fields.iter().filter(|(_, value)| value.contains(' '));
+        let mut queue: Vec<(u64, Owner)> = owners
+            .map(|(owner, entry)| {
+                (
+                    entry.split(' ').nth(1).unwrap().parse().unwrap(),
+                    owner[1..].parse().unwrap(),
+                )
+            })
+            .collect();
+        queue.sort_unstable();
+        outcome.queue = queue.into_iter().map(|(_, owner)| owner).collect();
+    }
+
+    async fn last_token(&mut self) -> u64 {
+        let last: Option<String> = self.plain("GET {t:n}:fence").await;
+        last.and_then(|last| last.parse().ok()).unwrap_or(0)
+    }
+
+    async fn plain<T: redis::FromRedisValue>(&mut self, words: &str) -> T {
+        let mut command = Cmd::new();
+        words.split(' ').for_each(|word| {
+            command.arg(word);
+        });
+        command.query_async(&mut self.plain).await.unwrap()
+    }
+}
+
+/// What an acquire was answered.
+fn attempted(answer: RedisResult<Vec<Value>>, outcome: &mut Outcome) {
+    let fields = match answer {
+        Ok(fields) => fields,
+        Err(error) => return outcome.answer.push(word(Err(error), 0)),
+    };
+    let mut said = text(&fields[0]);
+    if said == "granted" {
+        outcome.token = text(&fields[2]).parse().ok();
+    }
+    if said == "busy" && text(&fields[5]) == "1" {
+        said = "busy, first".to_owned();
+    }
+    outcome.answer.push(said);
+}
+
+fn client_name(owner: Owner) -> String {
+    client_of(owner).to_string()
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+fn eval(script: &str, owner: &str, arguments: &[&str]) -> Cmd {
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(script)
+        .arg(KEYS.len())
+        .arg(&KEYS)
+        .arg(CHANNELS)
+        .arg(owner)
+        .arg(arguments);
+    eval
+}
+
+fn word(answer: RedisResult<Vec<Value>>, at: usize) -> String {
+    match answer {
+        Ok(fields) => text(&fields[at]),
+        Err(error) if error.to_string().contains("foreign value") => "foreign".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn text(value: &Value) -> String {
+    redis::from_redis_value::<String>(value.clone()).unwrap_or_default()
+}

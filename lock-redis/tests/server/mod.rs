@@ -1,0 +1,203 @@
+//! A Redis server of a test's own, and what tests do with it.
+
+#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+mod proxy;
+
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockName, Stamp};
+use lock_redis::redis::aio::MultiplexedConnection;
+use lock_redis::redis::{Client, Cmd, FromRedisValue};
+use lock_redis::{RedisConfig, RedisLock};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+#[allow(unused_imports, reason = "each test binary uses its part")]
+pub(crate) use proxy::Proxy;
+
+/// Longer than any test.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+/// The server binary; one that is missing fails the test.
+const BINARY: &str = "redis-server";
+
+/// A server on a free port of the loopback, with its files in a folder that is removed at the end.
+pub(crate) struct Server {
+    folder: TempDir,
+    port: u16,
+    arguments: Vec<String>,
+    process: Child,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// A server with further command line arguments.
+    pub(crate) fn with(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let arguments: Vec<_> = arguments.iter().map(|&a| a.to_owned()).collect();
+        // Between the look for a free port and the start another process may take it.
+        for _ in 0..10 {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            if let Some(process) = run(&folder, port, &arguments) {
+                return Self {
+                    folder,
+                    port,
+                    arguments,
+                    process,
+                };
+            }
+        }
+        panic!("{BINARY} did not start with {arguments:?}");
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    pub(crate) fn config(&self) -> RedisConfig {
+        RedisConfig::new("127.0.0.1", self.port)
+    }
+
+    pub(crate) async fn client(&self) -> RedisLock {
+        self.config().connect().await.unwrap()
+    }
+
+    /// A connection that is not the backend's.
+    pub(crate) async fn plain(&self) -> MultiplexedConnection {
+        let client = Client::open(("127.0.0.1", self.port)).unwrap();
+        client.get_multiplexed_async_connection().await.unwrap()
+    }
+
+    /// Runs a command, written with spaces between its words.
+    pub(crate) async fn command<T: FromRedisValue>(&self, words: &str) -> T {
+        let mut command = Cmd::new();
+        for word in words.split(' ') {
+            command.arg(word);
+        }
+        self.ask(&command).await
+    }
+
+    pub(crate) async fn ask<T: FromRedisValue>(&self, command: &Cmd) -> T {
+        command.query_async(&mut self.plain().await).await.unwrap()
+    }
+
+    /// Everything stored but token counters.
+    pub(crate) async fn leftovers(&self) -> Vec<String> {
+        let mut keys: Vec<String> = self.command("KEYS *").await;
+        keys.retain(|key| !key.ends_with(":fence"));
+        keys
+    }
+
+    /// Ends the server at once, as a crash does.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().unwrap();
+        self.process.wait().unwrap();
+    }
+
+    /// Starts it again after it was killed, on the same port.
+    pub(crate) fn revive(&mut self) {
+        self.process = run(&self.folder, self.port, &self.arguments).expect("the server starts again on its port");
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        signal_process(self.pid(), signal);
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+pub(crate) fn signal_process(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
+}
+
+fn run(folder: &TempDir, port: u16, arguments: &[String]) -> Option<Child> {
+    let mut process = Command::new(BINARY)
+        .args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+        ])
+        .arg(folder.path())
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|e| panic!("{BINARY} cannot be run ({e}); install it: apt-get install redis-server"));
+    let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
+    let ready = lines.any(|line| line.unwrap().contains("eady to accept connections"));
+    if !ready {
+        process.wait().unwrap();
+        return None;
+    }
+    // It would block when nobody reads what it says.
+    std::thread::spawn(move || lines.for_each(drop));
+    Some(process)
+}
+
+pub(crate) fn claim(name: &str, ttl: Duration) -> Claim {
+    Claim::new(name.parse().unwrap(), ttl)
+}
+
+pub(crate) fn name(name: &str) -> LockName {
+    name.parse().unwrap()
+}
+
+pub(crate) fn soon() -> Option<Stamp> {
+    Some(Clock::system().now() + Duration::from_secs(20))
+}
+
+pub(crate) async fn granted(lock: &RedisLock, claim: &Claim) -> Grant {
+    let attempt = lock.try_acquire(claim).await.unwrap();
+    attempt.granted().expect("the lock is free")
+}
+
+pub(crate) async fn busy(lock: &RedisLock, claim: &Claim) -> Busy {
+    match lock.try_acquire(claim).await.unwrap() {
+        Attempt::Busy(busy) => busy,
+        other => panic!("granted although held: {other:?}"),
+    }
+}
+
+/// Waits until that many claims are in the server's queue for the name.
+pub(crate) async fn until_queued(server: &Server, name: &str, waiters: usize) {
+    let mut con = server.plain().await;
+    let length = lock_redis::redis::cmd("HLEN")
+        .arg(format!("{{fencelock:{name}}}:queue"))
+        .clone();
+    // Two fields for each, and the two ends.
+    let expected = if waiters == 0 { 0 } else { 2 * waiters + 2 };
+    loop {
+        let found: usize = length.query_async(&mut con).await.unwrap();
+        if found == expected {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}

@@ -1,0 +1,125 @@
+//! A way to the server on which bytes can be held up.
+
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+/// Passes bytes on, or holds them until it is told to pass them. What is held arrives even if its sender has gone.
+pub(crate) struct Proxy {
+    port: u16,
+    to_server: watch::Sender<bool>,
+    to_client: watch::Sender<bool>,
+    cut: watch::Sender<()>,
+    /// How often the connections of the time were forgotten.
+    forgotten: watch::Sender<u32>,
+}
+
+impl Proxy {
+    pub(crate) async fn to(server: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (to_server, server_open) = watch::channel(true);
+        let (to_client, client_open) = watch::channel(true);
+        let (cut, end) = watch::channel(());
+        let (forgotten, memory) = watch::channel(0);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                let way = |open: &watch::Receiver<bool>| Way {
+                    open: open.clone(),
+                    cut: end.clone(),
+                    forgotten: memory.clone(),
+                };
+                let (client_in, client_out) = client.into_split();
+                let (server_in, server_out) = server.into_split();
+                let done = Arc::new(tokio::sync::Notify::new());
+                tokio::spawn(pass(client_in, server_out, way(&server_open), Arc::clone(&done)));
+                tokio::spawn(pass(server_in, client_out, way(&client_open), done));
+            }
+        });
+        Self {
+            port,
+            to_server,
+            to_client,
+            cut,
+            forgotten,
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Holds up what clients send.
+    pub(crate) fn hold_requests(&self) {
+        self.to_server.send_replace(false);
+    }
+
+    /// Holds up what the server sends.
+    pub(crate) fn hold_answers(&self) {
+        self.to_client.send_replace(false);
+    }
+
+    /// Neither side hears of the other any more, nor of its end.
+    pub(crate) fn hold_everything(&self) {
+        self.hold_requests();
+        self.hold_answers();
+    }
+
+    /// Passes nothing more on the connections that there are, as a router that forgot them. New ones are fine.
+    pub(crate) fn forget(&self) {
+        self.forgotten.send_modify(|times| *times += 1);
+    }
+
+    /// Delivers what was held up, and whatever comes from now on.
+    pub(crate) fn pass(&self) {
+        self.to_server.send_replace(true);
+        self.to_client.send_replace(true);
+    }
+
+    /// Ends every connection, and with it what it holds.
+    pub(crate) fn cut(&self) {
+        self.cut.send_replace(());
+    }
+}
+
+/// What one direction of one connection depends on.
+struct Way {
+    open: watch::Receiver<bool>,
+    cut: watch::Receiver<()>,
+    forgotten: watch::Receiver<u32>,
+}
+
+async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, other: Arc<tokio::sync::Notify>) {
+    way.cut.mark_unchanged();
+    let born = *way.forgotten.borrow();
+    let passing = async {
+        let mut buffer = vec![0; 65536];
+        loop {
+            let read = from.read(&mut buffer).await;
+            if *way.forgotten.borrow() != born {
+                std::future::pending::<()>().await;
+            }
+            if way.open.wait_for(|open| *open).await.is_err() {
+                return;
+            }
+            match read {
+                Ok(0) | Err(_) => return,
+                Ok(n) => {
+                    if to.write_all(&buffer[..n]).await.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = passing => {}
+        _ = way.cut.changed() => {}
+        () = other.notified() => {}
+    }
+    other.notify_one();
+}
