@@ -1,0 +1,218 @@
+//! Which backend an address means.
+
+use std::sync::Arc;
+
+use crate::backend::DistributedLock;
+use crate::{LockError, Options};
+
+/// An address that a backend of this build answers to.
+pub(crate) enum Address {
+    #[cfg(feature = "memory")]
+    Memory(lock_core::MemoryLock),
+    #[cfg(feature = "redis")]
+    Redis(lock_redis::RedisConfig),
+    #[cfg(feature = "sqlite")]
+    Sqlite(lock_sqlite::SqliteConfig),
+}
+
+impl Address {
+    pub(crate) fn parse(url: &str, options: &Options) -> Result<Self, LockError> {
+        let Some((scheme, rest)) = split(url) else {
+            return Err(LockError::configuration(format!(
+                "the address does not start with a scheme such as \"sqlite:\". {}",
+                possible()
+            )));
+        };
+        #[cfg(not(any(feature = "redis", feature = "sqlite")))]
+        let _ = options;
+        #[cfg(not(any(feature = "memory", feature = "redis", feature = "sqlite")))]
+        let _ = rest;
+        match feature(&scheme) {
+            #[cfg(feature = "memory")]
+            "memory" => crate::memory::store(rest).map(Self::Memory),
+            #[cfg(feature = "redis")]
+            "redis" => {
+                let mut config = lock_redis::RedisConfig::from_url(&format!("{scheme}:{rest}"))?;
+                if let Some(limit) = options.get_op_timeout() {
+                    config = config.op_timeout(limit);
+                }
+                if let Some(runtime) = options.get_runtime() {
+                    config = config.runtime(runtime.clone());
+                }
+                Ok(Self::Redis(config))
+            }
+            #[cfg(feature = "sqlite")]
+            "sqlite" => {
+                let config = lock_sqlite::SqliteConfig::from_url(&format!("sqlite:{rest}"))?;
+                Ok(Self::Sqlite(match options.get_op_timeout() {
+                    Some(limit) => config.op_timeout(limit),
+                    None => config,
+                }))
+            }
+            _ => Err(refused(&scheme)),
+        }
+    }
+
+    pub(crate) async fn connect(self) -> Result<Arc<dyn DistributedLock>, LockError> {
+        match self {
+            #[cfg(feature = "memory")]
+            Self::Memory(memory) => Ok(Arc::new(memory)),
+            #[cfg(feature = "redis")]
+            Self::Redis(config) => Ok(Arc::new(config.connect().await?)),
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(config) => Ok(Arc::new(config.connect().await?)),
+        }
+    }
+
+    pub(crate) fn connect_lazy(self) -> Result<Arc<dyn DistributedLock>, LockError> {
+        match self {
+            #[cfg(feature = "memory")]
+            Self::Memory(memory) => Ok(Arc::new(memory)),
+            #[cfg(feature = "redis")]
+            Self::Redis(config) => Ok(Arc::new(config.connect_lazy()?)),
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(config) => Ok(Arc::new(config.connect_lazy()?)),
+        }
+    }
+}
+
+/// The scheme in lower case, and what follows its colon.
+fn split(url: &str) -> Option<(String, &str)> {
+    let (scheme, rest) = url.split_once(':')?;
+    let starts = scheme.starts_with(|c: char| c.is_ascii_alphabetic());
+    let goes_on = scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
+    (starts && goes_on).then(|| (scheme.to_ascii_lowercase(), rest))
+}
+
+/// The backends that there are, by the feature that turns each on. The usual scheme has the same name.
+const BACKENDS: [(&str, bool); 3] = [
+    ("memory", cfg!(feature = "memory")),
+    ("redis", cfg!(feature = "redis")),
+    ("sqlite", cfg!(feature = "sqlite")),
+];
+
+const PLANNED: [(&str, &str); 3] = [("etcd", "etcd"), ("postgres", "Postgres"), ("postgresql", "Postgres")];
+
+/// The feature that a scheme belongs to.
+fn feature(scheme: &str) -> &str {
+    match scheme {
+        "rediss" | "redis+unix" | "valkey" | "valkeys" | "valkey+unix" => "redis",
+        other => other,
+    }
+}
+
+/// Why nobody answers to the scheme. Never shows more of the address than a scheme that is known: the rest may be
+/// secret, and so may be the first word of something that is no address at all.
+fn refused(scheme: &str) -> LockError {
+    let known = |(name, _): &&(&str, bool)| *name == feature(scheme);
+    let planned = PLANNED.iter().find(|(name, _)| *name == scheme);
+    LockError::configuration(match (BACKENDS.iter().find(known), planned) {
+        (Some((feature, _)), _) => format!(
+            "\"{scheme}:\" addresses need the feature \"{feature}\" of the crate fencelock, which is off in this program; \
+             turn it on in Cargo.toml. {}",
+            possible()
+        ),
+        (None, Some((_, product))) => {
+            format!(
+                "this version of fencelock has no backend for {product} yet. {}",
+                possible()
+            )
+        }
+        (None, None) => format!(
+            "the address has a scheme that no backend of fencelock answers to. {}",
+            possible()
+        ),
+    })
+}
+
+/// What can be connected to, and what could be.
+fn possible() -> String {
+    let list = |compiled: bool, sign: &str| {
+        let names: Vec<_> = BACKENDS
+            .iter()
+            .filter(|(_, on)| *on == compiled)
+            .map(|(name, _)| format!("{name}{sign}"))
+            .collect();
+        names.join(", ")
+    };
+    match (list(true, ":"), list(false, "")) {
+        (on, off) if off.is_empty() => format!("It can be one of {on}"),
+        (on, off) if on.is_empty() => format!("No backend is compiled in; features to turn on: {off}"),
+        (on, off) => format!("Compiled in: {on}. Features to turn on for more: {off}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refusal(url: &str) -> String {
+        match Address::parse(url, &Options::new()) {
+            Err(error @ LockError::Configuration { .. }) => error.to_string(),
+            Err(other) => panic!("{other:?}"),
+            Ok(_) => panic!("{url} was accepted"),
+        }
+    }
+
+    #[test]
+    fn an_address_that_nobody_answers_to_tells_what_would_be_answered() {
+        for url in [
+            "",
+            "locks.db",
+            "/var/lib/locks.db",
+            "mysql://localhost/shop",
+            "1:2",
+            ":",
+            "sqlite3:a.db",
+        ] {
+            let message = refusal(url);
+            for (feature, _) in BACKENDS {
+                assert!(message.contains(feature), "{url}: {message}");
+            }
+        }
+    }
+
+    // With all features there is nothing to see.
+    #[cfg(not(all(feature = "memory", feature = "redis", feature = "sqlite")))]
+    #[test]
+    fn a_backend_whose_feature_is_off_names_the_feature() {
+        for (feature, on) in BACKENDS {
+            if !on {
+                let message = refusal(&format!("{feature}:x"));
+                assert!(message.contains(&format!("the feature \"{feature}\"")), "{message}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_backend_that_is_planned_is_named() {
+        for (scheme, product) in PLANNED {
+            let message = refusal(&format!("{scheme}://localhost"));
+            assert!(message.contains(&format!("no backend for {product} yet")), "{message}");
+        }
+    }
+
+    #[test]
+    fn nothing_secret_is_repeated() {
+        for url in [
+            "redis://joe:hunter2@localhost/nonumber",
+            "redis://joe:hunter2@localhost?password=hunter2",
+            "postgres://joe:hunter2@localhost/shop?password=hunter2",
+            "mysql://joe:hunter2@localhost/shop",
+            "hunter2",
+            "hunter2:hunter2",
+            "memory:joe:hunter2@store?password=hunter2",
+            "sqlite://joe:hunter2@host/locks.db?password=hunter2",
+        ] {
+            let error = Address::parse(url, &Options::new()).err();
+            let error = error.unwrap_or_else(|| panic!("{url} was accepted"));
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[cfg(feature = "memory")]
+    #[test]
+    fn schemes_are_read_in_any_case() {
+        assert!(Address::parse("Memory:", &Options::new()).is_ok());
+    }
+}

@@ -1,0 +1,9 @@
+//! For whoever writes a backend, or wraps one: the trait and what passes through it.
+//!
+//! [`Locks::new`](crate::Locks::new) takes anything that implements [`DistributedLock`]. Prove yours with the
+//! `conformance-tests` crate.
+
+pub use lock_core::{
+    Attempt, Busy, Claim, Clock, DistributedLock, Grant, HandOver, Lease, LeaseId, ManualClock, Released, Renewal,
+    Revocation, Revoker, Stamp, background,
+};

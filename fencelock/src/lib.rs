@@ -1,0 +1,145 @@
+//! Distributed locks with fencing tokens. Change the backend by changing a URL; the code stays the same.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
+//! # #[cfg(feature = "memory")] {
+//! let locks = fencelock::connect("memory:").await?;
+//! let guard = locks.lock("stock/10000").wait_for(Duration::from_secs(5)).await?;
+//! // Send the token with every write: the resource refuses one that is lower than the highest it has seen.
+//! println!("held until released, token {}", guard.token());
+//! guard.release().await?;
+//! # }
+//! # Ok(()) }
+//! ```
+//!
+//! A lock is kept by a *lease*, which the server ends if nothing is heard of the holder for a *ttl*. [`Locks`] renews the
+//! lease on a thread of its own while the [`LockGuard`] lives, and the guard tells when it is lost. A holder that was
+//! suspended may still believe in a lock that has passed to somebody else. What protects the resource then is the
+//! [`FencingToken`], higher for every grant of a name, and a resource that refuses lower ones: see [`fence`].
+//!
+//! # Addresses
+//!
+//! [`connect`], [`connect_with`], [`connect_lazy`], [`connect_lazy_with`] and [`from_env`] take an address and give [`Locks`].
+//!
+//! | address | feature | who is excluded |
+//! |---|---|---|
+//! | `memory:` | `memory` | whoever uses the same [`Locks`] or a clone of it |
+//! | `memory:NAME` | `memory` | whoever in this process connects to the same name |
+//! | `redis://HOST`, `redis://USER:PASSWORD@HOST:PORT/DATABASE` | `redis` | all who connect to the same Redis or Valkey server and database |
+//! | `rediss://HOST` | `redis` | the same, by TLS |
+//! | `redis+unix:SOCKET` | `redis` | the same, by a socket of this machine |
+//! | `sqlite:PATH` | `sqlite` | the processes of this machine that connect to the same file |
+//!
+//! | part | meaning |
+//! |---|---|
+//! | `NAME` | any text without `?`, `#` and control characters, taken as it is. The store lives as long as the process |
+//! | `PATH` | the database file, relative or absolute, also as `sqlite:///PATH`; made if it does not exist, in a directory that does, on a local file system. `?`, `#` and `%` are written as `%3F`, `%23` and `%25` |
+//! | `USER`, `PASSWORD` | what is special in addresses is written as `%` and two digits; `:PASSWORD@` alone means the default user |
+//! | `SOCKET` | the path from the root; its user, password and database are the parameters `user`, `password` and `db` |
+//! | `?namespace=fencelock` | Redis: what the keys begin with; locks in different ones have nothing to do with each other |
+//! | `?ca=FILE` | Redis by TLS: trusts the authorities in that PEM file instead of the system's |
+//! | `?op_timeout=5s` | Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
+//! | `?allow_unsafe_configuration=true` | Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
+//!
+//! Postgres and etcd are planned. An address that this build cannot serve is a [`LockError::Configuration`] that
+//! names the feature to turn on. Errors never repeat an address, as it may hold a password.
+//!
+//! # Features
+//!
+//! `memory` (on by default), `redis` and `sqlite` turn on a backend each, `full` all of them. SQLite is not on by default, because
+//! only one crate in a program may link it. `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
+//! and counters.
+//!
+//! # The usual forms
+//!
+//! A body that runs under the lock and is cancelled if the lock is lost, in a task of its own:
+//!
+//! ```
+//! # async fn example(locks: fencelock::Locks) {
+//! let name = String::from("report");
+//! let task = tokio::spawn(async move { locks.lock(name).with(async |guard| guard.token()).await });
+//! # let _ = task; }
+//! ```
+//!
+//! In a method of a trait with async methods:
+//!
+//! ```
+//! use async_trait::async_trait;
+//! use fencelock::{LockError, Locks};
+//!
+//! #[async_trait]
+//! trait Shop {
+//!     async fn sell(&self, article: &str) -> Result<u64, LockError>;
+//! }
+//!
+//! struct Till(Locks);
+//!
+//! #[async_trait]
+//! impl Shop for Till {
+//!     async fn sell(&self, article: &str) -> Result<u64, LockError> {
+//!         let _shop = self.0.lock("open").await?;
+//!         self.0.lock(article).with(async |guard| guard.token().get()).await
+//!     }
+//! }
+//! ```
+//!
+//! Raced against something else, or given up after a while. A request that is dropped leaves nothing behind:
+//!
+//! ```
+//! use std::time::Duration;
+//! use tokio::time::{sleep, timeout};
+//!
+//! # async fn example(locks: fencelock::Locks) -> Result<(), Box<dyn std::error::Error>> {
+//! tokio::select! {
+//!     guard = locks.lock("door") => println!("got it: {}", guard?.token()),
+//!     () = sleep(Duration::from_secs(1)) => println!("went elsewhere"),
+//! }
+//! let guard = timeout(Duration::from_secs(1), locks.lock("door")).await??;
+//! # drop(guard);
+//! # Ok(()) }
+//! ```
+//!
+//! A long body that looks after its lock itself:
+//!
+//! ```
+//! # async fn next_step() {}
+//! # async fn example(locks: fencelock::Locks) -> Result<(), fencelock::LockError> {
+//! let guard = locks.lock("nightly").await?;
+//! while guard.is_held() {
+//!     tokio::select! {
+//!         reason = guard.lost() => eprintln!("lost: {reason}"),
+//!         () = next_step() => {}
+//!     }
+//! }
+//! # Ok(()) }
+//! ```
+
+pub mod backend;
+
+mod address;
+mod connect;
+#[cfg(feature = "memory")]
+mod memory;
+
+pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, from_env};
+#[cfg(feature = "memory")]
+pub use lock_core::MemoryLock;
+pub use lock_core::{
+    Capabilities, FencingToken, Holder, InvalidToken, LockError, LockGuard, LockName, LockRequest, Locks, LossReason,
+    LossSignal, Lost, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source, Stats, fence,
+};
+#[cfg(feature = "redis")]
+pub use lock_redis as redis;
+#[cfg(feature = "redis")]
+pub use lock_redis::RedisLock;
+#[cfg(feature = "sqlite")]
+pub use lock_sqlite as sqlite;
+#[cfg(feature = "sqlite")]
+pub use lock_sqlite::SqliteLock;
+
+// Compiles and runs what the README shows.
+#[cfg(all(doctest, feature = "memory", feature = "sqlite"))]
+#[doc = include_str!("../README.md")]
+struct Readme;
