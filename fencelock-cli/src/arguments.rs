@@ -1,0 +1,178 @@
+//! What can be asked of the command.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueHint};
+use clap_complete::Shell;
+
+/// Run commands under distributed locks, and look after those locks.
+///
+/// Locks are kept by a server or in a file, at an address: --url, or FENCELOCK_URL in the environment. Without either
+/// they are kept in fencelock/locks.db in your state directory (XDG_STATE_HOME, or ~/.local/state), and exclude your
+/// own processes on this machine.
+#[derive(Debug, Parser)]
+#[command(name = "fencelock", version, arg_required_else_help = true, after_help = EXAMPLES)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) common: Common,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  fencelock run backup -- /usr/local/bin/backup --full
+  fencelock list
+  FENCELOCK_URL=sqlite:/srv/shop/locks.db fencelock check";
+
+/// What every command understands.
+#[derive(Args, Debug)]
+pub(crate) struct Common {
+    /// Where the locks are kept, such as sqlite:/srv/shop/locks.db; FENCELOCK_URL if not given.
+    ///
+    /// Others can read it in the list of processes. An address with a password in it is better kept in FENCELOCK_URL.
+    #[arg(long, value_name = "URL", global = true, value_hint = ValueHint::Url)]
+    pub(crate) url: Option<String>,
+    /// Say on stderr what happens; twice, in detail.
+    #[arg(short, long, global = true, action = clap::ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Run),
+    Holder(HolderOf),
+    List(List),
+    Release(Release),
+    Check(Check),
+    /// Print completions for a shell.
+    #[command(
+        after_help = "Example:\n  fencelock completions bash > ~/.local/share/bash-completion/completions/fencelock"
+    )]
+    Completions {
+        /// Which shell.
+        shell: Shell,
+    },
+    /// Print a manual page.
+    #[command(after_help = "Examples:\n  fencelock man | man -l -\n  fencelock man run > fencelock-run.1")]
+    Man {
+        /// The command to describe; all of fencelock if not given.
+        #[arg(value_name = "COMMAND")]
+        command: Option<String>,
+    },
+}
+
+/// Run a command while holding a lock.
+///
+/// Waits for the lock, runs the command, and lets go. The command gets stdin, stdout and stderr as they are, and finds
+/// the lock's name in FENCELOCK_NAME and the fencing token in FENCELOCK_TOKEN. Send the token along with every write to
+/// what the lock protects, so that a write that comes too late can be refused.
+///
+/// A supervisor ends the command, and everything that the command has started, before the lock can pass to somebody
+/// else: also if fencelock itself is killed or stopped. Signals are passed on to the command.
+#[derive(Args, Debug)]
+#[command(override_usage = "fencelock run [OPTIONS] NAME -- COMMAND [ARG]...", after_help = RUN_EXAMPLES)]
+pub(crate) struct Run {
+    /// How long the lock outlives this process, should it be killed: 100ms, 30s, 5m.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    pub(crate) ttl: Duration,
+    /// Give up when the lock is busy for that long. Without it, wait as long as it takes.
+    #[arg(short, long, value_name = "TIME", value_parser = time)]
+    pub(crate) wait: Option<Duration>,
+    /// Give up at once when the lock is busy.
+    #[arg(short, long, conflicts_with = "wait")]
+    pub(crate) no_wait: bool,
+    /// When the lock is lost: the time that the command has between SIGTERM and SIGKILL. 5s, or less if the ttl is short.
+    ///
+    /// At most a third of the ttl, less a tenth of it or 1s.
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub(crate) grace: Option<Duration>,
+    /// The exit code if the lock stays busy.
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = crate::exit::BUSY)]
+    pub(crate) conflict_exit_code: u8,
+    /// A text for people who ask who holds the lock.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) label: Option<String>,
+    /// COMMAND is a line for /bin/sh; further arguments are its $1, $2 and so on.
+    #[arg(long)]
+    pub(crate) shell: bool,
+    /// The lock: up to 512 bytes of UTF-8, without control characters.
+    pub(crate) name: String,
+    /// The command and its arguments.
+    #[arg(required = true, trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<OsString>,
+}
+
+const RUN_EXAMPLES: &str = "\
+Examples:
+  fencelock run backup -- /usr/local/bin/backup --full
+  fencelock run --wait 10s --label nightly report -- make report
+  fencelock run -n -E 0 cleanup -- find /tmp -mtime +7 -delete
+  fencelock run --shell counter -- 'n=$(cat n); echo $((n + 1)) > n'
+
+Exit codes:
+  the command's own, or 128 + the signal that ended it
+  64   wrong arguments
+  69   the locks cannot be reached
+  75   the lock stayed busy (-E changes it)
+  76   the lock was lost while the command ran, and the command was ended
+  126  the command cannot be executed
+  127  the command was not found
+  128 + signal if a signal ended the wait for the lock";
+
+fn time(text: &str) -> Result<Duration, &'static str> {
+    humantime::parse_duration(text).map_err(|_| "give a time such as 500ms, 30s or 5m")
+}
+
+/// Say who holds a lock. Exit code 1 if nobody does.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  fencelock holder backup\n  fencelock holder backup --json")]
+pub(crate) struct HolderOf {
+    /// The lock.
+    pub(crate) name: String,
+    /// Print JSON: an object, or null if nobody holds it.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// List the locks that are held.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  fencelock list\n  fencelock list shop/ --json")]
+pub(crate) struct List {
+    /// Only those whose names start with it.
+    #[arg(default_value = "", hide_default_value = true)]
+    pub(crate) prefix: String,
+    /// Print JSON: an object with "location" and "locks".
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Take a lock away from whoever holds it. Exit code 1 if nobody does.
+///
+/// The holder learns of it at its next renewal, at the latest a third of its ttl later. Until then both it and the next
+/// holder believe in the lock; only the fencing token tells them apart.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  fencelock release --force backup")]
+pub(crate) struct Release {
+    /// Yes, although its holder may be at work.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// The lock.
+    pub(crate) name: String,
+    /// Print JSON: who held it, or null.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Check that locks can be kept there, with all rights that it takes.
+///
+/// Takes, renews and releases a lock of its own, and tries everything that fencelock may need. Exit code 69 if anything
+/// is refused.
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:\n  fencelock check\n  fencelock check --url sqlite:/srv/shop/locks.db --json")]
+pub(crate) struct Check {
+    /// Print JSON.
+    #[arg(long)]
+    pub(crate) json: bool,
+}

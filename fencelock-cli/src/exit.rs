@@ -1,0 +1,77 @@
+//! What the exit codes mean.
+
+use std::fmt;
+
+use fencelock::LockError;
+
+use crate::place::without_secrets;
+
+/// Wrong arguments, or an address that no backend of this build answers to.
+pub(crate) const USAGE: u8 = 64;
+/// The backend cannot be reached, or refuses to work.
+pub(crate) const UNAVAILABLE: u8 = 69;
+/// What was asked for could not be written out.
+pub(crate) const OUTPUT: u8 = 74;
+/// The lock stayed busy.
+pub(crate) const BUSY: u8 = 75;
+/// The lock was lost while the command ran.
+pub(crate) const LOST: u8 = 76;
+/// The command cannot be executed.
+pub(crate) const NOT_EXECUTABLE: u8 = 126;
+/// The command was not found.
+pub(crate) const NOT_FOUND: u8 = 127;
+/// Nobody holds the lock that was asked about.
+pub(crate) const FREE: u8 = 1;
+
+/// What shells say of a process that a signal ended.
+pub(crate) fn by_signal(signal: i32) -> u8 {
+    u8::try_from(signal).map_or(u8::MAX, |signal| signal.saturating_add(128))
+}
+
+/// Why the command ends without having done its work: one line, and the exit code.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    message: String,
+}
+
+impl Failure {
+    pub(crate) fn new(code: u8, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+        }
+    }
+
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(USAGE, message)
+    }
+
+    pub(crate) fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(UNAVAILABLE, message)
+    }
+}
+
+impl From<LockError> for Failure {
+    fn from(error: LockError) -> Self {
+        let code = match &error {
+            LockError::TimedOut { .. } => BUSY,
+            LockError::Lost(_) => LOST,
+            LockError::InvalidName { .. } | LockError::InvalidTtl { .. } => USAGE,
+            _ => UNAVAILABLE,
+        };
+        Self::new(code, error.to_string())
+    }
+}
+
+/// One line without secrets, whatever the message came from.
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let line: String = self
+            .message
+            .chars()
+            .map(|c| if c.is_control() { ' ' } else { c })
+            .collect();
+        f.write_str(&without_secrets(&line))
+    }
+}

@@ -1,0 +1,151 @@
+//! Where the locks are kept.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt;
+#[cfg(feature = "sqlite")]
+use std::path::PathBuf;
+
+use fencelock::{ENV, LockError, Locks, Scope};
+
+use crate::exit::Failure;
+
+/// Where the locks are kept: an address that was given, or a file of the user's own.
+#[derive(Debug)]
+pub(crate) enum Place {
+    Address(String),
+    #[cfg(feature = "sqlite")]
+    File(PathBuf),
+}
+
+impl Place {
+    /// The address given, or that in the environment, or else the file in the user's state directory.
+    pub(crate) fn find(given: Option<String>) -> Result<Self, Failure> {
+        if let Some(url) = given {
+            return Ok(Self::Address(url));
+        }
+        match env::var_os(ENV)
+            .filter(|url| !url.is_empty())
+            .map(OsString::into_string)
+        {
+            Some(Ok(url)) => Ok(Self::Address(url)),
+            Some(Err(_)) => Err(Failure::usage(format!("the address in {ENV} is not UTF-8"))),
+            None => Self::of_user(),
+        }
+    }
+
+    #[cfg(feature = "sqlite")]
+    fn of_user() -> Result<Self, Failure> {
+        let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        // The convention ignores a relative XDG_STATE_HOME.
+        let state = set("XDG_STATE_HOME").filter(|dir| dir.is_absolute());
+        let state = state.or_else(|| set("HOME").map(|home| home.join(".local/state")));
+        match state {
+            Some(dir) => Ok(Self::File(dir.join("fencelock/locks.db"))),
+            None => Err(Failure::usage(format!(
+                "there is no place to keep the locks, as HOME is not set; give --url, or set {ENV} or XDG_STATE_HOME"
+            ))),
+        }
+    }
+
+    #[cfg(not(feature = "sqlite"))]
+    fn of_user() -> Result<Self, Failure> {
+        Err(Failure::usage(format!(
+            "no address was given; give --url, or set {ENV}"
+        )))
+    }
+
+    /// A client that connects with its first request.
+    pub(crate) fn client(&self) -> Result<Locks, Failure> {
+        let locks = match self {
+            Self::Address(url) => fencelock::connect_lazy(url).map_err(|error| match error {
+                LockError::Configuration { .. } => Failure::usage(error.to_string()),
+                error => error.into(),
+            })?,
+            #[cfg(feature = "sqlite")]
+            Self::File(path) => {
+                if let Some(dir) = path.parent() {
+                    make_private(dir)?;
+                }
+                Locks::new(fencelock::sqlite::SqliteConfig::new(path).connect_lazy()?)
+            }
+        };
+        if locks.capabilities().scope == Scope::Process {
+            return Err(Failure::usage(
+                "locks of that address exist within one process only, so they would exclude nobody; choose another",
+            ));
+        }
+        Ok(locks)
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn make_private(dir: &std::path::Path) -> Result<(), Failure> {
+    use std::os::unix::fs::DirBuilderExt;
+
+    let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
+    made.map_err(|e| {
+        Failure::unavailable(format!(
+            "the directory {} cannot be made: {e}; make it writable, or give --url",
+            dir.display()
+        ))
+    })
+}
+
+/// As people may see it: an address without anything secret, or the path of the file.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(url) => f.write_str(&without_secrets(url)),
+            #[cfg(feature = "sqlite")]
+            Self::File(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// Takes users, passwords and parameters out of every address in `text`.
+pub(crate) fn without_secrets(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let (before, after) = rest.split_at(at + 3);
+        clean.push_str(before);
+        let end = after
+            .find(|c: char| c.is_whitespace() || "'\"`<>".contains(c))
+            .unwrap_or(after.len());
+        let (address, behind) = after.split_at(end);
+        let (address, query) = match address.split_once('?') {
+            Some((address, _)) => (address, "?..."),
+            None => (address, ""),
+        };
+        match address.rsplit_once('@') {
+            Some((_, host)) => clean.extend(["...@", host, query]),
+            None => clean.extend([address, query]),
+        }
+        rest = behind;
+    }
+    clean.push_str(rest);
+    clean
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_shown_without_users_passwords_and_parameters() {
+        for (text, clean) in [
+            ("redis://joe:hunter2@host:6379/0", "redis://...@host:6379/0"),
+            ("postgres://host/shop?password=hunter2&x=1", "postgres://host/shop?..."),
+            (
+                "unexpected argument 'etcd://a:hun@ter2@h?k=v' found",
+                "unexpected argument 'etcd://...@h?...' found",
+            ),
+            ("two a://x:y@b c://d:e@f", "two a://...@b c://...@f"),
+            ("sqlite:///var/lib/locks.db", "sqlite:///var/lib/locks.db"),
+            ("nothing here", "nothing here"),
+        ] {
+            assert_eq!(without_secrets(text), clean);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! `fencelock run`: a command under a lock.
+
+use std::ffi::OsString;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use fencelock::{LockError, LockGuard, LockName, Locks, LossReason, ReleaseOutcome};
+use rustix::process::{Signal, kill_current_process_group};
+
+use crate::arguments::Run;
+use crate::channel::{End, Why};
+use crate::exit::{Failure, LOST, by_signal};
+use crate::locker::{Locker, Outcome};
+use crate::place::Place;
+use crate::say::say;
+use crate::signals::Signals;
+use crate::terminal::Terminal;
+use crate::timing::{Timing, shown};
+use crate::waiting::{self, Waited};
+
+/// Waits for the lock, runs the command under it, lets go.
+pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
+    let name = LockName::new(&run.name)?;
+    let timing = Timing::fit(run.ttl, run.grace)?;
+    let command = command(run.command, run.shell);
+    let failed = |e| Failure::unavailable(format!("signals cannot be received: {e}"));
+    let mut signals = Signals::listen().map_err(failed)?;
+    let locks = place.client()?;
+
+    let mut request = locks.lock(&run.name).ttl(run.ttl);
+    if let Some(label) = run.label {
+        request = request.label(label);
+    }
+    request = match run.wait {
+        _ if run.no_wait => request.no_wait(),
+        Some(limit) => request.wait_for(limit),
+        None => request.wait_forever(),
+    };
+    let guard = match waiting::acquire(&locks, &name, place, request, &mut signals).await {
+        Ok(Waited::Got(guard)) => guard,
+        Ok(Waited::Left(signal)) => {
+            leave(&locks).await;
+            return Ok(died(signal, signal == Signal::INT.as_raw()));
+        }
+        Err(LockError::TimedOut { holder, .. }) => {
+            let by = holder.map(|holder| waiting::held_by(&holder)).unwrap_or_default();
+            let code = run.conflict_exit_code;
+            return Err(Failure::new(code, format!("{name} is busy{by}")));
+        }
+        Err(error) => return Err(error.into()),
+    };
+
+    let (mut outcome, guard) = Locker::start(guard, &command, timing, signals).await?.run().await;
+    let released = let_go(guard).await;
+    if outcome.lost.is_none() && outcome.is_own_end() {
+        outcome.lost = released;
+    }
+    if outcome.lost.is_some() {
+        leave(&locks).await;
+    }
+    Ok(report(&name, &outcome))
+}
+
+fn command(given: Vec<OsString>, shell: bool) -> Vec<OsString> {
+    if !shell {
+        return given;
+    }
+    let mut line = given.into_iter();
+    let words = ["/bin/sh".into(), "-c".into()].into_iter();
+    // After the line comes its $0.
+    words.chain(line.next()).chain(["sh".into()]).chain(line).collect()
+}
+
+/// Lets go of the lock. Says why if it turns out that it was lost while the command ran.
+async fn let_go(guard: LockGuard) -> Option<LossReason> {
+    let signal = guard.lost();
+    let ttl = guard.ttl();
+    match guard.release().await {
+        Ok(ReleaseOutcome::AlreadyLost) => match signal.wait().await {
+            // The command was gone by then: the supervisor sees to it.
+            LossReason::Expired => None,
+            // The server did not know us any more.
+            LossReason::Released => Some(LossReason::NotHeld),
+            reason => Some(reason),
+        },
+        Ok(_) => None,
+        Err(error) => {
+            let error = Failure::from(error);
+            say(format_args!("{error}; the lock frees itself within {}", shown(ttl)));
+            None
+        }
+    }
+}
+
+/// Takes back on the server what is under way there. Not for long: it ends by itself.
+async fn leave(locks: &Locks) {
+    let _ = tokio::time::timeout(Duration::from_secs(2), locks.shutdown()).await;
+}
+
+fn report(name: &LockName, outcome: &Outcome) -> ExitCode {
+    let Some((how, why)) = outcome.end else {
+        say("the supervisor of the command was killed, so the command was, too");
+        return ExitCode::from(by_signal(Signal::KILL.as_raw()));
+    };
+    match (why, outcome.lost) {
+        (Why::Deadline, _) => {
+            say(format_args!(
+                "the lock {name} could not be renewed in time; the command was ended before it ran out"
+            ));
+            ExitCode::from(LOST)
+        }
+        (Why::Lost | Why::Orphaned, lost) | (_, lost @ Some(_)) => {
+            let lost = lost.unwrap_or(LossReason::Expired);
+            let ended = if why == Why::Lost {
+                "the command was ended"
+            } else {
+                "the command had just ended"
+            };
+            say(format_args!("the lock {name} was lost: {lost}; {ended}"));
+            ExitCode::from(LOST)
+        }
+        (why, None) => {
+            if why == Why::Leftovers {
+                say("the command left processes behind in its session; they were ended with it");
+            }
+            match how {
+                End::Exited(code) => ExitCode::from(code),
+                End::Killed(signal) => {
+                    let typed = signal == Signal::INT.as_raw() && outcome.typed_interrupt;
+                    if typed && outcome.lent {
+                        // Only the command has seen Ctrl-C so far. Scripts and pipelines around it are to end with it.
+                        let _ = kill_current_process_group(Signal::INT);
+                    }
+                    died(signal, typed)
+                }
+            }
+        }
+    }
+}
+
+/// The exit code for an end by `signal`. If Ctrl-C was typed, this process does not exit but dies of it as well: shells
+/// show the same 130 for both, and go on with a loop or a script unless they see the latter.
+fn died(signal: i32, typed: bool) -> ExitCode {
+    if typed && Terminal::own().is_some_and(|terminal| terminal.is_home()) {
+        let _ = signal_hook::low_level::emulate_default_handler(signal);
+    }
+    ExitCode::from(by_signal(signal))
+}

@@ -1,0 +1,77 @@
+//! Signals that are meant for the command.
+
+use std::collections::VecDeque;
+use std::io;
+
+use rustix::process::Signal;
+use signal_hook::consts;
+use signal_hook::iterator::backend::SignalDelivery;
+use signal_hook::iterator::exfiltrator::SignalOnly;
+use tokio::net::UnixStream;
+
+use crate::processes::ignored_signals;
+
+/// What is passed on to the command, and ends the wait for a lock.
+pub(crate) const FORWARDED: &[i32] = &[
+    consts::SIGHUP,
+    consts::SIGINT,
+    consts::SIGQUIT,
+    consts::SIGTERM,
+    consts::SIGUSR1,
+    consts::SIGUSR2,
+];
+
+/// Signals as they come in, except those that this process was started to ignore. None is missed from the moment on in
+/// which its handler is there.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    delivery: SignalDelivery<UnixStream, SignalOnly>,
+    heard: VecDeque<i32>,
+}
+
+impl Signals {
+    /// Listens to what is forwarded, from now on.
+    pub(crate) fn listen() -> io::Result<Self> {
+        let (read, write) = UnixStream::pair()?;
+        let write = write.into_std()?;
+        Ok(Self {
+            delivery: SignalDelivery::with_pipe(read, write, SignalOnly, not_ignored(FORWARDED))?,
+            heard: VecDeque::new(),
+        })
+    }
+
+    /// Listens to these too.
+    pub(crate) fn also(&mut self, wanted: &[i32]) -> io::Result<()> {
+        not_ignored(wanted).try_for_each(|signal| self.delivery.handle().add_signal(signal))
+    }
+
+    /// The next one. Cancellation-safe.
+    pub(crate) async fn next(&mut self) -> i32 {
+        loop {
+            if let Some(signal) = self.heard.pop_front() {
+                return signal;
+            }
+            let wake = self.delivery.get_read();
+            if wake.readable().await.is_err() {
+                return std::future::pending().await;
+            }
+            // First the bell, then who has rung it: whoever comes in between rings it again.
+            while wake.try_read(&mut [0; 64]).is_ok_and(|length| length > 0) {}
+            self.heard.extend(self.delivery.pending());
+        }
+    }
+}
+
+/// Those of `wanted` that this process was not started to ignore, as `nohup` or `&` in a script do it.
+pub(crate) fn not_ignored(wanted: &[i32]) -> impl Iterator<Item = i32> {
+    let ignored = ignored_signals().unwrap_or(0);
+    wanted
+        .iter()
+        .copied()
+        .filter(move |signal| ignored & (1 << (signal - 1)) == 0)
+}
+
+/// A signal by its number.
+pub(crate) fn named(signal: i32) -> Option<Signal> {
+    Signal::from_named_raw(signal)
+}

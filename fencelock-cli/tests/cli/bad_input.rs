@@ -1,0 +1,247 @@
+//! What is refused: one clear line, the right code, and no secret in it.
+
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+
+use crate::world::{Done, World};
+
+#[track_caller]
+fn refused(args: &[&str], code: i32, says: &str) {
+    let done = World::new().run(args);
+    let line = done.one_line(code);
+    assert!(line.contains(says), "{line}");
+}
+
+#[test]
+fn a_run_without_a_command_says_how_to_give_one() {
+    for args in [
+        &["run", "lock"][..],
+        &["run", "lock", "--"],
+        &["run", "-n", "lock", "--"],
+    ] {
+        refused(args, 64, "there is no command to run: fencelock run NAME -- COMMAND");
+    }
+    refused(&["run"], 64, "<NAME>");
+}
+
+#[test]
+fn an_unknown_scheme_names_those_that_are_known() {
+    refused(&["run", "--url", "mysql://h/shop", "lock", "--", "true"], 64, "sqlite:");
+    refused(&["list", "--url", "locks.db"], 64, "does not start with a scheme");
+}
+
+#[test]
+fn an_address_that_would_exclude_nobody_is_refused() {
+    refused(&["run", "--url", "memory:", "lock", "--", "true"], 64, "exclude nobody");
+}
+
+#[test]
+fn a_time_that_cannot_be_read_is_refused_with_its_option() {
+    for option in ["--ttl", "--wait", "--grace"] {
+        for time in ["soon", "10 parsecs", "", "-1s"] {
+            refused(&["run", &format!("{option}={time}"), "lock", "--", "true"], 64, option);
+        }
+    }
+}
+
+#[test]
+fn a_ttl_out_of_bounds_is_refused_with_the_bounds() {
+    for ttl in ["1ms", "10000days"] {
+        refused(&["run", "--ttl", ttl, "lock", "--", "true"], 64, "choose one from");
+    }
+}
+
+#[test]
+fn a_grace_that_does_not_fit_is_refused_with_the_largest_that_does() {
+    refused(
+        &["run", "--grace", "20s", "lock", "--", "true"],
+        64,
+        "at most 9s, or a ttl of at least 1m 3s",
+    );
+    refused(
+        &["run", "--ttl", "3s", "--grace", "3s", "lock", "--", "true"],
+        64,
+        "at most 700ms",
+    );
+    let done = World::new().run(["run", "--grace", "9s", "lock", "--", "true"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+}
+
+#[test]
+fn a_name_may_hold_blanks_and_any_letters() {
+    for name in ["two words", " Ünïcødé ✓", "a/b:c{d}%20'\"", "-"] {
+        let done = World::new().run(["run", name, "--", "sh", "-c", "printf %s \"$FENCELOCK_NAME\""]);
+        assert_eq!((done.code, done.stdout.as_str()), (Some(0), name), "{done:?}");
+    }
+    let longest = "x".repeat(512);
+    assert_eq!(World::new().run(["run", &longest, "--", "true"]).code, Some(0));
+}
+
+#[test]
+fn a_name_that_is_too_long_empty_or_not_printable_is_refused() {
+    refused(&["run", &"x".repeat(600), "--", "true"], 64, "longer than 512 bytes");
+    refused(&["run", "", "--", "true"], 64, "empty");
+    refused(&["run", "two\nlines", "--", "true"], 64, "control character");
+    refused(&["holder", &"x".repeat(600)], 64, "longer than 512 bytes");
+    let world = World::new();
+    let done = Done::of(
+        world
+            .fencelock()
+            .arg("holder")
+            .arg(std::ffi::OsStr::from_bytes(b"\xff")),
+    );
+    done.one_line(64);
+}
+
+#[test]
+fn a_code_for_busy_that_is_none_is_refused() {
+    for code in ["256", "-1", "busy"] {
+        refused(
+            &["run", &format!("-E={code}"), "lock", "--", "true"],
+            64,
+            "--conflict-exit-code",
+        );
+    }
+}
+
+#[test]
+fn contradictory_and_missing_arguments_are_refused() {
+    refused(
+        &["run", "-n", "--wait", "1s", "lock", "--", "true"],
+        64,
+        "cannot be used with",
+    );
+    refused(&["release", "lock"], 64, "--force");
+    refused(&["frobnicate"], 64, "unrecognized subcommand");
+    refused(&["man", "frobnicate"], 64, "there are run,");
+    let done = World::new().run([""; 0]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""));
+    assert!(done.stderr.contains("Usage: fencelock"), "{done:?}");
+}
+
+#[test]
+fn nothing_secret_is_echoed() {
+    const SECRET: &str = "hunter2";
+    let world = World::new();
+    let urls = [
+        "redis://joe:hunter2@localhost/0",
+        "postgres://joe:hunter2@localhost/shop?password=hunter2",
+        "mysql://hunter2@h",
+        "sqlite://joe:hunter2@host/locks.db?password=hunter2",
+    ];
+    for url in urls {
+        for args in [
+            &["run", "lock", "--", "true"][..],
+            &["list"],
+            &["check"],
+            &["-v", "holder", "lock"],
+        ] {
+            let by_option = Done::of(
+                world
+                    .fencelock()
+                    .args(args)
+                    .args(["--url", url])
+                    .env_remove("FENCELOCK_URL"),
+            );
+            let by_variable = Done::of(world.fencelock().args(args).env("FENCELOCK_URL", url));
+            // In the wrong place it is an argument that nobody expects.
+            let misplaced = world.run(["check", url]);
+            for done in [by_option, by_variable, misplaced] {
+                // After a command, options are the command's.
+                let is_run = done.code == Some(0) && args[0] == "run";
+                assert!(is_run || done.code.is_some_and(|code| code != 0), "{done:?}");
+                assert!(!format!("{done:?}").contains(SECRET), "{done:?}");
+            }
+        }
+    }
+    let help = Done::of(world.fencelock().args(["run", "--help"]).env("FENCELOCK_URL", urls[0]));
+    assert!(!help.stdout.contains(SECRET), "{help:?}");
+}
+
+#[test]
+fn without_a_home_there_is_no_default_place() {
+    let world = World::new();
+    for command in [&["run", "lock", "--", "true"][..], &["list"]] {
+        let done = Done::of(world.fencelock().args(command).env_remove("FENCELOCK_URL"));
+        let line = done.one_line(64);
+        assert!(line.contains("HOME is not set; give --url"), "{line}");
+    }
+}
+
+#[test]
+fn a_state_directory_that_cannot_be_made_or_written_is_named() {
+    let world = World::new();
+    // A file where a directory should be stops root too.
+    fs::write(world.path("home"), "").unwrap();
+    let done = Done::of(
+        world
+            .fencelock()
+            .args(["run", "lock", "--", "true"])
+            .env_remove("FENCELOCK_URL")
+            .env("HOME", world.path("home")),
+    );
+    let line = done.one_line(69);
+    assert!(line.contains("home/.local/state/fencelock cannot be made"), "{line}");
+
+    let state = world.path("state");
+    fs::create_dir_all(state.join("fencelock/locks.db")).unwrap();
+    let done = Done::of(
+        world
+            .fencelock()
+            .args(["run", "lock", "--", "true"])
+            .env_remove("FENCELOCK_URL")
+            .env("XDG_STATE_HOME", &state),
+    );
+    let line = done.one_line(69);
+    assert!(line.contains("locks.db is a directory"), "{line}");
+}
+
+#[test]
+fn a_state_directory_without_the_right_to_write_is_named() {
+    let world = World::new();
+    let state = world.path("state");
+    fs::create_dir_all(state.join("fencelock")).unwrap();
+    fs::set_permissions(state.join("fencelock"), fs::Permissions::from_mode(0o500)).unwrap();
+    let mut command = world.fencelock();
+    command
+        .args(["run", "lock", "--", "true"])
+        .env_remove("FENCELOCK_URL")
+        .env("XDG_STATE_HOME", &state);
+    if rustix::process::geteuid().is_root() {
+        // Root may write everywhere, so somebody else tries.
+        use std::os::unix::process::CommandExt;
+        fs::set_permissions(world.dir(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(&state, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(state.join("fencelock"), fs::Permissions::from_mode(0o555)).unwrap();
+        let copy = world.path("fencelock");
+        // By another process: what this one writes, a test beside this one may inherit open, and nobody could run it.
+        let copied = std::process::Command::new("cp")
+            .arg(crate::world::binary())
+            .arg(&copy)
+            .status()
+            .unwrap();
+        assert!(copied.success());
+        command = std::process::Command::new(copy);
+        command
+            .env_clear()
+            .env("XDG_STATE_HOME", &state)
+            .uid(65_534)
+            .gid(65_534)
+            .current_dir("/");
+        command.args(["run", "lock", "--", "true"]);
+    }
+    let done = Done::of(&mut command);
+    let line = done.one_line(69);
+    assert!(line.contains("fencelock is not writable for this process"), "{line}");
+}
+
+#[test]
+fn the_supervisor_is_not_for_people() {
+    use std::os::unix::process::CommandExt;
+
+    let world = World::new();
+    let done = Done::of(world.fencelock().arg0("lock-supervisor").args(["lock", "true"]));
+    let line = done.one_line(64);
+    assert!(line.contains("started by `fencelock run` only"), "{line}");
+}

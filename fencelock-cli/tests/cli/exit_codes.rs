@@ -1,0 +1,120 @@
+//! One line for each exit code.
+
+use std::fs;
+
+use crate::world::World;
+
+#[test]
+fn the_code_is_the_commands_own() {
+    for code in [0, 1, 7, 64, 69, 75, 76, 255] {
+        let done = World::new().run(["run", "lock", "--", "sh", "-c", &format!("exit {code}")]);
+        assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
+    }
+}
+
+#[test]
+fn the_code_is_128_and_the_signal_that_killed_the_command() {
+    for (signal, code) in [("TERM", 143), ("KILL", 137), ("INT", 130), ("SEGV", 139)] {
+        let done = World::new().run(["run", "lock", "--", "sh", "-c", &format!("kill -{signal} $$")]);
+        assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""), "{signal}");
+    }
+}
+
+#[test]
+fn busy_is_75_and_names_the_holder() {
+    let world = World::new();
+    let running = world.start(&["--label", "night shift"], "exec sleep 60");
+    let holder = running.locker().0;
+    for patience in [&["-n"][..], &["--wait", "30ms"], &["-w", "0s"]] {
+        let done = world.run([&["run"], patience, &["lock", "--", "true"]].concat());
+        let line = done.one_line(75);
+        assert!(line.starts_with("lock is busy, held by "), "{line}");
+        assert!(line.contains(&format!(":{holder} (night shift) for 0 s")), "{line}");
+    }
+    running.command.signal(rustix::process::Signal::TERM);
+    assert_eq!(running.end().code, Some(143));
+}
+
+#[test]
+fn the_code_for_busy_can_be_chosen() {
+    let world = World::new();
+    let running = world.start(&[], "exec sleep 60");
+    for code in [0, 1, 200] {
+        let done = world.run(["run", "-n", "-E", &code.to_string(), "lock", "--", "true"]);
+        done.one_line(code);
+    }
+    running.command.signal(rustix::process::Signal::TERM);
+    running.end();
+}
+
+#[test]
+fn lost_is_76_and_the_command_is_ended() {
+    let world = World::new();
+    let running = world.start(&["--ttl", "1s"], "exec sleep 60");
+    let command = running.command;
+    let done = world.run(["release", "--force", "lock"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let done = running.end();
+    let line = done.one_line(76);
+    assert_eq!(
+        line,
+        "the lock lock was lost: the server no longer knows this holder; the command was ended"
+    );
+    assert!(!command.is_alive());
+}
+
+#[test]
+fn out_of_reach_is_69() {
+    let world = World::new();
+    fs::write(
+        world.path("locks.db"),
+        "not a database, but a letter to you that is long enough to be looked at",
+    )
+    .unwrap();
+    let done = world.run(["run", "lock", "--", "true"]);
+    let line = done.one_line(69);
+    assert!(line.contains("is not an SQLite database"), "{line}");
+}
+
+#[test]
+fn wrong_arguments_are_64() {
+    let done = World::new().run(["run", "--nonsense", "lock", "--", "true"]);
+    let line = done.one_line(64);
+    assert!(line.contains("--nonsense"), "{line}");
+}
+
+#[test]
+fn what_cannot_be_executed_is_126() {
+    let world = World::new();
+    fs::write(world.path("letter"), "dear reader").unwrap();
+    let done = world.run(["run", "lock", "--", "./letter"]);
+    assert_eq!(
+        done.one_line(126),
+        "./letter cannot be run: Permission denied (os error 13)"
+    );
+}
+
+#[test]
+fn what_does_not_exist_is_127() {
+    let done = World::new().run(["run", "lock", "--", "no-such-command"]);
+    assert_eq!(
+        done.one_line(127),
+        "no-such-command cannot be run: No such file or directory (os error 2)"
+    );
+}
+
+#[test]
+fn the_lock_is_free_after_every_end() {
+    let world = World::new();
+    for script in ["exit 0", "exit 7", "kill -9 $$"] {
+        world.run(["run", "lock", "--", "sh", "-c", script]);
+        let done = world.run(["holder", "lock"]);
+        assert_eq!(
+            (done.code, done.stdout.as_str()),
+            (Some(1), "lock is free\n"),
+            "{script}"
+        );
+    }
+    world.run(["run", "lock", "--", "no-such-command"]);
+    assert_eq!(world.run(["holder", "lock"]).code, Some(1));
+}

@@ -1,0 +1,168 @@
+//! Looking at locks.
+
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::world::{Done, World};
+
+fn json(done: &Done) -> Value {
+    serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+#[test]
+fn a_holder_is_shown_to_people_and_to_programs() {
+    let world = World::new();
+    let running = world.start(&["--label", "nightly"], "exec sleep 60");
+    let pid = running.locker().0;
+
+    let done = world.run(["holder", "lock"]);
+    assert_eq!(done.code, Some(0));
+    assert!(
+        done.stdout.contains(&format!(":{pid} (nightly) for 0 s, token ")),
+        "{done:?}"
+    );
+    assert!(done.stdout.ends_with(" unless renewed\n"), "{done:?}");
+
+    let holder = json(&world.run(["holder", "lock", "--json"]));
+    assert_eq!(
+        (&holder["name"], &holder["pid"], &holder["label"]),
+        (&"lock".into(), &pid.into(), &"nightly".into())
+    );
+    assert!(holder["token"].as_u64().unwrap() > 0);
+    assert!(holder["remaining_ms"].as_u64().unwrap() <= 30_000);
+
+    running.command.signal(Signal::TERM);
+    running.end();
+    let done = world.run(["holder", "lock", "--json"]);
+    assert_eq!((done.code, json(&done)), (Some(1), Value::Null));
+}
+
+#[test]
+fn a_list_shows_what_is_held_under_a_prefix_and_where() {
+    let world = World::new();
+    let running = world.start(&["--label", "a \u{1b}[2J label"], "exec sleep 60");
+    let place = world.url();
+
+    let done = world.run(["list"]);
+    assert_eq!(done.code, Some(0));
+    assert_eq!(done.stderr, format!("fencelock: 1 lock is held in {place}\n"));
+    let lines: Vec<_> = done.stdout.lines().collect();
+    assert!(lines[0].starts_with("NAME"), "{done:?}");
+    assert!(
+        lines[1].starts_with("lock ") && lines[1].contains("[2J label"),
+        "{done:?}"
+    );
+    // Nothing that a terminal would obey.
+    assert!(!lines[1].contains('\u{1b}'), "{done:?}");
+    assert_eq!(lines.len(), 2);
+
+    let list = json(&world.run(["list", "lo", "--json"]));
+    assert_eq!(list["location"], place);
+    assert_eq!(list["locks"][0]["name"], "lock");
+    let list = json(&world.run(["list", "other/", "--json"]));
+    assert_eq!(list["locks"], Value::Array(vec![]));
+    let done = world.run(["list", "other/"]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(0), ""));
+    assert_eq!(
+        done.stderr,
+        format!("fencelock: no locks are held under other/ in {place}\n")
+    );
+
+    running.command.signal(Signal::TERM);
+    running.end();
+}
+
+#[test]
+fn a_lock_is_taken_away_only_by_force() {
+    let world = World::new();
+    let running = world.start(&["--ttl", "1s"], "exec sleep 60");
+    world.run(["release", "lock"]).one_line(64);
+    assert_eq!(world.run(["holder", "lock"]).code, Some(0));
+    let done = world.run(["release", "--force", "lock", "--json"]);
+    assert_eq!(done.code, Some(0));
+    assert_eq!(json(&done)["pid"], running.locker().0);
+    let done = world.run(["release", "--force", "lock"]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(1), "lock is free\n"));
+    assert_eq!(running.end().code, Some(76));
+}
+
+#[test]
+fn a_check_tries_everything_and_leaves_nothing() {
+    let world = World::new();
+    let done = world.run(["check"]);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    for step in [
+        "connect",
+        "acquire",
+        "renew",
+        "ask for holder",
+        "list",
+        "release",
+        "release by force",
+    ] {
+        assert!(done.stdout.contains(&format!("  {step:17} ok ")), "{step}: {done:?}");
+    }
+    let report = json(&world.run(["check", "--json"]));
+    assert_eq!(
+        (&report["ok"], &report["version"]),
+        (&true.into(), &env!("CARGO_PKG_VERSION").into())
+    );
+    assert_eq!(report["steps"].as_array().unwrap().len(), 7);
+    assert_eq!(world.run(["list"]).stdout, "");
+}
+
+#[test]
+fn a_check_says_what_is_refused() {
+    let world = World::new();
+    std::fs::create_dir(world.path("locks.db")).unwrap();
+    let done = world.run(["check"]);
+    assert_eq!(done.code, Some(69));
+    assert!(
+        done.stdout.contains("refused") && done.stdout.contains("is a directory"),
+        "{done:?}"
+    );
+    assert_eq!(json(&world.run(["check", "--json"]))["ok"], false);
+}
+
+#[test]
+fn every_command_has_help_with_an_example() {
+    for command in ["run", "holder", "list", "release", "check", "completions", "man"] {
+        for help in ["-h", "--help"] {
+            let done = World::new().run([command, help]);
+            assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{command}");
+            assert!(done.stdout.contains(&format!("\n  fencelock {command}")), "{done:?}");
+        }
+    }
+    assert!(World::new().run(["--help"]).stdout.contains("FENCELOCK_URL"));
+    let version = World::new().run(["--version"]);
+    assert_eq!(version.stdout, concat!("fencelock ", env!("CARGO_PKG_VERSION"), "\n"));
+}
+
+#[test]
+fn completions_and_manual_pages_are_printed() {
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let done = World::new().run(["completions", shell]);
+        assert_eq!(done.code, Some(0));
+        assert!(
+            done.stdout.contains("fencelock") && done.stdout.contains("holder"),
+            "{shell}"
+        );
+    }
+    let done = World::new().run(["man"]);
+    assert!(done.stdout.contains(".TH fencelock 1"), "{done:?}");
+    let done = World::new().run(["man", "run"]);
+    assert!(done.stdout.contains(".TH fencelock-run 1"), "{done:?}");
+    assert!(done.stdout.contains("Exit codes"), "{done:?}");
+}
+
+#[test]
+fn a_verbose_run_tells_where_the_locks_are_and_what_happens() {
+    let world = World::new();
+    let done = world.run(["-v", "run", "lock", "--", "true"]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(0), ""));
+    assert!(
+        done.stderr.contains(&format!("the locks are kept in {}", world.url())),
+        "{done:?}"
+    );
+    assert!(done.stderr.contains("acquired"), "{done:?}");
+}

@@ -1,0 +1,155 @@
+//! The lock ends while the command runs. Whatever happens to whom, the command is gone before somebody else has the lock.
+
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::world::{Process, Running, World, wait_until, wait_within};
+
+const TTL: Duration = Duration::from_secs(2);
+
+/// A command with a child of its own, both deaf to SIGTERM, and a daemon that it has started.
+const FAMILY: &str = "trap '' TERM
+    sh -c 'echo $$ > child.new; mv child.new child; while :; do sleep 0.1; done' &
+    setsid sh -c 'echo $$ > daemon.new; mv daemon.new daemon; while :; do sleep 0.1; done' &
+    while :; do sleep 0.1; done";
+
+struct Family {
+    running: Running,
+    all: [Process; 3],
+}
+
+fn family(world: &World) -> Family {
+    let running = world.start(&["--ttl", "2s"], FAMILY);
+    let all = [running.command, world.pid("child"), world.pid("daemon")];
+    Family { running, all }
+}
+
+/// Asks for the lock and has it within ttl + 1 s; at that time everyone is dead.
+#[track_caller]
+fn freed_after_all_are_dead(world: &World, all: [Process; 3], since: Instant) {
+    let done = world.run(["run", "lock", "--", "sh", "-c", &alive_script(all)]);
+    let took = since.elapsed();
+    assert_eq!((done.code, done.stdout.as_str()), (Some(0), ""), "{done:?}");
+    assert!(took < TTL + Duration::from_secs(1), "{took:?}");
+}
+
+/// Prints who still lives, as the next holder of the lock sees it.
+fn alive_script(all: [Process; 3]) -> String {
+    all.map(|Process(pid)| format!("grep -H '^State:.[^ZX]' /proc/{pid}/status 2>/dev/null; "))
+        .concat()
+        + "true"
+}
+
+#[test]
+fn a_killed_locker_takes_the_command_and_all_its_offspring_along() {
+    let world = World::new();
+    let mut family = family(&world);
+    let since = Instant::now();
+    family.running.locker().signal(Signal::KILL);
+    freed_after_all_are_dead(&world, family.all, since);
+    family.running.child.wait().unwrap();
+}
+
+#[test]
+fn a_stopped_locker_loses_command_and_lock_and_exits_with_76_when_it_wakes() {
+    let world = World::new();
+    let family = family(&world);
+    let since = Instant::now();
+    family.running.locker().signal(Signal::STOP);
+    freed_after_all_are_dead(&world, family.all, since);
+    family.running.locker().signal(Signal::CONT);
+    let done = family.running.end();
+    assert!(done.one_line(76).contains("could not be renewed in time"), "{done:?}");
+}
+
+#[test]
+fn the_command_is_told_with_sigterm_first_and_has_its_grace() {
+    let world = World::new();
+    let script = "trap 'date +%s%N > told; sleep 0.3; date +%s%N > tidied; exit 0' TERM; touch ready; while :; do sleep 0.01; done";
+    let mut running = world.start(&["--ttl", "2s", "--grace", "450ms"], script);
+    wait_until("the trap", || world.path("ready").exists());
+    running.locker().signal(Signal::KILL);
+    wait_until("the end of the command", || !running.command.is_alive());
+    assert!(world.path("tidied").exists());
+    running.child.wait().unwrap();
+}
+
+#[test]
+fn a_killed_supervisor_takes_everything_along_at_once() {
+    let world = World::new();
+    let family = family(&world);
+    family.running.supervisor().signal(Signal::KILL);
+    let done = family.running.end();
+    assert!(
+        done.one_line(137).contains("supervisor of the command was killed"),
+        "{done:?}"
+    );
+    assert!(!family.all.iter().any(|process| process.is_alive()));
+    assert_eq!(world.run(["holder", "lock"]).code, Some(1));
+}
+
+#[test]
+fn a_stopped_supervisor_is_made_to_go_on() {
+    let world = World::new();
+    let running = world.start(&["--ttl", "2s"], "exec sleep 60");
+    let supervisor = running.supervisor();
+    supervisor.signal(Signal::STOP);
+    wait_until("the supervisor to go on", || supervisor.state() == Some('S'));
+    running.locker().signal(Signal::TERM);
+    assert_eq!(running.end().code, Some(143));
+}
+
+#[test]
+fn the_command_dies_even_if_locker_and_supervisor_are_killed_together() {
+    let world = World::new();
+    let mut running = world.start(&["--ttl", "2s"], "trap '' TERM; exec sleep 60");
+    let supervisor = running.supervisor();
+    running.locker().signal(Signal::STOP);
+    supervisor.signal(Signal::KILL);
+    running.locker().signal(Signal::KILL);
+    wait_until("the end of the command", || !running.command.is_alive());
+    running.child.wait().unwrap();
+}
+
+#[test]
+fn a_lock_that_is_taken_away_ends_the_command_and_all_its_offspring() {
+    let world = World::new();
+    let family = family(&world);
+    assert_eq!(world.run(["release", "--force", "lock"]).code, Some(0));
+    let done = family.running.end();
+    assert!(
+        done.one_line(76).contains("the server no longer knows this holder"),
+        "{done:?}"
+    );
+    assert!(!family.all.iter().any(|process| process.is_alive()));
+}
+
+#[test]
+fn a_stopped_command_is_ended_too() {
+    let world = World::new();
+    let mut running = world.start(&["--ttl", "2s"], "exec sleep 60");
+    running.command.signal(Signal::STOP);
+    wait_until("the command to stop", || running.command.state() == Some('T'));
+    running.locker().signal(Signal::KILL);
+    wait_within(TTL, "the end of the command", || !running.command.is_alive());
+    running.child.wait().unwrap();
+}
+
+#[test]
+fn a_command_that_runs_for_many_ttls_keeps_its_lock() {
+    let world = World::new();
+    let done = world.run(["run", "--ttl", "300ms", "lock", "--", "sleep", "2"]);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_lock_file_that_vanishes_ends_the_command_before_its_lease() {
+    let world = World::new();
+    let running = world.start(&["--ttl", "2s"], "exec sleep 60");
+    std::fs::remove_file(world.path("locks.db")).unwrap();
+    let command = running.command;
+    let done = running.end();
+    assert_eq!(done.code, Some(76), "{done:?}");
+    assert!(!command.is_alive());
+}

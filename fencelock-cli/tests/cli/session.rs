@@ -1,0 +1,126 @@
+//! An interactive shell on a terminal of its own, and somebody who types.
+
+use std::io::{Read, Write};
+use std::path::Path;
+use std::process::Child;
+use std::sync::mpsc::{Receiver, channel};
+use std::time::Instant;
+
+use pty_process::blocking::{Command, open};
+use rustix::process::{Pid, Signal};
+
+use crate::world::{CEILING, World, binary};
+
+pub(crate) const CTRL_C: &str = "\x03";
+pub(crate) const CTRL_Z: &str = "\x1a";
+
+/// A shell that waits for input. Its `fencelock` is ours.
+pub(crate) struct Session {
+    shell: Child,
+    terminal: pty_process::blocking::Pty,
+    output: Receiver<Vec<u8>>,
+    /// What was written and not looked at yet.
+    unread: String,
+}
+
+impl Session {
+    pub(crate) fn new(world: &World) -> Self {
+        let (terminal, other_side) = open().unwrap();
+        terminal.resize(pty_process::Size::new(24, 80)).unwrap();
+        // First of all where ours is.
+        let mut path = Path::new(binary()).parent().unwrap().as_os_str().to_owned();
+        path.push(":");
+        path.push(std::env::var_os("PATH").unwrap());
+        let shell = Command::new("sh")
+            .arg("-i")
+            .env_clear()
+            .env("PATH", path)
+            .env("FENCELOCK_URL", world.url())
+            .env("TERM", "xterm")
+            .env("PS1", "PROMPT> ")
+            .current_dir(world.dir())
+            .spawn(other_side)
+            .unwrap();
+        let mut reader = std::fs::File::from(rustix::io::dup(&terminal).unwrap());
+        let (tell, output) = channel();
+        std::thread::spawn(move || {
+            let mut part = [0; 4096];
+            // The terminal fails to be read once nobody has it open.
+            while let Ok(length @ 1..) = reader.read(&mut part) {
+                if tell.send(part[..length].to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        let mut session = Self {
+            shell,
+            terminal,
+            output,
+            unread: String::new(),
+        };
+        session.see("PROMPT> ");
+        session
+    }
+
+    /// Types something.
+    pub(crate) fn type_in(&mut self, text: &str) {
+        (&self.terminal).write_all(text.as_bytes()).unwrap();
+    }
+
+    /// Types a line, and waits until the terminal has shown it.
+    pub(crate) fn start(&mut self, line: &str) {
+        self.type_in(line);
+        self.see(line.lines().last().unwrap());
+        self.type_in("\n");
+    }
+
+    /// Types a line, and waits for the next prompt. What came before it is given back.
+    pub(crate) fn line(&mut self, line: &str) -> String {
+        self.start(line);
+        self.see("PROMPT> ")
+    }
+
+    /// Waits until the terminal shows that text, and gives what came before it.
+    #[track_caller]
+    pub(crate) fn see(&mut self, text: &str) -> String {
+        let end = Instant::now() + CEILING;
+        loop {
+            if let Some(at) = self.unread.find(text) {
+                let before = self.unread[..at].to_owned();
+                self.unread.drain(..at + text.len());
+                return before;
+            }
+            match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
+                Ok(part) => self.unread += &String::from_utf8_lossy(&part),
+                Err(_) => panic!(
+                    "{text:?} was not seen, only {:?}; there are\n{}",
+                    self.unread,
+                    self.processes()
+                ),
+            }
+        }
+    }
+
+    /// What runs in the session, as `ps` shows it.
+    fn processes(&self) -> String {
+        let session = self.shell.id().to_string();
+        let columns = "pid,ppid,pgid,tpgid,stat,wchan:20,pending,caught,ignored,args";
+        let shown = std::process::Command::new("ps")
+            .args(["-o", columns, "-s", &session])
+            .output();
+        shown.map_or_else(
+            |error| error.to_string(),
+            |shown| String::from_utf8_lossy(&shown.stdout).into_owned(),
+        )
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        // What still runs on the terminal is hung up with its shell.
+        let pid = Pid::from_raw(self.shell.id() as i32).unwrap();
+        let _ = rustix::process::kill_process(pid, Signal::HUP);
+        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        let _ = self.shell.wait();
+    }
+}

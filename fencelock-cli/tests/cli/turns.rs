@@ -1,0 +1,45 @@
+//! Several processes take turns.
+
+use std::fs;
+use std::process::Child;
+
+use crate::world::World;
+
+#[test]
+fn twenty_processes_count_to_twenty_five_times_in_a_row() {
+    for round in 1..=5 {
+        let world = World::new();
+        fs::write(world.path("n"), "0").unwrap();
+        let script = "n=$(cat n); sleep 0.02; echo $((n+1)) > n; echo $FENCELOCK_TOKEN >> tokens";
+        let start = |_| {
+            world
+                .fencelock()
+                .args(["run", "counter", "--", "sh", "-c", script])
+                .spawn()
+                .unwrap()
+        };
+        let mut children: Vec<Child> = (0..20).map(start).collect();
+        for child in &mut children {
+            assert!(child.wait().unwrap().success());
+        }
+        assert_eq!(
+            fs::read_to_string(world.path("n")).unwrap().trim(),
+            "20",
+            "round {round}"
+        );
+        let tokens = fs::read_to_string(world.path("tokens")).unwrap();
+        let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
+        assert_eq!(tokens.len(), 20);
+        assert!(tokens.is_sorted_by(|a, b| a < b), "round {round}: {tokens:?}");
+    }
+}
+
+#[test]
+fn a_waiter_goes_on_as_soon_as_the_lock_is_free() {
+    let world = World::new();
+    let running = world.start(&[], "exec sleep 60");
+    let waiting = world.fencelock().args(["run", "lock", "--", "true"]).spawn().unwrap();
+    running.command.signal(rustix::process::Signal::TERM);
+    running.end();
+    assert!(waiting.wait_with_output().unwrap().status.success());
+}

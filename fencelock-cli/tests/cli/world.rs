@@ -1,0 +1,225 @@
+//! A place of its own for each test, and ways to look at processes from outside.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// Longer than anything takes that is going to happen at all.
+pub(crate) const CEILING: Duration = Duration::from_secs(20);
+
+/// A folder with a lock file in it, and nothing of the caller's environment.
+pub(crate) struct World {
+    dir: TempDir,
+}
+
+impl World {
+    pub(crate) fn new() -> Self {
+        Self {
+            dir: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("sqlite:{}", self.path("locks.db").display())
+    }
+
+    /// `fencelock`, to be given its arguments. It keeps its locks in this world.
+    pub(crate) fn fencelock(&self) -> Command {
+        let mut command = Command::new(binary());
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("FENCELOCK_URL", self.url())
+            .current_dir(self.dir())
+            .stdin(Stdio::null());
+        command
+    }
+
+    /// Runs `fencelock` to its end.
+    pub(crate) fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Done {
+        Done::of(self.fencelock().args(args))
+    }
+
+    /// Starts `fencelock run` with `options`, and a script as the command, and waits until the script has written its
+    /// number to the file `pid`. If it ends in `exec sleep 60`, it sleeps by then.
+    pub(crate) fn start(&self, options: &[&str], script: &str) -> Running {
+        let script = format!("echo $$ > pid.new; mv pid.new pid; {script}");
+        let mut command = self.fencelock();
+        command
+            .arg("run")
+            .args(options)
+            .args(["lock", "--", "sh", "-c", &script]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = command.spawn().unwrap();
+        let command = self.pid("pid");
+        if script.ends_with("exec sleep 60") {
+            command.becomes("sleep");
+        }
+        Running { child, command }
+    }
+
+    /// Writes a script that first writes its number to the file `pid`, and says `ready`.
+    pub(crate) fn script(&self, name: &str, text: &str) {
+        let text = format!("echo $$ > pid.new; mv pid.new pid; echo ready; {text}");
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Waits until the script of that kind that ends in `exec sleep 60` sleeps.
+    pub(crate) fn asleep(&self) -> Process {
+        self.pid("pid").becomes("sleep")
+    }
+
+    /// Waits for a file with the number of a process in it.
+    pub(crate) fn pid(&self, file: &str) -> Process {
+        let path = self.path(file);
+        let mut found = None;
+        wait_until(&format!("a number in {file}"), || {
+            found = fs::read_to_string(&path).ok().and_then(|text| text.trim().parse().ok());
+            found.is_some()
+        });
+        Process(found.unwrap())
+    }
+}
+
+pub(crate) fn binary() -> &'static str {
+    env!("CARGO_BIN_EXE_fencelock")
+}
+
+/// What a process that has ended said.
+#[derive(Debug)]
+pub(crate) struct Done {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Done {
+    pub(crate) fn of(command: &mut Command) -> Self {
+        command.output().unwrap().into()
+    }
+
+    /// Checks that it failed with that code and one line, and gives the line.
+    #[track_caller]
+    pub(crate) fn one_line(&self, code: i32) -> &str {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        assert_eq!(self.stdout, "", "{self:?}");
+        assert_eq!(self.stderr.matches('\n').count(), 1, "{self:?}");
+        let line = self
+            .stderr
+            .strip_prefix("fencelock: ")
+            .unwrap_or_else(|| panic!("{self:?}"));
+        line.trim_end()
+    }
+}
+
+impl From<Output> for Done {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+/// A `fencelock run` that is under way.
+pub(crate) struct Running {
+    pub(crate) child: Child,
+    pub(crate) command: Process,
+}
+
+impl Running {
+    pub(crate) fn locker(&self) -> Process {
+        Process(self.child.id() as i32)
+    }
+
+    /// The process between `fencelock` and the command.
+    pub(crate) fn supervisor(&self) -> Process {
+        self.command.parent()
+    }
+
+    pub(crate) fn end(self) -> Done {
+        self.child.wait_with_output().unwrap().into()
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Process(pub(crate) i32);
+
+impl Process {
+    pub(crate) fn signal(self, signal: Signal) {
+        kill_process(Pid::from_raw(self.0).unwrap(), signal).unwrap();
+    }
+
+    /// Kills it if it is still there; for what a test leaves on purpose.
+    pub(crate) fn clean_up(self) {
+        let _ = kill_process(Pid::from_raw(self.0).unwrap(), Signal::KILL);
+    }
+
+    /// Whether it runs, or could if it were continued. What has ended and waits to be asked about does not.
+    pub(crate) fn is_alive(self) -> bool {
+        !matches!(self.state(), None | Some('Z' | 'X'))
+    }
+
+    /// As `ps` shows it.
+    pub(crate) fn state(self) -> Option<char> {
+        self.word(0)?.chars().next()
+    }
+
+    /// Waits until it has become that program. A shell that was about to start one may overlook a signal.
+    #[track_caller]
+    pub(crate) fn becomes(self, program: &str) -> Self {
+        let comm = format!("/proc/{}/comm", self.0);
+        wait_until(program, || {
+            fs::read_to_string(&comm).is_ok_and(|name| name.trim() == program)
+        });
+        self
+    }
+
+    /// Whether its group is in the foreground of its terminal.
+    pub(crate) fn has_terminal(self) -> bool {
+        self.word(2) == self.word(5)
+    }
+
+    pub(crate) fn parent(self) -> Self {
+        Self(self.word(1).unwrap().parse().unwrap())
+    }
+
+    fn word(self, at: usize) -> Option<String> {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0)).ok()?;
+        let (_, words) = stat.rsplit_once(") ")?;
+        words.split(' ').nth(at).map(str::to_owned)
+    }
+}
+
+/// Looks until it is so; fails if it takes longer than anything should.
+#[track_caller]
+pub(crate) fn wait_until(what: &str, is_so: impl FnMut() -> bool) -> Duration {
+    wait_within(CEILING, what, is_so)
+}
+
+/// Looks until it is so, for at most that long, and says how long it took.
+#[track_caller]
+pub(crate) fn wait_within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+    let start = Instant::now();
+    loop {
+        if is_so() {
+            return start.elapsed();
+        }
+        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
