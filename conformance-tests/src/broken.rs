@@ -1,0 +1,408 @@
+//! Backends with a bug, to show that the suite finds it.
+
+mod bug;
+mod fence;
+mod harness;
+mod shared;
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease, LockError,
+    LockName, OwnerId, Released, Renewal, Scope, Stamp,
+};
+use tokio::sync::oneshot;
+
+pub(crate) use bug::Bug;
+pub(crate) use harness::BrokenHarness;
+use shared::{Abandoned, Held, Shared};
+
+/// A client with a bug around one that has none.
+struct Broken {
+    inner: Arc<dyn DistributedLock>,
+    bug: Bug,
+    shared: Arc<Shared>,
+    number: usize,
+    /// Tokens that this client has drawn by itself.
+    drawn: AtomicU64,
+}
+
+impl Broken {
+    fn is(&self, bug: Bug) -> bool {
+        self.bug == bug
+    }
+
+    fn now(&self) -> Stamp {
+        self.clock().now()
+    }
+
+    /// The claim as the backend gets to see it.
+    fn sent(&self, claim: &Claim) -> Claim {
+        let mut state = self.shared.lock();
+        let stand_in = |name: LockName| {
+            let stand_in = Claim::new(name, claim.ttl());
+            if claim.own_lease() {
+                stand_in.with_own_lease()
+            } else {
+                stand_in
+            }
+        };
+        match self.bug {
+            Bug::OwnerPerClient => {
+                let key = (self.number, claim.name().clone());
+                state
+                    .owners
+                    .entry(key)
+                    .or_insert_with(|| stand_in(claim.name().clone()))
+                    .clone()
+            }
+            Bug::NamesAreFolded => {
+                let folded = LockName::new(claim.name().as_str().trim().to_lowercase());
+                let name = folded.unwrap_or_else(|_| claim.name().clone());
+                state
+                    .stand_ins
+                    .entry(claim.owner())
+                    .or_insert_with(|| stand_in(name))
+                    .clone()
+            }
+            _ => claim.clone(),
+        }
+    }
+
+    /// What the backend answered, as the client gets to see it.
+    fn answered(&self, claim: &Claim, attempt: Attempt) -> Result<Attempt, LockError> {
+        let grant = match attempt {
+            Attempt::Granted(grant) => grant,
+            busy if self.is(Bug::BusyIsAnError) => {
+                return Err(LockError::unavailable(
+                    "acquire",
+                    format!("the lock could not be taken: {busy:?}"),
+                ));
+            }
+            busy => return Ok(busy),
+        };
+        let token = self.token(claim, grant.token);
+        let lease = self.lease(claim, &grant.lease);
+        self.shared.lock().holders.insert(
+            claim.name().clone(),
+            Held {
+                claim: claim.clone(),
+                client: self.number,
+                token,
+                lease: lease.clone(),
+            },
+        );
+        let late = self.is(Bug::LateRequestIsHonoured) && self.shared.lock().released.contains(&claim.owner());
+        if late || self.is(Bug::TtlIsIgnored) {
+            self.keep_alive(lease.clone());
+        }
+        let untouched = token == grant.token && grant.claim == *claim && !self.is(Bug::LossIsNeverTold);
+        if untouched && lease.deadline() == grant.lease.deadline() {
+            return Ok(Attempt::Granted(grant));
+        }
+        Ok(Attempt::Granted(Grant::new(claim.clone(), token, lease)))
+    }
+
+    fn token(&self, claim: &Claim, right: FencingToken) -> FencingToken {
+        let mut state = self.shared.lock();
+        if let Some(token) = state.tokens.get(&claim.owner()) {
+            return *token;
+        }
+        let number = match self.bug {
+            Bug::TokenRestartsAfterRelease => state.count(claim.name()),
+            Bug::TokensAreRandom => fastrand::u64(1..1 << 53),
+            Bug::TokenPerSession => self.drawn.fetch_add(1, Ordering::SeqCst) + 1,
+            _ => return right,
+        };
+        let token = FencingToken::new(number).unwrap_or(right);
+        state.tokens.insert(claim.owner(), token);
+        token
+    }
+
+    fn lease(&self, claim: &Claim, right: &Lease) -> Lease {
+        match self.bug {
+            Bug::DeadlineFromTheReply => Lease::for_claim(claim, self.now()),
+            Bug::ExpiredIsStillHeld => Lease::for_claim(claim, self.now() + claim.ttl()),
+            Bug::DeadlineFromTheAcquireOnASharedLease => match right.id() {
+                lock_core::LeaseId::Shared(id) => Lease::shared(Arc::clone(id), right.ttl(), self.now()),
+                _ => right.clone(),
+            },
+            _ => right.clone(),
+        }
+    }
+
+    /// A grant that the backend knows nothing of.
+    fn made_up(&self, claim: &Claim) -> Attempt {
+        let mut state = self.shared.lock();
+        let last = state
+            .holders
+            .get(claim.name())
+            .map_or(FencingToken::MAX.get() / 2, |held| held.token.get());
+        let token = FencingToken::new(last + 1).unwrap_or(FencingToken::MAX);
+        let lease = Lease::for_claim(claim, self.now());
+        let held = Held {
+            claim: claim.clone(),
+            client: self.number,
+            token,
+            lease: lease.clone(),
+        };
+        state.holders.insert(claim.name().clone(), held);
+        Attempt::Granted(Grant::new(claim.clone(), token, lease))
+    }
+
+    /// Renews for as long as anyone uses the namespace.
+    fn keep_alive(&self, lease: Lease) {
+        let (inner, in_use) = (Arc::clone(&self.inner), Arc::downgrade(&self.shared));
+        let clock = self.clock();
+        tokio::spawn(async move {
+            while in_use.strong_count() > 0 {
+                let sent = clock.now();
+                if !matches!(inner.renew(&lease).await, Ok(Renewal::Renewed)) {
+                    return;
+                }
+                lease.refreshed(sent, clock.now());
+                tokio::time::sleep(lease.ttl() / 4).await;
+            }
+        });
+    }
+
+    /// Whether the claim holds its name, as far as the clients know.
+    fn holds(&self, claim: &Claim) -> bool {
+        self.shared
+            .lock()
+            .holder(claim.name())
+            .is_some_and(|held| held.claim.owner() == claim.owner())
+    }
+}
+
+#[async_trait]
+impl DistributedLock for Broken {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.inner.capabilities();
+        // A child process would have no bug.
+        capabilities.scope = Scope::Process;
+        match self.bug {
+            Bug::TtlOfZeroIsAccepted => capabilities.with_ttl_range(Duration::ZERO, Duration::MAX),
+            Bug::QueueIsOutOfOrder => capabilities.with_fairness(),
+            _ => capabilities,
+        }
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        match self.bug {
+            Bug::AcquireTwiceIsBusy if self.holds(claim) => return Ok(Attempt::busy()),
+            Bug::AskingAgainKeepsTheOldTtl if self.holds(claim) => {
+                let token = self.shared.lock().holder(claim.name()).map(|held| held.token);
+                let token = token.unwrap_or(FencingToken::MAX);
+                return Ok(Attempt::Granted(Grant::new(
+                    claim.clone(),
+                    token,
+                    Lease::for_claim(claim, self.now()),
+                )));
+            }
+            Bug::TwoTasksOfOneClientHold => {
+                let mine = |held: &Held| held.client == self.number && held.claim != *claim;
+                if self.shared.lock().holder(claim.name()).is_some_and(mine) {
+                    return Ok(self.made_up(claim));
+                }
+            }
+            Bug::TokenPerAttempt => {
+                let mut state = self.shared.lock();
+                if !state.tokens.contains_key(&claim.owner()) {
+                    let token = FencingToken::new(state.count(claim.name())).unwrap_or(FencingToken::MAX);
+                    state.tokens.insert(claim.owner(), token);
+                }
+            }
+            _ => {}
+        }
+        let attempt = self.inner.try_acquire(&self.sent(claim)).await?;
+        // Every other client is slow, so that a quick one can see what the slow one believes.
+        if self.is(Bug::DeadlineFromTheReply) && self.number % 2 == 1 {
+            tokio::time::sleep(claim.ttl() / 4).await;
+        }
+        self.answered(claim, attempt)
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        let renewal = self.inner.renew(lease).await?;
+        let Some(claim) = lease.claim() else { return Ok(renewal) };
+        match (self.bug, renewal) {
+            (Bug::RenewalResurrects, Renewal::NotHeld) => match self.inner.try_acquire(claim).await? {
+                Attempt::Granted(_) => Ok(Renewal::Renewed),
+                _ => Ok(Renewal::NotHeld),
+            },
+            (Bug::RenewalLengthensTheSuccessor, Renewal::NotHeld) => {
+                let successor = self.shared.lock().holder(claim.name()).map(|held| held.lease.clone());
+                if let Some(successor) = successor {
+                    self.inner.renew(&successor).await?;
+                }
+                Ok(Renewal::NotHeld)
+            }
+            (Bug::LossIsNeverTold, Renewal::NotHeld) => Err(LockError::unavailable("renew", "nothing was renewed")),
+            (Bug::RenewalDrawsAToken, Renewal::Renewed) => {
+                let mut state = self.shared.lock();
+                let token = state.holder(claim.name()).map_or(1, |held| held.token.get()) + 1;
+                state
+                    .tokens
+                    .insert(claim.owner(), FencingToken::new(token).unwrap_or(FencingToken::MAX));
+                Ok(renewal)
+            }
+            _ => Ok(renewal),
+        }
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let holder = self.shared.lock().holder(claim.name()).map(|held| held.claim.clone());
+        {
+            let mut state = self.shared.lock();
+            state.released.insert(claim.owner());
+            if self.is(Bug::TokenRestartsAfterRelease) {
+                state.counters.remove(claim.name());
+            }
+            if state.abandoned.contains(&claim.owner()) {
+                return Ok(Released::NotHeld);
+            }
+        }
+        let released = match (self.bug, holder) {
+            (Bug::ReleaseDoesNothing, _) => return Ok(Released::Released),
+            (Bug::ReleaseWithoutOwnerCheck, Some(holder)) => self.inner.release(&holder).await?,
+            _ => self.inner.release(&self.sent(claim)).await?,
+        };
+        if self.holds(claim) {
+            self.shared.lock().holders.remove(claim.name());
+        }
+        Ok(if self.is(Bug::ReleaseAlwaysSaysReleased) {
+            Released::Released
+        } else {
+            released
+        })
+    }
+
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        let now = || self.now();
+        match self.bug {
+            Bug::WaitReturnsAtOnce => self.try_acquire(claim).await,
+            Bug::WaitRunsPastItsDeadline => self.inner.acquire(claim, None).await,
+            Bug::WakeUpIsLost => match self.try_acquire(claim).await? {
+                Attempt::Busy(busy) => {
+                    match deadline {
+                        Some(deadline) => tokio::time::sleep(deadline.since(now())).await,
+                        None => std::future::pending().await,
+                    }
+                    Ok(busy.into())
+                }
+                granted => Ok(granted),
+            },
+            Bug::NoCheckAfterTheWait => {
+                if let granted @ Attempt::Granted(_) = self.try_acquire(claim).await? {
+                    return Ok(granted);
+                }
+                while self.shared.lock().holder(claim.name()).is_some() {
+                    if deadline.is_some_and(|deadline| now() >= deadline) {
+                        return Ok(Attempt::busy());
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                // All who waited wake up now.
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                Ok(self.made_up(claim))
+            }
+            Bug::QueueIsOutOfOrder => loop {
+                let attempt = self.try_acquire(claim).await?;
+                if matches!(attempt, Attempt::Granted(_)) || deadline.is_some_and(|deadline| now() >= deadline) {
+                    return Ok(attempt);
+                }
+                tokio::time::sleep(Duration::from_millis(fastrand::u64(1..60))).await;
+            },
+            Bug::CancelLeavesItsEntry => {
+                let (inner, entry) = (Arc::clone(&self.inner), claim.clone());
+                let (tell, told) = oneshot::channel();
+                tokio::spawn(async move {
+                    // Whether anyone still waits is not asked.
+                    let _ = tell.send(inner.acquire(&entry, deadline).await);
+                });
+                let mut abandoned = Abandoned {
+                    shared: &self.shared,
+                    owner: Some(claim.owner()),
+                };
+                let answer = told.await.unwrap_or_else(|_| Ok(Attempt::busy()));
+                abandoned.owner = None;
+                self.answered(claim, answer?)
+            }
+            _ => {
+                let attempt = self.inner.acquire(&self.sent(claim), deadline).await?;
+                self.answered(claim, attempt)
+            }
+        }
+    }
+
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        let holder = self
+            .shared
+            .lock()
+            .holder(from.name())
+            .map(|held| (held.claim.clone(), held.token));
+        let done = match (self.bug, &holder) {
+            (Bug::ReleaseDoesNothing, _) => HandOver::new(Released::Released, Attempt::busy()),
+            (Bug::HandOverWithoutOwnerCheck, Some((holder, _))) => self.inner.hand_over(holder, to).await?,
+            _ => self.inner.hand_over(&self.sent(from), &self.sent(to)).await?,
+        };
+        if let (Bug::HandOverKeepsTheToken, Some((_, token)), Attempt::Granted(grant)) = (self.bug, &holder, &done.to) {
+            let kept = Grant::new(to.clone(), *token, grant.lease.clone());
+            return Ok(HandOver::new(done.from, Attempt::Granted(kept)));
+        }
+        Ok(HandOver::new(done.from, self.answered(to, done.to)?))
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.forwards("asking who holds a lock")?;
+        self.inner.holder(name).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        self.forwards("listing locks")?;
+        self.inner.list(prefix).await
+    }
+
+    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.forwards("releasing a lock by force")?;
+        self.inner.force_release(name).await
+    }
+
+    async fn close(&self) -> Result<(), LockError> {
+        self.inner.close().await
+    }
+
+    fn queue_key(&self, name: &LockName) -> Arc<str> {
+        if self.is(Bug::TwoTasksOfOneClientHold) {
+            return OwnerId::random().to_string().into();
+        }
+        self.inner.queue_key(name)
+    }
+
+    fn clock(&self) -> Clock {
+        self.inner.clock()
+    }
+}
+
+impl Broken {
+    fn forwards(&self, operation: &'static str) -> Result<(), LockError> {
+        if self.is(Bug::ProvidedMethodsAreNotForwarded) {
+            return Err(LockError::NotSupported { operation });
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Broken")
+            .field("bug", &self.bug)
+            .field("inner", &self.inner)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,211 @@
+//! The bugs that are planted, and the cases that must catch them.
+
+use lock_core::Capabilities;
+
+use crate::cases::{
+    Entry, cancellation, cases, errors, exclusion, fences, leases, leaving, loss, ownership, tokens, waiting,
+};
+
+/// A bug that real lock libraries have had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Bug {
+    /// None at all, to show that what catches a bug catches nothing else.
+    Nothing,
+    AcquireTwiceIsBusy,
+    AskingAgainKeepsTheOldTtl,
+    BusyIsAnError,
+    CancelLeavesItsEntry,
+    DeadlineFromTheAcquireOnASharedLease,
+    DeadlineFromTheReply,
+    ExpiredIsStillHeld,
+    FenceAdmitsWithoutAMark,
+    FenceRefusesItsHolder,
+    FenceTakesWhatDiffers,
+    HandOverKeepsTheToken,
+    HandOverWithoutOwnerCheck,
+    LateRequestIsHonoured,
+    LossIsNeverTold,
+    NamesAreFolded,
+    NoCheckAfterTheWait,
+    OwnerPerClient,
+    ProvidedMethodsAreNotForwarded,
+    QueueIsOutOfOrder,
+    ReleaseAlwaysSaysReleased,
+    ReleaseDoesNothing,
+    ReleaseWithoutOwnerCheck,
+    RenewalDrawsAToken,
+    RenewalLengthensTheSuccessor,
+    RenewalResurrects,
+    TokenPerAttempt,
+    TokenPerSession,
+    TokenRestartsAfterRelease,
+    TokensAreRandom,
+    TtlIsIgnored,
+    TtlOfZeroIsAccepted,
+    TwoTasksOfOneClientHold,
+    WaitReturnsAtOnce,
+    WaitRunsPastItsDeadline,
+    WakeUpIsLost,
+}
+
+impl Bug {
+    pub(crate) const ALL: &[Self] = &[
+        Self::AcquireTwiceIsBusy,
+        Self::AskingAgainKeepsTheOldTtl,
+        Self::BusyIsAnError,
+        Self::CancelLeavesItsEntry,
+        Self::DeadlineFromTheAcquireOnASharedLease,
+        Self::DeadlineFromTheReply,
+        Self::ExpiredIsStillHeld,
+        Self::FenceAdmitsWithoutAMark,
+        Self::FenceRefusesItsHolder,
+        Self::FenceTakesWhatDiffers,
+        Self::HandOverKeepsTheToken,
+        Self::HandOverWithoutOwnerCheck,
+        Self::LateRequestIsHonoured,
+        Self::LossIsNeverTold,
+        Self::NamesAreFolded,
+        Self::NoCheckAfterTheWait,
+        Self::OwnerPerClient,
+        Self::ProvidedMethodsAreNotForwarded,
+        Self::QueueIsOutOfOrder,
+        Self::ReleaseAlwaysSaysReleased,
+        Self::ReleaseDoesNothing,
+        Self::ReleaseWithoutOwnerCheck,
+        Self::RenewalDrawsAToken,
+        Self::RenewalLengthensTheSuccessor,
+        Self::RenewalResurrects,
+        Self::TokenPerAttempt,
+        Self::TokenPerSession,
+        Self::TokenRestartsAfterRelease,
+        Self::TokensAreRandom,
+        Self::TtlIsIgnored,
+        Self::TtlOfZeroIsAccepted,
+        Self::TwoTasksOfOneClientHold,
+        Self::WaitReturnsAtOnce,
+        Self::WaitRunsPastItsDeadline,
+        Self::WakeUpIsLost,
+    ];
+
+    /// What goes wrong.
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Self::Nothing => "no bug",
+            Self::AcquireTwiceIsBusy => "asking again for what is held is busy",
+            Self::AskingAgainKeepsTheOldTtl => "asking again does not start the ttl anew",
+            Self::BusyIsAnError => "busy is reported as an error",
+            Self::CancelLeavesItsEntry => "a cancelled wait leaves its queue entry",
+            Self::DeadlineFromTheAcquireOnASharedLease => "on a shared lease the deadline counts from the acquire",
+            Self::DeadlineFromTheReply => "the deadline counts from the reply",
+            Self::ExpiredIsStillHeld => "an expired lock is still believed in",
+            Self::FenceAdmitsWithoutAMark => "a fence admits without raising its mark",
+            Self::FenceRefusesItsHolder => "a fence refuses the second write of its holder",
+            Self::FenceTakesWhatDiffers => "a fence looks for a change of the token and not at its order",
+            Self::HandOverKeepsTheToken => "a hand-over keeps the token",
+            Self::HandOverWithoutOwnerCheck => "a hand-over takes from whoever holds",
+            Self::LateRequestIsHonoured => "a late request is honoured beyond its ttl",
+            Self::LossIsNeverTold => "a renewal of what is lost is an error instead of an answer",
+            Self::NamesAreFolded => "names that differ in case or blanks are one",
+            Self::NoCheckAfterTheWait => "nothing is checked after the wait",
+            Self::OwnerPerClient => "an owner per client instead of per acquisition",
+            Self::ProvidedMethodsAreNotForwarded => "a pointer does not forward the provided methods",
+            Self::QueueIsOutOfOrder => "a queue that says it is fair is not",
+            Self::ReleaseAlwaysSaysReleased => "a release of what is not held says released",
+            Self::ReleaseDoesNothing => "a dropped guard is not released",
+            Self::ReleaseWithoutOwnerCheck => "release without owner check",
+            Self::RenewalDrawsAToken => "a renewal draws a token",
+            Self::RenewalLengthensTheSuccessor => "a late renewal lengthens the successor's lease",
+            Self::RenewalResurrects => "a renewal brings back what has expired",
+            Self::TokenPerAttempt => "a token per attempt, not per grant",
+            Self::TokenPerSession => "a session draws tokens before it has raised the counter",
+            Self::TokenRestartsAfterRelease => "tokens start again after a release",
+            Self::TokensAreRandom => "random tokens",
+            Self::TtlIsIgnored => "a lock without signs of life is kept for ever",
+            Self::TtlOfZeroIsAccepted => "a ttl of zero is accepted",
+            Self::TwoTasksOfOneClientHold => "two tasks of one client are both granted",
+            Self::WaitReturnsAtOnce => "a wait returns at once",
+            Self::WaitRunsPastItsDeadline => "a wait runs past its deadline",
+            Self::WakeUpIsLost => "a wake-up is lost",
+        }
+    }
+
+    /// The cases of which one at least must fail.
+    pub(crate) fn cases(self) -> &'static [Entry] {
+        match self {
+            Self::Nothing => &[],
+            Self::AcquireTwiceIsBusy => cases![tokens::asking_again_gives_the_same_token],
+            Self::AskingAgainKeepsTheOldTtl => cases![leases::asking_again_keeps_the_lock_for_a_full_ttl],
+            Self::BusyIsAnError => cases![errors::busy_is_never_reported_as_broken],
+            Self::CancelLeavesItsEntry => cases![
+                cancellation::acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
+                leaving::a_cancelled_waiter_holds_nobody_up,
+            ],
+            Self::DeadlineFromTheAcquireOnASharedLease => {
+                cases![leases::a_lock_taken_late_is_not_believed_in_longer_than_the_server_keeps_it]
+            }
+            Self::DeadlineFromTheReply | Self::ExpiredIsStillHeld => {
+                cases![leases::an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_holder_knows]
+            }
+            Self::FenceAdmitsWithoutAMark => cases![fences::admission_before_the_read_saves_an_update],
+            Self::FenceRefusesItsHolder | Self::FenceTakesWhatDiffers => {
+                cases![fences::a_stale_token_is_refused_and_an_equal_one_accepted]
+            }
+            Self::HandOverKeepsTheToken => cases![tokens::tokens_rise_across_hand_overs],
+            Self::HandOverWithoutOwnerCheck => cases![ownership::a_hand_over_of_what_is_not_held_spares_the_holder],
+            Self::LateRequestIsHonoured => {
+                cases![cancellation::a_request_delivered_after_its_release_is_gone_after_a_ttl]
+            }
+            Self::LossIsNeverTold => cases![
+                ownership::renewal_never_brings_back_an_expired_lock,
+                ownership::a_forced_release_tells_the_victim_within_one_renewal,
+                loss::a_lock_that_expires_early_is_told_within_one_renewal,
+            ],
+            Self::NamesAreFolded => cases![exclusion::names_that_look_alike_stay_apart],
+            Self::NoCheckAfterTheWait => cases![
+                exclusion::eight_clients_hold_one_at_a_time,
+                leaving::a_waiter_that_times_out_holds_nobody_up,
+            ],
+            Self::OwnerPerClient => cases![ownership::a_late_release_spares_the_successor],
+            Self::ProvidedMethodsAreNotForwarded => cases![errors::what_the_backend_says_it_can_do_it_does],
+            Self::QueueIsOutOfOrder => cases![waiting::waiters_of_different_clients_are_served_in_order],
+            Self::ReleaseAlwaysSaysReleased => cases![ownership::release_twice_is_not_held_the_second_time],
+            Self::ReleaseDoesNothing => cases![cancellation::a_dropped_guard_is_released],
+            Self::ReleaseWithoutOwnerCheck => cases![ownership::release_by_another_owner_harms_nothing],
+            Self::RenewalDrawsAToken => cases![tokens::renewal_leaves_the_token_as_it_is],
+            Self::RenewalLengthensTheSuccessor => {
+                cases![ownership::a_late_renewal_does_not_lengthen_the_successors_lease]
+            }
+            Self::RenewalResurrects => cases![ownership::renewal_never_brings_back_an_expired_lock],
+            Self::TokenPerAttempt => cases![tokens::a_token_is_drawn_at_the_grant_and_not_at_the_attempt],
+            Self::TokenPerSession => cases![tokens::tokens_rise_across_a_new_client_and_a_closed_one],
+            Self::TokenRestartsAfterRelease | Self::TokensAreRandom => {
+                cases![tokens::tokens_rise_across_releases_by_any_client]
+            }
+            Self::TtlIsIgnored => cases![tokens::tokens_rise_across_expiry],
+            Self::TtlOfZeroIsAccepted => cases![leases::a_ttl_of_zero_or_beyond_the_bounds_is_refused],
+            Self::TwoTasksOfOneClientHold => {
+                cases![exclusion::the_same_name_in_the_same_process_is_refused_not_re_entered]
+            }
+            Self::WaitReturnsAtOnce | Self::WaitRunsPastItsDeadline => {
+                cases![waiting::a_wait_of_the_backend_ends_at_its_deadline]
+            }
+            Self::WakeUpIsLost => cases![waiting::a_waiter_of_another_client_gets_the_lock_on_release],
+        }
+    }
+
+    /// Whether the bug makes sense in such a backend.
+    pub(crate) fn plantable(self, capabilities: &Capabilities) -> Result<(), &'static str> {
+        let inspects = capabilities.holder || capabilities.list || capabilities.force_release;
+        match self {
+            Self::DeadlineFromTheAcquireOnASharedLease if !capabilities.shares_leases => {
+                Err("no two locks share a lease")
+            }
+            Self::ProvidedMethodsAreNotForwarded if !inspects => Err("there is nothing to forward"),
+            _ => Ok(()),
+        }
+    }
+
+    pub(crate) fn name(self) -> String {
+        self.words().replace([' ', '-'], "_").replace([',', '\''], "")
+    }
+}

@@ -1,0 +1,65 @@
+//! The harness of a backend with a bug.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use lock_core::{DistributedLock, LockError};
+
+use super::fence::BrokenFence;
+use super::shared::Shared;
+use super::{Broken, Bug};
+use crate::harness::{Fault, Harness, Injection, Namespace, Resource};
+
+/// A harness whose clients all have the bug. For one namespace.
+pub(crate) struct BrokenHarness {
+    inner: Arc<dyn Harness>,
+    bug: Bug,
+    shared: Arc<Shared>,
+    clients: AtomicUsize,
+}
+
+impl BrokenHarness {
+    pub(crate) fn new(inner: Arc<dyn Harness>, bug: Bug) -> Self {
+        Self {
+            inner,
+            bug,
+            shared: Arc::default(),
+            clients: AtomicUsize::new(0),
+        }
+    }
+}
+
+#[async_trait]
+impl Harness for BrokenHarness {
+    fn name(&self) -> &str {
+        self.inner.name()
+    }
+
+    async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
+        Ok(Arc::new(Broken {
+            inner: self.inner.client(namespace).await?,
+            bug: self.bug,
+            shared: Arc::clone(&self.shared),
+            number: self.clients.fetch_add(1, Ordering::Relaxed),
+            drawn: AtomicU64::new(0),
+        }))
+    }
+
+    async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
+        self.inner.leftovers(namespace).await
+    }
+
+    async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
+        self.inner.inject(namespace, fault).await
+    }
+
+    async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
+        match self.bug {
+            Bug::FenceAdmitsWithoutAMark | Bug::FenceRefusesItsHolder | Bug::FenceTakesWhatDiffers => {
+                Ok(Some(Arc::new(BrokenFence::new(self.bug))))
+            }
+            _ => self.inner.resource(namespace, resource).await,
+        }
+    }
+}

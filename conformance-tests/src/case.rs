@@ -1,0 +1,347 @@
+//! What a case has to work with.
+
+mod taking;
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lock_core::fence::Fence;
+use lock_core::{Capabilities, Claim, Clock, DistributedLock, LockName, Locks, Options, Scope, Stamp};
+
+use crate::child::{COUNTER, Child};
+use crate::harness::{Fault, Harness, Injection, Namespace, Resource};
+use crate::history::History;
+use crate::link::Link;
+use crate::oracle::Log;
+use crate::outcome::{Outcome, Stop, ensure};
+
+/// One run of one case: a fresh namespace, clients of it, and a record of what happened.
+pub(crate) struct Case {
+    harness: Arc<dyn Harness>,
+    namespace: Namespace,
+    history: Arc<History>,
+    capabilities: Capabilities,
+    // Looks at the server beside the clients under test.
+    observer: Arc<dyn DistributedLock>,
+    clients: AtomicUsize,
+    open: Mutex<Open>,
+    findings: Mutex<Findings>,
+    needs_own_server: AtomicBool,
+}
+
+/// What is to be closed when the case is over.
+#[derive(Default)]
+struct Open {
+    links: Vec<Arc<Link>>,
+    locks: Vec<Locks>,
+}
+
+/// What a case measured beside passing or failing.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Findings {
+    /// The smallest time between the end of a holder's belief and the next grant.
+    pub(crate) margin: Option<Duration>,
+    /// Faults after which two holders believed at the same time.
+    pub(crate) overlaps: Vec<&'static str>,
+    /// Figures worth printing.
+    pub(crate) remarks: Vec<String>,
+}
+
+/// One user of the backend: the locks, and the way to the backend that they stand on.
+#[derive(Clone)]
+pub(crate) struct Party {
+    pub(crate) locks: Locks,
+    pub(crate) link: Arc<Link>,
+}
+
+impl Case {
+    pub(crate) async fn new(harness: Arc<dyn Harness>, own_server: bool) -> Outcome<Arc<Self>> {
+        let namespace = Namespace::fresh(own_server)?;
+        let observer = harness.client(&namespace).await?;
+        Ok(Arc::new(Self {
+            capabilities: observer.capabilities(),
+            history: Arc::new(History::new()),
+            clients: AtomicUsize::new(0),
+            open: Mutex::default(),
+            findings: Mutex::default(),
+            needs_own_server: AtomicBool::new(false),
+            harness,
+            namespace,
+            observer,
+        }))
+    }
+
+    // Clients.
+
+    /// A client that shares nothing with the others but the server.
+    pub(crate) async fn client(&self) -> Outcome<Arc<Link>> {
+        let link = Arc::new(self.link().await?);
+        self.open().links.push(Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// The same, with its acknowledged refreshes in the oracle's log.
+    pub(crate) async fn logged_party(&self, log: &Arc<Log>) -> Outcome<Party> {
+        Ok(self.party_on(Arc::new(self.link().await?.with_log(Arc::clone(log)))))
+    }
+
+    /// Locks on a client of their own.
+    pub(crate) async fn party(&self) -> Outcome<Party> {
+        Ok(self.party_on(Arc::new(self.link().await?)))
+    }
+
+    async fn link(&self) -> Outcome<Link> {
+        let inner = self.harness.client(&self.namespace).await?;
+        let number = self.clients.fetch_add(1, Ordering::Relaxed) + 1;
+        Ok(Link::new(inner, number, Arc::clone(&self.history)))
+    }
+
+    fn party_on(&self, link: Arc<Link>) -> Party {
+        let backend: Arc<dyn DistributedLock> = Arc::clone(&link) as _;
+        let locks = Locks::with_options(backend, Options::new().ttl(self.steady_ttl()));
+        self.open().locks.push(locks.clone());
+        Party { locks, link }
+    }
+
+    /// A process of its own with a client of this namespace.
+    pub(crate) async fn child(&self) -> Outcome<Child> {
+        self.needs_processes()?;
+        Child::start(
+            &self.namespace,
+            self.harness.child_environment(&self.namespace),
+            &self.history,
+        )
+        .await
+    }
+
+    // What this backend can do.
+
+    pub(crate) fn capabilities(&self) -> &Capabilities {
+        &self.capabilities
+    }
+
+    pub(crate) fn needs_processes(&self) -> Outcome {
+        if self.capabilities.scope == Scope::Process {
+            return Err(Stop::not_applicable("the locks exclude within one process only"));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn needs(&self, capability: bool, reason: &str) -> Outcome {
+        if capability {
+            Ok(())
+        } else {
+            Err(Stop::not_applicable(reason))
+        }
+    }
+
+    /// Does the fault, or ends the case as not applicable.
+    pub(crate) async fn inject(&self, fault: Fault) -> Outcome {
+        match self.harness.inject(&self.namespace, &fault).await? {
+            Injection::Done => {
+                self.note(format!("fault: {fault:?}"));
+                Ok(())
+            }
+            Injection::NotPossible => Err(Stop::not_applicable(format!(
+                "the harness cannot bring about {}",
+                fault.words()
+            ))),
+            Injection::NeedsOwnServer => {
+                self.needs_own_server.store(true, Ordering::Relaxed);
+                Err(Stop::not_applicable(format!(
+                    "the harness brings about {} only on a server of one's own",
+                    fault.words()
+                )))
+            }
+        }
+    }
+
+    /// Whether the case could not go on because it shares its server.
+    pub(crate) fn needs_own_server(&self) -> bool {
+        self.needs_own_server.load(Ordering::Relaxed)
+    }
+
+    /// The file in which child processes count.
+    pub(crate) fn counter(&self) -> PathBuf {
+        self.namespace.folder().join(COUNTER)
+    }
+
+    /// A resource that refuses stale tokens: what the backend ships, or else the fence in memory.
+    pub(crate) async fn resource(&self) -> Outcome<Arc<dyn Resource>> {
+        let shipped = self.harness.resource(&self.namespace, "the resource").await?;
+        Ok(shipped.unwrap_or_else(|| Arc::new(Fence::new("the resource", 0))))
+    }
+
+    /// A new handle to the resource that the backend ships, as after a restart of whoever uses it.
+    pub(crate) async fn shipped_resource(&self) -> Outcome<Arc<dyn Resource>> {
+        let shipped = self.harness.resource(&self.namespace, "the resource").await?;
+        shipped.ok_or_else(|| Stop::not_applicable("the backend ships no resource that outlives its process"))
+    }
+
+    pub(crate) fn fewest_polls(&self) -> usize {
+        self.harness.fewest_polls()
+    }
+
+    // Names and times.
+
+    pub(crate) fn name(&self, name: &str) -> LockName {
+        #[expect(clippy::expect_used, reason = "the suite's own names are usable")]
+        LockName::new(name).expect("a usable name")
+    }
+
+    /// The ttl of what is to end in a case.
+    pub(crate) fn ttl(&self) -> Duration {
+        self.ttl_of(Duration::from_millis(800))
+    }
+
+    /// The ttl of what is to be kept in a case: a machine that stands still for a second loses nothing. Parties ask for
+    /// it unless told otherwise.
+    pub(crate) fn steady_ttl(&self) -> Duration {
+        self.ttl_of(Duration::from_millis(2400))
+    }
+
+    /// A ttl as near to `wanted` as the backend grants.
+    pub(crate) fn ttl_of(&self, wanted: Duration) -> Duration {
+        let granularity = self
+            .capabilities
+            .ttl_granularity
+            .max(Duration::from_millis(1))
+            .as_nanos();
+        let rounded = wanted.as_nanos().div_ceil(granularity) * granularity;
+        let rounded = Duration::from_nanos(u64::try_from(rounded).unwrap_or(u64::MAX));
+        rounded.clamp(self.capabilities.min_ttl, self.capabilities.max_ttl)
+    }
+
+    /// What a wait may take beyond what it should: never a measure of speed, only the end of patience.
+    pub(crate) fn slack(&self) -> Duration {
+        Duration::from_secs(1)
+    }
+
+    /// How long something may take that takes as long as it takes.
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_secs(30)
+    }
+
+    pub(crate) fn op_timeout(&self) -> Duration {
+        self.capabilities.op_timeout
+    }
+
+    pub(crate) fn now(&self) -> Stamp {
+        Clock::system().now()
+    }
+
+    /// A claim that nothing but its own renewal keeps alive.
+    pub(crate) fn claim(&self, name: &str) -> Claim {
+        Claim::new(self.name(name), self.steady_ttl()).with_own_lease()
+    }
+
+    /// The same, for a lock that is to end by itself.
+    pub(crate) fn brief_claim(&self, name: &str) -> Claim {
+        Claim::new(self.name(name), self.ttl()).with_own_lease()
+    }
+
+    // What is left.
+
+    /// What is left of this namespace on the server; `None` if nobody can tell.
+    pub(crate) async fn leftovers(&self) -> Outcome<Option<Vec<String>>> {
+        if let Some(left) = self.harness.leftovers(&self.namespace).await? {
+            return Ok(Some(left));
+        }
+        if !self.capabilities.list {
+            return Ok(None);
+        }
+        let held = self.observer.list("").await?;
+        Ok(Some(held.iter().map(|h| format!("{:?} held by {h}", h.name)).collect()))
+    }
+
+    /// Nothing but `expected` lines may be left on the server before a ttl and the slack are over.
+    pub(crate) async fn only_leftovers(&self, expected: usize) -> Outcome {
+        let limit = self.steady_ttl() + self.slack();
+        let start = self.now();
+        loop {
+            let Some(left) = self.leftovers().await? else {
+                return Ok(());
+            };
+            if left.len() == expected {
+                return Ok(());
+            }
+            let over = self.now().since(start) > limit;
+            ensure!(
+                !over,
+                "the backend",
+                "{expected} things are left after {limit:?}; there are {left:#?}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    // What was found.
+
+    pub(crate) fn note(&self, event: impl Into<String>) {
+        self.history.note(event);
+    }
+
+    pub(crate) fn remark(&self, remark: impl Into<String>) {
+        self.findings_mut().remarks.push(remark.into());
+    }
+
+    /// A holder believed until `belief_end`, and the next one from `next` on: the first must come before the second.
+    pub(crate) fn in_turn(&self, belief_end: Stamp, next: Stamp) -> Outcome {
+        ensure!(
+            belief_end < next,
+            "the holder",
+            "it stops believing before the next one is granted; it believed {:?} longer",
+            belief_end.since(next)
+        );
+        Ok(())
+    }
+
+    /// The same, where the end of the lease alone made room for the next one: how far apart they are is a finding.
+    pub(crate) fn margin(&self, belief_end: Stamp, next: Stamp) -> Outcome {
+        self.in_turn(belief_end, next)?;
+        let margin = next.since(belief_end);
+        let mut findings = self.findings_mut();
+        findings.margin = Some(findings.margin.map_or(margin, |m| m.min(margin)));
+        Ok(())
+    }
+
+    pub(crate) fn overlap(&self, fault: &'static str) {
+        self.findings_mut().overlaps.push(fault);
+    }
+
+    pub(crate) fn findings(&self) -> Findings {
+        self.findings_mut().clone()
+    }
+
+    pub(crate) fn history(&self) -> String {
+        self.history.render()
+    }
+
+    /// Nothing may be left, first while the clients live, then after they are closed.
+    pub(crate) async fn finish(&self) -> Outcome {
+        self.only_leftovers(0).await?;
+        self.close().await?;
+        self.only_leftovers(0).await
+    }
+
+    pub(crate) async fn close(&self) -> Outcome {
+        let open = std::mem::take(&mut *self.open());
+        for locks in open.locks {
+            locks.shutdown().await?;
+        }
+        for link in open.links {
+            link.close().await?;
+        }
+        Ok(())
+    }
+
+    fn open(&self) -> MutexGuard<'_, Open> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn findings_mut(&self) -> MutexGuard<'_, Findings> {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,135 @@
+//! Taking locks, and looking who has them.
+
+use std::future::Future;
+use std::time::Duration;
+
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockGuard, LockName, Locks, Stamp};
+
+use super::Case;
+use crate::link::Link;
+use crate::outcome::{Outcome, Stop, fail};
+
+impl Case {
+    /// The claim must be granted at once.
+    pub(crate) async fn take(&self, client: &Link, claim: &Claim) -> Outcome<Grant> {
+        match client.try_acquire(claim).await? {
+            Attempt::Granted(grant) => Ok(grant),
+            other => fail!(
+                "the backend",
+                "grants {:?}, which is free; it said {other:?}",
+                claim.name()
+            ),
+        }
+    }
+
+    /// The claim must be granted before `limit` is over. Says too when the answer was there.
+    pub(crate) async fn take_within(&self, client: &Link, claim: &Claim, limit: Duration) -> Outcome<(Grant, Stamp)> {
+        let start = self.now();
+        loop {
+            let attempt = client.try_quietly(claim).await?;
+            let now = self.now();
+            match attempt {
+                Attempt::Granted(grant) => {
+                    self.note(format!(
+                        "{:?} granted after polling, token {}",
+                        claim.name(),
+                        grant.token
+                    ));
+                    return Ok((grant, now));
+                }
+                _ if now.since(start) > limit => {
+                    fail!(
+                        "the backend",
+                        "{:?} is free within {limit:?}; it is still busy",
+                        claim.name()
+                    )
+                }
+                _ => tokio::time::sleep(Duration::from_millis(1)).await,
+            }
+        }
+    }
+
+    /// As [`take_within`](Self::take_within), across a fault: failures that are worth a retry are waited out.
+    pub(crate) async fn take_through(&self, client: &Link, claim: &Claim, limit: Duration) -> Outcome<Grant> {
+        let start = self.now();
+        loop {
+            let attempt = client.try_acquire(claim).await;
+            let over = self.now().since(start) > limit;
+            match attempt {
+                Ok(Attempt::Granted(grant)) => return Ok(grant),
+                Err(error) if over || !error.is_retryable() => return Err(error.into()),
+                _ if over => fail!("the backend", "{:?} is free {limit:?} after a fault", claim.name()),
+                _ => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    }
+
+    /// A guard, across a fault: failures that are worth a retry are waited out.
+    pub(crate) async fn lock_through(&self, locks: &Locks, name: &str, ttl: Duration) -> Outcome<LockGuard> {
+        let start = self.now();
+        loop {
+            match locks.lock(name).ttl(ttl).wait_for(self.patience()).await {
+                Ok(guard) => return Ok(guard),
+                Err(error) if !error.is_retryable() || self.now().since(start) > self.patience() => {
+                    return Err(error.into());
+                }
+                Err(error) => self.note(format!("asking again: {error}")),
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// The name must be busy for everyone else now.
+    pub(crate) async fn is_busy(&self, client: &Link, name: &LockName) -> Outcome {
+        let claim = Claim::new(name.clone(), self.ttl()).with_own_lease();
+        match client.try_acquire(&claim).await? {
+            Attempt::Busy(_) => Ok(()),
+            other => {
+                client.release(&claim).await?;
+                fail!(
+                    "the backend",
+                    "{name:?} is held and refused to others; it said {other:?}"
+                )
+            }
+        }
+    }
+
+    /// The name must be free now, and is free again afterwards.
+    pub(crate) async fn is_free(&self, client: &Link, name: &LockName) -> Outcome {
+        self.is_free_within(client, name, Duration::ZERO).await.map(drop)
+    }
+
+    /// The name must become free before `limit` is over, and is free again afterwards. Says when it was.
+    pub(crate) async fn is_free_within(&self, client: &Link, name: &LockName, limit: Duration) -> Outcome<Stamp> {
+        let claim = Claim::new(name.clone(), self.ttl()).with_own_lease();
+        let (_, at) = self.take_within(client, &claim, limit).await?;
+        client.release(&claim).await?;
+        Ok(at)
+    }
+
+    /// The condition must hold before `limit` is over. Says how long it took.
+    pub(crate) async fn eventually(
+        &self,
+        whom: &str,
+        what: &str,
+        limit: Duration,
+        mut condition: impl FnMut() -> bool,
+    ) -> Outcome<Duration> {
+        let start = self.now();
+        while !condition() {
+            if self.now().since(start) > limit {
+                return Err(Stop::Failed(format!("expected of {whom}: {what} within {limit:?}")));
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        Ok(self.now().since(start))
+    }
+
+    /// The future must end before `limit` is over.
+    pub(crate) async fn within<T>(&self, limit: Duration, what: &str, future: impl Future<Output = T>) -> Outcome<T> {
+        match tokio::time::timeout(limit, future).await {
+            Ok(value) => Ok(value),
+            Err(_) => fail!("the backend", "{what} within {limit:?}"),
+        }
+    }
+}

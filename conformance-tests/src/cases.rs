@@ -1,0 +1,95 @@
+//! All cases, by group.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use crate::case::Case;
+use crate::outcome::Outcome;
+
+pub(crate) mod cancellation;
+pub(crate) mod errors;
+pub(crate) mod exclusion;
+pub(crate) mod fences;
+pub(crate) mod leases;
+pub(crate) mod leaving;
+pub(crate) mod load;
+pub(crate) mod loss;
+pub(crate) mod ownership;
+pub(crate) mod tokens;
+pub(crate) mod waiting;
+
+type Run = fn(Arc<Case>) -> Pin<Box<dyn Future<Output = Outcome> + Send>>;
+
+/// One case: a sentence about every backend, and the function that shows it.
+#[derive(Clone, Copy)]
+pub(crate) struct Entry {
+    pub(crate) sentence: &'static str,
+    pub(crate) run: Run,
+}
+
+/// A group of cases, in the order in which they are run.
+pub(crate) struct Group {
+    pub(crate) name: &'static str,
+    pub(crate) cases: &'static [Entry],
+}
+
+pub(crate) const GROUPS: &[Group] = &[
+    Group {
+        name: "exclusion",
+        cases: exclusion::CASES,
+    },
+    Group {
+        name: "tokens",
+        cases: tokens::CASES,
+    },
+    Group {
+        name: "ownership",
+        cases: ownership::CASES,
+    },
+    Group {
+        name: "leases",
+        cases: leases::CASES,
+    },
+    Group {
+        name: "loss",
+        cases: loss::CASES,
+    },
+    Group {
+        name: "waiting",
+        cases: waiting::CASES,
+    },
+    Group {
+        name: "cancellation",
+        cases: cancellation::CASES,
+    },
+    Group {
+        name: "errors",
+        cases: errors::CASES,
+    },
+    Group {
+        name: "fences",
+        cases: fences::CASES,
+    },
+    Group {
+        name: "load",
+        cases: load::CASES,
+    },
+];
+
+/// The entries of those functions; each is named by its sentence.
+macro_rules! cases {
+    ($($($part:ident)::+),+ $(,)?) => {
+        &[$($crate::cases::Entry {
+            sentence: $crate::cases::last!($($part)::+),
+            run: |case| Box::pin($($part)::+(case)),
+        }),+]
+    };
+}
+pub(crate) use cases;
+
+/// The last part of a path, as text.
+macro_rules! last {
+    ($last:ident) => { stringify!($last) };
+    ($first:ident :: $($rest:ident)::+) => { $crate::cases::last!($($rest)::+) };
+}
+pub(crate) use last;

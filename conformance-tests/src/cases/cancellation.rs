@@ -1,0 +1,388 @@
+//! Whatever is given up, wherever it was, leaves nothing behind.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::Poll;
+use std::time::Duration;
+
+use lock_core::{Claim, DistributedLock, LockError, LockGuard, Released};
+
+use super::{Entry, cases};
+use crate::case::Case;
+use crate::link::Weather;
+use crate::outcome::{Outcome, Stop, ensure, fail};
+
+pub(crate) const CASES: &[Entry] = cases![
+    what_is_left_on_the_server_can_be_seen,
+    try_acquire_dropped_at_every_poll_leaves_nothing,
+    acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
+    acquire_dropped_at_every_poll_of_a_grant_leaves_nothing,
+    hand_over_dropped_at_every_poll_leaves_nothing,
+    a_swallowed_reply_leaves_nothing_after_the_release,
+    a_request_delivered_after_its_release_is_gone_after_a_ttl,
+    a_request_for_a_lock_dropped_at_every_poll_leaves_nothing,
+    a_dropped_guard_is_released,
+    a_guard_dropped_outside_a_runtime_is_released,
+    a_guard_dropped_while_the_server_is_silent_is_released_later,
+    shutdown_releases_everything_and_ends_every_wait,
+];
+
+/// Every case ends with a look at what is left: here that look must find something.
+pub(crate) async fn what_is_left_on_the_server_can_be_seen(case: Arc<Case>) -> Outcome {
+    let Some(before) = case.leftovers().await? else {
+        return Err(Stop::not_applicable(
+            "neither the harness nor the backend can list what is left",
+        ));
+    };
+    ensure!(
+        before.is_empty(),
+        "the harness",
+        "a fresh namespace is empty; it has {before:#?}"
+    );
+    let client = case.client().await?;
+    let claims = [case.claim("a"), case.claim("b")];
+    for (taken, claim) in claims.iter().enumerate() {
+        case.take(&client, claim).await?;
+        case.only_leftovers(taken + 1).await?;
+    }
+    for claim in &claims {
+        client.release(claim).await?;
+    }
+    Ok(())
+}
+
+/// When a future is dropped.
+#[derive(Clone, Copy, Debug)]
+enum Drops {
+    /// Right after its k-th poll.
+    After(usize),
+    /// After its k-th poll, when it is woken again: what it waited for has happened, and nobody looks.
+    WhenWoken(usize),
+}
+
+/// What a future came to: its output, if it ended before it was to be dropped.
+async fn dropped<F: Future>(future: F, drops: Drops, patience: Duration) -> Option<F::Output> {
+    let mut future = Box::pin(future);
+    let mut polls = 0;
+    let polled = poll_fn(|context| {
+        let (last, woken) = match drops {
+            Drops::After(k) => (k, false),
+            Drops::WhenWoken(k) => (k, true),
+        };
+        if polls == last {
+            return Poll::Ready(None);
+        }
+        polls += 1;
+        match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polls == last && !woken => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    });
+    // What waits for somebody else is not always woken.
+    tokio::time::timeout(patience, polled).await.ok().flatten()
+}
+
+/// More polls than an operation that ends by itself takes.
+const MOST_POLLS: usize = 100;
+
+pub(crate) async fn try_acquire_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    // The client lives, and keeps another lock of the same ttl alive: nothing may hide behind its end.
+    let kept = party.locks.lock("kept").await?;
+    let mut most = 0;
+    let mut names = Vec::new();
+    for way in [Drops::After, Drops::WhenWoken] {
+        for k in 0..MOST_POLLS {
+            let claim = Claim::new(case.name(&format!("{:?}", way(k))), case.steady_ttl());
+            let output = dropped(party.link.try_acquire(&claim), way(k), case.patience()).await;
+            party.link.release(&claim).await?;
+            names.push(claim.name().clone());
+            if output.transpose()?.is_some() {
+                most = most.max(k);
+                break;
+            }
+        }
+    }
+    case.remark(format!("try_acquire was dropped at each of its polls, k_max {most}"));
+    let floor = case.fewest_polls();
+    ensure!(
+        most >= floor,
+        "the harness",
+        "an acquisition takes at least {floor} polls; it took {most}"
+    );
+    case.only_leftovers(1).await?;
+    for name in &names {
+        case.is_free_within(&other, name, case.steady_ttl() + case.slack())
+            .await?;
+    }
+    ensure!(kept.is_held(), "the client", "its other lock is held all the while");
+    kept.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn acquire_dropped_at_every_poll_of_a_wait_leaves_nothing(case: Arc<Case>) -> Outcome {
+    const POLLS: usize = 8;
+    let (party, other) = (case.party().await?, case.client().await?);
+    let kept = party.locks.lock("kept").await?;
+    let holder = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(60)));
+    case.take(&other, &holder).await?;
+    for way in [Drops::After, Drops::WhenWoken] {
+        for k in 0..=POLLS {
+            let claim = Claim::new(case.name("n"), case.steady_ttl());
+            let output = dropped(party.link.acquire(&claim, None), way(k), Duration::from_millis(300)).await;
+            ensure!(
+                output.is_none(),
+                "the backend",
+                "it waits for a held name for ever; it said {output:?}"
+            );
+            party.link.release(&claim).await?;
+        }
+    }
+    case.only_leftovers(2).await?;
+    other.release(&holder).await?;
+    // An entry that stayed behind would be granted now.
+    case.is_free_within(&other, holder.name(), case.steady_ttl() / 2)
+        .await?;
+    kept.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let kept = party.locks.lock("kept").await?;
+    let mut most = 0;
+    for way in [Drops::After, Drops::WhenWoken] {
+        for k in 0..MOST_POLLS {
+            let holder = Claim::new(case.name("n"), case.steady_ttl());
+            case.take_within(&other, &holder, case.steady_ttl() + case.slack())
+                .await?;
+            let claim = Claim::new(case.name("n"), case.steady_ttl());
+            let acquire = dropped(party.link.acquire(&claim, None), way(k), case.ttl() / 4);
+            let release = async {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                other.release(&holder).await
+            };
+            let (output, released) = tokio::join!(acquire, release);
+            released?;
+            party.link.release(&claim).await?;
+            if output.transpose()?.is_some() {
+                most = most.max(k);
+                break;
+            }
+        }
+    }
+    case.remark(format!(
+        "a waiting acquire was dropped at each of its polls, k_max {most}"
+    ));
+    case.only_leftovers(1).await?;
+    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.slack())
+        .await?;
+    ensure!(kept.is_held(), "the client", "its other lock is held all the while");
+    kept.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn hand_over_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let kept = party.locks.lock("kept").await?;
+    let mut most = 0;
+    for way in [Drops::After, Drops::WhenWoken] {
+        for k in 0..MOST_POLLS {
+            let (from, to) = (
+                Claim::new(case.name("n"), case.steady_ttl()),
+                Claim::new(case.name("n"), case.steady_ttl()),
+            );
+            case.take_within(&party.link, &from, case.steady_ttl() + case.slack())
+                .await?;
+            let output = dropped(party.link.hand_over(&from, &to), way(k), case.patience()).await;
+            party.link.release(&from).await?;
+            party.link.release(&to).await?;
+            if output.transpose()?.is_some() {
+                most = most.max(k);
+                break;
+            }
+        }
+    }
+    case.remark(format!("hand_over was dropped at each of its polls, k_max {most}"));
+    case.only_leftovers(1).await?;
+    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.slack())
+        .await?;
+    kept.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_swallowed_reply_leaves_nothing_after_the_release(case: Arc<Case>) -> Outcome {
+    let (client, other) = (case.client().await?, case.client().await?);
+    let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(30)));
+    client.set(Weather::Deaf);
+    let lost = tokio::time::timeout(case.ttl() / 2, client.try_acquire(&claim)).await;
+    ensure!(
+        !matches!(lost, Ok(Ok(_))),
+        "the suite",
+        "the reply is swallowed; it came: {lost:?}"
+    );
+    client.set(Weather::Fair);
+    let released = client.release(&claim).await?;
+    ensure!(
+        released == Released::Released,
+        "the backend",
+        "the request was done although nobody heard of it; its release said {released:?}"
+    );
+    case.is_free(&other, claim.name()).await?;
+    // The same at the level of users: the caller is told that it failed, and nothing is left.
+    let party = case.party().await?;
+    party.link.set(Weather::Deaf);
+    let guard = tokio::time::timeout(case.ttl() / 2, party.locks.lock("m").into_future()).await;
+    ensure!(
+        !matches!(guard, Ok(Ok(_))),
+        "the client",
+        "no guard is made of a reply that never came; {guard:?}"
+    );
+    party.link.set(Weather::Fair);
+    case.is_free_within(
+        &other,
+        &case.name("m"),
+        case.steady_ttl() + case.slack() + case.op_timeout(),
+    )
+    .await?;
+    Ok(())
+}
+
+pub(crate) async fn a_request_delivered_after_its_release_is_gone_after_a_ttl(case: Arc<Case>) -> Outcome {
+    case.needs(
+        !case.capabilities().shares_leases,
+        "whatever a client asks for joins the lease that it keeps alive: only a proxy can deliver late",
+    )?;
+    let (client, other) = (case.client().await?, case.client().await?);
+    let claim = Claim::new(case.name("n"), case.ttl());
+    // The order in which a held-back request reaches the server: the clean-up first.
+    client.release(&claim).await?;
+    client.try_acquire(&claim).await?;
+    case.is_free_within(&other, claim.name(), case.ttl() + case.slack())
+        .await?;
+    Ok(())
+}
+
+pub(crate) async fn a_request_for_a_lock_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let kept = party.locks.lock("kept").await?;
+    let mut most = 0;
+    for way in [Drops::After, Drops::WhenWoken] {
+        for k in 0..MOST_POLLS {
+            let asking = party.locks.lock("n").into_future();
+            if dropped(asking, way(k), case.patience()).await.transpose()?.is_some() {
+                most = most.max(k);
+                break;
+            }
+        }
+    }
+    case.remark(format!(
+        "a request for a lock was dropped at each of its polls, k_max {most}"
+    ));
+    case.is_free_within(&other, &case.name("n"), case.steady_ttl() / 2 + case.slack())
+        .await?;
+    case.only_leftovers(1).await?;
+    kept.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_dropped_guard_is_released(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let ttl = case.ttl_of(Duration::from_secs(60));
+    drop(party.locks.lock("n").ttl(ttl).await?);
+    case.is_free_within(&other, &case.name("n"), case.slack()).await?;
+    let panicking = party.locks.lock("n").ttl(ttl).await?;
+    let panicked = tokio::spawn(async move {
+        let _guard = panicking;
+        // Quietly: an ordinary panic would print itself among the results.
+        std::panic::resume_unwind(Box::new("in the middle"));
+    });
+    ensure!(panicked.await.is_err(), "the suite", "the task panics");
+    case.is_free_within(&other, &case.name("n"), case.slack()).await?;
+    Ok(())
+}
+
+pub(crate) async fn a_guard_dropped_outside_a_runtime_is_released(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let ttl = case.ttl_of(Duration::from_secs(60));
+    let guard: LockGuard = party.locks.lock("n").ttl(ttl).await?;
+    let dropper = std::thread::spawn(move || drop(guard));
+    ensure!(
+        dropper.join().is_ok(),
+        "the guard",
+        "it can be dropped outside a runtime"
+    );
+    case.is_free_within(&other, &case.name("n"), case.slack()).await?;
+    Ok(())
+}
+
+pub(crate) async fn a_guard_dropped_while_the_server_is_silent_is_released_later(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let ttl = case.ttl_of(Duration::from_secs(60));
+    let guard = party.locks.lock("n").ttl(ttl).await?;
+    party.link.set(Weather::Refused);
+    let releases = party.link.counts().release.load(Ordering::SeqCst);
+    drop(guard);
+    let tried = || party.link.counts().release.load(Ordering::SeqCst) > releases;
+    case.eventually("the client", "a dropped guard is released", case.slack(), tried)
+        .await?;
+    case.is_busy(&other, &case.name("n")).await?;
+    party.link.set(Weather::Fair);
+    // Tried again with growing pauses, a second apart at the most.
+    case.is_free_within(&other, &case.name("n"), 3 * case.slack()).await?;
+    Ok(())
+}
+
+pub(crate) async fn shutdown_releases_everything_and_ends_every_wait(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.party().await?);
+    let ttl = case.ttl_of(Duration::from_secs(60));
+    let theirs = other.locks.lock("theirs").ttl(ttl).await?;
+    let mut guards = Vec::new();
+    for i in 0..20 {
+        guards.push(party.locks.lock(format!("n {i}")).ttl(ttl).await?);
+    }
+    let waiting = [
+        tokio::spawn(party.locks.lock("theirs").ttl(ttl).into_future()),
+        tokio::spawn(party.locks.lock("n 0").ttl(ttl).into_future()),
+    ];
+    let waits = || party.locks.stats().waiting == 2;
+    case.eventually("the client", "its waiters count", case.slack(), waits)
+        .await?;
+    case.within(case.patience(), "shutdown ends", party.locks.shutdown())
+        .await??;
+    for guard in &guards {
+        ensure!(
+            !guard.is_held(),
+            "the client",
+            "nothing is held after a shutdown; {guard:?} is"
+        );
+        case.is_free(&other.link, guard.name()).await?;
+    }
+    for waiter in waiting {
+        match waiter.await? {
+            Err(LockError::Closed) => {}
+            other => fail!("the client", "a wait ends with Closed at a shutdown; it said {other:?}"),
+        }
+    }
+    for answer in [
+        party.locks.lock("n").await.map(drop),
+        party.locks.try_lock("n").await.map(drop),
+        party.locks.clone().scoped("s").lock("n").await.map(drop),
+    ] {
+        ensure!(
+            matches!(answer, Err(LockError::Closed)),
+            "the client",
+            "use after a shutdown is Closed; it said {answer:?}"
+        );
+    }
+    party.locks.shutdown().await?;
+    ensure!(
+        theirs.is_held(),
+        "the client",
+        "the shutdown of one client leaves others alone"
+    );
+    theirs.release().await?;
+    Ok(())
+}

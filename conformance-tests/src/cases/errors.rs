@@ -1,0 +1,321 @@
+//! Busy is busy, broken is broken, and every error says which.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{Attempt, DistributedLock, LockError};
+
+use super::{Entry, cases};
+use crate::case::Case;
+use crate::link::Weather;
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) const CASES: &[Entry] = cases![
+    a_refusing_server_is_unavailable,
+    a_silent_server_is_unavailable_within_the_time_for_one_request,
+    busy_is_never_reported_as_broken,
+    a_failure_after_busy_is_waited_out,
+    broken_to_the_end_of_the_wait_is_unavailable,
+    the_bounds_of_ttls_make_sense,
+    what_the_backend_says_it_can_do_it_does,
+    a_holder_is_shown_as_it_is,
+    a_list_is_in_order_and_of_one_prefix,
+    scopes_are_folders_of_names,
+];
+
+pub(crate) async fn a_refusing_server_is_unavailable(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    party.link.set(Weather::Refused);
+    for wait in [Duration::ZERO, Duration::from_secs(5)] {
+        let answer = party.locks.lock("n").wait_for(wait).await;
+        let Err(error @ LockError::Unavailable { .. }) = answer else {
+            fail!(
+                "the client",
+                "a failure before the first answer is Unavailable; it said {answer:?}"
+            );
+        };
+        ensure!(
+            error.is_retryable(),
+            "the client",
+            "a server that is out of reach may come back"
+        );
+        ensure!(
+            error.to_string().contains("connection refused"),
+            "the client",
+            "it says what happened; it said {error}"
+        );
+    }
+    party.link.set(Weather::Fair);
+    let guard = party.locks.lock("n").await?;
+    guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_silent_server_is_unavailable_within_the_time_for_one_request(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    party.link.set(Weather::Silent);
+    let limit = case.op_timeout() + case.slack();
+    let asked = [party.locks.lock("n").no_wait(), party.locks.lock("m").wait_forever()];
+    for answer in asked.map(|request| tokio::spawn(request.into_future())) {
+        let answer = case.within(limit, "a silent server is given up", answer).await??;
+        ensure!(
+            matches!(answer, Err(LockError::Unavailable { .. })),
+            "the client",
+            "a silent server is Unavailable; it said {answer:?}"
+        );
+    }
+    party.link.set(Weather::Fair);
+    Ok(())
+}
+
+pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome {
+    let (holder, other) = (case.party().await?, case.party().await?);
+    let guard = holder.locks.lock("n").ttl(case.ttl_of(Duration::from_secs(30))).await?;
+    for _ in 0..5 {
+        let claim = case.claim("n");
+        match other.link.try_acquire(&claim).await {
+            Ok(Attempt::Busy(busy)) => {
+                let after = busy.retry_after;
+                ensure!(
+                    after.is_none_or(|after| after <= guard.ttl()),
+                    "the backend",
+                    "a lock that nobody renews is free after its ttl; it said to ask again after {after:?}"
+                );
+            }
+            other => fail!("the backend", "a held name is busy and no failure; it said {other:?}"),
+        }
+    }
+    for locks in [&holder.locks, &other.locks] {
+        for answer in [
+            locks.lock("n").no_wait().await,
+            locks.lock("n").wait_for(Duration::from_millis(50)).await,
+        ] {
+            let Err(error @ LockError::TimedOut { .. }) = answer else {
+                fail!("the client", "a lock that stays busy is TimedOut; it said {answer:?}");
+            };
+            ensure!(error.is_retryable(), "the client", "a busy lock may be free later");
+        }
+    }
+    guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_failure_after_busy_is_waited_out(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.party().await?.locks, case.party().await?);
+    let guard = holder.lock("n").await?;
+    let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.patience()).into_future());
+    case.eventually("the client", "the request is under way", case.patience(), || {
+        waiter.locks.stats().waiting == 1
+    })
+    .await?;
+    // It awaits the answer that the request before it is given.
+    ensure!(
+        waiter.locks.try_lock("n").await?.is_none(),
+        "the backend",
+        "a held lock is busy"
+    );
+    waiter.link.set(Weather::Refused);
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    ensure!(
+        !waiting.is_finished(),
+        "the client",
+        "after one busy, failures are waited out"
+    );
+    waiter.link.set(Weather::Fair);
+    guard.release().await?;
+    let limit = case.ttl() + case.patience();
+    let next = case
+        .within(limit, "the waiter gets the lock when the server is back", waiting)
+        .await???;
+    next.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn broken_to_the_end_of_the_wait_is_unavailable(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.party().await?.locks, case.party().await?);
+    let guard = holder.lock("n").await?;
+    // The first answer is busy; whatever is asked after it fails.
+    let waiting = tokio::spawn(
+        waiter
+            .locks
+            .lock("n")
+            .wait_for(Duration::from_millis(900))
+            .into_future(),
+    );
+    let asked = || waiter.link.counts().requests() >= 2;
+    case.eventually("the client", "the waiter waits at the server", case.slack(), asked)
+        .await?;
+    waiter.link.set(Weather::Refused);
+    let answer = waiting.await?;
+    // What waits at the server already may be told that it is busy by what it waits with.
+    ensure!(
+        matches!(answer, Err(LockError::Unavailable { .. } | LockError::TimedOut { .. })),
+        "the client",
+        "a wait that ends in failures is Unavailable, one that ends busy TimedOut; it said {answer:?}"
+    );
+    waiter.link.set(Weather::Fair);
+    guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn the_bounds_of_ttls_make_sense(case: Arc<Case>) -> Outcome {
+    let client = case.client().await?;
+    let capabilities = client.capabilities();
+    let (min, max) = (capabilities.min_ttl, capabilities.max_ttl);
+    ensure!(
+        !min.is_zero(),
+        "the backend",
+        "no lock is kept for no time; its shortest ttl is {min:?}"
+    );
+    ensure!(
+        min <= max,
+        "the backend",
+        "its shortest ttl of {min:?} is at most its longest of {max:?}"
+    );
+    let drift = min / 100 + Duration::from_millis(2);
+    ensure!(
+        drift < min,
+        "the backend",
+        "its shortest ttl leaves something after the allowance for drift; {min:?}"
+    );
+    let limit = capabilities.op_timeout;
+    ensure!(
+        !limit.is_zero(),
+        "the backend",
+        "a request has some time; it has {limit:?}"
+    );
+    ensure!(
+        client.capabilities() == capabilities,
+        "the backend",
+        "what it can do never changes"
+    );
+    Ok(())
+}
+
+pub(crate) async fn what_the_backend_says_it_can_do_it_does(case: Arc<Case>) -> Outcome {
+    let client = case.client().await?;
+    let capabilities = client.capabilities();
+    let name = case.name("n");
+    let claim = case.claim("n");
+    case.take(&client, &claim).await?;
+    let answers = [
+        ("holder", capabilities.holder, client.holder(&name).await.map(drop)),
+        ("list", capabilities.list, client.list("").await.map(drop)),
+        (
+            "force_release",
+            capabilities.force_release,
+            client.force_release(&name).await.map(drop),
+        ),
+    ];
+    for (operation, promised, answer) in answers {
+        ensure!(
+            promised == !matches!(answer, Err(LockError::NotSupported { .. })),
+            "the backend",
+            "{operation} answers exactly if it says so ({promised}); it said {answer:?}"
+        );
+        if promised {
+            answer?;
+        }
+    }
+    client.release(&claim).await?;
+    Ok(())
+}
+
+pub(crate) async fn a_holder_is_shown_as_it_is(case: Arc<Case>) -> Outcome {
+    case.needs(case.capabilities().holder, "the backend cannot tell who holds a lock")?;
+    let (party, other) = (case.party().await?, case.party().await?);
+    let nobody = other.locks.holder("n").await?;
+    ensure!(
+        nobody.is_none(),
+        "the backend",
+        "nobody holds a free name; it named {nobody:?}"
+    );
+    let guard = party.locks.lock("n").label("nightly").await?;
+    let Some(holder) = other.locks.holder("n").await? else {
+        fail!("the backend", "somebody holds {guard:?}; it named nobody");
+    };
+    let right = holder.name.as_ref().is_none_or(|name| name == guard.name())
+        && holder.token.is_none_or(|token| token == guard.token())
+        && holder.label.as_deref().is_none_or(|label| label == "nightly")
+        && holder.pid.is_none_or(|pid| pid == std::process::id())
+        && holder.remaining.is_none_or(|left| left <= guard.ttl());
+    ensure!(
+        right,
+        "the backend",
+        "what it tells of {guard:?} is right; it told {holder:?}"
+    );
+    ensure!(
+        holder.label.is_some() || holder.pid.is_some() || holder.owner.is_some(),
+        "the backend",
+        "it tells something of the holder; it told {holder:?}"
+    );
+    guard.release().await?;
+    let nobody = other.locks.holder("n").await?;
+    ensure!(
+        nobody.is_none(),
+        "the backend",
+        "nobody holds a released name; it named {nobody:?}"
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_list_is_in_order_and_of_one_prefix(case: Arc<Case>) -> Outcome {
+    case.needs(case.capabilities().list, "the backend cannot list locks")?;
+    let (party, other) = (case.party().await?, case.party().await?);
+    let names = ["b", "a/2", "a", "a/10", "a%", "aa", "A", "á", "_", "a/1"];
+    let mut guards = Vec::new();
+    for name in names {
+        guards.push(party.locks.lock(name).await?);
+    }
+    for prefix in ["", "a", "a/", "a/1", "a%", "_", "b", "nothing", "%"] {
+        let listed: Vec<_> = other
+            .locks
+            .list(prefix)
+            .await?
+            .into_iter()
+            .map(|holder| holder.name)
+            .collect();
+        if listed.contains(&None) {
+            continue;
+        }
+        let listed: Vec<_> = listed.into_iter().flatten().map(|name| name.to_string()).collect();
+        let mut expected: Vec<_> = names
+            .iter()
+            .filter(|name| name.starts_with(prefix))
+            .map(ToString::to_string)
+            .collect();
+        expected.sort();
+        ensure!(
+            listed == expected,
+            "the backend",
+            "under {prefix:?} there are {expected:?}; it listed {listed:?}"
+        );
+    }
+    for guard in guards {
+        guard.release().await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn scopes_are_folders_of_names(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.party().await?);
+    let guard = party.locks.scoped("tenant").scoped("jobs").lock("n").await?;
+    ensure!(
+        guard.name().as_str() == "tenant/jobs/n",
+        "the client",
+        "a scope is part of the name; it is {:?}",
+        guard.name()
+    );
+    ensure!(
+        other.locks.try_lock("tenant/jobs/n").await?.is_none(),
+        "the client",
+        "a scope names the same lock from outside"
+    );
+    ensure!(
+        other.locks.scoped("other").try_lock("n").await?.is_some(),
+        "the client",
+        "scopes keep names apart"
+    );
+    guard.release().await?;
+    Ok(())
+}

@@ -1,0 +1,349 @@
+//! One holder at a time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lock_core::{Attempt, Claim, DistributedLock, LockError, LockName, Locks, Released};
+use tokio::task::JoinSet;
+
+use super::{Entry, cases};
+use crate::case::Case;
+use crate::child::Child;
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) const CASES: &[Entry] = cases![
+    a_held_name_is_busy_for_another_client,
+    distinct_names_do_not_exclude_each_other,
+    names_that_look_alike_stay_apart,
+    a_name_of_512_bytes_works,
+    a_name_of_513_bytes_or_with_a_newline_is_refused_before_anything_is_sent,
+    the_same_name_in_the_same_process_is_refused_not_re_entered,
+    a_hundred_tasks_of_one_client_hold_one_at_a_time,
+    eight_clients_hold_one_at_a_time,
+    four_processes_hold_one_at_a_time,
+    twenty_processes_lose_no_update,
+    a_thousand_names_are_held_at_once_by_one_client,
+    a_client_used_from_two_runtimes_outlives_the_one_that_ends,
+];
+
+pub(crate) async fn a_held_name_is_busy_for_another_client(case: Arc<Case>) -> Outcome {
+    let (first, second) = (case.client().await?, case.client().await?);
+    let claim = case.claim("n");
+    case.take(&first, &claim).await?;
+    case.is_busy(&second, claim.name()).await?;
+    first.release(&claim).await?;
+    case.is_free(&second, claim.name()).await
+}
+
+pub(crate) async fn distinct_names_do_not_exclude_each_other(case: Arc<Case>) -> Outcome {
+    let (first, second) = (case.client().await?, case.client().await?);
+    let claims = ["a", "b", "c"].map(|name| case.claim(name));
+    for claim in &claims {
+        case.take(&first, claim).await?;
+    }
+    let other = case.claim("d");
+    case.take(&second, &other).await?;
+    second.release(&other).await?;
+    for claim in &claims {
+        ensure!(
+            first.release(claim).await? == Released::Released,
+            "the backend",
+            "{:?} is still held while others come and go",
+            claim.name()
+        );
+    }
+    Ok(())
+}
+
+pub(crate) async fn names_that_look_alike_stay_apart(case: Arc<Case>) -> Outcome {
+    let alike = [
+        "a",
+        "A",
+        " a",
+        "a ",
+        "a  ",
+        "a/b",
+        "a/",
+        "/a",
+        "a//b",
+        "á",
+        "a\u{301}",
+        "ａ",
+        "{a}",
+        "{a",
+        "a}",
+        "a:lock",
+        "a:fence",
+        "a:queue",
+        "'a'",
+        "\"a\"",
+        "`a`",
+        "a'; --",
+        "\\",
+        "a\\",
+        "%",
+        "a%",
+        "%a%",
+        "_",
+        "*",
+        "a*",
+        "?",
+        "[a]",
+        "..",
+        ".",
+        "-",
+        "--",
+        "NULL",
+        "null",
+        "0",
+        "00",
+        "1",
+        "1.0",
+        "🔒",
+        "\u{200b}a",
+        "\u{feff}a",
+        "a\u{202e}",
+    ];
+    let (first, second) = (case.client().await?, case.client().await?);
+    // Long enough that all of them are held when the last one is taken.
+    let ttl = case.ttl_of(Duration::from_secs(30));
+    let claims = alike.map(|name| Claim::new(case.name(name), ttl));
+    for claim in &claims {
+        case.take(&first, claim).await?;
+    }
+    for claim in &claims {
+        case.is_busy(&second, claim.name()).await?;
+    }
+    for claim in &claims {
+        first.release(claim).await?;
+        case.is_free(&second, claim.name()).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_name_of_512_bytes_works(case: Arc<Case>) -> Outcome {
+    let (first, second) = (case.client().await?, case.client().await?);
+    for name in ["x".repeat(LockName::MAX_LEN), "é".repeat(LockName::MAX_LEN / 2)] {
+        let claim = case.claim(&name);
+        let nearly: String = name.chars().skip(1).collect();
+        case.take(&first, &claim).await?;
+        case.is_busy(&second, claim.name()).await?;
+        case.is_free(&second, &case.name(&nearly)).await?;
+        first.release(&claim).await?;
+        case.is_free(&second, claim.name()).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_name_of_513_bytes_or_with_a_newline_is_refused_before_anything_is_sent(
+    case: Arc<Case>,
+) -> Outcome {
+    let party = case.party().await?;
+    for name in [
+        String::new(),
+        "x".repeat(LockName::MAX_LEN + 1),
+        "two\nlines".to_owned(),
+        "\0".to_owned(),
+    ] {
+        for answer in [
+            party.locks.lock(&name).await.map(drop),
+            party.locks.try_lock(&name).await.map(drop),
+            party.locks.scoped(&name).lock("n").await.map(drop),
+        ] {
+            ensure!(
+                matches!(answer, Err(LockError::InvalidName { .. })),
+                "the client",
+                "a name of {} bytes that starts with {:?} is InvalidName; it said {answer:?}",
+                name.len(),
+                name.chars().take(9).collect::<String>()
+            );
+        }
+    }
+    let sent = party.link.counts().requests();
+    ensure!(
+        sent == 0,
+        "the client",
+        "nothing is sent for an unusable name; {sent} requests were"
+    );
+    Ok(())
+}
+
+pub(crate) async fn the_same_name_in_the_same_process_is_refused_not_re_entered(case: Arc<Case>) -> Outcome {
+    let (here, there) = (case.party().await?.locks, case.party().await?.locks);
+    let guard = here.lock("n").await?;
+    for locks in [&here, &here.clone(), &there] {
+        let again = locks.try_lock("n").await?;
+        ensure!(
+            again.is_none(),
+            "the client",
+            "a held name is refused to everybody; it gave {again:?} beside {guard:?}"
+        );
+    }
+    guard.release().await?;
+    let again = here.try_lock("n").await?;
+    ensure!(again.is_some(), "the client", "a released name is granted again");
+    Ok(())
+}
+
+pub(crate) async fn a_hundred_tasks_of_one_client_hold_one_at_a_time(case: Arc<Case>) -> Outcome {
+    let locks = case.party().await?.locks;
+    contend(&case, &[locks], 100, 3).await
+}
+
+pub(crate) async fn eight_clients_hold_one_at_a_time(case: Arc<Case>) -> Outcome {
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        clients.push(case.party().await?.locks);
+    }
+    contend(&case, &clients, 24, 4).await
+}
+
+/// Tasks on those clients take turns; each turn checks that nobody else is inside.
+async fn contend(case: &Arc<Case>, clients: &[Locks], tasks: usize, turns: usize) -> Outcome {
+    let inside = Arc::new(AtomicUsize::new(0));
+    let done = Arc::new(AtomicUsize::new(0));
+    let mut all = JoinSet::new();
+    for task in 0..tasks {
+        let locks = clients[task % clients.len()].clone();
+        let (case, inside, done) = (Arc::clone(case), Arc::clone(&inside), Arc::clone(&done));
+        all.spawn(async move {
+            for _ in 0..turns {
+                let guard = locks.lock("n").await?;
+                let others = inside.fetch_add(1, Ordering::SeqCst);
+                ensure!(
+                    others == 0 || !guard.is_held(),
+                    "the backend",
+                    "one holds {:?} at a time; {others} were inside when {guard:?} came",
+                    guard.name()
+                );
+                tokio::task::yield_now().await;
+                ensure!(
+                    guard.is_held(),
+                    "the client",
+                    "a lock under renewal stays held for a moment"
+                );
+                inside.fetch_sub(1, Ordering::SeqCst);
+                done.fetch_add(1, Ordering::SeqCst);
+                guard.release().await?;
+            }
+            case.note(format!("task {task} is done"));
+            Ok(())
+        });
+    }
+    while let Some(ended) = all.join_next().await {
+        ended??;
+    }
+    let (done, expected) = (done.load(Ordering::SeqCst), tasks * turns);
+    ensure!(
+        done == expected,
+        "the backend",
+        "everybody gets its turns: {expected}; it were {done}"
+    );
+    Ok(())
+}
+
+pub(crate) async fn four_processes_hold_one_at_a_time(case: Arc<Case>) -> Outcome {
+    count_in_processes(&case, 4, 25).await
+}
+
+pub(crate) async fn twenty_processes_lose_no_update(case: Arc<Case>) -> Outcome {
+    count_in_processes(&case, 20, 50).await
+}
+
+/// Processes read, increment and write a number in a file, each time under the lock.
+async fn count_in_processes(case: &Case, processes: usize, turns: usize) -> Outcome {
+    case.needs_processes()?;
+    std::fs::write(case.counter(), "0")?;
+    let mut children: Vec<Child> = Vec::new();
+    for _ in 0..processes {
+        children.push(case.child().await?);
+    }
+    let ttl = case.ttl_of(Duration::from_secs(10));
+    let start = case.now();
+    for child in &mut children {
+        child.count("n", ttl, turns).await?;
+    }
+    let mut tokens = Vec::new();
+    for child in &mut children {
+        let own = child.counted(Duration::from_secs(45)).await?;
+        ensure!(
+            own.is_sorted(),
+            "the backend",
+            "tokens rise for each process; they were {own:?}"
+        );
+        tokens.extend(own);
+    }
+    let took = case.now().since(start);
+    let expected = processes * turns;
+    case.remark(format!("{processes} processes x {turns} increments took {took:.1?}"));
+    let counted: usize = std::fs::read_to_string(case.counter())?.parse().unwrap_or(0);
+    ensure!(
+        counted == expected,
+        "the backend",
+        "no update is lost: {expected} were made, {counted} counted"
+    );
+    tokens.sort_unstable();
+    tokens.dedup();
+    ensure!(tokens.len() == expected, "the backend", "no token is given twice");
+    Ok(())
+}
+
+pub(crate) async fn a_thousand_names_are_held_at_once_by_one_client(case: Arc<Case>) -> Outcome {
+    const NAMES: usize = 1000;
+    let (party, other) = (case.party().await?, case.client().await?);
+    let ttl = case.ttl_of(Duration::from_secs(15));
+    let mut guards = Vec::with_capacity(NAMES);
+    let mut asking = JoinSet::new();
+    for i in 0..NAMES {
+        asking.spawn(
+            party
+                .locks
+                .lock(format!("name {i}"))
+                .ttl(ttl)
+                .wait_for(case.patience())
+                .into_future(),
+        );
+    }
+    while let Some(guard) = asking.join_next().await {
+        guards.push(guard??);
+    }
+    let held = guards.iter().filter(|guard| guard.is_held()).count();
+    ensure!(held == NAMES, "the client", "all {NAMES} are held at once; {held} are");
+    for guard in guards.iter().step_by(97) {
+        match other.try_acquire(&Claim::new(guard.name().clone(), case.ttl())).await? {
+            Attempt::Busy(_) => {}
+            granted => fail!("the backend", "{guard:?} excludes others; it said {granted:?}"),
+        }
+    }
+    drop(guards);
+    party.locks.shutdown().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_client_used_from_two_runtimes_outlives_the_one_that_ends(case: Arc<Case>) -> Outcome {
+    let locks = case.party().await?.locks;
+    let ttl = case.steady_ttl();
+    let there = locks.clone();
+    let first = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        // The runtime that took it, and on which the client was used first, ends here.
+        Ok::<_, std::io::Error>(runtime.block_on(async { there.lock("first").ttl(ttl).await }))
+    });
+    let Ok(first) = tokio::task::spawn_blocking(move || first.join()).await? else {
+        fail!("the client", "it works on a current_thread runtime");
+    };
+    let first = first??;
+    let second = locks.lock("second").await?;
+    tokio::time::sleep(ttl + ttl / 2).await;
+    for guard in [&first, &second] {
+        ensure!(
+            guard.is_held(),
+            "the client",
+            "{guard:?} is still held after the other runtime ended"
+        );
+    }
+    first.release().await?;
+    second.release().await?;
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! The resource refuses whoever is late.
+
+use std::sync::Arc;
+
+use lock_core::{DistributedLock, FencingToken};
+
+use super::{Entry, cases};
+use crate::case::Case;
+use crate::harness::Resource;
+use crate::link::Weather;
+use crate::outcome::{Outcome, ensure};
+
+pub(crate) const CASES: &[Entry] = cases![
+    a_stale_token_is_refused_and_an_equal_one_accepted,
+    admission_before_the_read_saves_an_update,
+    the_marks_survive_a_restart,
+    of_many_writers_at_once_no_older_one_writes_last,
+    a_holder_cut_off_past_its_ttl_cannot_write_after_its_successor,
+    a_holder_stopped_past_its_ttl_cannot_write_after_its_successor,
+];
+
+/// Tokens of grants of one name, in their order.
+async fn tokens<const N: usize>(case: &Case) -> Outcome<[FencingToken; N]> {
+    let client = case.client().await?;
+    let mut tokens = [FencingToken::MAX; N];
+    for token in &mut tokens {
+        let claim = case.claim("n");
+        *token = case.take(&client, &claim).await?.token;
+        client.release(&claim).await?;
+    }
+    Ok(tokens)
+}
+
+/// The write must be accepted, or refused, and the resource must have that number afterwards.
+async fn write(resource: &dyn Resource, token: FencingToken, number: i64, accepted: bool, left: i64) -> Outcome {
+    let was = resource.write(token, number).await?;
+    let now = resource.read().await?;
+    ensure!(
+        was == accepted && now == left,
+        "the resource",
+        "a write of {number} with {token} is accepted: {accepted}, and leaves {left}; it was {was} and left {now}"
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_stale_token_is_refused_and_an_equal_one_accepted(case: Arc<Case>) -> Outcome {
+    let [old, new] = tokens(&case).await?;
+    let resource = &*case.resource().await?;
+    write(resource, old, 1, true, 1).await?;
+    write(resource, old, 2, true, 2).await?;
+    write(resource, new, 3, true, 3).await?;
+    write(resource, new, 4, true, 4).await?;
+    write(resource, old, 5, false, 4).await?;
+    ensure!(
+        !resource.admit(old).await?,
+        "the resource",
+        "it does not admit a stale token"
+    );
+    ensure!(resource.admit(new).await?, "the resource", "it admits an equal token");
+    write(resource, new, 6, true, 6).await
+}
+
+pub(crate) async fn admission_before_the_read_saves_an_update(case: Arc<Case>) -> Outcome {
+    let [first, old, new, newer] = tokens(&case).await?;
+    let resource = &*case.resource().await?;
+    write(resource, first, 10, true, 10).await?;
+    // The interleaving that loses an update: the successor reads, the old holder writes, the successor writes.
+    let seen = resource.read().await?;
+    write(resource, old, seen - 1, true, 9).await?;
+    write(resource, new, seen - 1, true, 9).await?;
+    // The same with an admission before the read.
+    ensure!(resource.admit(newer).await?, "the resource", "it admits a newer holder");
+    let seen = resource.read().await?;
+    write(resource, new, seen - 1, false, 9).await?;
+    write(resource, newer, seen - 1, true, 8).await
+}
+
+pub(crate) async fn the_marks_survive_a_restart(case: Arc<Case>) -> Outcome {
+    let [old, new] = tokens(&case).await?;
+    let resource = case.shipped_resource().await?;
+    write(&*resource, new, 1, true, 1).await?;
+    drop(resource);
+    let resource = &*case.shipped_resource().await?;
+    write(resource, old, 2, false, 1).await?;
+    write(resource, new, 3, true, 3).await
+}
+
+pub(crate) async fn of_many_writers_at_once_no_older_one_writes_last(case: Arc<Case>) -> Outcome {
+    let mut tokens: [FencingToken; 12] = tokens(&case).await?;
+    let newest = tokens[11];
+    let resource = case.resource().await?;
+    fastrand::shuffle(&mut tokens);
+    let mut writers = tokio::task::JoinSet::new();
+    for token in tokens {
+        let resource = Arc::clone(&resource);
+        writers.spawn(async move { (token, resource.write(token, token.as_i64()).await) });
+    }
+    while let Some(ended) = writers.join_next().await {
+        let (token, accepted) = ended?;
+        ensure!(
+            accepted? || token != newest,
+            "the resource",
+            "it takes the newest token, whoever else writes"
+        );
+    }
+    let left = resource.read().await?;
+    ensure!(
+        left == newest.as_i64(),
+        "the resource",
+        "the newest holder's write stays; {newest} was overwritten with {left}"
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_holder_cut_off_past_its_ttl_cannot_write_after_its_successor(case: Arc<Case>) -> Outcome {
+    let (cut_off, other) = (case.party().await?, case.party().await?);
+    let resource = &*case.resource().await?;
+    let guard = cut_off.locks.lock("n").ttl(case.ttl()).await?;
+    write(resource, guard.token(), 1, true, 1).await?;
+    cut_off.link.set(Weather::Silent);
+    let limit = 2 * guard.ttl() + case.slack();
+    let next = other.locks.lock("n").wait_for(limit).await?;
+    write(resource, next.token(), 2, true, 2).await?;
+    write(resource, guard.token(), 3, false, 2).await?;
+    cut_off.link.set(Weather::Fair);
+    next.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_holder_stopped_past_its_ttl_cannot_write_after_its_successor(case: Arc<Case>) -> Outcome {
+    case.needs_processes()?;
+    let (mut child, other) = (case.child().await?, case.party().await?);
+    let resource = &*case.resource().await?;
+    let old = child.lock("n", case.ttl()).await?;
+    write(resource, old, 1, true, 1).await?;
+    child.stop()?;
+    let limit = 2 * case.ttl() + case.slack();
+    let next = other.locks.lock("n").wait_for(limit).await;
+    child.wake()?;
+    let next = next?;
+    write(resource, next.token(), 2, true, 2).await?;
+    // The woken process may still be between its last look and its write: only the resource can stop that.
+    write(resource, old, 3, false, 2).await?;
+    ensure!(next.is_held(), "the client", "the woken process harms nobody");
+    next.release().await?;
+    Ok(())
+}

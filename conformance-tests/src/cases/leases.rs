@@ -1,0 +1,383 @@
+//! A lock is kept for as long as its holder gives signs of life, and for one ttl after the last.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{Claim, DistributedLock, LockError, LockGuard, LossReason, Renew, Renewal};
+
+use super::{Entry, cases};
+use crate::case::{Case, Party};
+use crate::link::{Link, Weather};
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) const CASES: &[Entry] = cases![
+    a_renewed_lock_is_held_past_three_ttls,
+    an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_holder_knows,
+    asking_again_keeps_the_lock_for_a_full_ttl,
+    renewing_keeps_the_lock_for_a_full_ttl,
+    what_remains_is_never_more_than_the_server_keeps,
+    a_lock_taken_late_is_not_believed_in_longer_than_the_server_keeps_it,
+    a_lease_counts_from_the_request_and_not_from_the_reply,
+    the_granted_ttl_is_at_least_the_one_asked_for,
+    a_ttl_of_zero_or_beyond_the_bounds_is_refused,
+    a_killed_holder_frees_its_lock_within_a_ttl,
+    a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_loss_when_it_wakes,
+    the_longest_hold_ends_the_lock,
+    nothing_is_renewed_after_the_release,
+    a_lock_that_is_not_to_be_renewed_is_not,
+    a_blocked_runtime_loses_nothing,
+];
+
+pub(crate) async fn a_renewed_lock_is_held_past_three_ttls(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let guard = party.locks.lock("n").await?;
+    let start = case.now();
+    while case.now().since(start) < 3 * guard.ttl() + guard.ttl() / 2 {
+        ensure!(
+            guard.is_held(),
+            "the client",
+            "a lock under renewal stays held; lost after {:?}",
+            case.now().since(start)
+        );
+        case.is_busy(&other, guard.name()).await?;
+        tokio::time::sleep(case.ttl() / 10).await;
+    }
+    guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_holder_knows(
+    case: Arc<Case>,
+) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    for _ in 0..2 {
+        let guard = party.locks.lock("n").ttl(case.ttl()).renew(Renew::Never).await?;
+        let next = case.claim("n");
+        let believed = case.now() + guard.remaining();
+        // The holder's own release, as soon as it knows of its loss, shall not be what frees the lock.
+        party.link.set(Weather::Refused);
+        let (_, at) = case.take_within(&other, &next, guard.ttl() + case.slack()).await?;
+        ensure!(
+            !guard.is_held(),
+            "the guard",
+            "it is not held once the next one is granted"
+        );
+        case.margin(believed, at)?;
+        party.link.set(Weather::Fair);
+        let told = case
+            .within(case.slack(), "the loss is told", guard.lost().wait())
+            .await?;
+        ensure!(
+            told == LossReason::Expired,
+            "the guard",
+            "its lease ran out; it said {told:?}"
+        );
+        other.release(&next).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn asking_again_keeps_the_lock_for_a_full_ttl(case: Arc<Case>) -> Outcome {
+    kept_from_the_last_sign(&case, Sign::AskingAgain).await
+}
+
+pub(crate) async fn renewing_keeps_the_lock_for_a_full_ttl(case: Arc<Case>) -> Outcome {
+    kept_from_the_last_sign(&case, Sign::Renewing).await
+}
+
+/// How a holder gives a sign of life.
+enum Sign {
+    AskingAgain,
+    Renewing,
+}
+
+async fn kept_from_the_last_sign(case: &Case, sign: Sign) -> Outcome {
+    let (client, other) = (case.client().await?, case.client().await?);
+    let (claim, next) = (case.brief_claim("n"), case.brief_claim("n"));
+    let first = case.take(&client, &claim).await?.lease;
+    tokio::time::sleep(case.ttl() / 2).await;
+    let sent = case.now();
+    let lease = match sign {
+        Sign::AskingAgain => case.take(&client, &claim).await?.lease,
+        Sign::Renewing => {
+            let renewal = client.renew(&first).await?;
+            ensure!(
+                renewal == Renewal::Renewed,
+                "the backend",
+                "it renews what is held; it said {renewal:?}"
+            );
+            first.refreshed(sent, case.now());
+            first
+        }
+    };
+    let believed = lease.deadline();
+    // At least a ttl less the allowance for drift, or the margin would prove nothing.
+    ensure!(
+        believed.since(sent) >= case.ttl() * 9 / 10,
+        "the backend",
+        "whoever gives a sign of life gets a full ttl of {:?}; it got {:?}",
+        case.ttl(),
+        believed.since(sent)
+    );
+    let (_, at) = case.take_within(&other, &next, 2 * case.ttl() + case.slack()).await?;
+    case.margin(believed, at)?;
+    other.release(&next).await?;
+    Ok(())
+}
+
+pub(crate) async fn what_remains_is_never_more_than_the_server_keeps(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let guard = party.locks.lock("n").ttl(case.ttl()).await?;
+    let start = case.now();
+    while case.now().since(start) < case.ttl() {
+        let left = guard.remaining();
+        ensure!(
+            left <= guard.ttl(),
+            "the guard",
+            "at most its ttl of {:?} remains; it said {left:?}",
+            guard.ttl()
+        );
+        tokio::time::sleep(case.ttl() / 20).await;
+    }
+    // From here on the server hears nothing more.
+    lost_contact(&case, &party, &other, &[&guard]).await
+}
+
+pub(crate) async fn a_lock_taken_late_is_not_believed_in_longer_than_the_server_keeps_it(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let early = party.locks.lock("early").ttl(case.ttl()).await?;
+    tokio::time::sleep(case.ttl() / 4).await;
+    let late = party.locks.lock("late").ttl(case.ttl()).await?;
+    lost_contact(&case, &party, &other, &[&early, &late]).await
+}
+
+/// Cuts a holder off, and measures how long before the server's end each guard stopped believing.
+async fn lost_contact(case: &Case, party: &Party, other: &Link, guards: &[&LockGuard]) -> Outcome {
+    party.link.set(Weather::Silent);
+    let believed: Vec<_> = guards.iter().map(|guard| case.now() + guard.remaining()).collect();
+    for (guard, believed) in guards.iter().zip(believed) {
+        let next = Claim::new(guard.name().clone(), case.ttl()).with_own_lease();
+        let (_, at) = case.take_within(other, &next, guard.ttl() + case.slack()).await?;
+        ensure!(
+            !guard.is_held(),
+            "the guard",
+            "it is not held once the next one is granted"
+        );
+        case.margin(believed, at)?;
+        other.release(&next).await?;
+    }
+    party.link.set(Weather::Fair);
+    Ok(())
+}
+
+pub(crate) async fn a_lease_counts_from_the_request_and_not_from_the_reply(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    let delay = case.ttl() / 2;
+    party.link.set(Weather::Slow(delay));
+    let guard = party.locks.lock("n").ttl(case.ttl()).renew(Renew::Never).await?;
+    let left = guard.remaining();
+    ensure!(
+        left <= guard.ttl() - delay,
+        "the client",
+        "a reply that took {delay:?} leaves at most {:?}; it left {left:?}",
+        guard.ttl() - delay
+    );
+    party.link.set(Weather::Fair);
+    guard.release().await?;
+    // A reply that takes longer than the ttl grants nothing.
+    party.link.set(Weather::Slow(case.ttl() + case.ttl() / 10));
+    match party.locks.lock("n").ttl(case.ttl()).no_wait().await {
+        Err(LockError::Unavailable { .. }) => {}
+        other => fail!(
+            "the client",
+            "a grant that arrives after its ttl does not count; it gave {other:?}"
+        ),
+    }
+    party.link.set(Weather::Fair);
+    case.is_free_within(&party.link, &case.name("n"), 2 * case.ttl() + case.slack())
+        .await?;
+    Ok(())
+}
+
+pub(crate) async fn the_granted_ttl_is_at_least_the_one_asked_for(case: Arc<Case>) -> Outcome {
+    let (party, client) = (case.party().await?, case.client().await?);
+    let capabilities = case.capabilities();
+    let odd = case.ttl() + Duration::from_micros(1_234);
+    for ttl in [
+        capabilities.min_ttl,
+        odd,
+        case.ttl_of(Duration::from_secs(3600)),
+        capabilities.max_ttl,
+    ] {
+        let ttl = ttl.clamp(capabilities.min_ttl, capabilities.max_ttl);
+        let claim = Claim::new(case.name("n"), ttl);
+        let grant = case.take(&client, &claim).await?;
+        let kept = grant.lease.ttl();
+        ensure!(
+            kept >= ttl,
+            "the backend",
+            "it keeps a lock for the {ttl:?} asked for; it granted {kept:?}"
+        );
+        client.release(&claim).await?;
+        let guard = party.locks.lock("n").ttl(ttl).wait_for(case.patience()).await?;
+        ensure!(
+            guard.ttl() >= ttl,
+            "the guard",
+            "it has the ttl of {ttl:?} asked for; it has {:?}",
+            guard.ttl()
+        );
+        guard.release().await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_ttl_of_zero_or_beyond_the_bounds_is_refused(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    let capabilities = case.capabilities();
+    let mut wrong = vec![Duration::ZERO, Duration::from_nanos(1)];
+    wrong.push(capabilities.min_ttl.saturating_sub(Duration::from_nanos(1)));
+    if let Some(above) = capabilities.max_ttl.checked_add(Duration::from_nanos(1)) {
+        wrong.extend([above, Duration::MAX]);
+    }
+    for ttl in wrong {
+        match party.locks.lock("n").ttl(ttl).await {
+            Err(LockError::InvalidTtl { .. }) => {}
+            other => fail!("the client", "a ttl of {ttl:?} is InvalidTtl; it gave {other:?}"),
+        }
+    }
+    let sent = party.link.counts().requests();
+    ensure!(
+        sent == 0,
+        "the client",
+        "nothing is sent for an unusable ttl; {sent} requests were"
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_killed_holder_frees_its_lock_within_a_ttl(case: Arc<Case>) -> Outcome {
+    case.needs_processes()?;
+    let (mut child, other) = (case.child().await?, case.client().await?);
+    child.lock("n", case.ttl()).await?;
+    case.is_busy(&other, &case.name("n")).await?;
+    child.kill().await?;
+    case.is_free_within(&other, &case.name("n"), case.ttl() + case.slack())
+        .await?;
+    Ok(())
+}
+
+pub(crate) async fn a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_loss_when_it_wakes(
+    case: Arc<Case>,
+) -> Outcome {
+    case.needs_processes()?;
+    let (mut child, other) = (case.child().await?, case.client().await?);
+    let old = child.lock("n", case.ttl()).await?;
+    child.stop()?;
+    let next = case.claim("n");
+    let limit = case.ttl() + case.slack();
+    let taken = case.take_within(&other, &next, limit).await;
+    child.wake()?;
+    let (grant, _) = taken?;
+    ensure!(
+        !child.is_held("n").await?,
+        "the woken holder",
+        "it sees its loss at its next look"
+    );
+    ensure!(
+        grant.token > old,
+        "the backend",
+        "the next token is higher; {} came after {old}",
+        grant.token
+    );
+    // What the woken holder does about its loss harms nobody.
+    case.is_busy(&other, next.name()).await?;
+    other.release(&next).await?;
+    Ok(())
+}
+
+pub(crate) async fn the_longest_hold_ends_the_lock(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    // Far below the ttl, so that only the limit can end it.
+    let ttl = case.ttl_of(Duration::from_secs(30));
+    let guard = party.locks.lock("n").ttl(ttl).max_hold(case.ttl()).await?;
+    ensure!(
+        guard.remaining() <= case.ttl(),
+        "the guard",
+        "no more than its longest hold remains"
+    );
+    let told = case
+        .within(
+            case.ttl() + case.slack(),
+            "the longest hold ends it",
+            guard.lost().wait(),
+        )
+        .await?;
+    ensure!(
+        told == LossReason::MaxHold,
+        "the guard",
+        "it says why it ended; it said {told:?}"
+    );
+    ensure!(!guard.is_held(), "the guard", "it is not held after its longest hold");
+    case.is_free_within(&other, guard.name(), case.slack()).await?;
+    Ok(())
+}
+
+pub(crate) async fn nothing_is_renewed_after_the_release(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    let guard = party.locks.lock("n").ttl(case.ttl()).await?;
+    let counts = party.link.counts();
+    let limit = case.ttl() + case.slack();
+    case.eventually("the client", "a held lock is renewed", limit, || counts.renewals() > 0)
+        .await?;
+    guard.release().await?;
+    let renewals = counts.renewals();
+    tokio::time::sleep(case.ttl()).await;
+    let later = counts.renewals();
+    ensure!(
+        later == renewals,
+        "the client",
+        "a released lock is not renewed; {} renewals came after its release",
+        later - renewals
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_lock_that_is_not_to_be_renewed_is_not(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    let guard = party.locks.lock("n").ttl(case.ttl()).renew(Renew::Never).await?;
+    let refused = guard.renew_now().await;
+    ensure!(
+        matches!(refused, Err(LockError::NotSupported { .. })),
+        "the guard",
+        "it is not renewed by hand either; it said {refused:?}"
+    );
+    case.within(case.ttl() + case.slack(), "its lease runs out", guard.lost().wait())
+        .await?;
+    let renewals = party.link.counts().renewals();
+    ensure!(
+        renewals == 0,
+        "the client",
+        "it is never renewed; it was, {renewals} times"
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_blocked_runtime_loses_nothing(case: Arc<Case>) -> Outcome {
+    let locks = case.party().await?.locks;
+    let ttl = case.steady_ttl();
+    let blocked = std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok::<_, std::io::Error>(runtime.block_on(async move {
+            let guard = locks.lock("n").await?;
+            // Deliberately not an await: the only thread of this runtime does nothing else meanwhile.
+            std::thread::sleep(2 * ttl + ttl / 2);
+            let held = guard.is_held();
+            guard.release().await?;
+            Ok::<_, LockError>(held)
+        }))
+    });
+    let Ok(blocked) = tokio::task::spawn_blocking(move || blocked.join()).await? else {
+        fail!("the client", "it works on a runtime that is blocked");
+    };
+    ensure!(blocked??, "the client", "a runtime blocked for two ttls loses no lock");
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! Waiters that go away, orderly or not, and what becomes of those behind them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lock_core::{LockError, LockGuard};
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::waiting::{PROMPT, long_ttl};
+use crate::case::Case;
+use crate::child::Child;
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) async fn a_cancelled_waiter_holds_nobody_up(case: Arc<Case>) -> Outcome {
+    one_leaves(&case, async |leaver| {
+        leaver.abort();
+        Ok(())
+    })
+    .await
+}
+
+pub(crate) async fn a_waiter_that_times_out_holds_nobody_up(case: Arc<Case>) -> Outcome {
+    one_leaves(&case, async |leaver| {
+        // It waits for less long than the others.
+        match leaver.await? {
+            Err(LockError::TimedOut { .. }) => Ok(()),
+            other => fail!("the client", "a lock that stays busy is TimedOut; it said {other:?}"),
+        }
+    })
+    .await
+}
+
+/// Of four waiters, one leaves: the first, one in the middle, the last. The others get their turns, one by one.
+async fn one_leaves(
+    case: &Arc<Case>,
+    leave: impl AsyncFn(JoinHandle<Result<LockGuard, LockError>>) -> Outcome,
+) -> Outcome {
+    for same_client in [true, false] {
+        for place in [0, 1, 3] {
+            case.note(format!("waiter {place} leaves; same client: {same_client}"));
+            let holder = case.party().await?;
+            let ttl = long_ttl(case);
+            let guard = holder.locks.lock("n").ttl(ttl).await?;
+            let mut waiting = Vec::new();
+            for waiter in 0..4 {
+                let party = if same_client {
+                    holder.clone()
+                } else {
+                    case.party().await?
+                };
+                let wait = if waiter == place {
+                    Duration::from_millis(250)
+                } else {
+                    case.patience()
+                };
+                waiting.push(tokio::spawn(
+                    party.locks.lock("n").ttl(ttl).wait_for(wait).into_future(),
+                ));
+                let asked = || party.locks.stats().waiting > 0;
+                case.eventually("the client", "a waiter counts as waiting", case.slack(), asked)
+                    .await?;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            leave(waiting.remove(place)).await?;
+            guard.release().await?;
+            one_after_the_other(case, waiting).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Exactly one of the waiters gets the lock, soon; then exactly one of the others; until none is left.
+async fn one_after_the_other(case: &Case, mut waiting: Vec<JoinHandle<Result<LockGuard, LockError>>>) -> Outcome {
+    while !waiting.is_empty() {
+        let served = |waiting: &[JoinHandle<_>]| waiting.iter().filter(|task| task.is_finished()).count();
+        case.eventually("the backend", "the next waiter is served", PROMPT, || {
+            served(&waiting) > 0
+        })
+        .await?;
+        let together = served(&waiting);
+        ensure!(
+            together == 1,
+            "the backend",
+            "one waiter is served at a time; {together} were"
+        );
+        let Some(at) = waiting.iter().position(JoinHandle::is_finished) else {
+            continue;
+        };
+        let guard = waiting.remove(at).await??;
+        ensure!(guard.is_held(), "the client", "what a waiter gets is held");
+        guard.release().await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_killed_waiter_holds_nobody_up(case: Arc<Case>) -> Outcome {
+    one_process_fails(&case, async |child| child.kill().await).await
+}
+
+pub(crate) async fn a_stopped_waiter_holds_nobody_up_for_long(case: Arc<Case>) -> Outcome {
+    one_process_fails(&case, async |child| child.stop()).await
+}
+
+/// Of three processes that wait, something is done to one: the first, the middle one, the last. The others get their
+/// turns, one at a time.
+async fn one_process_fails(case: &Arc<Case>, harm: impl AsyncFn(&mut Child) -> Outcome) -> Outcome {
+    case.needs_processes()?;
+    let holder = case.party().await?.locks;
+    let ttl = case.steady_ttl();
+    for place in 0..3 {
+        case.note(format!("waiter {place} fails"));
+        let guard = holder.lock("n").ttl(long_ttl(case)).wait_for(case.patience()).await?;
+        let mut children = Vec::new();
+        for _ in 0..3 {
+            let mut child = case.child().await?;
+            child.ask("n", ttl, None).await?;
+            // Time to come before the next one; where the order is not kept, it does not matter either.
+            tokio::time::sleep(Duration::from_millis(60)).await;
+            children.push(child);
+        }
+        let mut failed = children.remove(place);
+        harm(&mut failed).await?;
+        guard.release().await?;
+        let inside = Arc::new(AtomicUsize::new(0));
+        let mut served = JoinSet::new();
+        for mut child in children {
+            let inside = Arc::clone(&inside);
+            // At the worst the lock goes to the failed waiter for one ttl, after its place has run out.
+            let limit = 2 * ttl + 2 * PROMPT;
+            served.spawn(async move {
+                let token = child.locked(limit).await?;
+                ensure!(
+                    token.is_some(),
+                    "the backend",
+                    "whoever waits for ever is never told busy"
+                );
+                let others = inside.fetch_add(1, Ordering::SeqCst);
+                ensure!(others == 0, "the backend", "waiters are served one at a time");
+                ensure!(child.is_held("n").await?, "the client", "what a waiter gets is held");
+                inside.fetch_sub(1, Ordering::SeqCst);
+                ensure!(
+                    child.release("n").await?,
+                    "the client",
+                    "what a waiter gets is held to its release"
+                );
+                Outcome::Ok(())
+            });
+        }
+        while let Some(ended) = served.join_next().await {
+            ended??;
+        }
+        failed.kill().await?;
+    }
+    Ok(())
+}

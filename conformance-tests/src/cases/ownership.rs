@@ -1,0 +1,320 @@
+//! Only the owner of a grant can renew or release it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{Attempt, Claim, DistributedLock, LossReason, ReleaseOutcome, Released, Renewal};
+
+use super::{Entry, cases};
+use crate::case::Case;
+use crate::link::{Link, Weather};
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) const CASES: &[Entry] = cases![
+    release_by_another_owner_harms_nothing,
+    release_of_a_free_name_is_not_held,
+    release_twice_is_not_held_the_second_time,
+    a_late_release_spares_the_successor,
+    a_late_renewal_does_not_lengthen_the_successors_lease,
+    renewal_never_brings_back_an_expired_lock,
+    renewal_after_release_brings_nothing_back,
+    a_guard_whose_deadline_has_passed_is_not_revived,
+    release_after_loss_is_already_lost,
+    a_hand_over_of_what_is_not_held_spares_the_holder,
+    a_forced_release_tells_the_victim_within_one_renewal,
+    a_forced_release_of_a_free_name_finds_nobody,
+];
+
+pub(crate) async fn release_by_another_owner_harms_nothing(case: Arc<Case>) -> Outcome {
+    let (holder, other) = (case.client().await?, case.client().await?);
+    let claim = case.claim("n");
+    case.take(&holder, &claim).await?;
+    for client in [&other, &holder] {
+        not_held(client, &case.claim("n")).await?;
+        case.is_busy(&other, claim.name()).await?;
+    }
+    held(&holder, &claim).await
+}
+
+pub(crate) async fn release_of_a_free_name_is_not_held(case: Arc<Case>) -> Outcome {
+    let client = case.client().await?;
+    not_held(&client, &case.claim("n")).await?;
+    case.is_free(&client, &case.name("n")).await
+}
+
+pub(crate) async fn release_twice_is_not_held_the_second_time(case: Arc<Case>) -> Outcome {
+    let client = case.client().await?;
+    let claim = case.claim("n");
+    case.take(&client, &claim).await?;
+    held(&client, &claim).await?;
+    not_held(&client, &claim).await?;
+    case.is_free(&client, claim.name()).await
+}
+
+pub(crate) async fn a_late_release_spares_the_successor(case: Arc<Case>) -> Outcome {
+    let (first, second) = (case.client().await?, case.client().await?);
+    // The successor of the second round belongs to the same client as the late one.
+    for successor_of in [&second, &first] {
+        let (late, next) = (case.brief_claim("n"), case.claim("n"));
+        case.take(&first, &late).await?;
+        case.take_within(successor_of, &next, case.ttl() + case.slack()).await?;
+        not_held(&first, &late).await?;
+        case.is_busy(&second, next.name()).await?;
+        held(successor_of, &next).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_late_renewal_does_not_lengthen_the_successors_lease(case: Arc<Case>) -> Outcome {
+    let (first, second) = (case.client().await?, case.client().await?);
+    let (late, next) = (case.brief_claim("n"), case.brief_claim("n"));
+    let stale = case.take(&first, &late).await?;
+    let (_, granted) = case.take_within(&second, &next, case.ttl() + case.slack()).await?;
+    let judge = case.client().await?;
+    // Keeps trying to renew for the successor, until the successor's own ttl is over.
+    let limit = case.ttl() + case.slack();
+    loop {
+        let renewal = first.renew(&stale.lease).await?;
+        ensure!(
+            renewal == Renewal::NotHeld,
+            "the backend",
+            "a lease that is over is not renewed; it said {renewal:?}"
+        );
+        let claim = case.claim("n");
+        if let Attempt::Granted(_) = judge.try_quietly(&claim).await? {
+            return held(&judge, &claim).await;
+        }
+        let over = case.now().since(granted) > limit;
+        ensure!(
+            !over,
+            "the backend",
+            "a stranger's renewals lengthen nothing; {:?} outlived {limit:?}",
+            next.name()
+        );
+        tokio::time::sleep(case.ttl() / 20).await;
+    }
+}
+
+pub(crate) async fn renewal_never_brings_back_an_expired_lock(case: Arc<Case>) -> Outcome {
+    let (first, second) = (case.client().await?, case.client().await?);
+    let limit = case.ttl() + case.slack();
+    // Once with nobody after it, once with a successor.
+    let claim = case.brief_claim("n");
+    let grant = case.take(&first, &claim).await?;
+    case.is_free_within(&second, claim.name(), limit).await?;
+    let renewal = first.renew(&grant.lease).await?;
+    ensure!(
+        renewal == Renewal::NotHeld,
+        "the backend",
+        "an expired lock is not renewed; it said {renewal:?}"
+    );
+    case.is_free(&second, claim.name()).await?;
+    let grant = case.take(&first, &case.brief_claim("n")).await?;
+    let next = case.claim("n");
+    case.take_within(&second, &next, limit).await?;
+    let renewal = first.renew(&grant.lease).await?;
+    ensure!(
+        renewal == Renewal::NotHeld,
+        "the backend",
+        "a successor's lock is not renewed; it said {renewal:?}"
+    );
+    held(&second, &next).await
+}
+
+pub(crate) async fn renewal_after_release_brings_nothing_back(case: Arc<Case>) -> Outcome {
+    let (first, second) = (case.client().await?, case.client().await?);
+    let claim = case.claim("n");
+    let grant = case.take(&first, &claim).await?;
+    held(&first, &claim).await?;
+    let renewal = first.renew(&grant.lease).await?;
+    ensure!(
+        renewal == Renewal::NotHeld,
+        "the backend",
+        "a released lock is not renewed; it said {renewal:?}"
+    );
+    case.is_free(&second, claim.name()).await
+}
+
+pub(crate) async fn a_guard_whose_deadline_has_passed_is_not_revived(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    let guard = party.locks.lock("n").ttl(case.ttl()).await?;
+    // The server acknowledges every renewal, but nobody hears it in time.
+    party.link.set(Weather::Slow(2 * case.ttl()));
+    let limit = case.ttl() + case.slack();
+    case.eventually("the guard", "it stops believing at its deadline", limit, || {
+        !guard.is_held()
+    })
+    .await?;
+    let watched = case.now();
+    while case.now().since(watched) < 2 * case.ttl() {
+        ensure!(!guard.is_held(), "the guard", "what is lost stays lost");
+        ensure!(
+            guard.remaining().is_zero(),
+            "the guard",
+            "nothing remains of what is lost"
+        );
+        tokio::time::sleep(case.ttl() / 50).await;
+    }
+    party.link.set(Weather::Fair);
+    ensure!(
+        guard.renew_now().await.is_err(),
+        "the guard",
+        "what is lost cannot be renewed"
+    );
+    let other = case.party().await?.locks;
+    let next = other.lock("n").wait_for(case.patience()).await?;
+    ensure!(
+        !guard.is_held() && next.is_held(),
+        "the client",
+        "what was lost locally is released on the server"
+    );
+    next.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn release_after_loss_is_already_lost(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.party().await?);
+    let guard = party
+        .locks
+        .lock("n")
+        .ttl(case.ttl())
+        .renew(lock_core::Renew::Never)
+        .await?;
+    let successor = other.locks.lock("n").wait_for(case.ttl() + case.slack()).await?;
+    let outcome = guard.release().await?;
+    ensure!(
+        outcome == ReleaseOutcome::AlreadyLost,
+        "the guard",
+        "its release says that it was lost before; it said {outcome:?}"
+    );
+    ensure!(
+        successor.is_held(),
+        "the client",
+        "the late release spares the successor"
+    );
+    let outcome = successor.release().await?;
+    ensure!(
+        outcome == ReleaseOutcome::Released,
+        "the guard",
+        "what is held is released; it said {outcome:?}"
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_hand_over_of_what_is_not_held_spares_the_holder(case: Arc<Case>) -> Outcome {
+    let (holder, other) = (case.client().await?, case.client().await?);
+    let claim = case.claim("n");
+    case.take(&holder, &claim).await?;
+    let (from, to) = (case.claim("n"), case.claim("n"));
+    let done = other.hand_over(&from, &to).await?;
+    ensure!(
+        done.from == Released::NotHeld,
+        "the backend",
+        "what another owner holds is not handed over; it said {:?}",
+        done.from
+    );
+    if let Attempt::Granted(grant) = done.to {
+        fail!("the backend", "a held name stays busy; it gave {grant:?}");
+    }
+    held(&holder, &claim).await?;
+    // Nothing is held any more: the hand-over is then a plain attempt.
+    let done = other.hand_over(&from, &to).await?;
+    ensure!(
+        done.from == Released::NotHeld && matches!(done.to, Attempt::Granted(_)),
+        "the backend",
+        "a hand-over of a free name takes it; it said {done:?}"
+    );
+    held(&other, &to).await
+}
+
+pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: Arc<Case>) -> Outcome {
+    case.needs(case.capabilities().force_release, "the backend cannot release by force")?;
+    let (victim, other) = (case.party().await?, case.party().await?);
+    // Long enough that the victim would believe for much longer if nobody told it.
+    let ttl = case.ttl_of(Duration::from_secs(6));
+    let guard = victim.locks.lock("n").ttl(ttl).label("the victim").await?;
+    let spared = victim.locks.lock("other").ttl(ttl).await?;
+    let named = other.locks.force_release("n").await?;
+    let Some(named) = named else {
+        fail!("the backend", "a forced release says whom it hit; it found nobody");
+    };
+    ensure!(
+        named.token.is_none_or(|token| token == guard.token()),
+        "the backend",
+        "the forced release hit {guard:?}; it named {named:?}"
+    );
+    let next = other.locks.lock("n").ttl(ttl).wait_for(ttl / 2).await?;
+    ensure!(
+        next.token() > guard.token(),
+        "the backend",
+        "the next token is higher; {next:?} came after {guard:?}"
+    );
+    let told = case
+        .within(
+            ttl / 3 + case.slack(),
+            "the victim is told within one renewal",
+            guard.lost().wait(),
+        )
+        .await?;
+    ensure!(
+        matches!(told, LossReason::NotHeld | LossReason::Revoked | LossReason::Expired),
+        "the guard",
+        "it says why it was lost; it said {told:?}"
+    );
+    ensure!(
+        !guard.is_held(),
+        "the guard",
+        "it is not held after it was told of its loss"
+    );
+    ensure!(
+        next.is_held(),
+        "the client",
+        "the successor is spared by what the victim does then"
+    );
+    if !case.capabilities().shares_leases {
+        ensure!(spared.is_held(), "the client", "other locks of the victim stay held");
+    }
+    drop(spared);
+    let outcome = guard.release().await?;
+    ensure!(
+        outcome == ReleaseOutcome::AlreadyLost,
+        "the guard",
+        "its release says that it was lost; {outcome:?}"
+    );
+    next.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_forced_release_of_a_free_name_finds_nobody(case: Arc<Case>) -> Outcome {
+    case.needs(case.capabilities().force_release, "the backend cannot release by force")?;
+    let client = case.client().await?;
+    let found = client.force_release(&case.name("n")).await?;
+    ensure!(
+        found.is_none(),
+        "the backend",
+        "nobody holds a free name; it found {found:?}"
+    );
+    case.is_free(&client, &case.name("n")).await
+}
+
+async fn held(client: &Link, claim: &Claim) -> Outcome {
+    let released = client.release(claim).await?;
+    ensure!(
+        released == Released::Released,
+        "the backend",
+        "the holder of {:?} held it until its release; it said {released:?}",
+        claim.name()
+    );
+    Ok(())
+}
+
+async fn not_held(client: &Link, claim: &Claim) -> Outcome {
+    let released = client.release(claim).await?;
+    ensure!(
+        released == Released::NotHeld,
+        "the backend",
+        "a release of {:?} by somebody who does not hold it is NotHeld; it said {released:?}",
+        claim.name()
+    );
+    Ok(())
+}

@@ -1,0 +1,386 @@
+//! Every grant of a name carries a higher token than all grants of that name before it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{Attempt, DistributedLock, FencingToken, Grant, Released, Renewal};
+
+use super::{Entry, cases};
+use crate::case::Case;
+use crate::harness::Fault;
+use crate::link::{Link, Weather};
+use crate::oracle::{Event, Log};
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) const CASES: &[Entry] = cases![
+    tokens_rise_across_releases_by_any_client,
+    tokens_rise_across_expiry,
+    tokens_rise_across_dropped_guards,
+    tokens_rise_across_hand_overs,
+    tokens_rise_across_a_new_client_and_a_closed_one,
+    tokens_rise_across_processes,
+    tokens_rise_across_the_kill_of_a_holder,
+    tokens_rise_across_a_restart,
+    tokens_rise_across_a_restart_without_data,
+    tokens_rise_across_the_deletion_of_a_lock,
+    tokens_rise_across_the_restore_of_an_older_copy,
+    tokens_rise_in_real_time_among_many_clients,
+    a_token_is_drawn_at_the_grant_and_not_at_the_attempt,
+    renewal_leaves_the_token_as_it_is,
+    asking_again_gives_the_same_token,
+    after_a_lost_reply_the_same_token_is_given_or_the_claim_is_gone,
+];
+
+/// Checks tokens of one name as they come.
+#[derive(Default)]
+struct Rising(Option<FencingToken>);
+
+impl Rising {
+    fn next(&mut self, token: FencingToken) -> Outcome {
+        if let Some(last) = self.0 {
+            ensure!(
+                token > last,
+                "the backend",
+                "a later grant carries a higher token; {token} came after {last}"
+            );
+        }
+        let value = token.get();
+        ensure!(
+            value > 0 && value < 1 << 53,
+            "the backend",
+            "tokens are from 1 to 2^53 - 1; it gave {value}"
+        );
+        self.0 = Some(token);
+        Ok(())
+    }
+}
+
+pub(crate) async fn tokens_rise_across_releases_by_any_client(case: Arc<Case>) -> Outcome {
+    let clients = [case.client().await?, case.client().await?];
+    let mut rising = Rising::default();
+    for turn in 0..20 {
+        // Both clients twice in a row: a counter per client would show.
+        let client = &clients[turn / 2 % 2];
+        let claim = case.claim("n");
+        rising.next(case.take(client, &claim).await?.token)?;
+        client.release(&claim).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn tokens_rise_across_expiry(case: Arc<Case>) -> Outcome {
+    let (first, second) = (case.client().await?, case.client().await?);
+    let mut rising = Rising::default();
+    rising.next(case.take(&first, &case.brief_claim("n")).await?.token)?;
+    let limit = case.ttl() + case.slack();
+    let successor = case.claim("n");
+    rising.next(case.take_within(&second, &successor, limit).await?.0.token)?;
+    second.release(&successor).await?;
+    let third = case.claim("n");
+    rising.next(case.take(&first, &third).await?.token)?;
+    first.release(&third).await?;
+    Ok(())
+}
+
+pub(crate) async fn tokens_rise_across_dropped_guards(case: Arc<Case>) -> Outcome {
+    let clients = [case.party().await?.locks, case.party().await?.locks];
+    let mut rising = Rising::default();
+    for turn in 0..10 {
+        let guard = clients[turn % 2].lock("n").wait_for(case.patience()).await?;
+        rising.next(guard.token())?;
+        drop(guard);
+    }
+    Ok(())
+}
+
+pub(crate) async fn tokens_rise_across_hand_overs(case: Arc<Case>) -> Outcome {
+    let client = case.client().await?;
+    let mut rising = Rising::default();
+    let mut from = case.claim("n");
+    rising.next(case.take(&client, &from).await?.token)?;
+    for _ in 0..10 {
+        let to = case.claim("n");
+        let done = client.hand_over(&from, &to).await?;
+        ensure!(
+            done.from == Released::Released,
+            "the backend",
+            "a hand-over releases what is held; it said {:?}",
+            done.from
+        );
+        let Attempt::Granted(grant) = done.to else {
+            fail!(
+                "the backend",
+                "a hand-over with nobody else about is granted; it said {:?}",
+                done.to
+            )
+        };
+        ensure!(
+            grant.claim == to,
+            "the backend",
+            "the grant is for the claim that asked; it is for {:?}",
+            grant.claim
+        );
+        rising.next(grant.token)?;
+        from = to;
+    }
+    client.release(&from).await?;
+    Ok(())
+}
+
+pub(crate) async fn tokens_rise_across_a_new_client_and_a_closed_one(case: Arc<Case>) -> Outcome {
+    let mut rising = Rising::default();
+    for _ in 0..4 {
+        let client = case.client().await?;
+        for _ in 0..3 {
+            let claim = case.claim("n");
+            rising.next(case.take(&client, &claim).await?.token)?;
+            client.release(&claim).await?;
+        }
+        client.close().await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn tokens_rise_across_processes(case: Arc<Case>) -> Outcome {
+    case.needs_processes()?;
+    let mut rising = Rising::default();
+    let mut children = [case.child().await?, case.child().await?];
+    for turn in 0..6 {
+        let child = &mut children[turn % 2];
+        rising.next(child.lock("n", case.ttl()).await?)?;
+        ensure!(
+            child.release("n").await?,
+            "a child process",
+            "it holds the lock until it releases it"
+        );
+    }
+    Ok(())
+}
+
+pub(crate) async fn tokens_rise_across_the_kill_of_a_holder(case: Arc<Case>) -> Outcome {
+    case.needs_processes()?;
+    let client = case.client().await?;
+    let mut rising = Rising::default();
+    for _ in 0..2 {
+        let mut child = case.child().await?;
+        rising.next(child.lock("n", case.ttl()).await?)?;
+        child.kill().await?;
+        let claim = case.claim("n");
+        let limit = case.ttl() + case.slack();
+        rising.next(case.take_within(&client, &claim, limit).await?.0.token)?;
+        client.release(&claim).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn tokens_rise_across_a_restart(case: Arc<Case>) -> Outcome {
+    rise_across(&case, Fault::Restart).await
+}
+
+pub(crate) async fn tokens_rise_across_a_restart_without_data(case: Arc<Case>) -> Outcome {
+    rise_across(&case, Fault::RestartWithoutData).await
+}
+
+pub(crate) async fn tokens_rise_across_the_deletion_of_a_lock(case: Arc<Case>) -> Outcome {
+    rise_across(&case, Fault::Delete(case.name("n"))).await
+}
+
+pub(crate) async fn tokens_rise_across_the_restore_of_an_older_copy(case: Arc<Case>) -> Outcome {
+    let client = case.client().await?;
+    let mut rising = Rising::default();
+    for turn in 0..6 {
+        if turn == 3 {
+            case.inject(Fault::Copy).await?;
+        }
+        let claim = case.claim("n");
+        rising.next(case.take(&client, &claim).await?.token)?;
+        client.release(&claim).await?;
+    }
+    case.inject(Fault::Restore).await?;
+    for client in [client, case.client().await?] {
+        let claim = case.claim("n");
+        let limit = case.ttl() + case.patience();
+        rising.next(case.take_through(&client, &claim, limit).await?.token)?;
+        client.release(&claim).await?;
+    }
+    Ok(())
+}
+
+/// Before the fault, after it with the client that saw it, and with a new one.
+async fn rise_across(case: &Case, fault: Fault) -> Outcome {
+    let client = case.client().await?;
+    let mut rising = Rising::default();
+    for _ in 0..3 {
+        let claim = case.claim("n");
+        rising.next(case.take(&client, &claim).await?.token)?;
+        client.release(&claim).await?;
+    }
+    let holder = case.claim("n");
+    rising.next(case.take(&client, &holder).await?.token)?;
+    case.inject(fault).await?;
+    for client in [client, case.client().await?] {
+        let claim = case.claim("n");
+        let limit = case.ttl() + case.patience();
+        rising.next(case.take_through(&client, &claim, limit).await?.token)?;
+        client.release(&claim).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn tokens_rise_in_real_time_among_many_clients(case: Arc<Case>) -> Outcome {
+    const CLIENTS: usize = 6;
+    const GRANTS: usize = 15;
+    let log = Arc::new(Log::new());
+    let mut tasks = tokio::task::JoinSet::new();
+    for actor in 0..CLIENTS {
+        let (client, log, case) = (case.client().await?, Arc::clone(&log), Arc::clone(&case));
+        tasks.spawn(async move {
+            let name = case.name("n");
+            let mut grants = 0;
+            while grants < GRANTS {
+                let claim = case.claim("n");
+                log.record(actor, &name, Event::Invoke);
+                match client.try_quietly(&claim).await? {
+                    Attempt::Granted(grant) => {
+                        log.record(actor, &name, Event::Ok(grant.token));
+                        client.release(&claim).await?;
+                        grants += 1;
+                    }
+                    _ => tokio::time::sleep(Duration::from_millis(1)).await,
+                }
+            }
+            Outcome::Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    log.record(CLIENTS, &case.name("n"), Event::Healed);
+    let last = case.client().await?;
+    let claim = case.claim("n");
+    log.record(CLIENTS, claim.name(), Event::Invoke);
+    log.record(CLIENTS, claim.name(), Event::Ok(case.take(&last, &claim).await?.token));
+    last.release(&claim).await?;
+    let verdict = log.verdict();
+    ensure!(
+        verdict.violations.is_empty(),
+        "the backend",
+        "its history is one that locks may have; {verdict}"
+    );
+    Ok(())
+}
+
+pub(crate) async fn a_token_is_drawn_at_the_grant_and_not_at_the_attempt(case: Arc<Case>) -> Outcome {
+    let clients = [case.client().await?, case.client().await?, case.client().await?];
+    let [holder, early, late] = [case.claim("n"), case.claim("n"), case.claim("n")];
+    let mut rising = Rising::default();
+    rising.next(case.take(&clients[0], &holder).await?.token)?;
+    for (client, claim) in [(&clients[1], &early), (&clients[2], &late)] {
+        if let Attempt::Granted(grant) = client.try_acquire(claim).await? {
+            fail!("the backend", "a held name is busy; it gave {grant:?}");
+        }
+    }
+    clients[0].release(&holder).await?;
+    // Whoever asked last is served first, so that a token drawn when asking would fall.
+    for (client, claim) in [(&clients[2], &late), (&clients[1], &early)] {
+        rising.next(case.take(client, claim).await?.token)?;
+        client.release(claim).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn renewal_leaves_the_token_as_it_is(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    let guard = party.locks.lock("n").await?;
+    let token = guard.token();
+    for _ in 0..3 {
+        guard.renew_now().await?;
+        ensure!(
+            guard.token() == token,
+            "the guard",
+            "its token never changes; {token} became {}",
+            guard.token()
+        );
+    }
+    if case.capabilities().holder {
+        let seen = party.locks.holder("n").await?.and_then(|holder| holder.token);
+        ensure!(
+            seen.is_none_or(|seen| seen == token),
+            "the backend",
+            "a renewal draws no token; {token} became {seen:?}"
+        );
+    }
+    guard.release().await?;
+    let client = case.client().await?;
+    let claim = case.claim("n");
+    let grant = case.take(&client, &claim).await?;
+    for _ in 0..3 {
+        ensure!(
+            client.renew(&grant.lease).await? == Renewal::Renewed,
+            "the backend",
+            "it renews what is held"
+        );
+        same_token(&case, &client, &grant).await?;
+    }
+    client.release(&claim).await?;
+    Ok(())
+}
+
+pub(crate) async fn asking_again_gives_the_same_token(case: Arc<Case>) -> Outcome {
+    let (client, other) = (case.client().await?, case.client().await?);
+    let claim = case.claim("n");
+    let grant = case.take(&client, &claim).await?;
+    for _ in 0..3 {
+        same_token(&case, &client, &grant).await?;
+    }
+    case.is_busy(&other, claim.name()).await?;
+    let waiting = client.acquire(&claim, Some(case.now())).await?;
+    let again = waiting.granted().map(|grant| grant.token);
+    ensure!(
+        again == Some(grant.token),
+        "the backend",
+        "waiting for what is held already ends at once with the same token; {} became {again:?}",
+        grant.token
+    );
+    client.release(&claim).await?;
+    Ok(())
+}
+
+async fn same_token(case: &Case, client: &Link, grant: &Grant) -> Outcome {
+    let again = case.take(client, &grant.claim).await?;
+    ensure!(
+        again.token == grant.token,
+        "the backend",
+        "the same owner gets the same token again; {} became {}",
+        grant.token,
+        again.token
+    );
+    Ok(())
+}
+
+pub(crate) async fn after_a_lost_reply_the_same_token_is_given_or_the_claim_is_gone(case: Arc<Case>) -> Outcome {
+    let (client, other) = (case.client().await?, case.client().await?);
+    let claim = case.claim("n");
+    client.set(Weather::Deaf);
+    let lost = tokio::time::timeout(case.ttl() / 4, client.try_acquire(&claim)).await;
+    ensure!(
+        !matches!(lost, Ok(Ok(_))),
+        "the suite",
+        "the reply is lost; it came: {lost:?}"
+    );
+    client.set(Weather::Fair);
+    let grant = case.take(&client, &claim).await?;
+    same_token(&case, &client, &grant).await?;
+    client.release(&claim).await?;
+    let next = case.claim("n");
+    let later = case.take(&other, &next).await?;
+    ensure!(
+        later.token > grant.token,
+        "the backend",
+        "the next grant is higher; {} came after {}",
+        later.token,
+        grant.token
+    );
+    other.release(&next).await?;
+    Ok(())
+}

@@ -1,0 +1,367 @@
+//! Whoever waits gets the lock in time, or is told in time.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use lock_core::{Attempt, Claim, DistributedLock, LockError};
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::{Entry, cases, leaving};
+use crate::case::{Case, Party};
+use crate::harness::Fault;
+use crate::link::Weather;
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) const CASES: &[Entry] = cases![
+    a_wait_ends_when_it_is_over,
+    a_wait_of_the_backend_ends_at_its_deadline,
+    a_wait_ends_on_a_connection_that_fell_silent,
+    a_waiter_gets_the_lock_on_release,
+    a_waiter_of_another_client_gets_the_lock_on_release,
+    a_waiter_gets_an_expired_lock,
+    a_waiter_gets_the_lock_of_a_killed_holder,
+    waiters_of_different_clients_are_served_in_order,
+    waiters_of_one_client_are_served_in_order,
+    nobody_starves_among_fifty_waiters,
+    a_busy_client_does_not_starve_another,
+    leaving::a_cancelled_waiter_holds_nobody_up,
+    leaving::a_waiter_that_times_out_holds_nobody_up,
+    leaving::a_killed_waiter_holds_nobody_up,
+    leaving::a_stopped_waiter_holds_nobody_up_for_long,
+    no_wait_leaves_nothing_in_a_queue,
+    a_thousand_waiters_on_one_name_finish,
+    a_wait_goes_on_across_a_restart,
+];
+
+/// So long that nobody gets anything because a lease ran out.
+pub(super) fn long_ttl(case: &Case) -> Duration {
+    case.ttl_of(Duration::from_secs(45))
+}
+
+/// How long a hand-over may take: far below any refresh, far above any round trip.
+pub(super) const PROMPT: Duration = Duration::from_secs(3);
+
+pub(crate) async fn a_wait_ends_when_it_is_over(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.party().await?.locks, case.party().await?.locks);
+    let guard = holder.lock("n").ttl(long_ttl(&case)).await?;
+    for (locks, wait) in [
+        (&waiter, Duration::ZERO),
+        (&waiter, Duration::from_millis(150)),
+        (&holder, Duration::from_millis(150)),
+        (&waiter, Duration::from_millis(700)),
+    ] {
+        let start = case.now();
+        let answer = locks.lock("n").wait_for(wait).await;
+        let took = case.now().since(start);
+        let Err(LockError::TimedOut { waited, .. }) = answer else {
+            fail!("the client", "a lock that stays busy is TimedOut; it said {answer:?}");
+        };
+        ensure!(
+            took >= wait && took <= wait + case.slack(),
+            "the client",
+            "a wait of {wait:?} is honoured; it took {took:?}"
+        );
+        ensure!(
+            waited <= took + Duration::from_millis(1),
+            "the client",
+            "it says how long it waited: {took:?}; it said {waited:?}"
+        );
+    }
+    guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_wait_of_the_backend_ends_at_its_deadline(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.client().await?, case.client().await?);
+    let claim = Claim::new(case.name("n"), long_ttl(&case));
+    case.take(&holder, &claim).await?;
+    for wait in [Duration::ZERO, Duration::from_millis(300)] {
+        let waiting = case.claim("n");
+        let start = case.now();
+        let limit = wait + case.slack();
+        let answer = case
+            .within(limit, "acquire ends", waiter.acquire(&waiting, Some(start + wait)))
+            .await??;
+        let took = case.now().since(start);
+        ensure!(
+            matches!(answer, Attempt::Busy(_)),
+            "the backend",
+            "a held name is busy; it said {answer:?}"
+        );
+        ensure!(
+            took >= wait,
+            "the backend",
+            "it waits for the {wait:?} it was given; it gave up after {took:?}"
+        );
+        waiter.release(&waiting).await?;
+    }
+    case.only_leftovers(1).await?;
+    holder.release(&claim).await?;
+    Ok(())
+}
+
+pub(crate) async fn a_wait_ends_on_a_connection_that_fell_silent(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.party().await?.locks, case.party().await?);
+    let guard = holder.lock("n").ttl(long_ttl(&case)).await?;
+    let wait = Duration::from_millis(500);
+    // Asked once, and told that it is busy, before the silence.
+    let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(wait).into_future());
+    let limit = case.slack();
+    case.eventually("the client", "the waiter asks", limit, || {
+        waiter.link.counts().requests() > 0
+    })
+    .await?;
+    waiter.link.set(Weather::Silent);
+    let limit = wait + case.op_timeout() + case.slack();
+    let answer = case.within(limit, "the wait ends", waiting).await??;
+    ensure!(
+        matches!(answer, Err(LockError::TimedOut { .. } | LockError::Unavailable { .. })),
+        "the client",
+        "a wait into silence is TimedOut or Unavailable; it said {answer:?}"
+    );
+    waiter.link.set(Weather::Fair);
+    guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_waiter_gets_the_lock_on_release(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    on_release(&case, &party, &party).await
+}
+
+pub(crate) async fn a_waiter_of_another_client_gets_the_lock_on_release(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.party().await?, case.party().await?);
+    on_release(&case, &holder, &waiter).await
+}
+
+async fn on_release(case: &Case, holder: &Party, waiter: &Party) -> Outcome {
+    for _ in 0..3 {
+        let guard = holder.locks.lock("n").ttl(long_ttl(case)).await?;
+        let waiting = tokio::spawn(waiter.locks.lock("n").ttl(long_ttl(case)).into_future());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        ensure!(
+            !waiting.is_finished(),
+            "the client",
+            "a waiter waits while the lock is held"
+        );
+        guard.release().await?;
+        let next = case
+            .within(PROMPT, "the waiter gets the lock on release", waiting)
+            .await???;
+        next.release().await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_waiter_gets_an_expired_lock(case: Arc<Case>) -> Outcome {
+    let (silent, waiter) = (case.client().await?, case.party().await?.locks);
+    case.take(&silent, &case.brief_claim("n")).await?;
+    let limit = case.ttl() + case.slack();
+    let next = case
+        .within(limit, "the waiter gets what expired", waiter.lock("n").into_future())
+        .await??;
+    next.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_waiter_gets_the_lock_of_a_killed_holder(case: Arc<Case>) -> Outcome {
+    case.needs_processes()?;
+    let (mut child, waiter) = (case.child().await?, case.party().await?.locks);
+    child.lock("n", case.ttl()).await?;
+    let waiting = tokio::spawn(waiter.lock("n").into_future());
+    tokio::time::sleep(case.ttl() / 2).await;
+    ensure!(
+        !waiting.is_finished(),
+        "the client",
+        "a waiter waits while another process holds the lock"
+    );
+    child.kill().await?;
+    let limit = case.ttl() + case.slack();
+    let next = case
+        .within(limit, "the waiter gets the lock of a killed holder", waiting)
+        .await???;
+    next.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn waiters_of_different_clients_are_served_in_order(case: Arc<Case>) -> Outcome {
+    case.needs(
+        case.capabilities().fair,
+        "the backend promises no order among processes",
+    )?;
+    let holder = case.party().await?;
+    let mut waiters = Vec::new();
+    for _ in 0..6 {
+        waiters.push(case.party().await?);
+    }
+    in_order(&case, &holder, &waiters).await
+}
+
+pub(crate) async fn waiters_of_one_client_are_served_in_order(case: Arc<Case>) -> Outcome {
+    let party = case.party().await?;
+    in_order(&case, &party, &vec![party.clone(); 10]).await
+}
+
+async fn in_order(case: &Case, holder: &Party, waiters: &[Party]) -> Outcome {
+    let ttl = long_ttl(case);
+    let guard = holder.locks.lock("n").ttl(ttl).await?;
+    let turn = Arc::new(AtomicUsize::new(0));
+    let mut waiting: Vec<JoinHandle<Outcome>> = Vec::new();
+    for (place, waiter) in waiters.iter().enumerate() {
+        let asking = waiter.locks.lock("n").ttl(ttl).into_future();
+        let turn = Arc::clone(&turn);
+        let before = (waiter.locks.stats().waiting, waiter.link.counts().requests());
+        let task = tokio::spawn(async move {
+            let guard = asking.await?;
+            let came = turn.fetch_add(1, Ordering::SeqCst);
+            ensure!(
+                came == place,
+                "the backend",
+                "first come, first served; place {place} was served as number {came}"
+            );
+            guard.release().await?;
+            Ok(())
+        });
+        // Only once one has come can the next be said to come after it.
+        let asked = || waiter.locks.stats().waiting > before.0;
+        case.eventually("the client", "a waiter counts as waiting", case.slack(), asked)
+            .await?;
+        if case.capabilities().fair && !Arc::ptr_eq(&waiter.link, &holder.link) {
+            let asked = || waiter.link.counts().acquire.load(Ordering::SeqCst) > 0;
+            case.eventually("the client", "a waiter asks the server", case.slack(), asked)
+                .await?;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        waiting.push(task);
+    }
+    guard.release().await?;
+    for task in waiting {
+        case.within(case.patience(), "every waiter is served", task).await???;
+    }
+    Ok(())
+}
+
+pub(crate) async fn nobody_starves_among_fifty_waiters(case: Arc<Case>) -> Outcome {
+    const WAITERS: usize = 50;
+    const TURNS: usize = 3;
+    let mut clients = Vec::new();
+    for _ in 0..5 {
+        clients.push(case.party().await?.locks);
+    }
+    let mut tasks = JoinSet::new();
+    for waiter in 0..WAITERS {
+        let locks = clients[waiter % clients.len()].clone();
+        let (ttl, wait) = (long_ttl(&case), case.patience());
+        tasks.spawn(async move {
+            for _ in 0..TURNS {
+                let guard = locks.lock("n").ttl(ttl).wait_for(wait).await?;
+                tokio::task::yield_now().await;
+                guard.release().await?;
+            }
+            Outcome::Ok(())
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended??;
+    }
+    Ok(())
+}
+
+pub(crate) async fn a_busy_client_does_not_starve_another(case: Arc<Case>) -> Outcome {
+    let (busy, other) = (case.party().await?.locks, case.party().await?.locks);
+    let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let mut tasks = JoinSet::new();
+    for _ in 0..4 {
+        let (locks, stop, ttl) = (busy.clone(), Arc::clone(&stop), long_ttl(&case));
+        tasks.spawn(async move {
+            let mut turns = 0;
+            while !stop.load(Ordering::SeqCst) {
+                locks.lock("n").ttl(ttl).await?.release().await?;
+                turns += 1;
+            }
+            Outcome::Ok(turns)
+        });
+    }
+    let mut served = 0;
+    for _ in 0..5 {
+        let guard = other.lock("n").ttl(long_ttl(&case)).wait_for(case.patience()).await;
+        if guard.is_err() {
+            break;
+        }
+        served += 1;
+    }
+    stop.store(true, Ordering::SeqCst);
+    let mut turns = 0;
+    while let Some(ended) = tasks.join_next().await {
+        turns += ended??;
+    }
+    ensure!(
+        served == 5,
+        "the client",
+        "a busy client lets others in; {turns} turns left {served} of 5 to another"
+    );
+    Ok(())
+}
+
+pub(crate) async fn no_wait_leaves_nothing_in_a_queue(case: Arc<Case>) -> Outcome {
+    let (holder, other) = (case.party().await?, case.party().await?);
+    let guard = holder.locks.lock("n").ttl(long_ttl(&case)).await?;
+    for _ in 0..5 {
+        let refused = other.locks.try_lock("n").await?;
+        ensure!(
+            refused.is_none(),
+            "the client",
+            "a held name is refused; it gave {refused:?}"
+        );
+    }
+    let waits = other.link.counts().acquire.load(Ordering::SeqCst);
+    ensure!(
+        waits == 0,
+        "the client",
+        "whoever does not wait is not put in a queue; it was, {waits} times"
+    );
+    if let Some(left) = case.leftovers().await? {
+        ensure!(
+            left.len() == 1,
+            "the backend",
+            "only the holder is known to the server; there is {left:#?}"
+        );
+    }
+    guard.release().await?;
+    case.is_free(&holder.link, &case.name("n")).await
+}
+
+pub(crate) async fn a_thousand_waiters_on_one_name_finish(case: Arc<Case>) -> Outcome {
+    const WAITERS: usize = 1000;
+    let clients = [case.party().await?.locks, case.party().await?.locks];
+    let guard = clients[0].lock("n").ttl(long_ttl(&case)).await?;
+    let mut waiting = JoinSet::new();
+    for waiter in 0..WAITERS {
+        let asking = clients[waiter % 2].lock("n").ttl(long_ttl(&case)).into_future();
+        waiting.spawn(async move {
+            asking.await?.release().await?;
+            Outcome::Ok(())
+        });
+    }
+    guard.release().await?;
+    let start = case.now();
+    while let Some(ended) = waiting.join_next().await {
+        ended??;
+    }
+    let took = case.now().since(start);
+    case.remark(format!("{WAITERS} waiters on one name took {took:.1?}"));
+    Ok(())
+}
+
+pub(crate) async fn a_wait_goes_on_across_a_restart(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.party().await?.locks, case.party().await?.locks);
+    let guard = holder.lock("n").await?;
+    let waiting = tokio::spawn(waiter.lock("n").wait_for(case.patience()).into_future());
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    case.inject(Fault::Restart).await?;
+    drop(guard);
+    let next = case.within(case.patience(), "the wait goes on", waiting).await???;
+    next.release().await?;
+    Ok(())
+}

@@ -1,0 +1,187 @@
+//! Other processes: the same test binary again, told what to do line by line.
+//!
+//! A child reads one command per line and answers each with one line. It ends when its input does, so that no child
+//! outlives the suite.
+
+mod obey;
+
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::FencingToken;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::process::{ChildStdin, ChildStdout, Command};
+
+pub(crate) use obey::{COUNTER, obey};
+
+use crate::harness::Namespace;
+use crate::history::History;
+use crate::outcome::{Outcome, Stop, ensure, fail};
+
+/// Tells a process that it is a child, and of which namespace.
+pub(crate) const NAMESPACE: &str = "FENCELOCK_CONFORMANCE_CHILD";
+
+/// How long a child may take to answer what needs no waiting.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A process with one client. Killed when dropped.
+pub(crate) struct Child {
+    process: tokio::process::Child,
+    input: ChildStdin,
+    answers: Lines<BufReader<ChildStdout>>,
+    history: Arc<History>,
+    pid: u32,
+}
+
+impl Child {
+    pub(crate) async fn start(
+        namespace: &Namespace,
+        environment: Vec<(String, String)>,
+        history: &Arc<History>,
+    ) -> Outcome<Self> {
+        let mut process = Command::new(std::env::current_exe()?)
+            .env(NAMESPACE, namespace.folder())
+            .envs(environment)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()?;
+        let no_pipe = || Stop::Failed("the child has no pipe".to_owned());
+        let input = process.stdin.take().ok_or_else(no_pipe)?;
+        let output = process.stdout.take().ok_or_else(no_pipe)?;
+        let mut child = Self {
+            pid: process.id().unwrap_or_default(),
+            process,
+            input,
+            answers: BufReader::new(output).lines(),
+            history: Arc::clone(history),
+        };
+        let ready = child.answer(PATIENCE).await?;
+        ensure!(ready == "ready", "a child process", "it connects; it said {ready:?}");
+        Ok(child)
+    }
+
+    /// Asks for a lock; [`locked`](Self::locked) waits for the answer.
+    pub(crate) async fn ask(&mut self, name: &str, ttl: Duration, wait: Option<Duration>) -> Outcome {
+        let wait = wait.map_or("forever".to_owned(), |wait| wait.as_millis().to_string());
+        self.send(&format!("lock {} {wait} {name}", ttl.as_millis())).await
+    }
+
+    /// The answer to [`ask`](Self::ask): the token, or `None` if it was busy to the end.
+    pub(crate) async fn locked(&mut self, patience: Duration) -> Outcome<Option<FencingToken>> {
+        let answer = self.answer(patience).await?;
+        if answer == "busy" {
+            return Ok(None);
+        }
+        match answer.strip_prefix("granted ").map(str::parse) {
+            Some(Ok(token)) => Ok(Some(token)),
+            _ => fail!(
+                "a child process",
+                "it gets the lock or is told that it is busy; it said {answer:?}"
+            ),
+        }
+    }
+
+    /// Takes a lock that must be free.
+    pub(crate) async fn lock(&mut self, name: &str, ttl: Duration) -> Outcome<FencingToken> {
+        self.ask(name, ttl, Some(PATIENCE)).await?;
+        match self.locked(2 * PATIENCE).await? {
+            Some(token) => Ok(token),
+            None => fail!("the backend", "{name:?} is granted to a child process"),
+        }
+    }
+
+    /// Lets go. Says whether the lock was held to that moment.
+    pub(crate) async fn release(&mut self, name: &str) -> Outcome<bool> {
+        self.send(&format!("release {name}")).await?;
+        match self.answer(PATIENCE).await?.as_str() {
+            "released" => Ok(true),
+            "lost" => Ok(false),
+            other => fail!("a child process", "it releases {name:?}; it said {other:?}"),
+        }
+    }
+
+    /// Whether the child believes to hold the lock.
+    pub(crate) async fn is_held(&mut self, name: &str) -> Outcome<bool> {
+        self.send(&format!("held {name}")).await?;
+        Ok(self.answer(PATIENCE).await? == "true")
+    }
+
+    /// Adds one to the number in a file, `times` times, each time under the lock. [`counted`](Self::counted) waits for
+    /// the end.
+    pub(crate) async fn count(&mut self, name: &str, ttl: Duration, times: usize) -> Outcome {
+        self.send(&format!("count {} {times} {name}", ttl.as_millis())).await
+    }
+
+    /// The tokens under which the child counted, in their order.
+    pub(crate) async fn counted(&mut self, patience: Duration) -> Outcome<Vec<FencingToken>> {
+        let answer = self.answer(patience).await?;
+        let tokens = answer
+            .strip_prefix("counted")
+            .map(|tokens| tokens.split_whitespace().map(str::parse).collect());
+        match tokens {
+            Some(Ok(tokens)) => Ok(tokens),
+            _ => fail!("a child process", "it counts under the lock; it said {answer:?}"),
+        }
+    }
+
+    /// Ends the process at once, as `kill -9` does.
+    pub(crate) async fn kill(&mut self) -> Outcome {
+        self.history.note(format!("process {}: killed", self.pid));
+        self.process.kill().await?;
+        Ok(())
+    }
+
+    /// Stops the process where it is, as SIGSTOP does.
+    #[cfg(unix)]
+    pub(crate) fn stop(&self) -> Outcome {
+        self.signal(rustix::process::Signal::STOP)
+    }
+
+    /// Lets a stopped process go on.
+    #[cfg(unix)]
+    pub(crate) fn wake(&self) -> Outcome {
+        self.signal(rustix::process::Signal::CONT)
+    }
+
+    #[cfg(unix)]
+    fn signal(&self, signal: rustix::process::Signal) -> Outcome {
+        self.history.note(format!("process {}: {signal:?}", self.pid));
+        let pid = i32::try_from(self.pid).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = pid.ok_or_else(|| Stop::Failed("the child has ended".to_owned()))?;
+        rustix::process::kill_process(pid, signal).map_err(|e| Stop::from(std::io::Error::from(e)))
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn stop(&self) -> Outcome {
+        Err(Stop::not_applicable("processes cannot be stopped on this system"))
+    }
+
+    #[cfg(not(unix))]
+    pub(crate) fn wake(&self) -> Outcome {
+        Err(Stop::not_applicable("processes cannot be stopped on this system"))
+    }
+
+    async fn send(&mut self, command: &str) -> Outcome {
+        self.history.note(format!("process {}: < {command}", self.pid));
+        self.input.write_all(format!("{command}\n").as_bytes()).await?;
+        Ok(())
+    }
+
+    async fn answer(&mut self, patience: Duration) -> Outcome<String> {
+        match tokio::time::timeout(patience, self.answers.next_line()).await {
+            Ok(Ok(Some(answer))) => {
+                self.history.note(format!("process {}: > {answer}", self.pid));
+                Ok(answer)
+            }
+            Ok(Ok(None)) => fail!(
+                "a child process",
+                "it answers; it ended ({:?})",
+                self.process.try_wait()
+            ),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => fail!("a child process", "it answers within {patience:?}"),
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! One connection through the proxy.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::net::tcp::{ReadHalf, WriteHalf};
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
+
+use super::proxy::{Direction, Shared, Traffic};
+use super::trap::{Fate, Met, Then};
+
+/// How much is read at a time: more than any request or reply of a test.
+const PIECE: usize = 64 * 1024;
+/// How many pieces may be under way: what is delayed must not hold up its sender.
+const UNDER_WAY: usize = 1024;
+
+/// One of the two ways of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    ToServer,
+    ToClient,
+}
+
+impl Way {
+    pub(super) fn is(self, direction: Direction) -> bool {
+        match direction {
+            Direction::ToServer => self == Self::ToServer,
+            Direction::ToClient => self == Self::ToClient,
+            Direction::Both => true,
+        }
+    }
+}
+
+/// A reply that is not to arrive.
+type Swallowing = Mutex<Option<(Then, watch::Sender<bool>)>>;
+
+/// How the way ended.
+enum End {
+    /// Its sender sends no more, and its receiver was told.
+    Closed,
+    /// Both ways end, at once.
+    Reset,
+    /// The same, and what has passed is still to arrive.
+    Cut,
+}
+
+/// Carries what the two send each other, until both ways have ended.
+pub(super) async fn carry(mut client: TcpStream, shared: Arc<Shared>) {
+    let mut cuts = shared.cut.subscribe();
+    let cuts_before = *cuts.borrow();
+    shared.counts.send_modify(|counts| {
+        counts.connections += 1;
+        counts.open += 1;
+    });
+    let connected = TcpStream::connect(&shared.target).await;
+    if let Ok(mut server) = connected {
+        // Else small pieces would wait for each other here, and not where they would without a proxy.
+        let _ = client.set_nodelay(true).and_then(|()| server.set_nodelay(true));
+        let swallowing = Swallowing::default();
+        let end = {
+            let (from_client, to_client) = client.split();
+            let (from_server, to_server) = server.split();
+            let requests = carry_one_way(Way::ToServer, from_client, to_server, &shared, &swallowing);
+            let replies = carry_one_way(Way::ToClient, from_server, to_client, &shared, &swallowing);
+            let both = async {
+                tokio::pin!(requests, replies);
+                tokio::select! {
+                    end = &mut requests => if let End::Closed = end { replies.await } else { end },
+                    end = &mut replies => if let End::Closed = end { requests.await } else { end },
+                }
+            };
+            let cut = async {
+                // The sender is in `shared`.
+                let _ = cuts.wait_for(|cuts| *cuts != cuts_before).await;
+            };
+            tokio::select! {
+                end = both => end,
+                () = cut => End::Reset,
+            }
+        };
+        if let End::Reset = end {
+            // A socket that is gone already cannot be reset, nor need it be.
+            let _ = client.set_zero_linger();
+            let _ = server.set_zero_linger();
+        }
+    } else {
+        let _ = client.set_zero_linger();
+    }
+    drop(client);
+    shared.counts.send_modify(|counts| counts.open -= 1);
+}
+
+/// What was read, and when.
+enum Piece {
+    Bytes(Instant, Vec<u8>),
+    Closed,
+    Reset,
+}
+
+async fn carry_one_way(
+    way: Way,
+    mut from: ReadHalf<'_>,
+    to: WriteHalf<'_>,
+    shared: &Shared,
+    swallowing: &Swallowing,
+) -> End {
+    let (pieces, under_way) = mpsc::channel(UNDER_WAY);
+    let reading = async move {
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let piece = match from.read(&mut buffer).await {
+                Ok(0) => Piece::Closed,
+                Ok(length) => {
+                    count(shared, way, length as u64);
+                    Piece::Bytes(Instant::now(), buffer[..length].to_vec())
+                }
+                Err(_) => Piece::Reset,
+            };
+            let last = !matches!(piece, Piece::Bytes(..));
+            if pieces.send(piece).await.is_err() || last {
+                // What was read is still to be written.
+                return std::future::pending().await;
+            }
+        }
+    };
+    let mut writer = Writer {
+        way,
+        to,
+        shared,
+        swallowing,
+        traffic: shared.traffic(way),
+        lost: false,
+    };
+    tokio::select! {
+        end = reading => end,
+        end = writer.write(under_way) => end,
+    }
+}
+
+fn count(shared: &Shared, way: Way, length: u64) {
+    shared.counts.send_modify(|counts| match way {
+        Way::ToServer => {
+            counts.bytes_to_server += length;
+            counts.sends_to_server += 1;
+        }
+        Way::ToClient => {
+            counts.bytes_to_client += length;
+            counts.sends_to_client += 1;
+        }
+    });
+}
+
+/// The end of a way: here it is decided what arrives.
+struct Writer<'a> {
+    way: Way,
+    to: WriteHalf<'a>,
+    shared: &'a Shared,
+    swallowing: &'a Swallowing,
+    traffic: watch::Receiver<Traffic>,
+    lost: bool,
+}
+
+impl Writer<'_> {
+    async fn write(&mut self, mut under_way: mpsc::Receiver<Piece>) -> End {
+        while let Some(piece) = under_way.recv().await {
+            let read = if let Piece::Bytes(read, _) = &piece {
+                Some(*read)
+            } else {
+                None
+            };
+            self.clears_up(read).await;
+            if self.lost {
+                continue;
+            }
+            match piece {
+                Piece::Bytes(_, bytes) => {
+                    if let Err(end) = self.pass(&bytes).await {
+                        return end;
+                    }
+                }
+                Piece::Closed => {
+                    // The receiver may have gone first.
+                    let _ = self.to.shutdown().await;
+                    return End::Closed;
+                }
+                Piece::Reset => return End::Reset,
+            }
+        }
+        // Its sender has ended, and nobody is to know.
+        std::future::pending().await
+    }
+
+    /// Ends when a piece that was read then may arrive, or is lost.
+    async fn clears_up(&mut self, read: Option<Instant>) {
+        loop {
+            let traffic = *self.traffic.borrow_and_update();
+            // The sender is in `shared`, so the traffic can always change.
+            match traffic {
+                _ if self.lost => return,
+                Traffic::Flows => return,
+                Traffic::Lost => self.lost = true,
+                Traffic::Stalled => {
+                    let _ = self.traffic.changed().await;
+                }
+                Traffic::Delayed(delay) => {
+                    let Some(read) = read else { return };
+                    let late = tokio::time::timeout_at(read + delay, self.traffic.changed()).await;
+                    if late.is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn pass(&mut self, bytes: &[u8]) -> Result<(), End> {
+        if self.way == Way::ToClient
+            && let Some((then, swallowed)) = self.swallow()
+        {
+            swallowed.send_replace(true);
+            return match then {
+                Then::Cut => Err(End::Reset),
+                Then::Silence => {
+                    self.lost = true;
+                    Ok(())
+                }
+                Then::Pass => Ok(()),
+            };
+        }
+        let passing = match self.shared.traps.meet(self.way, bytes) {
+            Met::Nothing => bytes,
+            Met::Cut { after } => {
+                let _ = self.to.write_all(&bytes[..after]).await;
+                return Err(End::Cut);
+            }
+            Met::Hold(mut fate) => {
+                let fate = fate.wait_for(|fate| *fate != Fate::Open).await;
+                if !fate.is_ok_and(|fate| *fate == Fate::Delivered) {
+                    return Err(End::Reset);
+                }
+                bytes
+            }
+            Met::Swallow(then, swallowed) => {
+                *self.swallowing.lock().unwrap_or_else(PoisonError::into_inner) = Some((then, swallowed));
+                bytes
+            }
+        };
+        self.to.write_all(passing).await.map_err(|_| End::Reset)
+    }
+
+    fn swallow(&self) -> Option<(Then, watch::Sender<bool>)> {
+        self.swallowing.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}

@@ -1,0 +1,228 @@
+//! What the suite must know of a backend.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use lock_core::fence::Fence;
+use lock_core::{DistributedLock, FencingToken, LockError, LockName};
+use tempfile::TempDir;
+
+/// What the author of a backend writes: how to reach it, and what can be done to it.
+///
+/// Only [`name`](Self::name) and [`client`](Self::client) are required. Every other method makes more cases applicable;
+/// a case that is not applicable is reported with its reason.
+#[async_trait]
+pub trait Harness: Send + Sync + 'static {
+    /// The backend, as the summary shows it.
+    fn name(&self) -> &str;
+
+    /// A client that shares nothing with those made before but the namespace: what a process of its own would make.
+    ///
+    /// Where the backend's [`Scope`](lock_core::Scope) is wider than a process, the suite calls this in child processes
+    /// too, with the same namespace.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the backend answers to a failed connection; the case fails with it.
+    async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError>;
+
+    /// What is left of the namespace on the server, one line each: locks, queue entries, sessions. `None` if the harness
+    /// cannot look; the suite then asks the backend's `list`, if it has one.
+    ///
+    /// # Errors
+    ///
+    /// If looking failed; the case fails with it.
+    async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
+        let _ = namespace;
+        Ok(None)
+    }
+
+    /// Does `fault` to the server, or says that this harness cannot.
+    ///
+    /// # Errors
+    ///
+    /// If it should have worked and did not; the case fails with it.
+    async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
+        let _ = (namespace, fault);
+        Ok(Injection::NotPossible)
+    }
+
+    /// A resource called `resource` that is protected by what the backend ships for that: its value is 0, or what was
+    /// written through an earlier handle. `None` if the backend ships nothing; the fence of `lock-core` is used then.
+    ///
+    /// # Errors
+    ///
+    /// If there should be one and could not be made; the case fails with it.
+    async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
+        let _ = (namespace, resource);
+        Ok(None)
+    }
+
+    /// Environment variables that child processes need beside those that they inherit.
+    fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
+        let _ = namespace;
+        Vec::new()
+    }
+
+    /// In how many polls an acquisition of a free name takes at the least. A case that drops futures at every poll fails
+    /// if it met fewer: it would show nothing.
+    fn fewest_polls(&self) -> usize {
+        1
+    }
+}
+
+/// A number that only the latest holder can change.
+#[async_trait]
+pub trait Resource: Send + Sync {
+    /// Shuts out every holder older than `token`. False if `token` itself is stale.
+    ///
+    /// # Errors
+    ///
+    /// If the resource failed; the case fails with it.
+    async fn admit(&self, token: FencingToken) -> Result<bool, LockError>;
+
+    /// The number.
+    ///
+    /// # Errors
+    ///
+    /// If the resource failed; the case fails with it.
+    async fn read(&self) -> Result<i64, LockError>;
+
+    /// Admits the token and writes the number, in one step. False, and nothing is written, if the token is stale.
+    ///
+    /// # Errors
+    ///
+    /// If the resource failed; the case fails with it.
+    async fn write(&self, token: FencingToken, number: i64) -> Result<bool, LockError>;
+}
+
+#[async_trait]
+impl Resource for Fence<i64> {
+    async fn admit(&self, token: FencingToken) -> Result<bool, LockError> {
+        Ok(Self::admit(self, token).is_ok())
+    }
+
+    async fn read(&self) -> Result<i64, LockError> {
+        Ok(*Self::read(self))
+    }
+
+    async fn write(&self, token: FencingToken, number: i64) -> Result<bool, LockError> {
+        Ok(Self::write(self, token, |value| *value = number).is_ok())
+    }
+}
+
+/// What can be done to a server. The list grows; a harness answers [`Injection::NotPossible`] to what it does not know.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Fault {
+    /// The lease of this name ends before its time.
+    Expire(LockName),
+    /// Somebody else is made the holder of this name while another holds it.
+    Steal(LockName),
+    /// Whatever is stored of who holds this name is deleted behind the server's back.
+    Delete(LockName),
+    /// The server answers nobody for that long, and forgets nothing.
+    Freeze(std::time::Duration),
+    /// The server restarts and keeps its data.
+    Restart,
+    /// The server restarts and has lost all data.
+    RestartWithoutData,
+    /// A copy of the server's data is made, as for a backup.
+    Copy,
+    /// The last copy is put in the place of the data, as after a restore.
+    Restore,
+}
+
+impl Fault {
+    /// The fault in a few words, without what it is done to.
+    #[must_use]
+    pub fn words(&self) -> &'static str {
+        match self {
+            Self::Expire(_) => "a lease that ends before its time",
+            Self::Steal(_) => "a lock given to somebody else",
+            Self::Delete(_) => "a deleted lock",
+            Self::Freeze(_) => "a frozen server",
+            Self::Restart => "a restart",
+            Self::RestartWithoutData => "a restart without data",
+            Self::Copy => "a copy of the data",
+            Self::Restore => "the restore of an older copy",
+        }
+    }
+}
+
+/// Whether a fault was injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Injection {
+    /// It was done.
+    Done,
+    /// This harness cannot do that; the case is reported as not applicable.
+    NotPossible,
+    /// It can, and others would suffer: it shares its server between namespaces. The case is run again, in a namespace
+    /// that [wants a server of its own](Namespace::wants_own_server).
+    NeedsOwnServer,
+}
+
+/// A part of the server that one case has to itself.
+#[derive(Debug)]
+pub struct Namespace {
+    name: String,
+    folder: Folder,
+    own_server: bool,
+}
+
+#[derive(Debug)]
+enum Folder {
+    Own(TempDir),
+    Parents(PathBuf),
+}
+
+impl Namespace {
+    pub(crate) fn fresh(own_server: bool) -> std::io::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("fencelock-").tempdir()?;
+        Ok(Self {
+            name: name_of(folder.path()),
+            folder: Folder::Own(folder),
+            own_server,
+        })
+    }
+
+    /// The namespace of the parent process, as its child sees it.
+    pub(crate) fn of_parent(folder: PathBuf) -> Self {
+        Self {
+            name: name_of(&folder),
+            folder: Folder::Parents(folder),
+            // The parent has it, and tells where it is.
+            own_server: false,
+        }
+    }
+
+    /// A name of letters, digits and `-` that no other namespace has.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether the case does something to the server that no other case should notice. Only a harness that has answered
+    /// [`Injection::NeedsOwnServer`] need look.
+    #[must_use]
+    pub fn wants_own_server(&self) -> bool {
+        self.own_server
+    }
+
+    /// An empty folder, deleted at the end of the case.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        match &self.folder {
+            Folder::Own(folder) => folder.path(),
+            Folder::Parents(folder) => folder,
+        }
+    }
+}
+
+fn name_of(folder: &Path) -> String {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy();
+    name.chars()
+        .map(|c| if c.is_ascii_alphanumeric() { c } else { '-' })
+        .collect()
+}

@@ -1,0 +1,64 @@
+//! What every fencelock backend must show, as a suite that anyone's backend can run.
+//!
+//! Write a [`Harness`] that makes clients of your backend, and call [`run`] from a test with `harness = false`:
+//!
+//! ```no_run
+//! use std::process::ExitCode;
+//! use std::sync::{Arc, Mutex};
+//!
+//! use async_trait::async_trait;
+//! use conformance_tests::{Harness, Namespace};
+//! use lock_core::{DistributedLock, LockError, MemoryLock};
+//!
+//! #[derive(Default)]
+//! struct Memory(Mutex<std::collections::HashMap<String, MemoryLock>>);
+//!
+//! #[async_trait]
+//! impl Harness for Memory {
+//!     fn name(&self) -> &str {
+//!         "memory"
+//!     }
+//!
+//!     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
+//!         let mut stores = self.0.lock().unwrap();
+//!         Ok(Arc::new(stores.entry(namespace.name().to_owned()).or_default().client()))
+//!     }
+//! }
+//!
+//! fn main() -> ExitCode {
+//!     conformance_tests::run(Memory::default())
+//! }
+//! ```
+//!
+//! Every case gets a fresh [`Namespace`], a runtime of its own and a time limit, and at its end nothing may be left on
+//! the server. A case that the backend's capabilities or the harness's means rule out is *reported* as not applicable,
+//! with its reason, and counted. Besides the cases, the run plants bugs into the backend, one after the other, and
+//! passes only if a case fails on each.
+//!
+//! The arguments are those of every Rust test: a filter, `--skip`, `--exact`, `--list`, `--test-threads`.
+//!
+//! Two features help to write a harness: `servers` starts Redis, Valkey, PostgreSQL and etcd, in containers or without,
+//! and stops, kills and restarts them; `faults` is a TCP proxy that is bad weather between a client and its server.
+
+#[cfg(any(feature = "faults", feature = "servers"))]
+mod background;
+mod broken;
+mod case;
+mod cases;
+mod child;
+#[cfg(feature = "faults")]
+pub mod faults;
+mod harness;
+mod history;
+mod link;
+mod oracle;
+mod outcome;
+#[cfg(any(feature = "faults", feature = "servers"))]
+mod port;
+mod runner;
+#[cfg(all(unix, feature = "servers"))]
+pub mod servers;
+mod summary;
+
+pub use harness::{Fault, Harness, Injection, Namespace, Resource};
+pub use runner::run;

@@ -1,0 +1,120 @@
+//! No two believe to hold one name at the same time, unless a fault that permits it was injected; and even then the
+//! register told them apart.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lock_core::FencingToken;
+
+use super::{Event, Record, by_name};
+
+/// From the grant to the last moment at which its holder certainly believed.
+struct Interval {
+    token: FencingToken,
+    from: Duration,
+    to: Duration,
+}
+
+pub(super) fn violations(records: &[Record]) -> Vec<String> {
+    let permitted: Vec<_> = records
+        .iter()
+        .filter(|r| r.event == Event::Fault { overlap: true })
+        .map(|r| r.at)
+        .collect();
+    let mut found = Vec::new();
+    for (name, records) in by_name(records) {
+        let mut intervals = intervals(&records);
+        intervals.sort_by_key(|i| i.from);
+        for (i, first) in intervals.iter().enumerate() {
+            for second in intervals[i + 1..].iter().take_while(|second| second.from < first.to) {
+                if !permitted.iter().any(|fault| (first.from..=second.from).contains(fault)) {
+                    found.push(format!(
+                        "two held {name:?} at {:.4?}: {} from {:.4?} to {:.4?}, {} from {:.4?}",
+                        second.from, first.token, first.from, first.to, second.token, second.from
+                    ));
+                }
+            }
+        }
+    }
+    found
+}
+
+fn intervals(records: &[&Record]) -> Vec<Interval> {
+    // One actor holds one grant of a name at a time, so actor and token tell grants apart even if tokens repeat.
+    let mut open: BTreeMap<(usize, FencingToken), Interval> = BTreeMap::new();
+    let mut closed = Vec::new();
+    for record in records {
+        let at = record.at;
+        match record.event {
+            Event::Ok(token) => {
+                let interval = Interval {
+                    token,
+                    from: at,
+                    to: at,
+                };
+                closed.extend(open.insert((record.actor, token), interval));
+            }
+            Event::Held(token) => {
+                if let Some(interval) = open.get_mut(&(record.actor, token)) {
+                    interval.to = at;
+                }
+            }
+            _ => {}
+        }
+    }
+    closed.extend(open.into_values());
+    closed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand_made::{at, token};
+    use super::*;
+
+    fn two_believers(overlap: bool) -> Vec<Record> {
+        vec![
+            at(1, 1, Event::Ok(token(5))),
+            at(2, 1, Event::Fault { overlap }),
+            at(3, 2, Event::Ok(token(6))),
+            at(4, 1, Event::Held(token(5))),
+        ]
+    }
+
+    #[test]
+    fn two_who_believe_at_once_are_a_violation() {
+        assert_eq!(violations(&two_believers(false)).len(), 1);
+    }
+
+    #[test]
+    fn a_fault_that_permits_it_excuses_an_overlap() {
+        assert_eq!(violations(&two_believers(true)), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_fault_long_before_excuses_nothing() {
+        let mut history = vec![at(0, 1, Event::Fault { overlap: true })];
+        history.extend(two_believers(false));
+        assert_eq!(violations(&history).len(), 1);
+    }
+
+    #[test]
+    fn the_same_token_granted_twice_is_still_two_holders() {
+        let history = [
+            at(1, 1, Event::Ok(token(5))),
+            at(2, 2, Event::Ok(token(5))),
+            at(3, 1, Event::Held(token(5))),
+        ];
+        assert_eq!(violations(&history).len(), 1);
+    }
+
+    #[test]
+    fn whoever_only_learns_of_its_loss_after_the_next_grant_did_not_believe_meanwhile() {
+        let history = [
+            at(1, 1, Event::Ok(token(5))),
+            at(2, 1, Event::Held(token(5))),
+            at(3, 2, Event::Ok(token(6))),
+            at(4, 1, Event::Lost(token(5))),
+        ];
+        assert_eq!(violations(&history), Vec::<String>::new());
+    }
+}

@@ -1,0 +1,62 @@
+//! A fenced register never takes a lower token after a higher one, and never refuses the highest.
+
+use super::{Event, Record, by_name};
+
+pub(super) fn violations(records: &[Record]) -> Vec<String> {
+    let mut found = Vec::new();
+    for (name, records) in by_name(records) {
+        let mut mark = None;
+        for record in records {
+            let Event::Write { token, accepted } = record.event else {
+                continue;
+            };
+            let stale = mark.is_some_and(|mark| token < mark);
+            if accepted == stale {
+                let did = if accepted { "took" } else { "refused" };
+                found.push(format!(
+                    "the register {name:?} {did} a write with {token} at {:.4?}, although its mark was {mark:?}",
+                    record.at
+                ));
+            }
+            if accepted {
+                mark = mark.max(Some(token));
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::hand_made::{at, token};
+    use super::*;
+
+    fn write(ms: u64, value: u64, accepted: bool) -> Record {
+        let token = token(value);
+        at(ms, 1, Event::Write { token, accepted })
+    }
+
+    #[test]
+    fn a_stale_write_that_was_taken_is_a_violation() {
+        assert_eq!(
+            violations(&[write(1, 5, true), write(2, 6, true), write(3, 5, true)]).len(),
+            1
+        );
+    }
+
+    #[test]
+    fn a_current_write_that_was_refused_is_a_violation() {
+        assert_eq!(violations(&[write(1, 5, true), write(2, 5, false)]).len(), 1);
+    }
+
+    #[test]
+    fn equal_and_higher_tokens_are_taken_and_lower_ones_refused() {
+        let history = [
+            write(1, 5, true),
+            write(2, 5, true),
+            write(3, 8, true),
+            write(4, 5, false),
+        ];
+        assert_eq!(violations(&history), Vec::<String>::new());
+    }
+}

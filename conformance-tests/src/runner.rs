@@ -1,0 +1,277 @@
+//! Runs every case and every planted bug as a trial of its own.
+
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use lock_core::Capabilities;
+
+use crate::broken::{BrokenHarness, Bug};
+use crate::case::{Case, Findings};
+use crate::cases::{Entry, GROUPS};
+use crate::child;
+use crate::harness::{Harness, Namespace};
+use crate::outcome::{Outcome, Stop};
+use crate::summary::Summary;
+
+/// How long a case may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a case may take to show a planted bug: then it counts as failed too.
+const BUG_LIMIT: Duration = Duration::from_secs(20);
+/// Most cases wait for a lease to end, so there can be more of them at a time than there are processors.
+const TRIALS_PER_PROCESSOR: usize = 4;
+
+/// Runs the suite on that backend, as the arguments of the process say, and prints a summary.
+///
+/// Fails if a case fails or if a planted bug is not caught. In a child process that the suite started it does what the
+/// parent says instead; so call it first thing in `main`.
+pub fn run(harness: impl Harness) -> ExitCode {
+    let harness: Arc<dyn Harness> = Arc::new(harness);
+    if let Some(folder) = std::env::var_os(child::NAMESPACE) {
+        return child::obey(&harness, folder.into());
+    }
+    let mut arguments = Arguments::from_args();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    arguments.test_threads.get_or_insert(processors * TRIALS_PER_PROCESSOR);
+    let summary = Arc::new(Mutex::new(Summary::default()));
+    let conclusion = libtest_mimic::run(&arguments, trials(&harness, &summary));
+    if !arguments.list {
+        println!("{}", locked(&summary).render(harness.name()));
+    }
+    conclusion.exit_code()
+}
+
+fn trials(harness: &Arc<dyn Harness>, summary: &Arc<Mutex<Summary>>) -> Vec<Trial> {
+    let mut trials = Vec::new();
+    for group in GROUPS {
+        for &entry in group.cases {
+            let name = format!("{}::{}", group.name, entry.sentence);
+            let (harness, summary, reported) = (Arc::clone(harness), Arc::clone(summary), name.clone());
+            trials.push(Trial::ignorable_test(name, move || {
+                let ran = run_case(harness, entry, LIMIT);
+                locked(&summary).case(&reported, &ran);
+                match ran.outcome {
+                    Ok(()) => Ok(Completion::Completed),
+                    Err(Stop::NotApplicable(reason)) => {
+                        Ok(Completion::ignored_with(format!("not applicable: {reason}")))
+                    }
+                    Err(Stop::Failed(message)) => Err(Failed::from(format!("{message}\n{}", ran.history))),
+                }
+            }));
+        }
+    }
+    for &bug in Bug::ALL {
+        let (harness, summary) = (Arc::clone(harness), Arc::clone(summary));
+        trials.push(Trial::ignorable_test(
+            format!("planted_bugs::{}", bug.name()),
+            move || {
+                let hunt = hunt(&harness, bug);
+                locked(&summary).bug(bug, &hunt);
+                match hunt {
+                    Hunt::Caught { .. } => Ok(Completion::Completed),
+                    Hunt::NotApplicable(reason) => Ok(Completion::ignored_with(format!("not applicable: {reason}"))),
+                    Hunt::Escaped(why) => Err(Failed::from(format!("the bug was not found out: {why}"))),
+                }
+            },
+        ));
+    }
+    trials
+}
+
+/// One run of one case.
+pub(crate) struct Ran {
+    pub(crate) outcome: Outcome,
+    pub(crate) findings: Findings,
+    pub(crate) history: String,
+    needs_own_server: bool,
+}
+
+impl Ran {
+    fn without_case(stop: Stop) -> Self {
+        Self {
+            outcome: Err(stop),
+            findings: Findings::default(),
+            history: String::new(),
+            needs_own_server: false,
+        }
+    }
+}
+
+/// What became of a planted bug.
+pub(crate) enum Hunt {
+    /// That case failed, and passes without the bug.
+    Caught { by: String },
+    /// It was not shown, for that reason.
+    Escaped(String),
+    /// It cannot be planted here, for that reason.
+    NotApplicable(String),
+}
+
+/// Runs the case beside others, or alone if it turns out that it must be.
+fn run_case(harness: Arc<dyn Harness>, entry: Entry, limit: Duration) -> Ran {
+    let ran = run_once(Arc::clone(&harness), entry, limit, false);
+    if ran.needs_own_server {
+        return run_once(harness, entry, limit, true);
+    }
+    ran
+}
+
+fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server: bool) -> Ran {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => return Ran::without_case(error.into()),
+    };
+    let ran = runtime.block_on(async {
+        let case = match tokio::time::timeout(limit, Case::new(harness, own_server)).await {
+            Ok(Ok(case)) => case,
+            Ok(Err(stop)) => return Ran::without_case(stop),
+            Err(_) => return Ran::without_case(Stop::Failed(format!("no client was made within {limit:?}"))),
+        };
+        // As a task, so that a panic is a failure with a history.
+        let mut body = tokio::spawn((entry.run)(Arc::clone(&case)));
+        let mut outcome = match tokio::time::timeout(limit, &mut body).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(panicked)) => Err(panicked.into()),
+            Err(_) => {
+                body.abort();
+                Err(Stop::Failed(format!("the case did not end within {limit:?}")))
+            }
+        };
+        if outcome.is_ok() {
+            outcome = match tokio::time::timeout(limit, case.finish()).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(Stop::Failed(format!("the clients did not close within {limit:?}"))),
+            };
+        } else {
+            // The verdict stands; this only leaves less behind.
+            let _ = tokio::time::timeout(Duration::from_secs(2), case.close()).await;
+        }
+        Ran {
+            outcome,
+            findings: case.findings(),
+            history: case.history(),
+            needs_own_server: case.needs_own_server(),
+        }
+    });
+    runtime.shutdown_timeout(Duration::from_secs(2));
+    ran
+}
+
+fn hunt(harness: &Arc<dyn Harness>, bug: Bug) -> Hunt {
+    match capabilities(harness).map(|capabilities| bug.plantable(&capabilities)) {
+        Ok(Ok(())) => {}
+        Ok(Err(reason)) => return Hunt::NotApplicable(reason.to_owned()),
+        Err(Stop::Failed(reason) | Stop::NotApplicable(reason)) => return Hunt::NotApplicable(reason),
+    }
+    let mut reasons = Vec::new();
+    for &entry in bug.cases() {
+        let broken = BrokenHarness::new(Arc::clone(harness), bug);
+        match run_case(Arc::new(broken), entry, BUG_LIMIT).outcome {
+            Ok(()) => {}
+            Err(Stop::NotApplicable(reason)) => reasons.push(reason),
+            Err(Stop::Failed(_)) => {
+                let control = BrokenHarness::new(Arc::clone(harness), Bug::Nothing);
+                return match run_case(Arc::new(control), entry, BUG_LIMIT).outcome {
+                    Err(Stop::Failed(why)) => {
+                        Hunt::Escaped(format!("{} fails without it too: {why}", full_name(entry)))
+                    }
+                    _ => Hunt::Caught { by: full_name(entry) },
+                };
+            }
+        }
+    }
+    if reasons.len() == bug.cases().len() {
+        return Hunt::NotApplicable(reasons.join("; "));
+    }
+    Hunt::Escaped("every case passed".to_owned())
+}
+
+fn full_name(entry: Entry) -> String {
+    let mine = |case: &Entry| case.sentence == entry.sentence;
+    let group = GROUPS.iter().find(|group| group.cases.iter().any(mine));
+    format!("{}::{}", group.map_or("?", |group| group.name), entry.sentence)
+}
+
+fn capabilities(harness: &Arc<dyn Harness>) -> Outcome<Capabilities> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let namespace = Namespace::fresh(false)?;
+    let client = runtime.block_on(harness.client(&namespace))?;
+    Ok(client.capabilities())
+}
+
+fn locked(summary: &Mutex<Summary>) -> MutexGuard<'_, Summary> {
+    summary.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use async_trait::async_trait;
+    use lock_core::{DistributedLock, LockError, MemoryLock};
+
+    use super::*;
+    use crate::harness::{Fault, Injection};
+
+    /// Restarts a server only if nobody else uses it.
+    #[derive(Default)]
+    struct Shared {
+        store: MemoryLock,
+        faults: Mutex<Vec<(bool, Injection)>>,
+        never: bool,
+    }
+
+    #[async_trait]
+    impl Harness for Shared {
+        fn name(&self) -> &str {
+            "shared"
+        }
+
+        async fn client(&self, _: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
+            Ok(Arc::new(self.store.client()))
+        }
+
+        async fn inject(&self, namespace: &Namespace, _: &Fault) -> Result<Injection, LockError> {
+            let own = namespace.wants_own_server();
+            let injection = if own && !self.never {
+                Injection::Done
+            } else {
+                Injection::NeedsOwnServer
+            };
+            self.faults.lock().unwrap().push((own, injection));
+            Ok(injection)
+        }
+    }
+
+    fn tokens_across_a_restart(shared: Shared) -> (Outcome, Vec<(bool, Injection)>) {
+        let shared = Arc::new(shared);
+        let case = GROUPS.iter().flat_map(|group| group.cases);
+        let case = case
+            .into_iter()
+            .find(|case| case.sentence == "tokens_rise_across_a_restart");
+        let ran = run_case(Arc::clone(&shared) as _, *case.unwrap(), LIMIT);
+        let faults = shared.faults.lock().unwrap().clone();
+        (ran.outcome, faults)
+    }
+
+    #[test]
+    fn a_case_that_disturbs_others_is_run_again_on_a_server_of_its_own() {
+        let (outcome, faults) = tokens_across_a_restart(Shared::default());
+        assert!(outcome.is_ok());
+        assert_eq!(faults, [(false, Injection::NeedsOwnServer), (true, Injection::Done)]);
+    }
+
+    #[test]
+    fn a_case_that_cannot_have_a_server_of_its_own_is_not_applicable() {
+        let shared = Shared {
+            never: true,
+            ..Shared::default()
+        };
+        let (outcome, faults) = tokens_across_a_restart(shared);
+        assert!(matches!(outcome, Err(Stop::NotApplicable(_))));
+        assert_eq!(faults.len(), 2);
+    }
+}

@@ -1,0 +1,52 @@
+//! etcd.
+
+use std::io;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::kind::Place;
+
+pub(super) fn arguments(place: Place<'_>) -> Vec<String> {
+    let bind = if place.contained { "0.0.0.0" } else { "127.0.0.1" };
+    let client = format!("http://{bind}:{}", place.port);
+    // Nobody else is to talk to it; any free port will do.
+    let peer = "http://127.0.0.1:0".to_owned();
+    [
+        ["--name", "test"],
+        ["--data-dir", place.data],
+        ["--listen-client-urls", &client],
+        ["--advertise-client-urls", &client],
+        ["--listen-peer-urls", &peer],
+        ["--initial-advertise-peer-urls", &peer],
+        ["--initial-cluster", &format!("test={peer}")],
+    ]
+    .concat()
+    .into_iter()
+    .map(str::to_owned)
+    .collect()
+}
+
+pub(super) async fn probe(authority: &str) -> io::Result<String> {
+    let health = get(authority, "/health").await?;
+    if !health.contains("\"health\":\"true\"") {
+        return Err(io::Error::other(format!("it is not well: {health}")));
+    }
+    let versions = get(authority, "/version").await?;
+    let version = versions
+        .split_once("\"etcdserver\":\"")
+        .and_then(|(_, rest)| rest.split_once('"'));
+    match version {
+        Some((version, _)) => Ok(format!("etcd {version}")),
+        None => Err(io::Error::other("it does not tell its version")),
+    }
+}
+
+async fn get(authority: &str, path: &str) -> io::Result<String> {
+    let mut connection = TcpStream::connect(authority).await?;
+    let request = format!("GET {path} HTTP/1.0\r\nHost: {authority}\r\n\r\n");
+    connection.write_all(request.as_bytes()).await?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer).await?;
+    Ok(answer)
+}

@@ -1,0 +1,63 @@
+//! What the suite needs to know of the backend in memory.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use conformance_tests::{Fault, Harness, Injection, Namespace};
+use lock_core::{DistributedLock, LockError, MemoryLock};
+
+/// A store per namespace.
+pub(crate) struct MemoryHarness {
+    name: &'static str,
+    client: fn(&MemoryLock) -> MemoryLock,
+    stores: Mutex<HashMap<String, MemoryLock>>,
+}
+
+impl MemoryHarness {
+    pub(crate) fn new(name: &'static str, client: fn(&MemoryLock) -> MemoryLock) -> Self {
+        Self {
+            name,
+            client,
+            stores: Mutex::default(),
+        }
+    }
+
+    fn store(&self, namespace: &Namespace) -> MemoryLock {
+        let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.entry(namespace.name().to_owned()).or_default().client()
+    }
+}
+
+#[async_trait]
+impl Harness for MemoryHarness {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
+        Ok(Arc::new((self.client)(&self.store(namespace))))
+    }
+
+    async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
+        let store = self.store(namespace);
+        let mut left: Vec<_> = store
+            .list("")
+            .await?
+            .iter()
+            .map(|h| format!("{:?} held by {h}", h.name))
+            .collect();
+        left.extend((0..store.waiters()).map(|_| "a waiter".to_owned()));
+        Ok(Some(left))
+    }
+
+    async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
+        let store = self.store(namespace);
+        match fault {
+            Fault::Expire(name) => store.expire(name),
+            Fault::Steal(name) => store.steal(name).is_some(),
+            _ => return Ok(Injection::NotPossible),
+        };
+        Ok(Injection::Done)
+    }
+}
