@@ -1,0 +1,160 @@
+#!/bin/sh
+# Gets the servers that the tests run against, under the names that the tests ask for.
+#
+#   scripts/images.sh [redis] [valkey] [redis70] [postgres] [etcd]      all of them by default
+#
+# With a container engine: images. What is there stays; what a registry has is pulled; the rest is made from Debian
+# packages. Without an engine: the same root file systems, unpacked for chroot. Making them takes root and apt-get.
+set -eu
+cd "$(dirname "$0")/.."
+
+say() { printf '%s\n' "$@"; }
+
+die() {
+    say "$@" >&2
+    exit 1
+}
+
+# server NAME: what to make and what to call it. Images from Debian take the same arguments as the official ones.
+server() {
+    entrypoint= folder=/data
+    case $1 in
+    redis) image=${FENCELOCK_TEST_REDIS_IMAGE:-redis:8} suite=trixie package=redis-server user=redis ;;
+    redis70) image=${FENCELOCK_TEST_REDIS70_IMAGE:-redis:7.0} suite=bookworm package=redis-server user=redis ;;
+    valkey) image=${FENCELOCK_TEST_VALKEY_IMAGE:-valkey/valkey:8.1} suite=trixie package=valkey-server user=valkey ;;
+    postgres)
+        image=${FENCELOCK_TEST_POSTGRES_IMAGE:-postgres:17} suite=trixie package=postgresql-17 user=postgres
+        folder=/var/lib/postgresql/data entrypoint=scripts/servers-postgres.sh
+        ;;
+    etcd)
+        image=${FENCELOCK_TEST_ETCD_IMAGE:-quay.io/coreos/etcd:v3.5.16} suite=trixie package=etcd-server user=etcd
+        folder=/var/lib/etcd
+        ;;
+    *) die "$1 is no server that the tests know: redis, redis70, valkey, postgres, etcd." ;;
+    esac
+    root=$roots/$(say "$image" | tr '/:' '--')
+}
+
+# Whether the engine answers, after it was started if that is all it lacks.
+engine() {
+    [ "${FENCELOCK_TEST_SERVERS:-container}" = container ] || return 1
+    command -v docker >/dev/null 2>&1 || return 1
+    docker version >/dev/null 2>&1 && return 0
+    # An engine elsewhere is not ours to start, nor is one that somebody else started and that is on its way.
+    [ -z "${DOCKER_HOST:-}" ] && [ "$(id -u)" -eq 0 ] && command -v dockerd >/dev/null 2>&1 || return 1
+    log=${TMPDIR:-/tmp}/fencelock-dockerd.log
+    if [ -s /var/run/docker.pid ] && kill -0 "$(cat /var/run/docker.pid)" 2>/dev/null; then
+        say "The container engine is starting."
+    else
+        say "Starting the container engine; it writes to $log."
+        nohup dockerd >"$log" 2>&1 </dev/null &
+    fi
+    for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+        docker version >/dev/null 2>&1 && return 0
+        sleep 1
+    done
+    say "The container engine does not answer: see $log."
+    return 1
+}
+
+# pulled: whether a registry had the image. One that did not answer is not asked again.
+pulled() {
+    case $image in */*.*/* | *.*/*) registry=${image%%/*} ;; *) registry=default ;; esac
+    case " $silent " in *" $registry "*) return 1 ;; esac
+    docker pull --quiet "$image" >"$work/pull.log" 2>&1 && return 0
+    grep -qiE 'not found|denied|unknown|unauthorized' "$work/pull.log" || silent="$silent $registry"
+    return 1
+}
+
+# May be called often; looks once.
+needs_builder() {
+    [ -z "${builder:-}" ] || return 0
+    if ! command -v mmdebstrap >/dev/null 2>&1 || ! [ -e "$keyring" ]; then
+        command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" -eq 0 ] ||
+            die "$image is not here, no registry has it, and making it takes mmdebstrap and debian-archive-keyring." \
+                "Install these, or run this as root where there is apt-get, or start a server by hand and name it:" \
+                "see FENCELOCK_TEST_..._URL in CONTRIBUTING.md."
+        say "Installing mmdebstrap."
+        {
+            apt-get update && apt-get install --yes --no-install-recommends mmdebstrap debian-archive-keyring
+        } >"$work/apt.log" 2>&1 </dev/null || { cat "$work/apt.log"; die "mmdebstrap could not be installed."; }
+    fi
+    builder=yes
+}
+
+# build: the root file system as $work/root.tar.
+build() {
+    set -- --variant=minbase --keyring="$keyring" --include="$package" \
+        --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+        --dpkgopt='path-exclude=/usr/share/locale/*' \
+        --customize-hook="mkdir -p \"\$1$folder\" && chroot \"\$1\" chown $user: $folder"
+    # Otherwise the package makes a database of its own.
+    [ "$package" != postgresql-17 ] || set -- "$@" --essential-hook='mkdir -p "$1/etc/postgresql-common" &&
+        echo "create_main_cluster = false" >"$1/etc/postgresql-common/createcluster.conf"'
+    [ -z "$entrypoint" ] || set -- "$@" \
+        --customize-hook="upload $entrypoint /usr/local/bin/docker-entrypoint.sh" \
+        --customize-hook='chmod 755 "$1/usr/local/bin/docker-entrypoint.sh"'
+    mmdebstrap "$@" "$suite" "$work/root.tar" >"$work/build.log" 2>&1 </dev/null ||
+        { cat "$work/build.log"; die "$image could not be made from Debian packages."; }
+}
+
+import() {
+    set -- --message "$package of Debian $suite" --change "WORKDIR $folder"
+    case $package in
+    # Its entrypoint begins as root and goes on as somebody else.
+    postgresql-17)
+        set -- "$@" --change 'ENTRYPOINT ["docker-entrypoint.sh"]' --change 'CMD ["postgres"]' \
+            --change "ENV PGDATA=$folder PATH=/usr/lib/postgresql/17/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+        ;;
+    etcd-server) set -- "$@" --change "USER $user" --change 'CMD ["etcd"]' ;;
+    # Without the option it would talk to nobody outside the container.
+    *) set -- "$@" --change "USER $user" --change "CMD [\"$package\", \"--protected-mode\", \"no\"]" ;;
+    esac
+    docker import "$@" "$work/root.tar" "$image" >/dev/null
+}
+
+unpack() {
+    mkdir -p "$roots"
+    unpacked=$(mktemp -d "$roots/.unpacking.XXXXXX")
+    tar -C "$unpacked" --numeric-owner -xpf "$work/root.tar"
+    chmod 755 "$unpacked"
+    # Somebody else may have been faster.
+    if [ -e "$root" ]; then rm -rf "$unpacked"; else mv "$unpacked" "$root"; fi
+    unpacked=
+}
+
+[ $# -gt 0 ] || set -- redis valkey redis70 postgres etcd
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
+silent=
+unpacked=
+work=$(mktemp -d)
+trap 'rm -rf "$work" ${unpacked:+"$unpacked"}' EXIT
+trap 'exit 130' HUP INT TERM
+
+if engine; then way=image; else way=root; fi
+[ $way = image ] || [ "$(id -u)" -eq 0 ] ||
+    die "There is no container engine that answers, and without one the servers run under chroot, which takes root." \
+        "Start the engine, or run this as root, or have redis-server and the like on the PATH."
+
+for name; do
+    server "$name"
+    began=$(date +%s)
+    if [ $way = image ]; then
+        if docker image inspect "$image" >/dev/null 2>&1; then
+            say "$image: here"
+            continue
+        fi
+        if pulled; then
+            say "$image: pulled ($(($(date +%s) - began)) s)"
+            continue
+        fi
+    elif [ -d "$root" ]; then
+        say "$image: here, in $root"
+        continue
+    fi
+    needs_builder
+    build
+    if [ $way = image ]; then import; else unpack; fi
+    say "$image: made from $package of Debian $suite ($(($(date +%s) - began)) s)"
+done

@@ -1,0 +1,145 @@
+#!/bin/sh
+# Everything that a change has to pass, from a fresh clone on. Each step's output is kept in target/test-logs and shown
+# if the step fails. All steps run, whatever the ones before them came to.
+set -eu
+. "$(dirname "$0")/setup.sh"
+
+cargo fmt --version >/dev/null 2>&1 || die "rustfmt is missing: run \`rustup component add rustfmt\`."
+cargo clippy --version >/dev/null 2>&1 || die "clippy is missing: run \`rustup component add clippy\`."
+
+# Wherever an environment or a configuration puts it.
+target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
+logs=${target:?cargo did not tell}/test-logs
+rm -rf "$logs"
+mkdir -p "$logs"
+
+# The logs are read below, so they must look the same everywhere.
+export CARGO_TERM_COLOR=never CARGO_TERM_QUIET=false CARGO_TERM_VERBOSE=false
+unset FENCELOCK_URL
+
+passed=0
+failed=0
+ignored=0
+
+# step NAME LABEL COMMAND...: runs it and counts it as one, or as many tests as its log reports.
+step() {
+    name=$1 label=$2
+    shift 2
+    printf '%-44s ' "$label"
+    began=$(date +%s)
+    if "$@" >"$logs/$name.log" 2>&1 </dev/null; then status=0; else status=$?; fi
+    took=$(($(date +%s) - began))
+    case $name in
+    tests* | doctests)
+        # A run that ended before it could report is a failure; so is one that found no test.
+        counts=$(awk -v status="$status" '
+            /^test result: / {
+                for (i = 2; i <= NF; i++) {
+                    if ($i == "passed;") p += $(i - 1)
+                    if ($i == "failed;") f += $(i - 1)
+                    if ($i == "ignored;") n += $(i - 1)
+                }
+            }
+            END { if ((status != 0 || p == 0) && f == 0) f = 1; print p + 0, f + 0, n + 0 }' "$logs/$name.log")
+        set -- $counts
+        passed=$((passed + $1)) failed=$((failed + $2)) ignored=$((ignored + $3))
+        note="$1 passed, $2 failed, $3 ignored"
+        ok=$([ "$2" -eq 0 ] && echo yes || echo no)
+        ;;
+    *)
+        if [ "$status" -eq 0 ]; then
+            passed=$((passed + 1)) note=ok ok=yes
+        else
+            failed=$((failed + 1)) note=FAILED ok=no
+        fi
+        ;;
+    esac
+    echo "$note ($took s)"
+    if [ "$ok" = no ]; then
+        echo "---- $label: exit code $status; $logs/$name.log ----"
+        cat "$logs/$name.log"
+        echo "---- end of $label ----"
+    fi
+}
+
+lint() {
+    cargo clippy --workspace --all-targets "$@" -- -D warnings
+}
+
+docs() {
+    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --workspace --all-features --no-deps
+}
+
+# With all features of the workspace on, nobody sees what a user of a few compiles. fencelock has most of them.
+lint_features() {
+    for features in '' memory redis sqlite; do
+        cargo clippy -p fencelock --all-targets --no-default-features --features "$features" -- -D warnings || return
+    done
+}
+
+package() {
+    # A checkout under work may be packed too; one that is clean must be packed as it is.
+    if [ -z "$(git status --porcelain 2>/dev/null || echo none)" ]; then dirty=; else dirty=--allow-dirty; fi
+    # What is needed has been downloaded by now.
+    cargo package --offline --workspace $dirty
+}
+
+echo "Everything that a change has to pass; some minutes the first time."
+step lockfile "Cargo.lock fits the manifests" cargo metadata --locked --format-version 1
+step fmt "formatting" cargo fmt --all -- --check --color never
+step clippy-none "clippy, no features" lint --no-default-features
+step clippy-default "clippy, default features" lint
+step clippy-all "clippy, all features" lint --all-features
+step clippy-features "clippy, each feature of fencelock" lint_features
+step docs "documentation" docs
+step redis "a redis-server" sh scripts/redis.sh
+step images "images of the servers" sh scripts/images.sh
+# Not the examples in the documentation, which have a step of their own.
+step tests "unit, integration and conformance tests" cargo test --workspace --all-features --tests --no-fail-fast
+step tests-default "fencelock with its default features" cargo test -p fencelock --lib
+step tests-none "fencelock with no features" cargo test -p fencelock --no-default-features --lib
+step doctests "examples in the documentation and README" cargo test --workspace --all-features --no-fail-fast --doc
+step held "10 000 held locks" cargo test --workspace --all-features --bench held
+step demo "the demonstration" sh scripts/demo.sh
+step package "packages build from what is published" package
+
+echo
+echo "Servers:"
+grep -h '^server: ' "$logs/tests.log" | sort -u | sed 's/^server: /  /'
+echo
+echo "Conformance, per backend:"
+awk '
+    function reasons(   r) { for (r in why) print "    " why[r] " not applicable: " r; split("", why) }
+    / passed, .* not applicable; planted bugs / { reasons(); print "  " $0; left = 12; next }
+    left && /^  not (applicable|plantable here): / {
+        sub(/^  not (applicable|plantable here): /, "")
+        why[substr($0, index($0, ": ") + 2)]++
+        next
+    }
+    left && /^  (caught:|  )/ { next }
+    left && /^  ESCAPED:/ { print "  " $0; next }
+    left && /^  / { if (--left) print "  " $0; else left = 1; next }
+    left { reasons(); left = 0 }
+    END { reasons() }
+' "$logs/tests.log"
+# Every program that runs the suite has to come to its end.
+for suite in $(grep -l 'conformance_tests::run(' conformance-tests/tests/*.rs conformance-tests/examples/*.rs); do
+    suite=${suite#conformance-tests/}
+    awk -v suite="$suite" '
+        / Running / { here = index($0, " " suite " ") }
+        here && / passed, .*; planted bugs / { reported = 1 }
+        END { exit !reported }' "$logs/tests.log" && continue
+    echo "  $suite: the suite did not report"
+    failed=$((failed + 1))
+done
+
+echo
+echo "Ignored, other than what is not applicable to a backend:"
+cat "$logs"/tests*.log "$logs/doctests.log" | awk '
+    /^test .* \.\.\. ignored/ && !/ignored \(not applicable: / { print "  " substr($0, 6); some = 1 }
+    END { if (!some) print "  none" }'
+echo
+grep -h '^10000 guards' "$logs/held.log" || true
+echo
+echo "$passed passed, $failed failed, $ignored skipped"
+[ "$failed" -eq 0 ]
