@@ -4,9 +4,13 @@ use std::fs;
 use std::io;
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, getpgrp, getpid, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, getpid, kill_process, pidfd_open, pidfd_send_signal};
 
 /// A process as it was when it was looked at.
+///
+/// A parent, group or session that is outside this process's pid namespace has the number 0, as when a container or
+/// `unshare --pid` was entered without a new session. The system calls say so, too, but rustix's wrappers of `getpgrp`,
+/// `getpgid` and `getsid` do not expect it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
@@ -46,20 +50,30 @@ pub(crate) fn descendants() -> Vec<Process> {
     below(getpid().as_raw_nonzero().get(), &all())
 }
 
+/// This process.
+pub(crate) fn own() -> Option<Process> {
+    read(getpid().as_raw_nonzero().get())
+}
+
+/// The group of a process, if it can be named here.
+pub(crate) fn group_of(pid: Pid) -> Option<Pid> {
+    Pid::from_raw(read(pid.as_raw_nonzero().get())?.group)
+}
+
 /// The other members of this process's group.
 pub(crate) fn companions() -> Vec<Process> {
-    let own = getpid().as_raw_nonzero().get();
-    let group = getpgrp().as_raw_nonzero().get();
+    // Members of several groups outside look like one group 0.
+    let Some(own) = own().filter(|own| own.group != 0) else {
+        return Vec::new();
+    };
     let mut all = all();
-    all.retain(|process| process.group == group && process.pid != own && !process.zombie);
+    all.retain(|process| process.group == own.group && process.pid != own.pid && !process.zombie);
     all
 }
 
 /// Whether this process's group is orphaned: no shell watches it that could continue what it sees stopped.
 pub(crate) fn in_orphaned_group() -> bool {
-    let Some(own) = read(getpid().as_raw_nonzero().get()) else {
-        return true;
-    };
+    let Some(own) = own() else { return true };
     let all = all();
     let is_watched = |member: &&Process| {
         let parent = all.iter().find(|p| p.pid == member.parent);

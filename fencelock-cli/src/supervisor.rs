@@ -19,8 +19,7 @@ use std::process::{Command, ExitCode, Stdio};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{
-    Pid, Signal, WaitOptions, WaitStatus, getpgid, getpid, getppid, kill_process, kill_process_group,
-    set_child_subreaper, wait,
+    Pid, Signal, WaitOptions, WaitStatus, getpid, getppid, kill_process, kill_process_group, set_child_subreaper, wait,
 };
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
@@ -30,6 +29,7 @@ use signal_hook::iterator::exfiltrator::SignalOnly;
 
 use crate::channel::{self, End, Order, Report, Why};
 use crate::exit::{NOT_EXECUTABLE, USAGE};
+use crate::processes::group_of;
 use crate::say::say;
 use crate::signals::{self, FORWARDED, named};
 use crate::starter;
@@ -86,9 +86,7 @@ fn supervise(command: &[OsString]) -> io::Result<()> {
     };
     Supervisor {
         locker,
-        terminal: locker
-            .and_then(|locker| getpgid(Some(locker)).ok())
-            .and_then(Terminal::open),
+        terminal: locker.and_then(group_of).and_then(Terminal::open),
         signals,
         timer,
         connected: true,

@@ -8,8 +8,10 @@ use std::os::fd::OwnedFd;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::fs::{Mode, OFlags, open};
-use rustix::process::{Pid, getpgrp};
+use rustix::process::{Pid, getpid};
 use rustix::termios::{tcgetpgrp, tcsetpgrp};
+
+use crate::processes::group_of;
 
 /// The controlling terminal of this process.
 #[derive(Debug)]
@@ -32,7 +34,7 @@ impl Terminal {
 
     /// The terminal as this process's group uses it.
     pub(crate) fn own() -> Option<Self> {
-        Self::open(getpgrp())
+        Self::open(group_of(getpid())?)
     }
 
     /// Whether the home group is in the foreground.

@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, getsid, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process_group};
 
 use crate::channel::Why;
-use crate::processes::{Process, descendants};
+use crate::processes::{Process, descendants, own};
 use crate::timing::Instant;
 
 /// Between looks at what is left, where nothing tells that it ended.
@@ -121,8 +121,8 @@ impl Ending {
     fn concerned(&self) -> Vec<Process> {
         let mut all = descendants();
         if self.why == Why::Leftovers {
-            let own = getsid(None).map_or(0, |session| session.as_raw_nonzero().get());
-            all.retain(|process| process.session == own);
+            let own = own().map(|own| own.session);
+            all.retain(|process| Some(process.session) == own);
         }
         all
     }

@@ -214,3 +214,41 @@ fn a_command_stopped_without_a_terminal_keeps_its_lock() {
     running.locker().signal(Signal::TERM);
     assert_eq!(running.end().code, Some(143));
 }
+
+#[test]
+fn a_session_and_group_outside_the_pid_namespace_are_no_obstacle() {
+    let world = World::new();
+    // As in a sandbox or container that was entered without a new session: both have the number 0 then.
+    let inside = |script: &str| {
+        let mut unshare = Command::new("unshare");
+        unshare.args([
+            "--map-root-user",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "sh",
+            "-c",
+            script,
+            binary(),
+        ]);
+        Done::of(unshare.env("FENCELOCK_URL", world.url()).current_dir(world.dir()))
+    };
+    if inside("true").code != Some(0) {
+        // Written past the capture of output: what was not shown is said.
+        let _ = writeln!(std::io::stderr(), "not shown: this machine allows no pid namespaces");
+        return;
+    }
+    let script = r#"cut -d " " -f 5,6 /proc/$$/stat; "$0" run --ttl 1s lock -- sh -c '
+        sleep 60 & echo $! > left; setsid sleep 60 & echo $! > daemon; while ! grep -q sleep /proc/$!/cmdline; do :; done'
+        code=$?; kill -0 $(cat left) 2> /dev/null; echo "code $code, left $?"
+        kill -0 $(cat daemon); echo "daemon $?""#;
+    let done = inside(script);
+    assert_eq!(
+        (done.code, done.stdout.as_str(), done.stderr.as_str()),
+        (
+            Some(0),
+            "0 0\ncode 0, left 1\ndaemon 0\n",
+            "fencelock: the command left processes behind in its session; they were ended with it\n"
+        )
+    );
+}
