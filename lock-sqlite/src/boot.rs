@@ -9,7 +9,7 @@ use lock_core::LockError;
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use crate::failure::unreadable;
 #[cfg(any(target_os = "linux", target_os = "android"))]
-use crate::place::{is_mount_point, refuse};
+use crate::file_system::{is_mount_point, refuse};
 
 /// The clock by which locks expire, and the boot that it belongs to.
 ///

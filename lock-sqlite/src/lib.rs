@@ -67,6 +67,7 @@ mod boot;
 mod config;
 mod counter;
 mod failure;
+mod file_system;
 mod patience;
 mod place;
 mod schema;

@@ -6,8 +6,8 @@ use lock_core::LockError;
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
 
 use crate::failure::{self, Failure};
+use crate::file_system::refuse;
 use crate::patience;
-use crate::place::refuse;
 
 /// Marks the file as ours (`fncl`), so that no other program's database is ever written to.
 const APPLICATION_ID: i32 = 0x666e_636c;

@@ -8,12 +8,11 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use file::{File, LONG, SHORT, claim, granted};
+use file::{File, LONG, claim, granted};
 use lock_core::{DistributedLock, LockError, Released, Renewal};
 use lock_sqlite::{SqliteConfig, SqliteLock};
-use rusqlite::Connection;
 
 /// Why the path is refused for good.
 async fn refusal(path: impl Into<PathBuf>) -> String {
@@ -261,46 +260,6 @@ async fn a_file_of_ours_without_its_tables_is_refused_with_what_to_do() {
     assert!(why.contains("lacks our tables; stop all its users"), "{why}");
 }
 
-#[tokio::test]
-async fn a_damaged_entry_hides_no_other_and_can_be_forced_free() {
-    let file = File::new();
-    let lock = file.client().await;
-    for n in ["a", "b", "c"] {
-        granted(&lock, &claim(n, LONG)).await;
-    }
-    file.sql("UPDATE lock SET owner = 'nobody' WHERE name = 'b'");
-    assert_eq!(lock.list("").await.unwrap().len(), 2);
-    for failed in [
-        lock.holder(&file::name("b")).await.map(drop).unwrap_err(),
-        lock.acquire(&claim("b", LONG), None).await.map(drop).unwrap_err(),
-    ] {
-        assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
-        assert!(failed.to_string().contains("force the lock free"), "{failed}");
-    }
-    let forced = lock.force_release(&file::name("b")).await.unwrap().unwrap();
-    assert_eq!(forced.name, Some(file::name("b")));
-    granted(&lock, &claim("b", LONG)).await;
-}
-
-#[tokio::test]
-async fn a_waiter_whose_entry_is_damaged_leaves_the_other_waiters_waiting() {
-    let file = File::new();
-    let lock = file.client().await;
-    let held = claim("good", LONG);
-    granted(&lock, &held).await;
-    granted(&lock, &claim("bad", LONG)).await;
-    let (good, bad) = (claim("good", LONG), claim("bad", LONG));
-    let mut good = std::pin::pin!(lock.acquire(&good, None));
-    let mut bad = std::pin::pin!(lock.acquire(&bad, None));
-    file::until_waiting(&lock, good.as_mut()).await;
-    file::until_waiting(&lock, bad.as_mut()).await;
-    file.sql("UPDATE lock SET token = -1 WHERE name = 'bad'");
-    let failed = bad.await.unwrap_err();
-    assert!(failed.to_string().contains("force the lock free"), "{failed}");
-    lock.release(&held).await.unwrap();
-    assert!(good.await.unwrap().granted().is_some());
-}
-
 #[test]
 fn a_file_that_cannot_be_looked_at_for_a_while_is_not_lost() {
     let file = File::new();
@@ -347,73 +306,6 @@ async fn a_symbolic_link_leads_to_the_same_locks() {
 }
 
 #[tokio::test]
-async fn a_file_that_vanishes_is_told_once_and_made_again() {
-    for gone in ["locks.db", "locks.db-wal", "locks.db-shm"] {
-        let file = File::new();
-        let lock = file.client().await;
-        let held = claim("n", LONG);
-        let grant = granted(&lock, &held).await;
-        fs::remove_file(file.beside(gone)).unwrap();
-        let failed = lock.try_acquire(&claim("other", LONG)).await.unwrap_err();
-        assert!(failed.is_retryable(), "{failed}");
-        assert!(
-            failed.to_string().contains("replaced or removed while it was in use"),
-            "{failed}"
-        );
-        let next = granted(&lock, &claim("other", LONG)).await;
-        assert!(next.token > grant.token);
-        if gone == "locks.db" {
-            assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_holder_whose_file_is_replaced_hears_of_it_at_the_next_renewal() {
-    let file = File::new();
-    let lock = file.client().await;
-    let held = claim("n", LONG);
-    let grant = granted(&lock, &held).await;
-    file.copy_to(file.beside("copy"));
-    fs::rename(file.beside("copy"), file.path()).unwrap();
-    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
-    // The copy has the lock too; the release finds it there.
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
-    assert_eq!(file.rows(), 0);
-}
-
-#[tokio::test]
-async fn those_who_wait_hear_of_a_replaced_file_too() {
-    let file = File::new();
-    let lock = file.client().await;
-    granted(&lock, &claim("n", LONG)).await;
-    let wanted = claim("n", LONG);
-    let mut waiting = std::pin::pin!(lock.acquire(&wanted, None));
-    file::until_waiting(&lock, waiting.as_mut()).await;
-    fs::remove_file(file.path()).unwrap();
-    let failed = waiting.await.unwrap_err();
-    assert!(failed.to_string().contains("replaced or removed"), "{failed}");
-    assert!(lock.acquire(&wanted, None).await.unwrap().granted().is_some());
-}
-
-#[tokio::test]
-async fn a_vanished_directory_is_refused_until_it_is_back() {
-    let file = File::new();
-    let (dir, moved) = (file.beside("d"), file.beside("moved"));
-    fs::create_dir(&dir).unwrap();
-    let lock = SqliteLock::open(dir.join("locks.db")).await.unwrap();
-    let grant = granted(&lock, &claim("n", LONG)).await;
-    fs::rename(&dir, &moved).unwrap();
-    lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    let refused = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    assert!(refused.to_string().contains("create it"), "{refused}");
-    assert!(lock.renew(&grant.lease).await.is_err());
-    fs::rename(&moved, &dir).unwrap();
-    // The same file as before: nothing was lost after all.
-    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-}
-
-#[tokio::test]
 async fn a_file_damaged_while_open_is_refused_with_what_to_do() {
     let file = File::new();
     let lock = file.client().await;
@@ -425,62 +317,4 @@ async fn a_file_damaged_while_open_is_refused_with_what_to_do() {
     fs::write(file.path(), content).unwrap();
     let why = refusal(file.path()).await;
     assert!(why.contains("damaged; stop all its users, then remove it"), "{why}");
-}
-
-#[tokio::test]
-async fn a_transaction_that_does_not_end_makes_requests_unavailable_in_time_and_its_end_heals() {
-    let file = File::new();
-    let limit = Duration::from_millis(300);
-    let lock = SqliteConfig::new(file.path())
-        .op_timeout(limit)
-        .connect()
-        .await
-        .unwrap();
-    let held = claim("n", LONG);
-    let grant = granted(&lock, &held).await;
-    let stopped = Connection::open(file.path()).unwrap();
-    stopped.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let started = Instant::now();
-    let failed = lock.try_acquire(&claim("other", LONG)).await.unwrap_err();
-    assert!(
-        started.elapsed() < limit + Duration::from_secs(2),
-        "{:?}",
-        started.elapsed()
-    );
-    assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
-    assert!(failed.to_string().contains("stopped inside a transaction"), "{failed}");
-    assert!(matches!(
-        lock.renew(&grant.lease).await,
-        Err(LockError::Unavailable { .. })
-    ));
-    // Reading goes on.
-    assert!(lock.holder(held.name()).await.unwrap().is_some());
-    stopped.execute_batch("COMMIT").unwrap();
-    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-    assert_eq!(file.rows(), 1);
-}
-
-#[tokio::test]
-async fn a_wait_whose_time_ends_while_another_process_is_stuck_ends_in_time_and_says_for_how_long() {
-    let file = File::new();
-    let lock = SqliteConfig::new(file.path())
-        .op_timeout(Duration::from_secs(20))
-        .connect()
-        .await
-        .unwrap();
-    granted(&file.client().await, &claim("n", SHORT)).await;
-    let wanted = claim("n", LONG);
-    let wait = Duration::from_millis(600);
-    let started = Instant::now();
-    let mut waiting = std::pin::pin!(lock.acquire(&wanted, Some(lock.clock().now() + wait)));
-    file::until_waiting(&lock, waiting.as_mut()).await;
-    // The name becomes free while nobody can write.
-    let stuck = Connection::open(file.path()).unwrap();
-    stuck.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let failed = waiting.await.unwrap_err();
-    let waited = started.elapsed();
-    assert!(waited < wait + Duration::from_secs(2), "{waited:?}");
-    assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
-    assert!(!failed.to_string().contains("within 20"), "{failed}");
-    stuck.execute_batch("COMMIT").unwrap();
 }
