@@ -4,7 +4,9 @@
 #   scripts/images.sh [redis] [valkey] [redis70] [postgres] [etcd]      all of them by default
 #
 # With a container engine: images. What is there stays; what a registry has is pulled; the rest is made from Debian
-# packages. Without an engine: the same root file systems, unpacked for chroot. Making them takes root and apt-get.
+# packages. Without an engine: nothing for servers that are on the PATH in the version that is wanted; for root, the same
+# root file systems, unpacked for chroot. Making them takes root and apt-get. Nothing is got for a server that
+# FENCELOCK_TEST_..._URL names.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -17,27 +19,43 @@ die() {
 
 # server NAME: what to make and what to call it. Images from Debian take the same arguments as the official ones.
 server() {
-    entrypoint= folder=/data
+    entrypoint= folder=/data program=redis-server folders=
     case $1 in
-    redis) image=${FENCELOCK_TEST_REDIS_IMAGE:-redis:8} suite=trixie package=redis-server user=redis ;;
-    redis70) image=${FENCELOCK_TEST_REDIS70_IMAGE:-redis:7.0} suite=bookworm package=redis-server user=redis ;;
-    valkey) image=${FENCELOCK_TEST_VALKEY_IMAGE:-valkey/valkey:8.1} suite=trixie package=valkey-server user=valkey ;;
+    redis)
+        image=${FENCELOCK_TEST_REDIS_IMAGE:-redis:8} suite=trixie package=redis-server user=redis
+        version='Redis server v=8.' url=${FENCELOCK_TEST_REDIS_URL:-}
+        ;;
+    redis70)
+        image=${FENCELOCK_TEST_REDIS70_IMAGE:-redis:7.0} suite=bookworm package=redis-server user=redis
+        version='Redis server v=7.0.' url=${FENCELOCK_TEST_REDIS70_URL:-}
+        ;;
+    valkey)
+        image=${FENCELOCK_TEST_VALKEY_IMAGE:-valkey/valkey:8.1} suite=trixie package=valkey-server user=valkey
+        program=valkey-server version='Valkey server v=8.1.' url=${FENCELOCK_TEST_VALKEY_URL:-}
+        ;;
     postgres)
         image=${FENCELOCK_TEST_POSTGRES_IMAGE:-postgres:17} suite=trixie package=postgresql-17 user=postgres
         folder=/var/lib/postgresql/data entrypoint=scripts/servers-postgres.sh
+        program=postgres folders=:/usr/lib/postgresql/17/bin version='postgres (PostgreSQL) 17.'
+        url=${FENCELOCK_TEST_POSTGRES_URL:-}
         ;;
     etcd)
         image=${FENCELOCK_TEST_ETCD_IMAGE:-quay.io/coreos/etcd:v3.5.16} suite=trixie package=etcd-server user=etcd
-        folder=/var/lib/etcd
+        folder=/var/lib/etcd program=etcd version='etcd Version: 3.5.' url=${FENCELOCK_TEST_ETCD_URL:-}
         ;;
     *) die "$1 is no server that the tests know: redis, redis70, valkey, postgres, etcd." ;;
     esac
     root=$roots/$(say "$image" | tr '/:' '--')
 }
 
+# allowed WAY: whether the tests may use it.
+allowed() {
+    [ "${FENCELOCK_TEST_SERVERS:-$1}" = "$1" ]
+}
+
 # Whether the engine answers, after it was started if that is all it lacks.
 engine() {
-    [ "${FENCELOCK_TEST_SERVERS:-container}" = container ] || return 1
+    allowed container || return 1
     command -v docker >/dev/null 2>&1 || return 1
     docker version >/dev/null 2>&1 && return 0
     # An engine elsewhere is not ours to start, nor is one that somebody else started and that is on its way.
@@ -55,6 +73,12 @@ engine() {
     done
     say "The container engine does not answer: see $log."
     return 1
+}
+
+# on_path: whether the program is there in the version that is wanted, and where.
+on_path() {
+    found=$(PATH=$PATH$folders && command -v "$program") || return 1
+    case $("$found" --version 2>/dev/null) in *"$version"*) ;; *) return 1 ;; esac
 }
 
 # pulled: whether a registry had the image. One that did not answer is not asked again.
@@ -133,13 +157,15 @@ trap 'rm -rf "$work" ${unpacked:+"$unpacked"}' EXIT
 trap 'exit 130' HUP INT TERM
 
 if engine; then way=image; else way=root; fi
-[ $way = image ] || [ "$(id -u)" -eq 0 ] ||
-    die "There is no container engine that answers, and without one the servers run under chroot, which takes root." \
-        "Start the engine, or run this as root, or have redis-server and the like on the PATH."
+missing=
 
 for name; do
     server "$name"
     began=$(date +%s)
+    if [ -n "$url" ]; then
+        say "$image: not needed, the environment names a server"
+        continue
+    fi
     if [ $way = image ]; then
         if docker image inspect "$image" >/dev/null 2>&1; then
             say "$image: here"
@@ -149,8 +175,15 @@ for name; do
             say "$image: pulled ($(($(date +%s) - began)) s)"
             continue
         fi
-    elif [ -d "$root" ]; then
+    elif allowed chroot && [ "$(id -u)" -eq 0 ] && [ -d "$root" ]; then
         say "$image: here, in $root"
+        continue
+    elif allowed path && on_path; then
+        say "$image: not needed, $found is of that version"
+        continue
+    elif ! allowed chroot || [ "$(id -u)" -ne 0 ]; then
+        say "$image: missing; $program of that version is not on the PATH"
+        missing="$missing $program"
         continue
     fi
     needs_builder
@@ -158,3 +191,8 @@ for name; do
     if [ $way = image ]; then import; else unpack; fi
     say "$image: made from $package of Debian $suite ($(($(date +%s) - began)) s)"
 done
+
+[ -z "$missing" ] ||
+    die "There is no container engine that answers, and without one servers run under chroot, which takes root, or from" \
+        "the PATH. Start the engine, or run this as root, or install:$missing. Or name servers that run already: see" \
+        "FENCELOCK_TEST_..._URL in CONTRIBUTING.md."

@@ -123,7 +123,7 @@ awk '
     END { reasons() }
 ' "$logs/tests.log"
 # Every program that runs the suite has to come to its end.
-for suite in $(grep -l 'conformance_tests::run(' conformance-tests/tests/*.rs conformance-tests/examples/*.rs); do
+for suite in $(grep -lE 'conformance_tests::run[a-z_]*\(' conformance-tests/tests/*.rs conformance-tests/examples/*.rs); do
     suite=${suite#conformance-tests/}
     awk -v suite="$suite" '
         / Running / { here = index($0, " " suite " ") }

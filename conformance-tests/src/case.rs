@@ -337,6 +337,13 @@ impl Case {
         Ok(())
     }
 
+    /// The last that is done.
+    pub(crate) async fn over(&self) {
+        // Its connections would be in the way of a server that ends.
+        let _ = self.observer.close().await;
+        self.harness.over(&self.namespace).await;
+    }
+
     fn open(&self) -> MutexGuard<'_, Open> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }

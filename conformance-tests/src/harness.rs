@@ -27,6 +27,23 @@ pub trait Harness: Send + Sync + 'static {
     /// Whatever the backend answers to a failed connection; the case fails with it.
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError>;
 
+    /// Gets ready, once, before the first case: starts servers, for example. Not called in child processes.
+    ///
+    /// The answer says on what the run works: which server of which version, where it came from, and as which user. It is
+    /// printed at the start and in the summary.
+    ///
+    /// # Errors
+    ///
+    /// If there is nothing to run on. No case is run then, and the run fails.
+    async fn begin(&self) -> Result<Option<String>, LockError> {
+        Ok(None)
+    }
+
+    /// The namespace is not used any more: what it has of its own, such as a server, can go.
+    async fn over(&self, namespace: &Namespace) {
+        let _ = namespace;
+    }
+
     /// What is left of the namespace on the server, one line each: locks, queue entries, sessions. `None` if the harness
     /// cannot look; the suite then asks the backend's `list`, if it has one.
     ///

@@ -61,4 +61,4 @@ pub mod servers;
 mod summary;
 
 pub use harness::{Fault, Harness, Injection, Namespace, Resource};
-pub use runner::run;
+pub use runner::{run, run_without_bugs};

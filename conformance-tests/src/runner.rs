@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
-use lock_core::Capabilities;
+use lock_core::{Capabilities, LockError};
 
 use crate::broken::{BrokenHarness, Bug};
 use crate::case::{Case, Findings};
@@ -27,7 +27,15 @@ const TRIALS_PER_PROCESSOR: usize = 4;
 /// Fails if a case fails or if a planted bug is not caught. In a child process that the suite started it does what the
 /// parent says instead; so call it first thing in `main`.
 pub fn run(harness: impl Harness) -> ExitCode {
-    let harness: Arc<dyn Harness> = Arc::new(harness);
+    run_with(Arc::new(harness), Bug::ALL)
+}
+
+/// As [`run`], without the planted bugs: for one more version of a server on which they are shown already.
+pub fn run_without_bugs(harness: impl Harness) -> ExitCode {
+    run_with(Arc::new(harness), &[])
+}
+
+fn run_with(harness: Arc<dyn Harness>, bugs: &'static [Bug]) -> ExitCode {
     if let Some(folder) = std::env::var_os(child::NAMESPACE) {
         return child::obey(&harness, folder.into());
     }
@@ -35,14 +43,32 @@ pub fn run(harness: impl Harness) -> ExitCode {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     arguments.test_threads.get_or_insert(processors * TRIALS_PER_PROCESSOR);
     let summary = Arc::new(Mutex::new(Summary::default()));
-    let conclusion = libtest_mimic::run(&arguments, trials(&harness, &summary));
-    if !arguments.list {
-        println!("{}", locked(&summary).render(harness.name()));
+    let trials = trials(&harness, &summary, bugs);
+    if arguments.list {
+        return libtest_mimic::run(&arguments, trials).exit_code();
     }
+    let setting = match begin(&harness) {
+        Ok(setting) => setting,
+        Err(Stop::Failed(reason) | Stop::NotApplicable(reason)) => {
+            eprintln!("{} was not run: {reason}", harness.name());
+            return ExitCode::FAILURE;
+        }
+    };
+    if let Some(setting) = &setting {
+        println!("{} on {setting}", harness.name());
+    }
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    println!("{}", locked(&summary).render(harness.name(), setting.as_deref()));
     conclusion.exit_code()
 }
 
-fn trials(harness: &Arc<dyn Harness>, summary: &Arc<Mutex<Summary>>) -> Vec<Trial> {
+fn begin(harness: &Arc<dyn Harness>) -> Outcome<Option<String>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let begun = runtime.block_on(harness.begin());
+    begun.map_err(|error| Stop::Failed(error.to_string()))
+}
+
+fn trials(harness: &Arc<dyn Harness>, summary: &Arc<Mutex<Summary>>, bugs: &'static [Bug]) -> Vec<Trial> {
     let mut trials = Vec::new();
     for group in GROUPS {
         for &entry in group.cases {
@@ -61,7 +87,7 @@ fn trials(harness: &Arc<dyn Harness>, summary: &Arc<Mutex<Summary>>) -> Vec<Tria
             }));
         }
     }
-    for &bug in Bug::ALL {
+    for &bug in bugs {
         let (harness, summary) = (Arc::clone(harness), Arc::clone(summary));
         trials.push(Trial::ignorable_test(
             format!("planted_bugs::{}", bug.name()),
@@ -151,6 +177,7 @@ fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server
             // The verdict stands; this only leaves less behind.
             let _ = tokio::time::timeout(Duration::from_secs(2), case.close()).await;
         }
+        let _ = tokio::time::timeout(limit, case.over()).await;
         Ran {
             outcome,
             findings: case.findings(),
@@ -200,8 +227,14 @@ fn full_name(entry: Entry) -> String {
 fn capabilities(harness: &Arc<dyn Harness>) -> Outcome<Capabilities> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let namespace = Namespace::fresh(false)?;
-    let client = runtime.block_on(harness.client(&namespace))?;
-    Ok(client.capabilities())
+    let capabilities = runtime.block_on(async {
+        let client = harness.client(&namespace).await?;
+        let capabilities = client.capabilities();
+        client.close().await?;
+        harness.over(&namespace).await;
+        Ok::<_, LockError>(capabilities)
+    });
+    Ok(capabilities?)
 }
 
 fn locked(summary: &Mutex<Summary>) -> MutexGuard<'_, Summary> {

@@ -41,19 +41,26 @@ impl Summary {
         }
     }
 
-    pub(crate) fn render(&self, backend: &str) -> String {
+    pub(crate) fn render(&self, backend: &str, setting: Option<&str>) -> String {
         let planted = self.caught.len() + self.escaped.len();
         let mut text = format!(
-            "{backend}: {} passed, {} failed, {} not applicable; planted bugs {} of {planted} caught",
+            "{backend}: {} passed, {} failed, {} not applicable; planted bugs ",
             self.passed,
             self.failed,
             self.not_applicable.len(),
-            self.caught.len()
         );
+        if planted == 0 {
+            text.push_str("none");
+        } else {
+            let _ = write!(text, "{} of {planted} caught", self.caught.len());
+        }
         if !self.not_plantable.is_empty() {
             let _ = write!(text, ", {} not applicable", self.not_plantable.len());
         }
         text.push('\n');
+        if let Some(setting) = setting {
+            let _ = writeln!(text, "  on {setting}");
+        }
         if let Some(margin) = self.margin {
             let _ = writeln!(
                 text,

@@ -46,6 +46,10 @@ impl Harness for BrokenHarness {
         }))
     }
 
+    async fn over(&self, namespace: &Namespace) {
+        self.inner.over(namespace).await;
+    }
+
     async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
         self.inner.leftovers(namespace).await
     }

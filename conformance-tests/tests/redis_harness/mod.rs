@@ -1,0 +1,246 @@
+//! What the suite needs to know of the Redis backend.
+
+mod resource;
+mod role;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use conformance_tests::servers::{Data, Kind, Server, ServerError};
+use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
+use lock_core::{DistributedLock, LockError, LockName, OwnerId};
+use lock_redis::RedisConfig;
+use lock_redis::redis::aio::MultiplexedConnection;
+use lock_redis::redis::{self, Client, Cmd, FromRedisValue, RedisError};
+use tokio::sync::OnceCell;
+
+use resource::FencedKey;
+use role::{PASSWORD, USER, rule};
+
+/// Tells a child process where the server of its namespace is.
+const URL: &str = "FENCELOCK_CONFORMANCE_REDIS";
+
+type Place = Arc<OnceCell<Arc<Server>>>;
+
+/// One server for all namespaces, and one more for each that wants its own.
+pub(crate) struct RedisHarness {
+    kind: &'static Kind,
+    shared: Place,
+    own: Mutex<HashMap<String, Place>>,
+}
+
+impl RedisHarness {
+    pub(crate) fn new(kind: &'static Kind) -> Self {
+        Self {
+            kind,
+            shared: Place::default(),
+            own: Mutex::default(),
+        }
+    }
+}
+
+#[async_trait]
+impl Harness for RedisHarness {
+    fn name(&self) -> &str {
+        self.kind.title()
+    }
+
+    async fn begin(&self) -> Result<Option<String>, LockError> {
+        let server = self.shared().await?;
+        Ok(Some(format!(
+            "{server}, as the ACL user {USER:?} with the rights in docs/redis.md"
+        )))
+    }
+
+    async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
+        let url = self.url(namespace).await?;
+        let config = RedisConfig::from_url(&url)?
+            .credentials(USER, PASSWORD)
+            .namespace(namespace.name());
+        Ok(Arc::new(config.connect().await?))
+    }
+
+    async fn over(&self, namespace: &Namespace) {
+        let own = self.own().remove(namespace.name());
+        if own.is_some() {
+            // That takes as long as the engine takes.
+            let _ = tokio::task::spawn_blocking(move || drop(own)).await;
+        } else {
+            // What is left would only be in the way of those who look through all keys.
+            let _ = self.forget(namespace).await;
+        }
+    }
+
+    async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
+        let mut keys = self.keys(namespace).await?;
+        // Counters stay for a day.
+        keys.retain(|key| !key.ends_with("}:fence"));
+        keys.sort_unstable();
+        Ok(Some(keys))
+    }
+
+    async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
+        match fault {
+            Fault::Expire(name) => {
+                let expire = redis::cmd("PEXPIRE").arg(lock(namespace, name)).arg(1).clone();
+                self.ask::<()>(namespace, &expire).await?;
+            }
+            Fault::Delete(name) => {
+                self.ask::<()>(namespace, redis::cmd("DEL").arg(lock(namespace, name)))
+                    .await?;
+            }
+            Fault::Steal(name) => {
+                let token: u64 = self
+                    .ask(namespace, redis::cmd("INCR").arg(counter(namespace, name)))
+                    .await?;
+                let stranger = format!("1 {} {token} 0 stranger 0 host", OwnerId::random());
+                let mut steal = redis::cmd("SET");
+                steal.arg(lock(namespace, name)).arg(stranger).arg("KEEPTTL");
+                self.ask::<()>(namespace, &steal).await?;
+            }
+            fault => return self.inject_into_server(namespace, fault).await,
+        }
+        Ok(Injection::Done)
+    }
+
+    async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
+        let mut connection = self.connection(namespace).await?;
+        // Apart from the locks.
+        let select = redis::cmd("SELECT").arg(1).clone();
+        select.exec_async(&mut connection).await.map_err(failed)?;
+        let resource = format!("{{{}:{resource}}}", namespace.name());
+        Ok(Some(Arc::new(FencedKey::new(connection, resource))))
+    }
+
+    fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
+        let server = self.place(namespace).get().cloned();
+        let url = server.map(|server| (URL.to_owned(), server.url().to_owned()));
+        url.into_iter().collect()
+    }
+
+    // Sent by one task, answered by another.
+    fn fewest_polls(&self) -> usize {
+        2
+    }
+}
+
+impl RedisHarness {
+    /// What is done to the whole server is felt by all who use it.
+    async fn inject_into_server(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
+        if !self.shared().await?.is_ours() {
+            return Ok(Injection::NotPossible);
+        }
+        if !namespace.wants_own_server() {
+            return Ok(Injection::NeedsOwnServer);
+        }
+        let server = self.server(namespace).await?;
+        match fault {
+            Fault::Freeze(time) => server.pause_for(*time).await,
+            Fault::Restart => server.restart(Data::Kept).await,
+            Fault::RestartWithoutData => server.restart(Data::Lost).await,
+            Fault::Copy => server.copy().await,
+            Fault::Restore => server.restart(Data::Copied).await,
+            _ => return Ok(Injection::NotPossible),
+        }
+        .map_err(no_server)?;
+        Ok(Injection::Done)
+    }
+
+    async fn url(&self, namespace: &Namespace) -> Result<String, LockError> {
+        match std::env::var(URL) {
+            Ok(url) => Ok(url),
+            Err(_) => Ok(self.server(namespace).await?.url().to_owned()),
+        }
+    }
+
+    fn place(&self, namespace: &Namespace) -> Place {
+        if namespace.wants_own_server() {
+            Arc::clone(self.own().entry(namespace.name().to_owned()).or_default())
+        } else {
+            Arc::clone(&self.shared)
+        }
+    }
+
+    async fn server(&self, namespace: &Namespace) -> Result<Arc<Server>, LockError> {
+        if !namespace.wants_own_server() {
+            return self.shared().await;
+        }
+        let place = self.place(namespace);
+        let server = place.get_or_try_init(async || {
+            // As an argument, so that the user is there after every restart.
+            let rule = rule();
+            let user: Vec<_> = ["--user"].into_iter().chain(rule.iter().map(String::as_str)).collect();
+            Server::start_own(self.kind, &user).await.map(Arc::new)
+        });
+        server.await.cloned().map_err(no_server)
+    }
+
+    async fn shared(&self) -> Result<Arc<Server>, LockError> {
+        let server = self.shared.get_or_try_init(async || {
+            let server = Server::start(self.kind).await.map_err(no_server)?;
+            let user = redis::cmd("ACL").arg("SETUSER").arg(rule()).clone();
+            let mut connection = connect(server.url()).await?;
+            user.exec_async(&mut connection).await.map_err(failed)?;
+            Ok(Arc::new(server))
+        });
+        server.await.cloned()
+    }
+
+    fn own(&self) -> MutexGuard<'_, HashMap<String, Place>> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn connection(&self, namespace: &Namespace) -> Result<MultiplexedConnection, LockError> {
+        connect(&self.url(namespace).await?).await
+    }
+
+    async fn ask<T: FromRedisValue>(&self, namespace: &Namespace, command: &Cmd) -> Result<T, LockError> {
+        let mut connection = self.connection(namespace).await?;
+        command.query_async(&mut connection).await.map_err(failed)
+    }
+
+    async fn keys(&self, namespace: &Namespace) -> Result<Vec<String>, LockError> {
+        let pattern = format!("{{{}:*", namespace.name());
+        self.ask(namespace, redis::cmd("KEYS").arg(pattern)).await
+    }
+
+    async fn forget(&self, namespace: &Namespace) -> Result<(), LockError> {
+        let pattern = format!("{{{}:*", namespace.name());
+        let mut connection = self.connection(namespace).await?;
+        for database in [0, 1] {
+            let mut asking = redis::pipe();
+            asking.cmd("SELECT").arg(database).ignore();
+            asking.cmd("KEYS").arg(&pattern);
+            let (keys,): (Vec<String>,) = asking.query_async(&mut connection).await.map_err(failed)?;
+            if !keys.is_empty() {
+                let forget = redis::cmd("UNLINK").arg(keys).clone();
+                forget.exec_async(&mut connection).await.map_err(failed)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// As the user that the URL names, who may do everything.
+async fn connect(url: &str) -> Result<MultiplexedConnection, LockError> {
+    let client = Client::open(url).map_err(failed)?;
+    client.get_multiplexed_async_connection().await.map_err(failed)
+}
+
+fn lock(namespace: &Namespace, name: &LockName) -> String {
+    format!("{{{}:{name}}}:lock", namespace.name())
+}
+
+fn counter(namespace: &Namespace, name: &LockName) -> String {
+    format!("{{{}:{name}}}:fence", namespace.name())
+}
+
+fn failed(error: RedisError) -> LockError {
+    LockError::unavailable("looking at the server", error)
+}
+
+/// Its debug output is what people should read.
+fn no_server(error: ServerError) -> LockError {
+    LockError::unavailable("seeing to a server", format!("{error:?}"))
+}
