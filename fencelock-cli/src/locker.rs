@@ -29,7 +29,7 @@ use crate::channel::{self, End, Order, Report, Why};
 use crate::exit::Failure;
 use crate::processes::{companions, descendants, in_orphaned_group};
 use crate::say::say;
-use crate::signals::{Signals, not_ignored};
+use crate::signals::{HeldStop, Signals, not_ignored};
 use crate::supervisor;
 use crate::terminal::Terminal;
 use crate::timing::{Instant, Timing};
@@ -274,20 +274,30 @@ impl Locker {
             "stopped; if it is not continued within {}, the command is ended and the lock freed",
             spelt(left)
         ));
+        let needs_terminal = signal == consts::SIGTTIN || signal == consts::SIGTTOU;
+        let companions = companions();
+        // A shell that sees the others stop may continue all of them before this process stops.
+        let stop = match signal {
+            consts::SIGTTIN => HeldStop::new(NixSignal::SIGTTIN),
+            consts::SIGTTOU => HeldStop::new(NixSignal::SIGTTOU),
+            // There is a handler for SIGTSTP, and SIGSTOP cannot be held back.
+            _ if !companions.is_empty() => HeldStop::new(NixSignal::SIGTTOU),
+            _ => None,
+        };
         if was_lent {
             // Ctrl-Z reached the command only. Scripts and pipelines around it are to stop with it.
-            for process in companions() {
+            for process in companions {
                 process.signal(Signal::TSTP);
             }
         }
-        let signal = match signal {
-            consts::SIGTTIN => NixSignal::SIGTTIN,
-            consts::SIGTTOU => NixSignal::SIGTTOU,
-            // There is a handler for SIGTSTP.
-            _ => NixSignal::SIGSTOP,
-        };
-        if !self.is_continued() {
-            let _ = nix_signal::raise(signal);
+        let in_foreground = || self.terminal.as_ref().is_some_and(Terminal::is_home);
+        match stop {
+            Some(stop) if self.is_continued() || needs_terminal && in_foreground() => stop.call_off(),
+            Some(stop) => stop.carry_out(),
+            None if self.is_continued() => {}
+            None => {
+                let _ = nix_signal::raise(NixSignal::SIGSTOP);
+            }
         }
     }
 

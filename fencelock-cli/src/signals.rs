@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::io;
 
-use rustix::process::Signal;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal as StopSignal, raise};
+use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
@@ -59,6 +60,40 @@ impl Signals {
             while wake.try_read(&mut [0; 64]).is_ok_and(|length| length > 0) {}
             self.heard.extend(self.delivery.pending());
         }
+    }
+}
+
+/// A stop of this process that is under way, but held back. Whoever continues the process meanwhile takes it away, so
+/// that a SIGCONT never comes before the stop that it is to end: the kernel sees to it for signals that are pending.
+#[derive(Debug)]
+pub(crate) struct HeldStop {
+    mask_before: SigSet,
+}
+
+impl HeldStop {
+    /// Holds back a stop by `signal`, which has no handler. `None` if the signal is ignored, or nothing can be held back.
+    pub(crate) fn new(signal: StopSignal) -> Option<Self> {
+        not_ignored(&[signal as i32]).next()?;
+        let mask_before = SigSet::from(signal).thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
+        let held = Self { mask_before };
+        raise(signal).ok()?;
+        Some(held)
+    }
+
+    /// Stops unless this process was continued since.
+    pub(crate) fn carry_out(self) {
+        drop(self);
+    }
+
+    /// Does not stop.
+    pub(crate) fn call_off(self) {
+        let _ = kill_process(getpid(), Signal::CONT);
+    }
+}
+
+impl Drop for HeldStop {
+    fn drop(&mut self) {
+        let _ = self.mask_before.thread_set_mask();
     }
 }
 

@@ -161,6 +161,32 @@ fn ctrl_z_stops_a_script_too() {
 }
 
 #[test]
+fn a_large_job_that_is_continued_at_once_goes_on() {
+    let world = World::new();
+    world.script("job", "read x; exec sleep 60");
+    // The shell sees the script stop long before the last of its processes is told to.
+    let script =
+        "for i in $(seq 300); do sleep 60 & done; fencelock run lock -- sh job; echo after-$?; kill $(jobs -p)";
+    fs::write(world.path("script"), script).unwrap();
+    let mut session = Session::new(&world);
+    session.start("sh script");
+    session.see("ready");
+    session.type_in("x\n");
+    let command = world.asleep();
+    for _ in 0..5 {
+        session.type_in(CTRL_Z);
+        session.see("PROMPT> ");
+        session.start("fg");
+        wait_until("the command to have the terminal", || {
+            command.has_terminal() && command.state() == Some('S')
+        });
+    }
+    command.signal(Signal::TERM);
+    session.see("after-143");
+    session.see("PROMPT> ");
+}
+
+#[test]
 fn a_job_in_the_background_stops_when_it_reads_and_reads_in_the_foreground() {
     let world = World::new();
     let mut session = Session::new(&world);
