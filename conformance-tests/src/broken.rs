@@ -19,7 +19,7 @@ use tokio::sync::oneshot;
 
 pub(crate) use bug::Bug;
 pub(crate) use harness::BrokenHarness;
-use shared::{Abandoned, Held, Shared};
+use shared::{Abandoned, Held, InLine, Shared};
 
 /// A client with a bug around one that has none.
 struct Broken {
@@ -284,6 +284,7 @@ impl DistributedLock for Broken {
 
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         let now = || self.now();
+        let _in_line = InLine::new(&self.shared, claim.name());
         match self.bug {
             Bug::WaitReturnsAtOnce => self.try_acquire(claim).await,
             Bug::WaitRunsPastItsDeadline => self.inner.acquire(claim, None).await,

@@ -242,6 +242,23 @@ impl Case {
         Claim::new(self.name(name), self.ttl()).with_own_lease()
     }
 
+    /// Waits until the server has that many claims in line for the name. False, and at once, if nobody can see that.
+    pub(crate) async fn in_line(&self, name: &str, wanted: usize) -> Outcome<bool> {
+        let (name, start) = (self.name(name), self.now());
+        while let Some(seen) = self.harness.in_line(&self.namespace, &name).await? {
+            if seen == wanted {
+                return Ok(true);
+            }
+            ensure!(
+                self.now().since(start) < self.patience(),
+                "the backend",
+                "{wanted} are in line for {name:?}; there are {seen}"
+            );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        Ok(false)
+    }
+
     // What is left.
 
     /// What is left of this namespace on the server; `None` if nobody can tell.

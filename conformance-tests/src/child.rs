@@ -62,10 +62,17 @@ impl Child {
         Ok(child)
     }
 
-    /// Asks for a lock; [`locked`](Self::locked) waits for the answer.
+    /// Asks for a lock, and returns when the child has begun to; [`locked`](Self::locked) waits for the answer.
     pub(crate) async fn ask(&mut self, name: &str, ttl: Duration, wait: Option<Duration>) -> Outcome {
         let wait = wait.map_or("forever".to_owned(), |wait| wait.as_millis().to_string());
-        self.send(&format!("lock {} {wait} {name}", ttl.as_millis())).await
+        self.send(&format!("lock {} {wait} {name}", ttl.as_millis())).await?;
+        let answer = self.answer(PATIENCE).await?;
+        ensure!(
+            answer == "asking",
+            "a child process",
+            "it asks for {name:?}; it said {answer:?}"
+        );
+        Ok(())
     }
 
     /// The answer to [`ask`](Self::ask): the token, or `None` if it was busy to the end.

@@ -1,5 +1,6 @@
 //! What the suite must know of a backend.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -36,6 +37,47 @@ pub trait Harness: Send + Sync + 'static {
     ///
     /// If there is nothing to run on. No case is run then, and the run fails.
     async fn begin(&self) -> Result<Option<String>, LockError> {
+        Ok(None)
+    }
+
+    /// Host and port of the namespace's server, for a proxy to stand before it. `None` if there is no such thing: the
+    /// cases about the network are not applicable then.
+    ///
+    /// # Errors
+    ///
+    /// If there is no server; the case fails with it.
+    async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
+        let _ = namespace;
+        Ok(None)
+    }
+
+    /// As [`client`](Self::client), by way of that address instead of the server's own: a proxy listens there. Everything
+    /// that the client sends takes this way. Its [`op_timeout`](lock_core::Capabilities::op_timeout) may be shorter than
+    /// usual, so that the cases need not wait for long.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the backend answers to a failed connection. The default answers that it cannot be done.
+    async fn client_at(
+        &self,
+        namespace: &Namespace,
+        address: SocketAddr,
+    ) -> Result<Arc<dyn DistributedLock>, LockError> {
+        let _ = (namespace, address);
+        Err(LockError::NotSupported {
+            operation: "reaching the server at another address",
+        })
+    }
+
+    /// How many claims the server keeps in line for `name`, not counting the one that holds it. `None` if it has no queue
+    /// or does not show it. Cases wait for this before they go on; of a backend that says it is
+    /// [fair](lock_core::Capabilities::fair) the order can be checked only with it.
+    ///
+    /// # Errors
+    ///
+    /// If looking failed; the case fails with it.
+    async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
+        let _ = (namespace, name);
         Ok(None)
     }
 
@@ -139,6 +181,16 @@ pub enum Fault {
     Steal(LockName),
     /// Whatever is stored of who holds this name is deleted behind the server's back.
     Delete(LockName),
+    /// The counter from which the tokens of this name come is deleted behind the server's back.
+    DeleteCounter(LockName),
+    /// All that the server stores is deleted behind its back, while it runs on.
+    DeleteAll,
+    /// Whatever the server has kept of requests in order to answer the same sooner is dropped: scripts, plans.
+    DropPrepared,
+    /// The server has no more room: it refuses whatever needs some.
+    Full,
+    /// It has room again.
+    Room,
     /// The server answers nobody for that long, and forgets nothing.
     Freeze(std::time::Duration),
     /// The server restarts and keeps its data.
@@ -159,6 +211,10 @@ impl Fault {
             Self::Expire(_) => "a lease that ends before its time",
             Self::Steal(_) => "a lock given to somebody else",
             Self::Delete(_) => "a deleted lock",
+            Self::DeleteCounter(_) => "a deleted counter",
+            Self::DeleteAll => "the deletion of everything",
+            Self::DropPrepared => "the loss of prepared requests",
+            Self::Full | Self::Room => "a full server",
             Self::Freeze(_) => "a frozen server",
             Self::Restart => "a restart",
             Self::RestartWithoutData => "a restart without data",

@@ -1,10 +1,11 @@
 //! The harness of a backend with a bug.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
-use lock_core::{DistributedLock, LockError};
+use lock_core::{DistributedLock, LockError, LockName};
 
 use super::fence::BrokenFence;
 use super::shared::Shared;
@@ -28,6 +29,16 @@ impl BrokenHarness {
             clients: AtomicUsize::new(0),
         }
     }
+
+    fn broken(&self, inner: Arc<dyn DistributedLock>) -> Arc<dyn DistributedLock> {
+        Arc::new(Broken {
+            inner,
+            bug: self.bug,
+            shared: Arc::clone(&self.shared),
+            number: self.clients.fetch_add(1, Ordering::Relaxed),
+            drawn: AtomicU64::new(0),
+        })
+    }
 }
 
 #[async_trait]
@@ -37,13 +48,24 @@ impl Harness for BrokenHarness {
     }
 
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
-        Ok(Arc::new(Broken {
-            inner: self.inner.client(namespace).await?,
-            bug: self.bug,
-            shared: Arc::clone(&self.shared),
-            number: self.clients.fetch_add(1, Ordering::Relaxed),
-            drawn: AtomicU64::new(0),
-        }))
+        Ok(self.broken(self.inner.client(namespace).await?))
+    }
+
+    async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
+        self.inner.address(namespace).await
+    }
+
+    async fn client_at(
+        &self,
+        namespace: &Namespace,
+        address: SocketAddr,
+    ) -> Result<Arc<dyn DistributedLock>, LockError> {
+        Ok(self.broken(self.inner.client_at(namespace, address).await?))
+    }
+
+    /// As far as the clients know: some bugs keep the server from knowing.
+    async fn in_line(&self, _: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
+        Ok(Some(self.shared.lock().in_line.get(name).copied().unwrap_or_default()))
     }
 
     async fn over(&self, namespace: &Namespace) {

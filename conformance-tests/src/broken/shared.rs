@@ -19,6 +19,8 @@ pub(super) struct State {
     pub(super) counters: HashMap<LockName, u64>,
     pub(super) released: HashSet<OwnerId>,
     pub(super) abandoned: HashSet<OwnerId>,
+    /// How many wait for each name.
+    pub(super) in_line: HashMap<LockName, usize>,
 }
 
 pub(super) struct Held {
@@ -43,6 +45,28 @@ impl State {
         let counter = self.counters.entry(name.clone()).or_default();
         *counter += 1;
         *counter
+    }
+}
+
+/// Somebody who waits for that name.
+pub(super) struct InLine<'a> {
+    shared: &'a Shared,
+    name: LockName,
+}
+
+impl<'a> InLine<'a> {
+    pub(super) fn new(shared: &'a Shared, name: &LockName) -> Self {
+        *shared.lock().in_line.entry(name.clone()).or_default() += 1;
+        let name = name.clone();
+        Self { shared, name }
+    }
+}
+
+impl Drop for InLine<'_> {
+    fn drop(&mut self) {
+        if let Some(in_line) = self.shared.lock().in_line.get_mut(&self.name) {
+            *in_line -= 1;
+        }
     }
 }
 

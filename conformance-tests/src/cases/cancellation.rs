@@ -2,7 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use lock_core::{Claim, DistributedLock, LockError, LockGuard, Released};
 
 use super::{Entry, cases};
 use crate::case::Case;
-use crate::link::Weather;
+use crate::link::{Link, Weather};
 use crate::outcome::{Outcome, Stop, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
@@ -63,6 +63,16 @@ enum Drops {
 
 /// What a future came to: its output, if it ended before it was to be dropped.
 async fn dropped<F: Future>(future: F, drops: Drops, patience: Duration) -> Option<F::Output> {
+    dropped_counting(future, drops, patience, &AtomicUsize::new(0)).await
+}
+
+/// The same, telling how often the future has been polled.
+async fn dropped_counting<F: Future>(
+    future: F,
+    drops: Drops,
+    patience: Duration,
+    counter: &AtomicUsize,
+) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut polls = 0;
     let polled = poll_fn(|context| {
@@ -74,6 +84,7 @@ async fn dropped<F: Future>(future: F, drops: Drops, patience: Duration) -> Opti
             return Poll::Ready(None);
         }
         polls += 1;
+        counter.store(polls, Ordering::SeqCst);
         match future.as_mut().poll(context) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
             Poll::Pending if polls == last && !woken => Poll::Ready(None),
@@ -159,13 +170,18 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case
             case.take_within(&other, &holder, case.steady_ttl() + case.slack())
                 .await?;
             let claim = Claim::new(case.name("n"), case.steady_ttl());
-            let acquire = dropped(party.link.acquire(&claim, None), way(k), case.ttl() / 4);
-            let release = async {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                other.release(&holder).await
-            };
-            let (output, released) = tokio::join!(acquire, release);
-            released?;
+            let polls = Arc::new(AtomicUsize::new(0));
+            // A task of its own, as whatever else this one awaited would count as polls.
+            let releasing = tokio::spawn(released_once_awaited(
+                Arc::clone(&case),
+                Arc::clone(&other),
+                holder,
+                Arc::clone(&polls),
+            ));
+            let acquire = party.link.acquire(&claim, None);
+            let output = dropped_counting(acquire, way(k), case.ttl() / 4, &polls).await;
+            polls.store(usize::MAX, Ordering::SeqCst);
+            releasing.await??;
             party.link.release(&claim).await?;
             if output.transpose()?.is_some() {
                 most = most.max(k);
@@ -181,6 +197,22 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case
         .await?;
     ensure!(kept.is_held(), "the client", "its other lock is held all the while");
     kept.release().await?;
+    Ok(())
+}
+
+/// Releases what is held as soon as somebody waits for it who was polled often enough to know that it is busy, or who has
+/// given up.
+async fn released_once_awaited(case: Arc<Case>, client: Arc<Link>, held: Claim, polls: Arc<AtomicUsize>) -> Outcome {
+    let fewest = case.fewest_polls();
+    let polled = || polls.load(Ordering::SeqCst) >= fewest;
+    case.eventually("the waiter", "it is polled", case.patience(), polled)
+        .await?;
+    let gave_up = || polls.load(Ordering::SeqCst) == usize::MAX;
+    tokio::select! {
+        seen = case.in_line("n", 1) => drop(seen?),
+        gone = case.eventually("the waiter", "it gives up", case.patience(), gave_up) => drop(gone?),
+    }
+    client.release(&held).await?;
     Ok(())
 }
 

@@ -42,26 +42,37 @@ async fn one_leaves(
             let holder = case.party().await?;
             let ttl = long_ttl(case);
             let guard = holder.locks.lock("n").ttl(ttl).await?;
+            let mut parties = vec![holder.clone(); 4];
+            if !same_client {
+                for party in &mut parties {
+                    *party = case.party().await?;
+                }
+            }
             let mut waiting = Vec::new();
-            for waiter in 0..4 {
-                let party = if same_client {
-                    holder.clone()
-                } else {
-                    case.party().await?
-                };
+            for (waiter, party) in parties.iter().enumerate() {
                 let wait = if waiter == place {
-                    Duration::from_millis(250)
+                    Duration::from_millis(500)
                 } else {
                     case.patience()
                 };
-                waiting.push(tokio::spawn(
-                    party.locks.lock("n").ttl(ttl).wait_for(wait).into_future(),
-                ));
-                let asked = || party.locks.stats().waiting > 0;
+                let before = party.locks.stats().waiting;
+                let asking = party.locks.lock("n").ttl(ttl).wait_for(wait).into_future();
+                waiting.push(tokio::spawn(asking));
+                let asked = || party.locks.stats().waiting > before;
                 case.eventually("the client", "a waiter counts as waiting", case.slack(), asked)
                     .await?;
+                // Behind a holder of the same client nobody need be at the server. Whoever is to leave may do so early.
+                let in_line = if same_client { 0 } else { waiter + 1 };
+                let left = async {
+                    while waiting.get(place).is_none_or(|leaver| !leaver.is_finished()) {
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                };
+                tokio::select! {
+                    seen = case.in_line("n", in_line) => drop(seen?),
+                    () = left => {}
+                }
             }
-            tokio::time::sleep(Duration::from_millis(50)).await;
             leave(waiting.remove(place)).await?;
             guard.release().await?;
             one_after_the_other(case, waiting).await?;
@@ -112,11 +123,10 @@ async fn one_process_fails(case: &Arc<Case>, harm: impl AsyncFn(&mut Child) -> O
         case.note(format!("waiter {place} fails"));
         let guard = holder.lock("n").ttl(long_ttl(case)).wait_for(case.patience()).await?;
         let mut children = Vec::new();
-        for _ in 0..3 {
+        for waiter in 0..3 {
             let mut child = case.child().await?;
             child.ask("n", ttl, None).await?;
-            // Time to come before the next one; where the order is not kept, it does not matter either.
-            tokio::time::sleep(Duration::from_millis(60)).await;
+            case.in_line("n", waiter + 1).await?;
             children.push(child);
         }
         let mut failed = children.remove(place);

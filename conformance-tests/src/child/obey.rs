@@ -80,7 +80,9 @@ impl Servant {
             Some(wait) => request(name).wait_for(millis(Some(wait))?),
             None => request(name).wait_forever(),
         };
-        match request.await {
+        let asked = tokio::spawn(request.into_future());
+        answer("asking");
+        match asked.await.map_err(|error| error.to_string())? {
             Ok(guard) => {
                 let answer = format!("granted {}", guard.token());
                 self.guards.insert(name.to_owned(), guard);

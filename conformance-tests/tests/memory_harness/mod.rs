@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 use conformance_tests::{Fault, Harness, Injection, Namespace};
-use lock_core::{DistributedLock, LockError, MemoryLock};
+use lock_core::{DistributedLock, LockError, LockName, MemoryLock};
 
 /// A store per namespace.
 pub(crate) struct MemoryHarness {
@@ -49,6 +49,11 @@ impl Harness for MemoryHarness {
             .collect();
         left.extend((0..store.waiters()).map(|_| "a waiter".to_owned()));
         Ok(Some(left))
+    }
+
+    async fn in_line(&self, namespace: &Namespace, _: &LockName) -> Result<Option<usize>, LockError> {
+        // Nobody waits for two names of one namespace at a time.
+        Ok(Some(self.store(namespace).waiters()))
     }
 
     async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {

@@ -4,7 +4,9 @@ mod resource;
 mod role;
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use conformance_tests::servers::{Data, Kind, Server, ServerError};
@@ -54,11 +56,29 @@ impl Harness for RedisHarness {
     }
 
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let url = self.url(namespace).await?;
-        let config = RedisConfig::from_url(&url)?
-            .credentials(USER, PASSWORD)
-            .namespace(namespace.name());
+        let config = config(&self.url(namespace).await?, namespace)?;
         Ok(Arc::new(config.connect().await?))
+    }
+
+    async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
+        Ok(Some(self.server(namespace).await?.authority().to_owned()))
+    }
+
+    async fn client_at(
+        &self,
+        namespace: &Namespace,
+        address: SocketAddr,
+    ) -> Result<Arc<dyn DistributedLock>, LockError> {
+        let url = self.server(namespace).await?.url_at(address);
+        let config = config(&url, namespace)?.op_timeout(Duration::from_secs(2));
+        Ok(Arc::new(config.connect().await?))
+    }
+
+    async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
+        let queue = format!("{{{}:{name}}}:queue", namespace.name());
+        let fields: Vec<String> = self.ask(namespace, redis::cmd("HKEYS").arg(queue)).await?;
+        // Owners, among numbers and the ends of the line.
+        Ok(Some(fields.iter().filter(|field| field.contains('-')).count()))
     }
 
     async fn over(&self, namespace: &Namespace) {
@@ -99,6 +119,12 @@ impl Harness for RedisHarness {
                 steal.arg(lock(namespace, name)).arg(stranger).arg("KEEPTTL");
                 self.ask::<()>(namespace, &steal).await?;
             }
+            Fault::DeleteCounter(name) => {
+                self.ask::<()>(namespace, redis::cmd("DEL").arg(counter(namespace, name)))
+                    .await?;
+            }
+            // Others only have to send theirs once more.
+            Fault::DropPrepared => self.ask(namespace, redis::cmd("SCRIPT").arg("FLUSH")).await?,
             fault => return self.inject_into_server(namespace, fault).await,
         }
         Ok(Injection::Done)
@@ -136,6 +162,14 @@ impl RedisHarness {
         }
         let server = self.server(namespace).await?;
         match fault {
+            Fault::DeleteAll => {
+                return self
+                    .ask(namespace, &redis::cmd("FLUSHALL"))
+                    .await
+                    .map(|()| Injection::Done);
+            }
+            Fault::Full => return self.limit_memory(namespace, "1").await,
+            Fault::Room => return self.limit_memory(namespace, "0").await,
             Fault::Freeze(time) => server.pause_for(*time).await,
             Fault::Restart => server.restart(Data::Kept).await,
             Fault::RestartWithoutData => server.restart(Data::Lost).await,
@@ -144,6 +178,13 @@ impl RedisHarness {
             _ => return Ok(Injection::NotPossible),
         }
         .map_err(no_server)?;
+        Ok(Injection::Done)
+    }
+
+    async fn limit_memory(&self, namespace: &Namespace, bytes: &str) -> Result<Injection, LockError> {
+        let mut limit = redis::cmd("CONFIG");
+        limit.arg("SET").arg("maxmemory").arg(bytes);
+        self.ask::<()>(namespace, &limit).await?;
         Ok(Injection::Done)
     }
 
@@ -220,6 +261,12 @@ impl RedisHarness {
         }
         Ok(())
     }
+}
+
+/// As a user who may do no more than a user should be allowed to.
+fn config(url: &str, namespace: &Namespace) -> Result<RedisConfig, LockError> {
+    let config = RedisConfig::from_url(url)?;
+    Ok(config.credentials(USER, PASSWORD).namespace(namespace.name()))
 }
 
 /// As the user that the URL names, who may do everything.
