@@ -1,9 +1,9 @@
 //! What keeps locks alive, and notices when they are not.
 //!
 //! The watchdog schedules *leases*, not locks: ten thousand locks on one lease are one renewal. A lease is renewed at a
-//! third of its ttl; failures are tried again until its deadline. Renewals run beside each other, so that a slow one
-//! delays no other. While anything is held the clock is read at least once a second, because timers stand still while
-//! the machine sleeps and the clock does not.
+//! third of its ttl, or somewhat sooner, so that leases that were taken at once are not renewed at once; failures are tried
+//! again until its deadline. Renewals run beside each other, so that a slow one delays no other. While anything is held the
+//! clock is read at least once a second, because timers stand still while the machine sleeps and the clock does not.
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
@@ -20,6 +20,13 @@ use crate::guard::Held;
 use crate::{Lease, LockError, LossReason, OwnerId, Renewal, Stamp};
 
 const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// The part of its beat by which the first renewal of a lease may come sooner. No more, as most locks are released before
+/// they need one at all.
+const FIRST_SPREAD: f64 = 0.5;
+
+/// The same for every later one: little, as each is a request more. Over time it evens out what is left of a burst.
+const SPREAD: f64 = 0.125;
 
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
@@ -268,9 +275,17 @@ impl Watchdog {
 fn first_due(lease: &Lease, renews: bool) -> Stamp {
     // A lease taken late by another guard has less than a ttl left; two thirds before its end is never too late.
     if renews {
-        lease.deadline() - lease.ttl() / 3 * 2
+        lease.deadline() - lease.ttl() / 3 * 2 - sooner(lease, FIRST_SPREAD)
     } else {
         lease.deadline()
+    }
+}
+
+/// How much sooner than need be. A lease that locks share is one renewal in any case.
+fn sooner(lease: &Lease, spread: f64) -> Duration {
+    match lease.claim() {
+        Some(_) => (lease.ttl() / 3).mul_f64(spread * fastrand::f64()),
+        None => Duration::ZERO,
     }
 }
 
@@ -298,7 +313,7 @@ impl Core {
             let asked = core.clock.now();
             let outcome = core.renew(&lease).await;
             let due = match outcome {
-                Ok(()) => asked + lease.ttl() / 3,
+                Ok(()) => asked + lease.ttl() / 3 - sooner(&lease, SPREAD),
                 Err(error) => {
                     tracing::warn!(?lease, %error, "renewal failed; trying again");
                     core.clock.now() + retry_pause(lease.ttl())
