@@ -11,6 +11,8 @@ use crate::arguments::Arguments;
 use crate::exit::{Failure, USAGE};
 use crate::say::{print, say};
 
+pub(crate) const NO_COMMAND: &str = "there is no command to run: fencelock run NAME -- COMMAND [ARG...]";
+
 /// Answers a request for help, or refuses arguments in one line.
 pub(crate) fn answer(error: &clap::Error) -> ExitCode {
     match error.kind() {
@@ -34,7 +36,7 @@ fn in_one_line(error: &clap::Error) -> String {
         _ => false,
     };
     if lacks_command {
-        return "there is no command to run: fencelock run NAME -- COMMAND [ARG...]".to_owned();
+        return NO_COMMAND.to_owned();
     }
     let text = error.render().to_string();
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());

@@ -11,6 +11,7 @@ use crate::arguments::Run;
 use crate::channel::{End, Why};
 use crate::exit::{Failure, LOST, by_signal};
 use crate::locker::{Locker, Outcome};
+use crate::manual::NO_COMMAND;
 use crate::place::Place;
 use crate::say::say;
 use crate::signals::Signals;
@@ -22,7 +23,7 @@ use crate::waiting::{self, Waited};
 pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
     let name = LockName::new(&run.name)?;
     let timing = Timing::fit(run.ttl, run.grace)?;
-    let command = command(run.command, run.shell);
+    let command = command(run.command, run.shell)?;
     let failed = |e| Failure::unavailable(format!("signals cannot be received: {e}"));
     let mut signals = Signals::listen().map_err(failed)?;
     let locks = place.client()?;
@@ -51,45 +52,51 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
     };
 
     let (mut outcome, guard) = Locker::start(guard, &command, timing, signals).await?.run().await;
+    let ttl = guard.ttl();
     let released = let_go(guard).await;
-    if outcome.lost.is_none() && outcome.is_own_end() {
-        outcome.lost = released;
+    match &released {
+        Ok(lost) if outcome.lost.is_none() && outcome.is_own_end() => outcome.lost = *lost,
+        Err(error) if outcome.is_own_end() => {
+            say(format_args!("{error}; the lock frees itself within {}", shown(ttl)));
+        }
+        _ => {}
     }
     if outcome.lost.is_some() {
         leave(&locks).await;
     }
-    Ok(report(&name, &outcome))
+    Ok(report(&name, &outcome, released.err()))
 }
 
-fn command(given: Vec<OsString>, shell: bool) -> Vec<OsString> {
+fn command(mut given: Vec<OsString>, shell: bool) -> Result<Vec<OsString>, Failure> {
+    // A name that begins with `-` comes after a `--` of its own, so this one is the second.
+    if given.first().is_some_and(|word| word == "--") {
+        given.remove(0);
+    }
+    if given.is_empty() {
+        return Err(Failure::usage(NO_COMMAND));
+    }
     if !shell {
-        return given;
+        return Ok(given);
     }
     let mut line = given.into_iter();
-    let words = ["/bin/sh".into(), "-c".into()].into_iter();
-    // After the line comes its $0.
-    words.chain(line.next()).chain(["sh".into()]).chain(line).collect()
+    // Without the `--` a line that begins with `-` would be an option. After the line comes its $0.
+    let words = ["/bin/sh", "-c", "--"].map(OsString::from).into_iter();
+    Ok(words.chain(line.next()).chain(["sh".into()]).chain(line).collect())
 }
 
 /// Lets go of the lock. Says why if it turns out that it was lost while the command ran.
-async fn let_go(guard: LockGuard) -> Option<LossReason> {
+async fn let_go(guard: LockGuard) -> Result<Option<LossReason>, Failure> {
     let signal = guard.lost();
-    let ttl = guard.ttl();
-    match guard.release().await {
-        Ok(ReleaseOutcome::AlreadyLost) => match signal.wait().await {
+    Ok(match guard.release().await? {
+        ReleaseOutcome::AlreadyLost => match signal.wait().await {
             // The command was gone by then: the supervisor sees to it.
             LossReason::Expired => None,
             // The server did not know us any more.
             LossReason::Released => Some(LossReason::NotHeld),
             reason => Some(reason),
         },
-        Ok(_) => None,
-        Err(error) => {
-            let error = Failure::from(error);
-            say(format_args!("{error}; the lock frees itself within {}", shown(ttl)));
-            None
-        }
-    }
+        _ => None,
+    })
 }
 
 /// Takes back on the server what is under way there. Not for long: it ends by itself.
@@ -97,15 +104,18 @@ async fn leave(locks: &Locks) {
     let _ = tokio::time::timeout(Duration::from_secs(2), locks.shutdown()).await;
 }
 
-fn report(name: &LockName, outcome: &Outcome) -> ExitCode {
+/// Says what became of the command, and of its lock if `trouble` came up in letting go of it.
+fn report(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> ExitCode {
     let Some((how, why)) = outcome.end else {
         say("the supervisor of the command was killed, so the command was, too");
         return ExitCode::from(by_signal(Signal::KILL.as_raw()));
     };
     match (why, outcome.lost) {
         (Why::Deadline, _) => {
+            // What keeps it from being released has most likely kept it from being renewed.
+            let trouble = trouble.map(|failure| format!(" ({failure})")).unwrap_or_default();
             say(format_args!(
-                "the lock {name} could not be renewed in time; the command was ended before it ran out"
+                "the lock {name} could not be renewed in time{trouble}; the command was ended before it ran out"
             ));
             ExitCode::from(LOST)
         }

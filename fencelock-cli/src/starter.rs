@@ -30,8 +30,11 @@ pub(crate) fn main(mut args: ArgsOs) -> ExitCode {
         return ExitCode::from(by_signal(Signal::KILL.as_raw()));
     }
     let error = Command::new(&program).args(args).exec();
-    let program = program.to_string_lossy();
-    say(format_args!("{} cannot be run: {error}", program.escape_debug()));
+    let program = match program.to_string_lossy() {
+        empty if empty.is_empty() => "an empty name".to_owned(),
+        program => program.escape_debug().to_string(),
+    };
+    say(format_args!("{program} cannot be run: {error}"));
     ExitCode::from(match error.kind() {
         ErrorKind::NotFound => NOT_FOUND,
         _ => NOT_EXECUTABLE,

@@ -79,6 +79,22 @@ fn a_name_may_hold_blanks_and_any_letters() {
 }
 
 #[test]
+fn a_name_that_looks_like_an_option_comes_after_two_dashes() {
+    let world = World::new();
+    let done = world.run(["run", "--", "-n", "--", "sh", "-c", "printf %s $FENCELOCK_NAME; exit 6"]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(6), "-n"), "{done:?}");
+    let done = world.run(["holder", "--", "-n"]);
+    assert_eq!((done.code, done.stdout.as_str()), (Some(1), "-n is free\n"));
+    refused(&["run", "--", "-n", "--"], 64, "there is no command to run");
+    refused(&["run", "-x", "--", "true"], 64, "use '-- -x'");
+}
+
+#[test]
+fn an_empty_command_is_not_found() {
+    refused(&["run", "lock", "--", ""], 127, "an empty name cannot be run");
+}
+
+#[test]
 fn a_name_that_is_too_long_empty_or_not_printable_is_refused() {
     refused(&["run", &"x".repeat(600), "--", "true"], 64, "longer than 512 bytes");
     refused(&["run", "", "--", "true"], 64, "empty");

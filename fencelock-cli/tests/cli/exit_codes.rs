@@ -2,27 +2,35 @@
 
 use std::fs;
 
-use crate::world::World;
+use crate::world::{Backend, World};
 
-#[test]
-fn the_code_is_the_commands_own() {
+on_every_backend! {
+    the_code_is_the_commands_own,
+    the_code_is_128_and_the_signal_that_killed_the_command,
+    busy_is_75_and_names_the_holder,
+    the_code_for_busy_can_be_chosen,
+    lost_is_76_and_the_command_is_ended,
+    what_cannot_be_executed_is_126,
+    what_does_not_exist_is_127,
+    the_lock_is_free_after_every_end,
+}
+
+fn the_code_is_the_commands_own(backend: Backend) {
     for code in [0, 1, 7, 64, 69, 75, 76, 255] {
-        let done = World::new().run(["run", "lock", "--", "sh", "-c", &format!("exit {code}")]);
+        let done = World::on(backend).run(["run", "lock", "--", "sh", "-c", &format!("exit {code}")]);
         assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
     }
 }
 
-#[test]
-fn the_code_is_128_and_the_signal_that_killed_the_command() {
+fn the_code_is_128_and_the_signal_that_killed_the_command(backend: Backend) {
     for (signal, code) in [("TERM", 143), ("KILL", 137), ("INT", 130), ("SEGV", 139)] {
-        let done = World::new().run(["run", "lock", "--", "sh", "-c", &format!("kill -{signal} $$")]);
+        let done = World::on(backend).run(["run", "lock", "--", "sh", "-c", &format!("kill -{signal} $$")]);
         assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""), "{signal}");
     }
 }
 
-#[test]
-fn busy_is_75_and_names_the_holder() {
-    let world = World::new();
+fn busy_is_75_and_names_the_holder(backend: Backend) {
+    let world = World::on(backend);
     let running = world.start(&["--label", "night shift"], "exec sleep 60");
     let holder = running.locker().0;
     for patience in [&["-n"][..], &["--wait", "30ms"], &["-w", "0s"]] {
@@ -35,9 +43,8 @@ fn busy_is_75_and_names_the_holder() {
     assert_eq!(running.end().code, Some(143));
 }
 
-#[test]
-fn the_code_for_busy_can_be_chosen() {
-    let world = World::new();
+fn the_code_for_busy_can_be_chosen(backend: Backend) {
+    let world = World::on(backend);
     let running = world.start(&[], "exec sleep 60");
     for code in [0, 1, 200] {
         let done = world.run(["run", "-n", "-E", &code.to_string(), "lock", "--", "true"]);
@@ -47,9 +54,8 @@ fn the_code_for_busy_can_be_chosen() {
     running.end();
 }
 
-#[test]
-fn lost_is_76_and_the_command_is_ended() {
-    let world = World::new();
+fn lost_is_76_and_the_command_is_ended(backend: Backend) {
+    let world = World::on(backend);
     let running = world.start(&["--ttl", "1s"], "exec sleep 60");
     let command = running.command;
     let done = world.run(["release", "--force", "lock"]);
@@ -83,9 +89,8 @@ fn wrong_arguments_are_64() {
     assert!(line.contains("--nonsense"), "{line}");
 }
 
-#[test]
-fn what_cannot_be_executed_is_126() {
-    let world = World::new();
+fn what_cannot_be_executed_is_126(backend: Backend) {
+    let world = World::on(backend);
     fs::write(world.path("letter"), "dear reader").unwrap();
     let done = world.run(["run", "lock", "--", "./letter"]);
     assert_eq!(
@@ -94,18 +99,16 @@ fn what_cannot_be_executed_is_126() {
     );
 }
 
-#[test]
-fn what_does_not_exist_is_127() {
-    let done = World::new().run(["run", "lock", "--", "no-such-command"]);
+fn what_does_not_exist_is_127(backend: Backend) {
+    let done = World::on(backend).run(["run", "lock", "--", "no-such-command"]);
     assert_eq!(
         done.one_line(127),
         "no-such-command cannot be run: No such file or directory (os error 2)"
     );
 }
 
-#[test]
-fn the_lock_is_free_after_every_end() {
-    let world = World::new();
+fn the_lock_is_free_after_every_end(backend: Backend) {
+    let world = World::on(backend);
     for script in ["exit 0", "exit 7", "kill -9 $$"] {
         world.run(["run", "lock", "--", "sh", "-c", script]);
         let done = world.run(["holder", "lock"]);

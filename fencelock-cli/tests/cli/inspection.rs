@@ -3,15 +3,22 @@
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::world::{Done, World};
+use crate::world::{Backend, Done, World};
+
+on_every_backend! {
+    a_holder_is_shown_to_people_and_to_programs,
+    a_list_shows_what_is_held_under_a_prefix_and_where,
+    a_lock_is_taken_away_only_by_force,
+    a_check_tries_everything_and_leaves_nothing,
+    a_verbose_run_tells_where_the_locks_are_and_what_happens,
+}
 
 fn json(done: &Done) -> Value {
     serde_json::from_str(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
 }
 
-#[test]
-fn a_holder_is_shown_to_people_and_to_programs() {
-    let world = World::new();
+fn a_holder_is_shown_to_people_and_to_programs(backend: Backend) {
+    let world = World::on(backend);
     let running = world.start(&["--label", "nightly"], "exec sleep 60");
     let pid = running.locker().0;
 
@@ -37,9 +44,8 @@ fn a_holder_is_shown_to_people_and_to_programs() {
     assert_eq!((done.code, json(&done)), (Some(1), Value::Null));
 }
 
-#[test]
-fn a_list_shows_what_is_held_under_a_prefix_and_where() {
-    let world = World::new();
+fn a_list_shows_what_is_held_under_a_prefix_and_where(backend: Backend) {
+    let world = World::on(backend);
     let running = world.start(&["--label", "a \u{1b}[2J label"], "exec sleep 60");
     let place = world.url();
 
@@ -72,9 +78,8 @@ fn a_list_shows_what_is_held_under_a_prefix_and_where() {
     running.end();
 }
 
-#[test]
-fn a_lock_is_taken_away_only_by_force() {
-    let world = World::new();
+fn a_lock_is_taken_away_only_by_force(backend: Backend) {
+    let world = World::on(backend);
     let running = world.start(&["--ttl", "1s"], "exec sleep 60");
     world.run(["release", "lock"]).one_line(64);
     assert_eq!(world.run(["holder", "lock"]).code, Some(0));
@@ -86,9 +91,8 @@ fn a_lock_is_taken_away_only_by_force() {
     assert_eq!(running.end().code, Some(76));
 }
 
-#[test]
-fn a_check_tries_everything_and_leaves_nothing() {
-    let world = World::new();
+fn a_check_tries_everything_and_leaves_nothing(backend: Backend) {
+    let world = World::on(backend);
     let done = world.run(["check"]);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     for step in [
@@ -155,9 +159,8 @@ fn completions_and_manual_pages_are_printed() {
     assert!(done.stdout.contains("Exit codes"), "{done:?}");
 }
 
-#[test]
-fn a_verbose_run_tells_where_the_locks_are_and_what_happens() {
-    let world = World::new();
+fn a_verbose_run_tells_where_the_locks_are_and_what_happens(backend: Backend) {
+    let world = World::on(backend);
     let done = world.run(["-v", "run", "lock", "--", "true"]);
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), ""));
     assert!(

@@ -4,7 +4,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::world::{Process, Running, World, wait_until, wait_within};
+use crate::world::{Backend, Process, Running, World, wait_until, wait_within};
+
+on_every_backend! {
+    a_killed_locker_takes_the_command_and_all_its_offspring_along,
+    a_stopped_locker_loses_command_and_lock_and_exits_with_76_when_it_wakes,
+    a_killed_supervisor_takes_everything_along_at_once,
+    a_lock_that_is_taken_away_ends_the_command_and_all_its_offspring,
+    a_command_that_runs_for_many_ttls_keeps_its_lock,
+}
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -41,9 +49,8 @@ fn alive_script(all: [Process; 3]) -> String {
         + "true"
 }
 
-#[test]
-fn a_killed_locker_takes_the_command_and_all_its_offspring_along() {
-    let world = World::new();
+fn a_killed_locker_takes_the_command_and_all_its_offspring_along(backend: Backend) {
+    let world = World::on(backend);
     let mut family = family(&world);
     let since = Instant::now();
     family.running.locker().signal(Signal::KILL);
@@ -51,9 +58,8 @@ fn a_killed_locker_takes_the_command_and_all_its_offspring_along() {
     family.running.child.wait().unwrap();
 }
 
-#[test]
-fn a_stopped_locker_loses_command_and_lock_and_exits_with_76_when_it_wakes() {
-    let world = World::new();
+fn a_stopped_locker_loses_command_and_lock_and_exits_with_76_when_it_wakes(backend: Backend) {
+    let world = World::on(backend);
     let family = family(&world);
     let since = Instant::now();
     family.running.locker().signal(Signal::STOP);
@@ -75,9 +81,8 @@ fn the_command_is_told_with_sigterm_first_and_has_its_grace() {
     running.child.wait().unwrap();
 }
 
-#[test]
-fn a_killed_supervisor_takes_everything_along_at_once() {
-    let world = World::new();
+fn a_killed_supervisor_takes_everything_along_at_once(backend: Backend) {
+    let world = World::on(backend);
     let family = family(&world);
     family.running.supervisor().signal(Signal::KILL);
     let done = family.running.end();
@@ -112,9 +117,8 @@ fn the_command_dies_even_if_locker_and_supervisor_are_killed_together() {
     running.child.wait().unwrap();
 }
 
-#[test]
-fn a_lock_that_is_taken_away_ends_the_command_and_all_its_offspring() {
-    let world = World::new();
+fn a_lock_that_is_taken_away_ends_the_command_and_all_its_offspring(backend: Backend) {
+    let world = World::on(backend);
     let family = family(&world);
     assert_eq!(world.run(["release", "--force", "lock"]).code, Some(0));
     let done = family.running.end();
@@ -136,9 +140,8 @@ fn a_stopped_command_is_ended_too() {
     running.child.wait().unwrap();
 }
 
-#[test]
-fn a_command_that_runs_for_many_ttls_keeps_its_lock() {
-    let world = World::new();
+fn a_command_that_runs_for_many_ttls_keeps_its_lock(backend: Backend) {
+    let world = World::on(backend);
     let done = world.run(["run", "--ttl", "300ms", "lock", "--", "sleep", "2"]);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
 }

@@ -2,10 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "clippy sees no tests in the helpers of a test")]
 
+#[macro_use]
+mod backends;
+
 mod bad_input;
 mod exit_codes;
 mod inspection;
 mod losing;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+mod server;
 mod session;
 mod signals;
 mod surroundings;

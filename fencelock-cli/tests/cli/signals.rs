@@ -6,7 +6,11 @@ use std::process::Stdio;
 
 use rustix::process::Signal;
 
-use crate::world::{Process, World, wait_until};
+use crate::world::{Backend, Process, World, wait_until};
+
+on_every_backend! {
+    a_signal_ends_the_wait_and_leaves_nothing_behind,
+}
 
 const FORWARDED: [(&str, Signal); 6] = [
     ("TERM", Signal::TERM),
@@ -63,10 +67,9 @@ fn signals_to_the_supervisor_change_nothing() {
     assert_eq!(running.end().code, Some(129));
 }
 
-#[test]
-fn a_signal_ends_the_wait_and_leaves_nothing_behind() {
+fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
     for (name, signal) in FORWARDED {
-        let world = World::new();
+        let world = World::on(backend);
         let running = world.start(&[], "exec sleep 60");
         let mut waiting = world
             .fencelock()

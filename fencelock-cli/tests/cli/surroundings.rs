@@ -7,7 +7,12 @@ use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::world::{Done, World, binary, wait_until};
+use crate::world::{Backend, Done, World, binary, wait_until};
+
+on_every_backend! {
+    the_command_finds_name_and_token_and_keeps_arguments_and_environment,
+    without_terminal_stdin_and_environment_it_behaves,
+}
 
 #[test]
 fn stdin_stdout_and_stderr_are_the_commands_as_they_are() {
@@ -31,9 +36,8 @@ fn stdin_stdout_and_stderr_are_the_commands_as_they_are() {
     );
 }
 
-#[test]
-fn the_command_finds_name_and_token_and_keeps_arguments_and_environment() {
-    let world = World::new();
+fn the_command_finds_name_and_token_and_keeps_arguments_and_environment(backend: Backend) {
+    let world = World::on(backend);
     let mut command = world.fencelock();
     command.args([
         "run",
@@ -68,6 +72,14 @@ fn a_shell_line_is_run_by_sh() {
         "two",
     ]);
     assert_eq!((done.code, done.stdout.as_str()), (Some(3), "0ne\ntwo\n"), "{done:?}");
+}
+
+#[test]
+fn a_shell_line_that_begins_like_an_option_is_none() {
+    for (line, code) in [("-c", 127), ("--version", 127), ("", 0)] {
+        let done = World::new().run(["run", "--shell", "lock", "--", line, "echo one"]);
+        assert_eq!((done.code, done.stdout.as_str()), (Some(code), ""), "{done:?}");
+    }
 }
 
 #[test]
@@ -122,9 +134,8 @@ fn the_default_place_is_made_for_the_user_alone() {
     run(&lock, &[("FENCELOCK_URL", "")]);
 }
 
-#[test]
-fn without_terminal_stdin_and_environment_it_behaves() {
-    let world = World::new();
+fn without_terminal_stdin_and_environment_it_behaves(backend: Backend) {
+    let world = World::on(backend);
     // As service managers start things: a session of its own, closed stdin, next to no environment.
     let run = |script: &str| {
         let line = format!(

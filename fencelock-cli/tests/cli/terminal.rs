@@ -6,7 +6,12 @@ use std::time::Duration;
 use rustix::process::Signal;
 
 use crate::session::{CTRL_C, CTRL_Z, Session};
-use crate::world::{World, wait_until, wait_within};
+use crate::world::{Backend, World, wait_until, wait_within};
+
+on_every_backend! {
+    ctrl_c_ends_the_wait_for_a_lock,
+    a_person_who_waits_is_told_for_whom,
+}
 
 /// A session in which `fencelock run` with `options` runs a script.
 fn running(world: &World, options: &str, script: &str) -> Session {
@@ -66,9 +71,8 @@ fn ctrl_c_ends_a_script_and_not_only_the_command_in_it() {
     }
 }
 
-#[test]
-fn ctrl_c_ends_the_wait_for_a_lock() {
-    let world = World::new();
+fn ctrl_c_ends_the_wait_for_a_lock(backend: Backend) {
+    let world = World::on(backend);
     let holder = world.start(&[], "exec sleep 60");
     let mut session = Session::new(&world);
     session.start("fencelock run lock -- touch ran");
@@ -304,9 +308,8 @@ fn a_hung_up_terminal_ends_command_and_lock() {
     wait_until("the lock to be free", || world.run(["holder", "lock"]).code == Some(1));
 }
 
-#[test]
-fn a_person_who_waits_is_told_for_whom() {
-    let world = World::new();
+fn a_person_who_waits_is_told_for_whom(backend: Backend) {
+    let world = World::on(backend);
     let holder = world.start(&["--label", "nightly"], "exec sleep 60");
     let mut session = Session::new(&world);
     session.start("fencelock run lock -- sh -c 'echo mine-$((1 + 1))'");

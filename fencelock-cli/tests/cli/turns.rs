@@ -3,12 +3,16 @@
 use std::fs;
 use std::process::Child;
 
-use crate::world::World;
+use crate::world::{Backend, World};
 
-#[test]
-fn twenty_processes_count_to_twenty_five_times_in_a_row() {
+on_every_backend! {
+    twenty_processes_count_to_twenty_five_times_in_a_row,
+    a_waiter_goes_on_as_soon_as_the_lock_is_free,
+}
+
+fn twenty_processes_count_to_twenty_five_times_in_a_row(backend: Backend) {
     for round in 1..=5 {
-        let world = World::new();
+        let world = World::on(backend);
         fs::write(world.path("n"), "0").unwrap();
         let script = "n=$(cat n); sleep 0.02; echo $((n+1)) > n; echo $FENCELOCK_TOKEN >> tokens";
         let start = |_| {
@@ -34,9 +38,8 @@ fn twenty_processes_count_to_twenty_five_times_in_a_row() {
     }
 }
 
-#[test]
-fn a_waiter_goes_on_as_soon_as_the_lock_is_free() {
-    let world = World::new();
+fn a_waiter_goes_on_as_soon_as_the_lock_is_free(backend: Backend) {
+    let world = World::on(backend);
     let running = world.start(&[], "exec sleep 60");
     let waiting = world.fencelock().args(["run", "lock", "--", "true"]).spawn().unwrap();
     running.command.signal(rustix::process::Signal::TERM);

@@ -9,19 +9,53 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+#[cfg(feature = "redis")]
+use crate::server::Server;
+
 /// Longer than anything takes that is going to happen at all.
 pub(crate) const CEILING: Duration = Duration::from_secs(20);
 
-/// A folder with a lock file in it, and nothing of the caller's environment.
+/// Where a world keeps its locks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Backend {
+    Sqlite,
+    #[cfg(feature = "redis")]
+    Redis,
+}
+
+/// A folder, a place for locks, and nothing of the caller's environment.
 pub(crate) struct World {
+    #[cfg(feature = "redis")]
+    server: Option<Server>,
     dir: TempDir,
 }
 
 impl World {
+    /// With its locks in a file in the folder.
     pub(crate) fn new() -> Self {
-        Self {
-            dir: tempfile::tempdir().unwrap(),
+        Self::on(Backend::Sqlite)
+    }
+
+    pub(crate) fn on(backend: Backend) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        match backend {
+            Backend::Sqlite => Self {
+                #[cfg(feature = "redis")]
+                server: None,
+                dir,
+            },
+            #[cfg(feature = "redis")]
+            Backend::Redis => Self {
+                server: Some(Server::start(dir.path(), &[])),
+                dir,
+            },
         }
+    }
+
+    /// The server that keeps the locks.
+    #[cfg(feature = "redis")]
+    pub(crate) fn server(&self) -> &Server {
+        self.server.as_ref().unwrap()
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -33,6 +67,10 @@ impl World {
     }
 
     pub(crate) fn url(&self) -> String {
+        #[cfg(feature = "redis")]
+        if let Some(server) = &self.server {
+            return server.url();
+        }
         format!("sqlite:{}", self.path("locks.db").display())
     }
 

@@ -1,0 +1,156 @@
+//! What only a server can do to a command: be out of reach, refuse, forget.
+
+use std::io::Read;
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
+
+use rustix::process::Signal;
+
+use crate::server::Server;
+use crate::world::{Backend, CEILING, Done, World, wait_within};
+
+const SECRET: &str = "hunter2";
+
+/// Tries each way to need the server, and checks that each fails with 69, in one line that holds `says` and no secret.
+#[track_caller]
+fn unavailable(url: &str, says: &str) {
+    let world = World::new();
+    for args in [
+        &["run", "lock", "--", "true"][..],
+        &["run", "-n", "lock", "--", "true"],
+        &["holder", "lock"],
+        &["list"],
+        &["release", "--force", "lock"],
+    ] {
+        let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).args(args));
+        let line = done.one_line(69);
+        assert!(line.contains(says), "{line}");
+        assert!(!line.contains(SECRET), "{line}");
+    }
+    let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).arg("check"));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(69), ""));
+    assert!(done.stdout.contains(says) && !done.stdout.contains(SECRET), "{done:?}");
+}
+
+#[test]
+fn a_server_that_is_not_there_is_69() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    unavailable(&format!("redis://joe:{SECRET}@127.0.0.1:{port}"), "cannot be reached");
+}
+
+#[test]
+fn a_wrong_or_missing_password_is_69_and_not_shown() {
+    let world = World::new();
+    let server = Server::start(world.dir(), &["--requirepass", "correct"]);
+    let address = server.url().replace("redis://", "");
+    unavailable(&format!("redis://:{SECRET}@{address}"), "password");
+    unavailable(&format!("redis://{address}"), "password");
+    let right = format!("redis://:correct@{address}");
+    let done = Done::of(
+        world
+            .fencelock()
+            .env("FENCELOCK_URL", right)
+            .args(["run", "lock", "--", "true"]),
+    );
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_database_that_does_not_exist_is_69() {
+    let world = World::new();
+    let server = Server::start(world.dir(), &[]);
+    unavailable(&format!("{}/99", server.url()), "database");
+}
+
+#[test]
+fn a_server_that_evicts_is_69_unless_that_is_allowed() {
+    let world = World::new();
+    let server = Server::start(
+        world.dir(),
+        &["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"],
+    );
+    unavailable(&server.url(), "noeviction");
+    let url = format!("{}?allow_unsafe_configuration=true", server.url());
+    let done = Done::of(
+        world
+            .fencelock()
+            .env("FENCELOCK_URL", url)
+            .args(["run", "lock", "--", "true"]),
+    );
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn a_server_that_never_answers_is_69_within_the_limit() {
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = silent.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for stream in silent.incoming().flatten() {
+            std::thread::spawn(move || { &stream }.read_to_end(&mut Vec::new()));
+        }
+    });
+    let since = Instant::now();
+    unavailable(&format!("redis://127.0.0.1:{port}?op_timeout=300ms"), "300ms");
+    assert!(since.elapsed() < CEILING, "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_key_of_another_type_in_the_way_is_69_and_stays() {
+    let world = World::on(Backend::Redis);
+    assert_eq!(world.server().ask("LPUSH {fencelock:lock}:lock one"), ":1");
+    let line = world.run(["run", "lock", "--", "true"]).one_line(69).to_owned();
+    assert!(line.contains("lock"), "{line}");
+    assert_eq!(world.server().ask("LLEN {fencelock:lock}:lock"), ":1");
+}
+
+#[test]
+fn a_server_that_dies_ends_the_command_before_its_lease() {
+    let world = World::on(Backend::Redis);
+    let running = world.start(&["--ttl", "2s"], "exec sleep 60");
+    let command = running.command;
+    world.server().process().signal(Signal::KILL);
+    wait_within(Duration::from_secs(2), "the end of the command", || !command.is_alive());
+    let done = running.end();
+    let line = done.one_line(76);
+    assert!(
+        line.contains("could not be renewed in time (") && line.contains("cannot be reached"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_server_that_stops_for_a_while_costs_nothing() {
+    let world = World::on(Backend::Redis);
+    let running = world.start(&["--ttl", "6s"], "exec sleep 60");
+    world.server().process().signal(Signal::STOP);
+    // Past the renewal that is due after a third of the ttl, and before the command has to go.
+    std::thread::sleep(Duration::from_millis(2_700));
+    world.server().process().signal(Signal::CONT);
+    std::thread::sleep(Duration::from_millis(2_700));
+    assert!(running.command.is_alive());
+    running.locker().signal(Signal::TERM);
+    assert_eq!(running.end().code, Some(143));
+}
+
+#[test]
+fn a_server_that_forgets_its_locks_ends_the_command_at_the_next_renewal() {
+    let world = World::on(Backend::Redis);
+    let running = world.start(&["--ttl", "2s"], "exec sleep 60");
+    assert_eq!(world.server().ask("FLUSHALL"), "+OK");
+    let command = running.command;
+    let done = running.end();
+    assert!(
+        done.one_line(76).contains("the server no longer knows this holder"),
+        "{done:?}"
+    );
+    assert!(!command.is_alive());
+}
+
+#[test]
+fn nothing_but_the_counter_is_left_on_the_server() {
+    let world = World::on(Backend::Redis);
+    assert_eq!(world.run(["run", "lock", "--", "true"]).code, Some(0));
+    assert_eq!(world.run(["run", "lock", "--", "no-such-command"]).code, Some(127));
+    assert_eq!(world.server().ask("DBSIZE"), ":1");
+    assert_eq!(world.server().ask("EXISTS {fencelock:lock}:fence"), ":1");
+}
