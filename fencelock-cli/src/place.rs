@@ -5,10 +5,15 @@ use std::ffi::OsString;
 use std::fmt;
 #[cfg(feature = "sqlite")]
 use std::path::PathBuf;
+use std::time::Duration;
 
-use fencelock::{ENV, LockError, Locks, Scope};
+use fencelock::{ENV, LockError, Locks, Options, Scope};
 
 use crate::exit::Failure;
+
+/// How long a request to a file may take if nobody waits, and at most.
+const USUAL_PATIENCE: Duration = Duration::from_secs(5);
+const LONGEST_PATIENCE: Duration = Duration::from_secs(30);
 
 /// Where the locks are kept: an address that was given, or a file of the user's own.
 #[derive(Debug)]
@@ -57,8 +62,27 @@ impl Place {
 
     /// A client that connects with its first request.
     pub(crate) fn client(&self) -> Result<Locks, Failure> {
+        self.client_with(Options::new())
+    }
+
+    /// As `client`, for somebody who has that much time. Hundreds of processes that come to one file at once keep each
+    /// other waiting for longer than a request may take otherwise. A server has no such queue in front of it.
+    pub(crate) fn patient_client(&self, patience: Duration) -> Result<Locks, Failure> {
+        let is_file = match self {
+            Self::Address(url) => url.starts_with("sqlite:") && !url.contains("op_timeout="),
+            #[cfg(feature = "sqlite")]
+            Self::File(_) => true,
+        };
+        self.client_with(if is_file {
+            Options::new().op_timeout(patience.clamp(USUAL_PATIENCE, LONGEST_PATIENCE))
+        } else {
+            Options::new()
+        })
+    }
+
+    fn client_with(&self, options: Options) -> Result<Locks, Failure> {
         let locks = match self {
-            Self::Address(url) => fencelock::connect_lazy(url).map_err(|error| match error {
+            Self::Address(url) => fencelock::connect_lazy_with(url, options).map_err(|error| match error {
                 LockError::Configuration { .. } => Failure::usage(error.to_string()),
                 error => error.into(),
             })?,
@@ -67,7 +91,11 @@ impl Place {
                 if let Some(dir) = path.parent() {
                     make_private(dir)?;
                 }
-                Locks::new(fencelock::sqlite::SqliteConfig::new(path).connect_lazy()?)
+                let mut config = fencelock::sqlite::SqliteConfig::new(path);
+                if let Some(limit) = options.get_op_timeout() {
+                    config = config.op_timeout(limit);
+                }
+                Locks::with_options(config.connect_lazy()?, options)
             }
         };
         if locks.capabilities().scope == Scope::Process {

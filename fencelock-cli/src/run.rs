@@ -26,7 +26,8 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
     let command = command(run.command, run.shell)?;
     let failed = |e| Failure::unavailable(format!("signals cannot be received: {e}"));
     let mut signals = Signals::listen().map_err(failed)?;
-    let locks = place.client()?;
+    let patience = if run.no_wait { Some(Duration::ZERO) } else { run.wait };
+    let locks = place.patient_client(patience.unwrap_or(Duration::MAX))?;
 
     let mut request = locks.lock(&run.name).ttl(run.ttl);
     if let Some(label) = run.label {

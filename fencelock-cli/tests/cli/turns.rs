@@ -46,3 +46,18 @@ fn a_waiter_goes_on_as_soon_as_the_lock_is_free(backend: Backend) {
     running.end();
     assert!(waiting.wait_with_output().unwrap().status.success());
 }
+
+#[test]
+fn who_waits_for_the_lock_waits_for_a_busy_file_too() {
+    let world = World::new();
+    assert_eq!(world.run(["run", "lock", "--", "true"]).code, Some(0));
+    // As many others do together.
+    let others = rusqlite::Connection::open(world.path("locks.db")).unwrap();
+    others.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut patient = world.fencelock().args(["run", "lock", "--", "true"]).spawn().unwrap();
+    let done = world.run(["run", "-n", "lock", "--", "true"]);
+    assert!(done.one_line(69).contains("did not answer within"), "{done:?}");
+    assert!(patient.try_wait().unwrap().is_none());
+    others.execute_batch("COMMIT").unwrap();
+    assert!(patient.wait().unwrap().success());
+}
