@@ -124,7 +124,7 @@ fn make_private(dir: &std::path::Path) -> Result<(), Failure> {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address(url) => f.write_str(&without_secrets(url)),
+            Self::Address(url) => f.write_str(&address_without_secrets(url)),
             #[cfg(feature = "sqlite")]
             Self::File(path) => path.display().fmt(f),
         }
@@ -133,27 +133,33 @@ impl fmt::Display for Place {
 
 /// Takes users, passwords and parameters out of every address in `text`.
 pub(crate) fn without_secrets(text: &str) -> String {
-    let mut clean = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(at) = rest.find("://") {
-        let (before, after) = rest.split_at(at + 3);
-        clean.push_str(before);
-        let end = after
-            .find(|c: char| c.is_whitespace() || "'\"`<>".contains(c))
-            .unwrap_or(after.len());
-        let (address, behind) = after.split_at(end);
-        let (address, query) = match address.split_once('?') {
-            Some((address, _)) => (address, "?..."),
-            None => (address, ""),
-        };
-        match address.rsplit_once('@') {
-            Some((_, host)) => clean.extend(["...@", host, query]),
-            None => clean.extend([address, query]),
+    let is_end = |c: char| c.is_whitespace() || "'\"`<>".contains(c);
+    text.split_inclusive(is_end)
+        .map(|word| {
+            let end = word.strip_suffix(is_end).map_or(word.len(), str::len);
+            let (address, end) = word.split_at(end);
+            address_without_secrets(address) + end
+        })
+        .collect()
+}
+
+/// Takes the same out of what is an address as a whole, or was meant to be one.
+fn address_without_secrets(address: &str) -> String {
+    let Some((scheme, rest)) = address.split_once(':') else {
+        return address.to_owned();
+    };
+    let (rest, query) = match rest.split_once('?') {
+        Some((rest, _)) => (rest, "?..."),
+        None => (rest, ""),
+    };
+    let slashes = if rest.starts_with("//") { "//" } else { "" };
+    match rest.rsplit_once('@') {
+        // A path may hold an @.
+        Some((_, host)) if scheme != "sqlite" || !slashes.is_empty() => {
+            format!("{scheme}:{slashes}...@{host}{query}")
         }
-        rest = behind;
+        _ => format!("{scheme}:{rest}{query}"),
     }
-    clean.push_str(rest);
-    clean
 }
 
 #[cfg(test)]
@@ -171,9 +177,28 @@ mod tests {
             ),
             ("two a://x:y@b c://d:e@f", "two a://...@b c://...@f"),
             ("sqlite:///var/lib/locks.db", "sqlite:///var/lib/locks.db"),
-            ("nothing here", "nothing here"),
+            (
+                "argument 'redis+unix:/run/r.sock?user=joe&password=hunter2' found",
+                "argument 'redis+unix:/run/r.sock?...' found",
+            ),
+            ("joe:hunter2@host is no command", "joe:...@host is no command"),
+            ("nothing here: or here", "nothing here: or here"),
         ] {
             assert_eq!(without_secrets(text), clean);
+        }
+    }
+
+    #[test]
+    fn a_whole_address_keeps_nothing_secret_however_it_is_written() {
+        for (url, clean) in [
+            ("redis+unix:/run/r.sock?password=hunter2", "redis+unix:/run/r.sock?..."),
+            ("redis://joe:hun ter2@host", "redis://...@host"),
+            ("redis:joe:hunter2@host/0", "redis:...@host/0"),
+            ("joe:hunter2@host", "joe:...@host"),
+            ("sqlite:/home/joe@work/locks.db", "sqlite:/home/joe@work/locks.db"),
+            ("sqlite:/srv/two words.db", "sqlite:/srv/two words.db"),
+        ] {
+            assert_eq!(address_without_secrets(url), clean);
         }
     }
 }

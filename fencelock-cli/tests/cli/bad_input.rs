@@ -144,6 +144,9 @@ fn nothing_secret_is_echoed() {
         "redis://joe:hunter2@localhost/0",
         "postgres://joe:hunter2@localhost/shop?password=hunter2",
         "mysql://hunter2@h",
+        "joe:hunter2@h",
+        "redis:joe:hunter2@h",
+        "redis+unix:/no/such.sock?user=joe&password=hunter2",
         "sqlite://joe:hunter2@host/locks.db?password=hunter2",
     ];
     for url in urls {
