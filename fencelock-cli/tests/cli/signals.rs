@@ -23,6 +23,7 @@ const FORWARDED: [(&str, Signal); 6] = [
 
 #[test]
 fn every_forwarded_signal_reaches_the_command_which_decides() {
+    nothing_is_ignored();
     for (name, signal) in FORWARDED {
         let world = World::new();
         let script = format!("trap 'echo {name} came; exit 5' {name}; touch ready; while :; do sleep 0.01; done");
@@ -40,6 +41,7 @@ fn every_forwarded_signal_reaches_the_command_which_decides() {
 
 #[test]
 fn a_command_that_dies_of_a_forwarded_signal_gives_its_code() {
+    nothing_is_ignored();
     for (name, signal) in FORWARDED {
         let world = World::new();
         let running = world.start(&[], "exec sleep 60");
@@ -68,6 +70,7 @@ fn signals_to_the_supervisor_change_nothing() {
 }
 
 fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
+    nothing_is_ignored();
     for (name, signal) in FORWARDED {
         let world = World::on(backend);
         let running = world.start(&[], "exec sleep 60");
@@ -95,6 +98,19 @@ fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
         running.end();
         assert_eq!(world.run(["holder", "lock"]).code, Some(1), "{name}");
         assert!(!world.path("ran").exists());
+    }
+}
+
+/// What the tests were started to ignore, everything in them ignores too, and they would wait for ever.
+#[track_caller]
+fn nothing_is_ignored() {
+    let ignored = mask(Process(std::process::id() as i32), "SigIgn:");
+    for (name, signal) in FORWARDED {
+        let is_ignored = ignored & (1 << (signal.as_raw() - 1)) != 0;
+        assert!(
+            !is_ignored,
+            "run the tests where {name} is not ignored, as it is after `&` in a script"
+        );
     }
 }
 
