@@ -68,19 +68,29 @@ impl Session {
     }
 
     pub(crate) async fn renew_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Renewal, Failure> {
-        let sent = self.clock().now();
-        let (owner, ttl) = (claim.owner().to_string(), millis(claim.ttl()).to_string());
-        let mut answer = self.run(&scripts::RENEW, link, claim.name(), &[&owner, &ttl]).await?;
-        let word = answer.word()?;
-        link.learn(answer.number()?, sent);
-        match &*word {
-            "renewed" => Ok(Renewal::Renewed),
-            "lost" => {
-                self.listeners().forget(claim.owner());
-                Ok(Renewal::NotHeld)
+        let (owner, ttl) = (claim.owner().to_string(), millis(claim.ttl()));
+        for _ in 0..2 {
+            let sent = self.clock().now();
+            // Twice as long as the core waits for the answer.
+            let stop = link.server_millis(sent) + ttl / 2;
+            let arguments: [&str; 3] = [&owner, &ttl.to_string(), &stop.to_string()];
+            let mut answer = self.run(&scripts::RENEW, link, claim.name(), &arguments).await?;
+            let (word, time) = (answer.word()?, answer.number()?);
+            if word == "late" {
+                link.relearn(time, sent);
+                continue;
             }
-            _ => Err(Failure::Nonsense),
+            link.learn(time, sent);
+            return match &*word {
+                "renewed" => Ok(Renewal::Renewed),
+                "lost" => {
+                    self.listeners().forget(claim.owner());
+                    Ok(Renewal::NotHeld)
+                }
+                _ => Err(Failure::Nonsense),
+            };
         }
+        Err(Failure::Late)
     }
 
     /// Waits until as many replicas as are wanted have the grant; one that too few have is given back.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use lock_core::{DistributedLock, LockError, Released, Renewal};
 use lock_redis::{RedisConfig, RedisLock};
 use server::{LONG, Server, busy, claim, granted, name, soon, until_queued};
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 /// The least rights, as `docs/redis.md` lists them.
 fn least_rights() -> String {
@@ -69,6 +69,45 @@ async fn what_is_no_redis_is_said_to_be_none() {
         }
     });
     assert_configuration(&refused(RedisConfig::new("127.0.0.1", port)).await, "protocol of Redis");
+}
+
+#[tokio::test]
+async fn a_server_older_than_6_2_is_refused() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = RedisConfig::new("127.0.0.1", listener.local_addr().unwrap().port());
+    // 5.0 does not know the greeting; 6.0 tells its version when it is asked.
+    let before_6 = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
+    let info = "redis_version:6.0.16\r\nredis_mode:standalone\r\nrole:master\r\nmaxmemory:0\r\n";
+    let info = format!("${}\r\n{info}\r\n", info.len());
+    let six = [
+        "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n",
+        ">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
+        &format!("*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n{info}{info}{info}"),
+    ];
+    for answers in [&[before_6] as &[&str], &six] {
+        let serving = async {
+            let (mut client, _) = listener.accept().await.unwrap();
+            let mut request = vec![0; 4096];
+            for answer in answers {
+                assert!(client.read(&mut request).await.unwrap() > 0);
+                client.write_all(answer.as_bytes()).await.unwrap();
+            }
+            // Open until the other side closes, so that the answer is not lost.
+            let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
+        };
+        let ((), error) = tokio::join!(serving, refused(config.clone()));
+        assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
+        assert!(error.to_string().contains("6.2"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_read_only_replica_is_refused() {
+    let server = Server::start();
+    let _: () = server.command("REPLICAOF 127.0.0.1 1").await;
+    let error = refused(server.config()).await;
+    assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
+    assert!(error.to_string().contains("primary"), "{error}");
 }
 
 #[tokio::test]
@@ -198,6 +237,7 @@ async fn on_a_full_server_what_is_held_is_renewed_released_and_handed_on() {
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     assert!(error.to_string().contains("out of memory"), "{error}");
     assert!(error.is_retryable());
+    assert_eq!(server.command::<u8>("EXISTS {fencelock:other}:lock").await, 0);
     // Busy is not broken.
     busy(&a, &third).await;
     assert_eq!(a.renew(&grant.lease).await.unwrap(), Renewal::Renewed);

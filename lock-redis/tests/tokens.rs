@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lock_core::{DistributedLock, FencingToken, LockError};
 use lock_redis::RedisLock;
-use server::{LONG, Server, claim, granted};
+use server::{LONG, Proxy, Server, claim, granted};
 
 /// Takes and releases the lock, and tells its token.
 async fn token(lock: &RedisLock) -> FencingToken {
@@ -54,10 +54,9 @@ async fn tokens_rise_across_a_restart_without_persistence() {
 async fn tokens_rise_across_the_promotion_of_a_replica_that_lacks_the_last_writes() {
     let (mut primary, replica) = (Server::with(&["--repl-diskless-sync-delay", "0"]), Server::start());
     let lock = primary.client().await;
-    token(&lock).await;
-    let _: () = replica
-        .command(&format!("REPLICAOF 127.0.0.1 {}", primary.port()))
-        .await;
+    let first = token(&lock).await;
+    let way = Proxy::to(primary.port()).await;
+    let _: () = replica.command(&format!("REPLICAOF 127.0.0.1 {}", way.port())).await;
     while !replica
         .command::<String>("INFO replication")
         .await
@@ -68,11 +67,12 @@ async fn tokens_rise_across_the_promotion_of_a_replica_that_lacks_the_last_write
     let refused = replica.config().connect().await.unwrap_err();
     assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused}");
     // From here on the replica hears nothing.
-    replica.signal(rustix::process::Signal::STOP);
+    way.hold_answers();
     let last = token(&lock).await;
     primary.kill();
-    replica.signal(rustix::process::Signal::CONT);
     let _: () = replica.command("REPLICAOF NO ONE").await;
+    let counter: u64 = replica.command("GET {fencelock:n}:fence").await;
+    assert!(counter == first.get() && first < last, "it lacks the last token");
     assert!(token(&replica.client().await).await > last);
 }
 

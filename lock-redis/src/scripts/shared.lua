@@ -110,6 +110,11 @@ local function read_entry(entry)
     return tonumber(stop), tonumber(ttl), sent, life, client, info
 end
 
+local function has_missed_a_refresh(_, entry)
+    local stop, ttl = read_entry(entry)
+    return not stop or (stop - now) * 3 < ttl * 2
+end
+
 -- Tells who is the first in line now, and how long the lease has to go that it waits for.
 local function tell_first(lease)
     local owner, entry = oldest()

@@ -34,8 +34,8 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a renewal without owner check",
-        from: "if owner_of(value) == OWNER then\n    redis.call('PEXPIRE', LOCK, ARGV[3])",
-        to: "if value then\n    redis.call('PEXPIRE', LOCK, ARGV[3])",
+        from: "if owner_of(value) == OWNER then\n    if now > tonumber(ARGV[4]) then",
+        to: "if value then\n    if now > tonumber(ARGV[4]) then",
     },
     Bug {
         what: "a renewal that finds the lock gone forgets who waits",
@@ -91,6 +91,26 @@ const BUGS: &[Bug] = &[
         what: "a late request is honoured",
         from: "    if life * 2 < tonumber(ttl) then\n",
         to: "    if false then\n",
+    },
+    Bug {
+        what: "a late renewal is honoured",
+        from: "    if now > tonumber(ARGV[4]) then\n",
+        to: "    if false then\n",
+    },
+    Bug {
+        what: "a renewal in time is taken for a late one",
+        from: "    if now > tonumber(ARGV[4]) then\n",
+        to: "    if now < tonumber(ARGV[4]) then\n",
+    },
+    Bug {
+        what: "nobody finds out that the first in line is gone",
+        from: "if has_missed_a_refresh(oldest()) then\n",
+        to: "if false then\n",
+    },
+    Bug {
+        what: "the first in line is told so with each refresh of another",
+        from: "(stop - now) * 3 < ttl * 2\n",
+        to: "(stop - now) < ttl * 2\n",
     },
     Bug {
         what: "a request that took long gets a full ttl",

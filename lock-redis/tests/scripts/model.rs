@@ -30,7 +30,11 @@ pub(crate) enum Step {
         wait: bool,
         late: u64,
     },
-    Renew(Owner),
+    /// `late` says whether it arrives when it is not wanted any more.
+    Renew {
+        owner: Owner,
+        late: bool,
+    },
     Release(Owner),
     HandOver {
         from: Owner,
@@ -98,15 +102,21 @@ impl Step {
         };
         // An end that nobody was told of.
         if model.holder.is_none() && !model.queue.is_empty() && random.f32() < 0.2 {
-            return Self::Renew(any);
+            return Self::Renew {
+                owner: any,
+                late: random.bool(),
+            };
         }
         match random.u32(..100) {
             0..30 => Self::Acquire {
                 owner: any,
                 wait: random.f32() < 0.8,
-                late: [0, 0, 0, 0, 30, 70][random.usize(..6)],
+                late: [0, 0, 0, 0, 30, 40, 70][random.usize(..7)],
             },
-            30..36 => Self::Renew(if random.bool() { holder } else { any }),
+            30..36 => Self::Renew {
+                owner: if random.bool() { holder } else { any },
+                late: random.f32() < 0.3,
+            },
             36..56 => Self::Release(holder),
             56..64 => Self::Release(waiter),
             64..74 => Self::HandOver { from: holder, to: any },
@@ -129,9 +139,11 @@ impl Model {
         self.again = false;
         outcome.answer = match step {
             Step::Acquire { owner, wait, late } => self.acquire(*owner, *wait, *late, &mut outcome),
-            Step::Renew(owner) => {
+            Step::Renew { owner, late } => {
                 self.connect(*owner);
-                if self.holder == Some(*owner) {
+                if self.holder == Some(*owner) && *late {
+                    vec!["late".to_owned()]
+                } else if self.holder == Some(*owner) {
                     self.lease = 100;
                     vec!["renewed".to_owned()]
                 } else {
@@ -233,6 +245,10 @@ impl Model {
                 match self.queue.iter_mut().find(|(other, _)| *other == owner) {
                     Some(place) => place.1 = 100 - late,
                     None => self.queue.push_back((owner, 100 - late)),
+                }
+                // Less than two thirds of its ttl.
+                if self.queue.front().is_some_and(|(_, life)| *life < 67) {
+                    self.tell_first(outcome);
                 }
                 let first = self.queue.front().is_some_and(|(first, _)| *first == owner);
                 vec![if first { "busy, first" } else { "busy" }.to_owned()]

@@ -96,8 +96,11 @@ impl Stage {
                 let answer = self.run(*owner, self.scripts.acquire.clone(), &arguments).await;
                 attempted(answer, &mut outcome);
             }
-            Step::Renew(owner) => {
-                let answer = self.run(*owner, self.scripts.renew.clone(), &[&TTL.to_string()]).await;
+            Step::Renew { owner, late } => {
+                let stop = if *late { now() - 1 } else { now() + TTL / 2 }.to_string();
+                let answer = self
+                    .run(*owner, self.scripts.renew.clone(), &[&TTL.to_string(), &stop])
+                    .await;
                 outcome.answer.push(word(answer, 0));
             }
             Step::Release(owner) => {
