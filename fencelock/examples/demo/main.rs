@@ -3,22 +3,27 @@
 //! The demonstration starts itself again for each process. It needs no server and no root, leaves nothing behind, and
 //! fails if anything turns out otherwise than the text says.
 
+#[path = "../stage/crew.rs"]
 mod crew;
+#[path = "../stage/interruption.rs"]
+mod interruption;
+#[path = "../stage/lines.rs"]
+mod lines;
+#[path = "../stage/screen.rs"]
 mod screen;
 mod shop;
 mod worker;
 
 use std::error::Error;
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crew::Worker;
-use screen::{Screen, Unseen};
+use interruption::interruption;
+use screen::{Screen, complain};
 use tempfile::TempDir;
-use tokio::signal::unix::{SignalKind, signal};
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -52,24 +57,13 @@ async fn play() -> ExitCode {
         name = interruption() => Err(format!("Interrupted ({name}). No process and no file is left.").into()),
         outcome = scenes(&screen) => outcome,
     };
-    let unseen = match outcome {
-        Ok(()) => return ExitCode::SUCCESS,
-        Err(error) => match error.downcast::<Unseen>() {
-            Ok(unseen) => Some(*unseen),
-            Err(error) => screen.failure(&error.to_string()).err(),
-        },
-    };
-    if let Some(unseen) = unseen
-        && !unseen.is_by_choice()
-    {
-        complain(&unseen.to_string());
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            screen.failure(error);
+            ExitCode::FAILURE
+        }
     }
-    ExitCode::FAILURE
-}
-
-/// On the standard error output, if there is one.
-fn complain(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
 }
 
 async fn scenes(screen: &Screen) -> Outcome<()> {
@@ -128,11 +122,17 @@ async fn counting(screen: &Screen, dir: &Path) -> Outcome<()> {
     )
 }
 
+fn start(role: &str, dir: &Path) -> Outcome<Worker> {
+    Worker::start(role, |command| {
+        command.args(["worker", role]).arg(dir);
+    })
+}
+
 async fn count(role: &str, dir: &Path) -> Outcome<u64> {
     shop::write_count(dir, 0)?;
     let mut workers = Vec::new();
     for _ in 0..PROCESSES {
-        let mut worker = Worker::start(role, dir)?;
+        let mut worker = start(role, dir)?;
         worker.hear("ready").await?;
         workers.push(worker);
     }
@@ -152,14 +152,14 @@ async fn killed_holder(screen: &Screen, dir: &Path) -> Outcome<Vec<(&'static str
         "Crash",
         &format!("A has the lock and is killed (kill -9) while B waits for it. The ttl is {ttl} s."),
     )?;
-    let mut a = Worker::start("hold", dir)?;
-    let first = a.hear_number("held").await?;
+    let mut a = start("hold", dir)?;
+    let first = a.hear("held").await?.parse()?;
     screen.row("A has the lock", &token(first), "")?;
-    let mut b = Worker::start("hold", dir)?;
+    let mut b = start("hold", dir)?;
     b.hear("asking").await?;
     let killed = Instant::now();
     a.kill().await?;
-    let second = b.hear_number("held").await?;
+    let second = b.hear("held").await?.parse()?;
     let after = killed.elapsed();
     screen.row(
         "B has the lock",
@@ -183,14 +183,14 @@ async fn stopped_holder(screen: &Screen, dir: &Path) -> Outcome<Vec<(&'static st
          and writing it. Its ttl passes, B gets the lock and sells 1. Then A goes on where it was.",
     )?;
     shop::open(dir)?;
-    let mut a = Worker::start("sell", dir)?;
-    let first = a.hear_number("read").await?;
+    let mut a = start("sell", dir)?;
+    let first = a.hear("read").await?.parse()?;
     screen.row("A reads 100, is stopped", &token(first), "")?;
     a.stop()?;
     // It finds this when it wakes, and writes before it looks at its lock.
     a.tell("write").await?;
-    let mut b = Worker::start("sell", dir)?;
-    let second = b.hear_number("read").await?;
+    let mut b = start("sell", dir)?;
+    let second = b.hear("read").await?.parse()?;
     b.tell("write").await?;
     let written = b.hear("write").await?;
     screen.row("B reads 100, writes 99", &token(second), &written)?;
@@ -252,21 +252,5 @@ fn expect(as_expected: bool, otherwise: &str) -> Outcome<()> {
         Ok(())
     } else {
         Err(format!("Not as it should be: {otherwise}").into())
-    }
-}
-
-async fn interruption() -> &'static str {
-    let (Ok(mut int), Ok(mut term), Ok(mut hup)) = (
-        signal(SignalKind::interrupt()),
-        signal(SignalKind::terminate()),
-        signal(SignalKind::hangup()),
-    ) else {
-        // Without handlers the signals end the process, and the workers end with their input.
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        _ = int.recv() => "Ctrl-C",
-        _ = term.recv() => "SIGTERM",
-        _ = hup.recv() => "SIGHUP",
     }
 }

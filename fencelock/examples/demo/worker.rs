@@ -1,7 +1,6 @@
 //! What each process does. It speaks in lines on its output, and waits for words on its input.
 
-use std::fmt::Arguments;
-use std::io::{self, BufRead, Write};
+use std::io;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -10,12 +9,11 @@ use fencelock::sqlite::fence::FenceError;
 use fencelock::{LockGuard, Renew};
 use tokio::time::sleep;
 
-use crate::{ADDITIONS, Outcome, TTL, complain, shop};
+use crate::lines::{end_with_parent, listen, say, say_failed};
+use crate::{ADDITIONS, Outcome, TTL, shop};
 
 pub(crate) async fn work(role: &str, dir: &Path) -> ExitCode {
-    // Input that ends tells a process that is awake; one that is stopped could stay for ever if its parent were killed.
-    #[cfg(target_os = "linux")]
-    let _ = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
+    end_with_parent();
     let outcome = match role {
         "count-bare" => count_bare(dir).await,
         "count-locked" => count_locked(dir).await,
@@ -26,7 +24,7 @@ pub(crate) async fn work(role: &str, dir: &Path) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            complain(&format!("the process \"{role}\" failed: {error}"));
+            say_failed(&error);
             ExitCode::FAILURE
         }
     }
@@ -106,16 +104,8 @@ async fn lock(dir: &Path, renew: Renew) -> Outcome<LockGuard> {
     Ok(locks.lock("demo").ttl(TTL).renew(renew).await?)
 }
 
-fn say(line: Arguments<'_>) -> io::Result<()> {
-    writeln!(io::stdout(), "{line}")
-}
-
-/// Returns when that word comes. The end of the input means that nobody is there to say it any more.
+/// Returns when that word comes.
 fn wait_for(word: &str) -> Outcome<()> {
-    for line in io::stdin().lock().lines() {
-        if line? == word {
-            return Ok(());
-        }
-    }
-    Err("the demonstration has ended".into())
+    while listen()? != word {}
+    Ok(())
 }

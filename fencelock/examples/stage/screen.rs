@@ -39,8 +39,15 @@ impl Screen {
         show(&format!("\n{}\n", self.paint("32", text)))
     }
 
-    pub(crate) fn failure(&self, text: &str) -> Result<(), Unseen> {
-        show(&format!("\n{}\n", self.paint("31", text)))
+    /// Why it ended before its end. A reader who has gone was told enough.
+    pub(crate) fn failure(&self, error: Box<dyn Error + Send + Sync>) {
+        let unseen = match error.downcast::<Unseen>() {
+            Ok(unseen) => Some(*unseen),
+            Err(error) => show(&format!("\n{}\n", self.paint("31", &error.to_string()))).err(),
+        };
+        if let Some(unseen) = unseen.filter(|unseen| !unseen.is_by_choice()) {
+            complain(&unseen.to_string());
+        }
     }
 
     fn bold(&self, text: &str) -> String {
@@ -65,7 +72,7 @@ pub(crate) struct Unseen(io::Error);
 
 impl Unseen {
     /// The reader has seen enough, as `head` has.
-    pub(crate) fn is_by_choice(&self) -> bool {
+    fn is_by_choice(&self) -> bool {
         self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
@@ -80,6 +87,11 @@ impl Error for Unseen {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         Some(&self.0)
     }
+}
+
+/// On the standard error output, if there is one.
+pub(crate) fn complain(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
 }
 
 fn show(text: &str) -> Result<(), Unseen> {

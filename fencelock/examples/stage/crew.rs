@@ -1,6 +1,5 @@
 //! The processes, as the one that starts them sees them.
 
-use std::path::Path;
 use std::process::Stdio;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,10 +22,11 @@ pub(crate) struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn start(role: &str, dir: &Path) -> Outcome<Self> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(["worker", role])
-            .arg(dir)
+    /// This program again, with what `dress` adds to its command line.
+    pub(crate) fn start(role: &str, dress: impl FnOnce(&mut Command)) -> Outcome<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        dress(&mut command);
+        let mut child = command
             // Ctrl-C is for the one that started them; it ends them in order.
             .process_group(0)
             .stdin(Stdio::piped())
@@ -44,28 +44,44 @@ impl Worker {
     }
 
     pub(crate) async fn tell(&mut self, word: &str) -> Outcome<()> {
-        self.input.write_all(format!("{word}\n").as_bytes()).await?;
-        Ok(())
+        let told = self.input.write_all(format!("{word}\n").as_bytes()).await;
+        // Why nobody reads any more may be among the last words.
+        match told {
+            Err(error) => {
+                self.hear(word).await?;
+                Err(error.into())
+            }
+            Ok(()) => Ok(()),
+        }
     }
 
     /// Waits for a line that starts with `word`, and returns what follows it.
     pub(crate) async fn hear(&mut self, word: &str) -> Outcome<String> {
+        match self.hear_within(word, PATIENCE).await? {
+            Some(rest) => Ok(rest),
+            None => Err(format!(
+                "the process \"{}\" did not say \"{word}\" within {PATIENCE:?}",
+                self.role
+            )
+            .into()),
+        }
+    }
+
+    /// The same, or nothing if the line has not come by then. It can still be waited for.
+    pub(crate) async fn hear_within(&mut self, word: &str, limit: Duration) -> Outcome<Option<String>> {
         let role = &self.role;
         let find = async {
             while let Some(line) = self.output.next_line().await? {
                 if let Some(rest) = line.strip_prefix(word) {
                     return Ok(rest.trim().to_owned());
                 }
+                if let Some(why) = line.strip_prefix("failed") {
+                    return Err(format!("The process \"{role}\" failed: {}", why.trim()).into());
+                }
             }
             Err(format!("the process \"{role}\" ended before it said \"{word}\"").into())
         };
-        tokio::time::timeout(PATIENCE, find).await.unwrap_or_else(|_| {
-            Err(format!("the process \"{role}\" did not say \"{word}\" within {PATIENCE:?}").into())
-        })
-    }
-
-    pub(crate) async fn hear_number(&mut self, word: &str) -> Outcome<u64> {
-        Ok(self.hear(word).await?.parse()?)
+        tokio::time::timeout(limit, find).await.ok().transpose()
     }
 
     pub(crate) async fn kill(&mut self) -> Outcome<()> {

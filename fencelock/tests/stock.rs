@@ -1,0 +1,276 @@
+//! The sale of the example `stock`, on every backend.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+#![cfg(all(feature = "redis", feature = "sqlite", target_os = "linux"))]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use conformance_tests::servers::{Data, Kind, Server};
+use fencelock::redis::redis;
+
+/// The end of patience, not a measure of speed.
+const LONG: Duration = Duration::from_secs(180);
+
+#[tokio::test]
+async fn all_acts_end_as_they_should_on_sqlite() {
+    let folder = tempfile::tempdir().unwrap();
+    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
+    sale_at(&url, || {
+        let files = fs::read_dir(folder.path()).unwrap();
+        let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
+        files.filter(|file| file.contains("stock")).collect()
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_acts_end_as_they_should_on_redis() {
+    let server = Server::start(&Kind::REDIS).await.unwrap();
+    sale_at(server.url(), || keys(server.url(), "{stock:*"));
+}
+
+#[test]
+fn without_an_address_the_sale_leaves_nothing_in_the_temporary_folder() {
+    let folder = tempfile::tempdir().unwrap();
+    let sale = stock(&["--stock", "1", "--buyers", "2", "--processes", "2"])
+        .env("TMPDIR", folder.path())
+        .output()
+        .unwrap();
+    assert!(sale.status.success(), "{}", said(&sale));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn bad_input_is_refused_with_what_to_change() {
+    for (arguments, words) in [
+        (&["--stock", "0"][..], "0 is not in 1..="),
+        (&["--stock", "-5"], "-5 is not in 1..="),
+        (&["--stock", "many"], "invalid digit"),
+        (&["--buyers", "-1"], "-1 is not in 2..="),
+        (&["--stock", "100", "--buyers", "100"], "give more --buyers"),
+        (&["--processes", "1"], "1 is not in 2..="),
+        (&["--processes", "201"], "give fewer --processes"),
+        (&["--url", "memory:"], "within one process"),
+        (&["--url", "nothing"], "does not start with a scheme"),
+        (&["--url", "sqlite:/no/such/folder/locks.db"], "does not exist"),
+        (&["--url", "redis://127.0.0.1:1"], "cannot be reached"),
+    ] {
+        let refused = stock(arguments).output().unwrap();
+        assert!(!refused.status.success(), "{arguments:?}");
+        assert!(said(&refused).contains(words), "{arguments:?}: {}", said(&refused));
+        assert!(!said(&refused).contains("1. no lock"), "{arguments:?}: it had begun");
+    }
+}
+
+#[test]
+fn more_processes_than_the_machine_can_start_are_refused_and_none_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let memory = stock(&["--processes", "20000", "--buyers", "20000"]).output().unwrap();
+    assert!(!memory.status.success());
+    assert!(said(&memory).contains("give fewer --processes"), "{}", said(&memory));
+    // Each takes two of its files.
+    let files = Command::new("sh")
+        .args(["-c", "ulimit -n 40; exec \"$0\" --processes 60"])
+        .arg(&*STOCK)
+        .env("TMPDIR", folder.path())
+        .output()
+        .unwrap();
+    assert!(!files.status.success());
+    assert!(
+        said(&files).contains("of 60 processes could be started"),
+        "{}",
+        said(&files)
+    );
+    assert!(said(&files).contains("give fewer --processes"), "{}", said(&files));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_goes_away_mid_sale_is_told_and_its_books_are_right() {
+    let server = Server::start_own(&Kind::REDIS, &[]).await.unwrap();
+    let mut sale = stock(&["--url", server.url(), "--stock", "300", "--buyers", "320"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // In the first act that is exact.
+    let start = Instant::now();
+    let books = loop {
+        assert!(
+            start.elapsed() < LONG && sale.try_wait().unwrap().is_none(),
+            "nothing is sold"
+        );
+        if let [books] = &keys(server.url(), "{stock:*:5}:books")[..]
+            && (2..250).contains(&left(server.url(), books))
+        {
+            break books.clone();
+        }
+    };
+    server.kill().await.unwrap();
+    let stopped = sale.wait_with_output().unwrap();
+    assert!(!stopped.status.success());
+    assert!(said(&stopped).contains(" failed: "), "{}", said(&stopped));
+    assert!(!said(&stopped).contains("6. "), "{}", said(&stopped));
+    server.restart(Data::Kept).await.unwrap();
+    let (left, noted) = (left(server.url(), &books), length(server.url(), &books) - 1);
+    assert!(left > 0, "it was over");
+    assert_eq!(left + noted, 300, "an article is lost, or was sold twice");
+}
+
+/// A whole sale at that address, of which nothing may be left.
+fn sale_at(url: &str, left: impl Fn() -> Vec<String>) {
+    let mut sale = stock(&["--url", url]).stdout(Stdio::piped()).spawn().unwrap();
+    let act = AtomicUsize::new(0);
+    let (text, stops) = thread::scope(|scope| {
+        let lines = BufReader::new(sale.stdout.take().unwrap()).lines();
+        let watch = scope.spawn(|| stops(&sale, &act));
+        let mut text = String::new();
+        for line in lines.map(Result::unwrap) {
+            // Acts are announced at the start of a line, as in "4. no owner check".
+            if let Some((number, _)) = line.split_once(". ")
+                && let Ok(number) = number.parse()
+            {
+                act.store(number, Ordering::SeqCst);
+            }
+            text.push_str(&line);
+            text.push('\n');
+        }
+        act.store(usize::MAX, Ordering::SeqCst);
+        (text, watch.join().unwrap())
+    });
+    assert!(sale.wait().unwrap().success(), "{text}");
+    let rows: Vec<[u32; 3]> = text.lines().filter_map(row).collect();
+    let [first, second, third, fourth, rest @ ..] = &rows[..] else {
+        panic!("there is no table:\n{text}");
+    };
+    for [sold, oversold, refused] in [first, second, fourth] {
+        assert!(*sold > 100 && *oversold == sold - 100 && *refused == 0, "{text}");
+    }
+    assert_eq!(*third, [0, 0, 0], "{text}");
+    assert_eq!(rest, [[100, 0, 0], [101, 1, 0], [100, 0, 1], [100, 0, 0]], "{text}");
+    assert_eq!(
+        stops,
+        BTreeSet::from([4, 6, 7]),
+        "a holder was really stopped in these acts"
+    );
+    assert_eq!(left(), Vec::<String>::new());
+}
+
+/// Sold, oversold and refused, if that is a row of the table, as in "    7. a stop, and the fence  100  0  1   2.1".
+fn row(line: &str) -> Option<[u32; 3]> {
+    let (_, cells) = line.strip_prefix("    ")?.split_once(". ")?;
+    let mut cells: Vec<_> = cells.split_whitespace().rev().take(4).collect();
+    cells.reverse();
+    let [sold, oversold, refused, _] = cells[..] else {
+        return None;
+    };
+    Some([sold.parse().ok()?, oversold.parse().ok()?, refused.parse().ok()?])
+}
+
+/// The acts in which a process of the sale was seen to be stopped.
+fn stops(sale: &Child, act: &AtomicUsize) -> BTreeSet<usize> {
+    let mut seen = BTreeSet::new();
+    let mut now = 0;
+    while now != usize::MAX {
+        if children(sale.id()).iter().any(|&child| is_stopped(child)) {
+            // The number is that of an act only if no other began meanwhile.
+            let after = act.load(Ordering::SeqCst);
+            if after == now {
+                seen.insert(now);
+            }
+        }
+        thread::sleep(Duration::from_millis(10));
+        now = act.load(Ordering::SeqCst);
+    }
+    seen
+}
+
+fn children(of: u32) -> Vec<u32> {
+    let tasks = fs::read_dir(format!("/proc/{of}/task")).into_iter().flatten().flatten();
+    let lists = tasks.filter_map(|task| fs::read_to_string(task.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().flat_map(str::parse).collect::<Vec<_>>())
+        .collect()
+}
+
+fn is_stopped(process: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_some_and(|(_, fields)| fields.starts_with('T'))
+}
+
+fn keys(url: &str, pattern: &str) -> Vec<String> {
+    redis::cmd("KEYS").arg(pattern).query(&mut connection(url)).unwrap()
+}
+
+fn left(url: &str, books: &str) -> u32 {
+    redis::cmd("HGET")
+        .arg(books)
+        .arg("left")
+        .query(&mut connection(url))
+        .unwrap()
+}
+
+fn length(url: &str, books: &str) -> u32 {
+    redis::cmd("HLEN").arg(books).query(&mut connection(url)).unwrap()
+}
+
+fn connection(url: &str) -> redis::Connection {
+    redis::Client::open(url).unwrap().get_connection().unwrap()
+}
+
+fn said(output: &Output) -> String {
+    [&output.stdout[..], &output.stderr]
+        .map(String::from_utf8_lossy)
+        .concat()
+}
+
+fn stock(arguments: &[&str]) -> Command {
+    let mut command = Command::new(&*STOCK);
+    command.args(arguments).env_remove(fencelock::ENV);
+    command
+}
+
+/// The example, which cargo builds for tests only if it is asked to. It has been compiled with these features already.
+static STOCK: LazyLock<String> = LazyLock::new(|| {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+    // What cargo tells a test of its package would have build scripts run again.
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
+            .iter()
+            .any(|start| name.starts_with(start))
+        {
+            cargo.env_remove(&*name);
+        }
+    }
+    let built = cargo
+        .args([
+            "build",
+            "--offline",
+            "--workspace",
+            "--all-features",
+            "--example",
+            "stock",
+        ])
+        .args(["--message-format", "json-render-diagnostics"])
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
+        .stderr(Stdio::inherit())
+        .output()
+        .unwrap();
+    assert!(built.status.success(), "the example does not compile");
+    let messages = String::from_utf8(built.stdout).unwrap();
+    let program = messages.lines().find_map(|line| {
+        let message: serde_json::Value = serde_json::from_str(line).ok()?;
+        let named = message["target"]["name"] == "stock";
+        message["executable"].as_str().filter(|_| named).map(str::to_owned)
+    });
+    program.expect("cargo says where the program is")
+});
