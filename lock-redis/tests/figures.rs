@@ -1,94 +1,27 @@
-//! What waiting and holding cost, counted by the server.
+//! What holding many locks costs.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod server;
 
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use lock_core::Locks;
-use server::{LONG, Server};
-use tokio::sync::Mutex as Turns;
+use server::Server;
 
-/// What is measured is measured alone.
-static TURNS: Turns<()> = Turns::const_new(());
-
-/// How often each command was called, and how much time the server spent in all of them.
-async fn commands(server: &Server) -> (u64, String) {
+/// How many scripts the server has run.
+async fn scripts(server: &Server) -> u64 {
     let stats: String = server.command("INFO commandstats").await;
     let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
-    let scripts = stats
-        .lines()
-        .filter(|l| l.starts_with("cmdstat_eval"))
-        .filter_map(calls)
-        .sum();
-    (scripts, stats)
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_contended_acquisition_takes_at_most_three_scripts() {
-    const CLIENTS: usize = 10;
-    const WAITERS: usize = 10;
-    const ROUNDS: usize = 20;
-    let _turn = TURNS.lock().await;
-    let server = Server::start();
-    let mut clients = Vec::new();
-    for _ in 0..CLIENTS {
-        clients.push(Locks::new(server.client().await));
-    }
-    let released = Arc::new(Mutex::new(None::<Instant>));
-    let gaps = Arc::new(Mutex::new(Vec::new()));
-    let (before, _) = commands(&server).await;
-    let began = Instant::now();
-    let mut tasks = Vec::new();
-    for i in 0..CLIENTS * WAITERS {
-        let (locks, released, gaps) = (clients[i % CLIENTS].clone(), Arc::clone(&released), Arc::clone(&gaps));
-        tasks.push(tokio::spawn(async move {
-            for _ in 0..ROUNDS {
-                let guard = locks.lock("n").ttl(LONG).await.unwrap();
-                let now = Instant::now();
-                if let Some(then) = released.lock().unwrap().replace(now) {
-                    gaps.lock().unwrap().push(now - then);
-                }
-                *released.lock().unwrap() = Some(Instant::now());
-                guard.release().await.unwrap();
-            }
-        }));
-    }
-    for task in tasks {
-        task.await.unwrap();
-    }
-    let took = began.elapsed();
-    let (after, stats) = commands(&server).await;
-    let acquisitions = (CLIENTS * WAITERS * ROUNDS) as f64;
-    let each = (after - before) as f64 / acquisitions;
-    let mut gaps = std::mem::take(&mut *gaps.lock().unwrap());
-    gaps.sort_unstable();
-    let at = |share: f64| gaps[(gaps.len() as f64 * share) as usize];
-    println!(
-        "{each:.2} scripts for each of {acquisitions} acquisitions, {:.0} per second",
-        acquisitions / took.as_secs_f64()
-    );
-    println!(
-        "hand-over p50 {:?}, p99 {:?}, most {:?}",
-        at(0.5),
-        at(0.99),
-        at(1.0 - 1e-9)
-    );
-    println!("{stats}");
-    assert!(each <= 3.0, "{each}");
-    for locks in clients {
-        locks.shutdown().await.unwrap();
-    }
-    assert_eq!(server.leftovers().await, Vec::<String>::new());
+    let scripts = stats.lines().filter(|l| l.starts_with("cmdstat_eval"));
+    scripts.filter_map(calls).sum()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_held_locks_are_renewed_without_disturbing_acquisitions() {
     const HELD: usize = 10_000;
-    const TTL: Duration = Duration::from_secs(6);
-    let _turn = TURNS.lock().await;
+    // Long enough for a machine that is busy with other tests.
+    const TTL: Duration = Duration::from_secs(60);
     let server = Server::start();
     let memory = |info: &str| -> i64 {
         let line = info.lines().find_map(|line| line.strip_prefix("used_memory:")).unwrap();
@@ -96,6 +29,11 @@ async fn many_held_locks_are_renewed_without_disturbing_acquisitions() {
     };
     let before = memory(&server.command::<String>("INFO memory").await);
     let (holder, other) = (Locks::new(server.client().await), Locks::new(server.client().await));
+    let mut alone = Vec::new();
+    for _ in 0..500 {
+        alone.push(acquisition(&other).await);
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let began = Instant::now();
     let mut guards = Vec::new();
     for hundred in 0..HELD / 100 {
@@ -108,23 +46,84 @@ async fn many_held_locks_are_renewed_without_disturbing_acquisitions() {
     println!("{HELD} locks taken in {:?}", began.elapsed());
     let each = (memory(&server.command::<String>("INFO memory").await) - before) / HELD as i64;
     println!("{each} bytes for each on the server, with its counter");
-    let mut slowest = Duration::ZERO;
     let mut margin = TTL;
-    let end = Instant::now() + TTL * 2;
-    let mut taken = 0;
-    while Instant::now() < end {
-        let asked = Instant::now();
-        other.lock("n").await.unwrap().release().await.unwrap();
-        slowest = slowest.max(asked.elapsed());
-        taken += 1;
-        margin = margin.min(guards.iter().map(|guard| guard.remaining()).min().unwrap());
+    let mut most = 0;
+    let mut taken = Vec::new();
+    let (before_scripts, cpu, client_cpu) = (scripts(&server).await, server_cpu(&server).await, client_cpu());
+    let (began, renewed) = (Instant::now(), holder.stats().renewed);
+    let mut second = (began, renewed);
+    // Past the first renewal of each.
+    while began.elapsed() < TTL / 2 {
+        taken.push(acquisition(&other).await);
+        if second.0.elapsed() >= TTL / 600 {
+            margin = margin.min(guards.iter().map(|guard| guard.remaining()).min().unwrap());
+            let renewed = holder.stats().renewed;
+            most = most.max(renewed - second.1);
+            second = (Instant::now(), renewed);
+        }
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
-    let cpu: String = server.command("INFO cpu").await;
-    println!("{taken} acquisitions beside their renewals, the slowest {slowest:?}; least remaining {margin:?}");
-    println!("{cpu}");
+    let seconds = began.elapsed().as_secs_f64();
+    let ran = self::scripts(&server).await - before_scripts;
+    println!(
+        "{:.0} scripts per second; the server works {:.0} % of the time, this process {}",
+        ran as f64 / seconds,
+        (server_cpu(&server).await - cpu) / seconds * 100.0,
+        match (client_cpu, self::client_cpu()) {
+            (Some(before), Some(after)) => format!("{:.0} %", (after - before) / seconds * 100.0),
+            _ => "is not known here".to_owned(),
+        }
+    );
+    println!(
+        "{} renewals, at most {most} of them in {:?}; least remaining {margin:?} of {TTL:?}",
+        holder.stats().renewed - renewed,
+        TTL / 600
+    );
+    println!(
+        "acquisitions before: {}; beside the renewals: {}",
+        spread(alone),
+        spread(taken)
+    );
     assert!(guards.iter().all(|guard| guard.is_held()));
+    assert!(margin > Duration::ZERO);
     assert_eq!(holder.stats().lost, 0);
+    // A shutdown has no more time for all of them than a request for one.
+    while !guards.is_empty() {
+        let some = guards.drain(..guards.len().min(100));
+        let releasing: Vec<_> = some.map(|guard| tokio::spawn(guard.release())).collect();
+        for released in releasing {
+            released.await.unwrap().unwrap();
+        }
+    }
     holder.shutdown().await.unwrap();
     other.shutdown().await.unwrap();
+}
+
+/// How long it takes to lock and let go of what nobody else wants.
+async fn acquisition(locks: &Locks) -> Duration {
+    let asked = Instant::now();
+    locks.lock("n").await.unwrap().release().await.unwrap();
+    asked.elapsed()
+}
+
+fn spread(mut times: Vec<Duration>) -> String {
+    times.sort_unstable();
+    let at = |percent: usize| times[(times.len() - 1) * percent / 100];
+    format!("p50 {:?}, p99 {:?}, most {:?}", at(50), at(99), at(100))
+}
+
+/// Seconds that the server has worked.
+async fn server_cpu(server: &Server) -> f64 {
+    let cpu: String = server.command("INFO cpu").await;
+    let fields = cpu.lines().filter_map(|line| line.trim().split_once(':'));
+    let wanted = fields.filter(|(field, _)| matches!(*field, "used_cpu_sys" | "used_cpu_user"));
+    wanted.map(|(_, seconds)| seconds.parse::<f64>().unwrap()).sum()
+}
+
+/// Seconds that this process has worked, where the system tells.
+fn client_cpu() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    // After the name: user and system time are the 12th and 13th, in hundredths of a second.
+    let fields = stat.rsplit_once(") ")?.1.split(' ').skip(11).take(2);
+    Some(fields.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0)
 }
