@@ -113,7 +113,7 @@ impl Broken {
             return *token;
         }
         let number = match self.bug {
-            Bug::TokenRestartsAfterRelease => state.count(claim.name()),
+            Bug::TokenRestartsAfterRelease | Bug::TokensAreLostWithTheStore => state.count(claim.name()),
             Bug::TokensAreRandom => fastrand::u64(1..1 << 53),
             Bug::TokenPerSession => self.drawn.fetch_add(1, Ordering::SeqCst) + 1,
             _ => return right,
@@ -125,7 +125,7 @@ impl Broken {
 
     fn lease(&self, claim: &Claim, right: &Lease) -> Lease {
         match self.bug {
-            Bug::DeadlineFromTheReply => Lease::for_claim(claim, self.now()),
+            Bug::DeadlineFromALateReply | Bug::DeadlineFromTheReply => Lease::for_claim(claim, self.now()),
             Bug::ExpiredIsStillHeld => Lease::for_claim(claim, self.now() + claim.ttl()),
             Bug::DeadlineFromTheAcquireOnASharedLease => match right.id() {
                 lock_core::LeaseId::Shared(id) => Lease::shared(Arc::clone(id), right.ttl(), self.now()),
@@ -219,7 +219,11 @@ impl DistributedLock for Broken {
             }
             _ => {}
         }
-        let attempt = self.inner.try_acquire(&self.sent(claim)).await?;
+        let mut attempt = self.inner.try_acquire(&self.sent(claim)).await;
+        while self.is(Bug::CallsHaveNoLimit) && attempt.is_err() {
+            attempt = self.inner.try_acquire(&self.sent(claim)).await;
+        }
+        let attempt = attempt?;
         // Every other client is slow, so that a quick one can see what the slow one believes.
         if self.is(Bug::DeadlineFromTheReply) && self.number % 2 == 1 {
             tokio::time::sleep(claim.ttl() / 4).await;

@@ -1,5 +1,7 @@
 //! What a case has to work with.
 
+#[cfg(feature = "faults")]
+mod proxied;
 mod taking;
 
 use std::path::PathBuf;
@@ -36,6 +38,9 @@ pub(crate) struct Case {
 struct Open {
     links: Vec<Arc<Link>>,
     locks: Vec<Locks>,
+    // Behind them are some of the clients above, which could not close without.
+    #[cfg(feature = "faults")]
+    proxies: Vec<Arc<crate::faults::Proxy>>,
 }
 
 /// What a case measured beside passing or failing.
@@ -93,9 +98,12 @@ impl Case {
     }
 
     async fn link(&self) -> Outcome<Link> {
-        let inner = self.harness.client(&self.namespace).await?;
+        Ok(self.linked(self.harness.client(&self.namespace).await?))
+    }
+
+    fn linked(&self, client: Arc<dyn DistributedLock>) -> Link {
         let number = self.clients.fetch_add(1, Ordering::Relaxed) + 1;
-        Ok(Link::new(inner, number, Arc::clone(&self.history)))
+        Link::new(client, number, Arc::clone(&self.history))
     }
 
     fn party_on(&self, link: Arc<Link>) -> Party {
@@ -345,6 +353,10 @@ impl Case {
 
     pub(crate) async fn close(&self) -> Outcome {
         let open = std::mem::take(&mut *self.open());
+        #[cfg(feature = "faults")]
+        for proxy in &open.proxies {
+            proxy.heal().await;
+        }
         for locks in open.locks {
             locks.shutdown().await?;
         }

@@ -7,6 +7,7 @@ use crate::case::Case;
 use crate::outcome::Outcome;
 
 pub(crate) mod cancellation;
+pub(crate) mod dropped;
 pub(crate) mod errors;
 pub(crate) mod exclusion;
 pub(crate) mod fences;
@@ -14,8 +15,11 @@ pub(crate) mod leases;
 pub(crate) mod leaving;
 pub(crate) mod load;
 pub(crate) mod loss;
+#[cfg(feature = "faults")]
+pub(crate) mod network;
 pub(crate) mod ownership;
 pub(crate) mod tokens;
+pub(crate) mod told;
 pub(crate) mod waiting;
 
 type Run = fn(Arc<Case>) -> Pin<Box<dyn Future<Output = Outcome> + Send>>;
@@ -57,6 +61,11 @@ pub(crate) const GROUPS: &[Group] = &[
     Group {
         name: "waiting",
         cases: waiting::CASES,
+    },
+    #[cfg(feature = "faults")]
+    Group {
+        name: "network",
+        cases: network::CASES,
     },
     Group {
         name: "cancellation",

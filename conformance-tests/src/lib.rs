@@ -38,7 +38,8 @@
 //! The arguments are those of every Rust test: a filter, `--skip`, `--exact`, `--list`, `--test-threads`.
 //!
 //! Two features help to write a harness: `servers` starts Redis, Valkey, PostgreSQL and etcd, in containers or without,
-//! and stops, kills and restarts them; `faults` is a TCP proxy that is bad weather between a client and its server.
+//! and stops, kills and restarts them; `faults` is a TCP proxy that is bad weather between a client and its server. With
+//! `faults` there is one more group of cases, `network`, for harnesses that say where their server is.
 
 #[cfg(any(feature = "faults", feature = "servers"))]
 mod background;

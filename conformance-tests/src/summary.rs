@@ -81,6 +81,9 @@ impl Summary {
         for (name, reason) in &self.not_applicable {
             let _ = writeln!(text, "  not applicable: {name}: {reason}");
         }
+        if cfg!(not(feature = "faults")) {
+            text.push_str("  not applicable: network: the suite was built without its feature `faults`\n");
+        }
         for (bug, by) in &self.caught {
             let _ = writeln!(text, "  caught: {bug}: by {by}");
         }

@@ -2,8 +2,10 @@
 
 use lock_core::Capabilities;
 
+#[cfg(feature = "faults")]
+use crate::cases::network;
 use crate::cases::{
-    Entry, cancellation, cases, errors, exclusion, fences, leases, leaving, loss, ownership, tokens, waiting,
+    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, tokens, told, waiting,
 };
 
 /// A bug that real lock libraries have had.
@@ -14,7 +16,9 @@ pub(crate) enum Bug {
     AcquireTwiceIsBusy,
     AskingAgainKeepsTheOldTtl,
     BusyIsAnError,
+    CallsHaveNoLimit,
     CancelLeavesItsEntry,
+    DeadlineFromALateReply,
     DeadlineFromTheAcquireOnASharedLease,
     DeadlineFromTheReply,
     ExpiredIsStillHeld,
@@ -39,6 +43,7 @@ pub(crate) enum Bug {
     TokenPerAttempt,
     TokenPerSession,
     TokenRestartsAfterRelease,
+    TokensAreLostWithTheStore,
     TokensAreRandom,
     TtlIsIgnored,
     TtlOfZeroIsAccepted,
@@ -53,7 +58,9 @@ impl Bug {
         Self::AcquireTwiceIsBusy,
         Self::AskingAgainKeepsTheOldTtl,
         Self::BusyIsAnError,
+        Self::CallsHaveNoLimit,
         Self::CancelLeavesItsEntry,
+        Self::DeadlineFromALateReply,
         Self::DeadlineFromTheAcquireOnASharedLease,
         Self::DeadlineFromTheReply,
         Self::ExpiredIsStillHeld,
@@ -78,6 +85,7 @@ impl Bug {
         Self::TokenPerAttempt,
         Self::TokenPerSession,
         Self::TokenRestartsAfterRelease,
+        Self::TokensAreLostWithTheStore,
         Self::TokensAreRandom,
         Self::TtlIsIgnored,
         Self::TtlOfZeroIsAccepted,
@@ -94,7 +102,9 @@ impl Bug {
             Self::AcquireTwiceIsBusy => "asking again for what is held is busy",
             Self::AskingAgainKeepsTheOldTtl => "asking again does not start the ttl anew",
             Self::BusyIsAnError => "busy is reported as an error",
+            Self::CallsHaveNoLimit => "calls into silence have no limit",
             Self::CancelLeavesItsEntry => "a cancelled wait leaves its queue entry",
+            Self::DeadlineFromALateReply => "the deadline counts from a reply that comes late",
             Self::DeadlineFromTheAcquireOnASharedLease => "on a shared lease the deadline counts from the acquire",
             Self::DeadlineFromTheReply => "the deadline counts from the reply",
             Self::ExpiredIsStillHeld => "an expired lock is still believed in",
@@ -119,6 +129,7 @@ impl Bug {
             Self::TokenPerAttempt => "a token per attempt, not per grant",
             Self::TokenPerSession => "a session draws tokens before it has raised the counter",
             Self::TokenRestartsAfterRelease => "tokens start again after a release",
+            Self::TokensAreLostWithTheStore => "tokens start again with an empty store",
             Self::TokensAreRandom => "random tokens",
             Self::TtlIsIgnored => "a lock without signs of life is kept for ever",
             Self::TtlOfZeroIsAccepted => "a ttl of zero is accepted",
@@ -136,8 +147,14 @@ impl Bug {
             Self::AcquireTwiceIsBusy => cases![tokens::asking_again_gives_the_same_token],
             Self::AskingAgainKeepsTheOldTtl => cases![leases::asking_again_keeps_the_lock_for_a_full_ttl],
             Self::BusyIsAnError => cases![errors::busy_is_never_reported_as_broken],
+            #[cfg(feature = "faults")]
+            Self::CallsHaveNoLimit => cases![network::every_call_ends_in_time_on_a_connection_that_fell_silent],
+            #[cfg(feature = "faults")]
+            Self::DeadlineFromALateReply => cases![network::late_replies_shorten_what_is_believed],
+            #[cfg(not(feature = "faults"))]
+            Self::CallsHaveNoLimit | Self::DeadlineFromALateReply => &[],
             Self::CancelLeavesItsEntry => cases![
-                cancellation::acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
+                dropped::acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
                 leaving::a_cancelled_waiter_holds_nobody_up,
             ],
             Self::DeadlineFromTheAcquireOnASharedLease => {
@@ -158,7 +175,7 @@ impl Bug {
             Self::LossIsNeverTold => cases![
                 ownership::renewal_never_brings_back_an_expired_lock,
                 ownership::a_forced_release_tells_the_victim_within_one_renewal,
-                loss::a_lock_that_expires_early_is_told_within_one_renewal,
+                told::a_lock_that_expires_early_is_told_within_one_renewal,
             ],
             Self::NamesAreFolded => cases![exclusion::names_that_look_alike_stay_apart],
             Self::NoCheckAfterTheWait => cases![
@@ -178,6 +195,10 @@ impl Bug {
             Self::RenewalResurrects => cases![ownership::renewal_never_brings_back_an_expired_lock],
             Self::TokenPerAttempt => cases![tokens::a_token_is_drawn_at_the_grant_and_not_at_the_attempt],
             Self::TokenPerSession => cases![tokens::tokens_rise_across_a_new_client_and_a_closed_one],
+            Self::TokensAreLostWithTheStore => cases![
+                tokens::tokens_rise_across_the_deletion_of_everything,
+                tokens::tokens_rise_across_a_restart_without_data,
+            ],
             Self::TokenRestartsAfterRelease | Self::TokensAreRandom => {
                 cases![tokens::tokens_rise_across_releases_by_any_client]
             }
@@ -199,6 +220,9 @@ impl Bug {
         match self {
             Self::DeadlineFromTheAcquireOnASharedLease if !capabilities.shares_leases => {
                 Err("no two locks share a lease")
+            }
+            Self::CallsHaveNoLimit | Self::DeadlineFromALateReply if cfg!(not(feature = "faults")) => {
+                Err("the suite was built without its feature `faults`")
             }
             Self::ProvidedMethodsAreNotForwarded if !inspects => Err("there is nothing to forward"),
             _ => Ok(()),

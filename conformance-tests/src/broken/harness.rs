@@ -77,6 +77,9 @@ impl Harness for BrokenHarness {
     }
 
     async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
+        if matches!(fault, Fault::DeleteAll | Fault::RestartWithoutData) {
+            self.shared.lock().counters.clear();
+        }
         self.inner.inject(namespace, fault).await
     }
 

@@ -94,6 +94,17 @@ impl Case {
         }
     }
 
+    /// Nobody may hold the name now, as far as the backend tells.
+    pub(crate) async fn is_gone(&self, client: &Link, name: &str) -> Outcome {
+        if !self.capabilities().holder {
+            return Ok(());
+        }
+        match client.holder(&self.name(name)).await? {
+            None => Ok(()),
+            Some(holder) => fail!("the backend", "{name:?} was released; it is held by {holder}"),
+        }
+    }
+
     /// The name must be free now, and is free again afterwards.
     pub(crate) async fn is_free(&self, client: &Link, name: &LockName) -> Outcome {
         self.is_free_within(client, name, Duration::ZERO).await.map(drop)

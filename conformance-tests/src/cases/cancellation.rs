@@ -1,27 +1,25 @@
 //! Whatever is given up, wherever it was, leaves nothing behind.
 
-use std::future::poll_fn;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lock_core::{Claim, DistributedLock, LockError, LockGuard, Released};
 
-use super::{Entry, cases};
+use super::{Entry, cases, dropped};
 use crate::case::Case;
-use crate::link::{Link, Weather};
+use crate::link::Weather;
 use crate::outcome::{Outcome, Stop, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
     what_is_left_on_the_server_can_be_seen,
-    try_acquire_dropped_at_every_poll_leaves_nothing,
-    acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
-    acquire_dropped_at_every_poll_of_a_grant_leaves_nothing,
-    hand_over_dropped_at_every_poll_leaves_nothing,
+    dropped::try_acquire_dropped_at_every_poll_leaves_nothing,
+    dropped::acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
+    dropped::acquire_dropped_at_every_poll_of_a_grant_leaves_nothing,
+    dropped::hand_over_dropped_at_every_poll_leaves_nothing,
     a_swallowed_reply_leaves_nothing_after_the_release,
     a_request_delivered_after_its_release_is_gone_after_a_ttl,
-    a_request_for_a_lock_dropped_at_every_poll_leaves_nothing,
+    dropped::a_request_for_a_lock_dropped_at_every_poll_leaves_nothing,
     a_dropped_guard_is_released,
     a_guard_dropped_outside_a_runtime_is_released,
     a_guard_dropped_while_the_server_is_silent_is_released_later,
@@ -49,199 +47,6 @@ pub(crate) async fn what_is_left_on_the_server_can_be_seen(case: Arc<Case>) -> O
     for claim in &claims {
         client.release(claim).await?;
     }
-    Ok(())
-}
-
-/// When a future is dropped.
-#[derive(Clone, Copy, Debug)]
-enum Drops {
-    /// Right after its k-th poll.
-    After(usize),
-    /// After its k-th poll, when it is woken again: what it waited for has happened, and nobody looks.
-    WhenWoken(usize),
-}
-
-/// What a future came to: its output, if it ended before it was to be dropped.
-async fn dropped<F: Future>(future: F, drops: Drops, patience: Duration) -> Option<F::Output> {
-    dropped_counting(future, drops, patience, &AtomicUsize::new(0)).await
-}
-
-/// The same, telling how often the future has been polled.
-async fn dropped_counting<F: Future>(
-    future: F,
-    drops: Drops,
-    patience: Duration,
-    counter: &AtomicUsize,
-) -> Option<F::Output> {
-    let mut future = Box::pin(future);
-    let mut polls = 0;
-    let polled = poll_fn(|context| {
-        let (last, woken) = match drops {
-            Drops::After(k) => (k, false),
-            Drops::WhenWoken(k) => (k, true),
-        };
-        if polls == last {
-            return Poll::Ready(None);
-        }
-        polls += 1;
-        counter.store(polls, Ordering::SeqCst);
-        match future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polls == last && !woken => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    });
-    // What waits for somebody else is not always woken.
-    tokio::time::timeout(patience, polled).await.ok().flatten()
-}
-
-/// More polls than an operation that ends by itself takes.
-const MOST_POLLS: usize = 100;
-
-pub(crate) async fn try_acquire_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    // The client lives, and keeps another lock of the same ttl alive: nothing may hide behind its end.
-    let kept = party.locks.lock("kept").await?;
-    let mut most = 0;
-    let mut names = Vec::new();
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..MOST_POLLS {
-            let claim = Claim::new(case.name(&format!("{:?}", way(k))), case.steady_ttl());
-            let output = dropped(party.link.try_acquire(&claim), way(k), case.patience()).await;
-            party.link.release(&claim).await?;
-            names.push(claim.name().clone());
-            if output.transpose()?.is_some() {
-                most = most.max(k);
-                break;
-            }
-        }
-    }
-    case.remark(format!("try_acquire was dropped at each of its polls, k_max {most}"));
-    let floor = case.fewest_polls();
-    ensure!(
-        most >= floor,
-        "the harness",
-        "an acquisition takes at least {floor} polls; it took {most}"
-    );
-    case.only_leftovers(1).await?;
-    for name in &names {
-        case.is_free_within(&other, name, case.steady_ttl() + case.slack())
-            .await?;
-    }
-    ensure!(kept.is_held(), "the client", "its other lock is held all the while");
-    kept.release().await?;
-    Ok(())
-}
-
-pub(crate) async fn acquire_dropped_at_every_poll_of_a_wait_leaves_nothing(case: Arc<Case>) -> Outcome {
-    const POLLS: usize = 8;
-    let (party, other) = (case.party().await?, case.client().await?);
-    let kept = party.locks.lock("kept").await?;
-    let holder = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(60)));
-    case.take(&other, &holder).await?;
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..=POLLS {
-            let claim = Claim::new(case.name("n"), case.steady_ttl());
-            let output = dropped(party.link.acquire(&claim, None), way(k), Duration::from_millis(300)).await;
-            ensure!(
-                output.is_none(),
-                "the backend",
-                "it waits for a held name for ever; it said {output:?}"
-            );
-            party.link.release(&claim).await?;
-        }
-    }
-    case.only_leftovers(2).await?;
-    other.release(&holder).await?;
-    // An entry that stayed behind would be granted now.
-    case.is_free_within(&other, holder.name(), case.steady_ttl() / 2)
-        .await?;
-    kept.release().await?;
-    Ok(())
-}
-
-pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    let kept = party.locks.lock("kept").await?;
-    let mut most = 0;
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..MOST_POLLS {
-            let holder = Claim::new(case.name("n"), case.steady_ttl());
-            case.take_within(&other, &holder, case.steady_ttl() + case.slack())
-                .await?;
-            let claim = Claim::new(case.name("n"), case.steady_ttl());
-            let polls = Arc::new(AtomicUsize::new(0));
-            // A task of its own, as whatever else this one awaited would count as polls.
-            let releasing = tokio::spawn(released_once_awaited(
-                Arc::clone(&case),
-                Arc::clone(&other),
-                holder,
-                Arc::clone(&polls),
-            ));
-            let acquire = party.link.acquire(&claim, None);
-            let output = dropped_counting(acquire, way(k), case.ttl() / 4, &polls).await;
-            polls.store(usize::MAX, Ordering::SeqCst);
-            releasing.await??;
-            party.link.release(&claim).await?;
-            if output.transpose()?.is_some() {
-                most = most.max(k);
-                break;
-            }
-        }
-    }
-    case.remark(format!(
-        "a waiting acquire was dropped at each of its polls, k_max {most}"
-    ));
-    case.only_leftovers(1).await?;
-    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.slack())
-        .await?;
-    ensure!(kept.is_held(), "the client", "its other lock is held all the while");
-    kept.release().await?;
-    Ok(())
-}
-
-/// Releases what is held as soon as somebody waits for it who was polled often enough to know that it is busy, or who has
-/// given up.
-async fn released_once_awaited(case: Arc<Case>, client: Arc<Link>, held: Claim, polls: Arc<AtomicUsize>) -> Outcome {
-    let fewest = case.fewest_polls();
-    let polled = || polls.load(Ordering::SeqCst) >= fewest;
-    case.eventually("the waiter", "it is polled", case.patience(), polled)
-        .await?;
-    let gave_up = || polls.load(Ordering::SeqCst) == usize::MAX;
-    tokio::select! {
-        seen = case.in_line("n", 1) => drop(seen?),
-        gone = case.eventually("the waiter", "it gives up", case.patience(), gave_up) => drop(gone?),
-    }
-    client.release(&held).await?;
-    Ok(())
-}
-
-pub(crate) async fn hand_over_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    let kept = party.locks.lock("kept").await?;
-    let mut most = 0;
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..MOST_POLLS {
-            let (from, to) = (
-                Claim::new(case.name("n"), case.steady_ttl()),
-                Claim::new(case.name("n"), case.steady_ttl()),
-            );
-            case.take_within(&party.link, &from, case.steady_ttl() + case.slack())
-                .await?;
-            let output = dropped(party.link.hand_over(&from, &to), way(k), case.patience()).await;
-            party.link.release(&from).await?;
-            party.link.release(&to).await?;
-            if output.transpose()?.is_some() {
-                most = most.max(k);
-                break;
-            }
-        }
-    }
-    case.remark(format!("hand_over was dropped at each of its polls, k_max {most}"));
-    case.only_leftovers(1).await?;
-    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.slack())
-        .await?;
-    kept.release().await?;
     Ok(())
 }
 
@@ -294,29 +99,6 @@ pub(crate) async fn a_request_delivered_after_its_release_is_gone_after_a_ttl(ca
     client.try_acquire(&claim).await?;
     case.is_free_within(&other, claim.name(), case.ttl() + case.slack())
         .await?;
-    Ok(())
-}
-
-pub(crate) async fn a_request_for_a_lock_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    let kept = party.locks.lock("kept").await?;
-    let mut most = 0;
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..MOST_POLLS {
-            let asking = party.locks.lock("n").into_future();
-            if dropped(asking, way(k), case.patience()).await.transpose()?.is_some() {
-                most = most.max(k);
-                break;
-            }
-        }
-    }
-    case.remark(format!(
-        "a request for a lock was dropped at each of its polls, k_max {most}"
-    ));
-    case.is_free_within(&other, &case.name("n"), case.steady_ttl() / 2 + case.slack())
-        .await?;
-    case.only_leftovers(1).await?;
-    kept.release().await?;
     Ok(())
 }
 

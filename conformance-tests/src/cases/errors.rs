@@ -7,6 +7,7 @@ use lock_core::{Attempt, DistributedLock, LockError};
 
 use super::{Entry, cases};
 use crate::case::Case;
+use crate::harness::Fault;
 use crate::link::Weather;
 use crate::outcome::{Outcome, ensure, fail};
 
@@ -16,6 +17,7 @@ pub(crate) const CASES: &[Entry] = cases![
     busy_is_never_reported_as_broken,
     a_failure_after_busy_is_waited_out,
     broken_to_the_end_of_the_wait_is_unavailable,
+    a_full_server_keeps_and_releases_what_is_held,
     the_bounds_of_ttls_make_sense,
     what_the_backend_says_it_can_do_it_does,
     a_holder_is_shown_as_it_is,
@@ -155,6 +157,43 @@ pub(crate) async fn broken_to_the_end_of_the_wait_is_unavailable(case: Arc<Case>
     );
     waiter.link.set(Weather::Fair);
     guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_full_server_keeps_and_releases_what_is_held(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.client().await?);
+    let (released, kept) = (party.locks.lock("released").await?, party.locks.lock("kept").await?);
+    let seen = case.claim("seen");
+    case.take(&other, &seen).await?;
+    case.inject(Fault::Full).await?;
+    let new = case.claim("new");
+    match other.try_acquire(&new).await {
+        Err(LockError::Unavailable { .. }) => {}
+        Ok(Attempt::Granted(_)) => drop(other.release(&new).await?),
+        answer => fail!(
+            "the backend",
+            "a full server grants or is Unavailable; it said {answer:?}"
+        ),
+    }
+    released.release().await?;
+    case.is_gone(&other, "released").await?;
+    other.release(&seen).await?;
+    case.is_gone(&other, "seen").await?;
+    let start = case.now();
+    while case.now().since(start) < kept.ttl() + case.slack() {
+        ensure!(
+            kept.is_held(),
+            "the client",
+            "a full server goes on keeping what is held"
+        );
+        tokio::time::sleep(kept.ttl() / 20).await;
+    }
+    case.inject(Fault::Room).await?;
+    case.is_busy(&other, kept.name()).await?;
+    kept.release().await?;
+    let again = case.claim("released");
+    case.take(&other, &again).await?;
+    other.release(&again).await?;
     Ok(())
 }
 

@@ -4,10 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lock_core::fence::Fence;
 use lock_core::{DistributedLock, LockError, LockGuard, LossReason};
 
-use super::{Entry, cases};
+use super::{Entry, cases, told};
 use crate::case::Case;
 use crate::harness::Fault;
 use crate::link::Weather;
@@ -21,10 +20,12 @@ pub(crate) const CASES: &[Entry] = cases![
     one_transient_renewal_error_loses_nothing,
     a_hung_renewal_beside_a_thousand_held_locks_loses_none_of_them,
     a_server_frozen_for_less_than_a_ttl_lets_nobody_else_in_while_the_holder_believes,
-    a_lock_that_expires_early_is_told_within_one_renewal,
-    a_stolen_lock_is_told_within_one_renewal,
-    a_deleted_lock_is_told_within_one_renewal,
-    a_lock_lost_in_a_restart_without_data_is_told_within_one_renewal,
+    told::a_lock_that_expires_early_is_told_within_one_renewal,
+    told::a_stolen_lock_is_told_within_one_renewal,
+    told::a_deleted_lock_is_told_within_one_renewal,
+    told::a_lock_lost_in_a_restart_without_data_is_told_within_one_renewal,
+    told::a_lock_lost_with_everything_else_is_told_within_one_renewal,
+    told::a_restart_loses_no_lock_without_telling,
     the_loss_of_one_lock_leaves_others_held,
     run_cancels_its_work_on_loss,
     with_cancels_its_body_on_loss,
@@ -181,100 +182,6 @@ pub(crate) async fn a_server_frozen_for_less_than_a_ttl_lets_nobody_else_in_whil
     ));
     drop(guard);
     waiting.await??.release().await?;
-    Ok(())
-}
-
-pub(crate) async fn a_lock_that_expires_early_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    let fault = Fault::Expire(case.name("n"));
-    told_within_one_renewal(&case, fault, true).await
-}
-
-pub(crate) async fn a_stolen_lock_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    let fault = Fault::Steal(case.name("n"));
-    told_within_one_renewal(&case, fault, false).await
-}
-
-pub(crate) async fn a_deleted_lock_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    let fault = Fault::Delete(case.name("n"));
-    told_within_one_renewal(&case, fault, true).await
-}
-
-pub(crate) async fn a_lock_lost_in_a_restart_without_data_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    told_within_one_renewal(&case, Fault::RestartWithoutData, true).await
-}
-
-/// The server lets go early, and may tell the next holder before it can tell this one: then the fence decides.
-async fn told_within_one_renewal(case: &Case, fault: Fault, frees: bool) -> Outcome {
-    let (party, other) = (case.party().await?, case.party().await?);
-    let words = fault.words();
-    let resource = Fence::new("the resource", 0);
-    // A holder that is not told would believe for much longer than one renewal.
-    let ttl = if frees {
-        case.ttl_of(Duration::from_secs(6))
-    } else {
-        case.steady_ttl()
-    };
-    let guard = party.locks.lock("n").ttl(ttl).await?;
-    let fenced = |token, allowed: bool| {
-        let written = resource.write(token, |writes| *writes += 1);
-        ensure!(
-            written.is_ok() == allowed,
-            "the resource",
-            "it takes current and refuses stale tokens; {written:?}"
-        );
-        Outcome::Ok(())
-    };
-    fenced(guard.token(), true)?;
-    case.inject(fault).await?;
-    let limit = ttl / 3 + case.slack();
-    if frees {
-        let next = case.lock_through(&other.locks, "n", ttl).await?;
-        if guard.is_held() {
-            case.overlap(words);
-        }
-        ensure!(
-            next.token() > guard.token(),
-            "the backend",
-            "the next token is higher; {next:?} came after {guard:?}"
-        );
-        fenced(next.token(), true)?;
-        fenced(guard.token(), false)?;
-        case.within(limit, "the loss is told within one renewal", guard.lost().wait())
-            .await?;
-        ensure!(
-            !guard.is_held(),
-            "the guard",
-            "it is not held after it was told of its loss"
-        );
-        ensure!(
-            next.is_held(),
-            "the client",
-            "the successor is spared by what the loser does then"
-        );
-        next.release().await?;
-    } else {
-        if guard.is_held() {
-            case.overlap(words);
-        }
-        case.within(limit, "the loss is told within one renewal", guard.lost().wait())
-            .await?;
-        ensure!(
-            !guard.is_held(),
-            "the guard",
-            "it is not held after it was told of its loss"
-        );
-        let refused = other.locks.try_lock("n").await?;
-        ensure!(
-            refused.is_none(),
-            "the backend",
-            "what was given to somebody else is busy; it gave {refused:?}"
-        );
-        // The stranger does not renew.
-        let next = other.locks.lock("n").ttl(ttl).wait_for(ttl + case.slack()).await?;
-        fenced(next.token(), true)?;
-        fenced(guard.token(), false)?;
-        next.release().await?;
-    }
     Ok(())
 }
 

@@ -23,6 +23,9 @@ pub(crate) const CASES: &[Entry] = cases![
     tokens_rise_across_a_restart,
     tokens_rise_across_a_restart_without_data,
     tokens_rise_across_the_deletion_of_a_lock,
+    tokens_rise_across_the_deletion_of_a_counter,
+    tokens_rise_across_the_deletion_of_everything,
+    tokens_rise_across_the_loss_of_prepared_requests,
     tokens_rise_across_the_restore_of_an_older_copy,
     tokens_rise_in_real_time_among_many_clients,
     a_token_is_drawn_at_the_grant_and_not_at_the_attempt,
@@ -183,6 +186,18 @@ pub(crate) async fn tokens_rise_across_a_restart_without_data(case: Arc<Case>) -
 
 pub(crate) async fn tokens_rise_across_the_deletion_of_a_lock(case: Arc<Case>) -> Outcome {
     rise_across(&case, Fault::Delete(case.name("n"))).await
+}
+
+pub(crate) async fn tokens_rise_across_the_deletion_of_a_counter(case: Arc<Case>) -> Outcome {
+    rise_across(&case, Fault::DeleteCounter(case.name("n"))).await
+}
+
+pub(crate) async fn tokens_rise_across_the_deletion_of_everything(case: Arc<Case>) -> Outcome {
+    rise_across(&case, Fault::DeleteAll).await
+}
+
+pub(crate) async fn tokens_rise_across_the_loss_of_prepared_requests(case: Arc<Case>) -> Outcome {
+    rise_across(&case, Fault::DropPrepared).await
 }
 
 pub(crate) async fn tokens_rise_across_the_restore_of_an_older_copy(case: Arc<Case>) -> Outcome {

@@ -32,6 +32,8 @@ pub(crate) const CASES: &[Entry] = cases![
     no_wait_leaves_nothing_in_a_queue,
     a_thousand_waiters_on_one_name_finish,
     a_wait_goes_on_across_a_restart,
+    a_wait_goes_on_across_a_restart_without_data,
+    a_wait_goes_on_when_everything_is_deleted,
 ];
 
 /// So long that nobody gets anything because a lease ran out.
@@ -367,11 +369,27 @@ pub(crate) async fn a_thousand_waiters_on_one_name_finish(case: Arc<Case>) -> Ou
 }
 
 pub(crate) async fn a_wait_goes_on_across_a_restart(case: Arc<Case>) -> Outcome {
+    wait_goes_on_across(&case, Fault::Restart).await
+}
+
+pub(crate) async fn a_wait_goes_on_across_a_restart_without_data(case: Arc<Case>) -> Outcome {
+    wait_goes_on_across(&case, Fault::RestartWithoutData).await
+}
+
+pub(crate) async fn a_wait_goes_on_when_everything_is_deleted(case: Arc<Case>) -> Outcome {
+    wait_goes_on_across(&case, Fault::DeleteAll).await
+}
+
+async fn wait_goes_on_across(case: &Case, fault: Fault) -> Outcome {
     let (holder, waiter) = (case.party().await?.locks, case.party().await?);
     let guard = holder.lock("n").await?;
     let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.patience()).into_future());
-    waits(&case, &waiter, 1).await?;
-    case.inject(Fault::Restart).await?;
+    waits(case, &waiter, 1).await?;
+    // A failure before the first answer would be the caller's.
+    let asked = || waiter.link.counts().acquire.load(Ordering::SeqCst) > 0;
+    case.eventually("the client", "the waiter was told that it is busy", case.slack(), asked)
+        .await?;
+    case.inject(fault).await?;
     drop(guard);
     let next = case.within(case.patience(), "the wait goes on", waiting).await???;
     next.release().await?;

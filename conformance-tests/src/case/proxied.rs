@@ -1,0 +1,56 @@
+//! Clients with a proxy between them and their server.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{Claim, DistributedLock, LockError, Released};
+
+use super::{Case, Party};
+use crate::faults::Proxy;
+use crate::link::Link;
+use crate::outcome::{Outcome, Stop};
+
+impl Case {
+    /// A proxy before the server, or the end of the case if nothing can stand there. It lives as long as the case.
+    pub(crate) async fn proxy(&self) -> Outcome<Arc<Proxy>> {
+        let Some(address) = self.harness.address(&self.namespace).await? else {
+            return Err(Stop::not_applicable(
+                "the harness knows no server that a proxy could stand before",
+            ));
+        };
+        let proxy = Arc::new(Proxy::start(address).await?);
+        self.open().proxies.push(Arc::clone(&proxy));
+        Ok(proxy)
+    }
+
+    /// A client that reaches the server through the proxy.
+    pub(crate) async fn client_through(&self, proxy: &Proxy) -> Outcome<Arc<Link>> {
+        let link = Arc::new(self.linked(self.connect_through(proxy).await?));
+        self.open().links.push(Arc::clone(&link));
+        Ok(link)
+    }
+
+    /// Locks on such a client.
+    pub(crate) async fn party_through(&self, proxy: &Proxy) -> Outcome<Party> {
+        Ok(self.party_on(Arc::new(self.linked(self.connect_through(proxy).await?))))
+    }
+
+    /// The bare client, or why there is none.
+    pub(crate) async fn connect_through(&self, proxy: &Proxy) -> Result<Arc<dyn DistributedLock>, LockError> {
+        self.harness.client_at(&self.namespace, proxy.address()).await
+    }
+
+    /// Lets go of the claim, across a fault: failures that are worth a retry are waited out.
+    pub(crate) async fn release_through(&self, client: &Link, claim: &Claim) -> Outcome<Released> {
+        let start = self.now();
+        loop {
+            match client.release(claim).await {
+                Ok(released) => return Ok(released),
+                Err(error) if !error.is_retryable() || self.now().since(start) > self.patience() => {
+                    return Err(error.into());
+                }
+                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+            }
+        }
+    }
+}

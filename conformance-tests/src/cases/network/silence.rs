@@ -1,0 +1,213 @@
+//! Connections that nothing comes out of any more, without an end that anyone is told of.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::{Claim, DistributedLock, LockError};
+use tokio::task::JoinSet;
+
+use crate::case::Case;
+use crate::faults::{Direction, Traffic};
+use crate::link::Link;
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) async fn every_call_ends_in_time_on_a_connection_that_fell_silent(case: Arc<Case>) -> Outcome {
+    every_call_ends(&case, Direction::Both).await
+}
+
+pub(super) async fn every_call_ends_in_time_while_requests_are_lost(case: Arc<Case>) -> Outcome {
+    every_call_ends(&case, Direction::ToServer).await
+}
+
+pub(super) async fn every_call_ends_in_time_while_replies_are_lost(case: Arc<Case>) -> Outcome {
+    every_call_ends(&case, Direction::ToClient).await
+}
+
+/// No byte, no FIN, no RST: only a limit of the client's own can end its calls.
+async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
+    let proxy = case.proxy().await?;
+    let client = case.client_through(&proxy).await?;
+    let limit = client.capabilities().op_timeout + case.slack();
+    let claims = ["held", "released", "handed over", "tried", "awaited"].map(|name| case.claim(name));
+    let [held, released, from, tried, awaited] = &claims;
+    let lease = case.take(&client, held).await?.lease;
+    case.take(&client, released).await?;
+    case.take(&client, from).await?;
+    let to = Claim::new(from.name().clone(), from.ttl());
+
+    proxy.set(direction, Traffic::Lost);
+    case.note(format!("lost: {direction:?}"));
+    let mut calls = JoinSet::new();
+    let mut call = |what: &'static str, call: Call| {
+        let case = Arc::clone(case);
+        calls.spawn(async move {
+            let answer = case.within(limit, what, call).await?;
+            ensure!(
+                matches!(
+                    answer,
+                    Err(LockError::Unavailable { .. } | LockError::NotSupported { .. })
+                ),
+                "the backend",
+                "{what} into silence is Unavailable; it said {answer:?}"
+            );
+            Outcome::Ok(())
+        });
+    };
+    call(
+        "try_acquire",
+        of(&client, tried, async |c, claim| c.try_acquire(&claim).await.map(drop)),
+    );
+    call(
+        "acquire",
+        of(&client, awaited, async |c, claim| {
+            c.acquire(&claim, None).await.map(drop)
+        }),
+    );
+    call(
+        "release",
+        of(&client, released, async |c, claim| c.release(&claim).await.map(drop)),
+    );
+    call(
+        "holder",
+        of(&client, held, async |c, claim| c.holder(claim.name()).await.map(drop)),
+    );
+    call("list", of(&client, held, async |c, _| c.list("").await.map(drop)));
+    call(
+        "force_release",
+        of(&client, tried, async |c, claim| {
+            c.force_release(claim.name()).await.map(drop)
+        }),
+    );
+    call(
+        "hand_over",
+        of(&client, from, {
+            let to = to.clone();
+            async move |c, from| c.hand_over(&from, &to).await.map(drop)
+        }),
+    );
+    call(
+        "renew",
+        of(&client, held, async move |c, _| c.renew(&lease).await.map(drop)),
+    );
+    while let Some(ended) = calls.join_next().await {
+        ended??;
+    }
+
+    proxy.heal().await;
+    let healed = case.now();
+    let again = case.claim("again");
+    case.take_through(&client, &again, 2 * limit).await?;
+    case.note(format!("works again {:?} after the healing", case.now().since(healed)));
+    for claim in claims.iter().chain([&to, &again]) {
+        case.release_through(&client, claim).await?;
+    }
+    Ok(())
+}
+
+type Call = std::pin::Pin<Box<dyn Future<Output = Result<(), LockError>> + Send>>;
+
+fn of<F>(client: &Arc<Link>, claim: &Claim, call: impl FnOnce(Arc<Link>, Claim) -> F) -> Call
+where
+    F: Future<Output = Result<(), LockError>> + Send + 'static,
+{
+    Box::pin(call(Arc::clone(client), claim.clone()))
+}
+
+pub(super) async fn connecting_into_silence_ends_in_time(case: Arc<Case>) -> Outcome {
+    let proxy = case.proxy().await?;
+    let limit = case.connect_through(&proxy).await?.capabilities().op_timeout + case.slack();
+    for direction in [Direction::Both, Direction::ToServer, Direction::ToClient] {
+        proxy.set(direction, Traffic::Lost);
+        match case.within(limit, "connecting", case.connect_through(&proxy)).await? {
+            Err(LockError::Unavailable { .. }) => {}
+            other => fail!(
+                "the backend",
+                "connecting into silence is Unavailable; it said {other:?}"
+            ),
+        }
+        proxy.heal().await;
+    }
+    case.connect_through(&proxy).await?.close().await?;
+    Ok(())
+}
+
+pub(super) async fn a_holder_behind_a_silent_connection_notices_before_the_server_frees(case: Arc<Case>) -> Outcome {
+    notices(&case, Direction::Both).await
+}
+
+pub(super) async fn a_holder_whose_requests_are_lost_notices_before_the_server_frees(case: Arc<Case>) -> Outcome {
+    notices(&case, Direction::ToServer).await
+}
+
+pub(super) async fn a_holder_whose_replies_are_lost_notices_before_the_server_frees(case: Arc<Case>) -> Outcome {
+    notices(&case, Direction::ToClient).await
+}
+
+/// The holder is cut off at different points between two of its renewals, and works again once it is not.
+async fn notices(case: &Case, direction: Direction) -> Outcome {
+    let proxy = case.proxy().await?;
+    let (party, other) = (case.party_through(&proxy).await?, case.client().await?);
+    let mut smallest = Duration::MAX;
+    for share in 0..3 {
+        let guard = case.lock_through(&party.locks, "n", case.ttl()).await?;
+        // Somewhere between two renewals.
+        tokio::time::sleep(case.ttl() * share / 8).await;
+        proxy.set(direction, Traffic::Lost);
+        let next = case.claim("n");
+        let look = async {
+            let mut believed = case.now();
+            while guard.is_held() {
+                believed = believed.max(case.now() + guard.remaining());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+            believed
+        };
+        // The server may have been told once more at the very end, and then keeps it for another ttl.
+        let limit = 2 * guard.ttl() + case.slack();
+        let (believed, taken) = tokio::join!(look, case.take_within(&other, &next, limit));
+        let (_, at) = taken?;
+        // Where requests arrive, it may be the holder's own release that frees the lock, and no measure of its lease.
+        if direction == Direction::ToClient {
+            case.in_turn(believed, at)?;
+        } else {
+            case.margin(believed, at)?;
+        }
+        smallest = smallest.min(at.since(believed));
+        proxy.heal().await;
+        other.release(&next).await?;
+        let again = case.lock_through(&party.locks, "n", case.steady_ttl()).await?;
+        ensure!(!guard.is_held(), "the guard", "what is lost stays lost");
+        again.release().await?;
+    }
+    case.remark(format!(
+        "a holder cut off ({direction:?}) knew {smallest:.1?} or more before the next grant"
+    ));
+    Ok(())
+}
+
+pub(super) async fn a_server_that_is_gone_is_unavailable_and_is_found_again(case: Arc<Case>) -> Outcome {
+    let proxy = case.proxy().await?;
+    let party = case.party_through(&proxy).await?;
+    let limit = party.link.capabilities().op_timeout + case.slack();
+    party.locks.lock("n").await?.release().await?;
+    proxy.refuse().await;
+    proxy.cut();
+    for _ in 0..3 {
+        let asked = party.locks.lock("n").no_wait().into_future();
+        match case.within(limit, "a server that is gone is noticed", asked).await? {
+            Err(error @ LockError::Unavailable { .. }) => ensure!(
+                error.is_retryable(),
+                "the client",
+                "a server that is gone may come back; it said {error}"
+            ),
+            other => fail!("the client", "a server that is gone is Unavailable; it said {other:?}"),
+        }
+    }
+    proxy.heal().await;
+    let again = case.lock_through(&party.locks, "n", case.steady_ttl());
+    case.within(2 * limit, "a server that is back is found", again)
+        .await??
+        .release()
+        .await?;
+    Ok(())
+}

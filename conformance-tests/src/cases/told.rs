@@ -1,0 +1,138 @@
+//! The server lets go early: whoever held is told as soon as that is known, and the fence decides until then.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lock_core::fence::Fence;
+use lock_core::{Attempt, DistributedLock};
+
+use crate::case::Case;
+use crate::harness::Fault;
+use crate::outcome::{Outcome, ensure, fail};
+
+pub(crate) async fn a_lock_that_expires_early_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
+    let fault = Fault::Expire(case.name("n"));
+    told_within_one_renewal(&case, fault, true).await
+}
+
+pub(crate) async fn a_stolen_lock_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
+    let fault = Fault::Steal(case.name("n"));
+    told_within_one_renewal(&case, fault, false).await
+}
+
+pub(crate) async fn a_deleted_lock_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
+    let fault = Fault::Delete(case.name("n"));
+    told_within_one_renewal(&case, fault, true).await
+}
+
+pub(crate) async fn a_lock_lost_in_a_restart_without_data_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
+    told_within_one_renewal(&case, Fault::RestartWithoutData, true).await
+}
+
+pub(crate) async fn a_lock_lost_with_everything_else_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
+    told_within_one_renewal(&case, Fault::DeleteAll, true).await
+}
+
+pub(crate) async fn a_restart_loses_no_lock_without_telling(case: Arc<Case>) -> Outcome {
+    let (party, other) = (case.party().await?, case.party().await?);
+    let ttl = case.ttl_of(Duration::from_secs(6));
+    let guard = party.locks.lock("n").ttl(ttl).await?;
+    case.inject(Fault::Restart).await?;
+    let told = tokio::time::timeout(ttl / 3 + case.slack(), guard.lost().wait()).await;
+    case.remark(format!(
+        "a lock held across a restart was {}",
+        told.map_or("kept".to_owned(), |reason| format!("lost: {reason}"))
+    ));
+    if guard.is_held() {
+        let claim = case.claim("n");
+        let start = case.now();
+        loop {
+            match other.link.try_acquire(&claim).await {
+                Ok(Attempt::Busy(_)) => break,
+                Err(error) if error.is_retryable() && case.now().since(start) < ttl / 3 => {}
+                other => fail!("the backend", "what is believed in is busy; it said {other:?}"),
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        guard.release().await?;
+    }
+    case.lock_through(&other.locks, "n", ttl).await?.release().await?;
+    Ok(())
+}
+
+/// The server lets go early, and may tell the next holder before it can tell this one: then the fence decides.
+async fn told_within_one_renewal(case: &Case, fault: Fault, frees: bool) -> Outcome {
+    let (party, other) = (case.party().await?, case.party().await?);
+    let words = fault.words();
+    let resource = Fence::new("the resource", 0);
+    // A holder that is not told would believe for much longer than one renewal.
+    let ttl = if frees {
+        case.ttl_of(Duration::from_secs(6))
+    } else {
+        case.steady_ttl()
+    };
+    let guard = party.locks.lock("n").ttl(ttl).await?;
+    let fenced = |token, allowed: bool| {
+        let written = resource.write(token, |writes| *writes += 1);
+        ensure!(
+            written.is_ok() == allowed,
+            "the resource",
+            "it takes current and refuses stale tokens; {written:?}"
+        );
+        Outcome::Ok(())
+    };
+    fenced(guard.token(), true)?;
+    case.inject(fault).await?;
+    let injected = case.now();
+    let limit = ttl / 3 + case.slack();
+    if frees {
+        let next = case.lock_through(&other.locks, "n", ttl).await?;
+        if guard.is_held() {
+            case.overlap(words);
+        }
+        ensure!(
+            next.token() > guard.token(),
+            "the backend",
+            "the next token is higher; {next:?} came after {guard:?}"
+        );
+        fenced(next.token(), true)?;
+        fenced(guard.token(), false)?;
+        case.within(limit, "the loss is told within one renewal", guard.lost().wait())
+            .await?;
+        ensure!(
+            !guard.is_held(),
+            "the guard",
+            "it is not held after it was told of its loss"
+        );
+        ensure!(
+            next.is_held(),
+            "the client",
+            "the successor is spared by what the loser does then"
+        );
+        next.release().await?;
+    } else {
+        if guard.is_held() {
+            case.overlap(words);
+        }
+        case.within(limit, "the loss is told within one renewal", guard.lost().wait())
+            .await?;
+        ensure!(
+            !guard.is_held(),
+            "the guard",
+            "it is not held after it was told of its loss"
+        );
+        let refused = other.locks.try_lock("n").await?;
+        // The stranger's time may be over on a machine that stood still.
+        ensure!(
+            refused.is_none() || case.now().since(injected) >= ttl / 2,
+            "the backend",
+            "what was given to somebody else is busy; it gave {refused:?}"
+        );
+        // The stranger does not renew.
+        let next = other.locks.lock("n").ttl(ttl).wait_for(ttl + case.slack()).await?;
+        fenced(next.token(), true)?;
+        fenced(guard.token(), false)?;
+        next.release().await?;
+    }
+    Ok(())
+}
