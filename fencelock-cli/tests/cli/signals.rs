@@ -1,6 +1,5 @@
 //! Signals reach the command.
 
-use std::fs;
 use std::io::Read;
 use std::process::Stdio;
 
@@ -23,7 +22,6 @@ const FORWARDED: [(&str, Signal); 6] = [
 
 #[test]
 fn every_forwarded_signal_reaches_the_command_which_decides() {
-    nothing_is_ignored();
     for (name, signal) in FORWARDED {
         let world = World::new();
         let script = format!("trap 'echo {name} came; exit 5' {name}; touch ready; while :; do sleep 0.01; done");
@@ -41,7 +39,6 @@ fn every_forwarded_signal_reaches_the_command_which_decides() {
 
 #[test]
 fn a_command_that_dies_of_a_forwarded_signal_gives_its_code() {
-    nothing_is_ignored();
     for (name, signal) in FORWARDED {
         let world = World::new();
         let running = world.start(&[], "exec sleep 60");
@@ -63,14 +60,13 @@ fn signals_to_the_supervisor_change_nothing() {
     for (_, signal) in FORWARDED {
         supervisor.signal(signal);
     }
-    wait_until("the signals to be taken", || mask(supervisor, "ShdPnd:") == 0);
+    wait_until("the signals to be taken", || supervisor.mask("ShdPnd:") == 0);
     assert!(supervisor.is_alive() && running.command.is_alive());
     running.locker().signal(Signal::HUP);
     assert_eq!(running.end().code, Some(129));
 }
 
 fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
-    nothing_is_ignored();
     for (name, signal) in FORWARDED {
         let world = World::on(backend);
         let running = world.start(&[], "exec sleep 60");
@@ -101,28 +97,9 @@ fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
     }
 }
 
-/// What the tests were started to ignore, everything in them ignores too, and they would wait for ever.
-#[track_caller]
-fn nothing_is_ignored() {
-    let ignored = mask(Process(std::process::id() as i32), "SigIgn:");
-    for (name, signal) in FORWARDED {
-        let is_ignored = ignored & (1 << (signal.as_raw() - 1)) != 0;
-        assert!(
-            !is_ignored,
-            "run the tests where {name} is not ignored, as it is after `&` in a script"
-        );
-    }
-}
-
 /// Whether a process has a handler for the signal.
 fn catches(process: Process, signal: Signal) -> bool {
-    mask(process, "SigCgt:") & (1 << (signal.as_raw() - 1)) != 0
-}
-
-fn mask(process: Process, which: &str) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", process.0)).unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix(which));
-    mask.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap())
+    process.mask("SigCgt:") & (1 << (signal.as_raw() - 1)) != 0
 }
 
 #[test]
@@ -139,12 +116,12 @@ fn what_the_caller_ignores_the_command_ignores_too() {
     let locker = child.parent().parent();
     for signal in [Signal::HUP, Signal::INT] {
         let bit = 1 << (signal.as_raw() - 1);
-        assert_ne!(mask(child, "SigIgn:") & bit, 0);
-        assert_ne!(mask(locker, "SigIgn:") & bit, 0);
+        assert_ne!(child.mask("SigIgn:") & bit, 0);
+        assert_ne!(locker.mask("SigIgn:") & bit, 0);
     }
     // Neither the handlers nor the blocked signals of ours are passed on.
-    assert_eq!(mask(child, "SigBlk:"), 0);
-    assert_eq!(mask(child, "SigIgn:") & (1 << (Signal::PIPE.as_raw() - 1)), 0);
+    assert_eq!(child.mask("SigBlk:"), 0);
+    assert_eq!(child.mask("SigIgn:") & (1 << (Signal::PIPE.as_raw() - 1)), 0);
     locker.signal(Signal::TERM);
     assert_eq!(caller.wait().unwrap().code(), Some(143));
 }

@@ -4,9 +4,11 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2};
 use tempfile::TempDir;
 
 #[cfg(feature = "redis")]
@@ -14,6 +16,22 @@ use crate::server::Server;
 
 /// Longer than anything takes that is going to happen at all.
 pub(crate) const CEILING: Duration = Duration::from_secs(20);
+
+/// What these tests were started to ignore, as after `&` in a script, everything that they start would ignore too. What
+/// is handled here instead is as usual there.
+fn heed_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let ignored = Process(std::process::id() as i32).mask("SigIgn:");
+        for signal in [
+            SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
+        ] {
+            if ignored & (1 << (signal - 1)) != 0 {
+                signal_hook::flag::register(signal, Arc::default()).unwrap();
+            }
+        }
+    });
+}
 
 /// Where a world keeps its locks.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +55,7 @@ impl World {
     }
 
     pub(crate) fn on(backend: Backend) -> Self {
+        heed_signals();
         let dir = tempfile::tempdir().unwrap();
         match backend {
             Backend::Sqlite => Self {
@@ -200,6 +219,13 @@ pub(crate) struct Process(pub(crate) i32);
 impl Process {
     pub(crate) fn signal(self, signal: Signal) {
         kill_process(Pid::from_raw(self.0).unwrap(), signal).unwrap();
+    }
+
+    /// Signals, as a line of its status lists them: bit 0 is signal 1.
+    pub(crate) fn mask(self, line: &str) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
+        let mask = status.lines().find_map(|found| found.strip_prefix(line));
+        mask.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap())
     }
 
     /// Kills it if it is still there; for what a test leaves on purpose.
