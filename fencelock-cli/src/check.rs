@@ -5,7 +5,7 @@ use std::future::Future;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fencelock::{Capabilities, LockError, Locks, OwnerId, Scope};
+use fencelock::{BackendVersion, Capabilities, LockError, Locks, OwnerId, Scope};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, UNAVAILABLE};
@@ -17,12 +17,24 @@ use crate::timing::shown;
 pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure> {
     let locks = place.client()?;
     let steps = try_all(&locks).await;
+    let connected = matches!(
+        steps.first(),
+        Some(Step {
+            outcome: Outcome::Done(_),
+            ..
+        })
+    );
+    let backend = match connected {
+        true => locks.backend_version().await.ok(),
+        // The first step says why.
+        false => None,
+    };
     let capabilities = locks.capabilities();
     let ok = steps.iter().all(|step| !matches!(step.outcome, Outcome::Refused(_)));
     print(&if json {
-        format!("{}\n", in_json(place, &capabilities, &steps, ok))
+        format!("{}\n", in_json(place, backend.as_ref(), &capabilities, &steps, ok))
     } else {
-        in_words(place, &capabilities, &steps)
+        in_words(place, backend.as_ref(), &capabilities, &steps)
     })?;
     Ok(if ok {
         ExitCode::SUCCESS
@@ -89,8 +101,9 @@ impl Steps {
     }
 }
 
-fn in_words(place: &Place, capabilities: &Capabilities, steps: &[Step]) -> String {
-    let mut text = format!("fencelock {}, locks in {place}\n", env!("CARGO_PKG_VERSION"));
+fn in_words(place: &Place, backend: Option<&BackendVersion>, capabilities: &Capabilities, steps: &[Step]) -> String {
+    let backend = backend.map(|backend| format!(" ({backend})")).unwrap_or_default();
+    let mut text = format!("fencelock {}, locks in {place}{backend}\n", env!("CARGO_PKG_VERSION"));
     for step in steps {
         let outcome = match &step.outcome {
             Outcome::Done(time) => format!("ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
@@ -114,7 +127,13 @@ fn in_words(place: &Place, capabilities: &Capabilities, steps: &[Step]) -> Strin
     text
 }
 
-fn in_json(place: &Place, capabilities: &Capabilities, steps: &[Step], ok: bool) -> Value {
+fn in_json(
+    place: &Place,
+    backend: Option<&BackendVersion>,
+    capabilities: &Capabilities,
+    steps: &[Step],
+    ok: bool,
+) -> Value {
     let steps: Vec<Value> = steps
         .iter()
         .map(|step| match &step.outcome {
@@ -127,6 +146,7 @@ fn in_json(place: &Place, capabilities: &Capabilities, steps: &[Step], ok: bool)
         "ok": ok,
         "version": env!("CARGO_PKG_VERSION"),
         "location": place.to_string(),
+        "backend": backend.map(|backend| json!({ "product": backend.product, "version": backend.version })),
         "scope": scope(capabilities),
         "fair": capabilities.fair,
         "min_ttl_ms": capabilities.min_ttl.as_millis() as u64,

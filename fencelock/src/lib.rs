@@ -127,8 +127,9 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 #[cfg(feature = "memory")]
 pub use lock_core::MemoryLock;
 pub use lock_core::{
-    Capabilities, FencingToken, Holder, InvalidToken, LockError, LockGuard, LockName, LockRequest, Locks, LossReason,
-    LossSignal, Lost, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source, Stats, fence,
+    BackendVersion, Capabilities, FencingToken, Holder, InvalidToken, LockError, LockGuard, LockName, LockRequest,
+    Locks, LossReason, LossSignal, Lost, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source,
+    Stats, fence,
 };
 #[cfg(feature = "redis")]
 pub use lock_redis as redis;

@@ -8,7 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::{
-    Attempt, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal, Stamp,
+    Attempt, BackendVersion, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName, Released,
+    Renewal, Stamp,
 };
 
 /// What a backend implements. Users hold [`Locks`](crate::Locks) and never call this.
@@ -110,6 +111,17 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         })
     }
 
+    /// Which program, of which version, keeps the locks.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where that cannot be told, or if the backend failed.
+    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+        Err(LockError::NotSupported {
+            operation: "asking for the version of what keeps the locks",
+        })
+    }
+
     /// Ends what the client keeps on the server: leases and sessions do not outlive it.
     ///
     /// # Errors
@@ -198,6 +210,10 @@ macro_rules! forward {
 
             async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
                 self.deref().force_release(name).await
+            }
+
+            async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+                self.deref().backend_version().await
             }
 
             async fn close(&self) -> Result<(), LockError> {

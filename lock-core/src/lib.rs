@@ -31,6 +31,7 @@ mod release;
 mod request;
 mod stats;
 mod token;
+mod version;
 mod watchdog;
 
 pub use async_trait::async_trait;
@@ -51,3 +52,4 @@ pub use owner::{OwnerId, ParseOwnerIdError};
 pub use request::{LockRequest, Renew};
 pub use stats::Stats;
 pub use token::{FencingToken, InvalidToken};
+pub use version::BackendVersion;

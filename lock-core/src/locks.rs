@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use crate::engine::Core;
 use crate::guard::LockGuard;
 use crate::request::LockRequest;
-use crate::{Capabilities, DistributedLock, Holder, LockError, LockName, Stats};
+use crate::{BackendVersion, Capabilities, DistributedLock, Holder, LockError, LockName, Stats};
 
 /// A client for locks. Cheap to clone; all clones and scopes share one connection, one queue and one watchdog.
 ///
@@ -179,6 +179,18 @@ impl Locks {
             .call("force_release", async move { backend.force_release(&name).await })
             .await?;
         Ok(victim.map(|holder| self.seen_from_here(holder)))
+    }
+
+    /// Which program, of which version, keeps the locks.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
+    pub async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+        let backend = Arc::clone(&self.core.backend);
+        self.core
+            .call("backend_version", async move { backend.backend_version().await })
+            .await
     }
 
     /// Ends the client, for all its clones: requests under way end with [`LockError::Closed`], held locks are lost with

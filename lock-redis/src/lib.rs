@@ -62,8 +62,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal,
-    Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Stamp,
 };
 
 pub use config::RedisConfig;
@@ -159,6 +159,11 @@ impl DistributedLock for RedisLock {
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let asking = async { self.session.force_release_on(&self.session.link().await?, name).await };
         self.session.limited("forced release", asking).await
+    }
+
+    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+        let asking = async { Ok(self.session.link().await?.version().clone()) };
+        self.session.limited("asking for the version", asking).await
     }
 
     async fn close(&self) -> Result<(), LockError> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Clock, LockError, Stamp};
+use lock_core::{BackendVersion, Clock, LockError, Stamp};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
@@ -25,6 +25,7 @@ pub(crate) struct Link {
     con: MultiplexedConnection,
     broken: CancellationToken,
     flags: bool,
+    version: BackendVersion,
     clock: Clock,
     opened: Stamp,
     /// When the server was last heard, in nanoseconds since the opening.
@@ -92,6 +93,7 @@ impl Link {
             con,
             broken: guard.disarm(),
             flags: server.knows_flags(),
+            version: server.named(),
             time: Mutex::new(ServerTime::new(time, sent, clock.now())),
             clock,
             opened,
@@ -114,6 +116,11 @@ impl Link {
     /// Closes the connection; what has not been sent is not sent any more.
     pub(crate) fn close(&self) {
         self.broken.cancel();
+    }
+
+    /// The server that this leads to.
+    pub(crate) fn version(&self) -> &BackendVersion {
+        &self.version
     }
 
     /// Whether scripts can carry flags.

@@ -1,11 +1,14 @@
 //! Which servers locks are safe on.
 
-use lock_core::LockError;
+use lock_core::{BackendVersion, LockError};
 
 /// What `INFO` told of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Server {
     version: (u32, u32),
+    /// What it calls itself, and the version of that.
+    product: String,
+    full_version: String,
     mode: String,
     role: String,
     maxmemory: u64,
@@ -17,7 +20,16 @@ impl Server {
         let mut server = Self::default();
         for (field, value) in info.lines().filter_map(|line| line.trim_end().split_once(':')) {
             match field {
-                "redis_version" => server.version = version(value),
+                "redis_version" => {
+                    server.version = version(value);
+                    if server.product.is_empty() {
+                        (server.product, server.full_version) = ("Redis".to_owned(), value.to_owned());
+                    }
+                }
+                // Beside the version of the Redis that it descends from.
+                "valkey_version" => {
+                    (server.product, server.full_version) = ("Valkey".to_owned(), value.to_owned());
+                }
                 "redis_mode" | "server_mode" => server.mode = value.to_owned(),
                 "role" => server.role = value.to_owned(),
                 "maxmemory" => server.maxmemory = value.parse().unwrap_or_default(),
@@ -26,6 +38,11 @@ impl Server {
             }
         }
         server
+    }
+
+    /// For people.
+    pub(crate) fn named(&self) -> BackendVersion {
+        BackendVersion::new(self.product.as_str(), self.full_version.as_str())
     }
 
     /// Whether scripts can carry flags.
@@ -107,6 +124,15 @@ mod tests {
             assert_eq!(server(usual).check(false).map_err(|e| e.to_string()), Ok(()), "{usual}");
         }
         assert!(server("").knows_flags() && !server("redis_version:6.2.99").knows_flags());
+    }
+
+    #[test]
+    fn a_server_is_named_as_what_it_is() {
+        assert_eq!(server("").named().to_string(), "Redis 7.0.15");
+        let valkey = "server_name:valkey\r\nvalkey_version:8.1.1";
+        assert_eq!(server(valkey).named().to_string(), "Valkey 8.1.1");
+        let first = Server::read(&format!("{valkey}\r\nredis_version:7.2.4\r\n"));
+        assert_eq!(first.named().to_string(), "Valkey 8.1.1");
     }
 
     #[test]

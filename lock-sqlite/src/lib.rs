@@ -81,8 +81,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Stamp,
 };
 
 pub use config::SqliteConfig;
@@ -191,6 +191,10 @@ impl DistributedLock for SqliteLock {
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         self.session.force_release(name).await
+    }
+
+    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+        Ok(BackendVersion::new("SQLite", rusqlite::version()))
     }
 
     async fn close(&self) -> Result<(), LockError> {

@@ -112,6 +112,14 @@ fn a_check_tries_everything_and_leaves_nothing(backend: Backend) {
         (&true.into(), &env!("CARGO_PKG_VERSION").into())
     );
     assert_eq!(report["steps"].as_array().unwrap().len(), 7);
+    let (product, version) = (&report["backend"]["product"], &report["backend"]["version"]);
+    assert!(
+        product.as_str().unwrap().eq_ignore_ascii_case(&format!("{backend:?}")),
+        "{product}"
+    );
+    assert!(version.as_str().unwrap().split('.').count() >= 2, "{version}");
+    let named = format!(" ({} {})\n", product.as_str().unwrap(), version.as_str().unwrap());
+    assert!(done.stdout.contains(&named), "{done:?}");
     assert_eq!(world.run(["list"]).stdout, "");
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Stamp,
 };
 
 /// Answers every call with an error that names the call.
@@ -46,6 +46,9 @@ impl DistributedLock for Echo {
     async fn force_release(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
         echo("own force_release")
     }
+    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+        echo("own backend_version")
+    }
     async fn close(&self) -> Result<(), LockError> {
         echo("own close")
     }
@@ -76,6 +79,7 @@ async fn forwards_everything(lock: impl DistributedLock) {
     assert_eq!(told(lock.holder(&name).await), "own holder");
     assert_eq!(told(lock.list("").await), "own list");
     assert_eq!(told(lock.force_release(&name).await), "own force_release");
+    assert_eq!(told(lock.backend_version().await), "own backend_version");
     assert_eq!(told(lock.close().await), "own close");
     assert_eq!(&*lock.queue_key(&name), "own queue_key");
     assert_eq!(format!("{:?}", lock.clock()), "Clock::Manual");
