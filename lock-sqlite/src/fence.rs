@@ -39,6 +39,7 @@
 
 use lock_core::FencingToken;
 use lock_core::fence::StaleToken;
+use rusqlite::types::Value;
 use rusqlite::{OptionalExtension, Transaction};
 
 /// Makes the table of marks where it is missing.
@@ -97,15 +98,18 @@ pub fn admit(tx: &Transaction<'_>, resource: &str, token: FencingToken) -> Resul
 ///
 /// [`FenceError::Sqlite`] if the database failed.
 pub fn mark(tx: &Transaction<'_>, resource: &str) -> Result<Option<FencingToken>, FenceError> {
-    let mark: Option<i64> = tx
+    let mark: Option<Value> = tx
         .prepare_cached(MARK_SQL)?
         .query_row([resource], |row| row.get(0))
         .optional()?;
-    mark.map(FencingToken::try_from)
-        .transpose()
-        .map_err(|_| FenceError::Mark {
-            resource: resource.to_owned(),
-        })
+    let Some(mark) = mark else { return Ok(None) };
+    let token = match mark {
+        Value::Integer(mark) => FencingToken::try_from(mark).ok(),
+        _ => None,
+    };
+    token.map(Some).ok_or_else(|| FenceError::Mark {
+        resource: resource.to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -153,12 +157,49 @@ mod tests {
     }
 
     #[test]
+    fn between_admission_and_commit_nobody_else_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Connection::open(dir.path().join("data.db")).unwrap();
+        let (mut one, mut other) = (open(), open());
+        one.execute_batch(CREATE_SQL).unwrap();
+        other.busy_timeout(std::time::Duration::ZERO).unwrap();
+        let tx = one.transaction().unwrap();
+        admit(&tx, "r", token(5)).unwrap();
+        let late = other.transaction().unwrap();
+        let busy = admit(&late, "r", token(6));
+        assert!(matches!(busy, Err(FenceError::Sqlite(_))), "{busy:?}");
+        drop(late);
+        tx.commit().unwrap();
+        admit(&other.transaction().unwrap(), "r", token(6)).unwrap();
+    }
+
+    #[test]
+    fn a_read_before_the_admission_fails_if_somebody_wrote_in_between() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Connection::open(dir.path().join("data.db")).unwrap();
+        let (mut one, mut other) = (open(), open());
+        one.execute_batch("PRAGMA journal_mode = WAL").unwrap();
+        one.execute_batch(CREATE_SQL).unwrap();
+        let early = one.transaction().unwrap();
+        assert_eq!(mark(&early, "r").unwrap(), None);
+        let tx = other.transaction().unwrap();
+        admit(&tx, "r", token(5)).unwrap();
+        tx.commit().unwrap();
+        let too_early = admit(&early, "r", token(6));
+        assert!(matches!(too_early, Err(FenceError::Sqlite(_))), "{too_early:?}");
+    }
+
+    #[test]
     fn nonsense_in_the_table_admits_nobody() {
         let mut conn = database();
-        conn.execute("INSERT INTO fencelock_fence VALUES ('r', ?1)", [i64::MAX])
-            .unwrap();
-        let tx = conn.transaction().unwrap();
-        assert!(matches!(admit(&tx, "r", token(1)), Err(FenceError::Mark { .. })));
+        let nonsense = [Value::Integer(i64::MAX), Value::Text("x".into()), Value::Blob(vec![1])];
+        for (resource, mark) in nonsense.into_iter().enumerate() {
+            let row = (resource.to_string(), mark);
+            conn.execute("INSERT INTO fencelock_fence VALUES (?1, ?2)", row).unwrap();
+            let tx = conn.transaction().unwrap();
+            let refused = admit(&tx, &resource.to_string(), token(1));
+            assert!(matches!(refused, Err(FenceError::Mark { .. })), "{refused:?}");
+        }
     }
 
     #[test]

@@ -1,4 +1,7 @@
 -- Stands for itself. KEYS: the mark. ARGV: the token, then the command to carry out, if any.
+if not string.match(ARGV[1], '^%d+$') then
+    error('fencelock: not a token')
+end
 local mark = redis.call('GET', KEYS[1])
 if mark and not string.match(mark, '^%d+$') then
     error('fencelock: foreign value in ' .. KEYS[1])
