@@ -19,6 +19,9 @@ use crate::link::Link;
 use crate::oracle::Log;
 use crate::outcome::{Outcome, Stop, ensure};
 
+/// What every case calls its resource.
+pub(crate) const RESOURCE: &str = "the resource";
+
 /// One run of one case: a fresh namespace, clients of it, and a record of what happened.
 pub(crate) struct Case {
     harness: Arc<dyn Harness>,
@@ -178,13 +181,13 @@ impl Case {
 
     /// A resource that refuses stale tokens: what the backend ships, or else the fence in memory.
     pub(crate) async fn resource(&self) -> Outcome<Arc<dyn Resource>> {
-        let shipped = self.harness.resource(&self.namespace, "the resource").await?;
-        Ok(shipped.unwrap_or_else(|| Arc::new(Fence::new("the resource", 0))))
+        let shipped = self.harness.resource(&self.namespace, RESOURCE).await?;
+        Ok(shipped.unwrap_or_else(|| Arc::new(Fence::new(RESOURCE, 0))))
     }
 
     /// A new handle to the resource that the backend ships, as after a restart of whoever uses it.
     pub(crate) async fn shipped_resource(&self) -> Outcome<Arc<dyn Resource>> {
-        let shipped = self.harness.resource(&self.namespace, "the resource").await?;
+        let shipped = self.harness.resource(&self.namespace, RESOURCE).await?;
         shipped.ok_or_else(|| Stop::not_applicable("the backend ships no resource that outlives its process"))
     }
 

@@ -5,6 +5,7 @@
 
 mod obey;
 
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,6 +19,7 @@ pub(crate) use obey::{COUNTER, obey};
 use crate::harness::Namespace;
 use crate::history::History;
 use crate::outcome::{Outcome, Stop, ensure, fail};
+use crate::writers::{self, Written};
 
 /// Tells a process that it is a child, and of which namespace.
 pub(crate) const NAMESPACE: &str = "FENCELOCK_CONFORMANCE_CHILD";
@@ -130,6 +132,20 @@ impl Child {
         match tokens {
             Some(Ok(tokens)) => Ok(tokens),
             _ => fail!("a child process", "it counts under the lock; it said {answer:?}"),
+        }
+    }
+
+    /// Writes to the resource, under the lock and beyond; [`written`](Self::written) waits for the end.
+    pub(crate) async fn write(&mut self, name: &str, resource: &str, writes: usize) -> Outcome {
+        self.send(&format!("write {writes} {name} {resource}")).await
+    }
+
+    /// What the resource answered.
+    pub(crate) async fn written(&mut self, patience: Duration) -> Outcome<Vec<Written>> {
+        let answer = self.answer(patience).await?;
+        match answer.strip_prefix("written ") {
+            Some(file) => Ok(writers::load(Path::new(file))?),
+            None => fail!("a child process", "it writes; it said {answer:?}"),
         }
     }
 

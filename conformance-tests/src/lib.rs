@@ -60,6 +60,7 @@ mod runner;
 #[cfg(all(unix, feature = "servers"))]
 pub mod servers;
 mod summary;
+mod writers;
 
 pub use harness::{Fault, Harness, Injection, Namespace, Resource};
 pub use runner::{run, run_without_bugs};

@@ -1,8 +1,8 @@
 //! The suite on the SQLite backend, with real child processes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -56,12 +56,8 @@ impl Harness for Sqlite {
     }
 
     async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
-        let fenced = FencedRow {
-            database: namespace.folder().join("resources.db"),
-            resource: resource.to_owned(),
-        };
-        fenced.create().map_err(failed)?;
-        Ok(Some(Arc::new(fenced)))
+        let database = namespace.folder().join("resources.db");
+        Ok(Some(Arc::new(FencedRow::open(&database, resource).map_err(failed)?)))
     }
 
     // Every operation crosses to the thread that works the file and back.
@@ -136,23 +132,31 @@ fn restore(namespace: &Namespace) -> Result<(), LockError> {
 
 /// A number in a table of a user's own database, protected by the fence that the backend ships.
 struct FencedRow {
-    database: PathBuf,
+    connection: Mutex<Connection>,
     resource: String,
 }
 
 impl FencedRow {
-    fn create(&self) -> lock_sqlite::rusqlite::Result<()> {
-        let connection = self.open()?;
+    fn open(database: &Path, resource: &str) -> lock_sqlite::rusqlite::Result<Self> {
+        let connection = Connection::open(database)?;
+        // Many write at once here, and SQLite's own pauses are made for few.
+        connection.busy_handler(Some(|tries| {
+            std::thread::sleep(Duration::from_micros(200));
+            tries < 100_000
+        }))?;
+        connection.execute_batch("PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL")?;
         connection.execute_batch(fence::CREATE_SQL)?;
         connection.execute_batch("CREATE TABLE IF NOT EXISTS number (resource TEXT PRIMARY KEY, value INTEGER)")?;
         let row = "INSERT INTO number VALUES (?1, 0) ON CONFLICT DO NOTHING";
-        connection.execute(row, [&self.resource]).map(drop)
+        connection.execute(row, [resource])?;
+        Ok(Self {
+            connection: Mutex::new(connection),
+            resource: resource.to_owned(),
+        })
     }
 
-    fn open(&self) -> lock_sqlite::rusqlite::Result<Connection> {
-        let connection = Connection::open(&self.database)?;
-        connection.busy_timeout(Duration::from_secs(10))?;
-        Ok(connection)
+    fn connection(&self) -> MutexGuard<'_, Connection> {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Admits the token and does `work` in one transaction.
@@ -161,7 +165,7 @@ impl FencedRow {
         token: FencingToken,
         work: impl FnOnce(&Transaction<'_>) -> lock_sqlite::rusqlite::Result<()>,
     ) -> Result<bool, LockError> {
-        let mut connection = self.open().map_err(failed)?;
+        let mut connection = self.connection();
         let transaction = connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(failed)?;
@@ -183,9 +187,7 @@ impl Resource for FencedRow {
 
     async fn read(&self) -> Result<i64, LockError> {
         let query = "SELECT value FROM number WHERE resource = ?1";
-        let number = self
-            .open()
-            .and_then(|c| c.query_row(query, [&self.resource], |row| row.get(0)));
+        let number = self.connection().query_row(query, [&self.resource], |row| row.get(0));
         number.map_err(failed)
     }
 

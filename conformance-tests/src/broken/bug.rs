@@ -23,6 +23,7 @@ pub(crate) enum Bug {
     DeadlineFromTheReply,
     ExpiredIsStillHeld,
     FenceAdmitsWithoutAMark,
+    FenceChecksBeforeItWrites,
     FenceRefusesItsHolder,
     FenceTakesWhatDiffers,
     HandOverKeepsTheToken,
@@ -65,6 +66,7 @@ impl Bug {
         Self::DeadlineFromTheReply,
         Self::ExpiredIsStillHeld,
         Self::FenceAdmitsWithoutAMark,
+        Self::FenceChecksBeforeItWrites,
         Self::FenceRefusesItsHolder,
         Self::FenceTakesWhatDiffers,
         Self::HandOverKeepsTheToken,
@@ -109,6 +111,7 @@ impl Bug {
             Self::DeadlineFromTheReply => "the deadline counts from the reply",
             Self::ExpiredIsStillHeld => "an expired lock is still believed in",
             Self::FenceAdmitsWithoutAMark => "a fence admits without raising its mark",
+            Self::FenceChecksBeforeItWrites => "a fence checks the token in one step and writes in another",
             Self::FenceRefusesItsHolder => "a fence refuses the second write of its holder",
             Self::FenceTakesWhatDiffers => "a fence looks for a change of the token and not at its order",
             Self::HandOverKeepsTheToken => "a hand-over keeps the token",
@@ -164,6 +167,7 @@ impl Bug {
                 cases![leases::an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_holder_knows]
             }
             Self::FenceAdmitsWithoutAMark => cases![fences::admission_before_the_read_saves_an_update],
+            Self::FenceChecksBeforeItWrites => cases![fences::no_write_is_accepted_below_a_token_that_was_seen],
             Self::FenceRefusesItsHolder | Self::FenceTakesWhatDiffers => {
                 cases![fences::a_stale_token_is_refused_and_an_equal_one_accepted]
             }

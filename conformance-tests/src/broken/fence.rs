@@ -57,6 +57,15 @@ impl Resource for BrokenFence {
     }
 
     async fn write(&self, token: FencingToken, number: i64) -> Result<bool, LockError> {
+        if self.bug == Bug::FenceChecksBeforeItWrites {
+            if !self.accepts(self.lock().mark, token) {
+                return Ok(false);
+            }
+            tokio::task::yield_now().await;
+            let mark = Some(token);
+            *self.lock() = State { mark, number };
+            return Ok(true);
+        }
         let mut state = self.lock();
         let accepted = self.accepts(state.mark, token);
         if accepted {

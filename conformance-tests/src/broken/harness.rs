@@ -85,9 +85,10 @@ impl Harness for BrokenHarness {
 
     async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
         match self.bug {
-            Bug::FenceAdmitsWithoutAMark | Bug::FenceRefusesItsHolder | Bug::FenceTakesWhatDiffers => {
-                Ok(Some(Arc::new(BrokenFence::new(self.bug))))
-            }
+            Bug::FenceAdmitsWithoutAMark
+            | Bug::FenceChecksBeforeItWrites
+            | Bug::FenceRefusesItsHolder
+            | Bug::FenceTakesWhatDiffers => Ok(Some(Arc::new(BrokenFence::new(self.bug)))),
             _ => self.inner.resource(namespace, resource).await,
         }
     }

@@ -5,16 +5,18 @@ use std::sync::Arc;
 use lock_core::{DistributedLock, FencingToken};
 
 use super::{Entry, cases};
-use crate::case::Case;
+use crate::case::{Case, RESOURCE};
 use crate::harness::Resource;
 use crate::link::Weather;
 use crate::outcome::{Outcome, ensure};
+use crate::writers::{self, Written};
 
 pub(crate) const CASES: &[Entry] = cases![
     a_stale_token_is_refused_and_an_equal_one_accepted,
     admission_before_the_read_saves_an_update,
     the_marks_survive_a_restart,
     of_many_writers_at_once_no_older_one_writes_last,
+    no_write_is_accepted_below_a_token_that_was_seen,
     a_holder_cut_off_past_its_ttl_cannot_write_after_its_successor,
     a_holder_stopped_past_its_ttl_cannot_write_after_its_successor,
 ];
@@ -110,6 +112,87 @@ pub(crate) async fn of_many_writers_at_once_no_older_one_writes_last(case: Arc<C
         "the newest holder's write stays; {newest} was overwritten with {left}"
     );
     Ok(())
+}
+
+const WRITERS: usize = 8;
+const WRITES: usize = 10_000;
+const WRITES_OF_A_TASK: usize = 2_000;
+
+pub(crate) async fn no_write_is_accepted_below_a_token_that_was_seen(case: Arc<Case>) -> Outcome {
+    let resource = case.resource().await?;
+    let start = case.now();
+    let in_processes = case.needs_processes().is_ok() && case.shipped_resource().await.is_ok();
+    let written = if in_processes {
+        written_by_processes(&case).await?
+    } else {
+        written_by_tasks(&case, &resource).await?
+    };
+    let took = case.now().since(start);
+    let refused = written.iter().filter(|write| !write.accepted).count();
+    let highest = written
+        .iter()
+        .filter(|write| write.accepted)
+        .map(|write| write.token)
+        .max();
+    let (who, each) = if in_processes {
+        ("processes", WRITES)
+    } else {
+        ("tasks", WRITES_OF_A_TASK)
+    };
+    case.remark(format!(
+        "guarded writes: {} by {WRITERS} {who} in {took:.1?}, {refused} refused",
+        written.len()
+    ));
+    let violations = writers::violations(&written);
+    let some = &violations[..violations.len().min(5)];
+    ensure!(
+        violations.is_empty(),
+        "the resource",
+        "of {} writes none is accepted below a token that was seen, nor refused without one; {} were, such as {some:#?}",
+        written.len(),
+        violations.len()
+    );
+    let left = resource.read().await?;
+    ensure!(
+        Some(left) == highest.map(FencingToken::as_i64),
+        "the resource",
+        "the write with the highest token stays, {highest:?}; it is {left}"
+    );
+    ensure!(
+        written.len() >= WRITERS * each && refused > each / 100,
+        "the suite",
+        "enough writes came too late; of {} {refused} were refused",
+        written.len()
+    );
+    Ok(())
+}
+
+async fn written_by_processes(case: &Case) -> Outcome<Vec<Written>> {
+    let mut children = Vec::new();
+    for _ in 0..WRITERS {
+        children.push(case.child().await?);
+    }
+    for child in &mut children {
+        child.write("n", RESOURCE, WRITES).await?;
+    }
+    let mut written = Vec::new();
+    for child in &mut children {
+        written.extend(child.written(2 * case.patience()).await?);
+    }
+    Ok(written)
+}
+
+async fn written_by_tasks(case: &Case, resource: &Arc<dyn Resource>) -> Outcome<Vec<Written>> {
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..WRITERS {
+        let (party, resource) = (case.party().await?, Arc::clone(resource));
+        tasks.spawn(async move { writers::write_on(&party.locks, &resource, "n", WRITES_OF_A_TASK).await });
+    }
+    let mut written = Vec::new();
+    while let Some(ended) = tasks.join_next().await {
+        written.extend(ended??);
+    }
+    Ok(written)
 }
 
 pub(crate) async fn a_holder_cut_off_past_its_ttl_cannot_write_after_its_successor(case: Arc<Case>) -> Outcome {

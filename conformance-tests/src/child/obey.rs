@@ -11,6 +11,7 @@ use lock_core::{LockError, LockGuard, Locks, ReleaseOutcome};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::harness::{Harness, Namespace};
+use crate::writers;
 
 /// Where children count, within the folder of their namespace.
 pub(crate) const COUNTER: &str = "counter";
@@ -40,8 +41,10 @@ pub(crate) fn obey(harness: &Arc<dyn Harness>, folder: PathBuf) -> ExitCode {
         answer("ready");
         let mut servant = Servant {
             locks: Locks::new(client),
+            harness: Arc::clone(harness),
             counter: namespace.folder().join(COUNTER),
             guards: HashMap::new(),
+            namespace,
         };
         let mut commands = BufReader::new(tokio::io::stdin()).lines();
         while let Ok(Some(command)) = commands.next_line().await {
@@ -53,6 +56,8 @@ pub(crate) fn obey(harness: &Arc<dyn Harness>, folder: PathBuf) -> ExitCode {
 }
 
 struct Servant {
+    harness: Arc<dyn Harness>,
+    namespace: Namespace,
     locks: Locks,
     counter: PathBuf,
     guards: HashMap<String, LockGuard>,
@@ -65,6 +70,7 @@ impl Servant {
             Some(("release", name)) => self.release(name).await,
             Some(("held", name)) => Ok(self.guards.get(name).is_some_and(LockGuard::is_held).to_string()),
             Some(("count", rest)) => self.count(rest).await,
+            Some(("write", rest)) => self.write(rest).await,
             _ => Err("unknown command".to_owned()),
         };
         done.unwrap_or_else(|error| format!("error: {error}"))
@@ -115,6 +121,18 @@ impl Servant {
             guard.release().await.map_err(|e| e.to_string())?;
         }
         Ok(answer)
+    }
+
+    async fn write(&self, arguments: &str) -> Result<String, String> {
+        let mut parts = arguments.splitn(3, ' ');
+        let writes: usize = parts.next().and_then(|n| n.parse().ok()).ok_or("no number")?;
+        let (name, resource) = (parts.next().ok_or("no name")?, parts.next().ok_or("no resource")?);
+        let resource = self.harness.resource(&self.namespace, resource).await;
+        let resource = resource.map_err(|e| e.to_string())?.ok_or("no resource is shipped")?;
+        let written = writers::write_on(&self.locks, &resource, name, writes).await;
+        let file = self.namespace.folder().join(format!("written-{}", std::process::id()));
+        writers::save(&written.map_err(|e| e.to_string())?, &file).map_err(|e| e.to_string())?;
+        Ok(format!("written {}", file.display()))
     }
 }
 
