@@ -82,7 +82,10 @@ async fn nonsense_under_the_key_of_the_mark_admits_nobody() {
         let set = redis::cmd("SET").arg(mark_key("r")).arg(nonsense).clone();
         let () = server.ask(&set).await;
         let refused = fence::admit(&mut con, "r", token(5)).await;
-        assert!(matches!(refused, Err(FenceError::Mark { .. })), "{nonsense:?}: {refused:?}");
+        assert!(
+            matches!(refused, Err(FenceError::Mark { .. })),
+            "{nonsense:?}: {refused:?}"
+        );
         let mark = fence::mark(&mut con, "r").await;
         assert!(matches!(mark, Err(FenceError::Mark { .. })), "{nonsense:?}: {mark:?}");
         assert_eq!(server.command::<String>("GET r:fence").await, nonsense);

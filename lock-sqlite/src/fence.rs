@@ -195,7 +195,8 @@ mod tests {
         let nonsense = [Value::Integer(i64::MAX), Value::Text("x".into()), Value::Blob(vec![1])];
         for (resource, mark) in nonsense.into_iter().enumerate() {
             let row = (resource.to_string(), mark);
-            conn.execute("INSERT INTO fencelock_fence VALUES (?1, ?2)", row).unwrap();
+            conn.execute("INSERT INTO fencelock_fence VALUES (?1, ?2)", row)
+                .unwrap();
             let tx = conn.transaction().unwrap();
             let refused = admit(&tx, &resource.to_string(), token(1));
             assert!(matches!(refused, Err(FenceError::Mark { .. })), "{refused:?}");
