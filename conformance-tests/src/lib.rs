@@ -64,3 +64,8 @@ mod writers;
 
 pub use harness::{Fault, Harness, Injection, Namespace, Resource};
 pub use runner::{run, run_without_bugs};
+
+// Compiles and runs the recipes of the resource's side.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/fencing.md")]
+struct Fencing;

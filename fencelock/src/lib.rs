@@ -144,8 +144,3 @@ pub use lock_sqlite::SqliteLock;
 #[cfg(all(doctest, feature = "memory", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 struct Readme;
-
-// The same for the recipes of the resource's side.
-#[cfg(all(doctest, feature = "memory", feature = "sqlite"))]
-#[doc = include_str!("../../docs/fencing.md")]
-struct Fencing;

@@ -1,7 +1,7 @@
 //! The sale of the example `stock`, on every backend.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
-#![cfg(all(feature = "redis", feature = "sqlite", target_os = "linux"))]
+#![cfg(target_os = "linux")]
 
 use std::collections::BTreeSet;
 use std::fs;

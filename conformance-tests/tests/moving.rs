@@ -1,7 +1,6 @@
 //! Locks that move from one backend to the next, while the marks at the resources stay what they are.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
-#![cfg(all(feature = "redis", feature = "sqlite"))]
 
 use std::time::Duration;
 
