@@ -1,0 +1,277 @@
+//! What can go wrong with the server, and what to tell the caller.
+
+use etcd_client::Error;
+use lock_core::{LockError, Source};
+use tonic::{Code, Status};
+
+/// What etcd says when it has no room.
+const FULL: &str = "database space exceeded";
+
+/// Why an operation failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The server or the connection said so.
+    Etcd(Box<Error>),
+    /// The connection ended under the request.
+    Broken,
+    /// The lease ended under the request.
+    LeaseGone,
+    /// This member cannot be worked with now; another one may.
+    Member(String),
+    /// Tokens have become too large.
+    NoTokens,
+    /// The base of the tokens is none that fencelock wrote.
+    ForeignBase,
+    /// The answer is none to what was asked.
+    Nonsense,
+    /// Known in the caller's words already.
+    Known(LockError),
+}
+
+impl Failure {
+    /// What the caller is told.
+    pub(crate) fn explain(self, operation: &'static str) -> LockError {
+        match self {
+            Self::Etcd(error) => explain(operation, *error),
+            Self::Broken => unavailable(operation, "the connection to etcd ended"),
+            Self::LeaseGone => unavailable(operation, "etcd ended the lease meanwhile"),
+            Self::Member(why) => unavailable(operation, &format!("this member of etcd cannot be used: {why}")),
+            Self::NoTokens => LockError::configuration(
+                "the tokens of this namespace have reached 2^53, which they can only by a clock that was wrong by \
+                 centuries; choose another namespace",
+            ),
+            Self::ForeignBase => LockError::configuration(
+                "the key that ends with \":base\" in this namespace holds something that fencelock did not write; restore \
+                 it, or choose another namespace",
+            ),
+            Self::Nonsense => unavailable(operation, "etcd answered with something else than what was asked for"),
+            Self::Known(error) => error,
+        }
+    }
+}
+
+impl Failure {
+    /// Whether the server has no room.
+    pub(crate) fn is_full(&self) -> bool {
+        matches!(self, Self::Etcd(error) if says(error, FULL))
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        if says(&error, "requested lease not found") || says(&error, "lease not found") {
+            return Self::LeaseGone;
+        }
+        Self::Etcd(Box::new(error))
+    }
+}
+
+impl From<LockError> for Failure {
+    fn from(error: LockError) -> Self {
+        Self::Known(error)
+    }
+}
+
+/// Whether the connection is of no more use after that: it is broken, or its member lacks a leader.
+pub(crate) fn ends_connection(error: &Error) -> bool {
+    match error {
+        Error::TransportError(_) | Error::IoError(_) => true,
+        Error::GRpcStatus(status) => match status.code() {
+            Code::Unavailable => true,
+            Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded => !is_the_servers(status),
+            _ => false,
+        },
+        _ => false,
+    }
+}
+
+/// Whether the server has authentication turned off.
+pub(crate) fn knows_no_users(error: &Error) -> bool {
+    says(error, "authentication is not enabled")
+}
+
+/// Whether the server has authentication turned on and was told no user.
+pub(crate) fn wants_user(error: &Error) -> bool {
+    says(error, "user name is empty")
+}
+
+/// Whether etcd wrote it, and not what lies between.
+fn is_the_servers(status: &Status) -> bool {
+    status.message().starts_with("etcdserver:") || status.message().starts_with("auth:")
+}
+
+fn explain(operation: &'static str, error: Error) -> LockError {
+    let shown = shown(&error);
+    let configuration = |message: String, error: Error| LockError::Configuration {
+        message,
+        source: Some(error.into()),
+    };
+    if says(&error, "authentication failed") || says(&error, "invalid user ID or password") {
+        return configuration(
+            "etcd refused the user name or the password; correct them in the address".to_owned(),
+            error,
+        );
+    }
+    if wants_user(&error) {
+        return configuration(
+            "this etcd wants a user and a password; write them before the host, as in etcd://USER:PASSWORD@HOST"
+                .to_owned(),
+            error,
+        );
+    }
+    if code(&error) == Some(Code::PermissionDenied) || says(&error, "permission denied") {
+        return configuration(
+            "the etcd user lacks a right that locks need: to read and write what begins with the namespace and a colon; \
+             grant what docs/etcd.md lists"
+                .to_owned(),
+            error,
+        );
+    }
+    if says(&error, "too large lease TTL") {
+        return configuration(
+            "the ttl is larger than etcd allows; choose a shorter one".to_owned(),
+            error,
+        );
+    }
+    if says(&error, FULL) {
+        return LockError::Unavailable {
+            operation,
+            message:
+                "etcd is full: compact and defragment it, or raise its quota, then disarm its alarm. Locks that are \
+                      held can be renewed and released"
+                    .to_owned(),
+            source: Some(error.into()),
+        };
+    }
+    LockError::Unavailable {
+        operation,
+        message: shown,
+        source: Some(error.into()),
+    }
+}
+
+/// Why no connection was made, to whoever knows where it should have led.
+pub(crate) fn not_connected(endpoint: &str, tls: bool, error: tonic::transport::Error) -> Failure {
+    let shown = chain(&error);
+    let wrong = |message: String, error: tonic::transport::Error| {
+        Failure::Known(LockError::Configuration {
+            message,
+            source: Some(error.into()),
+        })
+    };
+    if shown.contains("invalid peer certificate") {
+        return wrong(
+            format!(
+                "the certificate of etcd at {endpoint} is not trusted ({shown}); name its authority with ca=FILE, and it by \
+                 a name that is in the certificate"
+            ),
+            error,
+        );
+    }
+    if shown.contains("CertificateRequired") || shown.contains("HandshakeFailure") || shown.contains("BadCertificate") {
+        return wrong(
+            format!(
+                "etcd at {endpoint} refused this client ({shown}); give the certificate that it wants with cert=FILE and key=FILE"
+            ),
+            error,
+        );
+    }
+    if tls && (shown.contains("corrupt message") || shown.contains("InvalidContentType")) {
+        return wrong(
+            format!("etcd at {endpoint} does not speak TLS; use etcd: instead of etcds:, or its TLS port"),
+            error,
+        );
+    }
+    Failure::Known(LockError::Unavailable {
+        operation: "connecting",
+        message: format!("etcd cannot be reached at {endpoint}: {shown}"),
+        source: Some(error.into()),
+    })
+}
+
+/// One error for all endpoints: the one that a person can do something about, or all of them together.
+pub(crate) fn no_endpoint(mut failures: Vec<LockError>) -> LockError {
+    let telling = |error: &LockError| !matches!(error, LockError::Unavailable { .. });
+    if let Some(at) = failures.iter().position(telling) {
+        return failures.swap_remove(at);
+    }
+    if failures.len() == 1 {
+        return failures.swap_remove(0);
+    }
+    let shown: Vec<_> = failures
+        .iter()
+        .map(|error| match error {
+            LockError::Unavailable { message, .. } => message.clone(),
+            other => other.to_string(),
+        })
+        .collect();
+    LockError::Unavailable {
+        operation: "connecting",
+        message: format!("no endpoint of etcd can be used: {}", shown.join("; ")),
+        source: failures.into_iter().next().map(|error| Box::new(error) as Source),
+    }
+}
+
+/// What went wrong, without what the client library wraps it in.
+pub(crate) fn shown(error: &Error) -> String {
+    match error {
+        Error::GRpcStatus(status) => {
+            let cause = std::error::Error::source(status).map(chain);
+            cause.map_or_else(
+                || status.message().to_owned(),
+                |cause| format!("{}: {cause}", status.message()),
+            )
+        }
+        other => chain(other),
+    }
+}
+
+fn code(error: &Error) -> Option<Code> {
+    match error {
+        Error::GRpcStatus(status) => Some(status.code()),
+        _ => None,
+    }
+}
+
+fn says(error: &Error, words: &str) -> bool {
+    match error {
+        Error::GRpcStatus(status) => status.message().contains(words),
+        Error::LeaseKeepAliveError(message) => message.contains(words),
+        _ => false,
+    }
+}
+
+/// An error with its causes, which say more than it does.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut shown = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let cause_shown = cause.to_string();
+        if !shown.ends_with(&cause_shown) {
+            shown = format!("{shown}: {cause_shown}");
+        }
+        next = cause.source();
+    }
+    shown
+}
+
+pub(crate) fn unavailable(operation: &'static str, message: &str) -> LockError {
+    LockError::Unavailable {
+        operation,
+        message: message.to_owned(),
+        source: None,
+    }
+}
+
+/// The same error once more, for the next who waited for the same thing.
+pub(crate) fn again(error: &LockError) -> LockError {
+    match error {
+        LockError::Configuration { message, .. } => LockError::configuration(message.clone()),
+        LockError::UnsafeConfiguration { message } => LockError::UnsafeConfiguration {
+            message: message.clone(),
+        },
+        LockError::Closed => LockError::Closed,
+        LockError::Unavailable { operation, message, .. } => unavailable(operation, message),
+        other => unavailable("connecting", &other.to_string()),
+    }
+}

@@ -1,0 +1,140 @@
+//! What the keys in etcd are called.
+
+use lock_core::{Claim, LockError, LockName, OwnerId};
+
+/// The namespace, and the keys in it.
+///
+/// A namespace has no colon, and a name's slashes are escaped: so all keys of a name, and no others, begin with its
+/// [`queue`](Self::queue).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Keys {
+    namespace: String,
+}
+
+impl Keys {
+    /// Keys under `namespace`, which must not be confused with a namespace and the start of a key.
+    pub(crate) fn new(namespace: &str) -> Result<Self, LockError> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || "-_./".contains(c);
+        if namespace.is_empty() || namespace.len() > 128 || !namespace.chars().all(fits) {
+            return Err(LockError::configuration(
+                "the namespace cannot be used; give 1 to 128 letters, digits, and any of - _ . /",
+            ));
+        }
+        Ok(Self {
+            namespace: namespace.to_owned(),
+        })
+    }
+
+    /// What is added to a revision to make a token.
+    pub(crate) fn base(&self) -> String {
+        format!("{}:base", self.namespace)
+    }
+
+    /// The key that lives as long as a shared lease.
+    pub(crate) fn lease(&self, id: i64) -> String {
+        format!("{}:lease/{id:016x}", self.namespace)
+    }
+
+    /// How the keys of all claims on a name begin.
+    pub(crate) fn queue(&self, name: &LockName) -> String {
+        format!("{}/", self.locks(name.as_str()))
+    }
+
+    /// The key of a claim.
+    pub(crate) fn claim(&self, claim: &Claim) -> String {
+        format!("{}{}", self.queue(claim.name()), claim.owner())
+    }
+
+    /// How the keys of all claims begin whose names start with `prefix`.
+    pub(crate) fn locks(&self, prefix: &str) -> String {
+        let escaped = prefix.replace('%', "%25").replace('/', "%2F");
+        format!("{}:lock/{escaped}", self.namespace)
+    }
+
+    /// The name and the owner that the key of a claim belongs to; `None` for any other key.
+    pub(crate) fn read(&self, key: &[u8]) -> Option<(LockName, OwnerId)> {
+        let key = std::str::from_utf8(key).ok()?;
+        let rest = key.strip_prefix(&*self.namespace)?.strip_prefix(":lock/")?;
+        let (escaped, owner) = rest.split_once('/')?;
+        let name = LockName::new(escaped.replace("%2F", "/").replace("%25", "%")).ok()?;
+        Some((name, owner.parse().ok()?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const NAMES: [&str; 11] = [
+        "a",
+        "a/b",
+        "a/",
+        "/a",
+        "%2F",
+        "a%2Fb",
+        "%",
+        "%252F",
+        "ns:lock/a",
+        "é",
+        "a b",
+    ];
+
+    fn claim(name: &str) -> Claim {
+        Claim::new(name.parse().unwrap(), Duration::from_secs(2))
+    }
+
+    #[test]
+    fn a_key_leads_back_to_its_claim() {
+        let keys = Keys::new("ns").unwrap();
+        for name in NAMES {
+            let claim = claim(name);
+            let key = keys.claim(&claim);
+            assert_eq!(
+                keys.read(key.as_bytes()),
+                Some((claim.name().clone(), claim.owner())),
+                "{key}"
+            );
+            assert_eq!(Keys::new("n").unwrap().read(key.as_bytes()), None);
+        }
+        for other in [
+            keys.base(),
+            keys.lease(7),
+            "ns:lock/a".to_owned(),
+            "ns:lock/a/b".to_owned(),
+        ] {
+            assert_eq!(keys.read(other.as_bytes()), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn the_keys_of_a_name_are_a_range_of_their_own() {
+        let keys = Keys::new("ns").unwrap();
+        for one in NAMES {
+            for other in NAMES {
+                let inside = keys.claim(&claim(one)).starts_with(&keys.queue(claim(other).name()));
+                assert_eq!(inside, one == other, "{one} and {other}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_prefix_of_names_is_a_prefix_of_keys() {
+        let keys = Keys::new("ns").unwrap();
+        for prefix in ["", "a", "a/", "%"] {
+            for name in NAMES {
+                let inside = keys.claim(&claim(name)).starts_with(&keys.locks(prefix));
+                // What begins with `%` may also be an escaped slash, and is looked at again.
+                assert!(inside || !name.starts_with(prefix), "{prefix} and {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_namespace_that_could_be_part_of_a_key_is_refused() {
+        for bad in ["", "a:b", "a b", "a%", "é", &"x".repeat(129)] {
+            assert!(Keys::new(bad).is_err(), "{bad}");
+        }
+    }
+}

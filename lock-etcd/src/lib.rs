@@ -1,0 +1,210 @@
+//! The etcd backend of fencelock: locks among everyone who reaches a cluster, on leases and transactions.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), lock_core::LockError> {
+//! use lock_core::Locks;
+//! use lock_etcd::EtcdLock;
+//!
+//! let locks = Locks::new(EtcdLock::connect("etcd://etcd-1:2379,etcd-2:2379,etcd-3:2379").await?);
+//! let guard = locks.lock("stock/10000").await?;
+//! println!("token {}", guard.token());
+//! guard.release().await?;
+//! # Ok(()) }
+//! ```
+//!
+//! # To build it
+//!
+//! The crate `etcd-client` runs `protoc`, the compiler of Protocol Buffers, when it is built. Install it (Debian:
+//! `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), or set the environment variable `PROTOC` to where it
+//! is. On Linux and macOS this crate brings one along; to use that, copy `tools/protoc` from fencelock's repository into
+//! yours, and say so in `.cargo/config.toml`:
+//!
+//! ```toml
+//! [env]
+//! PROTOC = { value = "tools/protoc", relative = true }
+//! ```
+//!
+//! # What is promised
+//!
+//! One holder at a time among all who use the same cluster and namespace. A lock is freed one ttl after the last sign of life of
+//! its holder, and about half a second later at the most. Whoever waits is served in the order of arrival, one claim per
+//! process at a time, and told by a push: a release wakes one waiter, however many there are, and nobody polls.
+//!
+//! Tokens rise across everything: release, expiry, elections, restarts, compaction, the replacement of members, the restore of an old
+//! snapshot, a new cluster in the place of the old one. While the cluster keeps its state no clock matters. After a loss of state
+//! only a clock that was set back can make them fall.
+//!
+//! # What to know
+//!
+//! - **A majority of members** must be there: without it nothing is granted, and what is held is lost at its deadline.
+//! - **Leases are shared**: all locks of one client with the same ttl are kept by one lease. If somebody revokes it, all of them are
+//!   lost, and told so at once.
+//! - **A restore** brings back the locks of the snapshot. Whoever got a lock after it was taken learns the loss at the next
+//!   renewal, a third of a ttl later at the latest. Until then two may believe in the same lock, and only the fencing token
+//!   protects the resource.
+//! - **ttls** are rounded up to whole seconds, and are two seconds at the least.
+//! - **A killed or stopped waiter** holds up those behind it until its lease ends, one ttl at the most.
+//! - **A full cluster** (NOSPACE) grants nothing new; what is held can be renewed and released.
+//! - **Rights**: `docs/etcd.md` of the project lists the least that a role needs, and the protocol with all that can go
+//!   wrong in it.
+//!
+//! The resource's side for data in etcd is in [`fence`].
+
+pub mod fence;
+
+mod address;
+mod config;
+mod failure;
+mod keys;
+mod leases;
+mod line;
+mod link;
+mod record;
+mod requests;
+mod safety;
+mod session;
+mod table;
+mod tls;
+mod tokens;
+mod transport;
+mod wait;
+mod watches;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use etcd_client::Compare;
+use lock_core::{
+    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockGuard, LockName, Released,
+    Renewal, Scope, Stamp,
+};
+
+pub use config::EtcdConfig;
+/// The version of the client library that [`fence`] works with.
+pub use etcd_client;
+
+use session::Session;
+
+/// Locks in an etcd cluster.
+///
+/// Every client has one connection at a time, which is made again when it breaks; clones share it. Dropping the last clone
+/// closes it and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
+#[derive(Clone, Debug)]
+pub struct EtcdLock {
+    session: Arc<Session>,
+}
+
+/// The shortest ttl that etcd grants with its default settings.
+const MIN_TTL: Duration = Duration::from_secs(2);
+/// The longest ttl that etcd grants.
+const MAX_TTL: Duration = Duration::from_secs(9_000_000_000);
+
+impl EtcdLock {
+    /// Connects to the cluster at an address such as `etcd://user:password@host1:2379,host2:2379`; see
+    /// [`EtcdConfig::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// As [`EtcdConfig::from_url`] and [`EtcdConfig::connect`].
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self, LockError> {
+        EtcdConfig::from_url(url.as_ref())?.connect().await
+    }
+
+    /// What must be true in a transaction of yours, in the cluster of the lock, for the lock to be held at that moment; `None`
+    /// if the guard is not held by this client.
+    ///
+    /// Such a transaction is refused as soon as the server has let go of the lock, whoever may have it next. It needs the
+    /// right to read the lock's key. For data elsewhere, and for locks of another backend, see [`fence`].
+    ///
+    /// ```no_run
+    /// use lock_core::{LockError, Locks};
+    /// use lock_etcd::EtcdLock;
+    /// use lock_etcd::etcd_client::{Client, Txn, TxnOp};
+    ///
+    /// # async fn example(mut etcd: Client) -> Result<(), Box<dyn std::error::Error>> {
+    /// let lock = EtcdLock::connect("etcd://localhost").await?;
+    /// let guard = Locks::new(lock.clone()).lock("stock/10000").await?;
+    /// let held = lock.compares(&guard).ok_or("the lock is lost")?;
+    /// let txn = Txn::new().when(held).and_then([TxnOp::put("stock/10000", "99", None)]);
+    /// if !etcd.txn(txn).await?.succeeded() {
+    ///     return Err("the lock is lost".into());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    #[must_use]
+    pub fn compares(&self, guard: &LockGuard) -> Option<Vec<Compare>> {
+        self.session.compares(guard)
+    }
+
+    pub(crate) fn new(session: Session) -> Self {
+        Self {
+            session: Arc::new(session),
+        }
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+}
+
+#[async_trait]
+impl DistributedLock for EtcdLock {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(Scope::Server)
+            .with_ttl_range(MIN_TTL, MAX_TTL)
+            .with_ttl_granularity(Duration::from_secs(1))
+            .with_op_timeout(self.session.settings().op_timeout)
+            .with_fairness()
+            .with_shared_leases()
+            .with_inspection()
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        let asking = async { self.session.try_on(&self.session.link().await?, claim).await };
+        self.session.limited("acquire", asking).await
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        let asking = async { self.session.renew_on(&self.session.link().await?, lease).await };
+        self.session.limited("renew", asking).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.session.abandon(claim);
+        let asking = async { self.session.release_on(&*self.session.link().await?, claim).await };
+        self.session.limited("release", asking).await
+    }
+
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        if deadline.is_some_and(|deadline| deadline <= self.session.clock().now()) {
+            return self.try_acquire(claim).await;
+        }
+        self.session.wait(claim, deadline).await
+    }
+
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        self.session.abandon(from);
+        let asking = async { self.session.hand_over_on(&self.session.link().await?, from, to).await };
+        self.session.limited("hand-over", asking).await
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let asking = async { self.session.holder_on(&*self.session.link().await?, name).await };
+        self.session.limited("asking who holds a lock", asking).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        let asking = async { self.session.list_on(&*self.session.link().await?, prefix).await };
+        self.session.limited("listing locks", asking).await
+    }
+
+    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let asking = async { self.session.force_release_on(&*self.session.link().await?, name).await };
+        self.session.limited("forced release", asking).await
+    }
+
+    async fn close(&self) -> Result<(), LockError> {
+        self.session.close().await
+    }
+}

@@ -1,0 +1,266 @@
+//! One connection to one member.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use etcd_client::{Channel, Client, ConnectOptions, Error};
+use lock_core::{Clock, Stamp};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Host, Secret};
+use crate::failure::{self, Failure};
+use crate::safety::Member;
+use crate::session::Settings;
+use crate::tokens::Base;
+use crate::transport;
+use crate::watches::Watches;
+
+/// A connection whose member has been looked at.
+///
+/// Dropping the link closes the socket.
+pub(crate) struct Link {
+    serial: u64,
+    client: Client,
+    /// Whether the server asked for no user although there is one to log in as.
+    nameless: bool,
+    broken: CancellationToken,
+    clock: Clock,
+    opened: Stamp,
+    /// When the member was last heard, in nanoseconds since the opening.
+    heard: AtomicU64,
+    probing: Arc<AtomicBool>,
+    patience: Duration,
+    runtime: Handle,
+    base: Mutex<Option<Base>>,
+    watches: Watches,
+}
+
+/// Whoever gives up sooner than that had no time for an answer.
+const IMPATIENCE: Duration = Duration::from_millis(20);
+
+/// How long the member has at least to answer whether it is there.
+const SHORTEST_PROBE: Duration = Duration::from_millis(100);
+
+/// How often a connection on which nothing happens is tried. Members do not suffer more than one trial every five seconds.
+const HEARTBEAT: Duration = Duration::from_secs(10);
+
+impl Link {
+    /// Connects, logs in, and looks at the member. Must be called on `runtime`, which works the connection.
+    pub(crate) async fn open(settings: &Settings, host: &Host, runtime: Handle) -> Result<Self, Failure> {
+        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        let clock = Clock::system();
+        let opened = clock.now();
+        let broken = CancellationToken::new();
+        // Should this future be dropped, so is the socket.
+        let guard = broken.clone().drop_guard();
+        let endpoint = settings
+            .endpoint(host)
+            .await?
+            .http2_keep_alive_interval(HEARTBEAT)
+            .keep_alive_timeout(settings.op_timeout)
+            .keep_alive_while_idle(true);
+        let connecting = transport::connect(
+            endpoint,
+            host.name.clone(),
+            host.port,
+            settings.op_timeout,
+            broken.clone(),
+            runtime.clone(),
+        );
+        let channel = connecting
+            .await
+            .map_err(|error| failure::not_connected(&host.to_string(), settings.tls.is_some(), error))?;
+        let greeted = async {
+            let (client, nameless) = log_in(channel, settings.login.as_ref()).await?;
+            let status = client.maintenance_client().status().await?;
+            Ok::<_, Error>((client, nameless, Member::read(&status)))
+        };
+        let (client, nameless, member) = greeted.await.map_err(|error| unwelcome(settings, host, error))?;
+        member.check(settings.allow_unsafe)?;
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
+        Ok(Self {
+            serial,
+            watches: Watches::start(serial, client.clone(), broken.clone()),
+            client,
+            nameless,
+            broken: guard.disarm(),
+            clock,
+            opened,
+            heard: AtomicU64::new(0),
+            probing: Arc::default(),
+            patience: settings.op_timeout,
+            runtime,
+            base: Mutex::new(None),
+        })
+    }
+
+    /// Tells links apart within this process.
+    pub(crate) fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    pub(crate) fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// The base of tokens, once it was looked at on this link.
+    pub(crate) fn base(&self) -> &Mutex<Option<Base>> {
+        &self.base
+    }
+
+    pub(crate) fn watches(&self) -> &Watches {
+        &self.watches
+    }
+
+    pub(crate) fn runtime(&self) -> &Handle {
+        &self.runtime
+    }
+
+    /// Ends when the connection does.
+    pub(crate) async fn broken(&self) {
+        self.broken.cancelled().await;
+    }
+
+    pub(crate) fn is_broken(&self) -> bool {
+        self.broken.is_cancelled()
+    }
+
+    /// Closes the connection; what has not been sent is not sent any more.
+    pub(crate) fn close(&self) {
+        self.broken.cancel();
+    }
+
+    /// Waits for the answer to a request. Dropping the future means that the caller has no more patience.
+    pub(crate) async fn ask<T>(&self, request: impl Future<Output = Result<T, Error>>) -> Result<T, Failure> {
+        let mut asked = Asked {
+            link: self,
+            sent: self.clock.now(),
+            answered: false,
+        };
+        let answer = tokio::select! {
+            biased;
+            answer = request => answer,
+            () = self.broken() => {
+                asked.answered = true;
+                return Err(Failure::Broken);
+            }
+        };
+        asked.answered = true;
+        match answer {
+            Ok(answer) => {
+                self.heard_something();
+                Ok(answer)
+            }
+            // It asks for one now: the next connection logs in.
+            Err(error) if self.nameless && failure::wants_user(&error) => {
+                self.close();
+                Err(Failure::Broken)
+            }
+            Err(error) => {
+                if failure::ends_connection(&error) {
+                    self.close();
+                } else {
+                    self.heard_something();
+                }
+                Err(error.into())
+            }
+        }
+    }
+
+    fn heard_something(&self) {
+        let nanos = self.clock.now().since(self.opened).as_nanos();
+        self.heard
+            .fetch_max(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::AcqRel);
+    }
+
+    /// Finds out whether the member is there at all, by a question that it answers within `limit` or not.
+    fn probe(&self, limit: Duration) {
+        if self.is_broken() || self.probing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let (client, broken, probing) = (self.client.clone(), self.broken.clone(), Arc::clone(&self.probing));
+        self.runtime.spawn(async move {
+            let mut member = client.maintenance_client();
+            let asked = timeout(limit, member.status());
+            tokio::select! {
+                answer = asked => if !matches!(answer, Ok(Ok(_))) {
+                    tracing::debug!("the connection to etcd is silent; closing it");
+                    broken.cancel();
+                },
+                () = broken.cancelled() => {}
+            }
+            probing.store(false, Ordering::Release);
+        });
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// A question that is under way.
+struct Asked<'a> {
+    link: &'a Link,
+    sent: Stamp,
+    answered: bool,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let link = self.link;
+        let heard = link.opened + Duration::from_nanos(link.heard.load(Ordering::Acquire));
+        if self.answered || heard > self.sent {
+            return;
+        }
+        // Given up without a word from the member since the sending.
+        let waited = link.clock.now().since(self.sent);
+        // An operation may ask more than once, so its time can be over a little before that of one question.
+        if waited >= link.patience / 4 * 3 {
+            link.close();
+        } else if waited >= IMPATIENCE {
+            link.probe(waited.max(SHORTEST_PROBE));
+        }
+    }
+}
+
+/// A client that is logged in, and whether it is not because the server knows no users, as one that was set up anew.
+async fn log_in(channel: tonic::transport::Channel, login: Option<&(String, Secret)>) -> Result<(Client, bool), Error> {
+    let options = ConnectOptions::new()
+        .with_require_leader(true)
+        .with_auto_token_refresh(true);
+    let Some((user, Secret(password))) = login else {
+        let client = Client::from_channel(Channel::Tonic(channel), Some(options)).await?;
+        return Ok((client, false));
+    };
+    let named = options.clone().with_user(user, password);
+    match Client::from_channel(Channel::Tonic(channel.clone()), Some(named)).await {
+        Err(error) if failure::knows_no_users(&error) => {
+            let client = Client::from_channel(Channel::Tonic(channel), Some(options)).await?;
+            Ok((client, true))
+        }
+        logged_in => logged_in.map(|client| (client, false)),
+    }
+}
+
+/// Why the member did not let us in.
+fn unwelcome(settings: &Settings, host: &Host, error: Error) -> Failure {
+    if !failure::ends_connection(&error) {
+        return error.into();
+    }
+    let hint = if settings.tls.is_some() {
+        "; if it has no TLS, use etcd:"
+    } else {
+        "; if it wants TLS, use etcds:"
+    };
+    Failure::Member(format!(
+        "{host} ended the connection ({}){hint}",
+        failure::shown(&error)
+    ))
+}

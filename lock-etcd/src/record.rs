@@ -1,0 +1,91 @@
+//! What is stored of a claim.
+
+use std::fmt::Write;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lock_core::{Claim, Holder};
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+
+use crate::tokens;
+
+/// The value of a claim's key: a claim that takes a free name holds it from now on, one that joins a queue does not.
+pub(crate) fn value(claim: &Claim, base: u64, held: bool) -> String {
+    let holder = Holder::of(claim);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let since = if held {
+        now.as_micros().to_string()
+    } else {
+        "-".to_owned()
+    };
+    let mut value = format!("1 {base} {since} {}", holder.pid.unwrap_or_default());
+    for text in [holder.host.as_deref(), claim.label()].into_iter().flatten() {
+        // Writing to a string cannot fail.
+        let _ = write!(value, " {}", utf8_percent_encode(text, NON_ALPHANUMERIC));
+    }
+    value
+}
+
+/// The base that a claim's token counts from.
+pub(crate) fn base(value: &[u8]) -> Option<u64> {
+    std::str::from_utf8(value).ok()?.split(' ').nth(1)?.parse().ok()
+}
+
+/// What a claim's value tells of its holder, name and owner aside.
+pub(crate) fn holder(value: &[u8], created: i64) -> Holder {
+    let mut holder = Holder::new();
+    holder.token = base(value).and_then(|base| tokens::token(base, created).ok());
+    let value = String::from_utf8_lossy(value);
+    let mut parts = value.split(' ');
+    // Later formats may go on differently.
+    if parts.next() == Some("1") {
+        let mut parts = parts.skip(1);
+        let micros = parts.next().and_then(|text| text.parse().ok());
+        holder.acquired_at = micros.map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
+        holder.pid = parts.next().and_then(|text| text.parse().ok());
+        holder.host = parts.next().map(decoded);
+        holder.label = parts.next().map(decoded);
+    }
+    holder
+}
+
+fn decoded(text: &str) -> String {
+    percent_decode_str(text).decode_utf8_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim() -> Claim {
+        Claim::new("n".parse().unwrap(), Duration::from_secs(2))
+    }
+
+    #[test]
+    fn what_is_stored_of_a_claim_can_be_read_again() {
+        for label in [None, Some("nightly 'import' 100 %"), Some("")] {
+            let claim = label.map_or(claim(), |label| claim().with_label(label));
+            let value = value(&claim, 1_700_000_000_000_000, true);
+            assert_eq!(base(value.as_bytes()), Some(1_700_000_000_000_000));
+            let holder = holder(value.as_bytes(), 42);
+            assert_eq!(holder.token.unwrap().get(), 1_700_000_000_000_042);
+            assert_eq!(holder.label.as_deref(), claim.label());
+            assert_eq!(holder.host, Holder::of(&claim).host);
+            assert_eq!(holder.pid, Some(std::process::id()));
+            assert!(holder.acquired_at.unwrap().elapsed().unwrap() < Duration::from_secs(60));
+        }
+    }
+
+    #[test]
+    fn of_a_claim_that_was_queued_it_is_not_said_since_when_it_holds() {
+        let holder = holder(value(&claim(), 7, false).as_bytes(), 1);
+        assert_eq!(holder.acquired_at, None);
+        assert_eq!(holder.pid, Some(std::process::id()));
+    }
+
+    #[test]
+    fn of_a_later_format_the_token_is_read() {
+        let holder = holder(b"7 40 other things", 2);
+        assert_eq!(holder.token.unwrap().get(), 42);
+        assert_eq!(holder.pid, None);
+    }
+}

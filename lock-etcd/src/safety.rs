@@ -1,0 +1,133 @@
+//! Which servers locks are safe on.
+
+use etcd_client::StatusResponse;
+use lock_core::LockError;
+
+use crate::failure::Failure;
+
+/// What a member tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Member {
+    version: String,
+    learner: bool,
+    leader: bool,
+}
+
+impl Member {
+    pub(crate) fn read(status: &StatusResponse) -> Self {
+        Self {
+            version: status.version().to_owned(),
+            learner: status.is_learner(),
+            leader: status.leader() != 0,
+        }
+    }
+
+    /// Refuses what locks are not safe on, or warns if that is wanted; another member may be better.
+    pub(crate) fn check(&self, allow_unsafe: bool) -> Result<(), Failure> {
+        if self.learner {
+            return Err(Failure::Member(
+                "it is a learner, which answers no questions".to_owned(),
+            ));
+        }
+        if !self.leader {
+            return Err(Failure::Member("it has no leader".to_owned()));
+        }
+        let Some(message) = self.danger() else { return Ok(()) };
+        if !allow_unsafe {
+            return Err(Failure::Known(LockError::UnsafeConfiguration {
+                message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
+            }));
+        }
+        tracing::warn!("unsafe configuration of etcd: {message}");
+        Ok(())
+    }
+
+    fn danger(&self) -> Option<String> {
+        let least = match version(&self.version) {
+            Some((3, 4, patch)) if patch < 32 => "3.4.32",
+            Some((3, 5, patch)) if patch < 14 => "3.5.14",
+            Some((major, minor, _)) if (major, minor) < (3, 4) => "3.4.32",
+            Some(_) => return None,
+            None => {
+                return Some(format!(
+                    "this etcd says that its version is {:?}, which is none that is known; locks need 3.4.32, 3.5.14 or later",
+                    self.version
+                ));
+            }
+        };
+        Some(format!(
+            "this etcd has version {}, whose revisions can fall in a crash and fencing tokens with them; update it to \
+             {least} or later",
+            self.version
+        ))
+    }
+}
+
+fn version(text: &str) -> Option<(u32, u32, u32)> {
+    let mut parts = text.split(['-', '+']).next()?.split('.').map(str::parse);
+    Some((parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(version: &str) -> Member {
+        Member {
+            version: version.to_owned(),
+            learner: false,
+            leader: true,
+        }
+    }
+
+    #[test]
+    fn versions_that_keep_their_revisions_are_accepted() {
+        for good in [
+            "3.4.32",
+            "3.4.40",
+            "3.5.14",
+            "3.5.16",
+            "3.6.0",
+            "3.6.0-rc.1",
+            "3.5.16+git",
+            "4.0.0",
+        ] {
+            assert!(member(good).check(false).is_ok(), "{good}");
+        }
+    }
+
+    #[test]
+    fn versions_that_can_lose_revisions_are_refused_unless_that_is_allowed() {
+        for (bad, least) in [
+            ("3.4.31", "3.4.32"),
+            ("3.4.23", "3.4.32"),
+            ("3.5.13", "3.5.14"),
+            ("3.5.0-alpha", "3.5.14"),
+            ("3.3.99", "3.4.32"),
+            ("2.3.8", "3.4.32"),
+            ("new", "3.5.14"),
+        ] {
+            let Err(Failure::Known(refused)) = member(bad).check(false) else {
+                panic!("{bad} is accepted");
+            };
+            assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
+            assert!(refused.to_string().contains(least), "{refused}");
+            assert!(member(bad).check(true).is_ok(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn members_that_can_do_nothing_are_passed_over_in_any_case() {
+        let learner = Member {
+            learner: true,
+            ..member("3.5.16")
+        };
+        let alone = Member {
+            leader: false,
+            ..member("3.5.16")
+        };
+        for member in [learner, alone] {
+            assert!(matches!(member.check(true), Err(Failure::Member(_))));
+        }
+    }
+}

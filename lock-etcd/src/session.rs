@@ -1,0 +1,178 @@
+//! What all clones of a client share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use etcd_client::{Compare, CompareOp, ResponseHeader};
+use lock_core::{Claim, Clock, LockError, LockGuard};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::config::{Host, Secret, Tls};
+use crate::failure::Failure;
+use crate::keys::Keys;
+use crate::line::Line;
+use crate::link::Link;
+use crate::table::Table;
+
+/// What the client was configured with.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) tls: Option<Tls>,
+    pub(crate) login: Option<(String, Secret)>,
+    pub(crate) keys: Keys,
+    pub(crate) op_timeout: Duration,
+    pub(crate) allow_unsafe: bool,
+    pub(crate) runtime: Option<Handle>,
+}
+
+/// What all clones of a client share.
+pub(crate) struct Session {
+    settings: Arc<Settings>,
+    clock: Clock,
+    line: Line,
+    table: Table,
+    closing: AtomicBool,
+    /// Held by whoever makes a shared lease.
+    making: Mutex<()>,
+    /// The highest token that anyone can have drawn by the last revision that this client saw.
+    highest: AtomicU64,
+}
+
+impl Session {
+    /// Starts without a connection; the first request makes one.
+    pub(crate) fn new(settings: Settings) -> Self {
+        let settings = Arc::new(settings);
+        Self {
+            line: Line::new(Arc::clone(&settings)),
+            settings,
+            clock: Clock::system(),
+            table: Table::default(),
+            closing: AtomicBool::new(false),
+            making: Mutex::new(()),
+            highest: AtomicU64::new(0),
+        }
+    }
+
+    pub(crate) fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    pub(crate) fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    pub(crate) fn table(&self) -> &Table {
+        &self.table
+    }
+
+    pub(crate) fn making(&self) -> &Mutex<()> {
+        &self.making
+    }
+
+    pub(crate) fn highest(&self) -> u64 {
+        self.highest.load(Ordering::Acquire)
+    }
+
+    /// Takes note of a base and a revision that were seen together.
+    pub(crate) fn saw(&self, base: u64, revision: i64) {
+        let revision = u64::try_from(revision).unwrap_or_default();
+        self.highest.fetch_max(base.saturating_add(revision), Ordering::AcqRel);
+    }
+
+    /// The revision of an answer.
+    pub(crate) fn seen(&self, header: Option<&ResponseHeader>) -> i64 {
+        header.map_or(0, ResponseHeader::revision)
+    }
+
+    /// Does `work` within the time that one operation may take.
+    pub(crate) async fn limited<T>(
+        &self,
+        operation: &'static str,
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, LockError> {
+        let limit = self.settings.op_timeout;
+        match timeout(limit, work).await {
+            Ok(done) => done.map_err(|failure| failure.explain(operation)),
+            Err(_) => Err(LockError::no_answer(operation, limit)),
+        }
+    }
+
+    /// The connection; if there is none, or it is broken, a new one.
+    pub(crate) async fn link(&self) -> Result<Arc<Link>, Failure> {
+        if self.is_closed() {
+            return Err(LockError::Closed.into());
+        }
+        self.line.link().await
+    }
+
+    /// Connects, and finds out whether the user may read and write what locks need.
+    pub(crate) async fn greet(&self) -> Result<(), LockError> {
+        let greeting = async {
+            let link = self.link().await?;
+            self.base(&link).await.map(drop)
+        };
+        self.limited("connecting", greeting).await
+    }
+
+    /// The claim is given up: its core will release it.
+    pub(crate) fn abandon(&self, claim: &Claim) {
+        self.table.leave(claim, self.clock.now());
+    }
+
+    pub(crate) fn compares(&self, guard: &LockGuard) -> Option<Vec<Compare>> {
+        if !guard.is_held() {
+            return None;
+        }
+        let (claim, created) = self.table.holding(guard.name(), guard.token())?;
+        let key = self.settings.keys.claim(&claim);
+        Some(vec![Compare::create_revision(key, CompareOp::Equal, created)])
+    }
+
+    /// Ends the session: its leases are revoked, and with them all that it has on the server, if there is a connection for it.
+    pub(crate) async fn close(&self) -> Result<(), LockError> {
+        // Whoever waits must not come again with another lease.
+        self.closing.store(true, Ordering::Release);
+        let leases = self.table.take_leases();
+        let mut outcome = Ok(());
+        if let Some(link) = self.line.current() {
+            let revoking = async {
+                let mut revoked = JoinSet::new();
+                for kept in leases {
+                    let link = Arc::clone(&link);
+                    revoked.spawn(async move {
+                        kept.ended();
+                        link.ask(link.client().lease_client().revoke(kept.id())).await
+                    });
+                }
+                while let Some(ended) = revoked.join_next().await {
+                    match ended {
+                        Ok(Err(failure)) if !matches!(failure, Failure::LeaseGone) => return Err(failure),
+                        _ => {}
+                    }
+                }
+                Ok(())
+            };
+            outcome = self.limited("close", revoking).await;
+        }
+        self.line.close();
+        outcome
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closing.load(Ordering::Acquire)
+    }
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("settings", &self.settings)
+            .finish_non_exhaustive()
+    }
+}
