@@ -72,7 +72,7 @@ docs() {
 
 # With all features of the workspace on, nobody sees what a user of a few compiles. fencelock has most of them.
 lint_features() {
-    for features in '' memory redis sqlite; do
+    for features in '' etcd memory redis sqlite; do
         cargo clippy -p fencelock --all-targets --no-default-features --features "$features" -- -D warnings || return
     done
 }

@@ -7,6 +7,8 @@ use crate::{LockError, Options};
 
 /// An address that a backend of this build answers to.
 pub(crate) enum Address {
+    #[cfg(feature = "etcd")]
+    Etcd(lock_etcd::EtcdConfig),
     #[cfg(feature = "memory")]
     Memory(lock_core::MemoryLock),
     #[cfg(feature = "redis")]
@@ -23,11 +25,22 @@ impl Address {
                 possible()
             )));
         };
-        #[cfg(not(any(feature = "redis", feature = "sqlite")))]
+        #[cfg(not(any(feature = "etcd", feature = "redis", feature = "sqlite")))]
         let _ = options;
-        #[cfg(not(any(feature = "memory", feature = "redis", feature = "sqlite")))]
+        #[cfg(not(any(feature = "etcd", feature = "memory", feature = "redis", feature = "sqlite")))]
         let _ = rest;
         match feature(&scheme) {
+            #[cfg(feature = "etcd")]
+            "etcd" => {
+                let mut config = lock_etcd::EtcdConfig::from_url(&format!("{scheme}:{rest}"))?;
+                if let Some(limit) = options.get_op_timeout() {
+                    config = config.op_timeout(limit);
+                }
+                if let Some(runtime) = options.get_runtime() {
+                    config = config.runtime(runtime.clone());
+                }
+                Ok(Self::Etcd(config))
+            }
             #[cfg(feature = "memory")]
             "memory" => crate::memory::store(rest).map(Self::Memory),
             #[cfg(feature = "redis")]
@@ -55,6 +68,8 @@ impl Address {
 
     pub(crate) async fn connect(self) -> Result<Arc<dyn DistributedLock>, LockError> {
         match self {
+            #[cfg(feature = "etcd")]
+            Self::Etcd(config) => Ok(Arc::new(config.connect().await?)),
             #[cfg(feature = "memory")]
             Self::Memory(memory) => Ok(Arc::new(memory)),
             #[cfg(feature = "redis")]
@@ -66,6 +81,8 @@ impl Address {
 
     pub(crate) fn connect_lazy(self) -> Result<Arc<dyn DistributedLock>, LockError> {
         match self {
+            #[cfg(feature = "etcd")]
+            Self::Etcd(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "memory")]
             Self::Memory(memory) => Ok(Arc::new(memory)),
             #[cfg(feature = "redis")]
@@ -85,17 +102,19 @@ fn split(url: &str) -> Option<(String, &str)> {
 }
 
 /// The backends that there are, by the feature that turns each on. The usual scheme has the same name.
-const BACKENDS: [(&str, bool); 3] = [
+const BACKENDS: [(&str, bool); 4] = [
+    ("etcd", cfg!(feature = "etcd")),
     ("memory", cfg!(feature = "memory")),
     ("redis", cfg!(feature = "redis")),
     ("sqlite", cfg!(feature = "sqlite")),
 ];
 
-const PLANNED: [(&str, &str); 3] = [("etcd", "etcd"), ("postgres", "Postgres"), ("postgresql", "Postgres")];
+const PLANNED: [(&str, &str); 2] = [("postgres", "Postgres"), ("postgresql", "Postgres")];
 
 /// The feature that a scheme belongs to.
 fn feature(scheme: &str) -> &str {
     match scheme {
+        "etcds" => "etcd",
         "rediss" | "redis+unix" | "valkey" | "valkeys" | "valkey+unix" => "redis",
         other => other,
     }
@@ -173,7 +192,7 @@ mod tests {
     }
 
     // With all features there is nothing to see.
-    #[cfg(not(all(feature = "memory", feature = "redis", feature = "sqlite")))]
+    #[cfg(not(all(feature = "etcd", feature = "memory", feature = "redis", feature = "sqlite")))]
     #[test]
     fn a_backend_whose_feature_is_off_names_the_feature() {
         for (feature, on) in BACKENDS {
@@ -195,6 +214,7 @@ mod tests {
     #[test]
     fn nothing_secret_is_repeated() {
         for url in [
+            "etcd://joe:hunter2@localhost/path",
             "redis://joe:hunter2@localhost/nonumber",
             "redis://joe:hunter2@localhost?password=hunter2",
             "postgres://joe:hunter2@localhost/shop?password=hunter2",

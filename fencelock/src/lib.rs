@@ -25,6 +25,8 @@
 //!
 //! | address | feature | who is excluded |
 //! |---|---|---|
+//! | `etcd://HOST`, `etcd://USER:PASSWORD@HOST:PORT,HOST:PORT` | `etcd` | all who connect to the same etcd cluster |
+//! | `etcds://HOST` | `etcd` | the same, by TLS |
 //! | `memory:` | `memory` | whoever uses the same [`Locks`] or a clone of it |
 //! | `memory:NAME` | `memory` | whoever in this process connects to the same name |
 //! | `redis://HOST`, `redis://USER:PASSWORD@HOST:PORT/DATABASE` | `redis` | all who connect to the same Redis or Valkey server and database |
@@ -38,18 +40,21 @@
 //! | `PATH` | the database file, relative or absolute, also as `sqlite:///PATH`; made if it does not exist, in a directory that does, on a local file system. `?`, `#` and `%` are written as `%3F`, `%23` and `%25` |
 //! | `USER`, `PASSWORD` | what is special in addresses is written as `%` and two digits; `:PASSWORD@` alone means the default user |
 //! | `SOCKET` | the path from the root; its user, password and database are the parameters `user`, `password` and `db` |
-//! | `?namespace=fencelock` | Redis: what the keys begin with; locks in different ones have nothing to do with each other |
-//! | `?ca=FILE` | Redis by TLS: trusts the authorities in that PEM file instead of the system's |
-//! | `?op_timeout=5s` | Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
-//! | `?allow_unsafe_configuration=true` | Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
+//! | `?namespace=fencelock` | etcd, Redis: what the keys begin with; locks in different ones have nothing to do with each other |
+//! | `?ca=FILE` | etcd, Redis by TLS: trusts the authorities in that PEM file instead of the system's |
+//! | `?cert=FILE&key=FILE` | etcd by TLS: shows the certificate in the one PEM file, with the private key in the other |
+//! | `?op_timeout=5s` | etcd, Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
+//! | `?allow_unsafe_configuration=true` | etcd, Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
 //!
-//! Postgres and etcd are planned. An address that this build cannot serve is a [`LockError::Configuration`] that
+//! Postgres is planned. An address that this build cannot serve is a [`LockError::Configuration`] that
 //! names the feature to turn on. Errors never repeat an address, as it may hold a password.
 //!
 //! # Features
 //!
-//! `memory` (on by default), `redis` and `sqlite` turn on a backend each, `full` all of them. SQLite is not on by default, because
-//! only one crate in a program may link it. `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
+//! `memory` (on by default), `etcd`, `redis` and `sqlite` turn on a backend each, `full` all of them. SQLite is not on by default,
+//! because only one crate in a program may link it. With `etcd`, the crate `etcd-client` is built, which takes `protoc`, the
+//! compiler of Protocol Buffers: install it (Debian: `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), set
+//! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
 //! and counters.
 //!
 //! # The usual forms
@@ -131,6 +136,10 @@ pub use lock_core::{
     Locks, LossReason, LossSignal, Lost, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source,
     Stats, fence,
 };
+#[cfg(feature = "etcd")]
+pub use lock_etcd as etcd;
+#[cfg(feature = "etcd")]
+pub use lock_etcd::EtcdLock;
 #[cfg(feature = "redis")]
 pub use lock_redis as redis;
 #[cfg(feature = "redis")]
