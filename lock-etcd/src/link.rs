@@ -43,8 +43,8 @@ pub(crate) struct Link {
 /// Whoever gives up sooner than that had no time for an answer.
 const IMPATIENCE: Duration = Duration::from_millis(20);
 
-/// How long the member has at least to answer whether it is there.
-const SHORTEST_PROBE: Duration = Duration::from_millis(100);
+/// How long the member has at least to answer whether it is there. One that is busy is no reason to leave it.
+const SHORTEST_PROBE: Duration = Duration::from_millis(500);
 
 /// How often a connection on which nothing happens is tried. Members do not suffer more than one trial every five seconds.
 const HEARTBEAT: Duration = Duration::from_secs(10);
