@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::TryStreamExt as _;
 use testcontainers::bollard::models::{ContainerSummary, NetworkConnectRequest, NetworkDisconnectRequest, PortBinding};
@@ -80,7 +80,7 @@ impl Container {
         FIRST.call_once(|| first = true);
         if first {
             remove_on_signals(docker.clone())?;
-            remove(&docker, |container| run_of(container).is_some_and(|run| run.is_over())).await;
+            remove(&docker, is_stale).await;
         }
         let container = Some(run(&docker, &wish).await?);
         Ok(Self {
@@ -292,6 +292,15 @@ async fn remove(docker: &Docker, chosen: impl Fn(&ContainerSummary) -> bool) {
 
 fn label<'a>(container: &'a ContainerSummary, key: &str) -> Option<&'a String> {
     container.labels.as_ref()?.get(key)
+}
+
+/// Whether the run that started it is over. Of runs elsewhere that cannot be known, but none takes a day.
+fn is_stale(container: &ContainerSummary) -> bool {
+    const DAY: u64 = 24 * 60 * 60;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let created = container.created.and_then(|seconds| u64::try_from(seconds).ok());
+    let is_old = created.is_some_and(|created| now.as_secs() > created + DAY);
+    run_of(container).is_some_and(|run| run.is_over() || (is_old && !run.is_from_here()))
 }
 
 fn run_of(container: &ContainerSummary) -> Option<Run> {
