@@ -1,0 +1,199 @@
+//! What can go wrong with the server, and what to tell the caller.
+
+use std::error::Error as _;
+use std::io;
+
+use lock_core::LockError;
+use tokio_postgres::error::{Error, SqlState};
+
+/// Why an operation failed.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The server or the connection said so.
+    Postgres(Error),
+    /// The session ended under the request.
+    Ended,
+    /// The answer is none to what was asked.
+    Nonsense,
+    /// Known in the caller's words already.
+    Known(LockError),
+}
+
+impl Failure {
+    /// What the caller is told.
+    pub(crate) fn explain(self, operation: &'static str) -> LockError {
+        match self {
+            Self::Postgres(error) => explain(operation, error),
+            Self::Ended => unavailable(operation, "the session on the Postgres server ended"),
+            Self::Nonsense => unavailable(
+                operation,
+                "Postgres answered with something else than what was asked for",
+            ),
+            Self::Known(error) => error,
+        }
+    }
+
+    /// The error code that the server gave.
+    pub(crate) fn code(&self) -> Option<&SqlState> {
+        match self {
+            Self::Postgres(error) => error.code(),
+            _ => None,
+        }
+    }
+
+    /// Whether a statement ran into one of the limits of its session.
+    pub(crate) fn is_limit(&self) -> bool {
+        matches!(
+            self.code(),
+            Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::QUERY_CANCELED)
+        )
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        Self::Postgres(error)
+    }
+}
+
+impl From<LockError> for Failure {
+    fn from(error: LockError) -> Self {
+        Self::Known(error)
+    }
+}
+
+/// Whether the session is over after this error.
+pub(crate) fn is_final(error: &Error) -> bool {
+    match error.as_db_error() {
+        Some(error) => matches!(error.severity(), "FATAL" | "PANIC"),
+        None => true,
+    }
+}
+
+fn explain(operation: &'static str, error: Error) -> LockError {
+    let shown = shown(&error);
+    let code = error.code().cloned();
+    let configuration = |message: String, error: Error| LockError::Configuration {
+        message,
+        source: Some(error.into()),
+    };
+    let unavailable = |message: String, error: Error| LockError::Unavailable {
+        operation,
+        message,
+        source: Some(error.into()),
+    };
+    let Some(code) = code else {
+        return match reason(&error) {
+            Some(reason) => configuration(reason, error),
+            None => unavailable(shown, error),
+        };
+    };
+    if [
+        SqlState::INVALID_PASSWORD,
+        SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
+    ]
+    .contains(&code)
+    {
+        return configuration(
+            format!(
+                "Postgres refused the user or the password ({shown}); correct them in the address, in PGPASSWORD or in .pgpass"
+            ),
+            error,
+        );
+    }
+    if code == SqlState::INVALID_CATALOG_NAME {
+        return configuration(
+            format!("{shown}; correct the database in the address, or create it"),
+            error,
+        );
+    }
+    if code == SqlState::T_R_DEADLOCK_DETECTED {
+        return LockError::Deadlock { message: shown };
+    }
+    if code == SqlState::INSUFFICIENT_PRIVILEGE {
+        return configuration(
+            format!(
+                "the Postgres role lacks a right that locks need ({shown}); grant what `fencelock schema postgres --role ROLE` prints"
+            ),
+            error,
+        );
+    }
+    if [
+        SqlState::UNDEFINED_TABLE,
+        SqlState::UNDEFINED_COLUMN,
+        SqlState::INVALID_SCHEMA_NAME,
+    ]
+    .contains(&code)
+    {
+        return configuration(
+            format!(
+                "the schema of fencelock is missing or damaged ({shown}); run what `fencelock schema postgres` prints"
+            ),
+            error,
+        );
+    }
+    if code == SqlState::TOO_MANY_CONNECTIONS {
+        return unavailable(
+            format!("Postgres has no connection left ({shown}); raise max_connections, or close some"),
+            error,
+        );
+    }
+    if code == SqlState::OUT_OF_MEMORY {
+        return unavailable(
+            format!(
+                "Postgres has no room for another lock ({shown}): raise max_locks_per_transaction. Locks that are held can be renewed and released"
+            ),
+            error,
+        );
+    }
+    if code == SqlState::CANNOT_CONNECT_NOW {
+        return unavailable(format!("Postgres is starting, stopping or recovering ({shown})"), error);
+    }
+    if code == SqlState::FEATURE_NOT_SUPPORTED {
+        return configuration(format!("the server lacks what locks need ({shown})"), error);
+    }
+    unavailable(shown, error)
+}
+
+/// What is wrong with the settings, where that is what an error without a code means.
+fn reason(error: &Error) -> Option<String> {
+    let shown = shown(error);
+    let source = error.source();
+    if source.and_then(|s| s.downcast_ref::<io::Error>()).is_some() {
+        return None;
+    }
+    let text = error.to_string();
+    if text.starts_with("error performing TLS handshake") {
+        return Some(format!(
+            "TLS with Postgres failed ({shown}); correct sslmode, or the server's certificate"
+        ));
+    }
+    if text.starts_with("invalid configuration") || text.starts_with("authentication error") {
+        return Some(format!(
+            "Postgres cannot be logged in to ({shown}); give user and password"
+        ));
+    }
+    None
+}
+
+/// The error with its causes. The server's own words, never what was sent.
+fn shown(error: &Error) -> String {
+    if let Some(error) = error.as_db_error() {
+        return error.message().to_owned();
+    }
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+fn unavailable(operation: &'static str, message: &str) -> LockError {
+    LockError::Unavailable {
+        operation,
+        message: message.to_owned(),
+        source: None,
+    }
+}

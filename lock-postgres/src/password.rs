@@ -1,0 +1,80 @@
+//! Passwords that are not in the address: in the environment, or in the user's password file.
+
+use std::path::PathBuf;
+use std::{env, fs};
+
+use crate::config::Secret;
+
+/// The password for that server: `PGPASSWORD`, or what the password file says. As libpq, in that order.
+pub(crate) fn find(host: &str, port: u16, database: &str, user: &str) -> Option<Secret> {
+    if let Some(password) = env::var("PGPASSWORD").ok().filter(|password| !password.is_empty()) {
+        return Some(Secret(password));
+    }
+    let file = file()?;
+    let text = fs::read_to_string(&file).ok()?;
+    if !is_private(&file) {
+        tracing::warn!(file = %file.display(), "others can read the password file, so it is not used; make it 0600");
+        return None;
+    }
+    look(&text, [host, &port.to_string(), database, user]).map(Secret)
+}
+
+fn file() -> Option<PathBuf> {
+    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    set("PGPASSFILE").or_else(|| Some(set("HOME")?.join(".pgpass")))
+}
+
+#[cfg(unix)]
+fn is_private(file: &std::path::Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(file).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o077 == 0)
+}
+
+#[cfg(not(unix))]
+fn is_private(_: &std::path::Path) -> bool {
+    true
+}
+
+/// The password in the first line that fits.
+fn look(text: &str, wanted: [&str; 4]) -> Option<String> {
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    lines.map(fields).find_map(|fields| {
+        let fits = |(field, wanted): (&String, &&str)| field == "*" || field == wanted;
+        let all = fields.len() >= 5 && fields.iter().zip(&wanted).all(fits);
+        all.then(|| fields[4].clone())
+    })
+}
+
+/// The parts between colons; what follows a backslash is taken as it is.
+fn fields(line: &str) -> Vec<String> {
+    let mut fields = vec![String::new()];
+    let mut letters = line.chars();
+    while let Some(letter) = letters.next() {
+        let taken = match letter {
+            ':' => {
+                fields.push(String::new());
+                continue;
+            }
+            '\\' => letters.next(),
+            other => Some(other),
+        };
+        if let Some(field) = fields.last_mut() {
+            field.extend(taken);
+        }
+    }
+    fields
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_line_that_fits_has_the_password() {
+        let text = "# h:5432:d:u:no\nother:*:*:*:no\nh:5432:*:u:a\\:b\\\\c\n*:*:*:*:last\n";
+        assert_eq!(look(text, ["h", "5432", "d", "u"]).as_deref(), Some("a:b\\c"));
+        assert_eq!(look(text, ["h", "5433", "d", "u"]).as_deref(), Some("last"));
+        assert_eq!(look("h:5432:d:u", ["h", "5432", "d", "u"]), None);
+        assert_eq!(look("", ["h", "5432", "d", "u"]), None);
+    }
+}

@@ -1,0 +1,212 @@
+//! What is asked of the server for one claim.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use lock_core::{Attempt, Busy, Claim, HandOver, Lease, LeaseId, Released, Renewal};
+
+use crate::failure::Failure;
+use crate::holdings::{Holding, Turn};
+use crate::session::{Carried, Drawn, Session, Share};
+use crate::sessions::Sessions;
+
+impl Sessions {
+    pub(crate) async fn try_acquire(self: &Arc<Self>, claim: &Claim) -> Result<Attempt, Failure> {
+        let key = self.settings.keys.of(claim.name());
+        let mut turn = self.holdings.turn(key).await;
+        self.try_in(&mut turn, key, claim).await
+    }
+
+    async fn try_in(self: &Arc<Self>, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Attempt, Failure> {
+        if let Some(attempt) = self.known(turn, claim).await? {
+            return Ok(attempt);
+        }
+        match self.try_once(turn, key, claim).await {
+            // A session that had ended unnoticed, with all that the attempt came to. Another one has not.
+            Err((_, true)) => self.try_once(turn, key, claim).await.map_err(|(failure, _)| failure),
+            tried => tried.map_err(|(failure, _)| failure),
+        }
+    }
+
+    /// One attempt. A failure says too whether its session is over.
+    async fn try_once(self: &Arc<Self>, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Attempt, (Failure, bool)> {
+        let alone = claim.own_lease();
+        let session = if alone {
+            self.own(claim.ttl()).await
+        } else {
+            self.shared(claim.ttl()).await
+        };
+        let session = session.map_err(|failure| (failure, false))?.carry();
+        let tried = session.try_lock(key, claim.label(), &self.seen).await;
+        match tried {
+            Ok(Some(drawn)) if alone => {
+                let lease = own_lease(&session, claim, &drawn);
+                Ok(held(turn, claim, &drawn, lease, session, None))
+            }
+            Ok(Some(drawn)) => {
+                let (lease, share) = session.share(drawn.sent);
+                Ok(held(turn, claim, &drawn, lease, session, Some(share)))
+            }
+            Ok(None) => {
+                if alone {
+                    self.leave(session);
+                }
+                Ok(Attempt::busy())
+            }
+            Err(failure) => {
+                let over = session.is_over();
+                if alone {
+                    self.leave(session);
+                }
+                Err((failure, over))
+            }
+        }
+    }
+
+    /// The answer that needs no attempt: this client holds it, for that claim or for another.
+    ///
+    /// Sessions are re-entrant: the server would grant it again.
+    pub(crate) async fn known(&self, turn: &mut Turn, claim: &Claim) -> Result<Option<Attempt>, Failure> {
+        let Some(holding) = turn.held() else { return Ok(None) };
+        if holding.claim.owner() != claim.owner() {
+            return Ok(Some(Busy::default().with_holder(holding.holder()).into()));
+        }
+        // Asked again for what it has: a full ttl again.
+        match holding.session.beat().await {
+            Ok(()) => Ok(turn.held().map(|holding| Attempt::Granted(holding.grant()))),
+            Err(_) if holding.session.is_over() => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    pub(crate) async fn renew(&self, lease: &Lease) -> Result<Renewal, Failure> {
+        let session = match lease.id() {
+            LeaseId::Shared(_) => self.by_lease(lease),
+            LeaseId::Claim(claim) => {
+                let key = self.settings.keys.of(claim.name());
+                let mut turn = self.holdings.turn(key).await;
+                let mine = turn.held().filter(|holding| holding.claim.owner() == claim.owner());
+                mine.map(|holding| Arc::clone(&holding.session))
+            }
+            _ => None,
+        };
+        let Some(session) = session.filter(|session| !session.is_over()) else {
+            return Ok(Renewal::NotHeld);
+        };
+        // The core takes note of it, if it hears of it in time.
+        match session.wire().beat().await {
+            Ok(()) => Ok(Renewal::Renewed),
+            Err(_) if session.is_over() => Ok(Renewal::NotHeld),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, Failure> {
+        let key = self.settings.keys.of(claim.name());
+        let mut turn = self.holdings.turn(key).await;
+        self.release_in(&mut turn, key, claim).await
+    }
+
+    async fn release_in(&self, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Released, Failure> {
+        let mine = turn
+            .held()
+            .is_some_and(|holding| holding.claim.owner() == claim.owner());
+        // What is another's stays where it is.
+        let Some(holding) = (if mine { turn.take() } else { None }) else {
+            return Ok(Released::NotHeld);
+        };
+        match holding.session.unlock(key).await {
+            Ok(was_held) => {
+                let Holding { session, share, .. } = holding;
+                if share.is_none() {
+                    self.leave(session);
+                }
+                Ok(if was_held {
+                    Released::Released
+                } else {
+                    Released::NotHeld
+                })
+            }
+            // With the session everything that it carried has gone.
+            Err(_) if holding.session.is_over() => Ok(Released::NotHeld),
+            Err(failure) => {
+                turn.put(holding);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Lets the next claim of this client have the lock. It stays locked on the server all the while.
+    pub(crate) async fn hand_over(self: &Arc<Self>, from: &Claim, to: &Claim) -> Result<HandOver, Failure> {
+        let key = self.settings.keys.of(from.name());
+        let mut turn = self.holdings.turn(key).await;
+        let same_kind = from.own_lease() == to.own_lease() && from.ttl() == to.ttl() && from.label() == to.label();
+        let mine = turn.held().is_some_and(|holding| holding.claim.owner() == from.owner());
+        if !mine || !same_kind {
+            let released = self.release_in(&mut turn, key, from).await?;
+            return Ok(HandOver::new(released, self.try_in(&mut turn, key, to).await?));
+        }
+        let Some(holding) = turn.take() else {
+            return Err(Failure::Ended);
+        };
+        match holding.session.draw(&self.seen).await {
+            Ok(drawn) => {
+                let Holding {
+                    session, share, lease, ..
+                } = holding;
+                let lease = match share {
+                    Some(_) => lease,
+                    None => own_lease(&session, to, &drawn),
+                };
+                Ok(HandOver::new(
+                    Released::Released,
+                    held(&mut turn, to, &drawn, lease, session, share),
+                ))
+            }
+            Err(_) if holding.session.is_over() => {
+                drop(holding);
+                Ok(HandOver::new(Released::NotHeld, self.try_in(&mut turn, key, to).await?))
+            }
+            Err(failure) => {
+                turn.put(holding);
+                Err(failure)
+            }
+        }
+    }
+
+    /// Takes back the session of a claim that had it to itself.
+    pub(crate) fn leave(&self, session: Carried) {
+        let kept = Arc::clone(&session);
+        drop(session);
+        self.spare(kept);
+    }
+}
+
+/// The lease of a claim that has the session to itself, by the message that was granted.
+pub(crate) fn own_lease(session: &Session, claim: &Claim, drawn: &Drawn) -> Lease {
+    let lease = Lease::for_claim(claim, drawn.sent);
+    session.wire().keep(Some(lease.clone()));
+    lease
+}
+
+/// Takes note of a lock that was granted.
+pub(crate) fn held(
+    turn: &mut Turn,
+    claim: &Claim,
+    drawn: &Drawn,
+    lease: Lease,
+    session: Carried,
+    share: Option<Share>,
+) -> Attempt {
+    let holding = Holding {
+        claim: claim.clone(),
+        token: drawn.token,
+        lease,
+        since: SystemTime::now(),
+        session,
+        share,
+    };
+    let grant = holding.grant();
+    turn.put(holding);
+    Attempt::Granted(grant)
+}

@@ -1,0 +1,124 @@
+//! What the database holds: three small things in a schema of their own.
+
+use lock_core::LockError;
+
+/// The format of what is below. A schema with another one is refused.
+pub(crate) const FORMAT: &str = "1";
+
+/// Taken while the schema is made: two that make it at once would hit each other's names. A number like any other.
+const MAKING: i64 = 0x6665_6e63_656c_6f63;
+
+/// The name of a schema, and the statements that are about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Schema(String);
+
+impl Schema {
+    /// # Errors
+    ///
+    /// If Postgres would not take the name as it is.
+    pub(crate) fn new(name: &str) -> Result<Self, LockError> {
+        // What is longer is cut by the server, and what is quoted may hold anything else.
+        if name.is_empty() || name.len() > 63 || name.chars().any(char::is_control) {
+            return Err(LockError::configuration(
+                "the name of a schema has 1 to 63 bytes and no control character; choose another",
+            ));
+        }
+        Ok(Self(name.to_owned()))
+    }
+
+    /// The schema as SQL names it.
+    pub(crate) fn quoted(&self) -> String {
+        quoted(&self.0)
+    }
+
+    /// Makes what is missing. To be run by whoever may create a schema in the database.
+    ///
+    /// `counter` says below what tokens may be drawn; it is what survives a crash. `token` is where they are drawn from, and
+    /// `era` what knows whether `token` is still what it was: both are lost in a crash, which costs nothing to write.
+    pub(crate) fn create(&self, unlogged_sequences: bool) -> String {
+        let schema = self.quoted();
+        let unlogged = if unlogged_sequences { "UNLOGGED " } else { "" };
+        format!(
+            "CREATE SCHEMA IF NOT EXISTS {schema};
+CREATE TABLE IF NOT EXISTS {schema}.counter (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    format integer NOT NULL DEFAULT {FORMAT},
+    start bigint NOT NULL DEFAULT 0,
+    ceiling bigint NOT NULL DEFAULT 0,
+    era text NOT NULL DEFAULT ''
+);
+INSERT INTO {schema}.counter DEFAULT VALUES ON CONFLICT DO NOTHING;
+CREATE UNLOGGED TABLE IF NOT EXISTS {schema}.era (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    era text NOT NULL
+);
+CREATE {unlogged}SEQUENCE IF NOT EXISTS {schema}.token MAXVALUE 9007199254740991 CACHE 1 NO CYCLE;
+"
+        )
+    }
+
+    /// The same, for two that do it at once.
+    pub(crate) fn create_alone(&self, unlogged_sequences: bool) -> String {
+        format!(
+            "SELECT pg_advisory_xact_lock({MAKING});\n{}",
+            self.create(unlogged_sequences)
+        )
+    }
+
+    /// The least that `role` needs to lock.
+    pub(crate) fn grant(&self, role: &str) -> String {
+        let (schema, role) = (self.quoted(), quoted(role));
+        format!(
+            "GRANT USAGE ON SCHEMA {schema} TO {role};
+GRANT SELECT, UPDATE ON {schema}.counter TO {role};
+GRANT SELECT, INSERT, UPDATE ON {schema}.era TO {role};
+GRANT SELECT, USAGE, UPDATE ON SEQUENCE {schema}.token TO {role};
+"
+        )
+    }
+}
+
+/// A name as SQL wants it, whatever is in it.
+pub(crate) fn quoted(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// A text as SQL wants it, whatever is in it. Valid whatever `standard_conforming_strings` says.
+pub(crate) fn literal(text: &str) -> String {
+    format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"))
+}
+
+/// The SQL that makes the schema, for whoever may; to be run once in the database. With a role also the least rights
+/// that it needs to lock.
+///
+/// ```
+/// let sql = lock_postgres::schema_sql("fencelock", Some("shop"))?;
+/// assert!(sql.starts_with("CREATE SCHEMA IF NOT EXISTS \"fencelock\""));
+/// assert!(sql.contains("GRANT USAGE ON SCHEMA \"fencelock\" TO \"shop\""));
+/// # Ok::<(), lock_core::LockError>(())
+/// ```
+///
+/// It is for Postgres 15 and later. In version 14 sequences cannot be unlogged: leave the word out there.
+///
+/// # Errors
+///
+/// [`LockError::Configuration`] if the schema cannot have that name.
+pub fn schema_sql(schema: &str, role: Option<&str>) -> Result<String, LockError> {
+    let schema = Schema::new(schema)?;
+    let grants = role.map(|role| schema.grant(role)).unwrap_or_default();
+    Ok(schema.create(true) + &grants)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_texts_are_quoted_whatever_is_in_them() {
+        assert_eq!(quoted(r#"a"b"#), r#""a""b""#);
+        assert_eq!(literal(r"a'b\c"), r"E'a\'b\\c'");
+        assert!(Schema::new("").is_err());
+        assert!(Schema::new(&"x".repeat(64)).is_err());
+        assert!(Schema::new("a\nb").is_err());
+    }
+}

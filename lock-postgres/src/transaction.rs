@@ -1,0 +1,172 @@
+//! A lock that ends with a transaction of the user's own.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use lock_core::{Clock, FencingToken, LockError, LockName};
+use tokio_postgres::Transaction;
+use tokio_postgres::error::SqlState;
+
+use crate::PostgresLock;
+use crate::counter;
+use crate::failure::Failure;
+use crate::session::millis;
+use crate::sessions::Sessions;
+
+/// The statements of [`PostgresLock::in_transaction`], for other drivers.
+///
+/// In a transaction of your own: lock, then draw the token. Both end with the transaction; the token stays drawn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct TransactionSql {
+    /// Takes the lock with the key `$1`, a `bigint`, or waits for it. See [`PostgresLock::key`].
+    pub lock: &'static str,
+    /// Takes the lock with the key `$1` if it is free: yields true or false.
+    pub try_lock: &'static str,
+    /// Draws a token, once the lock is there. Null: nobody has put the counter right since the server started, or it is
+    /// about to run into its ceiling. [`PostgresLock::prepare_tokens`] sees to both; then draw again.
+    pub token: String,
+}
+
+impl PostgresLock {
+    /// Takes the lock on the transaction's own connection and draws a token. It is released by the end of the
+    /// transaction, and by nothing else: it has no lease, and nobody renews it.
+    ///
+    /// Excludes whoever locks the same name by any client of the same database, namespace and schema. Waits at most for
+    /// `wait`, or for ever if there is none; with zero it takes the lock only if it is free. No setting of the
+    /// transaction is changed.
+    ///
+    /// ```no_run
+    /// # async fn example(lock: lock_postgres::PostgresLock, client: &mut lock_postgres::tokio_postgres::Client)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    ///
+    /// let mut tx = client.transaction().await?;
+    /// let token = lock.in_transaction(&mut tx, &"stock/10000".parse()?, Some(Duration::from_secs(2))).await?;
+    /// tx.execute("UPDATE stock SET amount = amount - 1, fence = $1", &[&token.as_i64()]).await?;
+    /// tx.commit().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::TimedOut`] if it is still held after `wait`, [`LockError::Deadlock`] if the server found one: the
+    /// transaction can be used as before in both cases, without the lock. [`LockError::Configuration`] if the transaction is
+    /// in another database, or began (`REPEATABLE READ`) before the server's counter of tokens was put right.
+    /// [`LockError::Unavailable`] if the server failed; roll back then.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future may leave the lock to the transaction. Roll back then.
+    pub async fn in_transaction(
+        &self,
+        tx: &mut Transaction<'_>,
+        name: &LockName,
+        wait: Option<Duration>,
+    ) -> Result<FencingToken, LockError> {
+        let started = Clock::system().now();
+        let locked = lock(tx, self.key(name), wait).await;
+        if !locked.map_err(|failure| failure.explain("acquire"))? {
+            return Err(LockError::TimedOut {
+                waited: Clock::system().now().since(started),
+                holder: None,
+            });
+        }
+        let sql = self.transaction_sql().token;
+        let seen = &self.sessions().seen;
+        let before = seen.load(Ordering::Acquire);
+        for _ in 0..2 {
+            let drawn = tx.query_one(&sql, &[]).await.and_then(|row| row.try_get(0));
+            let drawn: Option<i64> = drawn.map_err(|error| Failure::from(error).explain("acquire"))?;
+            let Some(token) = drawn.and_then(|token| FencingToken::try_from(token).ok()) else {
+                self.prepare_tokens().await?;
+                continue;
+            };
+            if token.get() > before {
+                seen.fetch_max(token.get(), Ordering::AcqRel);
+                return Ok(token);
+            }
+        }
+        Err(LockError::configuration(
+            "no token can be drawn in this transaction: it is in another database than the locks, or it began before the \
+             server's counter was put right; begin a new one",
+        ))
+    }
+
+    /// The statements of [`in_transaction`](Self::in_transaction), for other drivers.
+    #[must_use]
+    pub fn transaction_sql(&self) -> TransactionSql {
+        TransactionSql {
+            lock: "SELECT pg_advisory_xact_lock($1)",
+            try_lock: "SELECT pg_try_advisory_xact_lock($1)",
+            token: counter::draw_elsewhere(&self.sessions().settings.schema),
+        }
+    }
+
+    /// Sees to it that [`TransactionSql::token`] has tokens to draw.
+    ///
+    /// # Errors
+    ///
+    /// As [`PostgresConfig::connect`](crate::PostgresConfig::connect).
+    pub async fn prepare_tokens(&self) -> Result<(), LockError> {
+        let sessions = Arc::clone(self.sessions());
+        self.sessions()
+            .run("preparing tokens", async move { prepare(&sessions).await })
+            .await
+    }
+}
+
+/// Whether the lock was there in time. The transaction is as before in either case.
+async fn lock(tx: &mut Transaction<'_>, key: i64, wait: Option<Duration>) -> Result<bool, Failure> {
+    let savepoint = tx.savepoint("fencelock").await?;
+    let locking = async {
+        if wait.is_some_and(|wait| wait.is_zero()) {
+            let row = savepoint
+                .query_one("SELECT pg_try_advisory_xact_lock($1)", &[&key])
+                .await?;
+            return row.try_get(0);
+        }
+        let row = savepoint
+            .query_one("SELECT current_setting('lock_timeout')", &[])
+            .await?;
+        let before: String = row.try_get(0)?;
+        // Zero is no limit.
+        let limit = wait.map_or(0, |wait| millis(wait).clamp(1, i32::MAX as u64));
+        savepoint
+            .batch_execute(&format!("SET LOCAL lock_timeout = {limit}"))
+            .await?;
+        savepoint.execute("SELECT pg_advisory_xact_lock($1)", &[&key]).await?;
+        savepoint
+            .batch_execute(&format!("SET LOCAL lock_timeout = '{before}'"))
+            .await?;
+        Ok(true)
+    };
+    match locking.await {
+        Ok(locked) => {
+            savepoint.commit().await?;
+            Ok(locked)
+        }
+        // With the savepoint go the limit, and the lock if it was granted all the same.
+        Err(error) => {
+            savepoint.rollback().await?;
+            match error.code() {
+                Some(&SqlState::LOCK_NOT_AVAILABLE) => Ok(false),
+                _ => Err(error.into()),
+            }
+        }
+    }
+}
+
+async fn prepare(sessions: &Arc<Sessions>) -> Result<(), Failure> {
+    let session = sessions.any().await?;
+    let prepared = async {
+        let drawn = session.draw(&sessions.seen).await?;
+        session
+            .ask(&counter::raise_ceiling(&sessions.settings.schema, drawn.token.get()))
+            .await
+    };
+    let prepared = prepared.await;
+    sessions.spare(session);
+    prepared.map(drop)
+}

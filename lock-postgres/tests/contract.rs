@@ -1,0 +1,101 @@
+//! What the backend promises to the core, on a server of its own.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::Duration;
+
+use lock_core::{Attempt, DistributedLock, LockError, Locks, LossReason, Released, Renewal};
+use rustix::process::Signal;
+use server::{PATIENCE, Server, claim, granted, is_busy, name, signal_process, soon};
+
+const TTL: Duration = Duration::from_secs(20);
+
+#[tokio::test]
+async fn a_lock_is_one_advisory_lock_and_goes_with_its_release() {
+    let server = Server::start();
+    let (one, two) = (server.client().await, server.client().await);
+    let (mine, theirs) = (claim("a", TTL), claim("a", TTL));
+    let first = granted(&one, &mine).await;
+    assert_eq!(server.locks().await, 1);
+    assert!(is_busy(&two, &theirs).await);
+    let again = granted(&one, &mine).await;
+    assert_eq!(again.token, first.token);
+    assert_eq!(one.release(&mine).await.unwrap(), Released::Released);
+    assert_eq!(server.locks().await, 0);
+    let next = granted(&two, &theirs).await;
+    assert!(next.token > first.token);
+    assert_eq!(one.release(&mine).await.unwrap(), Released::NotHeld);
+}
+
+#[tokio::test]
+async fn a_session_that_is_ended_is_told_at_once() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let locks = Locks::new(lock.clone());
+    let guard = locks.lock("a").ttl(TTL).await.unwrap();
+    let plain = server.plain().await;
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_locks WHERE locktype = 'advisory'";
+    plain.execute(end, &[]).await.unwrap();
+    let told = tokio::time::timeout(TTL / 10, guard.lost().wait()).await.unwrap();
+    assert_eq!(told, LossReason::Revoked);
+    assert!(!guard.is_held());
+    locks.lock("a").ttl(TTL).await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_gets_the_lock_when_it_is_released() {
+    let server = Server::start();
+    let (one, two) = (server.client().await, server.client().await);
+    let (mine, theirs) = (claim("a", TTL), claim("a", TTL));
+    granted(&one, &mine).await;
+    let waiting = tokio::spawn({
+        let theirs = theirs.clone();
+        async move { two.acquire(&theirs, soon()).await }
+    });
+    server.until_locks(2, PATIENCE).await;
+    one.release(&mine).await.unwrap();
+    let grant = waiting.await.unwrap().unwrap().granted().unwrap();
+    assert_eq!(grant.claim, theirs);
+}
+
+#[tokio::test]
+async fn a_crash_of_one_process_of_the_server_is_survived_by_tokens() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let first = granted(&lock, &claim("a", TTL)).await;
+    let pid: i32 = server.sessions().await[0];
+    signal_process(pid.unsigned_abs(), Signal::KILL);
+    tokio::time::timeout(PATIENCE, first.lease.revocation().revoked())
+        .await
+        .unwrap();
+    server.recovered().await;
+    assert_eq!(lock.renew(&first.lease).await.unwrap(), Renewal::NotHeld);
+    let next = granted(&lock, &claim("a", TTL)).await;
+    assert!(next.token > first.token);
+}
+
+#[tokio::test]
+async fn a_holder_is_found_by_its_session_and_can_be_ended_with_it() {
+    let server = Server::start();
+    let (one, two) = (server.client().await, server.client().await);
+    let mine = claim("a", TTL).with_label("nightly");
+    let grant = granted(&one, &mine).await;
+    let holder = two.holder(&name("a")).await.unwrap().unwrap();
+    assert_eq!(holder.pid, Some(std::process::id()));
+    assert_eq!(holder.label.as_deref(), Some("nightly"));
+    assert_eq!(two.list("").await.unwrap().len(), 1);
+    let ended = two.force_release(&name("a")).await.unwrap().unwrap();
+    assert_eq!(ended.label.as_deref(), Some("nightly"));
+    tokio::time::timeout(PATIENCE, grant.lease.revocation().revoked())
+        .await
+        .unwrap();
+    assert!(two.holder(&name("a")).await.unwrap().is_none());
+    assert!(matches!(
+        two.try_acquire(&claim("a", TTL)).await.unwrap(),
+        Attempt::Granted(_)
+    ));
+    one.close().await.unwrap();
+    assert!(matches!(one.try_acquire(&mine).await, Err(LockError::Closed)));
+}

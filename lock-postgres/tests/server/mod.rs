@@ -1,0 +1,344 @@
+//! A Postgres server of a test's own.
+
+#![allow(dead_code, reason = "each test program uses a part of it")]
+
+pub(crate) mod proxy;
+
+use std::net::TcpListener;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use lock_core::{Attempt, Claim, Clock, DistributedLock, Grant, LockName, Stamp};
+use lock_postgres::tokio_postgres::{self, Client, NoTls};
+use lock_postgres::{PostgresConfig, PostgresLock, Tls};
+use rustix::process::{Pid, Signal, geteuid, kill_process};
+use tempfile::TempDir;
+
+/// Longer than anything takes that is to happen.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Whom servers run as if the tests run as root: Postgres refuses to be root.
+const NOBODY: u32 = 65_534;
+
+/// A server whose data and processes end with it. Trusts everybody.
+pub(crate) struct Server {
+    folder: TempDir,
+    port: u16,
+    arguments: Vec<String>,
+    process: Option<Child>,
+    template: Option<Arc<TempDir>>,
+}
+
+impl Server {
+    pub(crate) fn start() -> Self {
+        Self::with(&[])
+    }
+
+    /// With these settings, as in `fsync=off`.
+    pub(crate) fn with(settings: &[&str]) -> Self {
+        let template = template();
+        let mut server = Self::on_data(&template.path().join("data"), settings);
+        server.template = Some(template);
+        server
+    }
+
+    /// On a copy of that data.
+    pub(crate) fn on_data(data: &Path, settings: &[&str]) -> Self {
+        let mut folder = tempfile::Builder::new().prefix("fencelock-pg-").tempdir().unwrap();
+        copy(data, &folder.path().join("data"));
+        give(folder.path());
+        let arguments: Vec<_> = settings.iter().map(|&setting| setting.to_owned()).collect();
+        // Between the look for a free port and the start another process may take it.
+        for _ in 0..20 {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let mut server = Self {
+                folder,
+                port,
+                arguments: arguments.clone(),
+                process: None,
+                template: None,
+            };
+            if server.run() {
+                return server;
+            }
+            folder = server.into_folder();
+        }
+        panic!("postgres did not start with {arguments:?}");
+    }
+
+    fn into_folder(mut self) -> TempDir {
+        self.end(Signal::KILL);
+        std::mem::replace(&mut self.folder, tempfile::tempdir().unwrap())
+    }
+
+    /// Starts it, and waits until it takes requests. False if it ended instead.
+    fn run(&mut self) -> bool {
+        let log = std::fs::File::create(self.folder.path().join("log")).unwrap();
+        let mut command = program("postgres");
+        command
+            .arg("-D")
+            .arg(self.data())
+            .args(["-p", &self.port.to_string(), "-k"])
+            .arg(self.folder.path())
+            .args(["-c", "listen_addresses=127.0.0.1", "-c", "max_connections=60"]);
+        for setting in &self.arguments {
+            command.args(["-c", setting]);
+        }
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
+        self.process = Some(command.spawn().unwrap());
+        let start = Instant::now();
+        loop {
+            let process = self.process.as_mut().unwrap();
+            if process.try_wait().unwrap().is_some() {
+                return false;
+            }
+            let ready = std::fs::read_to_string(self.data().join("postmaster.pid"));
+            if ready.is_ok_and(|text| {
+                text.lines()
+                    .nth(7)
+                    .is_some_and(|line| line.trim() == "ready" || line.trim() == "standby")
+            }) {
+                return true;
+            }
+            assert!(
+                start.elapsed() < PATIENCE,
+                "postgres takes too long to start: {}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub(crate) fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub(crate) fn folder(&self) -> &Path {
+        self.folder.path()
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    pub(crate) fn postmaster(&self) -> u32 {
+        self.process.as_ref().unwrap().id()
+    }
+
+    /// Ends it: `KILL` as a crash does, `QUIT` at once, `INT` cleanly.
+    pub(crate) fn end(&mut self, signal: Signal) {
+        let Some(mut process) = self.process.take() else { return };
+        let pid = process.id();
+        // The others notice by themselves that the first has gone, after a while.
+        let others = children(pid);
+        let _ = kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal);
+        process.wait().unwrap();
+        for other in others {
+            if signal == Signal::KILL {
+                let _ = kill_process(Pid::from_raw(other.try_into().unwrap()).unwrap(), signal);
+            }
+            let start = Instant::now();
+            while Path::new(&format!("/proc/{other}")).exists() && start.elapsed() < PATIENCE {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+    }
+
+    pub(crate) fn start_again(&mut self) {
+        let _ = std::fs::remove_file(self.data().join("postmaster.pid"));
+        assert!(self.run(), "{}", self.log());
+    }
+
+    pub(crate) fn restart(&mut self, signal: Signal) {
+        self.end(signal);
+        self.start_again();
+    }
+
+    /// Waits until it takes requests again after one of its processes was killed.
+    pub(crate) async fn recovered(&self) {
+        let start = Instant::now();
+        while self.try_plain().await.is_err() {
+            assert!(start.elapsed() < PATIENCE, "{}", self.log());
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    pub(crate) fn config(&self) -> PostgresConfig {
+        PostgresConfig::new(self.login()).tls(Tls::Disable)
+    }
+
+    pub(crate) fn login(&self) -> tokio_postgres::Config {
+        self.login_at(self.port)
+    }
+
+    pub(crate) fn login_at(&self, port: u16) -> tokio_postgres::Config {
+        let mut config = tokio_postgres::Config::new();
+        config.host("127.0.0.1").port(port).user("postgres").dbname("postgres");
+        config
+    }
+
+    pub(crate) async fn client(&self) -> PostgresLock {
+        self.config().connect().await.unwrap()
+    }
+
+    async fn try_plain(&self) -> Result<Client, tokio_postgres::Error> {
+        let (client, connection) = self.login().connect(NoTls).await?;
+        tokio::spawn(connection);
+        Ok(client)
+    }
+
+    /// A connection that is not the backend's.
+    pub(crate) async fn plain(&self) -> Client {
+        self.try_plain().await.unwrap()
+    }
+
+    pub(crate) async fn run_sql(&self, sql: &str) {
+        self.plain().await.batch_execute(sql).await.unwrap();
+    }
+
+    /// The one value that the question has for an answer.
+    pub(crate) async fn value<T: for<'a> tokio_postgres::types::FromSql<'a>>(&self, sql: &str) -> T {
+        self.plain().await.query_one(sql, &[]).await.unwrap().get(0)
+    }
+
+    /// How many advisory locks there are, granted or waited for.
+    pub(crate) async fn locks(&self) -> i64 {
+        self.value("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")
+            .await
+    }
+
+    /// Waits until there are that many.
+    pub(crate) async fn until_locks(&self, wanted: i64, limit: Duration) -> Duration {
+        let plain = self.plain().await;
+        let start = Instant::now();
+        loop {
+            let sql = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
+            let found: i64 = plain.query_one(sql, &[]).await.unwrap().get(0);
+            if found == wanted {
+                return start.elapsed();
+            }
+            assert!(
+                start.elapsed() < limit,
+                "{found} advisory locks after {limit:?}, and not {wanted}"
+            );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// The backends of fencelock's sessions.
+    pub(crate) async fn sessions(&self) -> Vec<i32> {
+        let sql = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'fencelock %' ORDER BY backend_start";
+        let rows = self.plain().await.query(sql, &[]).await.unwrap();
+        rows.iter().map(|row| row.get(0)).collect()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.end(Signal::KILL);
+    }
+}
+
+pub(crate) fn signal_process(pid: u32, signal: Signal) {
+    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let file = format!("/proc/{pid}/task/{pid}/children");
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// The data of a server that was never started, made once for all servers that there are at a time.
+pub(crate) fn template() -> Arc<TempDir> {
+    static TEMPLATE: Mutex<Weak<TempDir>> = Mutex::new(Weak::new());
+    let mut template = TEMPLATE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(folder) = template.upgrade() {
+        return folder;
+    }
+    let folder = Arc::new(tempfile::Builder::new().prefix("fencelock-pg-").tempdir().unwrap());
+    give(folder.path());
+    let mut initdb = program("initdb");
+    initdb.args([
+        "--auth=trust",
+        "--username=postgres",
+        "--no-sync",
+        "--encoding=UTF8",
+        "--locale=C",
+        "-D",
+    ]);
+    let output = initdb.arg(folder.path().join("data")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    *template = Arc::downgrade(&folder);
+    folder
+}
+
+/// A program of the newest Postgres on this machine, as somebody who is not root.
+pub(crate) fn program(name: &str) -> Command {
+    command(bin().join(name))
+}
+
+/// The command, as somebody who is not root.
+pub(crate) fn command(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    if geteuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    command.current_dir("/").env("LC_ALL", "C").process_group(0);
+    command
+}
+
+/// What a folder has to have, or else it is not the one of a server.
+const PROGRAMS: [&str; 4] = ["initdb", "pg_basebackup", "pg_dump", "postgres"];
+
+fn bin() -> PathBuf {
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut folders: Vec<_> = versions.map(|version| version.path().join("bin")).collect();
+    folders.sort();
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let all = std::env::split_paths(&path).chain(folders.into_iter().rev());
+    let mut found = all.filter(|folder| PROGRAMS.iter().all(|program| folder.join(program).exists()));
+    found
+        .next()
+        .expect("there is no PostgreSQL; install it: apt-get install postgresql")
+}
+
+pub(crate) fn copy(from: &Path, to: &Path) {
+    let output = Command::new("cp").arg("-Rp").args([from, to]).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Lets servers use the folder.
+pub(crate) fn give(folder: &Path) {
+    if geteuid().is_root() {
+        std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY)).unwrap();
+    }
+}
+
+pub(crate) fn claim(name: &str, ttl: Duration) -> Claim {
+    Claim::new(name.parse().unwrap(), ttl)
+}
+
+pub(crate) fn name(name: &str) -> LockName {
+    name.parse().unwrap()
+}
+
+pub(crate) fn soon() -> Option<Stamp> {
+    Some(Clock::system().now() + Duration::from_secs(20))
+}
+
+pub(crate) async fn granted(lock: &PostgresLock, claim: &Claim) -> Grant {
+    let attempt = lock.try_acquire(claim).await.unwrap();
+    attempt.granted().expect("the lock is free")
+}
+
+pub(crate) async fn is_busy(lock: &PostgresLock, claim: &Claim) -> bool {
+    matches!(lock.try_acquire(claim).await.unwrap(), Attempt::Busy(_))
+}

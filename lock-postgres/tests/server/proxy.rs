@@ -1,0 +1,132 @@
+//! A way to the server on which bytes can be held up.
+
+use std::sync::Arc;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+
+/// Passes bytes on, or holds them until it is told to pass them. What is held arrives even if its sender has gone.
+pub(crate) struct Proxy {
+    port: u16,
+    /// How many bytes may still pass.
+    to_server: watch::Sender<usize>,
+    to_client: watch::Sender<usize>,
+    cut: watch::Sender<()>,
+}
+
+const ALL: usize = usize::MAX;
+
+impl Proxy {
+    pub(crate) async fn to(server: u16) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let (to_server, to_client) = (watch::Sender::new(ALL), watch::Sender::new(ALL));
+        let (cut, end) = watch::channel(());
+        let ways = (to_server.clone(), to_client.clone());
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", server)).await else {
+                    continue;
+                };
+                let (client_in, client_out) = client.into_split();
+                let (server_in, server_out) = server.into_split();
+                let done = Arc::new(Notify::new());
+                tokio::spawn(pass(
+                    client_in,
+                    server_out,
+                    ways.0.clone(),
+                    end.clone(),
+                    Arc::clone(&done),
+                ));
+                tokio::spawn(pass(server_in, client_out, ways.1.clone(), end.clone(), done));
+            }
+        });
+        Self {
+            port,
+            to_server,
+            to_client,
+            cut,
+        }
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Passes that many bytes more of what clients send, and holds up the rest.
+    pub(crate) fn hold_requests_after(&self, bytes: usize) {
+        self.to_server.send_replace(bytes);
+    }
+
+    /// Holds up what the server sends.
+    pub(crate) fn hold_answers(&self) {
+        self.to_client.send_replace(0);
+    }
+
+    /// Neither side hears of the other any more, nor of its end.
+    pub(crate) fn hold_everything(&self) {
+        self.hold_requests_after(0);
+        self.hold_answers();
+    }
+
+    /// Whether all that was to be held up after some bytes has come.
+    pub(crate) fn holds_requests(&self) -> bool {
+        *self.to_server.borrow() == 0
+    }
+
+    /// Delivers what was held up, and whatever comes from now on.
+    pub(crate) fn pass(&self) {
+        self.to_server.send_replace(ALL);
+        self.to_client.send_replace(ALL);
+    }
+
+    /// Ends every connection, and with it what it holds.
+    pub(crate) fn cut(&self) {
+        self.cut.send_replace(());
+    }
+}
+
+async fn pass(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    way: watch::Sender<usize>,
+    mut cut: watch::Receiver<()>,
+    other: Arc<Notify>,
+) {
+    cut.mark_unchanged();
+    let passing = async {
+        let mut open = way.subscribe();
+        let mut buffer = vec![0; 65536];
+        loop {
+            let read = from.read(&mut buffer).await.unwrap_or(0);
+            let mut rest = &buffer[..read];
+            loop {
+                if open.wait_for(|open| *open > 0).await.is_err() || read == 0 {
+                    return;
+                }
+                let mut passed = 0;
+                way.send_modify(|open| {
+                    passed = rest.len().min(*open);
+                    if *open != ALL {
+                        *open -= passed;
+                    }
+                });
+                if to.write_all(&rest[..passed]).await.is_err() {
+                    return;
+                }
+                rest = &rest[passed..];
+                if rest.is_empty() {
+                    break;
+                }
+            }
+        }
+    };
+    tokio::select! {
+        () = passing => {}
+        _ = cut.changed() => {}
+        () = other.notified() => {}
+    }
+    other.notify_one();
+}
