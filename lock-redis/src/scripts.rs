@@ -19,41 +19,34 @@ struct Text {
 }
 
 macro_rules! scripts {
-    ($($(#[$doc:meta])* $name:ident = $file:literal, $kind:ident;)+) => {
-        $($(#[$doc])* pub(crate) static $name: LazyLock<Source> =
-            LazyLock::new(|| Source::$kind(include_str!(concat!("scripts/", $file, ".lua"))));)+
+    ($($name:ident = $kind:ident($($file:literal),+);)+) => {
+        $(pub(crate) static $name: LazyLock<Source> = LazyLock::new(|| {
+            Source::$kind(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))
+        });)+
     };
 }
 
 scripts! {
-    ACQUIRE = "acquire", shared;
-    RENEW = "renew", shared;
-    RELEASE = "release", releasing;
-    HAND_OVER = "hand_over", releasing;
-    FORCE_RELEASE = "force_release", releasing;
-    HOLDER = "holder", alone;
+    ACQUIRE = plain("shared", "acquire_first", "queue", "acquire");
+    RENEW = plain("shared", "renew_first", "queue", "renew");
+    RELEASE = releasing("shared", "release_first", "queue", "release");
+    HAND_OVER = releasing("shared", "hand_over_first", "queue", "hand_over");
+    FORCE_RELEASE = releasing("shared", "queue", "force_release");
+    HOLDER = plain("holder");
 }
 
-const SHARED: &str = include_str!("scripts/shared.lua");
-
 impl Source {
-    fn alone(text: &str) -> Self {
+    fn plain(text: &str) -> Self {
         Self {
             plain: Text::new(text.to_owned()),
             flagged: None,
         }
     }
 
-    fn shared(text: &str) -> Self {
-        Self::alone(&format!("{SHARED}{text}"))
-    }
-
     fn releasing(text: &str) -> Self {
-        let plain = Self::shared(text).plain;
-        let flagged = Text::new(format!("#!lua flags=allow-oom\n{}", plain.source));
         Self {
-            plain,
-            flagged: Some(flagged),
+            flagged: Some(Text::new(format!("#!lua flags=allow-oom\n{text}"))),
+            ..Self::plain(text)
         }
     }
 

@@ -1,9 +1,3 @@
--- ARGV: 3 ttl in ms, 4 server time in ms when the claim must have ended, 5 send stamp, 6 client, 7 what to keep of the
--- holder, 8 '1' to wait.
-local life = life_of(ARGV[3], ARGV[4])
-if not life then
-    return { 'late', text(now_us) }
-end
 local granted, value = take(OWNER, life, ARGV[6], ARGV[7])
 if granted then
     return granted

@@ -28,6 +28,36 @@ const BUGS: &[Bug] = &[
         to: "local released = value\n",
     },
     Bug {
+        what: "release without owner check where nobody waits",
+        from: "local released = owner_of(redis.call('GET', LOCK)) == OWNER\n",
+        to: "local released = redis.call('GET', LOCK)\n",
+    },
+    Bug {
+        what: "a release forgets who waits",
+        from: "if redis.call('EXISTS', QUEUE) == 0 then\n    local released",
+        to: "if true then\n    local released",
+    },
+    Bug {
+        what: "a hand-over forgets who waits",
+        from: "if life and redis.call('EXISTS', QUEUE) == 0 and owner_of",
+        to: "if life and owner_of",
+    },
+    Bug {
+        what: "a hand-over takes from whoever holds where nobody waits",
+        from: "== 0 and owner_of(redis.call('GET', LOCK)) == OWNER then\n",
+        to: "== 0 then\n",
+    },
+    Bug {
+        what: "a newcomer finds the lock free and passes by who waits",
+        from: "if redis.call('EXISTS', LOCK, QUEUE) == 0 then\n",
+        to: "if redis.call('EXISTS', LOCK) == 0 then\n",
+    },
+    Bug {
+        what: "a free lock is written before its token is drawn",
+        from: "    local token = draw()\n    hold(OWNER, token, life, ARGV[6], ARGV[7])\n",
+        to: "    hold(OWNER, text(now_us), life, ARGV[6], ARGV[7])\n    local token = draw()\n",
+    },
+    Bug {
         what: "a renewal brings back what is gone",
         from: "    pcall(grant_next)\nend\nreturn { 'lost'",
         to: "    hold(OWNER, draw(), tonumber(ARGV[3]), 'c', 'i')\nend\nreturn { 'lost'",

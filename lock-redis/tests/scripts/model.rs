@@ -169,6 +169,7 @@ impl Model {
             Step::ForceRelease => self.force_release(&mut outcome),
             Step::Expire => {
                 self.holder = None;
+                self.spoilt_lock = false;
                 Vec::new()
             }
             Step::Age => {

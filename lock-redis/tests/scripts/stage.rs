@@ -23,14 +23,27 @@ pub(crate) struct Scripts {
 
 impl Scripts {
     pub(crate) fn real() -> Self {
-        let shared = include_str!("../../src/scripts/shared.lua");
-        let script = |text: &str| format!("{shared}{text}");
+        const SHARED: &str = include_str!("../../src/scripts/shared.lua");
+        const QUEUE: &str = include_str!("../../src/scripts/queue.lua");
+        let script = |first: &str, text: &str| [SHARED, first, QUEUE, text].concat();
         Self {
-            acquire: script(include_str!("../../src/scripts/acquire.lua")),
-            renew: script(include_str!("../../src/scripts/renew.lua")),
-            release: script(include_str!("../../src/scripts/release.lua")),
-            hand_over: script(include_str!("../../src/scripts/hand_over.lua")),
-            force_release: script(include_str!("../../src/scripts/force_release.lua")),
+            acquire: script(
+                include_str!("../../src/scripts/acquire_first.lua"),
+                include_str!("../../src/scripts/acquire.lua"),
+            ),
+            renew: script(
+                include_str!("../../src/scripts/renew_first.lua"),
+                include_str!("../../src/scripts/renew.lua"),
+            ),
+            release: script(
+                include_str!("../../src/scripts/release_first.lua"),
+                include_str!("../../src/scripts/release.lua"),
+            ),
+            hand_over: script(
+                include_str!("../../src/scripts/hand_over_first.lua"),
+                include_str!("../../src/scripts/hand_over.lua"),
+            ),
+            force_release: script("", include_str!("../../src/scripts/force_release.lua")),
         }
     }
 
