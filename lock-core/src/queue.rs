@@ -30,6 +30,12 @@ struct Slot {
     /// Waiters up to this serial have been told that the lock is held.
     told_up_to: u64,
     serial: u64,
+    /// Most locks never have any.
+    waiters: Option<Box<Waiters>>,
+}
+
+#[derive(Default)]
+struct Waiters {
     /// In the order of their serials, as is `impatient`.
     patient: VecDeque<Waiter>,
     /// Those who take the next answer, whatever it is.
@@ -109,7 +115,7 @@ impl LocalQueue {
         slot.serial += 1;
         let serial = slot.serial;
         let (reply, answer) = oneshot::channel();
-        slot.waiters(patient).push_back(Waiter {
+        slot.waiters.get_or_insert_default().of(patient).push_back(Waiter {
             serial,
             told_busy: busy,
             wish: Arc::clone(wish),
@@ -149,7 +155,16 @@ impl Slot {
         }
     }
 
-    fn waiters(&mut self, patient: bool) -> &mut VecDeque<Waiter> {
+    /// Takes out whoever came first.
+    fn pop(&mut self) -> Option<Waiter> {
+        let mut waiter = self.waiters.as_mut()?.pop()?;
+        waiter.told_busy |= waiter.serial <= self.told_up_to;
+        Some(waiter)
+    }
+}
+
+impl Waiters {
+    fn of(&mut self, patient: bool) -> &mut VecDeque<Waiter> {
         if patient {
             &mut self.patient
         } else {
@@ -157,13 +172,10 @@ impl Slot {
         }
     }
 
-    /// Takes out whoever came first.
     fn pop(&mut self) -> Option<Waiter> {
         let serial = |waiters: &VecDeque<Waiter>| waiters.front().map_or(u64::MAX, |w| w.serial);
         let patient = serial(&self.patient) <= serial(&self.impatient);
-        let mut waiter = self.waiters(patient).pop_front()?;
-        waiter.told_busy |= waiter.serial <= self.told_up_to;
-        Some(waiter)
+        self.of(patient).pop_front()
     }
 }
 
@@ -200,7 +212,7 @@ impl Drop for Ticket {
         let left = {
             let mut slots = self.queue.lock();
             slots.get_mut(&self.key).and_then(|slot| {
-                let waiters = slot.waiters(self.patient);
+                let waiters = slot.waiters.as_mut()?.of(self.patient);
                 let at = waiters.binary_search_by_key(&self.serial, |w| w.serial).ok()?;
                 waiters.remove(at)
             })
@@ -249,9 +261,16 @@ impl Turn {
             slot.stage = Stage::Asking;
             slot.known = None;
             let told_up_to = slot.told_up_to;
+            let Some(waiters) = &mut slot.waiters else { return };
             // Those who were not told stand behind those who were.
-            let first = slot.patient.partition_point(|w| w.told_busy || w.serial <= told_up_to);
-            slot.patient.drain(first..).chain(slot.impatient.drain(..)).collect()
+            let first = waiters
+                .patient
+                .partition_point(|w| w.told_busy || w.serial <= told_up_to);
+            waiters
+                .patient
+                .drain(first..)
+                .chain(waiters.impatient.drain(..))
+                .collect()
         };
         for waiter in failed {
             let (operation, message) = match error {
@@ -282,7 +301,8 @@ impl Turn {
             slot.stage = Stage::Busy;
             slot.known = Some(known);
             slot.told_up_to = slot.serial;
-            let refused = std::mem::take(&mut slot.impatient);
+            let impatient = slot.waiters.as_mut().map(|waiters| &mut waiters.impatient);
+            let refused = impatient.map(std::mem::take).unwrap_or_default();
             let busy = if refused.is_empty() { None } else { slot.busy() };
             (refused, busy.unwrap_or_default())
         };

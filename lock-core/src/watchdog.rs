@@ -67,15 +67,17 @@ struct Entry {
 
 /// The guards that one lease keeps. Mostly it is one, which takes no map.
 #[derive(Debug)]
+#[expect(clippy::box_collection, reason = "every lease would have the room for a map")]
 enum Guards {
     One(Arc<Held>),
-    Many(HashMap<OwnerId, Arc<Held>>),
+    Many(Box<HashMap<OwnerId, Arc<Held>>>),
 }
 
 impl Guards {
     fn insert(&mut self, held: &Arc<Held>) {
         if let Self::One(first) = self {
-            *self = Self::Many(HashMap::from([(first.claim().owner(), Arc::clone(first))]));
+            let guards = HashMap::from([(first.claim().owner(), Arc::clone(first))]);
+            *self = Self::Many(Box::new(guards));
         }
         if let Self::Many(guards) = self {
             guards.insert(held.claim().owner(), Arc::clone(held));

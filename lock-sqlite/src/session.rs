@@ -34,6 +34,9 @@ pub(crate) struct Settings {
     pub(crate) allow_unsafe: bool,
 }
 
+/// How long others may be writing before a wait that ends meanwhile fails: what is stopped inside a transaction takes longer.
+const PASSING: Duration = Duration::from_millis(250);
+
 /// Between looks while another process keeps the file to itself.
 const RETRY: Duration = Duration::from_millis(20);
 
@@ -104,12 +107,12 @@ impl Session {
 
     /// Waits until the claim is granted, or for `deadline`.
     pub(crate) async fn wait(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        let waiting = claim.clone();
+        let (waiting, since) = (claim.clone(), Clock::system().now());
         let mut answer = self.ask(Some(claim), move |worker, reply| {
-            worker.waiters.add(Waiter::new(waiting, deadline, reply));
+            worker.waiters.add(Waiter::new(waiting, since, deadline, reply));
         })?;
         // The thread answers at the deadline, unless it is stuck.
-        let left = deadline.map_or(Duration::MAX, |deadline| deadline.since(Clock::system().now()));
+        let left = deadline.map_or(Duration::MAX, |deadline| deadline.since(since));
         answer
             .within("acquire", left.saturating_add(self.settings.op_timeout))
             .await
@@ -275,7 +278,7 @@ impl<T: Send + 'static> Drop for Answer<'_, T> {
 }
 
 /// Where an answer goes.
-pub(crate) struct Reply<T>(oneshot::Sender<Result<T, LockError>>);
+pub(crate) struct Reply<T>(pub(crate) oneshot::Sender<Result<T, LockError>>);
 
 impl<T> Reply<T> {
     /// Whether the caller is still there.
@@ -339,12 +342,13 @@ impl Worker {
         let looked = self.on_store(|store| waiters.look(store, &clock));
         let now = clock.now();
         match looked {
-            Ok(()) => waiters.expire(now, None),
+            Ok(()) => waiters.expire(now),
             Err(failure) => {
                 let passing = failure.is_contention();
-                let error = failure.explain("acquire", &self.settings.path, self.asked.elapsed());
+                let waited = waiters.unanswered(now).max(self.asked.elapsed());
+                let error = failure.explain("acquire", &self.settings.path, waited);
                 if passing {
-                    waiters.expire(now, Some(&error));
+                    waiters.expire_unanswered(now, longest.min(PASSING), &error);
                     waiters.schedule(now, RETRY);
                 } else {
                     waiters.fail(&error);

@@ -28,11 +28,15 @@ pub(crate) struct Waiters {
     pause: Duration,
     /// When to look next; at once if there is none.
     wake: Option<Stamp>,
+    /// When the database last answered a look.
+    heard: Option<Stamp>,
 }
 
 /// One who waits.
 pub(crate) struct Waiter {
     claim: Claim,
+    /// When the name was found busy.
+    since: Stamp,
     deadline: Option<Stamp>,
     reply: Reply<Attempt>,
     busy: Busy,
@@ -41,9 +45,10 @@ pub(crate) struct Waiter {
 }
 
 impl Waiter {
-    pub(crate) fn new(claim: Claim, deadline: Option<Stamp>, reply: Reply<Attempt>) -> Self {
+    pub(crate) fn new(claim: Claim, since: Stamp, deadline: Option<Stamp>, reply: Reply<Attempt>) -> Self {
         Self {
             claim,
+            since,
             deadline,
             reply,
             busy: Busy::default(),
@@ -116,6 +121,7 @@ impl Waiters {
         }
         self.version = Some(version);
         let now = clock.now();
+        self.heard = Some(now);
         self.pause = if changed {
             SHORTEST
         } else {
@@ -126,15 +132,31 @@ impl Waiters {
         Ok(())
     }
 
-    /// Tells those whose time is over that the name is busy, or why that cannot be said.
-    pub(crate) fn expire(&mut self, now: Stamp, failure: Option<&LockError>) {
-        let over = |w: &mut Waiter| w.deadline.is_some_and(|deadline| deadline <= now);
-        for late in self.waiting.extract_if(.., over) {
-            let _ = late.reply.send(match failure {
-                Some(error) => Err(again(error)),
-                None => Ok(late.busy.into()),
+    /// Tells those whose time is over that the name is busy.
+    pub(crate) fn expire(&mut self, now: Stamp) {
+        for late in self.waiting.extract_if(.., |w| w.is_over(now)) {
+            let _ = late.reply.send(Ok(late.busy.into()));
+        }
+    }
+
+    /// Tells the same after a look that got no answer, or says so if there was none for `patience`: before that somebody else
+    /// may just have been writing, and the name is as busy as it was.
+    pub(crate) fn expire_unanswered(&mut self, now: Stamp, patience: Duration, error: &LockError) {
+        let heard = self.heard;
+        for late in self.waiting.extract_if(.., |w| w.is_over(now)) {
+            let heard = heard.map_or(late.since, |heard| heard.max(late.since));
+            let _ = late.reply.send(if now.since(heard) < patience {
+                Ok(late.busy.into())
+            } else {
+                Err(again(error))
             });
         }
+    }
+
+    /// For how long a look has had no answer, if one was wanted.
+    pub(crate) fn unanswered(&self, now: Stamp) -> Duration {
+        let first = self.waiting.iter().map(|w| w.since).min();
+        now.since(self.heard.max(first).unwrap_or(now))
     }
 
     /// Tells everybody that it went wrong.
@@ -161,6 +183,10 @@ impl Waiters {
 }
 
 impl Waiter {
+    fn is_over(&self, now: Stamp) -> bool {
+        self.deadline.is_some_and(|deadline| deadline <= now)
+    }
+
     /// Takes the name if it is free. An answer ends the wait.
     fn ask(&mut self, store: &mut Store, clock: &Clock) -> Result<Option<Attempt>, Failure> {
         let busy = match store.holder(self.claim.name())? {
@@ -204,5 +230,39 @@ fn again(error: &LockError) -> LockError {
             message: other.to_string(),
             source: None,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_millis(250);
+
+    /// What somebody is told whose wait is over a second after it began, by a look without an answer then.
+    fn told(heard_before_the_end: Option<Duration>) -> Result<Attempt, LockError> {
+        let since = Clock::system().now();
+        let end = since + Duration::from_secs(1);
+        let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(2));
+        let (reply, mut answer) = oneshot::channel();
+        let mut waiters = Waiters::default();
+        waiters.add(Waiter::new(claim, since, Some(end), Reply(reply)));
+        waiters.heard = heard_before_the_end.map(|before| since + (Duration::from_secs(1) - before));
+        waiters.expire_unanswered(end, PATIENCE, &LockError::unavailable("acquire", "no answer"));
+        answer.try_recv().unwrap()
+    }
+
+    #[test]
+    fn a_wait_that_ends_while_somebody_else_writes_ends_busy() {
+        assert!(matches!(told(Some(PATIENCE / 2)), Ok(Attempt::Busy(_))));
+    }
+
+    #[test]
+    fn a_wait_that_ends_after_a_long_silence_says_so() {
+        for heard in [Some(PATIENCE * 2), None] {
+            assert!(matches!(told(heard), Err(LockError::Unavailable { .. })));
+        }
     }
 }
