@@ -89,7 +89,10 @@ pub(crate) fn read(url: &str) -> Result<PostgresConfig, LockError> {
                 Err(_) => return Err(wrong(format!("has a wrong {name}; give true or false"))),
             },
             "sslmode" => config.tls(tls(&value)?),
+            #[cfg(feature = "tls")]
             "sslrootcert" => config.trust(value.into_owned()),
+            #[cfg(not(feature = "tls"))]
+            "sslrootcert" => return Err(without_tls()),
             // A password with a & in it would look like a name here.
             _ => {
                 return Err(wrong(format!(
@@ -119,9 +122,14 @@ fn tls(mode: &str) -> Result<Tls, LockError> {
     };
     #[cfg(not(feature = "tls"))]
     if ![Tls::Disable, Tls::Prefer].contains(&tls) {
-        return Err(wrong("asks for TLS; turn on the feature \"tls\" of lock-postgres"));
+        return Err(without_tls());
     }
     Ok(tls)
+}
+
+#[cfg(not(feature = "tls"))]
+fn without_tls() -> LockError {
+    wrong("asks for TLS; turn on the feature \"tls\" of lock-postgres")
 }
 
 fn decoded(text: &str) -> Result<Cow<'_, str>, LockError> {

@@ -1,6 +1,7 @@
 //! How a client is set up.
 
 use std::fmt;
+#[cfg(feature = "tls")]
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -28,6 +29,7 @@ use crate::{PostgresLock, address};
 pub struct PostgresConfig {
     pub(crate) server: tokio_postgres::Config,
     pub(crate) tls: Tls,
+    #[cfg(feature = "tls")]
     pub(crate) root_certificate: Option<PathBuf>,
     pub(crate) namespace: String,
     pub(crate) schema: String,
@@ -77,6 +79,7 @@ impl PostgresConfig {
         Self {
             server,
             tls,
+            #[cfg(feature = "tls")]
             root_certificate: None,
             namespace: "fencelock".to_owned(),
             schema: "fencelock".to_owned(),
@@ -131,6 +134,7 @@ impl PostgresConfig {
     }
 
     /// How long one request may take before it counts as failed, including a new connection if it needs one. 5 s if not set.
+    /// Of several servers each has an even share of it to answer to a new connection.
     #[must_use]
     pub fn op_timeout(mut self, limit: Duration) -> Self {
         self.op_timeout = limit;
@@ -145,6 +149,7 @@ impl PostgresConfig {
     }
 
     /// Trusts the authorities in that PEM file, read at each connect, and no others.
+    #[cfg(feature = "tls")]
     #[must_use]
     pub fn trust(mut self, file: impl Into<PathBuf>) -> Self {
         self.root_certificate = Some(file.into());
@@ -190,6 +195,7 @@ impl PostgresConfig {
         Ok(PostgresLock::new(Settings {
             server: self.server,
             tls: self.tls,
+            #[cfg(feature = "tls")]
             root_certificate: self.root_certificate,
             keys: Keys::new(&self.namespace)?,
             schema: Schema::new(&self.schema)?,

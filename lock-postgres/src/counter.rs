@@ -55,19 +55,24 @@ fn era(sequence: &str) -> String {
 
 /// Puts the counter right, and says where it is. One message, so one transaction that cannot stay open.
 ///
-/// Everybody who does this takes turns by the row that is locked first. `seen` is the highest token that this client has
-/// seen: a sequence below it has gone back.
+/// Everybody who has something to put right takes turns by the row that is locked first. Where all is right, with enough to
+/// spare for the time that this takes, nothing is locked and nothing is written: a session could not be opened without a wait
+/// for the disk otherwise. `seen` is the highest token that this client has seen: a sequence below it has gone back.
 pub(crate) fn raise(schema: &Schema, sequence: u32, seen: u64) -> String {
     let (schema, era, max) = (schema.quoted(), era(&sequence.to_string()), FencingToken::MAX);
     // A clock beyond all tokens says nothing.
     let now = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+    let intact = format!(
+        "c.era = {era} AND last_value >= greatest(c.start, {seen}) AND EXISTS (SELECT FROM {schema}.era e WHERE e.era = {era})"
+    );
     format!(
-        "SELECT FROM {schema}.counter FOR UPDATE;
+        "SELECT FROM {schema}.counter c WHERE NOT (
+    SELECT {intact} AND {now} < last_value + {AHEAD} / 2 AND last_value + {CHUNK} / 2 < c.ceiling FROM {schema}.token
+) FOR UPDATE;
 WITH seen AS MATERIALIZED (
     SELECT t.last_value AS last, c.start, c.ceiling, {era} AS era,
         CASE WHEN {now} BETWEEN 0 AND {max} THEN {now} ELSE 0 END AS now,
-        c.era = {era} AND t.last_value >= greatest(c.start, {seen})
-            AND EXISTS (SELECT FROM {schema}.era e WHERE e.era = {era}) AS intact
+        {intact} AS intact
     FROM {schema}.token t, {schema}.counter c
 ), aim AS MATERIALIZED (
     SELECT *, least({max}, CASE
@@ -84,6 +89,7 @@ UPDATE {schema}.counter SET
 FROM aim WHERE NOT intact OR start_at > last OR start_at + {CHUNK} / 2 > counter.ceiling;
 SELECT setval({sequence}, c.start) FROM {schema}.counter c, {schema}.token t WHERE t.last_value < c.start;
 INSERT INTO {schema}.era AS e (era) SELECT c.era FROM {schema}.counter c
+    WHERE NOT EXISTS (SELECT FROM {schema}.era o WHERE o.era = c.era)
     ON CONFLICT (only_row) DO UPDATE SET era = excluded.era WHERE e.era <> excluded.era;
 SELECT t.last_value, c.ceiling, c.format FROM {schema}.counter c, {schema}.token t"
     )

@@ -17,6 +17,8 @@ pub(crate) enum Failure {
     Nonsense,
     /// Known in the caller's words already.
     Known(LockError),
+    /// None of several servers can be used: where each is, and why not.
+    Several(Vec<(String, Failure)>),
 }
 
 impl Failure {
@@ -30,6 +32,7 @@ impl Failure {
                 "Postgres answered with something else than what was asked for",
             ),
             Self::Known(error) => error,
+            Self::Several(failures) => explain_all(operation, failures),
         }
     }
 
@@ -39,6 +42,25 @@ impl Failure {
             Self::Postgres(error) => error.code(),
             _ => None,
         }
+    }
+
+    /// Whether the server has no room for another session or lock.
+    pub(crate) fn is_about_room(&self) -> bool {
+        if let Self::Several(failures) = self {
+            return failures.iter().any(|(_, failure)| failure.is_about_room());
+        }
+        matches!(
+            self.code(),
+            Some(&SqlState::TOO_MANY_CONNECTIONS | &SqlState::OUT_OF_MEMORY)
+        )
+    }
+
+    /// Whether a statement named, by its number, something that is not there any more.
+    pub(crate) fn is_about_what_is_gone(&self) -> bool {
+        matches!(
+            self.code(),
+            Some(&SqlState::INTERNAL_ERROR | &SqlState::UNDEFINED_TABLE)
+        )
     }
 
     /// Whether a statement ran into one of the limits of its session.
@@ -155,11 +177,42 @@ fn explain(operation: &'static str, error: Error) -> LockError {
     unavailable(shown, error)
 }
 
+/// What each of several servers said. Worth a retry if it is for one of them: that may be the one to be used.
+fn explain_all(operation: &'static str, failures: Vec<(String, Failure)>) -> LockError {
+    let errors = failures.into_iter().map(|(place, failure)| {
+        let error = failure.explain(operation);
+        let said = match &error {
+            LockError::Unavailable { message, .. } | LockError::UnsafeConfiguration { message } => message.clone(),
+            error => error.to_string(),
+        };
+        let said = if said.contains(&place) {
+            said
+        } else {
+            format!("{place}: {said}")
+        };
+        (said, error)
+    });
+    let (said, errors): (Vec<_>, Vec<_>) = errors.unzip();
+    let message = said.join("; ");
+    if errors.iter().any(LockError::is_retryable) {
+        return unavailable(operation, &message);
+    }
+    if errors
+        .iter()
+        .any(|error| matches!(error, LockError::UnsafeConfiguration { .. }))
+    {
+        return LockError::UnsafeConfiguration { message };
+    }
+    LockError::configuration(message)
+}
+
 /// What is wrong with the settings, where that is what an error without a code means.
 fn reason(error: &Error) -> Option<String> {
     let shown = shown(error);
     let source = error.source();
-    if source.and_then(|s| s.downcast_ref::<io::Error>()).is_some() {
+    // A certificate that is not trusted comes as data that is not valid.
+    let broken = |error: &io::Error| error.kind() != io::ErrorKind::InvalidData;
+    if source.and_then(|s| s.downcast_ref::<io::Error>()).is_some_and(broken) {
         return None;
     }
     let text = error.to_string();
@@ -174,6 +227,19 @@ fn reason(error: &Error) -> Option<String> {
         ));
     }
     None
+}
+
+/// Why no connection was made, to whoever knows where it should have led.
+pub(crate) fn not_connected(place: &str, error: Error) -> Failure {
+    if error.code().is_some() || reason(&error).is_some() {
+        return error.into();
+    }
+    let cause = error.source().map_or_else(|| shown(&error), ToString::to_string);
+    Failure::Known(LockError::Unavailable {
+        operation: "connecting",
+        message: format!("Postgres cannot be reached at {place}: {cause}"),
+        source: Some(error.into()),
+    })
 }
 
 /// The error with its causes. The server's own words, never what was sent.

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use lock_core::{Holder, LockError, LockName};
+use lock_core::{BackendVersion, Holder, LockError, LockName};
 
 use crate::failure::Failure;
 use crate::keys::shown;
-use crate::rows::Row;
+use crate::rows::{Row, Rows};
 use crate::sessions::Sessions;
 
 /// The locks of one key, of its 64 bits, in this database. The server shows the halves apart.
@@ -24,15 +24,26 @@ impl Sessions {
         Ok(found.map(|(_, _, holder)| holder))
     }
 
+    /// Asks in a session that carries no lock, or in any if the server has no room for another.
+    async fn inquire(self: &Arc<Self>, sql: &str) -> Result<Rows, Failure> {
+        let session = match self.any().await {
+            Ok(session) => session,
+            Err(failure) => match self.witness().filter(|_| failure.is_about_room()) {
+                Some(session) => return session.ask(sql).await,
+                None => return Err(failure),
+            },
+        };
+        let rows = session.ask(sql).await;
+        self.spare(session);
+        rows
+    }
+
     async fn find(self: &Arc<Self>, name: &LockName) -> Result<Option<(i32, u64, Holder)>, Failure> {
         let key = self.settings.keys.of(name);
         let (high, low) = (key as u64 >> 32, key as u64 & 0xffff_ffff);
-        let session = self.any().await?;
-        let rows = session
-            .ask(&format!("{LOCKS} AND l.classid = {high} AND l.objid = {low}"))
-            .await;
-        self.spare(session);
-        let rows = rows?;
+        let rows = self
+            .inquire(&format!("{LOCKS} AND l.classid = {high} AND l.objid = {low}"))
+            .await?;
         let Some(row) = rows.last() else { return Ok(None) };
         let (pid, locks) = (row.number(0)?, row.number(2)?);
         let mut holder = of_session(row)?;
@@ -48,11 +59,8 @@ impl Sessions {
     /// Every lock of this namespace. The server has keys only: names are known of what this client holds.
     pub(crate) async fn list(self: &Arc<Self>, prefix: &str) -> Result<Vec<Holder>, Failure> {
         let mark = format!("fencelock {} ", self.settings.keys.mark());
-        let session = self.any().await?;
-        let rows = session.ask(LOCKS).await;
-        self.spare(session);
         let mut holders = Vec::new();
-        for row in rows?.iter() {
+        for row in self.inquire(LOCKS).await?.iter() {
             if !row.get(1)?.unwrap_or_default().starts_with(&mark) {
                 continue;
             }
@@ -104,6 +112,16 @@ impl Sessions {
             .into());
         }
         Ok(Some(holder))
+    }
+
+    pub(crate) async fn version(self: &Arc<Self>) -> Result<BackendVersion, Failure> {
+        if let Some(session) = self.witness() {
+            return Ok(session.version.clone());
+        }
+        let session = self.any().await?;
+        let version = session.version.clone();
+        self.spare(session);
+        Ok(version)
     }
 }
 

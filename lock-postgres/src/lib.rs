@@ -60,6 +60,7 @@ mod session;
 mod sessions;
 #[cfg(feature = "tls")]
 mod tls;
+mod to_its_end;
 mod transaction;
 mod wait;
 mod wire;
@@ -69,8 +70,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal,
-    Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Stamp,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -120,7 +121,7 @@ impl PostgresLock {
     }
 }
 
-/// One call in a task of its own.
+/// One call that is worked to its end. With `unwanted`, which comes last, it takes a lock only if somebody still wants it.
 macro_rules! run {
     ($self:ident, $operation:literal, $call:ident($($argument:ident),*)) => {{
         let sessions = Arc::clone(&$self.sessions);
@@ -129,6 +130,12 @@ macro_rules! run {
             .sessions
             .run($operation, async move { sessions.$call($(&$argument),*).await })
             .await
+    }};
+    ($self:ident, $operation:literal, $call:ident($($argument:ident),*; unwanted)) => {{
+        let unwanted = CancellationToken::new();
+        let _wanted = unwanted.clone().drop_guard();
+        let unwanted = &unwanted;
+        run!($self, $operation, $call($($argument,)* unwanted))
     }};
 }
 
@@ -144,7 +151,7 @@ impl DistributedLock for PostgresLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        run!(self, "acquire", try_acquire(claim))
+        run!(self, "acquire", try_acquire(claim; unwanted))
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
@@ -171,7 +178,7 @@ impl DistributedLock for PostgresLock {
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        run!(self, "hand-over", hand_over(from, to))
+        run!(self, "hand-over", hand_over(from, to; unwanted))
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
@@ -184,6 +191,10 @@ impl DistributedLock for PostgresLock {
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         run!(self, "forced release", force_release(name))
+    }
+
+    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+        run!(self, "asking for the version", version())
     }
 
     async fn close(&self) -> Result<(), LockError> {

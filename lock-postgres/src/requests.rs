@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use lock_core::{Attempt, Busy, Claim, HandOver, Lease, LeaseId, Released, Renewal};
+use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
 use crate::holdings::{Holding, Turn};
@@ -11,10 +12,32 @@ use crate::session::{Carried, Drawn, Session, Share};
 use crate::sessions::Sessions;
 
 impl Sessions {
-    pub(crate) async fn try_acquire(self: &Arc<Self>, claim: &Claim) -> Result<Attempt, Failure> {
+    pub(crate) async fn try_acquire(
+        self: &Arc<Self>,
+        claim: &Claim,
+        unwanted: &CancellationToken,
+    ) -> Result<Attempt, Failure> {
         let key = self.settings.keys.of(claim.name());
         let mut turn = self.holdings.turn(key).await;
-        self.try_in(&mut turn, key, claim).await
+        let attempt = self.try_in(&mut turn, key, claim).await?;
+        self.if_wanted(&mut turn, key, claim, attempt, unwanted).await
+    }
+
+    /// The attempt; without the lock if its caller has gone. The release that follows may have overtaken it on another
+    /// thread, and another attempt for the same claim may be next: so before the turn ends.
+    pub(crate) async fn if_wanted(
+        &self,
+        turn: &mut Turn,
+        key: i64,
+        claim: &Claim,
+        attempt: Attempt,
+        unwanted: &CancellationToken,
+    ) -> Result<Attempt, Failure> {
+        if matches!(attempt, Attempt::Granted(_)) && unwanted.is_cancelled() {
+            self.release_in(turn, key, claim).await?;
+            return Ok(Attempt::busy());
+        }
+        Ok(attempt)
     }
 
     async fn try_in(self: &Arc<Self>, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Attempt, Failure> {
@@ -54,7 +77,7 @@ impl Sessions {
                 Ok(Attempt::busy())
             }
             Err(failure) => {
-                let over = session.is_over();
+                let over = !session.is_useful();
                 if alone {
                     self.leave(session);
                 }
@@ -137,14 +160,31 @@ impl Sessions {
     }
 
     /// Lets the next claim of this client have the lock. It stays locked on the server all the while.
-    pub(crate) async fn hand_over(self: &Arc<Self>, from: &Claim, to: &Claim) -> Result<HandOver, Failure> {
+    pub(crate) async fn hand_over(
+        self: &Arc<Self>,
+        from: &Claim,
+        to: &Claim,
+        unwanted: &CancellationToken,
+    ) -> Result<HandOver, Failure> {
         let key = self.settings.keys.of(from.name());
         let mut turn = self.holdings.turn(key).await;
+        let done = self.hand_over_in(&mut turn, key, from, to).await?;
+        let to = self.if_wanted(&mut turn, key, to, done.to, unwanted).await?;
+        Ok(HandOver::new(done.from, to))
+    }
+
+    async fn hand_over_in(
+        self: &Arc<Self>,
+        turn: &mut Turn,
+        key: i64,
+        from: &Claim,
+        to: &Claim,
+    ) -> Result<HandOver, Failure> {
         let same_kind = from.own_lease() == to.own_lease() && from.ttl() == to.ttl() && from.label() == to.label();
         let mine = turn.held().is_some_and(|holding| holding.claim.owner() == from.owner());
         if !mine || !same_kind {
-            let released = self.release_in(&mut turn, key, from).await?;
-            return Ok(HandOver::new(released, self.try_in(&mut turn, key, to).await?));
+            let released = self.release_in(turn, key, from).await?;
+            return Ok(HandOver::new(released, self.try_in(turn, key, to).await?));
         }
         let Some(holding) = turn.take() else {
             return Err(Failure::Ended);
@@ -160,12 +200,12 @@ impl Sessions {
                 };
                 Ok(HandOver::new(
                     Released::Released,
-                    held(&mut turn, to, &drawn, lease, session, share),
+                    held(turn, to, &drawn, lease, session, share),
                 ))
             }
             Err(_) if holding.session.is_over() => {
                 drop(holding);
-                Ok(HandOver::new(Released::NotHeld, self.try_in(&mut turn, key, to).await?))
+                Ok(HandOver::new(Released::NotHeld, self.try_in(turn, key, to).await?))
             }
             Err(failure) => {
                 turn.put(holding);

@@ -1,13 +1,13 @@
 //! Which servers locks are safe on.
 
-use lock_core::LockError;
+use lock_core::{BackendVersion, LockError};
 
 use crate::failure::Failure;
 use crate::wire::{Wire, standby};
 
 /// What is asked before anything is set: through a pooler it would be set for others too.
 const LOOK: &str = "SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), \
-                    current_setting('fsync')";
+                    current_setting('fsync'), current_setting('server_version')";
 
 const PID: &str = "SELECT pg_backend_pid()";
 
@@ -18,6 +18,8 @@ pub(crate) struct Server {
     version: u32,
     recovering: bool,
     fsync: bool,
+    /// The version as it tells it itself, and what may follow: `17.4 (Debian 17.4-1)`.
+    full_version: String,
 }
 
 impl Server {
@@ -29,7 +31,13 @@ impl Server {
             version: row.number(1)?,
             recovering: row.truth(2)?,
             fsync: row.text(3)? != "off",
+            full_version: row.text(4)?.to_owned(),
         })
+    }
+
+    pub(crate) fn named(&self) -> BackendVersion {
+        let version = self.full_version.split_whitespace().next();
+        BackendVersion::new("PostgreSQL", version.unwrap_or_default())
     }
 
     /// Whether sequences can go without a log.
@@ -108,12 +116,15 @@ fn refuse(allow_unsafe: bool, message: &str) -> Result<(), LockError> {
 mod tests {
     use super::*;
 
-    const USUAL: Server = Server {
-        pid: 1,
-        version: 170_002,
-        recovering: false,
-        fsync: true,
-    };
+    fn usual() -> Server {
+        Server {
+            pid: 1,
+            version: 170_002,
+            recovering: false,
+            fsync: true,
+            full_version: "17.2 (Debian 17.2-1)".to_owned(),
+        }
+    }
 
     fn refusal(server: &Server, allow_unsafe: bool) -> Option<String> {
         server.check(allow_unsafe).err().map(|error| {
@@ -123,20 +134,24 @@ mod tests {
     }
 
     #[test]
-    fn a_usual_server_is_accepted() {
-        assert_eq!(refusal(&USUAL, false), None);
+    fn a_usual_server_is_accepted_and_named() {
+        assert_eq!(usual().named().to_string(), "PostgreSQL 17.2");
+        assert_eq!(refusal(&usual(), false), None);
         let fourteen = Server {
             version: 140_000,
-            ..USUAL
+            ..usual()
         };
         assert_eq!(refusal(&fourteen, false), None);
-        assert!(!fourteen.has_unlogged_sequences() && USUAL.has_unlogged_sequences());
+        assert!(!fourteen.has_unlogged_sequences() && usual().has_unlogged_sequences());
         assert!(sequence(1, false, false).is_ok());
     }
 
     #[test]
     fn what_is_unsafe_is_refused_with_what_to_change_unless_it_is_allowed() {
-        let careless = Server { fsync: false, ..USUAL };
+        let careless = Server {
+            fsync: false,
+            ..usual()
+        };
         assert!(refusal(&careless, false).unwrap().contains("fsync = on"));
         assert_eq!(refusal(&careless, true), None);
         for (cache, cycle) in [(2, false), (1, true)] {
@@ -154,12 +169,12 @@ mod tests {
     fn what_cannot_keep_locks_is_refused_in_any_case() {
         let old = Server {
             version: 130_020,
-            ..USUAL
+            ..usual()
         };
         assert!(refusal(&old, true).unwrap().contains("14"));
         let follower = Server {
             recovering: true,
-            ..USUAL
+            ..usual()
         };
         assert!(refusal(&follower, true).unwrap().contains("primary"));
     }

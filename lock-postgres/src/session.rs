@@ -6,11 +6,11 @@
 //! that arrived as a whole.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
-use lock_core::{Clock, FencingToken, Lease, Stamp};
+use lock_core::{BackendVersion, Clock, FencingToken, Lease, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -18,6 +18,7 @@ use tokio::time::{sleep, timeout};
 use crate::counter::{self, Start};
 use crate::failure::Failure;
 use crate::rows::Rows;
+use crate::safety::Server;
 use crate::schema::{Schema, literal};
 use crate::wire::Wire;
 
@@ -28,8 +29,31 @@ const FLIGHTS: usize = 8;
 /// How long a statement has at least, on a machine that is busy.
 const SHORTEST_STATEMENT: Duration = Duration::from_millis(100);
 
+/// How long one statement waits for a lock at most. A longer one would keep the vacuum, and the making of indexes, waiting
+/// with it; and from a second on the server would look for deadlocks.
+const SLICE: Duration = Duration::from_millis(800);
+
 /// How long a session that carries nothing is kept.
 const LINGER: Duration = Duration::from_secs(60);
+
+/// What a session is there for, and so how long its statements wait for locks of the server, as those on our tables.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Duty {
+    /// Many locks, which all end if a heartbeat is kept waiting for too long.
+    Many,
+    /// A single lock, which it may wait for.
+    One,
+}
+
+impl Duty {
+    /// How long a statement of a session with that ttl waits.
+    fn patience(self, ttl: Duration) -> Duration {
+        match self {
+            Self::Many => ttl / 40,
+            Self::One => (ttl / 5).min(SLICE),
+        }
+    }
+}
 
 /// One session on the server.
 pub(crate) struct Session {
@@ -38,15 +62,19 @@ pub(crate) struct Session {
     clock: Clock,
     schema: Schema,
     pub(crate) pid: i32,
+    pub(crate) version: BackendVersion,
     pub(crate) start: Start,
     ceiling: AtomicU64,
-    ttl: AtomicU64,
+    limits: Mutex<(Duration, Duty)>,
     /// Locks that it carries, and attempts.
     carried: AtomicUsize,
     /// How many locks the lease keeps that they share now, and how many leases there have been.
     sharing: Mutex<(usize, u64)>,
     used: Mutex<Stamp>,
-    label: Mutex<String>,
+    /// The label that it shows, if that is known.
+    label: Mutex<Option<String>>,
+    /// Whether it has no token to give any more. What it carries stays.
+    dry: AtomicBool,
     application_name: String,
     op_timeout: Duration,
     flights: Semaphore,
@@ -65,11 +93,11 @@ impl Session {
         id: Arc<str>,
         clock: Clock,
         schema: Schema,
-        pid: i32,
+        server: &Server,
         start: Start,
         application_name: String,
         op_timeout: Duration,
-        ttl: Duration,
+        limits: (Duration, Duty),
     ) -> Arc<Self> {
         Arc::new(Self {
             wire,
@@ -77,13 +105,15 @@ impl Session {
             used: Mutex::new(clock.now()),
             clock,
             schema,
-            pid,
+            pid: server.pid,
+            version: server.named(),
             ceiling: AtomicU64::new(start.ceiling),
             start,
-            ttl: AtomicU64::new(millis(ttl)),
+            limits: Mutex::new(limits),
             carried: AtomicUsize::new(0),
             sharing: Mutex::default(),
-            label: Mutex::default(),
+            label: Mutex::new(Some(String::new())),
+            dry: AtomicBool::new(false),
             application_name,
             op_timeout,
             flights: Semaphore::new(FLIGHTS),
@@ -95,7 +125,11 @@ impl Session {
     }
 
     pub(crate) fn ttl(&self) -> Duration {
-        Duration::from_millis(self.ttl.load(Ordering::Acquire))
+        self.limits().0
+    }
+
+    pub(crate) fn limits(&self) -> (Duration, Duty) {
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether nothing can be done with it any more. A session whose lease is over is ended: the server may have done it.
@@ -105,6 +139,11 @@ impl Session {
             self.wire.end();
         }
         expired || self.wire.is_ended()
+    }
+
+    /// Whether it can take locks. The sequence that it knows may have been dropped, and made anew.
+    pub(crate) fn is_useful(&self) -> bool {
+        !self.is_over() && !self.dry.load(Ordering::Acquire)
     }
 
     /// One message, and what it was answered with.
@@ -156,12 +195,11 @@ impl Session {
         (lease, Share(Arc::clone(self)))
     }
 
-    /// Has the server keep the session for that long after the last sign of life.
-    pub(crate) async fn set_ttl(&self, ttl: Duration) -> Result<Stamp, Failure> {
-        let sent = self.clock.now();
-        self.ask(&limits(ttl, self.op_timeout)).await?;
-        self.ttl.store(millis(ttl), Ordering::Release);
-        Ok(sent)
+    /// Has the server keep the session for that ttl after the last sign of life, for another duty.
+    pub(crate) async fn set_limits(&self, ttl: Duration, duty: Duty) -> Result<(), Failure> {
+        self.ask(&limits(ttl, duty, self.op_timeout)).await?;
+        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = (ttl, duty);
+        Ok(())
     }
 
     /// Takes the lock if it is free. None: somebody has it.
@@ -189,36 +227,60 @@ impl Session {
         }
     }
 
-    /// Takes the lock, waiting for it no longer than `limit`. None: somebody still has it.
+    /// Takes the lock, waiting for it for a while, and for no longer than `limit`. None: somebody still has it.
+    ///
+    /// The token is drawn for the row that says that the lock is there, and so after it.
     pub(crate) async fn wait_lock(
         &self,
         key: i64,
+        label: Option<&str>,
         limit: Duration,
         seen: &AtomicU64,
     ) -> Result<Option<Drawn>, Failure> {
         let sequence = self.start.sequence;
+        let show = self.relabel(label);
+        let (ttl, duty) = self.limits();
+        let sooner = if limit < duty.patience(ttl) {
+            format!("SET LOCAL lock_timeout = {}; ", millis(limit).max(1))
+        } else {
+            String::new()
+        };
+        let sql = format!("{sooner}SELECT nextval({sequence}){show} FROM pg_advisory_lock({key})");
         let before = seen.load(Ordering::Acquire);
-        // The token has a statement of its own, so that it is drawn after the lock is there.
-        let sql = format!(
-            "SET LOCAL lock_timeout = {}; SELECT pg_advisory_lock({key}); SELECT nextval({sequence})",
-            millis(limit).max(1)
-        );
+        let sent = self.clock.now();
         let answer = self.ask(&sql).await.and_then(|rows| rows.one()?.number(0));
         match answer {
             Ok(token) => {
-                // It may have been a while since the message was sent.
-                let sent = self.clock.now();
-                if let Err(failure) = self.beat().await {
-                    return Err(self.undo(key, failure).await);
-                }
+                let sent = self.refreshed(key, sent).await?;
                 self.granted(key, token, sent, before, seen).await.map(Some)
             }
             Err(failure) if failure.is_limit() => {
+                self.forget_label();
                 // It may have been granted and the limit met all the same.
-                self.unlock_all(key).await?;
+                if let Err(failure) = self.unlock_all(key).await {
+                    self.wire.end();
+                    return Err(failure);
+                }
                 Ok(None)
             }
             Err(failure) => Err(self.undo(key, failure).await),
+        }
+    }
+
+    /// When the server was last known to hear of the session that was granted a lock, by a message sent then, after a wait:
+    /// after a long one it is told once more, so that the lease is not short.
+    async fn refreshed(&self, key: i64, sent: Stamp) -> Result<Stamp, Failure> {
+        let now = self.clock.now();
+        if now.since(sent) <= self.ttl() / 20 {
+            return Ok(sent);
+        }
+        match timeout(self.op_timeout, self.beat()).await {
+            Ok(Ok(())) => Ok(now),
+            Ok(Err(failure)) => Err(self.undo(key, failure).await),
+            Err(_) => {
+                self.wire.end();
+                Err(Failure::Ended)
+            }
         }
     }
 
@@ -292,6 +354,10 @@ impl Session {
 
     /// Makes sure that a failed attempt left no lock; or else ends the session. An error after the lock was taken keeps it.
     async fn undo(&self, key: i64, failure: Failure) -> Failure {
+        if failure.is_about_what_is_gone() {
+            self.dry.store(true, Ordering::Release);
+        }
+        self.forget_label();
         if self.unlock_all(key).await.is_err() {
             self.wire.end();
         }
@@ -303,12 +369,17 @@ impl Session {
         let alone = self.carried.load(Ordering::Acquire) <= 1;
         let wanted = label.filter(|_| alone).unwrap_or_default();
         let mut shown = self.label.lock().unwrap_or_else(PoisonError::into_inner);
-        if *shown == wanted {
+        if shown.as_deref() == Some(wanted) {
             return String::new();
         }
-        wanted.clone_into(&mut shown);
+        *shown = Some(wanted.to_owned());
         let name = literal(format!("{} {wanted}", self.application_name).trim_end());
         format!(", set_config('application_name', {name}, false)")
+    }
+
+    /// A statement that fails takes its label back.
+    fn forget_label(&self) {
+        *self.label.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
     /// Keeps the session in use until dropped.
@@ -396,13 +467,13 @@ pub(crate) fn settings(op_timeout: Duration) -> String {
     )
 }
 
-/// The limits that follow from the ttl.
-pub(crate) fn limits(ttl: Duration, op_timeout: Duration) -> String {
+/// The limits that follow from the ttl and the duty.
+pub(crate) fn limits(ttl: Duration, duty: Duty, op_timeout: Duration) -> String {
     let statement = millis((ttl / 4).max(SHORTEST_STATEMENT).min(op_timeout / 2));
     format!(
         "SET idle_session_timeout = {}; SET statement_timeout = {statement}; SET lock_timeout = {}",
         millis(ttl),
-        millis(ttl / 40)
+        millis(duty.patience(ttl))
     )
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+#[cfg(feature = "tls")]
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -21,7 +22,8 @@ use crate::holdings::Holdings;
 use crate::keys::Keys;
 use crate::safety::{self, Server};
 use crate::schema::{Schema, literal};
-use crate::session::{Session, limits, millis, settings};
+use crate::session::{Duty, Session, limits, millis, settings};
+use crate::to_its_end::ToItsEnd;
 use crate::wire::Wire;
 
 /// How many sessions that carry nothing are kept for the next claim that wants one of its own.
@@ -38,6 +40,7 @@ const PLAIN_TTL: Duration = Duration::from_secs(30);
 pub(crate) struct Settings {
     pub(crate) server: tokio_postgres::Config,
     pub(crate) tls: Tls,
+    #[cfg(feature = "tls")]
     pub(crate) root_certificate: Option<PathBuf>,
     pub(crate) keys: Keys,
     pub(crate) schema: Schema,
@@ -88,8 +91,8 @@ impl Sessions {
         }
     }
 
-    /// Does `work` in a task of its own: a caller who goes away leaves nothing half done. What is said of it is said within
-    /// the time for one operation; the task itself ends at the latest with its session.
+    /// Does `work` to its end: a caller who goes away leaves nothing half done. What is said of it is said within the time
+    /// for one operation; the work itself ends at the latest with its session.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -111,10 +114,17 @@ impl Sessions {
         if self.closed.is_cancelled() {
             return Err(LockError::Closed);
         }
-        match self.runtime()?.spawn(work).await {
-            Ok(done) => done.map_err(|failure| failure.explain(operation)),
-            Err(error) => Err(LockError::unavailable(operation, error)),
-        }
+        let runtime = self.runtime()?;
+        // Elsewhere it might not be polled for long, and keep others waiting meanwhile.
+        let done = if Handle::try_current().is_ok_and(|here| here.id() == runtime.id()) {
+            ToItsEnd::new(work, runtime).await
+        } else {
+            match runtime.spawn(work).await {
+                Ok(done) => done,
+                Err(error) => return Err(LockError::unavailable(operation, error)),
+            }
+        };
+        done.map_err(|failure| failure.explain(operation))
     }
 
     fn runtime(&self) -> Result<Handle, LockError> {
@@ -128,7 +138,7 @@ impl Sessions {
     pub(crate) async fn warm_up(self: &Arc<Self>) -> Result<(), LockError> {
         let sessions = Arc::clone(self);
         self.run("connecting", async move {
-            let session = sessions.own(PLAIN_TTL).await?;
+            let session = sessions.any().await?;
             sessions.spare(session);
             Ok(())
         })
@@ -139,48 +149,58 @@ impl Sessions {
     pub(crate) async fn shared(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>, Failure> {
         let slot = Arc::clone(lock(&self.shared).entry(millis(ttl)).or_default());
         let mut slot = slot.lock().await;
-        if let Some(session) = slot.as_ref().filter(|session| !session.is_over()) {
+        if let Some(session) = slot.as_ref().filter(|session| session.is_useful()) {
             return Ok(Arc::clone(session));
         }
         *slot = None;
-        let session = self.own(ttl).await?;
+        let session = self.empty(ttl, Duty::Many).await?;
         *slot = Some(Arc::clone(&session));
         Ok(session)
     }
 
-    /// A session that carries nothing, kept by the server for `ttl`.
+    /// A session for a single lock.
     pub(crate) async fn own(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>, Failure> {
-        loop {
-            // Not in the condition, which would keep the mutex.
-            let spare = lock(&self.spares).pop();
-            let Some(spare) = spare else { break };
-            if spare.is_over() {
-                continue;
-            }
-            if millis(ttl) == millis(spare.ttl()) {
-                return Ok(spare);
-            }
-            match spare.set_ttl(ttl).await {
-                Ok(_) => return Ok(spare),
-                Err(failure) => tracing::debug!(?failure, "a spare session was of no use"),
-            }
-        }
-        self.open(ttl).await
+        self.empty(ttl, Duty::One).await
     }
 
     /// A session for a question that takes no lock.
     pub(crate) async fn any(self: &Arc<Self>) -> Result<Arc<Session>, Failure> {
-        self.own(PLAIN_TTL).await
+        self.empty(PLAIN_TTL, Duty::Many).await
+    }
+
+    /// A session that carries nothing, kept by the server for `ttl`.
+    async fn empty(self: &Arc<Self>, ttl: Duration, duty: Duty) -> Result<Arc<Session>, Failure> {
+        loop {
+            // Not in the condition, which would keep the mutex.
+            let spare = lock(&self.spares).pop();
+            let Some(spare) = spare else { break };
+            if !spare.is_useful() {
+                continue;
+            }
+            if spare.limits() == (ttl, duty) {
+                return Ok(spare);
+            }
+            match spare.set_limits(ttl, duty).await {
+                Ok(()) => return Ok(spare),
+                Err(failure) => tracing::debug!(?failure, "a spare session was of no use"),
+            }
+        }
+        // Boxed, as it is large and rare: whatever may open a session would be as large.
+        Box::pin(self.open(ttl, duty)).await
     }
 
     /// Takes back a session that carries nothing any more.
     pub(crate) fn spare(&self, session: Arc<Session>) {
         session.wire().keep(None);
         let mut spares = lock(&self.spares);
+        if session.is_over() {
+            // What ended it may have ended them, unnoticed so far.
+            spares.clear();
+        }
         spares.retain(|spare| !spare.is_over());
-        if self.closed.is_cancelled() || spares.len() >= SPARES {
+        if self.closed.is_cancelled() || spares.len() >= SPARES || !session.is_useful() {
             session.wire().end();
-        } else if !session.is_over() {
+        } else {
             spares.push(session);
         }
     }
@@ -204,10 +224,10 @@ impl Sessions {
         all.iter().filter_map(Weak::upgrade).find(|session| !session.is_over())
     }
 
-    async fn open(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>, Failure> {
+    async fn open(self: &Arc<Self>, ttl: Duration, duty: Duty) -> Result<Arc<Session>, Failure> {
         let runtime = self.runtime()?;
         let limit = self.settings.op_timeout;
-        let opening = timeout(limit, self.open_now(ttl, &runtime)).await;
+        let opening = timeout(limit, self.open_now(ttl, duty, &runtime)).await;
         let session = opening.unwrap_or_else(|_| Err(LockError::no_answer("connecting", limit).into()))?;
         session.look_after(&runtime);
         let mut all = lock(&self.all);
@@ -221,16 +241,16 @@ impl Sessions {
         Ok(session)
     }
 
-    async fn open_now(self: &Arc<Self>, ttl: Duration, runtime: &Handle) -> Result<Arc<Session>, Failure> {
+    async fn open_now(self: &Arc<Self>, ttl: Duration, duty: Duty, runtime: &Handle) -> Result<Arc<Session>, Failure> {
         let wire = Wire::open(&self.settings, runtime).await?;
         let server = Server::look(&wire).await?;
         server.check(self.settings.allow_unsafe)?;
-        self.make_sure_of_own_session(&server, runtime).await?;
+        self.make_sure_of_own_session(&wire, &server, runtime).await?;
         let sequence = self.sequence(&wire, &server).await?;
         let seen = self.seen.load(Ordering::Acquire);
         let (settings, limits) = (
             settings(self.settings.op_timeout),
-            limits(ttl, self.settings.op_timeout),
+            limits(ttl, duty, self.settings.op_timeout),
         );
         let raise = counter::raise(&self.settings.schema, sequence, seen);
         let raise = format!("{settings}; {raise}; {limits}");
@@ -248,16 +268,16 @@ impl Sessions {
             OwnerId::random().to_string().into(),
             self.clock.clone(),
             self.settings.schema.clone(),
-            server.pid,
+            &server,
             start,
             self.settings.application_name(),
             self.settings.op_timeout,
-            ttl,
+            (ttl, duty),
         ))
     }
 
     /// Before anything is set.
-    async fn make_sure_of_own_session(&self, server: &Server, runtime: &Handle) -> Result<(), Failure> {
+    async fn make_sure_of_own_session(&self, wire: &Wire, server: &Server, runtime: &Handle) -> Result<(), Failure> {
         let allow_unsafe = self.settings.allow_unsafe;
         if let Some(session) = self.witness() {
             match safety::not_pooled(server, session.wire(), allow_unsafe).await {
@@ -266,7 +286,7 @@ impl Sessions {
                 compared => return compared,
             }
         }
-        let other = Wire::open(&self.settings, runtime).await?;
+        let other = wire.open_another(&self.settings, runtime).await?;
         safety::not_pooled(server, &other, allow_unsafe).await
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use lock_core::{Lease, LockError, LossReason};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
+use tokio::time::timeout;
 use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
 use tokio_postgres::{Client, Config, Connection, NoTls, Socket};
 use tokio_util::sync::CancellationToken;
@@ -19,6 +20,8 @@ use crate::sessions::Settings;
 
 /// A connection that is worked in the background. Dropping it closes the socket.
 pub(crate) struct Wire {
+    /// Which of the configured servers it leads to.
+    server: usize,
     client: Client,
     ended: CancellationToken,
     lease: KeptLease,
@@ -55,23 +58,34 @@ impl Wire {
     /// Connects to the first server that may be used. Must be called on `runtime`, which works the connection.
     pub(crate) async fn open(settings: &Settings, runtime: &Handle) -> Result<Self, Failure> {
         let (hosts, addresses) = (settings.server.get_hosts(), settings.server.get_hostaddrs());
-        let several = hosts.len().max(addresses.len()) > 1;
+        let servers = hosts.len().max(addresses.len());
+        if servers <= 1 {
+            return Self::open_one(settings, 0, runtime).await;
+        }
         let wanted = settings.server.get_target_session_attrs() != TargetSessionAttrs::Any;
-        let mut last = None;
-        for server in 0..hosts.len().max(addresses.len()) {
-            let opened = async {
+        // One that does not answer leaves time for the others, and for what is asked of the one that does.
+        let limit = settings.op_timeout / u32::try_from(servers + 1).unwrap_or(u32::MAX);
+        let mut failures = Vec::new();
+        for server in 0..servers {
+            let opening = timeout(limit, async {
                 let wire = Self::open_one(settings, server, runtime).await?;
-                if several && wanted && wire.ask("SELECT pg_is_in_recovery()").await?.one()?.truth(0)? {
+                if wanted && wire.ask("SELECT pg_is_in_recovery()").await?.one()?.truth(0)? {
                     return Err(standby().into());
                 }
-                Ok::<_, Failure>(wire)
-            };
-            match opened.await {
+                Ok(wire)
+            });
+            let opened = opening.await;
+            match opened.unwrap_or_else(|_| Err(LockError::no_answer("connecting", limit).into())) {
                 Ok(wire) => return Ok(wire),
-                Err(failure) => last = Some(failure),
+                Err(failure) => failures.push((place(&one_of(&settings.server, server)), failure)),
             }
         }
-        Err(last.unwrap_or(Failure::Nonsense))
+        Err(Failure::Several(failures))
+    }
+
+    /// Connects once more to where this connection leads.
+    pub(crate) async fn open_another(&self, settings: &Settings, runtime: &Handle) -> Result<Self, Failure> {
+        Self::open_one(settings, self.server, runtime).await
     }
 
     async fn open_one(settings: &Settings, server: usize, runtime: &Handle) -> Result<Self, Failure> {
@@ -98,11 +112,13 @@ impl Wire {
             .keepalives_interval(Duration::from_secs(5))
             .keepalives_retries(3)
             .target_session_attrs(TargetSessionAttrs::Any);
+        let place = place(&config);
+        let unreached = |error| failure::not_connected(&place, error);
         match settings.tls {
             Tls::Disable => {
                 config.ssl_mode(SslMode::Disable);
-                let (client, connection) = config.connect(NoTls).await?;
-                Ok(Self::drive(client, connection, runtime))
+                let (client, connection) = config.connect(NoTls).await.map_err(unreached)?;
+                Ok(Self::drive(server, client, connection, runtime))
             }
             #[cfg(feature = "tls")]
             tls => {
@@ -112,8 +128,8 @@ impl Wire {
                     SslMode::Require
                 });
                 let connector = crate::tls::connector(tls, settings.root_certificate.as_deref()).await?;
-                let (client, connection) = config.connect(connector).await?;
-                Ok(Self::drive(client, connection, runtime))
+                let (client, connection) = config.connect(connector).await.map_err(unreached)?;
+                Ok(Self::drive(server, client, connection, runtime))
             }
             #[cfg(not(feature = "tls"))]
             tls => {
@@ -124,19 +140,20 @@ impl Wire {
                     .into());
                 }
                 config.ssl_mode(SslMode::Disable);
-                let (client, connection) = config.connect(NoTls).await?;
-                Ok(Self::drive(client, connection, runtime))
+                let (client, connection) = config.connect(NoTls).await.map_err(unreached)?;
+                Ok(Self::drive(server, client, connection, runtime))
             }
         }
     }
 
-    fn drive<T>(client: Client, connection: Connection<Socket, T>, runtime: &Handle) -> Self
+    fn drive<T>(server: usize, client: Client, connection: Connection<Socket, T>, runtime: &Handle) -> Self
     where
         T: AsyncRead + AsyncWrite + Send + Unpin + 'static,
     {
         let ended = CancellationToken::new();
         let lease = KeptLease::default();
         let wire = Self {
+            server,
             client,
             ended: ended.clone(),
             lease: lease.clone(),
@@ -218,6 +235,21 @@ impl fmt::Debug for Wire {
         f.debug_struct("Wire")
             .field("ended", &self.is_ended())
             .finish_non_exhaustive()
+    }
+}
+
+/// Where that server is, for people.
+fn place(one: &Config) -> String {
+    let port = one.get_ports().first().copied().unwrap_or(5432);
+    match one.get_hosts().first() {
+        Some(Host::Tcp(host)) if host.contains(':') => format!("[{host}]:{port}"),
+        Some(Host::Tcp(host)) => format!("{host}:{port}"),
+        #[cfg(unix)]
+        Some(Host::Unix(folder)) => folder.join(format!(".s.PGSQL.{port}")).display().to_string(),
+        None => one
+            .get_hostaddrs()
+            .first()
+            .map_or_else(String::new, |address| format!("{address}:{port}")),
     }
 }
 

@@ -7,8 +7,7 @@ mod server;
 use std::time::Duration;
 
 use lock_core::{Attempt, DistributedLock, LockError, Locks, LossReason, Released, Renewal};
-use rustix::process::Signal;
-use server::{PATIENCE, Server, claim, granted, is_busy, name, signal_process, soon};
+use server::{PATIENCE, Server, claim, granted, is_busy, name, soon};
 
 const TTL: Duration = Duration::from_secs(20);
 
@@ -66,11 +65,10 @@ async fn a_crash_of_one_process_of_the_server_is_survived_by_tokens() {
     let lock = server.client().await;
     let first = granted(&lock, &claim("a", TTL)).await;
     let pid: i32 = server.sessions().await[0];
-    signal_process(pid.unsigned_abs(), Signal::KILL);
+    server.survives_the_end_of(pid).await;
     tokio::time::timeout(PATIENCE, first.lease.revocation().revoked())
         .await
         .unwrap();
-    server.recovered().await;
     assert_eq!(lock.renew(&first.lease).await.unwrap(), Renewal::NotHeld);
     let next = granted(&lock, &claim("a", TTL)).await;
     assert!(next.token > first.token);

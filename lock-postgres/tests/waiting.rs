@@ -93,6 +93,9 @@ async fn a_lock_on_our_tables_loses_none_of_a_thousand_held_locks() {
         .release()
         .await
         .unwrap();
+    // What failed after the lock was taken let go of it.
+    drop(guards);
+    server.until_locks(0, PATIENCE).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+mod clock;
 pub(crate) mod proxy;
 
 use std::net::TcpListener;
@@ -9,7 +10,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lock_core::{Attempt, Claim, Clock, DistributedLock, Grant, LockName, Stamp};
 use lock_postgres::tokio_postgres::{self, Client, NoTls};
@@ -30,6 +31,8 @@ pub(crate) struct Server {
     arguments: Vec<String>,
     process: Option<Child>,
     template: Option<Arc<TempDir>>,
+    /// Whether it is started with a clock that is an hour behind.
+    is_behind: bool,
 }
 
 impl Server {
@@ -60,6 +63,7 @@ impl Server {
                 arguments: arguments.clone(),
                 process: None,
                 template: None,
+                is_behind: false,
             };
             if server.run() {
                 return server;
@@ -83,9 +87,19 @@ impl Server {
             .arg(self.data())
             .args(["-p", &self.port.to_string(), "-k"])
             .arg(self.folder.path())
-            .args(["-c", "listen_addresses=127.0.0.1", "-c", "max_connections=60"]);
+            .args(["-c", "listen_addresses=127.0.0.1", "-c", "max_connections=60"])
+            // In its folder, and so gone with it.
+            .args(["-c", "dynamic_shared_memory_type=mmap"]);
         for setting in &self.arguments {
             command.args(["-c", setting]);
+        }
+        if self.is_behind {
+            // Time itself goes on as it does, so waits take as long as ever. No shared memory, which a kill would leave behind.
+            command
+                .env("LD_PRELOAD", clock::library())
+                .env("FAKETIME", "-1h")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+                .env("FAKETIME_DISABLE_SHM", "1");
         }
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         self.process = Some(command.spawn().unwrap());
@@ -138,6 +152,7 @@ impl Server {
         let pid = process.id();
         // The others notice by themselves that the first has gone, after a while.
         let others = children(pid);
+        let memory = self.shared_memory();
         let _ = kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal);
         process.wait().unwrap();
         for other in others {
@@ -149,6 +164,27 @@ impl Server {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        if let Some(memory) = memory.filter(|_| signal == Signal::KILL) {
+            // Whoever is killed leaves it behind.
+            let _ = Command::new("ipcrm").args(["-m", &memory]).output();
+        }
+    }
+
+    /// The number of the memory that its processes share.
+    fn shared_memory(&self) -> Option<String> {
+        let file = std::fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        file.lines().nth(6)?.split_whitespace().nth(1).map(str::to_owned)
+    }
+
+    /// From its next start on its clock says an hour less than it is.
+    pub(crate) fn set_clock_back(&mut self) {
+        self.is_behind = true;
+    }
+
+    /// How many seconds its clock is behind, as its sessions see it.
+    pub(crate) async fn seconds_behind(&self) -> f64 {
+        let theirs: f64 = self.value("SELECT extract(epoch FROM now())::float8").await;
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64() - theirs
     }
 
     pub(crate) fn start_again(&mut self) {
@@ -161,12 +197,15 @@ impl Server {
         self.start_again();
     }
 
-    /// Waits until it takes requests again after one of its processes was killed.
-    pub(crate) async fn recovered(&self) {
+    /// Kills that process of its own, and waits until it has ended all others and takes requests again.
+    pub(crate) async fn survives_the_end_of(&self, pid: i32) {
+        // It goes on for a moment before it knows.
+        let witness = self.plain().await;
+        signal_process(pid.unsigned_abs(), Signal::KILL);
         let start = Instant::now();
-        while self.try_plain().await.is_err() {
+        while !witness.is_closed() || self.try_plain().await.is_err() {
             assert!(start.elapsed() < PATIENCE, "{}", self.log());
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
@@ -201,6 +240,21 @@ impl Server {
 
     pub(crate) async fn run_sql(&self, sql: &str) {
         self.plain().await.batch_execute(sql).await.unwrap();
+    }
+
+    /// Has the server ask that role for its password, and waits until it does.
+    pub(crate) async fn wants_password_of(&self, role: &str) {
+        let file = self.data().join("pg_hba.conf");
+        let rules = std::fs::read_to_string(&file).unwrap();
+        std::fs::write(&file, format!("host all {role} all scram-sha-256\n{rules}")).unwrap();
+        self.run_sql("SELECT pg_reload_conf()").await;
+        let mut login = self.login();
+        let start = Instant::now();
+        // Without a password it is not even tried.
+        while login.user(role).connect(NoTls).await.is_ok() {
+            assert!(start.elapsed() < PATIENCE, "{}", self.log());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
     }
 
     /// The one value that the question has for an answer.
