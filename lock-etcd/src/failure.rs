@@ -14,6 +14,8 @@ pub(crate) enum Failure {
     Etcd(Box<Error>),
     /// The connection ended under the request.
     Broken,
+    /// Nothing was done: the server has come to ask for users, and the connection was made before. The next one logs in.
+    Nameless,
     /// The lease ended under the request.
     LeaseGone,
     /// This member cannot be worked with now; another one may.
@@ -34,6 +36,7 @@ impl Failure {
         match self {
             Self::Etcd(error) => explain(operation, *error),
             Self::Broken => unavailable(operation, "the connection to etcd ended"),
+            Self::Nameless => unavailable(operation, "etcd has just come to ask for users"),
             Self::LeaseGone => unavailable(operation, "etcd ended the lease meanwhile"),
             Self::Member(why) => unavailable(operation, &format!("this member of etcd cannot be used: {why}")),
             Self::NoTokens => LockError::configuration(
@@ -168,11 +171,9 @@ pub(crate) fn not_connected(endpoint: &str, tls: bool, error: tonic::transport::
             error,
         );
     }
-    if shown.contains("CertificateRequired") || shown.contains("HandshakeFailure") || shown.contains("BadCertificate") {
+    if refuses_certificate(&shown) {
         return wrong(
-            format!(
-                "etcd at {endpoint} refused this client ({shown}); give the certificate that it wants with cert=FILE and key=FILE"
-            ),
+            format!("etcd at {endpoint} refused this client ({shown}); {GIVE_CERTIFICATE}"),
             error,
         );
     }
@@ -182,11 +183,49 @@ pub(crate) fn not_connected(endpoint: &str, tls: bool, error: tonic::transport::
             error,
         );
     }
+    let hint = if tls && shown.contains("tls handshake eof") {
+        "; it may be starting or stopping, or not speak TLS: then use etcd:"
+    } else {
+        ""
+    };
     Failure::Known(LockError::Unavailable {
         operation: "connecting",
-        message: format!("etcd cannot be reached at {endpoint}: {shown}"),
+        message: format!("etcd cannot be reached at {endpoint}: {shown}{hint}"),
         source: Some(error.into()),
     })
+}
+
+/// Why the member at that endpoint ended the connection before it let us in.
+pub(crate) fn not_let_in(endpoint: &str, tls: bool, error: Error) -> Failure {
+    let shown = shown(&error);
+    if refuses_certificate(&shown) {
+        return Failure::Known(LockError::Configuration {
+            message: format!("etcd at {endpoint} refused this client ({shown}); {GIVE_CERTIFICATE}"),
+            source: Some(error.into()),
+        });
+    }
+    // A handshake may be over for the client when the server looks at its certificate, and why it hangs up may be lost.
+    let hint = if tls {
+        format!("it may be starting or stopping, or want to know its clients: then {GIVE_CERTIFICATE}")
+    } else {
+        "it may be starting or stopping, or want TLS: then use etcds:".to_owned()
+    };
+    Failure::Member(format!("{endpoint} ended the connection ({shown}); {hint}"))
+}
+
+/// What to do for a server that wants to know its clients.
+const GIVE_CERTIFICATE: &str = "give the certificate that it wants with cert=FILE and key=FILE";
+
+/// Whether a TLS alert speaks of the client's certificate.
+fn refuses_certificate(shown: &str) -> bool {
+    let alerts = [
+        "CertificateRequired",
+        "HandshakeFailure",
+        "BadCertificate",
+        "UnknownCA",
+        "DecryptError",
+    ];
+    alerts.iter().any(|alert| shown.contains(alert))
 }
 
 /// One error for all endpoints: the one that a person can do something about, or all of them together.

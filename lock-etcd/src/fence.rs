@@ -28,7 +28,7 @@
 //! Data in the same cluster as its lock can be tied to the lock itself instead: see
 //! [`EtcdLock::compares`](crate::EtcdLock::compares).
 
-use etcd_client::{Client, Compare, CompareOp, KeyValue, Txn, TxnOp, TxnResponse};
+use etcd_client::{Client, Compare, CompareOp, KeyValue, Txn, TxnOp, TxnOpResponse, TxnResponse};
 use lock_core::FencingToken;
 use lock_core::fence::StaleToken;
 
@@ -73,24 +73,35 @@ pub fn compare(resource: &str, token: FencingToken) -> Compare {
 ///
 /// The mark may have been raised, which harms no holder that is still to write.
 pub async fn admit(etcd: &Client, resource: &str, token: FencingToken) -> Result<(), FenceError> {
+    let answer = etcd.kv_client().get(mark_key(resource), None).await?;
+    raise(etcd, resource, token, answer.kvs().first().cloned()).await
+}
+
+/// Raises the mark from what was `found`.
+async fn raise(
+    etcd: &Client,
+    resource: &str,
+    token: FencingToken,
+    mut found: Option<KeyValue>,
+) -> Result<(), FenceError> {
     let key = mark_key(resource);
-    let mut kv = etcd.kv_client();
     loop {
-        let answer = kv.get(key.clone(), None).await?;
-        let found = answer.kvs().first();
-        let mark = found.map(|found| read(resource, found)).transpose()?;
+        let mark = found.as_ref().map(|found| read(resource, found)).transpose()?;
         match mark {
             Some(mark) if mark > token => return Err(StaleToken::new(resource, token, mark).into()),
             Some(mark) if mark == token => return Ok(()),
             _ => {}
         }
-        let written = found.map_or(0, KeyValue::mod_revision);
+        let written = found.as_ref().map_or(0, KeyValue::mod_revision);
         let txn = Txn::new()
             .when([Compare::mod_revision(key.clone(), CompareOp::Equal, written)])
-            .and_then([TxnOp::put(key.clone(), token.to_string(), None)]);
-        if kv.txn(txn).await?.succeeded() {
+            .and_then([TxnOp::put(key.clone(), token.to_string(), None)])
+            .or_else([TxnOp::get(key.clone(), None)]);
+        let answer = etcd.kv_client().txn(txn).await?;
+        if answer.succeeded() {
             return Ok(());
         }
+        found = got(&answer);
     }
 }
 
@@ -109,13 +120,17 @@ pub async fn write(
     token: FencingToken,
     operations: impl Into<Vec<TxnOp>>,
 ) -> Result<TxnResponse, FenceError> {
-    let txn = Txn::new().when([compare(resource, token)]).and_then(operations);
+    // Whoever is refused is told by whom in the same answer.
+    let txn = Txn::new()
+        .when([compare(resource, token)])
+        .and_then(operations)
+        .or_else([TxnOp::get(mark_key(resource), None)]);
     loop {
         let answer = etcd.kv_client().txn(txn.clone()).await?;
         if answer.succeeded() {
             return Ok(answer);
         }
-        admit(etcd, resource, token).await?;
+        raise(etcd, resource, token, got(&answer)).await?;
     }
 }
 
@@ -127,6 +142,14 @@ pub async fn write(
 pub async fn mark(etcd: &Client, resource: &str) -> Result<Option<FencingToken>, FenceError> {
     let answer = etcd.kv_client().get(mark_key(resource), None).await?;
     answer.kvs().first().map(|found| read(resource, found)).transpose()
+}
+
+/// The mark that a transaction read because its compares did not hold.
+fn got(answer: &TxnResponse) -> Option<KeyValue> {
+    answer.op_responses().into_iter().find_map(|answer| match answer {
+        TxnOpResponse::Get(answer) => answer.kvs().first().cloned(),
+        _ => None,
+    })
 }
 
 fn read(resource: &str, found: &KeyValue) -> Result<FencingToken, FenceError> {

@@ -1,6 +1,6 @@
 //! What the keys in etcd are called.
 
-use lock_core::{Claim, LockError, LockName, OwnerId};
+use lock_core::{LockError, LockName};
 
 /// The namespace, and the keys in it.
 ///
@@ -40,31 +40,23 @@ impl Keys {
         format!("{}/", self.locks(name.as_str()))
     }
 
-    /// The key of a claim.
-    pub(crate) fn claim(&self, claim: &Claim) -> String {
-        format!("{}{}", self.queue(claim.name()), claim.owner())
-    }
-
     /// How the keys of all claims begin whose names start with `prefix`.
     pub(crate) fn locks(&self, prefix: &str) -> String {
         let escaped = prefix.replace('%', "%25").replace('/', "%2F");
         format!("{}:lock/{escaped}", self.namespace)
     }
 
-    /// The name and the owner that the key of a claim belongs to; `None` for any other key.
-    pub(crate) fn read(&self, key: &[u8]) -> Option<(LockName, OwnerId)> {
+    /// The name that the key of a claim belongs to; `None` for any other key.
+    pub(crate) fn read(&self, key: &[u8]) -> Option<LockName> {
         let key = std::str::from_utf8(key).ok()?;
         let rest = key.strip_prefix(&*self.namespace)?.strip_prefix(":lock/")?;
-        let (escaped, owner) = rest.split_once('/')?;
-        let name = LockName::new(escaped.replace("%2F", "/").replace("%25", "%")).ok()?;
-        Some((name, owner.parse().ok()?))
+        let (escaped, _) = rest.split_once('/')?;
+        LockName::new(escaped.replace("%2F", "/").replace("%25", "%")).ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     const NAMES: [&str; 11] = [
@@ -81,28 +73,27 @@ mod tests {
         "a b",
     ];
 
-    fn claim(name: &str) -> Claim {
-        Claim::new(name.parse().unwrap(), Duration::from_secs(2))
+    fn name(text: &str) -> LockName {
+        text.parse().unwrap()
+    }
+
+    fn claim(keys: &Keys, text: &str) -> String {
+        format!("{}1.0.0", keys.queue(&name(text)))
     }
 
     #[test]
-    fn a_key_leads_back_to_its_claim() {
+    fn a_key_leads_back_to_its_name() {
         let keys = Keys::new("ns").unwrap();
-        for name in NAMES {
-            let claim = claim(name);
-            let key = keys.claim(&claim);
-            assert_eq!(
-                keys.read(key.as_bytes()),
-                Some((claim.name().clone(), claim.owner())),
-                "{key}"
-            );
+        for text in NAMES {
+            let key = claim(&keys, text);
+            assert_eq!(keys.read(key.as_bytes()), Some(name(text)), "{key}");
             assert_eq!(Keys::new("n").unwrap().read(key.as_bytes()), None);
         }
         for other in [
             keys.base(),
             keys.lease(7),
             "ns:lock/a".to_owned(),
-            "ns:lock/a/b".to_owned(),
+            "ns:lock//b".to_owned(),
         ] {
             assert_eq!(keys.read(other.as_bytes()), None, "{other}");
         }
@@ -113,7 +104,7 @@ mod tests {
         let keys = Keys::new("ns").unwrap();
         for one in NAMES {
             for other in NAMES {
-                let inside = keys.claim(&claim(one)).starts_with(&keys.queue(claim(other).name()));
+                let inside = claim(&keys, one).starts_with(&keys.queue(&name(other)));
                 assert_eq!(inside, one == other, "{one} and {other}");
             }
         }
@@ -124,7 +115,7 @@ mod tests {
         let keys = Keys::new("ns").unwrap();
         for prefix in ["", "a", "a/", "%"] {
             for name in NAMES {
-                let inside = keys.claim(&claim(name)).starts_with(&keys.locks(prefix));
+                let inside = claim(&keys, name).starts_with(&keys.locks(prefix));
                 // What begins with `%` may also be an escaped slash, and is looked at again.
                 assert!(inside || !name.starts_with(prefix), "{prefix} and {name}");
             }

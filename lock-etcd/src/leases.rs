@@ -4,16 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use etcd_client::{
-    Error, GetOptions, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp, TxnOpResponse,
-};
+use etcd_client::{Error, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
 use lock_core::{Claim, Lease, LeaseId, LossReason, OwnerId, Renewal, Stamp};
 use tokio::sync::Mutex;
 
 use crate::failure::Failure;
 use crate::link::Link;
+use crate::requests::is_of;
 use crate::session::Session;
-use crate::table::Unwatched;
 use crate::watches::{Seen, Watch};
 
 /// A lease in etcd that this client may keep alive.
@@ -53,11 +51,8 @@ struct Stream {
     answers: LeaseKeepAliveStream,
 }
 
-/// How many keys are looked up in one transaction; etcd takes 128 operations by default.
-const BATCH: usize = 100;
-
 impl Kept {
-    fn new(id: i64, ttl: Duration, sent: Stamp, owner: Result<Claim, String>, written: i64) -> Arc<Self> {
+    pub(crate) fn new(id: i64, ttl: Duration, sent: Stamp, owner: Result<Claim, String>, written: i64) -> Arc<Self> {
         let (claim, key) = match owner {
             Ok(claim) => (Some(claim), None),
             Err(key) => (None, Some(key)),
@@ -129,6 +124,22 @@ impl Kept {
         self.written.fetch_max(revision, Ordering::AcqRel);
     }
 
+    /// The key of a shared lease, unless it is watched over that link.
+    pub(crate) fn unwatched_key(&self, link: u64) -> Option<&str> {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
+        let watched = watch.as_ref().is_some_and(|watch| watch.watches_on(link));
+        self.key.as_deref().filter(|_| !watched)
+    }
+
+    /// Whether nobody looks after it yet: the caller does so from now on, until it says that it is [done](Self::looked_after).
+    pub(crate) fn is_to_be_looked_after(&self) -> bool {
+        !self.looked_after.swap(true, Ordering::AcqRel)
+    }
+
+    pub(crate) fn looked_after(&self) {
+        self.looked_after.store(false, Ordering::Release);
+    }
+
     /// The server has ended it.
     pub(crate) fn ended(&self) {
         let leases = {
@@ -146,13 +157,8 @@ impl Kept {
         self.life().sent + self.ttl / 3
     }
 
-    fn watched_on(&self, link: u64) -> bool {
-        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner);
-        watch.as_ref().is_some_and(|watch| watch.watches_on(link))
-    }
-
     /// Has the client told at once when the server ends the lease at revision `from` or later.
-    fn watch(self: &Arc<Self>, link: &Link, from: i64) {
+    pub(crate) fn watch(self: &Arc<Self>, link: &Link, from: i64) {
         let Some(key) = &self.key else { return };
         let kept = Arc::downgrade(self);
         let watch = link.watches().watch(key.clone(), from, move |seen| {
@@ -182,10 +188,8 @@ impl Session {
 
     async fn some_lease_for(&self, link: &Link, claim: &Claim) -> Result<Arc<Kept>, Failure> {
         let valid = |kept: &Arc<Kept>| kept.is_valid(self.clock().now());
-        if let Some(known) = self.table().claim(claim)
-            && valid(&known.kept)
-        {
-            return Ok(known.kept);
+        if let Some(kept) = self.table().lease_of(claim).filter(valid) {
+            return Ok(kept);
         }
         let seconds = seconds(claim.ttl());
         if claim.own_lease() {
@@ -326,90 +330,14 @@ impl Session {
         }
         if let Some(claim) = lease.claim() {
             // Its key can have been deleted while its lease lives on.
-            let mut kv = link.client().kv_client();
-            let only = GetOptions::new().with_count_only();
-            let key = self.settings().keys.claim(claim);
-            if link.ask(kv.get(key, Some(only))).await?.count() == 0 {
+            let head = self.head_of(link, claim.name()).await?;
+            if !head.is_some_and(|head| is_of(&head, claim)) {
                 kept.ended();
                 return Ok(Renewal::NotHeld);
             }
         }
         self.look_after(link, &kept);
         Ok(Renewal::Renewed)
-    }
-
-    /// Sees in the background to what a lease keeps: what should have gone goes, and what is held is watched from now on.
-    pub(crate) fn look_after(self: &Arc<Self>, link: &Arc<Link>, kept: &Arc<Kept>) {
-        if kept.looked_after.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (session, worked, kept) = (Arc::clone(self), Arc::clone(link), Arc::clone(kept));
-        link.runtime().spawn(async move {
-            let looking = async {
-                session.sweep(&worked, &kept).await?;
-                session.watch_lease(&worked, &kept).await?;
-                session.watch_held(&worked, &kept).await
-            };
-            if let Err(failure) = looking.await {
-                tracing::debug!(?failure, "a lease is looked after again at its next renewal");
-            }
-            kept.looked_after.store(false, Ordering::Release);
-        });
-    }
-
-    /// Releases once more what could not be released and would live as long as the lease.
-    async fn sweep(&self, link: &Link, kept: &Kept) -> Result<(), Failure> {
-        let patience = self.settings().op_timeout;
-        for claim in self.table().overdue(kept, self.clock().now() - patience) {
-            self.release_on(link, &claim).await?;
-        }
-        Ok(())
-    }
-
-    async fn watch_lease(&self, link: &Link, kept: &Arc<Kept>) -> Result<(), Failure> {
-        let Some(key) = kept.key.as_ref().filter(|_| !kept.watched_on(link.serial())) else {
-            return Ok(());
-        };
-        let answer = link.ask(link.client().kv_client().get(key.clone(), None)).await?;
-        match answer.kvs().first() {
-            Some(kv) => {
-                kept.marked(kv.mod_revision());
-                kept.watch(link, self.seen(answer.header()) + 1);
-            }
-            None => kept.ended(),
-        }
-        Ok(())
-    }
-
-    async fn watch_held(&self, link: &Link, kept: &Kept) -> Result<(), Failure> {
-        let keys = &self.settings().keys;
-        for batch in self.table().unwatched(kept, link.serial()).chunks(BATCH) {
-            let get = |held: &Unwatched| TxnOp::get(keys.claim(&held.claim), Some(GetOptions::new().with_keys_only()));
-            let txn = Txn::new().and_then(batch.iter().map(get).collect::<Vec<_>>());
-            let answer = link.ask(link.client().kv_client().txn(txn)).await?;
-            let from = self.seen(answer.header()) + 1;
-            for (held, found) in batch.iter().zip(answer.op_responses()) {
-                let TxnOpResponse::Get(found) = found else {
-                    return Err(Failure::Nonsense);
-                };
-                let there = found
-                    .kvs()
-                    .first()
-                    .is_some_and(|kv| kv.create_revision() == held.created);
-                let revoker = held.revoker.clone();
-                if !there {
-                    revoker.revoke(LossReason::NotHeld);
-                    continue;
-                }
-                let watch = link.watches().watch(keys.claim(&held.claim), from, move |seen| {
-                    if seen == Seen::Deleted {
-                        revoker.revoke(LossReason::NotHeld);
-                    }
-                });
-                self.table().watched(&held.claim, watch);
-            }
-        }
-        Ok(())
     }
 }
 

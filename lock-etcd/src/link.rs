@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Channel, Client, ConnectOptions, Error};
-use lock_core::{Clock, Stamp};
+use lock_core::{BackendVersion, Clock, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
@@ -29,6 +29,7 @@ pub(crate) struct Link {
     /// Whether the server asked for no user although there is one to log in as.
     nameless: bool,
     broken: CancellationToken,
+    version: BackendVersion,
     clock: Clock,
     opened: Stamp,
     /// When the member was last heard, in nanoseconds since the opening.
@@ -89,6 +90,7 @@ impl Link {
             client,
             nameless,
             broken: guard.disarm(),
+            version: member.named(),
             clock,
             opened,
             heard: AtomicU64::new(0),
@@ -106,6 +108,11 @@ impl Link {
 
     pub(crate) fn client(&self) -> &Client {
         &self.client
+    }
+
+    /// What the member is.
+    pub(crate) fn version(&self) -> &BackendVersion {
+        &self.version
     }
 
     /// The base of tokens, once it was looked at on this link.
@@ -156,10 +163,9 @@ impl Link {
                 self.heard_something();
                 Ok(answer)
             }
-            // It asks for one now: the next connection logs in.
             Err(error) if self.nameless && failure::wants_user(&error) => {
                 self.close();
-                Err(Failure::Broken)
+                Err(Failure::Nameless)
             }
             Err(error) => {
                 if failure::ends_connection(&error) {
@@ -254,13 +260,5 @@ fn unwelcome(settings: &Settings, host: &Host, error: Error) -> Failure {
     if !failure::ends_connection(&error) {
         return error.into();
     }
-    let hint = if settings.tls.is_some() {
-        "; if it has no TLS, use etcd:"
-    } else {
-        "; if it wants TLS, use etcds:"
-    };
-    Failure::Member(format!(
-        "{host} ended the connection ({}){hint}",
-        failure::shown(&error)
-    ))
+    failure::not_let_in(&host.to_string(), settings.tls.is_some(), error)
 }

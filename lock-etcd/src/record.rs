@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::{Claim, Holder};
+use lock_core::{Claim, Holder, OwnerId};
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::tokens;
@@ -17,7 +17,7 @@ pub(crate) fn value(claim: &Claim, base: u64, held: bool) -> String {
     } else {
         "-".to_owned()
     };
-    let mut value = format!("1 {base} {since} {}", holder.pid.unwrap_or_default());
+    let mut value = format!("1 {base} {} {since} {}", claim.owner(), holder.pid.unwrap_or_default());
     for text in [holder.host.as_deref(), claim.label()].into_iter().flatten() {
         // Writing to a string cannot fail.
         let _ = write!(value, " {}", utf8_percent_encode(text, NON_ALPHANUMERIC));
@@ -30,15 +30,21 @@ pub(crate) fn base(value: &[u8]) -> Option<u64> {
     std::str::from_utf8(value).ok()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// What a claim's value tells of its holder, name and owner aside.
+/// Whose claim it is.
+pub(crate) fn owner(value: &[u8]) -> Option<OwnerId> {
+    std::str::from_utf8(value).ok()?.split(' ').nth(2)?.parse().ok()
+}
+
+/// What a claim's value tells of its holder, the name aside.
 pub(crate) fn holder(value: &[u8], created: i64) -> Holder {
     let mut holder = Holder::new();
     holder.token = base(value).and_then(|base| tokens::token(base, created).ok());
+    holder.owner = owner(value);
     let value = String::from_utf8_lossy(value);
     let mut parts = value.split(' ');
     // Later formats may go on differently.
     if parts.next() == Some("1") {
-        let mut parts = parts.skip(1);
+        let mut parts = parts.skip(2);
         let micros = parts.next().and_then(|text| text.parse().ok());
         holder.acquired_at = micros.map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
         holder.pid = parts.next().and_then(|text| text.parse().ok());
@@ -68,6 +74,7 @@ mod tests {
             assert_eq!(base(value.as_bytes()), Some(1_700_000_000_000_000));
             let holder = holder(value.as_bytes(), 42);
             assert_eq!(holder.token.unwrap().get(), 1_700_000_000_000_042);
+            assert_eq!(holder.owner, Some(claim.owner()));
             assert_eq!(holder.label.as_deref(), claim.label());
             assert_eq!(holder.host, Holder::of(&claim).host);
             assert_eq!(holder.pid, Some(std::process::id()));
@@ -83,9 +90,11 @@ mod tests {
     }
 
     #[test]
-    fn of_a_later_format_the_token_is_read() {
-        let holder = holder(b"7 40 other things", 2);
+    fn of_a_later_format_the_token_and_the_owner_are_read() {
+        let owner = OwnerId::random();
+        let holder = holder(format!("7 40 {owner} other things").as_bytes(), 2);
         assert_eq!(holder.token.unwrap().get(), 42);
+        assert_eq!(holder.owner, Some(owner));
         assert_eq!(holder.pid, None);
     }
 }

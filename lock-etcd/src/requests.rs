@@ -1,106 +1,156 @@
 //! What is asked of the server, and what it answers: one transaction each.
 
-use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 use std::sync::Arc;
-use std::time::Duration;
 
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
-use lock_core::{Attempt, Busy, Claim, Grant, HandOver, Holder, LockName, Released, Stamp};
+use lock_core::{Attempt, Busy, Claim, Grant, HandOver, Released, Stamp};
 
 use crate::failure::Failure;
 use crate::leases::Kept;
 use crate::link::Link;
 use crate::record;
 use crate::session::Session;
+use crate::table::Known;
 use crate::tokens::{self, Base};
 
 /// How many keys are asked for at a time: an answer has to fit into four mebibytes.
-const PAGE: i64 = 500;
+pub(crate) const PAGE: i64 = 500;
 
 impl Session {
     pub(crate) async fn try_on(self: &Arc<Self>, link: &Arc<Link>, claim: &Claim) -> Result<Attempt, Failure> {
         let asked = self.clock().now();
-        let keys = &self.settings().keys;
-        let (key, queue) = (keys.claim(claim), keys.queue(claim.name()));
+        let queue = self.settings().keys.queue(claim.name());
         loop {
             let (kept, base) = self.prepare(link, claim).await?;
-            let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
-            let txn = Txn::new()
-                .when(self.as_known(free, &kept, base))
-                .and_then([put(&key, claim, &kept, base, true)])
-                .or_else(self.reads(&key, &queue, &kept));
-            let Some(answer) = self.take(link, claim, &kept, txn).await? else {
+            let taken = self.take(link, claim, &queue, &kept, |key| {
+                let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
+                Txn::new()
+                    .when(self.as_known(free, &kept, base))
+                    .and_then([put(key, claim, &kept, base, true)])
+                    .or_else([head(&queue, 1)])
+            });
+            let Some((key, answer)) = taken.await? else {
                 continue;
             };
             if answer.succeeded() {
-                let created = self.seen(answer.header());
+                let life = (&*key, self.seen(answer.header()));
                 return Ok(Attempt::Granted(
-                    self.grant(link, claim, &kept, base.value, created, asked)?,
+                    self.grant(link, claim, &kept, base.value, life, asked)?,
                 ));
             }
-            let found = Found::read(&answer)?;
-            match (&found.mine, &found.head) {
-                (Some(mine), Some(head)) if mine.key() == head.key() => {
+            match kvs(&answer, 0)?.first() {
+                Some(head) if is_of(head, claim) || head.key() == key.as_bytes() => {
                     // Asked for again: with a full ttl.
-                    if self.stands(link, &kept, mine).await? {
-                        let base = record::base(mine.value()).ok_or(Failure::Nonsense)?;
-                        let now = self.clock().now();
-                        let grant = self.grant(link, claim, &kept, base, mine.create_revision(), now)?;
+                    if self.stands(link, claim, &key, &kept, head).await? {
+                        let base = record::base(head.value()).ok_or(Failure::Nonsense)?;
+                        let life = (text(head.key())?, head.create_revision());
+                        let grant = self.grant(link, claim, &kept, base, life, self.clock().now())?;
                         return Ok(Attempt::Granted(grant));
                     }
                 }
-                (_, Some(head)) => return Ok(self.busy(head).into()),
-                (_, None) => self.learn(link, &kept, &found).await?,
+                Some(head) => {
+                    let busy = self.busy(head);
+                    self.leave_nothing(link, claim).await?;
+                    return Ok(busy.into());
+                }
+                None => self.learn(link, &kept, base).await?,
             }
         }
     }
 
+    /// Whoever is told that a name is busy does not come again to release the claim.
+    async fn leave_nothing(&self, link: &Link, claim: &Claim) -> Result<(), Failure> {
+        if self.table().forget_what_is_nowhere(claim) {
+            if claim.own_lease()
+                && let Err(failure) = self.revoke_own(link, claim).await
+            {
+                tracing::debug!(?failure, "a lease that keeps nothing ends by itself");
+            }
+            return Ok(());
+        }
+        self.abandon(claim);
+        self.release_on(link, claim).await.map(drop)
+    }
+
     /// Lets go of a claim, and sees to it that no request of it that is still on its way is carried out later.
     pub(crate) async fn release_on(&self, link: &Link, claim: &Claim) -> Result<Released, Failure> {
-        let keys = &self.settings().keys;
-        let key = keys.claim(claim);
-        let known = self.table().claim(claim);
-        let mut operations = vec![head(&keys.queue(claim.name()), 1), TxnOp::delete(&*key, None)];
-        let unclear = known.as_ref().filter(|known| known.unclear);
-        let mark = unclear.and_then(|known| Some((known, known.kept.mark()?.0)));
+        let Some(known) = self.table().deleting(claim, |known| !known.adopted) else {
+            return self.release_found(link, claim).await;
+        };
+        let mut operations = vec![TxnOp::delete(&*known.key, None)];
+        if !known.is_first_if_there(link.serial()) {
+            operations.insert(0, head(&self.settings().keys.queue(claim.name()), 1));
+        }
         let plain = operations.clone();
-        if let Some((known, mark)) = mark {
+        let mark = known.kept.mark().filter(|_| known.unclear);
+        if let Some((mark, _)) = mark {
             let lease = PutOptions::new().with_lease(known.kept.id());
             operations.push(TxnOp::put(mark, "", Some(lease)));
         }
-        let released = match self.ask(link, Txn::new().and_then(operations)).await {
+        let was_first = match self.ask(link, Txn::new().and_then(operations)).await {
             Ok(answer) => {
-                if let Some((known, _)) = mark {
+                if mark.is_some() {
                     known.kept.marked(self.seen(answer.header()));
                 }
-                first_is(&answer, &key)?
+                was_first(&answer, &known.key, claim)?
             }
             // And with it all that it kept.
             Err(Failure::LeaseGone) => false,
             // A full server deletes and does not put: the rest is done when the lease is looked after.
             Err(failure) if mark.is_some() && failure.is_full() => {
                 let answer = self.ask(link, Txn::new().and_then(plain)).await?;
-                let released = first_is(&answer, &key)?;
-                return Ok(if released {
-                    Released::Released
-                } else {
-                    Released::NotHeld
-                });
+                self.table().deleted(claim, &known.key);
+                return Ok(released(was_first(&answer, &known.key, claim)?));
             }
             Err(failure) => return Err(failure),
         };
+        self.table().deleted(claim, &known.key);
+        self.over(link, claim, Some(&known.key)).await?;
+        Ok(released(was_first))
+    }
+
+    /// Lets go of a claim whose key another client put, if there is one; its owner tells it.
+    async fn release_found(&self, link: &Link, claim: &Claim) -> Result<Released, Failure> {
+        let queue = self.settings().keys.queue(claim.name());
+        let own = self.table().key_of(claim);
+        let (mut first, mut was_first, mut from) = (None, false, 0);
+        loop {
+            let page = oldest(PAGE).with_min_create_revision(from);
+            let mut kv = link.client().kv_client();
+            let answer = link.ask(kv.get(&*queue, Some(page))).await?;
+            for found in answer.kvs() {
+                let first = *first.get_or_insert(found.create_revision());
+                if is_of(found, claim) && self.remove(link, text(found.key())?, found.create_revision()).await? {
+                    was_first |= found.create_revision() == first;
+                }
+            }
+            match answer.kvs().last() {
+                Some(last) if answer.more() => from = last.create_revision() + 1,
+                _ => break,
+            }
+        }
+        self.over(link, claim, own.as_deref()).await?;
+        Ok(released(was_first))
+    }
+
+    /// Deletes the key that was created then. One that is put in its place is not harmed, however late this arrives.
+    pub(crate) async fn remove(&self, link: &Link, key: &str, created: i64) -> Result<bool, Failure> {
+        let still = Compare::create_revision(key, CompareOp::Equal, created);
+        let txn = Txn::new().when([still]).and_then([TxnOp::delete(key, None)]);
+        Ok(self.ask(link, txn).await?.succeeded())
+    }
+
+    /// The claim is gone from the server, with the key that it had of this client, if any.
+    async fn over(&self, link: &Link, claim: &Claim, own: Option<&str>) -> Result<(), Failure> {
         if claim.own_lease() {
             self.revoke_own(link, claim).await?;
         }
-        self.table().gone(claim);
-        Ok(if released {
-            Released::Released
-        } else {
-            Released::NotHeld
-        })
+        if let Some(own) = own {
+            self.table().gone(claim, own);
+        }
+        Ok(())
     }
 
     pub(crate) async fn hand_over_on(
@@ -110,143 +160,53 @@ impl Session {
         to: &Claim,
     ) -> Result<HandOver, Failure> {
         let asked = self.clock().now();
-        let held = self.table().claim(from).filter(|known| !known.unclear);
-        let Some(created) = held.and_then(|known| known.created) else {
-            let released = self.release_on(link, from).await?;
-            return Ok(HandOver::new(released, self.try_on(link, to).await?));
-        };
-        let keys = &self.settings().keys;
-        let (old, new, queue) = (keys.claim(from), keys.claim(to), keys.queue(to.name()));
+        let queue = self.settings().keys.queue(to.name());
         loop {
             let (kept, base) = self.prepare(link, to).await?;
-            let mut compares = self.as_known(Compare::create_revision(&*old, CompareOp::Equal, created), &kept, base);
-            // Nobody came after it.
-            compares.push(Compare::create_revision(&*queue, CompareOp::Less, created + 1).with_prefix());
-            let txn = Txn::new()
-                .when(compares)
-                .and_then([TxnOp::delete(&*old, None), put(&new, to, &kept, base, true)])
-                .or_else([head(&queue, 2), TxnOp::delete(&*old, None)]);
-            let Some(answer) = self.take(link, to, &kept, txn).await? else {
+            let known = self.table().deleting(from, Known::is_sure);
+            let Some((old, created)) = known.and_then(|known| Some((known.key, known.created?))) else {
+                let released = self.release_on(link, from).await?;
+                return Ok(HandOver::new(released, self.try_on(link, to).await?));
+            };
+            let taken = self.take(link, to, &queue, &kept, |new| {
+                let still = Compare::create_revision(&*old, CompareOp::Equal, created);
+                let mut compares = self.as_known(still, &kept, base);
+                // Nobody came after it.
+                compares.push(Compare::create_revision(&*queue, CompareOp::Less, created + 1).with_prefix());
+                Txn::new()
+                    .when(compares)
+                    .and_then([TxnOp::delete(&*old, None), put(new, to, &kept, base, true)])
+                    .or_else([head(&queue, 2), TxnOp::delete(&*old, None)])
+            });
+            let taken = taken.await?;
+            self.table().deleted(from, &old);
+            let Some((new, answer)) = taken else {
                 continue;
             };
-            if from.own_lease() {
-                self.revoke_own(link, from).await?;
-            }
-            self.table().gone(from);
+            self.over(link, from, Some(&old)).await?;
             if answer.succeeded() {
-                let created = self.seen(answer.header());
-                let grant = self.grant(link, to, &kept, base.value, created, asked)?;
+                let life = (&*new, self.seen(answer.header()));
+                let grant = self.grant(link, to, &kept, base.value, life, asked)?;
                 return Ok(HandOver::new(Released::Released, Attempt::Granted(grant)));
             }
             let found = kvs(&answer, 0)?;
-            let was_held = found.first().is_some_and(|head| head.key() == old.as_bytes());
-            let released = if was_held {
-                Released::Released
-            } else {
-                Released::NotHeld
-            };
+            let was_first = found
+                .first()
+                .is_some_and(|head| head.key() == old.as_bytes() && is_of(head, from));
             let mut others = found.iter().filter(|kv| kv.key() != old.as_bytes());
             let to = match others.next() {
-                Some(head) => self.busy(head).into(),
+                Some(head) => {
+                    let busy = self.busy(head);
+                    self.leave_nothing(link, to).await?;
+                    busy.into()
+                }
                 // Only what was known has changed.
                 None => {
-                    *link.base().lock().await = None;
+                    self.learn(link, &kept, base).await?;
                     self.try_on(link, to).await?
                 }
             };
-            return Ok(HandOver::new(released, to));
-        }
-    }
-
-    pub(crate) async fn force_release_on(&self, link: &Link, name: &LockName) -> Result<Option<Holder>, Failure> {
-        loop {
-            let Some((head, holder)) = self.head_of(link, name).await? else {
-                return Ok(None);
-            };
-            let still = Compare::create_revision(head.key(), CompareOp::Equal, head.create_revision());
-            let txn = Txn::new().when([still]).and_then([TxnOp::delete(head.key(), None)]);
-            if self.ask(link, txn).await?.succeeded() {
-                return Ok(Some(holder));
-            }
-        }
-    }
-
-    pub(crate) async fn holder_on(&self, link: &Link, name: &LockName) -> Result<Option<Holder>, Failure> {
-        Ok(self.head_of(link, name).await?.map(|(_, holder)| holder))
-    }
-
-    async fn head_of(&self, link: &Link, name: &LockName) -> Result<Option<(KeyValue, Holder)>, Failure> {
-        let queue = self.settings().keys.queue(name);
-        let answer = self.ask(link, Txn::new().and_then([head(&queue, 1)])).await?;
-        let Some(found) = kvs(&answer, 0)?.into_iter().next() else {
-            return Ok(None);
-        };
-        let mut holder = self.holder_of(&found);
-        holder.remaining = self.remaining(link, found.lease()).await?;
-        Ok(Some((found, holder)))
-    }
-
-    /// Everything that is held under names that start with `prefix`.
-    pub(crate) async fn list_on(&self, link: &Link, prefix: &str) -> Result<Vec<Holder>, Failure> {
-        let keys = &self.settings().keys;
-        let mut heads: BTreeMap<LockName, KeyValue> = BTreeMap::new();
-        let mut from = keys.locks(prefix).into_bytes();
-        let end = after(&from);
-        loop {
-            let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
-            let answer = link
-                .ask(link.client().kv_client().get(from.clone(), Some(options)))
-                .await?;
-            for kv in answer.kvs() {
-                let Some((name, _)) = keys
-                    .read(kv.key())
-                    .filter(|(name, _)| name.as_str().starts_with(prefix))
-                else {
-                    continue;
-                };
-                match heads.entry(name) {
-                    Entry::Vacant(first) => {
-                        first.insert(kv.clone());
-                    }
-                    Entry::Occupied(mut seen) if kv.create_revision() < seen.get().create_revision() => {
-                        seen.insert(kv.clone());
-                    }
-                    Entry::Occupied(_) => {}
-                }
-            }
-            match answer.kvs().last() {
-                Some(last) if answer.more() => {
-                    from = last.key().to_vec();
-                    from.push(0);
-                }
-                _ => break,
-            }
-        }
-        let mut remaining = BTreeMap::new();
-        let mut holders = Vec::with_capacity(heads.len());
-        for kv in heads.values() {
-            let left = match remaining.get(&kv.lease()) {
-                Some(left) => *left,
-                None => {
-                    let left = self.remaining(link, kv.lease()).await?;
-                    remaining.insert(kv.lease(), left);
-                    left
-                }
-            };
-            let mut holder = self.holder_of(kv);
-            holder.remaining = left;
-            holders.push(holder);
-        }
-        Ok(holders)
-    }
-
-    /// How long a lease is kept unless it is renewed; in whole seconds, as etcd tells it.
-    async fn remaining(&self, link: &Link, lease: i64) -> Result<Option<Duration>, Failure> {
-        let asked = link.ask(link.client().lease_client().time_to_live(lease, None)).await;
-        match asked {
-            Ok(answer) => Ok(u64::try_from(answer.ttl()).ok().map(Duration::from_secs)),
-            Err(Failure::LeaseGone) => Ok(None),
-            Err(failure) => Err(failure),
+            return Ok(HandOver::new(released(was_first), to));
         }
     }
 
@@ -264,40 +224,35 @@ impl Session {
         compares
     }
 
-    /// What tells why a claim was not granted; [`Found`] reads it.
-    pub(crate) fn reads(&self, key: &str, queue: &str, kept: &Kept) -> Vec<TxnOp> {
-        let mut reads = vec![
-            TxnOp::get(key, None),
-            head(queue, 1),
-            TxnOp::get(self.settings().keys.base(), None),
-        ];
-        reads.extend(kept.mark().map(|(key, _)| TxnOp::get(key, None)));
-        reads
-    }
-
-    /// Sends a transaction that may create the claim's key; `None` if the lease had ended. Until the answer is here, or the claim
-    /// is released, it counts as one that may be carried out at any time.
+    /// Sends a transaction that puts the claim's key if it succeeds, and returns that key; `None` if the lease had ended. Until the
+    /// answer is here, it counts as one that may be carried out at any time.
     pub(crate) async fn take(
         &self,
         link: &Link,
         claim: &Claim,
+        queue: &str,
         kept: &Arc<Kept>,
-        txn: Txn,
-    ) -> Result<Option<TxnResponse>, Failure> {
-        self.table().asked(claim, kept);
-        let answer = self.ask(link, txn).await;
-        match answer {
+        txn: impl FnOnce(&str) -> Txn,
+    ) -> Result<Option<(Arc<str>, TxnResponse)>, Failure> {
+        let key = self.table().putting(claim, queue, kept);
+        match self.ask(link, txn(&key)).await {
             Ok(answer) => {
-                self.table().answered(claim);
-                Ok(Some(answer))
+                self.table().answered(claim, &key, answer.succeeded());
+                Ok(Some((key, answer)))
             }
             Err(Failure::LeaseGone) => {
-                self.table().answered(claim);
+                self.table().answered(claim, &key, false);
                 kept.ended();
                 self.table().forget_lease(kept.id());
                 Ok(None)
             }
-            Err(failure) => Err(failure),
+            Err(failure) => {
+                // A server that is full may say so of what it has done, and one that wants a user has done nothing.
+                if failure.is_full() || matches!(failure, Failure::Nameless) {
+                    self.table().answered(claim, &key, failure.is_full());
+                }
+                Err(failure)
+            }
         }
     }
 
@@ -305,48 +260,68 @@ impl Session {
         link.ask(link.client().kv_client().txn(txn)).await
     }
 
-    /// Takes note of what had changed.
-    pub(crate) async fn learn(&self, link: &Link, kept: &Kept, found: &Found) -> Result<(), Failure> {
-        self.learn_base(link, found.base.as_ref()).await?;
-        if kept.mark().is_some() {
-            match &found.lease {
-                Some(kv) => kept.marked(kv.mod_revision()),
-                None => kept.ended(),
+    /// Something that a request to take a name depended on has changed: looks at it anew.
+    ///
+    /// It raises nothing. If everyone who finds the base raised did so as well, each would have all others look anew, for ever.
+    pub(crate) async fn learn(&self, link: &Link, kept: &Kept, base: Base) -> Result<(), Failure> {
+        let mark = kept.mark();
+        let mut reads = vec![TxnOp::get(self.settings().keys.base(), None)];
+        reads.extend(mark.map(|(key, _)| TxnOp::get(key, None)));
+        let answer = self.ask(link, Txn::new().and_then(reads)).await?;
+        self.learn_base(link, base, kvs(&answer, 0)?.first()).await?;
+        if let Some((_, known)) = mark {
+            match kvs(&answer, 1)?.first() {
+                Some(found) if found.mod_revision() >= known => kept.marked(found.mod_revision()),
+                // Gone, or of a state from before: what has been put since is not there any more.
+                _ => kept.ended(),
             }
         }
         Ok(())
     }
 
-    /// Whether the claim's key, which is there already, has a lease that this client can count on from now for a full ttl. If
-    /// not, the key is deleted.
-    pub(crate) async fn stands(&self, link: &Link, kept: &Kept, mine: &KeyValue) -> Result<bool, Failure> {
-        if mine.lease() == kept.id() {
+    /// Whether what was found, which is under the claim's own key or has its owner, is the claim, on a lease that this client can
+    /// count on from now for a full ttl. If not, it is deleted.
+    pub(crate) async fn stands(
+        &self,
+        link: &Link,
+        claim: &Claim,
+        own: &str,
+        kept: &Kept,
+        found: &KeyValue,
+    ) -> Result<bool, Failure> {
+        // What another client put for the claim is taken over if the lease is the claim's: whoever releases that ends all of it.
+        let ours = found.key() == own.as_bytes() || claim.own_lease();
+        if is_of(found, claim) && ours && found.lease() == kept.id() {
             match self.keep_alive(link, kept).await {
-                Ok(()) => return Ok(true),
+                Ok(()) => {
+                    self.table().found(claim);
+                    return Ok(true);
+                }
                 Err(Failure::LeaseGone) => {}
                 Err(failure) => return Err(failure),
             }
         }
-        let delete = TxnOp::delete(mine.key(), None);
-        self.ask(link, Txn::new().and_then([delete])).await?;
+        self.remove(link, text(found.key())?, found.create_revision()).await?;
         Ok(false)
     }
 
-    /// `asked` is when the claim was asked for; when the claim waited, when it is granted.
+    /// The key and when it was created make the grant. `asked` is when the claim was asked for; when the claim waited, when it
+    /// is granted.
     pub(crate) fn grant(
         self: &Arc<Self>,
         link: &Arc<Link>,
         claim: &Claim,
         kept: &Arc<Kept>,
         base: u64,
-        created: i64,
+        (key, created): (&str, i64),
         asked: Stamp,
     ) -> Result<Grant, Failure> {
         let token = tokens::token(base, created)?;
         self.saw(base, created);
         let lease = kept.lease(asked, self.clock().now());
         let grant = Grant::new(claim.clone(), token, lease);
-        self.table().granted(claim, token, created, grant.revoker());
+        self.table()
+            .granted(claim, token, (key, created), link.serial(), grant.revoker());
         if claim.own_lease() {
             // Nobody may renew it, so nobody would look.
             self.look_after(link, kept);
@@ -356,14 +331,6 @@ impl Session {
 
     pub(crate) fn busy(&self, head: &KeyValue) -> Busy {
         Busy::default().with_holder(self.holder_of(head))
-    }
-
-    fn holder_of(&self, kv: &KeyValue) -> Holder {
-        let mut holder = record::holder(kv.value(), kv.create_revision());
-        if let Some((name, owner)) = self.settings().keys.read(kv.key()) {
-            (holder.name, holder.owner) = (Some(name), Some(owner));
-        }
-        holder
     }
 
     async fn revoke_own(&self, link: &Link, claim: &Claim) -> Result<(), Failure> {
@@ -376,27 +343,6 @@ impl Session {
     }
 }
 
-/// Why a claim was not granted.
-pub(crate) struct Found {
-    pub(crate) mine: Option<KeyValue>,
-    pub(crate) head: Option<KeyValue>,
-    pub(crate) base: Option<KeyValue>,
-    pub(crate) lease: Option<KeyValue>,
-}
-
-impl Found {
-    /// The answers to [`Session::reads`].
-    pub(crate) fn read(answer: &TxnResponse) -> Result<Self, Failure> {
-        let first = |at| Ok::<_, Failure>(kvs(answer, at)?.into_iter().next());
-        Ok(Self {
-            mine: first(0)?,
-            head: first(1)?,
-            base: first(2)?,
-            lease: first(3).unwrap_or_default(),
-        })
-    }
-}
-
 /// What the operation at that place of a transaction found.
 pub(crate) fn kvs(answer: &TxnResponse, at: usize) -> Result<Vec<KeyValue>, Failure> {
     match answer.op_responses().into_iter().nth(at) {
@@ -405,11 +351,34 @@ pub(crate) fn kvs(answer: &TxnResponse, at: usize) -> Result<Vec<KeyValue>, Fail
     }
 }
 
-/// Whether the first key that a transaction found is this one.
-fn first_is(answer: &TxnResponse, key: &str) -> Result<bool, Failure> {
-    Ok(kvs(answer, 0)?
-        .first()
-        .is_some_and(|first| first.key() == key.as_bytes()))
+/// Whether the key that a release deleted was the head of its queue, and still the claim's: it was read, or there was nothing
+/// else that it could be.
+fn was_first(answer: &TxnResponse, key: &str, claim: &Claim) -> Result<bool, Failure> {
+    match answer.op_responses().first() {
+        Some(TxnOpResponse::Get(found)) => {
+            let first = found.kvs().first();
+            Ok(first.is_some_and(|first| first.key() == key.as_bytes() && is_of(first, claim)))
+        }
+        Some(TxnOpResponse::Delete(done)) => Ok(done.deleted() > 0),
+        _ => Err(Failure::Nonsense),
+    }
+}
+
+fn released(was_first: bool) -> Released {
+    if was_first {
+        Released::Released
+    } else {
+        Released::NotHeld
+    }
+}
+
+/// Whether it is that claim's owner who is in the queue there.
+pub(crate) fn is_of(found: &KeyValue, claim: &Claim) -> bool {
+    record::owner(found.value()) == Some(claim.owner())
+}
+
+pub(crate) fn text(key: &[u8]) -> Result<&str, Failure> {
+    std::str::from_utf8(key).map_err(|_| Failure::Nonsense)
 }
 
 /// Puts a claim's key.
@@ -420,19 +389,12 @@ pub(crate) fn put(key: &str, claim: &Claim, kept: &Kept, base: Base, held: bool)
 
 /// Reads the oldest keys of a queue.
 pub(crate) fn head(queue: &str, limit: i64) -> TxnOp {
-    let oldest = GetOptions::new()
-        .with_prefix()
-        .with_sort(SortTarget::Create, SortOrder::Ascend)
-        .with_limit(limit);
-    TxnOp::get(queue, Some(oldest))
+    TxnOp::get(queue, Some(oldest(limit)))
 }
 
-/// The first key that does not begin with `prefix`.
-fn after(prefix: &[u8]) -> Vec<u8> {
-    let mut end = prefix.to_vec();
-    // A prefix is text, so no byte of it is 0xff.
-    if let Some(last) = end.last_mut() {
-        *last += 1;
-    }
-    end
+fn oldest(limit: i64) -> GetOptions {
+    GetOptions::new()
+        .with_prefix()
+        .with_sort(SortTarget::Create, SortOrder::Ascend)
+        .with_limit(limit)
 }

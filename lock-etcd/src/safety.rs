@@ -1,7 +1,7 @@
 //! Which servers locks are safe on.
 
 use etcd_client::StatusResponse;
-use lock_core::LockError;
+use lock_core::{BackendVersion, LockError};
 
 use crate::failure::Failure;
 
@@ -20,6 +20,11 @@ impl Member {
             learner: status.is_learner(),
             leader: status.leader() != 0,
         }
+    }
+
+    /// For people.
+    pub(crate) fn named(&self) -> BackendVersion {
+        BackendVersion::new("etcd", &*self.version)
     }
 
     /// Refuses what locks are not safe on, or warns if that is wanted; another member may be better.

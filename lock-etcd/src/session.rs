@@ -90,6 +90,25 @@ impl Session {
         header.map_or(0, ResponseHeader::revision)
     }
 
+    /// Does `work` on the connection, within the time that one operation may take; once more, if the server did nothing for
+    /// want of a login.
+    pub(crate) async fn on_link<T, F>(
+        &self,
+        operation: &'static str,
+        work: impl Fn(Arc<Link>) -> F,
+    ) -> Result<T, LockError>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        self.limited(operation, async {
+            match work(self.link().await?).await {
+                Err(Failure::Nameless) => work(self.link().await?).await,
+                done => done,
+            }
+        })
+        .await
+    }
+
     /// Does `work` within the time that one operation may take.
     pub(crate) async fn limited<T>(
         &self,
@@ -113,11 +132,8 @@ impl Session {
 
     /// Connects, and finds out whether the user may read and write what locks need.
     pub(crate) async fn greet(&self) -> Result<(), LockError> {
-        let greeting = async {
-            let link = self.link().await?;
-            self.base(&link).await.map(drop)
-        };
-        self.limited("connecting", greeting).await
+        let greeting = |link: Arc<Link>| async move { self.base(&link).await.map(drop) };
+        self.on_link("connecting", greeting).await
     }
 
     /// The claim is given up: its core will release it.
@@ -129,9 +145,8 @@ impl Session {
         if !guard.is_held() {
             return None;
         }
-        let (claim, created) = self.table.holding(guard.name(), guard.token())?;
-        let key = self.settings.keys.claim(&claim);
-        Some(vec![Compare::create_revision(key, CompareOp::Equal, created)])
+        let (key, created) = self.table.holding(guard.name(), guard.token())?;
+        Some(vec![Compare::create_revision(&*key, CompareOp::Equal, created)])
     }
 
     /// Ends the session: its leases are revoked, and with them all that it has on the server, if there is a connection for it.

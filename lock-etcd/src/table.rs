@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use lock_core::{Claim, FencingToken, LockName, OwnerId, Revoker, Stamp};
 
 use crate::leases::Kept;
+use crate::slots::{Slot, Slots};
 use crate::watches::Watch;
 
 /// The client's claims and leases.
@@ -19,13 +20,37 @@ struct State {
     /// All leases, those that no new claim uses included.
     leases: HashMap<i64, Arc<Kept>>,
     claims: HashMap<OwnerId, Entry>,
+    slots: Slots,
+}
+
+impl State {
+    /// Takes out the claim if it `fits`, and its slot with it.
+    fn remove(&mut self, claim: &Claim, fits: impl FnOnce(&Entry) -> bool) {
+        if !self.claims.get(&claim.owner()).is_some_and(fits) {
+            return;
+        }
+        if let Some(entry) = self.claims.remove(&claim.owner()) {
+            if entry.is_settled() {
+                self.slots.give_back(claim.name(), entry.slot);
+            } else {
+                self.slots.give_up();
+            }
+        }
+    }
 }
 
 struct Entry {
     claim: Claim,
     kept: Arc<Kept>,
-    /// How many requests were sent to take the name, and not answered.
-    unanswered: u32,
+    slot: Slot,
+    /// The key of that slot.
+    key: Arc<str>,
+    /// How many requests were sent that can put it, and not answered.
+    puts: u32,
+    /// How many were sent that can delete it, whenever it was put, and not answered.
+    deletes: u32,
+    /// Whether it was put, or found on the server.
+    there: bool,
     held: Option<Held>,
     /// Since when the claim is to go.
     leaving: Option<Stamp>,
@@ -33,24 +58,67 @@ struct Entry {
 
 struct Held {
     token: FencingToken,
+    /// The claim's own key, or the one that another client put for it.
+    key: Arc<str>,
     created: i64,
+    /// The link over which it was granted, unless it was asked for once more since.
+    link: Option<u64>,
     revoker: Revoker,
     watch: Option<Watch>,
 }
 
+impl Entry {
+    /// Whether every request that could change its own key, whenever it was put, was answered.
+    fn is_settled(&self) -> bool {
+        self.puts == 0 && self.deletes == 0
+    }
+
+    fn known(&self) -> Known {
+        Known {
+            kept: Arc::clone(&self.kept),
+            key: Arc::clone(&self.key),
+            unclear: self.puts > 0,
+            created: self.held.as_ref().map(|held| held.created),
+            adopted: self.held.as_ref().is_some_and(|held| held.key != self.key),
+            link: self.held.as_ref().and_then(|held| held.link),
+        }
+    }
+}
+
 /// What is known of a claim.
-#[derive(Clone)]
 pub(crate) struct Known {
     pub(crate) kept: Arc<Kept>,
-    /// Whether a request of it may be carried out later.
+    /// Its own key.
+    pub(crate) key: Arc<str>,
+    /// Whether it may be put later.
     pub(crate) unclear: bool,
-    /// The revision at which its key was created, once it was granted.
+    /// The revision at which it was created, once it was granted.
     pub(crate) created: Option<i64>,
+    /// Whether the claim was granted for the key that another client put.
+    pub(crate) adopted: bool,
+    /// The link over which it was granted, and not asked for since.
+    link: Option<u64>,
+}
+
+impl Known {
+    /// Whether the claim was granted for its own key, and nothing else is to be heard of it.
+    pub(crate) fn is_sure(&self) -> bool {
+        self.created.is_some() && !self.unclear && !self.adopted
+    }
+
+    /// Whether the claim's key, if that link shows it at all, is the head of its queue.
+    ///
+    /// It was the head when it was granted. Younger keys come behind it, nothing was sent since that would put it anew, and under one
+    /// link state does not go back.
+    pub(crate) fn is_first_if_there(&self, link: u64) -> bool {
+        !self.unclear && self.link == Some(link)
+    }
 }
 
 /// A claim that is held and not watched.
 pub(crate) struct Unwatched {
     pub(crate) claim: Claim,
+    pub(crate) key: Arc<str>,
     pub(crate) created: i64,
     pub(crate) revoker: Revoker,
 }
@@ -66,10 +134,18 @@ impl Table {
     pub(crate) fn add(&self, kept: &Arc<Kept>, shared_for: Option<u64>, now: Stamp) {
         let mut state = self.lock();
         let State {
-            shared, leases, claims, ..
+            shared,
+            leases,
+            claims,
+            slots,
         } = &mut *state;
         leases.retain(|_, kept| kept.is_valid(now));
+        let before = claims.len();
         claims.retain(|_, entry| entry.leaving.is_none() || entry.kept.is_valid(now));
+        if claims.len() < before {
+            // Their releases were never answered.
+            slots.give_up();
+        }
         if let Some(seconds) = shared_for {
             shared.insert(seconds, Arc::clone(kept));
         }
@@ -91,48 +167,102 @@ impl Table {
         state.leases.drain().map(|(_, kept)| kept).collect()
     }
 
-    /// A request to take the name is about to be sent.
-    pub(crate) fn asked(&self, claim: &Claim, kept: &Arc<Kept>) {
+    /// A request to take the name is about to be sent, which can put the key that is returned: one of those in `queue`.
+    pub(crate) fn putting(&self, claim: &Claim, queue: &str, kept: &Arc<Kept>) -> Arc<str> {
         let mut state = self.lock();
-        let entry = state.claims.entry(claim.owner()).or_insert_with(|| Entry {
-            claim: claim.clone(),
-            kept: Arc::clone(kept),
-            unanswered: 0,
-            held: None,
-            leaving: None,
+        let State { claims, slots, .. } = &mut *state;
+        let entry = claims.entry(claim.owner()).or_insert_with(|| {
+            let slot = slots.take(claim.name());
+            Entry {
+                claim: claim.clone(),
+                kept: Arc::clone(kept),
+                slot,
+                key: format!("{queue}{slot}").into(),
+                puts: 0,
+                deletes: 0,
+                there: false,
+                held: None,
+                leaving: None,
+            }
         });
         if entry.kept.id() != kept.id() {
             entry.kept = Arc::clone(kept);
         }
-        entry.unanswered += 1;
+        if let Some(held) = &mut entry.held {
+            held.link = None;
+        }
+        entry.puts += 1;
         entry.leaving = None;
+        Arc::clone(&entry.key)
+    }
+
+    /// It was answered: whether the key was put.
+    pub(crate) fn answered(&self, claim: &Claim, key: &str, put: bool) {
+        self.change(claim, key, |entry| {
+            entry.puts -= 1;
+            entry.there |= put;
+        });
+    }
+
+    /// If what is known of the claim `fits`, a request is about to be sent that deletes its own key, whenever that was put.
+    pub(crate) fn deleting(&self, claim: &Claim, fits: impl FnOnce(&Known) -> bool) -> Option<Known> {
+        let mut state = self.lock();
+        let entry = state.claims.get_mut(&claim.owner())?;
+        let known = entry.known();
+        fits(&known).then(|| {
+            entry.deletes += 1;
+            known
+        })
     }
 
     /// It was answered.
-    pub(crate) fn answered(&self, claim: &Claim) {
-        if let Some(entry) = self.lock().claims.get_mut(&claim.owner()) {
-            entry.unanswered = entry.unanswered.saturating_sub(1);
+    pub(crate) fn deleted(&self, claim: &Claim, key: &str) {
+        self.change(claim, key, |entry| entry.deletes -= 1);
+    }
+
+    /// A claim that went under its request, and came again, has another key.
+    fn change(&self, claim: &Claim, key: &str, change: impl FnOnce(&mut Entry)) {
+        let mut state = self.lock();
+        let entry = state.claims.get_mut(&claim.owner());
+        if let Some(entry) = entry.filter(|entry| *entry.key == *key) {
+            change(entry);
         }
     }
 
-    /// The claim was granted.
-    pub(crate) fn granted(&self, claim: &Claim, token: FencingToken, created: i64, revoker: Revoker) {
+    /// The claim was found on the server, under whatever key.
+    pub(crate) fn found(&self, claim: &Claim) {
         if let Some(entry) = self.lock().claims.get_mut(&claim.owner()) {
+            entry.there = true;
+        }
+    }
+
+    /// The claim was granted, for a key that was created at that revision.
+    pub(crate) fn granted(
+        &self,
+        claim: &Claim,
+        token: FencingToken,
+        (key, created): (&str, i64),
+        link: u64,
+        revoker: Revoker,
+    ) {
+        if let Some(entry) = self.lock().claims.get_mut(&claim.owner()) {
+            let own = Some(&entry.key).filter(|own| ***own == *key);
             entry.held = Some(Held {
                 token,
+                key: own.map_or_else(|| key.into(), Arc::clone),
                 created,
+                link: Some(link),
                 revoker,
                 watch: None,
             });
         }
     }
 
-    pub(crate) fn claim(&self, claim: &Claim) -> Option<Known> {
-        self.lock().claims.get(&claim.owner()).map(|entry| Known {
-            kept: Arc::clone(&entry.kept),
-            unclear: entry.unanswered > 0,
-            created: entry.held.as_ref().map(|held| held.created),
-        })
+    /// The lease that the claim was asked for with last.
+    pub(crate) fn lease_of(&self, claim: &Claim) -> Option<Arc<Kept>> {
+        let state = self.lock();
+        let entry = state.claims.get(&claim.owner())?;
+        Some(Arc::clone(&entry.kept))
     }
 
     /// Whether the claim is not wanted any more.
@@ -145,13 +275,13 @@ impl Table {
     }
 
     /// The key that makes a lock of that name and token this client's, and the revision at which it was created.
-    pub(crate) fn holding(&self, name: &LockName, token: FencingToken) -> Option<(Claim, i64)> {
+    pub(crate) fn holding(&self, name: &LockName, token: FencingToken) -> Option<(Arc<str>, i64)> {
         let state = self.lock();
         let mut claims = state.claims.values();
         claims.find_map(|entry| {
             let held = entry.held.as_ref()?;
             let it = entry.claim.name() == name && held.token == token && entry.leaving.is_none();
-            it.then(|| (entry.claim.clone(), held.created))
+            it.then(|| (Arc::clone(&held.key), held.created))
         })
     }
 
@@ -165,9 +295,23 @@ impl Table {
         }
     }
 
-    /// The claim has gone.
-    pub(crate) fn gone(&self, claim: &Claim) {
-        self.lock().claims.remove(&claim.owner());
+    /// The claim that has this key of its own has gone. One that came again has another key.
+    pub(crate) fn gone(&self, claim: &Claim, own: &str) {
+        self.lock().remove(claim, |entry| *entry.key == *own);
+    }
+
+    /// Forgets the claim if the server has nothing of it, and will have nothing. True if there is nothing to release.
+    pub(crate) fn forget_what_is_nowhere(&self, claim: &Claim) -> bool {
+        let mut state = self.lock();
+        state.remove(claim, |entry| !entry.there && entry.is_settled());
+        !state.claims.contains_key(&claim.owner())
+    }
+
+    /// The key of this client that the claim has.
+    pub(crate) fn key_of(&self, claim: &Claim) -> Option<Arc<str>> {
+        let state = self.lock();
+        let entry = state.claims.get(&claim.owner())?;
+        Some(Arc::clone(&entry.key))
     }
 
     /// The claims on that lease that should have gone before `then`.
@@ -186,6 +330,7 @@ impl Table {
             let watched = held.watch.as_ref().is_some_and(|watch| watch.watches_on(link));
             (!watched).then(|| Unwatched {
                 claim: entry.claim.clone(),
+                key: Arc::clone(&held.key),
                 created: held.created,
                 revoker: held.revoker.clone(),
             })
@@ -208,5 +353,63 @@ impl Table {
     fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing here panics while holding the mutex.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use lock_core::Clock;
+
+    use super::*;
+
+    const TTL: Duration = Duration::from_secs(2);
+
+    fn claim() -> Claim {
+        Claim::new("n".parse().unwrap(), TTL)
+    }
+
+    fn kept() -> Arc<Kept> {
+        Kept::new(1, TTL, Clock::system().now(), Err("ns:lease/1".to_owned()), 1)
+    }
+
+    #[test]
+    fn a_key_is_given_out_again_once_all_is_answered() {
+        let (table, kept, claims) = (Table::default(), kept(), [claim(), claim()]);
+        let key = table.putting(&claims[0], "n/", &kept);
+        table.answered(&claims[0], &key, true);
+        table.deleting(&claims[0], |_| true).unwrap();
+        table.deleted(&claims[0], &key);
+        table.gone(&claims[0], &key);
+        assert_eq!(table.putting(&claims[1], "n/", &kept), key);
+    }
+
+    #[test]
+    fn an_old_answer_does_not_end_a_claim_that_came_again() {
+        let (table, kept, claim) = (Table::default(), kept(), claim());
+        let old = table.putting(&claim, "n/", &kept);
+        table.answered(&claim, &old, true);
+        for _ in 0..2 {
+            table.deleting(&claim, |_| true).unwrap();
+        }
+        table.deleted(&claim, &old);
+        table.gone(&claim, &old);
+        let new = table.putting(&claim, "n/", &kept);
+        assert_ne!(new, old);
+        table.deleted(&claim, &old);
+        table.gone(&claim, &old);
+        assert_eq!(table.key_of(&claim), Some(new));
+    }
+
+    #[test]
+    fn of_a_refused_claim_nothing_is_kept_unless_it_may_still_be_put() {
+        let (table, kept, claims) = (Table::default(), kept(), [claim(), claim()]);
+        let keys = claims.each_ref().map(|claim| table.putting(claim, "n/", &kept));
+        table.answered(&claims[0], &keys[0], false);
+        assert!(table.forget_what_is_nowhere(&claims[0]));
+        assert!(!table.forget_what_is_nowhere(&claims[1]));
+        assert_eq!(table.key_of(&claims[0]), None);
+        assert!(table.key_of(&claims[1]).is_some());
     }
 }

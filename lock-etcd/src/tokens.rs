@@ -69,11 +69,14 @@ impl Session {
         }
     }
 
-    /// Takes note of the base that a transaction found in place of the one that was known.
-    pub(crate) async fn learn_base(&self, link: &Link, found: Option<&KeyValue>) -> Result<(), Failure> {
+    /// Takes note of the base that was found where `known` was expected, unless another request has done so before.
+    pub(crate) async fn learn_base(&self, link: &Link, known: Base, found: Option<&KeyValue>) -> Result<(), Failure> {
         // One that is gone is made again.
-        let base = found.map(Base::read).transpose()?;
-        *link.base().lock().await = base;
+        let found = found.map(Base::read).transpose()?;
+        let mut base = link.base().lock().await;
+        if *base == Some(known) {
+            *base = found;
+        }
         Ok(())
     }
 }

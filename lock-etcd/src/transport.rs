@@ -11,7 +11,7 @@ use std::time::Duration;
 use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
 use socket2::{SockRef, TcpKeepalive};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, BufWriter, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,12 @@ pub(crate) async fn connect(
     broken: CancellationToken,
     runtime: Handle,
 ) -> Result<Channel, tonic::transport::Error> {
+    // Under TLS each frame is sent as it comes: not all versions of rustls' stream come again for what is kept.
+    let room = if endpoint.uri().scheme_str() == Some("http") {
+        ROOM
+    } else {
+        0
+    };
     let used = Arc::new(AtomicBool::new(false));
     let driver = Driver {
         runtime,
@@ -41,7 +47,12 @@ pub(crate) async fn connect(
                 return Err(io::Error::from(io::ErrorKind::BrokenPipe));
             }
             let stream = tcp(&host, port, patience).await?;
-            Ok(TokioIo::new(Watched { stream, broken }))
+            Ok(TokioIo::new(Watched {
+                stream: BufWriter::with_capacity(room, stream),
+                kept: 0,
+                turns: 0,
+                broken,
+            }))
         }
     });
     endpoint.executor(driver).connect_with_connector(connector).await
@@ -80,16 +91,30 @@ impl Executor<Pin<Box<dyn Future<Output = ()> + Send>>> for Driver {
         let broken = self.broken.clone();
         self.runtime.spawn(async move {
             tokio::select! {
-                () = work => {}
+                biased;
                 () = broken.cancelled() => {}
+                () = work => {}
             }
         });
     }
 }
 
+/// How many frames a request is at most.
+const FRAMES: u8 = 3;
+
+/// How much is kept at most; several requests.
+const ROOM: usize = 8 << 10;
+
 /// A stream that tells when it has ended.
+///
+/// A request is three frames, by two tasks, and each would be sent by itself. What is written is kept until those who are ready
+/// have had their turn, and is sent as one: the server reads it in one go, too.
 struct Watched {
-    stream: TcpStream,
+    stream: BufWriter<TcpStream>,
+    /// How much was kept when it was to be sent last.
+    kept: usize,
+    /// How often it was to be sent, and was not.
+    turns: u8,
     broken: CancellationToken,
 }
 
@@ -120,11 +145,20 @@ impl AsyncWrite for Watched {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let kept = self.stream.buffer().len();
+        if kept > self.kept && self.turns < FRAMES {
+            (self.kept, self.turns) = (kept, self.turns + 1);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let outcome = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        (self.kept, self.turns) = (0, 0);
+        Poll::Ready(self.told(outcome))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        let outcome = ready!(Pin::new(&mut self.stream).poll_shutdown(cx));
+        Poll::Ready(self.told(outcome))
     }
 
     fn poll_write_vectored(
@@ -138,5 +172,42 @@ impl AsyncWrite for Watched {
 
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::task::noop_waker;
+    use tokio::io::AsyncReadExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_is_written_while_others_have_their_turn_is_sent_as_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (mut server, _) = listener.accept().await.unwrap();
+        let mut watched = Watched {
+            stream: BufWriter::with_capacity(ROOM, stream),
+            kept: 0,
+            turns: 0,
+            broken: CancellationToken::new(),
+        };
+        let waker = noop_waker();
+        let mut cx = Context::from_waker(&waker);
+        for (frame, kept) in [("head", "head"), ("body", "headbody"), ("end", "headbodyend")] {
+            assert!(Pin::new(&mut watched).poll_write(&mut cx, frame.as_bytes()).is_ready());
+            assert!(Pin::new(&mut watched).poll_flush(&mut cx).is_pending());
+            assert_eq!(watched.stream.buffer(), kept.as_bytes());
+        }
+        // Nobody has added to it.
+        assert!(Pin::new(&mut watched).poll_flush(&mut cx).is_ready());
+        let mut sent = [0; 11];
+        server.read_exact(&mut sent).await.unwrap();
+        assert_eq!(&sent, b"headbodyend");
+        // The next request is gathered as the first was.
+        assert!(Pin::new(&mut watched).poll_write(&mut cx, b"head").is_ready());
+        assert!(Pin::new(&mut watched).poll_flush(&mut cx).is_pending());
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, SortOrder, SortTarget, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
 use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp};
 use tokio::time::{sleep, timeout};
 
@@ -11,12 +11,13 @@ use crate::failure::Failure;
 use crate::leases::Kept;
 use crate::link::Link;
 use crate::record;
-use crate::requests::{Found, head, kvs, put};
+use crate::requests::{head, is_of, kvs, put, text};
 use crate::session::Session;
-use crate::watches::Seen;
+use crate::watches::{Seen, Waiting};
 
 /// Where a claim stands in the queue.
 struct Place {
+    key: Arc<str>,
     created: i64,
     base: u64,
     kept: Arc<Kept>,
@@ -31,7 +32,9 @@ enum Standing {
 /// Somebody else is first.
 struct Behind {
     busy: Busy,
-    /// Whose going changes something.
+    /// The claim's own key.
+    mine: Arc<str>,
+    /// The one whose going changes something.
     before: String,
     /// When that was seen.
     revision: i64,
@@ -47,6 +50,7 @@ impl Session {
     /// The place in the queue survives a broken connection, as long as its lease is kept.
     pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         let mut place = None;
+        let mut watching = None;
         loop {
             let looking = async {
                 let link = self.link().await?;
@@ -57,8 +61,10 @@ impl Session {
                 Standing::Held(grant) => return Ok(Attempt::Granted(grant)),
                 Standing::Behind(behind) => behind,
             };
-            match self.next(claim, deadline, &link, &behind).await {
+            let mut watched = watch(&link, &behind, watching.take());
+            match self.next(deadline, &link, &behind, &mut watched).await {
                 Next::Look => {}
+                Next::LookOnceMore => watching = Some(watched),
                 Next::GiveUp => return self.give_up(claim, behind.busy).await,
                 Next::Closed => return Err(LockError::Closed),
             }
@@ -85,8 +91,7 @@ impl Session {
                 }
                 Some(known) if !known.kept.is_valid(self.clock().now()) => {
                     // What it kept may be there for a moment longer, and is not to be believed in.
-                    let delete = TxnOp::delete(self.settings().keys.claim(claim), None);
-                    self.ask(link, Txn::new().and_then([delete])).await?;
+                    self.remove(link, &known.key, known.created).await?;
                     *place = None;
                 }
                 Some(known) => match self.verify(link, claim, known).await? {
@@ -104,51 +109,48 @@ impl Session {
         claim: &Claim,
         place: &mut Option<Place>,
     ) -> Result<Option<Standing>, Failure> {
-        let keys = &self.settings().keys;
-        let (key, queue) = (keys.claim(claim), keys.queue(claim.name()));
+        let queue = self.settings().keys.queue(claim.name());
         let (kept, base) = self.prepare(link, claim).await?;
-        let new = Compare::create_revision(&*key, CompareOp::Equal, 0);
-        let txn = Txn::new()
-            .when(self.as_known(new, &kept, base))
-            .and_then([
-                put(&key, claim, &kept, base, false),
-                youngest(&queue, GetOptions::new(), 2),
-                head(&queue, 1),
-            ])
-            .or_else(self.reads(&key, &queue, &kept));
-        let Some(answer) = self.take(link, claim, &kept, txn).await? else {
+        let taken = self.take(link, claim, &queue, &kept, |key| {
+            let new = Compare::create_revision(key, CompareOp::Equal, 0);
+            Txn::new()
+                .when(self.as_known(new, &kept, base))
+                .and_then([
+                    put(key, claim, &kept, base, false),
+                    youngest(&queue, GetOptions::new(), 2),
+                    head(&queue, 1),
+                ])
+                .or_else([TxnOp::get(key, None)])
+        });
+        let Some((key, answer)) = taken.await? else {
             return Ok(None);
         };
         if !answer.succeeded() {
-            let found = Found::read(&answer)?;
-            match &found.mine {
+            match kvs(&answer, 0)?.first() {
                 Some(mine) => {
-                    if self.stands(link, &kept, mine).await? {
+                    if self.stands(link, claim, &key, &kept, mine).await? {
                         *place = Some(Place {
+                            key,
                             created: mine.create_revision(),
                             base: record::base(mine.value()).ok_or(Failure::Nonsense)?,
                             kept,
                         });
                     }
                 }
-                None => self.learn(link, &kept, &found).await?,
+                None => self.learn(link, &kept, base).await?,
             }
             return Ok(None);
         }
         let revision = self.seen(answer.header());
         let known = place.insert(Place {
+            key,
             created: revision,
             base: base.value,
             kept,
         });
         let queued = kvs(&answer, 1)?;
         match (queued.get(1), kvs(&answer, 2)?.first()) {
-            (Some(before), Some(head)) => Ok(Some(Standing::Behind(Behind {
-                busy: self.busy(head),
-                before: text(before.key())?,
-                revision,
-                kept: Arc::clone(&known.kept),
-            }))),
+            (Some(before), Some(head)) => self.behind(link, claim, known, (head, before), revision).await,
             // Alone in its queue from the beginning.
             _ => self.hold(link, claim, known).map(Some),
         }
@@ -164,15 +166,14 @@ impl Session {
         claim: &Claim,
         place: &Place,
     ) -> Result<Option<Standing>, Failure> {
-        let keys = &self.settings().keys;
-        let (key, queue) = (keys.claim(claim), keys.queue(claim.name()));
+        let (key, queue) = (&*place.key, self.settings().keys.queue(claim.name()));
         let older = GetOptions::new().with_max_create_revision(place.created - 1);
         let txn = Txn::new()
             .when([
-                Compare::create_revision(&*key, CompareOp::Equal, place.created),
+                Compare::create_revision(key, CompareOp::Equal, place.created),
                 Compare::create_revision(&*queue, CompareOp::Greater, place.created - 1).with_prefix(),
             ])
-            .or_else([TxnOp::get(&*key, None), youngest(&queue, older, 1), head(&queue, 1)]);
+            .or_else([TxnOp::get(key, None), youngest(&queue, older, 1), head(&queue, 1)]);
         let answer = self.ask(link, txn).await?;
         if answer.succeeded() {
             return self.hold(link, claim, place).map(Some);
@@ -180,33 +181,52 @@ impl Session {
         let (mine, before, head) = (kvs(&answer, 0)?, kvs(&answer, 1)?, kvs(&answer, 2)?);
         let mine = mine.first().filter(|kv| kv.create_revision() == place.created);
         match (mine, before.first(), head.first()) {
-            (Some(_), Some(before), Some(head)) => Ok(Some(Standing::Behind(Behind {
-                busy: self.busy(head),
-                before: text(before.key())?,
-                revision: self.seen(answer.header()),
-                kept: Arc::clone(&place.kept),
-            }))),
+            (Some(_), Some(before), Some(head)) => {
+                let revision = self.seen(answer.header());
+                self.behind(link, claim, place, (head, before), revision).await
+            }
             _ => Ok(None),
         }
     }
 
+    /// Behind whom the claim was seen; `None` if that is to be looked at again.
+    async fn behind(
+        &self,
+        link: &Link,
+        claim: &Claim,
+        place: &Place,
+        (head, before): (&KeyValue, &KeyValue),
+        revision: i64,
+    ) -> Result<Option<Standing>, Failure> {
+        if is_of(head, claim) {
+            // Another client put it. It is this one now that the claim is asked for through.
+            self.remove(link, text(head.key())?, head.create_revision()).await?;
+            return Ok(None);
+        }
+        Ok(Some(Standing::Behind(Behind {
+            busy: self.busy(head),
+            mine: Arc::clone(&place.key),
+            before: text(before.key())?.to_owned(),
+            revision,
+            kept: Arc::clone(&place.kept),
+        })))
+    }
+
     fn hold(self: &Arc<Self>, link: &Arc<Link>, claim: &Claim, place: &Place) -> Result<Standing, Failure> {
-        let grant = self.grant(link, claim, &place.kept, place.base, place.created, self.clock().now())?;
+        let life = (&*place.key, place.created);
+        let grant = self.grant(link, claim, &place.kept, place.base, life, self.clock().now())?;
         Ok(Standing::Held(grant))
     }
 
     /// What happens first to a claim that stands behind somebody.
-    async fn next(&self, claim: &Claim, deadline: Option<Stamp>, link: &Link, behind: &Behind) -> Next {
-        let from = behind.revision + 1;
-        let (_watching_before, mut before) = link.watches().wait(behind.before.clone(), from);
-        let (_watching_mine, mut mine) = link.watches().wait(self.settings().keys.claim(claim), from);
+    async fn next(&self, deadline: Option<Stamp>, link: &Link, behind: &Behind, watching: &mut Watching) -> Next {
         let mut due = behind.kept.due();
         loop {
             tokio::select! {
                 biased;
                 () = link.broken() => return if self.is_closed() { Next::Closed } else { Next::Look },
-                seen = &mut before => return look(seen.unwrap_or(Seen::Unclear)).await,
-                seen = &mut mine => return look(seen.unwrap_or(Seen::Unclear)).await,
+                seen = watching.before.seen(behind.revision) => return look(seen).await,
+                seen = watching.mine.seen(behind.revision) => return look(seen).await,
                 () = self.until(deadline) => return Next::GiveUp,
                 () = self.until(Some(due)) => {
                     let limit = self.settings().op_timeout.min(behind.kept.ttl() / 4);
@@ -248,18 +268,47 @@ impl Session {
     }
 }
 
+/// What a claim that stands behind somebody watches.
+///
+/// Keys are watched and not the claims under them: if one goes and comes again, that it went is told, and has the claim look.
+struct Watching {
+    /// Its own key, and the one before it.
+    keys: (Arc<str>, String),
+    before: Waiting,
+    mine: Waiting,
+}
+
+/// Watches what a claim stands behind, and the claim's own key; goes on with what is watched already.
+fn watch(link: &Link, behind: &Behind, watching: Option<Watching>) -> Watching {
+    let keys = (Arc::clone(&behind.mine), behind.before.clone());
+    let fits = |watching: &Watching| {
+        watching.keys == keys && watching.before.waits_on(link.serial()) && watching.mine.waits_on(link.serial())
+    };
+    watching.filter(fits).unwrap_or_else(|| Watching {
+        before: link.watches().wait(behind.before.clone()),
+        mine: link.watches().wait(String::from(&*behind.mine)),
+        keys,
+    })
+}
+
 enum Next {
     /// Time to look again.
     Look,
+    /// Something was written between the last look and the beginning of a watch.
+    LookOnceMore,
     GiveUp,
     Closed,
 }
 
 async fn look(seen: Seen) -> Next {
-    if seen == Seen::Unclear {
-        sleep(REST).await;
+    match seen {
+        Seen::Deleted => Next::Look,
+        Seen::Gap => Next::LookOnceMore,
+        Seen::Unclear => {
+            sleep(REST).await;
+            Next::Look
+        }
     }
-    Next::Look
 }
 
 /// Reads the youngest keys of a queue.
@@ -269,8 +318,4 @@ fn youngest(queue: &str, options: GetOptions, limit: i64) -> TxnOp {
         .with_sort(SortTarget::Create, SortOrder::Descend)
         .with_limit(limit);
     TxnOp::get(queue, Some(options))
-}
-
-fn text(key: &[u8]) -> Result<String, Failure> {
-    String::from_utf8(key.to_vec()).map_err(|_| Failure::Nonsense)
 }

@@ -15,6 +15,8 @@ pub(crate) enum Seen {
     Deleted,
     /// Whether it is there has to be looked up: the history is gone, or the connection.
     Unclear,
+    /// It can have gone before the watch began; whatever comes later is told.
+    Gap,
 }
 
 /// The watches of one connection. Clones are the same.
@@ -28,12 +30,22 @@ enum Order {
     Watch {
         id: i64,
         key: String,
-        from: i64,
+        begin: Begin,
         tell: Telling,
     },
     Forget {
         id: i64,
     },
+}
+
+/// Which revision a watch begins with.
+enum Begin {
+    At(i64),
+    /// The next one; the sender tells which was the last before it.
+    ///
+    /// etcd serves such a watch at once. One that begins with a revision that there is already it serves when it next looks for those
+    /// that lag, which it does every tenth of a second.
+    Now(oneshot::Sender<i64>),
 }
 
 /// A key that is watched until this is dropped.
@@ -60,6 +72,25 @@ impl Watches {
 
     /// Calls `tell` when the key is deleted at revision `from` or later, or when that cannot be told any more.
     pub(crate) fn watch(&self, key: String, from: i64, tell: impl FnOnce(Seen) + Send + 'static) -> Watch {
+        self.order(key, Begin::At(from), tell)
+    }
+
+    /// Watches a key for somebody who waits for it to go.
+    pub(crate) fn wait(&self, key: String) -> Waiting {
+        let (begin, began) = oneshot::channel();
+        let (tell, told) = oneshot::channel();
+        let watch = self.order(key, Begin::Now(begin), move |seen| {
+            // Nobody may wait for it any more.
+            let _ = tell.send(seen);
+        });
+        Waiting {
+            watch,
+            began: Some(began),
+            told,
+        }
+    }
+
+    fn order(&self, key: String, begin: Begin, tell: impl FnOnce(Seen) + Send + 'static) -> Watch {
         static IDS: AtomicI64 = AtomicI64::new(1);
         let id = IDS.fetch_add(1, Ordering::Relaxed);
         let over = Arc::new(AtomicBool::new(false));
@@ -69,7 +100,7 @@ impl Watches {
             told.store(true, Ordering::Release);
             tell(seen);
         })));
-        let _ = self.orders.send(Order::Watch { id, key, from, tell });
+        let _ = self.orders.send(Order::Watch { id, key, begin, tell });
         Watch {
             id,
             link: self.link,
@@ -77,22 +108,43 @@ impl Watches {
             orders: self.orders.clone(),
         }
     }
-
-    /// The same, to be awaited.
-    pub(crate) fn wait(&self, key: String, from: i64) -> (Watch, oneshot::Receiver<Seen>) {
-        let (tell, told) = oneshot::channel();
-        let watch = self.watch(key, from, move |seen| {
-            // Nobody may wait for it any more.
-            let _ = tell.send(seen);
-        });
-        (watch, told)
-    }
 }
 
 impl Watch {
     /// Whether it is over that link that the key is watched, and still is.
     pub(crate) fn watches_on(&self, link: u64) -> bool {
         self.link == link && !self.over.load(Ordering::Acquire)
+    }
+}
+
+/// A key that is waited for until this is dropped.
+pub(crate) struct Waiting {
+    watch: Watch,
+    began: Option<oneshot::Receiver<i64>>,
+    told: oneshot::Receiver<Seen>,
+}
+
+impl Waiting {
+    /// What is seen first of the key, which was there at revision `looked`. After a [`Seen::Gap`], which comes once at most, it
+    /// can be asked again. Dropping the future loses nothing.
+    ///
+    /// **Invariant.** Nothing is lost between the look and the watch: the watch tells of every revision after the one that it
+    /// began with, and if that is not the one of the look, the key is to be looked up once more.
+    pub(crate) async fn seen(&mut self, looked: i64) -> Seen {
+        if let Some(began) = &mut self.began {
+            // If it never begins, what became of it is told.
+            let began = began.await;
+            self.began = None;
+            if began.is_ok_and(|began| began > looked) {
+                return Seen::Gap;
+            }
+        }
+        (&mut self.told).await.unwrap_or(Seen::Unclear)
+    }
+
+    /// Whether it is over that link that the key is watched.
+    pub(crate) fn waits_on(&self, link: u64) -> bool {
+        self.watch.watches_on(link)
     }
 }
 
@@ -127,7 +179,15 @@ impl Drop for Telling {
 }
 
 /// What is watched, by the numbers of the watches.
-type Watched = Mutex<HashMap<i64, Telling>>;
+type Watched = Mutex<HashMap<i64, Known>>;
+
+/// A watch that the server knows of.
+struct Known {
+    /// None once it has told.
+    tell: Option<Telling>,
+    /// Who wants to know when it begins, until it has begun.
+    begin: Option<oneshot::Sender<i64>>,
+}
 
 /// Carries out orders and passes on what is seen, until the stream fails or nobody is left.
 async fn work(client: Client, mut orders: mpsc::UnboundedReceiver<Order>) {
@@ -136,9 +196,9 @@ async fn work(client: Client, mut orders: mpsc::UnboundedReceiver<Order>) {
         match orders.recv().await {
             None => return,
             Some(Order::Forget { .. }) => {}
-            Some(Order::Watch { id, key, from, tell }) => {
-                lock(&watched).insert(id, tell);
-                break client.watch_client().watch(key, Some(options(id, from))).await;
+            Some(Order::Watch { id, key, begin, tell }) => {
+                let options = enter(&watched, id, begin, tell);
+                break client.watch_client().watch(key, Some(options)).await;
             }
         }
     };
@@ -154,15 +214,18 @@ async fn work(client: Client, mut orders: mpsc::UnboundedReceiver<Order>) {
 async fn ask(mut orders: mpsc::UnboundedReceiver<Order>, mut requests: WatchRequestSender, watched: &Watched) {
     while let Some(order) = orders.recv().await {
         let sent = match order {
-            Order::Watch { id, key, from, tell } => {
-                lock(watched).insert(id, tell);
-                requests.watch(key, Some(options(id, from))).await
+            Order::Watch { id, key, begin, tell } => {
+                let options = enter(watched, id, begin, tell);
+                requests.watch(key, Some(options)).await
             }
             Order::Forget { id } => {
                 let known = lock(watched).remove(&id);
                 match known {
-                    Some(tell) => {
-                        tell.never();
+                    // Also if it has told: the server would watch for as long as the connection lives.
+                    Some(known) => {
+                        if let Some(tell) = known.tell {
+                            tell.never();
+                        }
                         requests.cancel(id).await
                     }
                     None => Ok(()),
@@ -182,31 +245,47 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) {
             let known = lock(watched).remove(&id);
             match known {
                 // Compaction concerns one watch.
-                Some(tell) if response.compact_revision() != 0 => tell.tell(Seen::Unclear),
+                // Dropped, that tells that all is unclear.
+                Some(_) if response.compact_revision() != 0 => {}
                 // Whatever else ends one that was not forgotten, such as a login that has expired, concerns all.
                 Some(_) => return,
                 None => {}
             }
             continue;
         }
+        if response.created() {
+            let begin = lock(watched).get_mut(&id).and_then(|known| known.begin.take());
+            if let (Some(begin), Some(header)) = (begin, response.header()) {
+                // Nobody may wait for it any more.
+                let _ = begin.send(header.revision());
+            }
+            continue;
+        }
         let mut events = response.events().iter();
         if events.any(|event| event.event_type() == EventType::Delete) {
-            let known = lock(watched).remove(&id);
-            if let Some(tell) = known {
+            let tell = lock(watched).get_mut(&id).and_then(|known| known.tell.take());
+            if let Some(tell) = tell {
                 tell.tell(Seen::Deleted);
             }
         }
     }
 }
 
-fn options(id: i64, from: i64) -> WatchOptions {
-    WatchOptions::new()
+/// Takes note of a watch that is about to be asked for.
+fn enter(watched: &Watched, id: i64, begin: Begin, tell: Telling) -> WatchOptions {
+    let options = WatchOptions::new()
         .with_watch_id(id)
-        .with_start_revision(from)
-        .with_filters([WatchFilterType::NoPut])
+        .with_filters([WatchFilterType::NoPut]);
+    let (options, begin) = match begin {
+        Begin::At(revision) => (options.with_start_revision(revision), None),
+        Begin::Now(begin) => (options, Some(begin)),
+    };
+    let tell = Some(tell);
+    lock(watched).insert(id, Known { tell, begin });
+    options
 }
 
-fn lock(watched: &Watched) -> MutexGuard<'_, HashMap<i64, Telling>> {
+fn lock(watched: &Watched) -> MutexGuard<'_, HashMap<i64, Known>> {
     // Nothing here panics while holding the mutex.
     watched.lock().unwrap_or_else(PoisonError::into_inner)
 }

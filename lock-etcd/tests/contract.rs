@@ -253,23 +253,36 @@ async fn a_waiter_in_the_middle_that_leaves_lets_nobody_in() {
     assert!(next.granted().unwrap().token > grant.token);
 }
 
-/// What a client does that believes as soon as the key before its own is gone and its own is there.
-async fn own_key_only(etcd: &lock_etcd::etcd_client::Client, wanted: &Claim) -> Attempt {
-    let key = format!("fencelock:lock/{}/{}", wanted.name(), wanted.owner());
-    etcd.kv_client().put(&*key, "1 1 - 0 host", None).await.unwrap();
-    let queued = queue(etcd, wanted.name().as_str()).await;
-    let at = queued.iter().position(|kv| kv.key() == key.as_bytes()).unwrap();
-    let before = queued[at - 1].key_str().unwrap().to_owned();
-    while etcd.kv_client().get(&*before, None).await.unwrap().count() > 0 {
-        tokio::time::sleep(Duration::from_millis(2)).await;
+/// A client that believes as soon as the key before its own is gone and its own is there.
+struct OwnKeyOnly {
+    key: String,
+    before: String,
+    wanted: Claim,
+}
+
+impl OwnKeyOnly {
+    async fn join(etcd: &lock_etcd::etcd_client::Client, wanted: Claim) -> Self {
+        let key = format!("fencelock:lock/{}/stranger.0.0", wanted.name());
+        let value = format!("1 1 {} - 0 host", wanted.owner());
+        etcd.kv_client().put(&*key, value, None).await.unwrap();
+        let queued = queue(etcd, wanted.name().as_str()).await;
+        let at = queued.iter().position(|kv| kv.key() == key.as_bytes()).unwrap();
+        let before = queued[at - 1].key_str().unwrap().to_owned();
+        Self { key, before, wanted }
     }
-    assert_eq!(etcd.kv_client().get(&*key, None).await.unwrap().count(), 1);
-    let lease = lock_core::Lease::for_claim(wanted, Clock::system().now());
-    Attempt::Granted(lock_core::Grant::new(
-        wanted.clone(),
-        lock_core::FencingToken::MAX,
-        lease,
-    ))
+
+    async fn wait(&self, etcd: &lock_etcd::etcd_client::Client) -> Attempt {
+        while etcd.kv_client().get(&*self.before, None).await.unwrap().count() > 0 {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        assert_eq!(etcd.kv_client().get(&*self.key, None).await.unwrap().count(), 1);
+        let lease = lock_core::Lease::for_claim(&self.wanted, Clock::system().now());
+        Attempt::Granted(lock_core::Grant::new(
+            self.wanted.clone(),
+            lock_core::FencingToken::MAX,
+            lease,
+        ))
+    }
 }
 
 #[tokio::test]
@@ -284,14 +297,10 @@ async fn a_look_at_the_own_key_only_would_let_two_in() {
         async move { middle.acquire(&b, soon()).await }
     });
     until_queued(&etcd, "n", 1).await;
-    let broken = tokio::spawn({
-        let (etcd, c) = (etcd.clone(), c.clone());
-        async move { own_key_only(&etcd, &c).await }
-    });
-    until_queued(&etcd, "n", 2).await;
+    let broken = OwnKeyOnly::join(&etcd, c).await;
     middle.release(&b).await.unwrap();
     wait.await.unwrap().unwrap();
     // The bug that the verification is there for: granted, although the first one holds.
-    assert!(broken.await.unwrap().granted().is_some());
+    assert!(broken.wait(&etcd).await.granted().is_some());
     assert_eq!(lock.release(&a).await.unwrap(), Released::Released);
 }

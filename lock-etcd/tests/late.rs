@@ -1,4 +1,4 @@
-//! What reaches the server after it was given up, and state that goes back.
+//! What reaches the server late, and state that goes back.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
@@ -10,11 +10,15 @@ use conformance_tests::faults::Proxy;
 use conformance_tests::servers::Data;
 use lock_core::{Claim, DistributedLock, FencingToken, Released};
 use lock_etcd::EtcdLock;
-use server::{LONG, PATIENCE, claim, client, config, config_at, granted, plain, queue, start};
+use server::{
+    LONG, PATIENCE, claim, clean_up, client, config, config_at, deliver, granted, plain, queue, raise_base, soon,
+    start, until,
+};
 
 #[tokio::test]
 async fn a_commit_delayed_past_its_clean_up_leaves_no_key_while_the_client_lives_on() {
     let server = start().await;
+    raise_base(&plain(&server).await).await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
     let limit = Duration::from_millis(500);
     let at = proxy.address().to_string();
@@ -26,26 +30,64 @@ async fn a_commit_delayed_past_its_clean_up_leaves_no_key_while_the_client_lives
     let held = proxy.hold(given_up.owner().to_string().as_bytes());
     assert!(lock.try_acquire(&given_up).await.is_err());
     held.caught().await;
-    // On another connection, as the first one is stuck.
-    let cleaning = async {
-        loop {
-            match lock.release(&given_up).await {
-                Ok(released) => return released,
-                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
-            }
-        }
-    };
-    let released = tokio::time::timeout(PATIENCE, cleaning).await.unwrap();
+    let released = clean_up(&lock, &given_up).await;
     assert_eq!(released, Released::NotHeld);
-    held.deliver();
-    for _ in 0..50 {
-        assert!(queue(&etcd, "n").await.is_empty());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    deliver(&server, &proxy, held).await;
+    assert!(queue(&etcd, "n").await.is_empty());
     assert_eq!(queue(&etcd, "kept").await.len(), 1);
     assert!(kept.lease.is_valid(lock.clock().now()));
     // What it shut out was its own: the next one is granted.
     granted(&lock, &claim("n", LONG)).await;
+}
+
+#[tokio::test]
+async fn a_release_between_the_look_at_the_queue_and_the_beginning_of_the_watch_is_noticed() {
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (holder, waiter) = (
+        client(&server).await,
+        config_at(&proxy.address().to_string()).connect().await.unwrap(),
+    );
+    let etcd = plain(&server).await;
+    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
+    granted(&holder, &held).await;
+    // Of what the waiter sends only its watch names the holder's key.
+    let watching = proxy.hold(queue(&etcd, "n").await[0].key());
+    let wait = tokio::spawn(async move { (waiter.acquire(&wanted, soon()).await, waiter) });
+    watching.caught().await;
+    holder.release(&held).await.unwrap();
+    watching.deliver();
+    let (attempt, _waiter) = wait.await.unwrap();
+    assert!(attempt.unwrap().granted().is_some(), "nobody told the waiter");
+}
+
+#[tokio::test]
+async fn a_place_that_is_lost_between_the_look_at_the_queue_and_the_beginning_of_the_watch_is_taken_again() {
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (holder, waiter) = (
+        client(&server).await,
+        config_at(&proxy.address().to_string()).connect().await.unwrap(),
+    );
+    let etcd = plain(&server).await;
+    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
+    granted(&holder, &held).await;
+    let watching = proxy.hold(queue(&etcd, "n").await[0].key());
+    let wait = tokio::spawn(async move { (waiter.acquire(&wanted, soon()).await, waiter) });
+    watching.caught().await;
+    let lost = queue(&etcd, "n").await.remove(1);
+    etcd.kv_client().delete(lost.key(), None).await.unwrap();
+    watching.deliver();
+    let came_again = async || {
+        let queued = queue(&etcd, "n").await;
+        queued
+            .get(1)
+            .is_some_and(|kv| kv.create_revision() > lost.create_revision())
+    };
+    until(came_again).await;
+    holder.release(&held).await.unwrap();
+    let (attempt, _waiter) = wait.await.unwrap();
+    assert!(attempt.unwrap().granted().is_some());
 }
 
 /// The token of one more grant.

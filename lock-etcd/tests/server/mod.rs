@@ -3,10 +3,11 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use conformance_tests::faults::{Direction, Held, Proxy, Traffic};
 use conformance_tests::servers::{Kind, Server};
-use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, Stamp};
+use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, Released, Stamp};
 use lock_etcd::etcd_client::{Client, GetOptions, KeyValue, SortOrder, SortTarget};
 use lock_etcd::{EtcdConfig, EtcdLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -143,4 +144,48 @@ pub(crate) async fn keepalives(server: &Server) -> u64 {
 /// How many requests of any other sort it has received, watches included.
 pub(crate) async fn requests(server: &Server) -> u64 {
     counted(server, "grpc_server_msg_received_total", &[]).await - keepalives(server).await
+}
+
+/// How many keys it watches for clients.
+pub(crate) async fn watchers(server: &Server) -> u64 {
+    counted(server, "etcd_debugging_mvcc_watcher_total ", &[]).await
+}
+
+/// Releases a claim over another connection than the one that is stuck.
+pub(crate) async fn clean_up(lock: &EtcdLock, claim: &Claim) -> Released {
+    let cleaning = async {
+        loop {
+            match lock.release(claim).await {
+                Ok(released) => return released,
+                Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
+            }
+        }
+    };
+    tokio::time::timeout(PATIENCE, cleaning).await.unwrap()
+}
+
+/// How many transactions the server has dealt with, in whatever way.
+pub(crate) async fn dealt_with(server: &Server) -> u64 {
+    counted(server, "grpc_server_handled_total", &["grpc_method=\"Txn\""]).await
+}
+
+/// Lets what was held back through to the server, and waits until that is done with it.
+pub(crate) async fn deliver(server: &Server, proxy: &Proxy, held: Held) {
+    let before = dealt_with(server).await;
+    // The client has closed that connection, and the server would drop the request with it.
+    proxy.set(Direction::ToServer, Traffic::Stalled);
+    held.deliver();
+    until(async || dealt_with(server).await > before).await;
+    proxy.heal().await;
+}
+
+/// Raises the base of tokens above the clock, so that no new connection changes it: what makes a late request do nothing is
+/// something else then.
+pub(crate) async fn raise_base(etcd: &Client) {
+    let ahead = SystemTime::now() + Duration::from_secs(3600);
+    let base = ahead.duration_since(UNIX_EPOCH).unwrap().as_micros();
+    etcd.kv_client()
+        .put("fencelock:base", base.to_string(), None)
+        .await
+        .unwrap();
 }

@@ -1,0 +1,126 @@
+//! Who holds what, for people to see, and to end.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::time::Duration;
+
+use etcd_client::{GetOptions, KeyValue, Txn};
+use lock_core::{Holder, LockName};
+
+use crate::failure::Failure;
+use crate::link::Link;
+use crate::record;
+use crate::requests::{PAGE, head, kvs, text};
+use crate::session::Session;
+
+impl Session {
+    pub(crate) async fn force_release_on(&self, link: &Link, name: &LockName) -> Result<Option<Holder>, Failure> {
+        loop {
+            let Some(head) = self.head_of(link, name).await? else {
+                return Ok(None);
+            };
+            let holder = self.shown(link, &head).await?;
+            if self.remove(link, text(head.key())?, head.create_revision()).await? {
+                return Ok(Some(holder));
+            }
+        }
+    }
+
+    pub(crate) async fn holder_on(&self, link: &Link, name: &LockName) -> Result<Option<Holder>, Failure> {
+        match self.head_of(link, name).await? {
+            Some(head) => self.shown(link, &head).await.map(Some),
+            None => Ok(None),
+        }
+    }
+
+    /// The oldest key under the name.
+    pub(crate) async fn head_of(&self, link: &Link, name: &LockName) -> Result<Option<KeyValue>, Failure> {
+        let queue = self.settings().keys.queue(name);
+        let answer = self.ask(link, Txn::new().and_then([head(&queue, 1)])).await?;
+        Ok(kvs(&answer, 0)?.into_iter().next())
+    }
+
+    /// A holder, and how long it has left.
+    async fn shown(&self, link: &Link, head: &KeyValue) -> Result<Holder, Failure> {
+        let mut holder = self.holder_of(head);
+        holder.remaining = self.remaining(link, head.lease()).await?;
+        Ok(holder)
+    }
+
+    /// Everything that is held under names that start with `prefix`.
+    pub(crate) async fn list_on(&self, link: &Link, prefix: &str) -> Result<Vec<Holder>, Failure> {
+        let keys = &self.settings().keys;
+        let mut heads: BTreeMap<LockName, KeyValue> = BTreeMap::new();
+        let mut from = keys.locks(prefix).into_bytes();
+        let end = after(&from);
+        loop {
+            let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
+            let answer = link
+                .ask(link.client().kv_client().get(from.clone(), Some(options)))
+                .await?;
+            for kv in answer.kvs() {
+                let Some(name) = keys.read(kv.key()).filter(|name| name.as_str().starts_with(prefix)) else {
+                    continue;
+                };
+                match heads.entry(name) {
+                    Entry::Vacant(first) => {
+                        first.insert(kv.clone());
+                    }
+                    Entry::Occupied(mut seen) if kv.create_revision() < seen.get().create_revision() => {
+                        seen.insert(kv.clone());
+                    }
+                    Entry::Occupied(_) => {}
+                }
+            }
+            match answer.kvs().last() {
+                Some(last) if answer.more() => {
+                    from = last.key().to_vec();
+                    from.push(0);
+                }
+                _ => break,
+            }
+        }
+        let mut remaining = BTreeMap::new();
+        let mut holders = Vec::with_capacity(heads.len());
+        for kv in heads.values() {
+            let left = match remaining.get(&kv.lease()) {
+                Some(left) => *left,
+                None => {
+                    let left = self.remaining(link, kv.lease()).await?;
+                    remaining.insert(kv.lease(), left);
+                    left
+                }
+            };
+            let mut holder = self.holder_of(kv);
+            holder.remaining = left;
+            holders.push(holder);
+        }
+        Ok(holders)
+    }
+
+    /// How long a lease is kept unless it is renewed; in whole seconds, as etcd tells it.
+    async fn remaining(&self, link: &Link, lease: i64) -> Result<Option<Duration>, Failure> {
+        let asked = link.ask(link.client().lease_client().time_to_live(lease, None)).await;
+        match asked {
+            Ok(answer) => Ok(u64::try_from(answer.ttl()).ok().map(Duration::from_secs)),
+            Err(Failure::LeaseGone) => Ok(None),
+            Err(failure) => Err(failure),
+        }
+    }
+
+    pub(crate) fn holder_of(&self, kv: &KeyValue) -> Holder {
+        let mut holder = record::holder(kv.value(), kv.create_revision());
+        holder.name = self.settings().keys.read(kv.key());
+        holder
+    }
+}
+
+/// The first key that does not begin with `prefix`.
+fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    // A prefix is text, so no byte of it is 0xff.
+    if let Some(last) = end.last_mut() {
+        *last += 1;
+    }
+    end
+}

@@ -1,0 +1,259 @@
+//! Servers, settings and requests that are not as they should be: each its own clear refusal, and nothing harmed.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use conformance_tests::servers::{Data, Kind, Server};
+use lock_core::{Attempt, DistributedLock, LockError, Locks, Released, Renewal};
+use lock_etcd::EtcdConfig;
+use lock_etcd::etcd_client::{Client, ConnectOptions, Permission};
+use server::{LONG, claim, client, config, config_at, granted, plain, soon, start, until_queued};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+
+const SECRET: &str = "hunter2";
+
+async fn refused(config: EtcdConfig) -> LockError {
+    let error = config.connect().await.unwrap_err();
+    assert!(!format!("{error} {error:?}").contains(SECRET), "{error:?}");
+    error
+}
+
+fn assert_configuration(error: &LockError, words: &str) {
+    assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+fn assert_unavailable(error: &LockError, words: &str) {
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+/// An address at which nobody listens, for as long as the listener is not asked to.
+async fn nobody() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap()
+}
+
+/// A server that asks for users, with the users `root` and `locks`, who has the rights that `docs/etcd.md` lists.
+async fn with_users(arguments: &[&str]) -> (Server, Client) {
+    let server = without_users(arguments).await;
+    let root = ask_for_users(&server).await;
+    (server, root)
+}
+
+/// A server whose users are added quickly.
+async fn without_users(arguments: &[&str]) -> Server {
+    let arguments: Vec<_> = ["--bcrypt-cost", "4", "--unsafe-no-fsync"]
+        .iter()
+        .chain(arguments)
+        .copied()
+        .collect();
+    Server::start_own(&Kind::ETCD, &arguments).await.unwrap()
+}
+
+async fn ask_for_users(server: &Server) -> Client {
+    let mut auth = plain(server).await.auth_client();
+    auth.user_add("root", SECRET, None).await.unwrap();
+    auth.user_grant_role("root", "root").await.unwrap();
+    for (user, prefix) in [("locks", "fencelock:"), ("other", "other:")] {
+        auth.role_add(user).await.unwrap();
+        let right = Permission::read_write(prefix).with_prefix();
+        auth.role_grant_permission(user, right).await.unwrap();
+        auth.user_add(user, SECRET, None).await.unwrap();
+        auth.user_grant_role(user, user).await.unwrap();
+    }
+    auth.auth_enable().await.unwrap();
+    let root = ConnectOptions::new().with_user("root", SECRET);
+    Client::connect([server.authority()], Some(root)).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_server_that_comes_to_ask_for_users_is_logged_in_to_without_a_failure() {
+    let server = without_users(&[]).await;
+    let connected = async |name: &str| {
+        let config = config_at(&format!("locks:{SECRET}@{}", server.authority()));
+        let lock = config.connect().await.unwrap();
+        let claim = claim(name, LONG);
+        let grant = granted(&lock, &claim).await;
+        (lock, claim, grant)
+    };
+    // Each has a connection of its own, on which nobody asks anything else.
+    let [renewing, releasing, handing_over, asking] = [
+        connected("a").await,
+        connected("b").await,
+        connected("c").await,
+        connected("d").await,
+    ];
+    ask_for_users(&server).await;
+    let (lock, _, grant) = renewing;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    let (lock, mine, _) = releasing;
+    assert_eq!(lock.release(&mine).await.unwrap(), Released::Released);
+    let (lock, mine, grant) = handing_over;
+    let done = lock.hand_over(&mine, &claim("c", LONG)).await.unwrap();
+    assert_eq!(done.from, Released::Released);
+    let Attempt::Granted(next) = done.to else {
+        panic!("{done:?}")
+    };
+    assert!(next.token > grant.token);
+    let (lock, mine, grant) = asking;
+    let holder = lock.holder(mine.name()).await.unwrap().unwrap();
+    assert_eq!(holder.token, Some(grant.token));
+    assert_eq!(lock.list("").await.unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn endpoints_that_cannot_be_reached_are_all_named() {
+    let (one, other) = (nobody().await, nobody().await);
+    let error = refused(config_at(&format!("joe:{SECRET}@{one}"))).await;
+    assert_unavailable(&error, &format!("cannot be reached at {one}"));
+    let error = refused(config_at(&format!("{one},{other}"))).await;
+    assert_unavailable(&error, &one.to_string());
+    assert_unavailable(&error, &other.to_string());
+    let error = refused(config_at("no-such-host.invalid")).await;
+    assert_unavailable(&error, "no-such-host.invalid");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_cannot_be_used_does_not_hide_one_that_can() {
+    let server = start().await;
+    let config = config_at(&format!("{},{}", nobody().await, server.authority()));
+    granted(&config.connect().await.unwrap(), &claim("n", LONG)).await;
+}
+
+#[tokio::test]
+async fn a_member_that_hangs_up_may_be_starting_or_want_tls() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let hanging_up = tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+    let error = refused(config_at(&address)).await;
+    assert_unavailable(&error, "starting");
+    assert_unavailable(&error, "etcds:");
+    hanging_up.abort();
+}
+
+#[tokio::test]
+async fn wrong_or_missing_credentials_are_said_to_be_so() {
+    let (server, _root) = with_users(&[]).await;
+    for (user, password) in [("locks", "wrong"), ("nobody", SECRET)] {
+        assert_configuration(
+            &refused(config(&server).credentials(user, password)).await,
+            "user name or the password",
+        );
+    }
+    assert_configuration(&refused(config(&server)).await, "wants a user and a password");
+    let right = config(&server).credentials("locks", SECRET);
+    granted(&right.connect().await.unwrap(), &claim("n", LONG)).await;
+}
+
+#[tokio::test]
+async fn a_user_without_the_right_to_the_namespace_is_told_which_is_missing() {
+    let (server, root) = with_users(&[]).await;
+    let other = config(&server).credentials("other", SECRET);
+    assert_configuration(&refused(other.clone()).await, "lacks a right");
+    granted(&other.namespace("other").connect().await.unwrap(), &claim("n", LONG)).await;
+    // One that loses it later is told so, too.
+    let lock = config(&server).credentials("locks", SECRET).connect().await.unwrap();
+    granted(&lock, &claim("n", LONG)).await;
+    let mut auth = root.auth_client();
+    auth.user_revoke_role("locks", "locks").await.unwrap();
+    assert_configuration(&lock.try_acquire(&claim("m", LONG)).await.unwrap_err(), "lacks a right");
+}
+
+#[tokio::test]
+async fn a_ttl_beyond_what_etcd_grants_is_refused() {
+    let server = start().await;
+    let lock = client(&server).await;
+    let most = lock.capabilities().max_ttl;
+    granted(&lock, &claim("most", most)).await;
+    let more = most + Duration::from_secs(1);
+    assert_configuration(
+        &lock.try_acquire(&claim("more", more)).await.unwrap_err(),
+        "the ttl is larger",
+    );
+    let refused = Locks::new(lock).lock("more").ttl(more).await.unwrap_err();
+    assert!(matches!(refused, LockError::InvalidTtl { .. }), "{refused:?}");
+}
+
+/// A way to a server that tells another version of it.
+async fn telling(server: &Server, version: &str) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (target, told) = (server.authority().to_owned(), version.to_owned());
+    let real = server.version().rsplit(' ').next().unwrap().to_owned();
+    assert_eq!(real.len(), told.len());
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            let (mut from_client, mut to_client) = client.into_split();
+            let (mut from_server, mut to_server) = TcpStream::connect(&target).await.unwrap().into_split();
+            tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
+            let (real, told) = (real.clone(), told.clone());
+            tokio::spawn(async move {
+                let mut bytes = vec![0; 65_536];
+                while let Ok(read @ 1..) = from_server.read(&mut bytes).await {
+                    let bytes = &mut bytes[..read];
+                    let places = bytes
+                        .windows(real.len())
+                        .enumerate()
+                        .filter(|(_, at)| *at == real.as_bytes());
+                    for at in places.map(|(at, _)| at).collect::<Vec<_>>() {
+                        bytes[at..at + told.len()].copy_from_slice(told.as_bytes());
+                    }
+                    if to_client.write_all(bytes).await.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_version_that_can_lose_revisions_is_refused_unless_that_is_allowed() {
+    let server = start().await;
+    let real = server.version().rsplit(' ').next().unwrap();
+    let mut parts = real.split('.');
+    let (major, minor, patch) = (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap());
+    let old = format!("{major}.{minor}.{:0width$}", 1, width = patch.len());
+    let at = telling(&server, &old).await.to_string();
+    let error = refused(config_at(&at)).await;
+    assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
+    assert!(error.to_string().contains(&old), "{error}");
+    let allowed = config_at(&at).allow_unsafe_configuration(true).connect().await.unwrap();
+    granted(&allowed, &claim("n", LONG)).await;
+    assert_eq!(
+        allowed.backend_version().await.unwrap().to_string(),
+        format!("etcd {old}")
+    );
+    let known = client(&server).await.backend_version().await.unwrap();
+    assert_eq!(known.to_string(), server.version());
+}
+
+#[tokio::test]
+async fn a_login_that_has_expired_is_refreshed() {
+    let (server, root) = with_users(&["--auth-token-ttl", "1"]).await;
+    let config = || config(&server).credentials("locks", SECRET);
+    let (lock, other) = (config().connect().await.unwrap(), config().connect().await.unwrap());
+    let held = claim("n", LONG);
+    let grant = granted(&lock, &held).await;
+    let waiting = tokio::spawn({
+        let other = other.clone();
+        async move { other.acquire(&claim("n", LONG), soon()).await }
+    });
+    until_queued(&root, "n", 1).await;
+    // Nobody says anything meanwhile.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    let next = waiting.await.unwrap().unwrap().granted().unwrap();
+    assert!(next.token > grant.token);
+    // A restart forgets all logins.
+    server.restart(Data::Kept).await.unwrap();
+    granted(&lock, &claim("m", LONG)).await;
+}

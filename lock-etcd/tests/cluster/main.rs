@@ -1,0 +1,209 @@
+//! What happens to locks when members of a cluster fall away, under load: nobody believes in the lock of another, tokens only
+//! rise, and those who wait get through.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod load;
+mod peers;
+#[path = "../server/mod.rs"]
+mod server;
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::servers::{Data, EtcdCluster};
+use load::Load;
+use lock_core::{Claim, DistributedLock};
+use lock_etcd::EtcdConfig;
+use lock_etcd::etcd_client::Client;
+use peers::Peers;
+use server::{LONG, PATIENCE, claim, config_at, granted, soon, until, until_queued};
+
+const MEMBERS: usize = 3;
+
+/// Members that wait for no disk, with relays between them.
+struct World {
+    peers: Peers,
+    cluster: EtcdCluster,
+}
+
+impl World {
+    async fn start() -> Self {
+        let peers = Peers::start(MEMBERS).await;
+        let cluster = EtcdCluster::start_at(peers.all(), &["--unsafe-no-fsync"])
+            .await
+            .unwrap();
+        Self { peers, cluster }
+    }
+
+    /// All members, beginning with one of them.
+    fn from(&self, first: usize) -> EtcdConfig {
+        let mut members: Vec<_> = self.cluster.members().iter().map(|member| member.authority()).collect();
+        let turn = first % members.len();
+        members.rotate_left(turn);
+        config_at(&members.join(","))
+    }
+
+    async fn plain(&self, at: usize) -> Client {
+        Client::connect([self.cluster.members()[at].authority()], None)
+            .await
+            .unwrap()
+    }
+
+    /// The place of the member that leads in the eyes of another, and its number.
+    async fn leader(&self, asked: usize) -> (usize, u64) {
+        let client = self.plain(asked).await;
+        let leader = client.maintenance_client().status().await.unwrap().leader();
+        let known = client.cluster_client().member_list().await.unwrap();
+        let clients = known
+            .members()
+            .iter()
+            .find(|member| member.id() == leader)
+            .unwrap()
+            .client_urls()
+            .to_vec();
+        let mut members = self.cluster.members().iter();
+        let at = members.position(|member| clients.iter().any(|url| url.ends_with(member.authority())));
+        (at.unwrap(), leader)
+    }
+
+    /// Waits until all members agree on who leads.
+    async fn agreed(&self) -> (usize, u64) {
+        let leaders = async || {
+            let mut leaders = Vec::new();
+            for member in self.cluster.members() {
+                let client = Client::connect([member.authority()], None).await.ok()?;
+                let status = tokio::time::timeout(Duration::from_secs(1), async {
+                    client.maintenance_client().status().await
+                });
+                leaders.push(status.await.ok()?.ok()?.leader());
+            }
+            Some(leaders)
+        };
+        until(async || {
+            let leaders = leaders().await;
+            leaders.is_some_and(|leaders| leaders[0] != 0 && leaders.iter().all(|one| *one == leaders[0]))
+        })
+        .await;
+        self.leader(0).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_that_is_killed_paused_or_cut_off_under_load_lets_nobody_overlap() {
+    let world = World::start().await;
+    let mut load = Load::start(|number| world.from(number)).await;
+    load.goes_on("the start").await;
+
+    let (leader, _) = world.agreed().await;
+    world.cluster.members()[leader].kill().await.unwrap();
+    load.goes_on("the leader was killed").await;
+    world.cluster.members()[leader].restart(Data::Kept).await.unwrap();
+    load.goes_on("it came back").await;
+
+    let (leader, _) = world.agreed().await;
+    world.cluster.members()[leader].pause().await.unwrap();
+    load.goes_on("the leader was stopped").await;
+    load.stale_leader(true);
+    world.cluster.members()[leader].resume().await.unwrap();
+    load.goes_on("it went on").await;
+
+    let (leader, id) = world.agreed().await;
+    load.stale_leader(false);
+    world.peers.cut_off(leader, id);
+    let other = (leader + 1) % MEMBERS;
+    until(async || {
+        world
+            .plain(other)
+            .await
+            .maintenance_client()
+            .status()
+            .await
+            .unwrap()
+            .leader()
+            != id
+    })
+    .await;
+    load.goes_on("the leader was cut off").await;
+    world.peers.heal();
+    world.agreed().await;
+    load.goes_on("it was back").await;
+    load.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn members_are_replaced_under_load() {
+    let mut world = World::start().await;
+    let mut load = Load::start(|number| world.from(number)).await;
+    load.goes_on("the start").await;
+    let (leader, id) = world.agreed().await;
+    let other = (leader + 1) % MEMBERS;
+    let client = world.plain(other).await;
+    // Members must have known each other for some time.
+    until(async || client.cluster_client().member_remove(id).await.is_ok()).await;
+    load.goes_on("the leader was removed").await;
+    let removed = world.cluster.remove(leader);
+    tokio::task::spawn_blocking(move || drop(removed)).await.unwrap();
+
+    let peer = world.peers.add().await;
+    let urls = [format!("http://{}", peer.reached)];
+    // A cluster that has just changed may want some time.
+    until(async || client.cluster_client().member_add(urls.clone(), None).await.is_ok()).await;
+    world.cluster.add(peer).await.unwrap();
+    load.goes_on("another took its place").await;
+    let fresh = world.from(MEMBERS - 1);
+    granted(&fresh.connect().await.unwrap(), &claim("fresh", LONG)).await;
+    load.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_goes_on_with_another_member_and_keeps_what_it_has() {
+    let world = World::start().await;
+    let (leader, _) = world.agreed().await;
+    let follower = (leader + 1) % MEMBERS;
+    let (holder, waiter) = (world.from(follower), world.from(follower));
+    let (holder, waiter) = (holder.connect().await.unwrap(), waiter.connect().await.unwrap());
+    let held = claim("n", LONG);
+    let first = granted(&holder, &held).await;
+    let waiting = tokio::spawn({
+        let (waiter, wanted) = (waiter.clone(), Claim::new(held.name().clone(), LONG));
+        async move { waiter.acquire(&wanted, soon()).await }
+    });
+    let etcd = world.plain(leader).await;
+    until_queued(&etcd, "n", 1).await;
+    world.cluster.members()[follower].kill().await.unwrap();
+
+    let began = Instant::now();
+    // A renewal that goes down with the connection is repeated, as the core does.
+    loop {
+        match holder.renew(&first.lease).await {
+            Ok(renewal) => break assert!(matches!(renewal, lock_core::Renewal::Renewed), "{renewal:?}"),
+            Err(error) => assert!(error.is_retryable() && began.elapsed() < LONG, "{error}"),
+        }
+    }
+    println!("renewed with another member after {:?}", began.elapsed());
+    assert!(!waiting.is_finished());
+    holder.release(&held).await.unwrap();
+    let next = tokio::time::timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+    assert!(next.granted().unwrap().token > first.token);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_majority_nothing_is_granted_and_what_is_held_is_lost_in_time() {
+    const TTL: Duration = Duration::from_secs(4);
+    let world = World::start().await;
+    let config = |first| world.from(first).op_timeout(Duration::from_secs(2));
+    let locks = lock_core::Locks::new(config(0).connect().await.unwrap());
+    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    for member in &world.cluster.members()[1..] {
+        member.kill().await.unwrap();
+    }
+    let other = config(0).connect_lazy().unwrap();
+    let refused = other.try_acquire(&claim("m", TTL)).await.unwrap_err();
+    assert!(matches!(refused, lock_core::LockError::Unavailable { .. }), "{refused}");
+    tokio::time::timeout(TTL, guard.lost().wait()).await.unwrap();
+    assert!(!guard.is_held());
+    for member in &world.cluster.members()[1..] {
+        member.restart(Data::Kept).await.unwrap();
+    }
+    granted(&other, &claim("m", TTL)).await;
+}
