@@ -191,6 +191,11 @@ impl Case {
         shipped.ok_or_else(|| Stop::not_applicable("the backend ships no resource that outlives its process"))
     }
 
+    #[cfg(feature = "faults")]
+    pub(crate) fn leases_are_connections(&self) -> bool {
+        self.harness.leases_are_connections()
+    }
+
     pub(crate) fn fewest_polls(&self) -> usize {
         self.harness.fewest_polls()
     }

@@ -79,17 +79,25 @@ impl Child {
 
     /// The answer to [`ask`](Self::ask): the token, or `None` if it was busy to the end.
     pub(crate) async fn locked(&mut self, patience: Duration) -> Outcome<Option<FencingToken>> {
-        let answer = self.answer(patience).await?;
-        if answer == "busy" {
-            return Ok(None);
-        }
-        match answer.strip_prefix("granted ").map(str::parse) {
-            Some(Ok(token)) => Ok(Some(token)),
-            _ => fail!(
+        match self.told(patience).await? {
+            Ok(locked) => Ok(locked),
+            Err(answer) => fail!(
                 "a child process",
                 "it gets the lock or is told that it is busy; it said {answer:?}"
             ),
         }
+    }
+
+    /// The same, or what it said instead, where that may be.
+    pub(crate) async fn told(&mut self, patience: Duration) -> Outcome<Result<Option<FencingToken>, String>> {
+        let answer = self.answer(patience).await?;
+        if answer == "busy" {
+            return Ok(Ok(None));
+        }
+        Ok(match answer.strip_prefix("granted ").map(str::parse) {
+            Some(Ok(token)) => Ok(Some(token)),
+            _ => Err(answer),
+        })
     }
 
     /// Takes a lock that must be free.

@@ -69,6 +69,13 @@ pub trait Harness: Send + Sync + 'static {
         })
     }
 
+    /// What is in each request that changes something at the server, and in none that only looks. The cases that hold a
+    /// request back or lose its reply mean such a one. The default, nothing, is in every request: that is right where every
+    /// step is one request.
+    fn committing_request(&self) -> &[u8] {
+        b""
+    }
+
     /// How many claims the server keeps in line for `name`, not counting the one that holds it. `None` if it has no queue
     /// or does not show it. Cases wait for this before they go on; of a backend that says it is
     /// [fair](lock_core::Capabilities::fair) the order can be checked only with it.
@@ -122,6 +129,12 @@ pub trait Harness: Send + Sync + 'static {
     fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
         let _ = namespace;
         Vec::new()
+    }
+
+    /// Whether a lease is a connection: it ends with it, and whatever is asked on it keeps all of its locks. Cases about
+    /// connections that are cut expect the loss then, and otherwise that a new connection finds the lease as it was.
+    fn leases_are_connections(&self) -> bool {
+        false
     }
 
     /// In how many polls an acquisition of a free name takes at the least. A case that drops futures at every poll fails

@@ -35,11 +35,16 @@
 //! with its reason, and counted. Besides the cases, the run plants bugs into the backend, one after the other, and
 //! passes only if a case fails on each.
 //!
+//! Where a step of the backend takes several requests, [`Harness::committing_request`] tells which of them counts.
+//!
 //! The arguments are those of every Rust test: a filter, `--skip`, `--exact`, `--list`, `--test-threads`.
 //!
 //! Two features help to write a harness: `servers` starts Redis, Valkey, PostgreSQL and etcd, in containers or without,
 //! and stops, kills and restarts them; `faults` is a TCP proxy that is bad weather between a client and its server. With
 //! `faults` there is one more group of cases, `network`, for harnesses that say where their server is.
+//!
+//! The feature `torture` is what `fencelock torture` runs: processes that share locks while faults come and go. Its
+//! histories, and those from elsewhere, are judged by the [`oracle`].
 
 #[cfg(any(feature = "faults", feature = "servers"))]
 mod background;
@@ -52,14 +57,17 @@ pub mod faults;
 mod harness;
 mod history;
 mod link;
-mod oracle;
+pub mod oracle;
 mod outcome;
 #[cfg(any(feature = "faults", feature = "servers"))]
 mod port;
+mod report;
 mod runner;
 #[cfg(all(unix, feature = "servers"))]
 pub mod servers;
 mod summary;
+#[cfg(all(unix, feature = "torture"))]
+pub mod torture;
 mod writers;
 
 pub use harness::{Fault, Harness, Injection, Namespace, Resource};
@@ -69,3 +77,8 @@ pub use runner::{run, run_without_bugs};
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/fencing.md")]
 struct Fencing;
+
+// And what authors of backends are shown.
+#[cfg(doctest)]
+#[doc = include_str!("../../docs/writing-a-backend.md")]
+struct WritingABackend;

@@ -69,6 +69,11 @@ impl Counts {
         .sum()
     }
 
+    /// How often it was waited at the backend.
+    pub(crate) fn waits(&self) -> usize {
+        self.acquire.load(Ordering::SeqCst)
+    }
+
     pub(crate) fn renewals(&self) -> usize {
         self.renew.load(Ordering::SeqCst)
     }

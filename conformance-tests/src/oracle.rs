@@ -3,36 +3,102 @@
 //! Many parties work at once, and faults come and go; no single assertion in between could say whether that was right.
 //! So everything is written down with its time, and the invariants look at it afterwards. An operation that failed
 //! is *unknown*, not undone: the server may have done it.
+//!
+//! Whoever has a history of locks, from this suite or from elsewhere, can have it judged:
+//!
+//! ```
+//! use std::time::Duration;
+//! use conformance_tests::oracle::{Event, Record, judge};
+//! use lock_core::{FencingToken, LockName};
+//!
+//! let (name, token) = (LockName::new("stock")?, FencingToken::new(5)?);
+//! let at = |ms, actor, event| Record::new(Duration::from_millis(ms), actor, name.clone(), event);
+//! let verdict = judge(&[
+//!     at(1, 0, Event::Invoke),
+//!     at(2, 0, Event::Ok(token)),
+//!     at(3, 1, Event::Ok(FencingToken::new(6)?)), // while the other one ...
+//!     at(4, 0, Event::Held(token)), // ... still believes
+//!     at(5, 0, Event::Released(token)),
+//!     at(6, Record::NOBODY, Event::Healed),
+//!     at(7, 0, Event::Ok(FencingToken::new(7)?)),
+//! ]);
+//! assert_eq!(verdict.violations.len(), 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A [`History`] is written as JSON and read from it.
 
 mod belief;
 mod healing;
+mod json;
+mod log;
 mod loss;
 mod register;
 mod token_order;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Clock, FencingToken, Grant, Lease, LeaseId, LockGuard, LockName, OwnerId, Stamp};
+use lock_core::{FencingToken, LockName};
+
+pub use json::Damaged;
+pub(crate) use log::Log;
 
 /// How many violations are shown; the first ones tell the most.
 const SHOWN: usize = 10;
 
-/// One thing that happened.
-#[derive(Clone, Debug)]
-pub(crate) struct Record {
-    /// When, since the start of the log.
-    pub(crate) at: Duration,
-    /// Which task saw it; a task does one thing at a time.
-    pub(crate) actor: usize,
-    pub(crate) name: LockName,
-    pub(crate) event: Event,
+/// Everything that happened, and under which circumstances.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct History {
+    /// For people: what was run, where, with which seed. Names and values, in the order in which they are shown.
+    pub about: Vec<(String, String)>,
+    /// In the order of their times.
+    pub records: Vec<Record>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Event {
+impl History {
+    /// A history of these records, in any order.
+    #[must_use]
+    pub fn new(mut records: Vec<Record>) -> Self {
+        records.sort_by_key(|record| record.at);
+        let about = Vec::new();
+        Self { about, records }
+    }
+}
+
+/// One thing that happened.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Record {
+    /// When, since the start of the history. For what was done, not before it was done; for a look at what is believed,
+    /// not after the look.
+    pub at: Duration,
+    /// Who saw it; an actor does one thing at a time. [`Record::NOBODY`] for what no actor saw.
+    pub actor: usize,
+    /// The lock; `None` for what concerns all of them.
+    pub name: Option<LockName>,
+    /// What happened.
+    pub event: Event,
+}
+
+impl Record {
+    /// The actor of what concerns all of them, such as a fault of the server.
+    pub const NOBODY: usize = usize::MAX;
+
+    /// What happened to that lock, or to all of them.
+    #[must_use]
+    pub fn new(at: Duration, actor: usize, name: impl Into<Option<LockName>>, event: Event) -> Self {
+        let name = name.into();
+        Self { at, actor, name, event }
+    }
+}
+
+/// What can happen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Event {
     /// The actor asks for the name.
     Invoke,
     /// It was granted.
@@ -47,144 +113,68 @@ pub(crate) enum Event {
     Lost(FencingToken),
     /// The actor is about to let go.
     Released(FencingToken),
-    /// The server acknowledged a request that was sent at `sent`, and keeps the grant for `ttl` from then on.
+    /// The server acknowledged a request of that grant.
     Refreshed {
+        /// The grant.
         token: FencingToken,
+        /// When the request was sent.
         sent: Duration,
+        /// For how long from then on the server keeps the grant.
         ttl: Duration,
     },
-    /// The fenced register took the write, or refused it.
-    Write { token: FencingToken, accepted: bool },
-    /// A fault was injected; `overlap` if two may believe because of it.
-    Fault { overlap: bool },
-    /// All faults are over.
+    /// A fenced register took a write, or refused it.
+    Write {
+        /// What came with the write.
+        token: FencingToken,
+        /// Whether it was taken.
+        accepted: bool,
+    },
+    /// A fault was injected: into the actor, or into what serves all of them.
+    Fault {
+        /// Which one, for people.
+        what: String,
+        /// Whether two may believe because of it.
+        overlap: bool,
+    },
+    /// The fault that was injected into the actor is over.
+    Over {
+        /// Which one.
+        what: String,
+    },
+    /// The actor's wall clock has stepped, as the actor itself sees it. Locks do not depend on it, so it is not judged.
+    Clock {
+        /// How far ahead of the true time it is, in nanoseconds; behind if negative.
+        ahead_ns: i64,
+    },
+    /// All faults are over. From here on every name can be acquired again.
     Healed,
 }
 
-/// A history that is being written.
-pub(crate) struct Log {
-    clock: Clock,
-    start: Stamp,
-    records: Mutex<Vec<Record>>,
-    leases: Mutex<HashMap<LeaseKey, Kept>>,
-}
-
-/// Tells leases apart.
-#[derive(PartialEq, Eq, Hash)]
-enum LeaseKey {
-    Owner(OwnerId),
-    Shared(String),
-}
-
-/// What a lease keeps, and since when it is known to.
-struct Kept {
-    sent: Duration,
-    grants: Vec<(LockName, FencingToken)>,
-}
-
-impl LeaseKey {
-    fn of(lease: &Lease) -> Self {
-        match lease.id() {
-            LeaseId::Claim(claim) => Self::Owner(claim.owner()),
-            other => Self::Shared(format!("{other:?}")),
-        }
-    }
-}
-
-impl Log {
-    pub(crate) fn new() -> Self {
-        let clock = Clock::system();
-        Self {
-            start: clock.now(),
-            clock,
-            records: Mutex::default(),
-            leases: Mutex::default(),
-        }
-    }
-
-    /// Writes down what happens now.
-    pub(crate) fn record(&self, actor: usize, name: &LockName, event: Event) {
-        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        // Read under the mutex, so that the records are in the order of their times.
-        let at = self.clock.now().since(self.start);
-        let name = name.clone();
-        records.push(Record { at, actor, name, event });
-    }
-
-    /// Writes down what is learnt now and was true at `then` at the latest.
-    pub(crate) fn record_since(&self, then: Stamp, actor: usize, name: &LockName, event: Event) {
-        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = then.since(self.start);
-        let place = records.partition_point(|record| record.at <= at);
-        let name = name.clone();
-        records.insert(place, Record { at, actor, name, event });
-    }
-
-    /// Looks whether the actor believes, and writes it down with a time that is no later than the look.
-    pub(crate) fn look(&self, actor: usize, guard: &LockGuard) -> bool {
-        let mut records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        let at = self.clock.now().since(self.start);
-        let held = guard.is_held();
-        let event = if held {
-            Event::Held(guard.token())
-        } else {
-            Event::Lost(guard.token())
-        };
-        let name = guard.name().clone();
-        records.push(Record { at, actor, name, event });
-        held
-    }
-
-    /// A backend granted what was asked for at `sent`.
-    pub(crate) fn granted(&self, grant: &Grant, sent: Stamp) {
-        let (name, token, ttl) = (grant.claim.name(), grant.token, grant.lease.ttl());
-        let sent = {
-            let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-            let sent = sent.since(self.start);
-            let grants = Vec::new();
-            let kept = leases
-                .entry(LeaseKey::of(&grant.lease))
-                .or_insert(Kept { sent, grants });
-            if grant.lease.claim().is_some() {
-                // Asked for again by its owner, which keeps it anew.
-                kept.sent = sent;
-            }
-            kept.grants.push((name.clone(), token));
-            // On a lease that others share already, a new grant adds nothing to what its last renewal promised.
-            kept.sent
-        };
-        self.record(usize::MAX, name, Event::Refreshed { token, sent, ttl });
-    }
-
-    /// A backend acknowledged a renewal that was asked for at `sent`.
-    pub(crate) fn refreshed(&self, lease: &Lease, sent: Stamp) {
-        let (sent, ttl) = (sent.since(self.start), lease.ttl());
-        let grants = {
-            let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
-            let Some(kept) = leases.get_mut(&LeaseKey::of(lease)) else {
-                return;
-            };
-            kept.sent = kept.sent.max(sent);
-            kept.grants.clone()
-        };
-        for (name, token) in grants {
-            self.record(usize::MAX, &name, Event::Refreshed { token, sent, ttl });
-        }
-    }
-
-    pub(crate) fn verdict(&self) -> Verdict {
-        let records = self.records.lock().unwrap_or_else(PoisonError::into_inner);
-        judge(&records)
+impl Event {
+    /// A fault in spite of which no two may believe.
+    #[must_use]
+    pub fn fault(what: impl Into<String>) -> Self {
+        let (what, overlap) = (what.into(), false);
+        Self::Fault { what, overlap }
     }
 }
 
 /// What the oracle says of a history.
+///
+/// Shows itself as `operations / faults / seconds / violations`, and the first violations.
 #[derive(Clone, Debug)]
-pub(crate) struct Verdict {
-    pub(crate) operations: usize,
-    pub(crate) faults: usize,
-    pub(crate) seconds: f64,
-    pub(crate) violations: Vec<String>,
+#[non_exhaustive]
+pub struct Verdict {
+    /// Locks that were asked for or released, and writes.
+    pub operations: usize,
+    /// Faults that were injected.
+    pub faults: usize,
+    /// The time from the start to the last record.
+    pub seconds: f64,
+    /// How often two believed at once because a fault had permitted it.
+    pub permitted_overlaps: usize,
+    /// What must not have happened, a sentence each.
+    pub violations: Vec<String>,
 }
 
 impl fmt::Display for Verdict {
@@ -205,12 +195,13 @@ impl fmt::Display for Verdict {
 }
 
 /// Looks at a history, whose records are in the order of their times, from every side.
-pub(crate) fn judge(records: &[Record]) -> Verdict {
+#[must_use]
+pub fn judge(records: &[Record]) -> Verdict {
     let count = |is: fn(&Event) -> bool| records.iter().filter(|r| is(&r.event)).count();
+    let overlaps = belief::overlaps(records);
     let invariants = [
         token_order::violations,
         register::violations,
-        belief::violations,
         loss::violations,
         healing::violations,
     ];
@@ -218,9 +209,11 @@ pub(crate) fn judge(records: &[Record]) -> Verdict {
         operations: count(|e| matches!(e, Event::Invoke | Event::Released(_) | Event::Write { .. })),
         faults: count(|e| matches!(e, Event::Fault { .. })),
         seconds: records.last().map_or(0.0, |r| r.at.as_secs_f64()),
+        permitted_overlaps: overlaps.permitted,
         violations: invariants
             .into_iter()
             .flat_map(|invariant| invariant(records))
+            .chain(overlaps.violations)
             .collect(),
     }
 }
@@ -229,8 +222,13 @@ pub(crate) fn judge(records: &[Record]) -> Verdict {
 fn by_name(records: &[Record]) -> impl Iterator<Item = (&LockName, Vec<&Record>)> {
     let mut names: HashMap<&LockName, Vec<&Record>> = HashMap::new();
     for record in records {
-        names.entry(&record.name).or_default().push(record);
+        if let Some(name) = &record.name {
+            names.entry(name).or_default().push(record);
+        }
     }
+    // The same history gets the same verdict, word for word.
+    let mut names: Vec<_> = names.into_iter().collect();
+    names.sort_unstable_by_key(|(name, _)| name.as_str());
     names.into_iter()
 }
 
@@ -238,57 +236,14 @@ fn by_name(records: &[Record]) -> impl Iterator<Item = (&LockName, Vec<&Record>)
 mod hand_made {
     //! Histories for the invariants' own tests.
 
-    use lock_core::Claim;
-
     use super::*;
 
     pub(super) fn at(ms: u64, actor: usize, event: Event) -> Record {
-        Record {
-            at: Duration::from_millis(ms),
-            actor,
-            name: LockName::new("n").unwrap(),
-            event,
-        }
+        Record::new(Duration::from_millis(ms), actor, LockName::new("n").unwrap(), event)
     }
 
     pub(super) fn token(value: u64) -> FencingToken {
         FencingToken::new(value).unwrap()
-    }
-
-    fn granted(log: &Log, claim: &Claim, value: u64, lease: &Lease, sent: Stamp) {
-        log.granted(&Grant::new(claim.clone(), token(value), lease.clone()), sent);
-    }
-
-    fn promises(log: &Log) -> Vec<(u64, Duration)> {
-        let promise = |record: &Record| match record.event {
-            Event::Refreshed { token, sent, .. } => Some((token.get(), sent)),
-            _ => None,
-        };
-        log.records.lock().unwrap().iter().filter_map(promise).collect()
-    }
-
-    #[test]
-    fn a_grant_that_is_asked_for_again_is_promised_anew() {
-        let (log, ttl) = (Log::new(), Duration::from_secs(1));
-        let claim = Claim::new("n".parse().unwrap(), ttl);
-        for (value, after) in [(1, 0), (2, 900)] {
-            let sent = log.start + Duration::from_millis(after);
-            granted(&log, &claim, value, &Lease::for_claim(&claim, sent), sent);
-        }
-        assert_eq!(promises(&log), [(1, Duration::ZERO), (2, Duration::from_millis(900))]);
-    }
-
-    #[test]
-    fn on_a_shared_lease_a_grant_is_promised_what_the_last_renewal_was() {
-        let (log, ttl) = (Log::new(), Duration::from_secs(1));
-        let at = |ms| log.start + Duration::from_millis(ms);
-        let lease = Lease::shared("s", ttl, log.start);
-        let claims = ["a", "b"].map(|name| Claim::new(name.parse().unwrap(), ttl));
-        granted(&log, &claims[0], 1, &lease, at(0));
-        granted(&log, &claims[1], 2, &lease, at(300));
-        log.refreshed(&lease, at(400));
-        let (start, renewed) = (Duration::ZERO, Duration::from_millis(400));
-        assert_eq!(promises(&log), [(1, start), (2, start), (1, renewed), (2, renewed)]);
     }
 
     #[test]
@@ -317,7 +272,7 @@ mod hand_made {
                 },
             ),
             at(5, 1, Event::Held(token(5))),
-            at(6, 1, Event::Fault { overlap: false }),
+            at(6, 1, Event::fault("pause")),
             at(7, 1, Event::Released(token(5))),
             at(8, 2, Event::Unknown),
             at(9, 1, Event::Healed),

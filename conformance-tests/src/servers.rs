@@ -26,6 +26,7 @@
 //! Servers listen on the loopback only, and nothing of them outlives the run: they end when they are dropped, on Ctrl-C,
 //! and when the process is killed; containers that a killed process left are removed at the next start.
 
+mod cluster;
 mod container;
 mod error;
 mod etcd;
@@ -39,6 +40,7 @@ mod run;
 mod server;
 mod way;
 
+pub use cluster::{EtcdCluster, Peer};
 pub use error::ServerError;
 pub use kind::Kind;
 pub use server::{Data, Server};

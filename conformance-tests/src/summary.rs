@@ -4,12 +4,15 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use serde_json::{Value, json};
+
 use crate::broken::Bug;
 use crate::outcome::Stop;
 use crate::runner::{Hunt, Ran};
 
 #[derive(Default)]
 pub(crate) struct Summary {
+    cases: Vec<Value>,
     passed: usize,
     failed: usize,
     not_applicable: Vec<(String, String)>,
@@ -28,6 +31,13 @@ impl Summary {
             Err(Stop::Failed(_)) => self.failed += 1,
             Err(Stop::NotApplicable(reason)) => self.not_applicable.push((name.to_owned(), reason.clone())),
         }
+        let (outcome, reason) = match &ran.outcome {
+            Ok(()) => ("passed", None),
+            Err(Stop::Failed(why)) => ("failed", Some(why)),
+            Err(Stop::NotApplicable(reason)) => ("not applicable", Some(reason)),
+        };
+        self.cases
+            .push(json!({ "case": name, "outcome": outcome, "reason": reason, "seconds": ran.took.as_secs_f64() }));
         self.margin = [self.margin, ran.findings.margin].into_iter().flatten().min();
         self.overlaps.extend(&ran.findings.overlaps);
         self.remarks.extend(ran.findings.remarks.iter().cloned());
@@ -39,6 +49,25 @@ impl Summary {
             Hunt::Escaped(_) => self.escaped.push(bug.words()),
             Hunt::NotApplicable(reason) => self.not_plantable.push((bug.words(), reason.clone())),
         }
+    }
+
+    /// The same for programs: what the run of the whole suite writes down for the table of all backends.
+    pub(crate) fn report(&self, backend: &str, setting: Option<&str>) -> Value {
+        let caught = self.caught.iter();
+        let caught = caught.map(|(bug, by)| json!({ "bug": bug, "outcome": "caught", "by": by }));
+        let escaped = self.escaped.iter();
+        let escaped = escaped.map(|bug| json!({ "bug": bug, "outcome": "escaped" }));
+        let not_plantable = self.not_plantable.iter();
+        let not_plantable =
+            not_plantable.map(|(bug, reason)| json!({ "bug": bug, "outcome": "not applicable", "reason": reason }));
+        json!({
+            "backend": backend,
+            "setting": setting,
+            "cases": self.cases,
+            "planted_bugs": caught.chain(escaped).chain(not_plantable).collect::<Vec<_>>(),
+            "overlaps_after": self.overlaps,
+            "smallest_margin_ms": self.margin.map(|margin| margin.as_secs_f64() * 1000.0),
+        })
     }
 
     pub(crate) fn render(&self, backend: &str, setting: Option<&str>) -> String {

@@ -6,7 +6,11 @@ use std::time::Duration;
 
 use conformance_tests::servers::{Kind, Server};
 use fencelock::FencingToken;
+use fencelock::etcd::etcd_client::Client as EtcdClient;
+use fencelock::etcd::fence as etcd_fence;
 use fencelock::fence::{Fence, StaleToken};
+use fencelock::postgres::fence as postgres_fence;
+use fencelock::postgres::tokio_postgres::{self, NoTls};
 use fencelock::redis::fence as redis_fence;
 use fencelock::redis::redis;
 use fencelock::redis::redis::aio::MultiplexedConnection;
@@ -19,7 +23,8 @@ const RESOURCE: &str = "stock/10000";
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_go_on_refusing_when_the_lock_moves_from_backend_to_backend_and_back() {
     let world = World::start().await;
-    let backends = [&world.sqlite, &world.redis];
+    let etcd = world.etcd.url().replacen("http:", "etcd:", 1);
+    let backends = [&*world.sqlite, &etcd, world.redis.url(), world.postgres.url()];
     let mut resources = world.resources().await;
     // There, and back.
     let way: Vec<_> = backends.iter().chain(backends.iter().rev().skip(1)).collect();
@@ -49,31 +54,40 @@ async fn marks_go_on_refusing_when_the_lock_moves_from_backend_to_backend_and_ba
 /// Every backend there is, by its address.
 struct World {
     folder: TempDir,
-    server: Server,
     sqlite: String,
-    redis: String,
+    etcd: Server,
+    redis: Server,
+    postgres: Server,
 }
 
 impl World {
     async fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let server = Server::start(&Kind::REDIS).await.unwrap();
         Self {
             sqlite: format!("sqlite:{}", folder.path().join("locks.db").display()),
-            redis: server.url().to_owned(),
+            etcd: Server::start(&Kind::ETCD).await.unwrap(),
+            redis: Server::start(&Kind::REDIS).await.unwrap(),
+            postgres: Server::start(&Kind::POSTGRES).await.unwrap(),
             folder,
-            server,
         }
     }
 
     async fn resources(&self) -> Vec<Resource> {
         let sqlite = Connection::open(self.folder.path().join("resource.db")).unwrap();
         sqlite.execute_batch(sqlite_fence::CREATE_SQL).unwrap();
-        let client = redis::Client::open(self.server.url()).unwrap();
+        let etcd = EtcdClient::connect([self.etcd.authority()], None).await.unwrap();
+        let client = redis::Client::open(self.redis.url()).unwrap();
+        let (postgres, connection) = tokio_postgres::connect(self.postgres.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        // For this session alone.
+        let table = postgres_fence::CREATE_SQL.replace("CREATE TABLE", "CREATE TEMPORARY TABLE");
+        postgres.batch_execute(&table).await.unwrap();
         vec![
             Resource::Memory(Fence::new(RESOURCE, ())),
             Resource::Sqlite(sqlite),
+            Resource::Etcd(Box::new(etcd)),
             Resource::Redis(client.get_multiplexed_async_connection().await.unwrap()),
+            Resource::Postgres(postgres),
         ]
     }
 }
@@ -82,7 +96,9 @@ impl World {
 enum Resource {
     Memory(Fence<()>),
     Sqlite(Connection),
+    Etcd(Box<EtcdClient>),
     Redis(MultiplexedConnection),
+    Postgres(tokio_postgres::Client),
 }
 
 impl Resource {
@@ -97,6 +113,22 @@ impl Resource {
                         Ok(())
                     }
                     Err(sqlite_fence::FenceError::Stale(stale)) => Err(stale),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            Self::Etcd(client) => match etcd_fence::admit(client, RESOURCE, token).await {
+                Ok(()) => Ok(()),
+                Err(etcd_fence::FenceError::Stale(stale)) => Err(stale),
+                Err(error) => panic!("{error}"),
+            },
+            Self::Postgres(client) => {
+                let transaction = client.transaction().await.unwrap();
+                match postgres_fence::admit(&transaction, RESOURCE, token).await {
+                    Ok(()) => {
+                        transaction.commit().await.unwrap();
+                        Ok(())
+                    }
+                    Err(postgres_fence::FenceError::Stale(stale)) => Err(stale),
                     Err(error) => panic!("{error}"),
                 }
             }

@@ -256,6 +256,17 @@ async fn refuses(authority: &str) {
         .unwrap_or_else(|_| panic!("{authority} is still there"));
 }
 
+/// A shell that runs tests in the background has them ignore SIGINT, and all that they start. A handler, in place of that,
+/// is not inherited.
+fn heed_interrupts() {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let ignored = ignored.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap());
+    if ignored & (1 << (Signal::INT.as_raw() - 1)) != 0 {
+        drop(tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt()).unwrap());
+    }
+}
+
 #[tokio::test]
 async fn no_server_outlives_its_process_for_long() {
     if std::env::var_os(CHILD).is_some() {
@@ -265,6 +276,7 @@ async fn no_server_outlives_its_process_for_long() {
         println!("started: {} {}", server.authority(), paused.authority());
         std::future::pending().await
     }
+    heed_interrupts();
     let test = "no_server_outlives_its_process_for_long";
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let mut child = child_of(test, &[]);

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,7 +14,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use conformance_tests::servers::{Data, Kind, Server};
+use fencelock::etcd::etcd_client::{Client, GetOptions};
+use fencelock::postgres::tokio_postgres::{self, NoTls};
 use fencelock::redis::redis;
+use fencelock::sqlite::rusqlite::Connection;
+use tokio::runtime::Handle;
+use tokio::task::block_in_place;
 
 /// The end of patience, not a measure of speed.
 const LONG: Duration = Duration::from_secs(180);
@@ -34,6 +39,27 @@ async fn all_acts_end_as_they_should_on_sqlite() {
 async fn all_acts_end_as_they_should_on_redis() {
     let server = Server::start(&Kind::REDIS).await.unwrap();
     sale_at(server.url(), || keys(server.url(), "{stock:*"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_acts_end_as_they_should_on_etcd() {
+    let server = Server::start(&Kind::ETCD).await.unwrap();
+    let client = Client::connect([server.authority()], None).await.unwrap();
+    sale_at(&server.url().replacen("http:", "etcd:", 1), || {
+        block_in_place(|| Handle::current().block_on(etcd_keys(&client, "stock:")))
+    });
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_acts_end_as_they_should_on_postgres() {
+    let server = Server::start(&Kind::POSTGRES).await.unwrap();
+    let (client, connection) = tokio_postgres::connect(server.url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
+    sale_at(server.url(), || {
+        let schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'stock%'";
+        let found = block_in_place(|| Handle::current().block_on(client.query(schemas, &[])));
+        found.unwrap().iter().map(|row| row.get(0)).collect()
+    });
 }
 
 #[test]
@@ -93,33 +119,136 @@ fn more_processes_than_the_machine_can_start_are_refused_and_none_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_goes_away_mid_sale_is_told_and_its_books_are_right() {
+async fn a_redis_that_goes_away_mid_sale_is_told_and_its_books_are_right() {
     let server = Server::start_own(&Kind::REDIS, &[]).await.unwrap();
-    let mut sale = stock(&["--url", server.url(), "--stock", "300", "--buyers", "320"])
+    let url = server.url();
+    goes_away_mid_sale(&mut &server, url, async || {
+        let keys = keys(url, "{stock:*:5}:books");
+        let books = keys.first()?;
+        let [left, fields] = [("HGET", Some("left")), ("HLEN", None)].map(|(command, field)| {
+            let mut ask = redis::cmd(command);
+            ask.arg(books).arg(field);
+            ask.query::<u32>(&mut connection(url)).unwrap()
+        });
+        Some([left, fields - 1])
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_postgres_that_goes_away_mid_sale_is_told_and_its_books_are_right() {
+    let server = Server::start_own(&Kind::POSTGRES, &[]).await.unwrap();
+    goes_away_mid_sale(&mut &server, server.url(), async || {
+        let (client, connection) = tokio_postgres::connect(server.url(), NoTls).await.unwrap();
+        tokio::spawn(connection);
+        let schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'stock%'";
+        let schema: String = client.query_opt(schemas, &[]).await.unwrap()?.get(0);
+        let books = format!(
+            "SELECT \"left\", (SELECT count(*) FROM {schema}.sale WHERE act = 5) FROM {schema}.stock WHERE act = 5"
+        );
+        let books = client.query_opt(&books, &[]).await.unwrap()?;
+        Some([0, 1].map(|column| u32::try_from(books.get::<_, i64>(column)).unwrap()))
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_etcd_that_goes_away_mid_sale_is_told_and_its_books_are_right() {
+    let server = Server::start_own(&Kind::ETCD, &[]).await.unwrap();
+    let url = server.url().replacen("http:", "etcd:", 1);
+    goes_away_mid_sale(&mut &server, &url, async || {
+        let client = Client::connect([server.authority()], None).await.unwrap();
+        let keys = etcd_keys(&client, "stock:").await;
+        let left = keys.iter().find(|key| key.ends_with(":5:left"))?;
+        let left = client.kv_client().get(&**left, None).await.unwrap();
+        let left = left.kvs()[0].value_str().unwrap().parse().unwrap();
+        // Another sale may have been noted since.
+        let noted = keys.iter().filter(|key| key.contains(":5:sale:")).count();
+        Some([left, u32::try_from(noted).unwrap()])
+    })
+    .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_goes_away_mid_sale_is_told_and_its_books_are_right() {
+    let parent = tempfile::tempdir().unwrap();
+    let [folder, elsewhere] = ["here", "elsewhere"].map(|name| parent.path().join(name));
+    fs::create_dir(&folder).unwrap();
+    let url = format!("sqlite:{}", folder.join("locks.db").display());
+    let mut folder = Folder { folder, elsewhere };
+    let store = folder.folder.clone();
+    goes_away_mid_sale(&mut folder, &url, async || {
+        let mut files = fs::read_dir(&store).unwrap().map(|file| file.unwrap().path());
+        let file = files.find(|file| {
+            let name = file.file_name().unwrap().to_str().unwrap();
+            name.starts_with("locks.db-stock-") && !name.ends_with("-wal") && !name.ends_with("-shm")
+        })?;
+        let store = Connection::open(file).unwrap();
+        let books = "SELECT left, (SELECT count(*) FROM sale WHERE act = 'act 5') FROM stock WHERE act = 'act 5'";
+        // The tables may not be there yet.
+        store.query_row(books, (), |row| Ok([row.get(0)?, row.get(1)?])).ok()
+    })
+    .await;
+}
+
+/// What can go away, with all that it keeps, and come back.
+trait Goes {
+    async fn go(&mut self);
+    async fn come_back(&mut self);
+}
+
+impl Goes for &Server {
+    async fn go(&mut self) {
+        self.kill().await.unwrap();
+    }
+
+    async fn come_back(&mut self) {
+        self.restart(Data::Kept).await.unwrap();
+    }
+}
+
+/// As a disk that is no longer mounted.
+struct Folder {
+    folder: PathBuf,
+    elsewhere: PathBuf,
+}
+
+impl Goes for Folder {
+    async fn go(&mut self) {
+        fs::rename(&self.folder, &self.elsewhere).unwrap();
+    }
+
+    async fn come_back(&mut self) {
+        // Whoever still looked for it may have made another one.
+        let _ = fs::remove_dir_all(&self.folder);
+        fs::rename(&self.elsewhere, &self.folder).unwrap();
+    }
+}
+
+/// `books` tells what is left and how many sales are noted in the first act that is exact.
+async fn goes_away_mid_sale(store: &mut impl Goes, url: &str, books: impl AsyncFn() -> Option<[u32; 2]>) {
+    let mut sale = stock(&["--url", url, "--stock", "300", "--buyers", "320"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // In the first act that is exact.
     let start = Instant::now();
-    let books = loop {
+    loop {
         assert!(
             start.elapsed() < LONG && sale.try_wait().unwrap().is_none(),
             "nothing is sold"
         );
-        if let [books] = &keys(server.url(), "{stock:*:5}:books")[..]
-            && (2..250).contains(&left(server.url(), books))
-        {
-            break books.clone();
+        if books().await.is_some_and(|[left, _]| (2..250).contains(&left)) {
+            break;
         }
-    };
-    server.kill().await.unwrap();
+    }
+    store.go().await;
     let stopped = sale.wait_with_output().unwrap();
     assert!(!stopped.status.success());
     assert!(said(&stopped).contains(" failed: "), "{}", said(&stopped));
     assert!(!said(&stopped).contains("6. "), "{}", said(&stopped));
-    server.restart(Data::Kept).await.unwrap();
-    let (left, noted) = (left(server.url(), &books), length(server.url(), &books) - 1);
+    store.come_back().await;
+    let [left, noted] = books().await.unwrap();
     assert!(left > 0, "it was over");
     assert_eq!(left + noted, 300, "an article is lost, or was sold twice");
 }
@@ -210,16 +339,10 @@ fn keys(url: &str, pattern: &str) -> Vec<String> {
     redis::cmd("KEYS").arg(pattern).query(&mut connection(url)).unwrap()
 }
 
-fn left(url: &str, books: &str) -> u32 {
-    redis::cmd("HGET")
-        .arg(books)
-        .arg("left")
-        .query(&mut connection(url))
-        .unwrap()
-}
-
-fn length(url: &str, books: &str) -> u32 {
-    redis::cmd("HLEN").arg(books).query(&mut connection(url)).unwrap()
+async fn etcd_keys(client: &Client, prefix: &str) -> Vec<String> {
+    let all = GetOptions::new().with_prefix().with_keys_only();
+    let found = client.kv_client().get(prefix, Some(all)).await.unwrap();
+    found.kvs().iter().map(|kv| kv.key_str().unwrap().to_owned()).collect()
 }
 
 fn connection(url: &str) -> redis::Connection {
@@ -238,7 +361,8 @@ fn stock(arguments: &[&str]) -> Command {
     command
 }
 
-/// The example, which cargo builds for tests only if it is asked to. It has been compiled with these features already.
+/// The example, which cargo builds for tests only if it is asked to. It has been compiled with these features already: those
+/// that the default members, which are what cargo takes in their folder, have together.
 static STOCK: LazyLock<String> = LazyLock::new(|| {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     // What cargo tells a test of its package would have build scripts run again.
@@ -252,16 +376,9 @@ static STOCK: LazyLock<String> = LazyLock::new(|| {
         }
     }
     let built = cargo
-        .args([
-            "build",
-            "--offline",
-            "--workspace",
-            "--all-features",
-            "--example",
-            "stock",
-        ])
+        .args(["build", "--offline", "--all-features", "--example", "stock"])
         .args(["--message-format", "json-render-diagnostics"])
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")))
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
         .stderr(Stdio::inherit())
         .output()
         .unwrap();

@@ -7,6 +7,7 @@ use crate::cases::network;
 use crate::cases::{
     Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, tokens, told, waiting,
 };
+use crate::harness::Harness;
 
 /// A bug that real lock libraries have had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +33,7 @@ pub(crate) enum Bug {
     LossIsNeverTold,
     NamesAreFolded,
     NoCheckAfterTheWait,
+    OnlyItsOwnPlaceIsChecked,
     OwnerPerClient,
     ProvidedMethodsAreNotForwarded,
     QueueIsOutOfOrder,
@@ -75,6 +77,7 @@ impl Bug {
         Self::LossIsNeverTold,
         Self::NamesAreFolded,
         Self::NoCheckAfterTheWait,
+        Self::OnlyItsOwnPlaceIsChecked,
         Self::OwnerPerClient,
         Self::ProvidedMethodsAreNotForwarded,
         Self::QueueIsOutOfOrder,
@@ -120,6 +123,7 @@ impl Bug {
             Self::LossIsNeverTold => "a renewal of what is lost is an error instead of an answer",
             Self::NamesAreFolded => "names that differ in case or blanks are one",
             Self::NoCheckAfterTheWait => "nothing is checked after the wait",
+            Self::OnlyItsOwnPlaceIsChecked => "after the wait only the own place in the line is checked",
             Self::OwnerPerClient => "an owner per client instead of per acquisition",
             Self::ProvidedMethodsAreNotForwarded => "a pointer does not forward the provided methods",
             Self::QueueIsOutOfOrder => "a queue that says it is fair is not",
@@ -186,6 +190,7 @@ impl Bug {
                 exclusion::eight_clients_hold_one_at_a_time,
                 leaving::a_waiter_that_times_out_holds_nobody_up,
             ],
+            Self::OnlyItsOwnPlaceIsChecked => cases![leaving::a_cancelled_waiter_holds_nobody_up],
             Self::OwnerPerClient => cases![ownership::a_late_release_spares_the_successor],
             Self::ProvidedMethodsAreNotForwarded => cases![errors::what_the_backend_says_it_can_do_it_does],
             Self::QueueIsOutOfOrder => cases![waiting::waiters_of_different_clients_are_served_in_order],
@@ -219,11 +224,14 @@ impl Bug {
     }
 
     /// Whether the bug makes sense in such a backend.
-    pub(crate) fn plantable(self, capabilities: &Capabilities) -> Result<(), &'static str> {
+    pub(crate) fn plantable(self, capabilities: &Capabilities, harness: &dyn Harness) -> Result<(), &'static str> {
         let inspects = capabilities.holder || capabilities.list || capabilities.force_release;
         match self {
             Self::DeadlineFromTheAcquireOnASharedLease if !capabilities.shares_leases => {
                 Err("no two locks share a lease")
+            }
+            Self::DeadlineFromTheAcquireOnASharedLease if harness.leases_are_connections() => {
+                Err("an acquisition on a shared lease keeps all of it: the deadline may count from there")
             }
             Self::CallsHaveNoLimit | Self::DeadlineFromALateReply if cfg!(not(feature = "faults")) => {
                 Err("the suite was built without its feature `faults`")

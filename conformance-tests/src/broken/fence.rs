@@ -1,6 +1,7 @@
 //! Resources that check tokens, but not well.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{FencingToken, LockError};
@@ -61,7 +62,8 @@ impl Resource for BrokenFence {
             if !self.accepts(self.lock().mark, token) {
                 return Ok(false);
             }
-            tokio::task::yield_now().await;
+            // There is a round trip between the two.
+            tokio::time::sleep(Duration::from_millis(1)).await;
             let mark = Some(token);
             *self.lock() = State { mark, number };
             return Ok(true);

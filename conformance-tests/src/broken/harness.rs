@@ -63,8 +63,18 @@ impl Harness for BrokenHarness {
         Ok(self.broken(self.inner.client_at(namespace, address).await?))
     }
 
-    /// As far as the clients know: some bugs keep the server from knowing.
-    async fn in_line(&self, _: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
+    fn committing_request(&self) -> &[u8] {
+        self.inner.committing_request()
+    }
+
+    /// With a bug, as far as the clients know: some keep the server from knowing. Without one, who waits by its own account may
+    /// not have come to the server yet.
+    async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
+        if self.bug == Bug::Nothing
+            && let Some(seen) = self.inner.in_line(namespace, name).await?
+        {
+            return Ok(Some(seen));
+        }
         Ok(Some(self.shared.lock().in_line.get(name).copied().unwrap_or_default()))
     }
 
@@ -91,5 +101,9 @@ impl Harness for BrokenHarness {
             | Bug::FenceTakesWhatDiffers => Ok(Some(Arc::new(BrokenFence::new(self.bug)))),
             _ => self.inner.resource(namespace, resource).await,
         }
+    }
+
+    fn leases_are_connections(&self) -> bool {
+        self.inner.leases_are_connections()
     }
 }

@@ -21,6 +21,8 @@ pub(super) struct State {
     pub(super) abandoned: HashSet<OwnerId>,
     /// How many wait for each name.
     pub(super) in_line: HashMap<LockName, usize>,
+    /// Who waits for each name behind whom, in the order in which they came.
+    line: HashMap<LockName, Vec<OwnerId>>,
 }
 
 pub(super) struct Held {
@@ -66,6 +68,45 @@ impl Drop for InLine<'_> {
     fn drop(&mut self) {
         if let Some(in_line) = self.shared.lock().in_line.get_mut(&self.name) {
             *in_line -= 1;
+        }
+    }
+}
+
+/// Somebody who waits behind somebody.
+pub(super) struct Place<'a> {
+    shared: &'a Shared,
+    claim: Claim,
+    behind: Option<OwnerId>,
+}
+
+impl<'a> Place<'a> {
+    /// Behind the last one who waits, or else the holder.
+    pub(super) fn new(shared: &'a Shared, claim: &Claim) -> Self {
+        let mut state = shared.lock();
+        let holder = state.holder(claim.name()).map(|held| held.claim.owner());
+        let line = state.line.entry(claim.name().clone()).or_default();
+        let behind = line.last().copied().or(holder);
+        line.push(claim.owner());
+        drop(state);
+        Self {
+            shared,
+            claim: claim.clone(),
+            behind,
+        }
+    }
+
+    pub(super) fn is_behind_somebody(&self) -> bool {
+        let state = self.shared.lock();
+        let waits = |line: &Vec<OwnerId>| line.iter().any(|owner| Some(*owner) == self.behind);
+        let holds = |held: &Held| Some(held.claim.owner()) == self.behind;
+        state.line.get(self.claim.name()).is_some_and(waits) || state.holder(self.claim.name()).is_some_and(holds)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        if let Some(line) = self.shared.lock().line.get_mut(self.claim.name()) {
+            line.retain(|owner| *owner != self.claim.owner());
         }
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_core::{Claim, DistributedLock, LockError, Released};
 
 use super::{Case, Party};
-use crate::faults::Proxy;
+use crate::faults::{Held, Proxy, Then, Trap};
 use crate::link::Link;
 use crate::outcome::{Outcome, Stop};
 
@@ -38,6 +38,16 @@ impl Case {
     /// The bare client, or why there is none.
     pub(crate) async fn connect_through(&self, proxy: &Proxy) -> Result<Arc<dyn DistributedLock>, LockError> {
         self.harness.client_at(&self.namespace, proxy.address()).await
+    }
+
+    /// Holds back the next request that changes something.
+    pub(crate) fn hold(&self, proxy: &Proxy) -> Held {
+        proxy.hold(self.harness.committing_request())
+    }
+
+    /// Loses the reply to the next request that changes something.
+    pub(crate) fn swallow_reply(&self, proxy: &Proxy, then: Then) -> Trap {
+        proxy.swallow_reply(self.harness.committing_request(), then)
     }
 
     /// Lets go of the claim, across a fault: failures that are worth a retry are waited out.

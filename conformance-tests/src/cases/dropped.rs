@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock};
+use lock_core::{Claim, DistributedLock, LockError};
 
 use crate::case::Case;
 use crate::link::Link;
@@ -21,8 +21,28 @@ enum Drops {
     WhenWoken(usize),
 }
 
-/// What a future came to: its output, if it ended before it was to be dropped.
-async fn dropped<F: Future>(future: F, drops: Drops, patience: Duration) -> Option<F::Output> {
+/// What became of a future that was to be dropped.
+#[derive(Debug)]
+enum Fate<T> {
+    /// It ended before that.
+    Ended(T),
+    Dropped,
+    /// It was not polled as often, for as long as one had patience.
+    Asleep,
+}
+
+impl<T> Fate<Result<T, LockError>> {
+    fn transpose(self) -> Result<Fate<T>, LockError> {
+        Ok(match self {
+            Self::Ended(output) => Fate::Ended(output?),
+            Self::Dropped => Fate::Dropped,
+            Self::Asleep => Fate::Asleep,
+        })
+    }
+}
+
+/// Polls a future until it is dropped.
+async fn dropped<F: Future>(future: F, drops: Drops, patience: Duration) -> Fate<F::Output> {
     dropped_counting(future, drops, patience, &AtomicUsize::new(0)).await
 }
 
@@ -32,7 +52,7 @@ async fn dropped_counting<F: Future>(
     drops: Drops,
     patience: Duration,
     counter: &AtomicUsize,
-) -> Option<F::Output> {
+) -> Fate<F::Output> {
     let mut future = Box::pin(future);
     let mut polls = 0;
     let polled = poll_fn(|context| {
@@ -41,41 +61,91 @@ async fn dropped_counting<F: Future>(
             Drops::WhenWoken(k) => (k, true),
         };
         if polls == last {
-            return Poll::Ready(None);
+            return Poll::Ready(Fate::Dropped);
         }
         polls += 1;
         counter.store(polls, Ordering::SeqCst);
         match future.as_mut().poll(context) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if polls == last && !woken => Poll::Ready(None),
+            Poll::Ready(output) => Poll::Ready(Fate::Ended(output)),
+            Poll::Pending if polls == last && !woken => Poll::Ready(Fate::Dropped),
             Poll::Pending => Poll::Pending,
         }
     });
     // What waits for somebody else is not always woken.
-    tokio::time::timeout(patience, polled).await.ok().flatten()
+    tokio::time::timeout(patience, polled).await.unwrap_or(Fate::Asleep)
 }
 
 /// More polls than an operation that ends by itself takes.
 const MOST_POLLS: usize = 100;
 
+/// An answer that another thread got may be there before the first look for it. Only an operation that ends that often in
+/// a row before it can be dropped takes no more polls.
+const ENDS_IN_A_ROW: usize = 10;
+
+/// Every moment at which an operation can be dropped, one attempt after the other.
+#[derive(Debug, Default)]
+struct EveryPoll {
+    /// After how many polls the next attempt is dropped.
+    k: usize,
+    ends: usize,
+    asleep: usize,
+    when_woken: bool,
+    /// How many polls the operation took at most.
+    most: usize,
+}
+
+impl EveryPoll {
+    /// When to drop the next attempt, unless all was seen.
+    fn next(&mut self) -> Outcome<Option<Drops>> {
+        ensure!(
+            self.k < MOST_POLLS,
+            "the backend",
+            "an operation ends within {MOST_POLLS} polls"
+        );
+        if self.ends == ENDS_IN_A_ROW {
+            self.most = self.most.max(self.k);
+            if self.when_woken {
+                return Ok(None);
+            }
+            *self = Self {
+                when_woken: true,
+                most: self.most,
+                ..Self::default()
+            };
+        }
+        let way = if self.when_woken {
+            Drops::WhenWoken
+        } else {
+            Drops::After
+        };
+        Ok(Some(way(self.k)))
+    }
+
+    /// What became of the attempt.
+    fn saw<T>(&mut self, fate: &Fate<T>) {
+        match fate {
+            Fate::Ended(_) => self.ends += 1,
+            // It may be polled as often when the machine is less busy. What waits to be woken may wait for ever.
+            Fate::Asleep if !self.when_woken && self.asleep < ENDS_IN_A_ROW => self.asleep += 1,
+            Fate::Dropped | Fate::Asleep => (self.k, self.ends, self.asleep) = (self.k + 1, 0, 0),
+        }
+    }
+}
+
 pub(crate) async fn try_acquire_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
     // The client lives, and keeps another lock of the same ttl alive: nothing may hide behind its end.
     let kept = party.locks.lock("kept").await?;
-    let mut most = 0;
     let mut names = Vec::new();
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..MOST_POLLS {
-            let claim = Claim::new(case.name(&format!("{:?}", way(k))), case.steady_ttl());
-            let output = dropped(party.link.try_acquire(&claim), way(k), case.patience()).await;
-            party.link.release(&claim).await?;
-            names.push(claim.name().clone());
-            if output.transpose()?.is_some() {
-                most = most.max(k);
-                break;
-            }
-        }
+    let mut every = EveryPoll::default();
+    while let Some(drops) = every.next()? {
+        let claim = Claim::new(case.name(&format!("{drops:?} {}", names.len())), case.steady_ttl());
+        let fate = dropped(party.link.try_acquire(&claim), drops, case.patience()).await;
+        party.link.release(&claim).await?;
+        names.push(claim.name().clone());
+        every.saw(&fate.transpose()?);
     }
+    let most = every.most;
     case.remark(format!("try_acquire was dropped at each of its polls, k_max {most}"));
     let floor = case.fewest_polls();
     ensure!(
@@ -102,11 +172,11 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_wait_leaves_nothing(case:
     for way in [Drops::After, Drops::WhenWoken] {
         for k in 0..=POLLS {
             let claim = Claim::new(case.name("n"), case.steady_ttl());
-            let output = dropped(party.link.acquire(&claim, None), way(k), Duration::from_millis(300)).await;
+            let fate = dropped(party.link.acquire(&claim, None), way(k), Duration::from_millis(300)).await;
             ensure!(
-                output.is_none(),
+                !matches!(fate, Fate::Ended(_)),
                 "the backend",
-                "it waits for a held name for ever; it said {output:?}"
+                "it waits for a held name for ever; this one: {fate:?}"
             );
             party.link.release(&claim).await?;
         }
@@ -123,32 +193,28 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_wait_leaves_nothing(case:
 pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
     let kept = party.locks.lock("kept").await?;
-    let mut most = 0;
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..MOST_POLLS {
-            let holder = Claim::new(case.name("n"), case.steady_ttl());
-            case.take_within(&other, &holder, case.steady_ttl() + case.slack())
-                .await?;
-            let claim = Claim::new(case.name("n"), case.steady_ttl());
-            let polls = Arc::new(AtomicUsize::new(0));
-            // A task of its own, as whatever else this one awaited would count as polls.
-            let releasing = tokio::spawn(released_once_awaited(
-                Arc::clone(&case),
-                Arc::clone(&other),
-                holder,
-                Arc::clone(&polls),
-            ));
-            let acquire = party.link.acquire(&claim, None);
-            let output = dropped_counting(acquire, way(k), case.ttl() / 4, &polls).await;
-            polls.store(usize::MAX, Ordering::SeqCst);
-            releasing.await??;
-            party.link.release(&claim).await?;
-            if output.transpose()?.is_some() {
-                most = most.max(k);
-                break;
-            }
-        }
+    let mut every = EveryPoll::default();
+    while let Some(drops) = every.next()? {
+        let holder = Claim::new(case.name("n"), case.steady_ttl());
+        case.take_within(&other, &holder, case.steady_ttl() + case.slack())
+            .await?;
+        let claim = Claim::new(case.name("n"), case.steady_ttl());
+        let polls = Arc::new(AtomicUsize::new(0));
+        // A task of its own, as whatever else this one awaited would count as polls.
+        let releasing = tokio::spawn(released_once_awaited(
+            Arc::clone(&case),
+            Arc::clone(&other),
+            holder,
+            Arc::clone(&polls),
+        ));
+        let acquire = party.link.acquire(&claim, None);
+        let fate = dropped_counting(acquire, drops, case.ttl() / 4, &polls).await;
+        polls.store(usize::MAX, Ordering::SeqCst);
+        releasing.await??;
+        party.link.release(&claim).await?;
+        every.saw(&fate.transpose()?);
     }
+    let most = every.most;
     case.remark(format!(
         "a waiting acquire was dropped at each of its polls, k_max {most}"
     ));
@@ -179,24 +245,20 @@ async fn released_once_awaited(case: Arc<Case>, client: Arc<Link>, held: Claim, 
 pub(crate) async fn hand_over_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
     let kept = party.locks.lock("kept").await?;
-    let mut most = 0;
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..MOST_POLLS {
-            let (from, to) = (
-                Claim::new(case.name("n"), case.steady_ttl()),
-                Claim::new(case.name("n"), case.steady_ttl()),
-            );
-            case.take_within(&party.link, &from, case.steady_ttl() + case.slack())
-                .await?;
-            let output = dropped(party.link.hand_over(&from, &to), way(k), case.patience()).await;
-            party.link.release(&from).await?;
-            party.link.release(&to).await?;
-            if output.transpose()?.is_some() {
-                most = most.max(k);
-                break;
-            }
-        }
+    let mut every = EveryPoll::default();
+    while let Some(drops) = every.next()? {
+        let (from, to) = (
+            Claim::new(case.name("n"), case.steady_ttl()),
+            Claim::new(case.name("n"), case.steady_ttl()),
+        );
+        case.take_within(&party.link, &from, case.steady_ttl() + case.slack())
+            .await?;
+        let fate = dropped(party.link.hand_over(&from, &to), drops, case.patience()).await;
+        party.link.release(&from).await?;
+        party.link.release(&to).await?;
+        every.saw(&fate.transpose()?);
     }
+    let most = every.most;
     case.remark(format!("hand_over was dropped at each of its polls, k_max {most}"));
     case.only_leftovers(1).await?;
     case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.slack())
@@ -208,16 +270,12 @@ pub(crate) async fn hand_over_dropped_at_every_poll_leaves_nothing(case: Arc<Cas
 pub(crate) async fn a_request_for_a_lock_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
     let kept = party.locks.lock("kept").await?;
-    let mut most = 0;
-    for way in [Drops::After, Drops::WhenWoken] {
-        for k in 0..MOST_POLLS {
-            let asking = party.locks.lock("n").into_future();
-            if dropped(asking, way(k), case.patience()).await.transpose()?.is_some() {
-                most = most.max(k);
-                break;
-            }
-        }
+    let mut every = EveryPoll::default();
+    while let Some(drops) = every.next()? {
+        let asking = party.locks.lock("n").into_future();
+        every.saw(&dropped(asking, drops, case.patience()).await.transpose()?);
     }
+    let most = every.most;
     case.remark(format!(
         "a request for a lock was dropped at each of its polls, k_max {most}"
     ));

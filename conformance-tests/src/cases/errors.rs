@@ -105,7 +105,7 @@ pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome
 pub(crate) async fn a_failure_after_busy_is_waited_out(case: Arc<Case>) -> Outcome {
     let (holder, waiter) = (case.party().await?.locks, case.party().await?);
     let guard = holder.lock("n").await?;
-    let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.patience()).into_future());
+    let mut waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.patience()).into_future());
     case.eventually("the client", "the request is under way", case.patience(), || {
         waiter.locks.stats().waiting == 1
     })
@@ -117,12 +117,13 @@ pub(crate) async fn a_failure_after_busy_is_waited_out(case: Arc<Case>) -> Outco
         "a held lock is busy"
     );
     waiter.link.set(Weather::Refused);
-    tokio::time::sleep(Duration::from_millis(300)).await;
-    ensure!(
-        !waiting.is_finished(),
-        "the client",
-        "after one busy, failures are waited out"
-    );
+    if let Ok(ended) = tokio::time::timeout(Duration::from_millis(300), &mut waiting).await {
+        fail!(
+            "the client",
+            "after one busy, failures are waited out; the wait ended with {:?}",
+            ended?
+        );
+    }
     waiter.link.set(Weather::Fair);
     guard.release().await?;
     let limit = case.ttl() + case.patience();

@@ -266,7 +266,7 @@ async fn count_in_processes(case: &Case, processes: usize, turns: usize) -> Outc
     }
     let mut tokens = Vec::new();
     for child in &mut children {
-        let own = child.counted(Duration::from_secs(45)).await?;
+        let own = child.counted(3 * case.patience()).await?;
         ensure!(
             own.is_sorted(),
             "the backend",

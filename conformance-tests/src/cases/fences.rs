@@ -1,6 +1,7 @@
 //! The resource refuses whoever is late.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use lock_core::{DistributedLock, FencingToken};
 
@@ -117,6 +118,8 @@ pub(crate) async fn of_many_writers_at_once_no_older_one_writes_last(case: Arc<C
 const WRITERS: usize = 8;
 const WRITES: usize = 10_000;
 const WRITES_OF_A_TASK: usize = 2_000;
+/// A resource that writes to several disks has this long; it is only the end of patience.
+const TIME_TO_WRITE: Duration = Duration::from_secs(210);
 
 pub(crate) async fn no_write_is_accepted_below_a_token_that_was_seen(case: Arc<Case>) -> Outcome {
     let resource = case.resource().await?;
@@ -177,7 +180,7 @@ async fn written_by_processes(case: &Case) -> Outcome<Vec<Written>> {
     }
     let mut written = Vec::new();
     for child in &mut children {
-        written.extend(child.written(2 * case.patience()).await?);
+        written.extend(child.written(TIME_TO_WRITE).await?);
     }
     Ok(written)
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_core::{LockError, LockGuard};
+use lock_core::{DistributedLock, LockError, LockGuard};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::waiting::{PROMPT, long_ttl};
@@ -46,6 +46,8 @@ async fn one_leaves(
             if !same_client {
                 for party in &mut parties {
                     *party = case.party().await?;
+                    // Connected, so that a wait is one for the lock alone.
+                    party.locks.lock("another").ttl(ttl).await?.release().await?;
                 }
             }
             let mut waiting = Vec::new();
@@ -74,6 +76,13 @@ async fn one_leaves(
                 }
             }
             leave(waiting.remove(place)).await?;
+            // Whoever stood behind it must not take its going for that of the holder.
+            tokio::time::sleep(case.ttl() / 8).await;
+            ensure!(
+                !waiting.iter().any(JoinHandle::is_finished),
+                "the backend",
+                "nobody is served while the lock is held; somebody was when a waiter left"
+            );
             guard.release().await?;
             one_after_the_other(case, waiting).await?;
         }
@@ -106,16 +115,46 @@ async fn one_after_the_other(case: &Case, mut waiting: Vec<JoinHandle<Result<Loc
 }
 
 pub(crate) async fn a_killed_waiter_holds_nobody_up(case: Arc<Case>) -> Outcome {
-    one_process_fails(&case, async |child| child.kill().await).await
+    one_process_fails(&case, Harm::Kill).await
 }
 
 pub(crate) async fn a_stopped_waiter_holds_nobody_up_for_long(case: Arc<Case>) -> Outcome {
-    one_process_fails(&case, async |child| child.stop()).await
+    one_process_fails(&case, Harm::Stop).await
+}
+
+/// What is done to a process.
+#[derive(Clone, Copy)]
+enum Harm {
+    Kill,
+    Stop,
+}
+
+/// Stops a process that waits; not in the middle of a step, which on a file is a transaction that all others wait for.
+async fn stop_while_it_waits(case: &Case, child: &Child) -> Outcome {
+    const TRIES: usize = 10;
+    let client = case.client().await?;
+    let claim = case.claim("something else");
+    for _ in 0..TRIES {
+        child.stop()?;
+        match client.try_acquire(&claim).await {
+            Ok(_) => {
+                client.release(&claim).await?;
+                return Ok(());
+            }
+            Err(LockError::Unavailable { .. }) => child.wake()?,
+            Err(error) => return Err(error.into()),
+        }
+        client.release(&claim).await?;
+    }
+    fail!(
+        "the backend",
+        "a process that is stopped while it waits holds nobody up; each time it did"
+    );
 }
 
 /// Of three processes that wait, something is done to one: the first, the middle one, the last. The others get their
 /// turns, one at a time.
-async fn one_process_fails(case: &Arc<Case>, harm: impl AsyncFn(&mut Child) -> Outcome) -> Outcome {
+async fn one_process_fails(case: &Arc<Case>, harm: Harm) -> Outcome {
     case.needs_processes()?;
     let holder = case.party().await?.locks;
     let ttl = case.steady_ttl();
@@ -130,7 +169,10 @@ async fn one_process_fails(case: &Arc<Case>, harm: impl AsyncFn(&mut Child) -> O
             children.push(child);
         }
         let mut failed = children.remove(place);
-        harm(&mut failed).await?;
+        match harm {
+            Harm::Kill => failed.kill().await?,
+            Harm::Stop => stop_while_it_waits(case, &failed).await?,
+        }
         guard.release().await?;
         let inside = Arc::new(AtomicUsize::new(0));
         let mut served = JoinSet::new();

@@ -23,6 +23,7 @@ pub(crate) const CASES: &[Entry] = cases![
 const CLIENTS: usize = 4;
 const TASKS: usize = 12;
 const NAMES: usize = 3;
+/// The least time that it goes on.
 const TIME: Duration = Duration::from_secs(6);
 
 /// What all tasks share.
@@ -49,7 +50,7 @@ pub(crate) async fn a_mixed_load_with_bad_weather_keeps_every_invariant(case: Ar
     for _ in 0..CLIENTS {
         parties.push(case.logged_party(&log).await?);
     }
-    let end = case.now() + TIME;
+    let end = case.now() + time(&case);
     let mut tasks = JoinSet::new();
     for actor in 0..TASKS {
         let (case, field, party) = (Arc::clone(&case), Arc::clone(&field), parties[actor % CLIENTS].clone());
@@ -61,7 +62,7 @@ pub(crate) async fn a_mixed_load_with_bad_weather_keeps_every_invariant(case: Ar
     }
     while case.now() < end {
         let party = &parties[fastrand::usize(..CLIENTS)];
-        log.record(usize::MAX, &field.names[0], Event::Fault { overlap: false });
+        log.record(usize::MAX, &field.names[0], Event::fault("weather"));
         party.link.set(weather(&case));
         tokio::time::sleep(case.ttl().mul_f64(fastrand::f64() * 1.2)).await;
         party.link.set(Weather::Fair);
@@ -94,6 +95,11 @@ pub(crate) async fn a_mixed_load_with_bad_weather_keeps_every_invariant(case: Ar
         "something happened; {verdict}"
     );
     Ok(())
+}
+
+/// Long enough for several faults, each of which may outlast a ttl.
+fn time(case: &Case) -> Duration {
+    TIME.max(case.ttl() * 6)
 }
 
 fn weather(case: &Case) -> Weather {
@@ -176,7 +182,7 @@ pub(crate) async fn processes_that_are_killed_and_stopped_keep_every_invariant(c
     case.needs_processes()?;
     let log = Arc::new(Log::new());
     let names = ["a", "b"];
-    let end = case.now() + TIME;
+    let end = case.now() + time(&case);
     let mut tasks = JoinSet::new();
     for actor in 0..PROCESSES {
         let (case, log) = (Arc::clone(&case), Arc::clone(&log));
@@ -230,31 +236,39 @@ async fn life_of_a_process(
     name: &str,
 ) -> Outcome<ControlFlow<()>> {
     let name = case.name(name);
-    let fault = || log.record(usize::MAX, &name, Event::Fault { overlap: false });
+    let fault = |what| log.record(usize::MAX, &name, Event::fault(what));
     let some_time = || case.ttl().mul_f64(fastrand::f64());
     log.record(actor, &name, Event::Invoke);
     child.ask(name.as_str(), case.ttl(), Some(some_time())).await?;
     if fastrand::u8(..6) == 0 {
         tokio::time::sleep(some_time() / 8).await;
-        fault();
+        fault("kill");
         child.kill().await?;
         log.record(actor, &name, Event::Unknown);
         return Ok(ControlFlow::Break(()));
     }
-    let Some(token) = child.locked(case.patience()).await? else {
-        log.record(actor, &name, Event::Busy);
-        return Ok(ControlFlow::Continue(()));
+    let token = match child.told(case.patience()).await? {
+        Ok(Some(token)) => token,
+        Ok(None) => {
+            log.record(actor, &name, Event::Busy);
+            return Ok(ControlFlow::Continue(()));
+        }
+        // Another may have been stopped where everybody has to wait for it.
+        Err(_) => {
+            log.record(actor, &name, Event::Unknown);
+            return Ok(ControlFlow::Continue(()));
+        }
     };
     log.record(actor, &name, Event::Ok(token));
     let fate = fastrand::u8(..4);
     match fate {
         0 => {
-            fault();
+            fault("kill");
             child.kill().await?;
             return Ok(ControlFlow::Break(()));
         }
         1 => {
-            fault();
+            fault("pause");
             child.stop()?;
             tokio::time::sleep(2 * some_time()).await;
             child.wake()?;

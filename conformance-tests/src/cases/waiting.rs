@@ -145,6 +145,16 @@ pub(super) async fn waits(case: &Case, party: &Party, at_server: usize) -> Outco
     case.in_line("n", at_server).await.map(drop)
 }
 
+/// The same for its wait at the backend after the first `waits`. It was told by then that the name is busy, so that failures are
+/// waited out: one before the first answer would be the caller's.
+pub(super) async fn waits_after_busy(case: &Case, party: &Party, waits_before: usize) -> Outcome {
+    waits(case, party, 1).await?;
+    let asked = || party.link.counts().waits() > waits_before;
+    case.eventually("the client", "the waiter was told that it is busy", case.slack(), asked)
+        .await
+        .map(drop)
+}
+
 async fn on_release(case: &Case, holder: &Party, waiter: &Party) -> Outcome {
     for _ in 0..3 {
         let guard = holder.locks.lock("n").ttl(long_ttl(case)).await?;
@@ -329,7 +339,7 @@ pub(crate) async fn no_wait_leaves_nothing_in_a_queue(case: Arc<Case>) -> Outcom
             "a held name is refused; it gave {refused:?}"
         );
     }
-    let waits = other.link.counts().acquire.load(Ordering::SeqCst);
+    let waits = other.link.counts().waits();
     ensure!(
         waits == 0,
         "the client",
@@ -384,11 +394,7 @@ async fn wait_goes_on_across(case: &Case, fault: Fault) -> Outcome {
     let (holder, waiter) = (case.party().await?.locks, case.party().await?);
     let guard = holder.lock("n").await?;
     let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.patience()).into_future());
-    waits(case, &waiter, 1).await?;
-    // A failure before the first answer would be the caller's.
-    let asked = || waiter.link.counts().acquire.load(Ordering::SeqCst) > 0;
-    case.eventually("the client", "the waiter was told that it is busy", case.slack(), asked)
-        .await?;
+    waits_after_busy(case, &waiter, 0).await?;
     case.inject(fault).await?;
     drop(guard);
     let next = case.within(case.patience(), "the wait goes on", waiting).await???;

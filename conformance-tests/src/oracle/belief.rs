@@ -15,20 +15,31 @@ struct Interval {
     to: Duration,
 }
 
-pub(super) fn violations(records: &[Record]) -> Vec<String> {
+/// How often two believed.
+#[derive(Debug, Default)]
+pub(super) struct Overlaps {
+    /// Because of a fault that permits it.
+    pub(super) permitted: usize,
+    /// For no such reason.
+    pub(super) violations: Vec<String>,
+}
+
+pub(super) fn overlaps(records: &[Record]) -> Overlaps {
     let permitted: Vec<_> = records
         .iter()
-        .filter(|r| r.event == Event::Fault { overlap: true })
+        .filter(|r| matches!(r.event, Event::Fault { overlap: true, .. }))
         .map(|r| r.at)
         .collect();
-    let mut found = Vec::new();
+    let mut found = Overlaps::default();
     for (name, records) in by_name(records) {
         let mut intervals = intervals(&records);
         intervals.sort_by_key(|i| i.from);
         for (i, first) in intervals.iter().enumerate() {
             for second in intervals[i + 1..].iter().take_while(|second| second.from < first.to) {
-                if !permitted.iter().any(|fault| (first.from..=second.from).contains(fault)) {
-                    found.push(format!(
+                if permitted.iter().any(|fault| (first.from..=second.from).contains(fault)) {
+                    found.permitted += 1;
+                } else {
+                    found.violations.push(format!(
                         "two held {name:?} at {:.4?}: {} from {:.4?} to {:.4?}, {} from {:.4?}",
                         second.from, first.token, first.from, first.to, second.token, second.from
                     ));
@@ -74,10 +85,21 @@ mod tests {
     fn two_believers(overlap: bool) -> Vec<Record> {
         vec![
             at(1, 1, Event::Ok(token(5))),
-            at(2, 1, Event::Fault { overlap }),
+            at(
+                2,
+                1,
+                Event::Fault {
+                    what: "failover".to_owned(),
+                    overlap,
+                },
+            ),
             at(3, 2, Event::Ok(token(6))),
             at(4, 1, Event::Held(token(5))),
         ]
+    }
+
+    fn violations(records: &[Record]) -> Vec<String> {
+        overlaps(records).violations
     }
 
     #[test]
@@ -86,13 +108,21 @@ mod tests {
     }
 
     #[test]
-    fn a_fault_that_permits_it_excuses_an_overlap() {
-        assert_eq!(violations(&two_believers(true)), Vec::<String>::new());
+    fn a_fault_that_permits_it_excuses_an_overlap_and_it_is_counted() {
+        let overlaps = overlaps(&two_believers(true));
+        assert_eq!((overlaps.violations.len(), overlaps.permitted), (0, 1));
     }
 
     #[test]
     fn a_fault_long_before_excuses_nothing() {
-        let mut history = vec![at(0, 1, Event::Fault { overlap: true })];
+        let mut history = vec![at(
+            0,
+            1,
+            Event::Fault {
+                what: "failover".to_owned(),
+                overlap: true,
+            },
+        )];
         history.extend(two_believers(false));
         assert_eq!(violations(&history).len(), 1);
     }

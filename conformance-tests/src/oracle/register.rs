@@ -14,8 +14,9 @@ pub(super) fn violations(records: &[Record]) -> Vec<String> {
             if accepted == stale {
                 let did = if accepted { "took" } else { "refused" };
                 found.push(format!(
-                    "the register {name:?} {did} a write with {token} at {:.4?}, although its mark was {mark:?}",
-                    record.at
+                    "the register {name:?} {did} a write with {token} at {:.4?}, although its mark was {}",
+                    record.at,
+                    mark.map_or_else(|| "not set".to_owned(), |mark| mark.to_string())
                 ));
             }
             if accepted {

@@ -7,7 +7,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use futures_util::TryStreamExt as _;
-use testcontainers::bollard::models::{ContainerSummary, NetworkConnectRequest, NetworkDisconnectRequest, PortBinding};
+use testcontainers::bollard::models::{
+    ContainerSummary, Mount, MountType, NetworkConnectRequest, NetworkDisconnectRequest, PortBinding,
+};
 use testcontainers::bollard::query_parameters::{
     DownloadFromContainerOptionsBuilder, KillContainerOptionsBuilder, ListContainersOptionsBuilder,
     RemoveContainerOptionsBuilder, UploadToContainerOptionsBuilder,
@@ -219,31 +221,43 @@ async fn run(docker: &Docker, wish: &Wish) -> Result<ContainerAsync<GenericImage
     static NUMBERS: AtomicU64 = AtomicU64::new(0);
     let number = NUMBERS.fetch_add(1, Ordering::Relaxed).to_string();
     let (name, tag) = name_and_tag(&wish.image);
+    let shared = wish.kind.shares_the_loopback();
     let place = Place {
         contained: true,
-        port: wish.kind.port,
+        port: if shared { wish.port } else { wish.kind.port },
         data: wish.kind.data,
     };
     let inside = ContainerPort::Tcp(wish.kind.port);
-    let bindings = HashMap::from([(
-        inside.to_string(),
-        Some(vec![PortBinding {
-            host_ip: Some("127.0.0.1".to_owned()),
-            host_port: Some(wish.port.to_string()),
-        }]),
-    )]);
+    let binding = PortBinding {
+        host_ip: Some("127.0.0.1".to_owned()),
+        host_port: Some(wish.port.to_string()),
+    };
+    let bindings = (!shared).then(|| HashMap::from([(inside.to_string(), Some(vec![binding]))]));
     let command = wish
         .kind
         .command(place)
         .into_iter()
         .chain(wish.arguments.iter().cloned());
+    // A volume of its own, which goes with the container: the file system that an engine makes of layers can be slow.
+    let data = Mount {
+        target: Some(wish.kind.data.to_owned()),
+        typ: Some(MountType::VOLUME),
+        ..Mount::default()
+    };
     let request = GenericImage::new(name, tag)
         .with_cmd(command)
-        .with_mapped_port(wish.port, inside)
-        // Without this it would listen on every address of this machine.
-        .with_host_config_modifier(move |config| config.port_bindings = Some(bindings.clone()))
+        .with_host_config_modifier(move |config| {
+            // Otherwise it would listen on every address of this machine.
+            config.port_bindings = bindings.clone();
+            config.mounts = Some(vec![data.clone()]);
+        })
         .with_label(RUN, Run::this().label())
         .with_label(NUMBER, &number);
+    let request = if shared {
+        request.with_network("host")
+    } else {
+        request.with_mapped_port(wish.port, inside)
+    };
     let environment = wish.kind.environment().iter();
     let request = environment.fold(request, |request, (key, value)| request.with_env_var(*key, *value));
     let started = request.start().await;

@@ -9,17 +9,30 @@ use super::kind::Place;
 
 pub(super) fn arguments(place: Place<'_>) -> Vec<String> {
     let bind = if place.contained { "0.0.0.0" } else { "127.0.0.1" };
-    let client = format!("http://{bind}:{}", place.port);
     // Nobody else is to talk to it; any free port will do.
-    let peer = "http://127.0.0.1:0".to_owned();
-    [
+    let peer = "http://127.0.0.1:0";
+    let cluster = format!("test={peer}");
+    let alone = [
         ["--name", "test"],
+        ["--listen-peer-urls", peer],
+        ["--initial-advertise-peer-urls", peer],
+        ["--initial-cluster", &cluster],
+    ];
+    let alone = alone.concat().into_iter().map(str::to_owned);
+    for_clients(place, bind).into_iter().chain(alone).collect()
+}
+
+/// Who it is, and who the others are, is said by whoever starts them.
+pub(super) fn member_arguments(place: Place<'_>) -> Vec<String> {
+    for_clients(place, "127.0.0.1")
+}
+
+fn for_clients(place: Place<'_>, bind: &str) -> Vec<String> {
+    let client = format!("http://{bind}:{}", place.port);
+    [
         ["--data-dir", place.data],
         ["--listen-client-urls", &client],
         ["--advertise-client-urls", &client],
-        ["--listen-peer-urls", &peer],
-        ["--initial-advertise-peer-urls", &peer],
-        ["--initial-cluster", &format!("test={peer}")],
     ]
     .concat()
     .into_iter()

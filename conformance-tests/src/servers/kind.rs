@@ -33,6 +33,8 @@ pub(super) enum Protocol {
     Redis,
     Postgres,
     Etcd,
+    /// Of a cluster: it talks to the other members too.
+    EtcdMember,
 }
 
 /// Where a server runs, as it sees it.
@@ -82,6 +84,15 @@ impl Kind {
         version: "postgres (PostgreSQL) 17.",
         protocol: Protocol::Postgres,
     };
+    /// PostgreSQL 15: the user `postgres` needs no password.
+    pub const POSTGRES_15: Self = Self {
+        title: "PostgreSQL 15",
+        key: "POSTGRES15",
+        image: "postgres:15",
+        folders: &["/usr/lib/postgresql/15/bin"],
+        version: "postgres (PostgreSQL) 15.",
+        ..Self::POSTGRES
+    };
     /// etcd 3.5.
     pub const ETCD: Self = Self {
         title: "etcd 3.5",
@@ -93,6 +104,11 @@ impl Kind {
         folders: &[],
         version: "etcd Version: 3.5.",
         protocol: Protocol::Etcd,
+    };
+    /// etcd 3.5, one member of several.
+    pub(super) const ETCD_MEMBER: Self = Self {
+        protocol: Protocol::EtcdMember,
+        ..Self::ETCD
     };
     const LIKE_REDIS: Self = Self {
         title: "",
@@ -132,7 +148,7 @@ impl Kind {
         match self.protocol {
             Protocol::Redis => format!("redis://{address}"),
             Protocol::Postgres => format!("postgres://postgres@{address}/postgres"),
-            Protocol::Etcd => format!("http://{address}"),
+            Protocol::Etcd | Protocol::EtcdMember => format!("http://{address}"),
         }
     }
 
@@ -140,8 +156,13 @@ impl Kind {
     pub(super) fn environment(&self) -> &'static [(&'static str, &'static str)] {
         match self.protocol {
             Protocol::Postgres => &[("POSTGRES_HOST_AUTH_METHOD", "trust")],
-            Protocol::Redis | Protocol::Etcd => &[],
+            Protocol::Redis | Protocol::Etcd | Protocol::EtcdMember => &[],
         }
+    }
+
+    /// Whether its container is to see this machine's loopback as its own, since others there are to be reached.
+    pub(super) fn shares_the_loopback(&self) -> bool {
+        self.protocol == Protocol::EtcdMember
     }
 
     /// The program and its arguments.
@@ -150,6 +171,7 @@ impl Kind {
             Protocol::Redis => redis::arguments(place),
             Protocol::Postgres => postgres::arguments(place),
             Protocol::Etcd => etcd::arguments(place),
+            Protocol::EtcdMember => etcd::member_arguments(place),
         };
         [self.program.to_owned()].into_iter().chain(arguments).collect()
     }
@@ -158,7 +180,7 @@ impl Kind {
     pub(super) fn preparation(&self, data: &str) -> Option<Vec<String>> {
         match self.protocol {
             Protocol::Postgres => Some(postgres::preparation(data)),
-            Protocol::Redis | Protocol::Etcd => None,
+            Protocol::Redis | Protocol::Etcd | Protocol::EtcdMember => None,
         }
     }
 
@@ -169,7 +191,7 @@ impl Kind {
         match self.protocol {
             Protocol::Redis => redis::probe(authority, user_info).await,
             Protocol::Postgres => postgres::probe(authority).await,
-            Protocol::Etcd => etcd::probe(authority).await,
+            Protocol::Etcd | Protocol::EtcdMember => etcd::probe(authority).await,
         }
     }
 

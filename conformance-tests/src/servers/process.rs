@@ -1,10 +1,12 @@
 //! Servers as processes of this machine, with or without a file system of their own.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Signal, kill_process_group};
@@ -16,14 +18,14 @@ use super::kind::{Kind, Place};
 
 /// Ends the server, with its folder, when the process that started it has ended, however it did. The pipe that is read
 /// has no other end then. The server itself takes the place of the shell.
-const WATCH: &str = r#"folder=$1
-shift
+const WATCH: &str = r#"folder=$1 prepared=$2
+shift 2
 exec 3<&0
 (
     trap '' HUP INT TERM
     read -r _ <&3
     kill -9 $$
-    rm -rf "$folder"
+    rm -rf "$folder" "$prepared"
 ) &
 echo $! >"$folder/watcher"
 exec "$@" </dev/null 3<&-"#;
@@ -51,6 +53,9 @@ pub(super) struct Process {
     port: u16,
     arguments: Vec<String>,
     folder: TempDir,
+    /// The data that a server of this kind starts with, made once for all that there are at a time: it takes longer than most
+    /// tests.
+    prepared: Option<Arc<TempDir>>,
     child: Option<Child>,
 }
 
@@ -73,6 +78,7 @@ impl Process {
             port,
             arguments,
             folder,
+            prepared: None,
             child: None,
         };
         process.start_anew()?;
@@ -166,6 +172,8 @@ impl Process {
         // What is left of either is left to the end of this.
         let _ = self.kill();
         let _ = std::fs::remove_dir_all(self.folder.path());
+        // Now, as the program may end before this is dropped.
+        self.prepared = None;
     }
 
     fn data(&self) -> PathBuf {
@@ -191,31 +199,44 @@ impl Process {
         within.to_string_lossy().into_owned()
     }
 
-    fn prepare(&self) -> io::Result<()> {
+    fn prepare(&mut self) -> io::Result<()> {
+        static PREPARED: Mutex<BTreeMap<String, Weak<TempDir>>> = Mutex::new(BTreeMap::new());
         let data = self.data();
         remove(&data)?;
-        std::fs::create_dir(&data)?;
-        if is_root() {
-            for folder in [self.folder.path(), &data] {
-                std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY))?;
-            }
-        }
+        give(self.folder.path())?;
         let Some(preparation) = self.kind.preparation(&self.seen_from_within(&data)) else {
-            return Ok(());
+            std::fs::create_dir(&data)?;
+            return give(&data);
         };
+        // Others wait for it, as they need the same.
+        let mut all = PREPARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.entry(format!("{} {:?}", self.kind.title(), self.home)).or_default();
+        if let Some(prepared) = known.upgrade() {
+            copy(&prepared.path().join("data"), &data)?;
+            self.prepared = Some(prepared);
+            return Ok(());
+        }
+        std::fs::create_dir(&data)?;
+        give(&data)?;
         // It has no input, so nobody must wait for the end of it.
         let output = self.unwatched(&preparation).stdin(Stdio::null()).output()?;
-        if output.status.success() {
-            return Ok(());
+        if !output.status.success() {
+            return Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()));
         }
-        Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
+        let prepared = Arc::new(tempfile::Builder::new().prefix("fencelock-").tempdir()?);
+        give(prepared.path())?;
+        copy(&data, &prepared.path().join("data"))?;
+        *known = Arc::downgrade(&prepared);
+        self.prepared = Some(prepared);
+        Ok(())
     }
 
     /// The command, ended with this process.
     fn command(&self, command: &[String]) -> Command {
         let inner = self.unwatched(command);
         let mut watched = Command::new("sh");
-        watched.args(["-c", WATCH, "sh"]).arg(self.folder.path());
+        let prepared = self.prepared.as_ref().map_or(Path::new(""), |prepared| prepared.path());
+        watched.args(["-c", WATCH, "sh"]).args([self.folder.path(), prepared]);
         watched.arg(inner.get_program()).args(inner.get_args());
         self.as_nobody(&mut watched);
         watched.process_group(0);
@@ -292,6 +313,14 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
         return Ok(());
     }
     Err(io::Error::other(String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+/// Makes it theirs, as whom servers run.
+fn give(folder: &Path) -> io::Result<()> {
+    if is_root() {
+        std::os::unix::fs::chown(folder, Some(NOBODY), Some(NOBODY))?;
+    }
+    Ok(())
 }
 
 pub(super) fn is_root() -> bool {

@@ -2,6 +2,7 @@
 
 mod resource;
 mod role;
+mod servers;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance_tests::servers::{Data, Kind, Server, ServerError};
+use conformance_tests::servers::{Kind, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
 use lock_etcd::EtcdConfig;
@@ -20,31 +21,40 @@ use lock_etcd::etcd_client::{
 use tokio::sync::OnceCell;
 
 use resource::FencedKey;
+use servers::Servers;
 
 /// Tells a child process where the server of its namespace is.
 const URL: &str = "FENCELOCK_CONFORMANCE_ETCD";
 
-/// Checking passwords and waiting for disks is not what the suite is about.
-const ARGUMENTS: [&str; 3] = ["--bcrypt-cost", "4", "--unsafe-no-fsync"];
-
 /// One server for all cases at once may be slow on a small machine.
 const OP_TIMEOUT: Duration = Duration::from_secs(15);
 
-type Place = Arc<OnceCell<Arc<Server>>>;
+type Place = Arc<OnceCell<Arc<Servers>>>;
 
-/// One server for all namespaces, and one more for each that wants its own.
+/// One etcd for all namespaces, and one more for each that wants its own.
 pub(crate) struct EtcdHarness {
-    kind: &'static Kind,
+    name: String,
+    members: usize,
     shared: Place,
     own: Mutex<HashMap<String, Place>>,
+    // One for each namespace, as each has a runtime of its own.
+    admins: Mutex<HashMap<String, Arc<OnceCell<Client>>>>,
 }
 
 impl EtcdHarness {
-    pub(crate) fn new(kind: &'static Kind) -> Self {
+    /// With that many members each.
+    pub(crate) fn new(members: usize) -> Self {
+        let name = Kind::ETCD.title().to_owned();
         Self {
-            kind,
+            name: if members == 1 {
+                name
+            } else {
+                format!("{name}, {members} members")
+            },
+            members,
             shared: Place::default(),
             own: Mutex::default(),
+            admins: Mutex::default(),
         }
     }
 }
@@ -52,16 +62,18 @@ impl EtcdHarness {
 #[async_trait]
 impl Harness for EtcdHarness {
     fn name(&self) -> &str {
-        self.kind.title()
+        &self.name
     }
 
     async fn begin(&self) -> Result<Option<String>, LockError> {
-        let server = self.shared().await?;
-        if !server.is_ours() {
-            return Ok(Some(format!("{server}, as its address says")));
+        let servers = self.shared().await?;
+        let members = servers.members().iter().map(ToString::to_string);
+        let members = members.collect::<Vec<_>>().join(" and ");
+        if !servers.is_ours() {
+            return Ok(Some(format!("{members}, as its address says")));
         }
         Ok(Some(format!(
-            "{server}, as the user {:?} with the role in docs/etcd.md",
+            "{members}, as the user {:?} with the role in docs/etcd.md",
             role::USER
         )))
     }
@@ -72,7 +84,7 @@ impl Harness for EtcdHarness {
     }
 
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
-        Ok(Some(self.server(namespace).await?.authority().to_owned()))
+        Ok(Some(self.servers(namespace).await?.members()[0].authority().to_owned()))
     }
 
     async fn client_at(
@@ -80,17 +92,20 @@ impl Harness for EtcdHarness {
         namespace: &Namespace,
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let url = self.server(namespace).await?.url_at(address);
+        let url = self.servers(namespace).await?.members()[0].url_at(address);
         let config = config(&url, namespace)?.op_timeout(Duration::from_secs(2));
         Ok(Arc::new(config.connect().await?))
     }
 
     async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
-        Ok(Some(self.queue(namespace, name).await?.len().saturating_sub(1)))
+        let all = GetOptions::new().with_prefix().with_count_only();
+        let mut kv = self.admin(namespace).await?.kv_client();
+        let answer = kv.get(queue(namespace, name), Some(all)).await.map_err(failed)?;
+        Ok(Some(usize::try_from(answer.count()).unwrap_or(0).saturating_sub(1)))
     }
 
     async fn over(&self, namespace: &Namespace) {
-        let own = self.own().remove(namespace.name());
+        let own = locked(&self.own).remove(namespace.name());
         if own.is_some() {
             // That takes as long as the engine takes.
             let _ = tokio::task::spawn_blocking(move || drop(own)).await;
@@ -98,6 +113,7 @@ impl Harness for EtcdHarness {
             let all = DeleteOptions::new().with_prefix();
             let _ = client.kv_client().delete(prefix(namespace, ""), Some(all)).await;
         }
+        locked(&self.admins).remove(namespace.name());
     }
 
     async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
@@ -134,8 +150,8 @@ impl Harness for EtcdHarness {
     }
 
     fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
-        let server = self.place(namespace).get().cloned();
-        let url = server.map(|server| (URL.to_owned(), server.url().to_owned()));
+        let servers = self.place(namespace).get().cloned();
+        let url = servers.map(|servers| (URL.to_owned(), servers.url()));
         url.into_iter().collect()
     }
 
@@ -154,36 +170,33 @@ impl EtcdHarness {
         if !namespace.wants_own_server() {
             return Ok(Injection::NeedsOwnServer);
         }
-        let server = self.server(namespace).await?;
+        let admin = self.admin(namespace).await?;
         match fault {
             Fault::DeleteAll => {
-                let mut kv = self.admin(namespace).await?.kv_client();
                 let all = DeleteOptions::new().with_all_keys();
-                kv.delete("", Some(all)).await.map_err(failed)?;
-                Ok(())
+                admin.kv_client().delete("", Some(all)).await.map_err(failed)?;
             }
-            Fault::Full => return self.alarm(namespace, AlarmAction::Activate).await,
-            Fault::Room => return self.alarm(namespace, AlarmAction::Deactivate).await,
-            Fault::Freeze(time) => server.pause_for(*time).await,
-            Fault::Restart => server.restart(Data::Kept).await,
-            Fault::RestartWithoutData => {
-                server.restart(Data::Lost).await.map_err(no_server)?;
-                role::set_up(&server).await?;
-                Ok(())
+            Fault::Full => self.alarm(&admin, AlarmAction::Activate).await?,
+            Fault::Room => self.alarm(&admin, AlarmAction::Deactivate).await?,
+            fault => {
+                // What it knows of the server need not be so any more.
+                locked(&self.admins).remove(namespace.name());
+                if !self.servers(namespace).await?.inject(&admin, fault).await? {
+                    return Ok(Injection::NotPossible);
+                }
             }
-            Fault::Copy => server.copy().await,
-            Fault::Restore => server.restart(Data::Copied).await,
-            _ => return Ok(Injection::NotPossible),
         }
-        .map_err(no_server)?;
         Ok(Injection::Done)
     }
 
     /// etcd raises this alarm itself when its quota is used up, and refuses writes until somebody takes it back.
-    async fn alarm(&self, namespace: &Namespace, action: AlarmAction) -> Result<Injection, LockError> {
-        let mut member = self.admin(namespace).await?.maintenance_client();
-        member.alarm(action, AlarmType::Nospace, None).await.map_err(failed)?;
-        Ok(Injection::Done)
+    async fn alarm(&self, admin: &Client, action: AlarmAction) -> Result<(), LockError> {
+        let mut member = admin.maintenance_client();
+        member
+            .alarm(action, AlarmType::Nospace, None)
+            .await
+            .map(drop)
+            .map_err(failed)
     }
 
     /// Puts a stranger's key in the place of the holder's, on a lease that nobody renews.
@@ -193,7 +206,15 @@ impl EtcdHarness {
         let mut leases = client.lease_client();
         let granted = leases.time_to_live(holder.lease(), None).await.map_err(failed)?;
         let lease = leases.grant(granted.granted_ttl(), None).await.map_err(failed)?;
-        let key = format!("{}{}", queue(namespace, name), OwnerId::random());
+        let stranger = OwnerId::random();
+        let key = format!("{}{stranger}", queue(namespace, name));
+        let value = String::from_utf8_lossy(holder.value()).into_owned();
+        // Format, base, owner, and what else there is.
+        let mut parts: Vec<_> = value.splitn(4, ' ').map(str::to_owned).collect();
+        let Some(owner) = parts.get_mut(2) else {
+            return Err(LockError::unavailable("stealing a lock", "its value names no owner"));
+        };
+        *owner = stranger.to_string();
         let put = PutOptions::new().with_lease(lease.id());
         let steal = Txn::new()
             .when([Compare::create_revision(
@@ -203,7 +224,7 @@ impl EtcdHarness {
             )])
             .and_then([
                 TxnOp::delete(holder.key(), None),
-                TxnOp::put(key, holder.value(), Some(put)),
+                TxnOp::put(key, parts.join(" "), Some(put)),
             ]);
         let stolen = client.kv_client().txn(steal).await.map_err(failed)?;
         if stolen.succeeded() {
@@ -235,51 +256,45 @@ impl EtcdHarness {
     async fn url(&self, namespace: &Namespace) -> Result<String, LockError> {
         match std::env::var(URL) {
             Ok(url) => Ok(url),
-            Err(_) => Ok(self.server(namespace).await?.url().to_owned()),
+            Err(_) => Ok(self.servers(namespace).await?.url()),
         }
     }
 
     fn place(&self, namespace: &Namespace) -> Place {
         if namespace.wants_own_server() {
-            Arc::clone(self.own().entry(namespace.name().to_owned()).or_default())
+            Arc::clone(locked(&self.own).entry(namespace.name().to_owned()).or_default())
         } else {
             Arc::clone(&self.shared)
         }
     }
 
-    async fn server(&self, namespace: &Namespace) -> Result<Arc<Server>, LockError> {
+    async fn servers(&self, namespace: &Namespace) -> Result<Arc<Servers>, LockError> {
         if !namespace.wants_own_server() {
             return self.shared().await;
         }
         let place = self.place(namespace);
-        let server = place.get_or_try_init(async || self.start_own().await);
-        server.await.cloned()
+        let servers = place.get_or_try_init(async || Servers::start(self.members).await.map(Arc::new));
+        servers.await.cloned()
     }
 
-    async fn shared(&self) -> Result<Arc<Server>, LockError> {
-        let server = self.shared.get_or_try_init(async || {
-            let named = std::env::var(self.kind.url_variable()).is_ok_and(|url| !url.is_empty());
-            if named {
-                return Server::start(self.kind).await.map(Arc::new).map_err(no_server);
-            }
-            self.start_own().await
+    async fn shared(&self) -> Result<Arc<Servers>, LockError> {
+        let servers = self.shared.get_or_try_init(async || {
+            let named = std::env::var(Kind::ETCD.url_variable()).is_ok_and(|url| !url.is_empty());
+            let servers = if named {
+                Servers::named().await
+            } else {
+                Servers::start(self.members).await
+            };
+            servers.map(Arc::new)
         });
-        server.await.cloned()
+        servers.await.cloned()
     }
 
-    async fn start_own(&self) -> Result<Arc<Server>, LockError> {
-        let server = Server::start_own(self.kind, &ARGUMENTS).await.map_err(no_server)?;
-        role::set_up(&server).await?;
-        Ok(Arc::new(server))
-    }
-
-    fn own(&self) -> MutexGuard<'_, HashMap<String, Place>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// As somebody who may do everything.
+    /// As somebody who may do everything. To log in costs the server more than most questions.
     async fn admin(&self, namespace: &Namespace) -> Result<Client, LockError> {
-        role::admin(&*self.server(namespace).await?).await
+        let admin = Arc::clone(locked(&self.admins).entry(namespace.name().to_owned()).or_default());
+        let logged_in = admin.get_or_try_init(async || role::admin(&self.url(namespace).await?).await);
+        logged_in.await.cloned()
     }
 }
 
@@ -289,8 +304,7 @@ fn config(url: &str, namespace: &Namespace) -> Result<EtcdConfig, LockError> {
         .replacen("http://", "etcd://", 1)
         .replacen("https://", "etcds://", 1);
     let config = EtcdConfig::from_url(&url)?.namespace(namespace.name());
-    // Only a server of the suite's own has its user.
-    Ok(if url.contains('@') {
+    Ok(if role::is_named(&url) {
         config
     } else {
         config.credentials(role::USER, role::PASSWORD)
@@ -304,6 +318,10 @@ fn prefix(namespace: &Namespace, rest: &str) -> String {
 fn queue(namespace: &Namespace, name: &LockName) -> String {
     let escaped = name.as_str().replace('%', "%25").replace('/', "%2F");
     prefix(namespace, &format!("lock/{escaped}/"))
+}
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn failed(error: Error) -> LockError {

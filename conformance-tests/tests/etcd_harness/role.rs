@@ -1,6 +1,7 @@
 //! As whom the backend works.
 
-use conformance_tests::servers::Server;
+use std::time::Duration;
+
 use lock_core::LockError;
 use lock_etcd::etcd_client::{Client, ConnectOptions, Error, Permission};
 
@@ -12,11 +13,13 @@ pub(crate) const USER: &str = "fencelock-tests";
 pub(crate) const PASSWORD: &str = "secret";
 
 const ROOT: &str = "root";
+/// How long a request may take.
+const LIMIT: Duration = Duration::from_secs(20);
 
 /// Has the server ask for users, and adds one with the least rights that the documentation names.
-pub(crate) async fn set_up(server: &Server) -> Result<(), LockError> {
+pub(crate) async fn set_up(authority: &str) -> Result<(), LockError> {
     let set_up = async {
-        let mut auth = Client::connect([server.authority()], None).await?.auth_client();
+        let mut auth = Client::connect([authority], None).await?.auth_client();
         auth.user_add(ROOT, PASSWORD, None).await?;
         auth.user_grant_role(ROOT, ROOT).await?;
         auth.role_add(USER).await?;
@@ -31,10 +34,36 @@ pub(crate) async fn set_up(server: &Server) -> Result<(), LockError> {
 }
 
 /// A client that may do everything: on a server of ours, as its root.
-pub(crate) async fn admin(server: &Server) -> Result<Client, LockError> {
-    let options = ConnectOptions::new().with_user(ROOT, PASSWORD);
-    let options = server.is_ours().then_some(options);
-    Client::connect([server.authority()], options).await.map_err(failed)
+pub(crate) async fn admin(url: &str) -> Result<Client, LockError> {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("http", url));
+    let (user, password, hosts) = match rest.rsplit_once('@') {
+        Some((user_info, hosts)) => {
+            let (user, password) = user_info.split_once(':').unwrap_or((user_info, ""));
+            (user, password, hosts)
+        }
+        None => (ROOT, PASSWORD, rest),
+    };
+    let options = ConnectOptions::new().with_user(user, password).with_timeout(LIMIT);
+    // One member, the first that answers: another one may not have heard yet of a token that this one has given.
+    let mut connected = Err(Error::InvalidArgs("the address names no member".to_owned()));
+    for member in hosts.split(',').map(|host| format!("{scheme}://{host}")) {
+        connected = match Client::connect([&member], Some(options.clone())).await {
+            // One that the environment names may know no users.
+            Err(Error::GRpcStatus(status)) if status.message().contains("authentication is not enabled") => {
+                Client::connect([&member], None).await
+            }
+            connected => connected,
+        };
+        if connected.is_ok() {
+            break;
+        }
+    }
+    connected.map_err(failed)
+}
+
+/// Whether the address names a user: only a server of the suite's own has those of the suite.
+pub(crate) fn is_named(url: &str) -> bool {
+    url.contains('@')
 }
 
 /// What the documented role may read and write, in all namespaces of the suite and nowhere else.

@@ -1,6 +1,7 @@
 //! What the suite needs to know of the Postgres backend.
 
 mod admin;
+mod bouncer;
 mod resource;
 
 use std::collections::HashMap;
@@ -12,35 +13,58 @@ use async_trait::async_trait;
 use conformance_tests::servers::{Data, Kind, Server, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName};
-use lock_postgres::{PostgresConfig, PostgresLock};
+use lock_postgres::tokio_postgres::Client;
+use lock_postgres::{PostgresConfig, PostgresLock, schema_sql};
 use tokio::sync::OnceCell;
 
 use admin::{ROLE, admin};
+use bouncer::Bouncer;
 use resource::FencedRow;
 
 /// Tells a child process where the server of its namespace is.
 const URL: &str = "FENCELOCK_CONFORMANCE_POSTGRES";
+/// And where clients reach it.
+const ENTRANCE: &str = "FENCELOCK_CONFORMANCE_POSTGRES_ENTRANCE";
 
 /// Cases run beside each other, and each has several clients. A thousand locks take room.
 const ROOM: [&str; 4] = ["-c", "max_connections=400", "-c", "max_locks_per_transaction=128"];
+
+/// The advisory locks of one key, in the database of the namespace alone.
+const LOCKS: &str = "FROM pg_locks WHERE locktype = 'advisory' \
+                     AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
+                     AND classid = $1::bigint::oid AND objid = $2::bigint::oid";
 
 type Place = Arc<OnceCell<Arc<Server>>>;
 
 /// One server for all namespaces, each with a database of its own, and one more for each that wants its own.
 pub(crate) struct PostgresHarness {
     kind: &'static Kind,
+    name: String,
+    /// By the address of the server behind it; none if clients go to the server itself.
+    bouncers: Option<Mutex<HashMap<String, Arc<Bouncer>>>>,
     shared: Place,
     own: Mutex<HashMap<String, Place>>,
+    /// Sessions that are in the way of those under test.
+    strangers: Mutex<HashMap<String, Client>>,
     /// Whether the database of a namespace is there.
     made: Mutex<HashMap<String, Arc<OnceCell<()>>>>,
 }
 
 impl PostgresHarness {
-    pub(crate) fn new(kind: &'static Kind) -> Self {
+    /// On such servers, or on a PgBouncer before each of them.
+    pub(crate) fn new(kind: &'static Kind, bounced: bool) -> Self {
+        let title = kind.title();
         Self {
             kind,
+            name: if bounced {
+                format!("{title} behind PgBouncer")
+            } else {
+                title.to_owned()
+            },
+            bouncers: bounced.then(Mutex::default),
             shared: Place::default(),
             own: Mutex::default(),
+            strangers: Mutex::default(),
             made: Mutex::default(),
         }
     }
@@ -49,7 +73,7 @@ impl PostgresHarness {
 #[async_trait]
 impl Harness for PostgresHarness {
     fn name(&self) -> &str {
-        self.kind.title()
+        &self.name
     }
 
     async fn begin(&self) -> Result<Option<String>, LockError> {
@@ -64,7 +88,12 @@ impl Harness for PostgresHarness {
     }
 
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
-        Ok(Some(self.server(namespace).await?.authority().to_owned()))
+        let server = self.server(namespace).await?;
+        let bouncer = self.bouncer(&server)?;
+        Ok(Some(match bouncer {
+            Some(bouncer) => bouncer.address().to_string(),
+            None => server.authority().to_owned(),
+        }))
     }
 
     async fn client_at(
@@ -80,16 +109,21 @@ impl Harness for PostgresHarness {
 
     async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
         let [high, low] = self.key(namespace, name).await?;
-        let waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted \
-                       AND classid = $1::bigint::oid AND objid = $2::bigint::oid";
-        let row = self.admin(namespace).await?.query_one(waiting, &[&high, &low]).await;
+        let waiting = format!("SELECT count(*) {LOCKS} AND NOT granted");
+        let row = self.admin(namespace).await?.query_one(&waiting, &[&high, &low]).await;
         let waiting: i64 = row.map_err(admin::failed)?.get(0);
         Ok(usize::try_from(waiting).ok())
     }
 
     async fn over(&self, namespace: &Namespace) {
         lock(&self.made).remove(namespace.name());
+        lock(&self.strangers).remove(namespace.name());
         let own = lock(&self.own).remove(namespace.name());
+        if let Some(server) = own.as_ref().and_then(|own| own.get())
+            && let Some(bouncers) = &self.bouncers
+        {
+            lock(bouncers).remove(server.authority());
+        }
         if own.is_some() {
             // That takes as long as the engine takes.
             let _ = tokio::task::spawn_blocking(move || drop(own)).await;
@@ -114,8 +148,10 @@ impl Harness for PostgresHarness {
 
     async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
         match fault {
-            // The only thing that ends before its time is a session.
-            Fault::Expire(name) => self.end_session(namespace, name).await,
+            // The only thing that ends before its time is a session, and nothing else says who holds.
+            Fault::Expire(name) | Fault::Delete(name) => self.end_session(namespace, name).await,
+            Fault::Steal(name) => self.steal(namespace, name).await,
+            Fault::DeleteAll => self.delete_all(namespace).await,
             Fault::DeleteCounter(_) => {
                 let client = self.admin(namespace).await?;
                 let reset = client.batch_execute("SELECT setval('fencelock.token', 1)").await;
@@ -126,14 +162,18 @@ impl Harness for PostgresHarness {
     }
 
     async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
-        let client = self.admin(namespace).await?;
-        Ok(Some(Arc::new(FencedRow::new(client, resource).await?)))
+        let (client, writer) = (self.admin(namespace).await?, self.admin(namespace).await?);
+        Ok(Some(Arc::new(FencedRow::new(client, writer, resource).await?)))
     }
 
     fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
         let server = self.place(namespace).get().cloned();
-        let url = server.map(|server| (URL.to_owned(), server.url().to_owned()));
-        url.into_iter().collect()
+        let Some(server) = server else { return Vec::new() };
+        let mut environment = vec![(URL.to_owned(), server.url().to_owned())];
+        if let Ok(Some(bouncer)) = self.bouncer(&server) {
+            environment.push((ENTRANCE.to_owned(), server.url_at(bouncer.address())));
+        }
+        environment
     }
 
     fn leases_are_connections(&self) -> bool {
@@ -148,7 +188,8 @@ impl PostgresHarness {
             return Ok(Injection::NotPossible);
         }
         match fault {
-            // Without its data the server would have neither the database nor the role.
+            // Without its data the server would have neither the database nor the role; and with its table of locks full to
+            // the last place it cannot even be asked who holds what.
             Fault::Freeze(_) | Fault::Restart | Fault::Copy | Fault::Restore => {}
             _ => return Ok(Injection::NotPossible),
         }
@@ -169,15 +210,41 @@ impl PostgresHarness {
 
     async fn end_session(&self, namespace: &Namespace, name: &LockName) -> Result<Injection, LockError> {
         let [high, low] = self.key(namespace, name).await?;
-        let end = "SELECT pg_terminate_backend(pid, 5000) FROM pg_locks WHERE locktype = 'advisory' AND granted \
-                   AND classid = $1::bigint::oid AND objid = $2::bigint::oid";
-        let ended = self.admin(namespace).await?.execute(end, &[&high, &low]).await;
+        let end = format!("SELECT pg_terminate_backend(pid, 5000) {LOCKS} AND granted");
+        let ended = self.admin(namespace).await?.execute(&end, &[&high, &low]).await;
         ended.map(|_| Injection::Done).map_err(admin::failed)
+    }
+
+    /// A stranger's session takes the lock in the moment in which its holder's ends, and then falls silent.
+    async fn steal(&self, namespace: &Namespace, name: &LockName) -> Result<Injection, LockError> {
+        let key = self.key(namespace, name).await?;
+        let stranger = self.admin(namespace).await?;
+        let steal = format!(
+            "SET idle_session_timeout = '2s'; SELECT pg_terminate_backend(pid) {}; SELECT pg_advisory_lock({})",
+            LOCKS
+                .replace("$1", &key[0].to_string())
+                .replace("$2", &key[1].to_string()),
+            key[0] << 32 | key[1]
+        );
+        stranger.batch_execute(&steal).await.map_err(admin::failed)?;
+        lock(&self.strangers).insert(namespace.name().to_owned(), stranger);
+        Ok(Injection::Done)
+    }
+
+    /// What is on the disk, and the sessions, which are all else that there is.
+    async fn delete_all(&self, namespace: &Namespace) -> Result<Injection, LockError> {
+        let anew = format!(
+            "BEGIN; DROP SCHEMA fencelock CASCADE; {} SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+             WHERE datname = current_database() AND application_name LIKE 'fencelock %'; COMMIT",
+            schema_sql("fencelock", Some(ROLE))?
+        );
+        let deleted = self.admin(namespace).await?.batch_execute(&anew).await;
+        deleted.map(|()| Injection::Done).map_err(admin::failed)
     }
 
     async fn lock(&self, namespace: &Namespace) -> Result<PostgresLock, LockError> {
         self.prepared(namespace).await?;
-        config(&self.url(namespace).await?, namespace)?.connect().await
+        config(&self.entrance(namespace).await?, namespace)?.connect().await
     }
 
     /// The halves of the key, as the server shows them.
@@ -187,7 +254,7 @@ impl PostgresHarness {
         Ok([(key as u64 >> 32) as i64, key & 0xffff_ffff])
     }
 
-    async fn admin(&self, namespace: &Namespace) -> Result<lock_postgres::tokio_postgres::Client, LockError> {
+    async fn admin(&self, namespace: &Namespace) -> Result<Client, LockError> {
         self.prepared(namespace).await?;
         admin(&self.url(namespace).await?, namespace.name()).await
     }
@@ -208,6 +275,32 @@ impl PostgresHarness {
             Ok(url) => Ok(url),
             Err(_) => Ok(self.server(namespace).await?.url().to_owned()),
         }
+    }
+
+    /// Where the clients under test connect.
+    async fn entrance(&self, namespace: &Namespace) -> Result<String, LockError> {
+        if let Ok(url) = std::env::var(ENTRANCE) {
+            return Ok(url);
+        }
+        if self.bouncers.is_none() || std::env::var(URL).is_ok() {
+            return self.url(namespace).await;
+        }
+        let server = self.server(namespace).await?;
+        let bouncer = self.bouncer(&server)?;
+        Ok(bouncer.map_or_else(|| server.url().to_owned(), |bouncer| server.url_at(bouncer.address())))
+    }
+
+    fn bouncer(&self, server: &Server) -> Result<Option<Arc<Bouncer>>, LockError> {
+        let Some(bouncers) = &self.bouncers else {
+            return Ok(None);
+        };
+        let mut bouncers = lock(bouncers);
+        if let Some(bouncer) = bouncers.get(server.authority()) {
+            return Ok(Some(Arc::clone(bouncer)));
+        }
+        let bouncer = Arc::new(Bouncer::start(server.authority())?);
+        bouncers.insert(server.authority().to_owned(), Arc::clone(&bouncer));
+        Ok(Some(bouncer))
     }
 
     fn place(&self, namespace: &Namespace) -> Place {
@@ -245,7 +338,7 @@ impl PostgresHarness {
 fn config(url: &str, namespace: &Namespace) -> Result<PostgresConfig, LockError> {
     let mut server: lock_postgres::tokio_postgres::Config = url.parse().map_err(admin::failed)?;
     server.user(ROLE).password(admin::PASSWORD).dbname(namespace.name());
-    Ok(PostgresConfig::new(server))
+    Ok(PostgresConfig::new(server).namespace(namespace.name()))
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -4,22 +4,28 @@ use async_trait::async_trait;
 use conformance_tests::Resource;
 use lock_core::{FencingToken, LockError};
 use lock_postgres::fence::{self, FenceError};
-use lock_postgres::tokio_postgres::Client;
 use lock_postgres::tokio_postgres::types::Type;
+use lock_postgres::tokio_postgres::{Client, Statement};
 use tokio::sync::Mutex;
 
 use super::admin::failed;
 
 pub(crate) struct FencedRow {
+    /// For transactions.
     client: Mutex<Client>,
+    /// Many writes are on their way at the same time.
+    writer: Client,
+    write: Statement,
     resource: String,
 }
 
 impl FencedRow {
-    pub(crate) async fn new(client: Client, resource: &str) -> Result<Self, LockError> {
+    pub(crate) async fn new(client: Client, writer: Client, resource: &str) -> Result<Self, LockError> {
         // The marks have to survive a restart of whoever uses them, and that is all that is shown of them.
-        let quickly = "SET synchronous_commit = off";
-        client.batch_execute(quickly).await.map_err(failed)?;
+        for client in [&client, &writer] {
+            let quickly = client.batch_execute("SET synchronous_commit = off").await;
+            quickly.map_err(failed)?;
+        }
         // Two at once would hit each other's names.
         let tables = format!(
             "BEGIN; SELECT pg_advisory_xact_lock(1); {};
@@ -27,8 +33,19 @@ impl FencedRow {
             fence::CREATE_SQL
         );
         client.batch_execute(&tables).await.map_err(failed)?;
+        // In one step: nothing is written unless the token is admitted.
+        let write = format!(
+            "WITH admitted AS ({}) INSERT INTO resource (name, number) SELECT $1, $3 FROM admitted
+             ON CONFLICT (name) DO UPDATE SET number = excluded.number",
+            fence::ADMIT_SQL
+        );
+        let write = writer
+            .prepare_typed(&write, &[Type::TEXT, Type::INT8, Type::INT8])
+            .await;
         Ok(Self {
             client: Mutex::new(client),
+            writer,
+            write: write.map_err(failed)?,
             resource: resource.to_owned(),
         })
     }
@@ -51,22 +68,12 @@ impl Resource for FencedRow {
     }
 
     async fn write(&self, token: FencingToken, number: i64) -> Result<bool, LockError> {
-        // In one step, as there are many writes: nothing is written unless the token is admitted.
-        let write = format!(
-            "WITH admitted AS ({}) INSERT INTO resource (name, number) SELECT $1, $3 FROM admitted
-             ON CONFLICT (name) DO UPDATE SET number = excluded.number RETURNING number",
-            fence::ADMIT_SQL
-        );
-        let client = self.client.lock().await;
-        let written = client.query_typed(
-            &write,
-            &[
-                (&self.resource, Type::TEXT),
-                (&token.as_i64(), Type::INT8),
-                (&number, Type::INT8),
-            ],
-        );
-        Ok(!written.await.map_err(failed)?.is_empty())
+        let token = token.as_i64();
+        let written = self
+            .writer
+            .execute(&self.write, &[&self.resource, &token, &number])
+            .await;
+        Ok(written.map_err(failed)? == 1)
     }
 }
 

@@ -14,6 +14,9 @@ use crate::outcome::{Outcome, ensure, fail};
 /// How many are cut at the same time; most of a cut is waiting for the next connection.
 const LANES: usize = 4;
 
+/// How often a request is cut. A longer one is cut at as many places, spread over it, and at others in each run.
+const MOST_CUTS: usize = 256;
+
 /// What is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
@@ -35,20 +38,37 @@ pub(super) async fn a_release_cut_after_any_byte_leaves_nothing(case: Arc<Case>)
 }
 
 async fn cut_after_any_byte(case: &Arc<Case>, request: Request) -> Outcome {
-    let mut lanes = JoinSet::new();
-    for lane in 0..LANES {
+    let (mut lanes, mut length) = (Vec::new(), usize::MAX);
+    for number in 0..LANES {
+        let lane = Lane::new(case, number).await?;
+        // What a connection sends beside the request makes it look longer. All lanes must agree on where to cut.
+        length = length.min(lane.length(case, request).await?);
+        lanes.push(lane);
+    }
+    let mut running = JoinSet::new();
+    for lane in lanes {
         let case = Arc::clone(case);
-        lanes.spawn(async move {
-            let lane = Lane::new(&case, lane).await?;
-            lane.run(&case, request).await
-        });
+        running.spawn(async move { lane.run(&case, request, length).await });
     }
-    let mut length = 0;
-    while let Some(ended) = lanes.join_next().await {
-        length = ended??;
+    let mut cuts = 0;
+    while let Some(ended) = running.join_next().await {
+        cuts += ended??;
     }
-    case.remark(format!("{request:?} was cut after each of its {length} bytes"));
+    let wanted = length / stride(length);
+    ensure!(
+        cuts >= wanted / 4 * 3,
+        "the suite",
+        "a request of {length} bytes is cut at about {wanted} places; it was at {cuts}"
+    );
+    case.remark(format!(
+        "{request:?} was cut {cuts} times, at places all over its {length} bytes"
+    ));
     Ok(())
+}
+
+/// How many bytes there are between two cuts.
+fn stride(length: usize) -> usize {
+    (length + 1).div_ceil(MOST_CUTS)
 }
 
 /// Every fourth of the cuts, under a name of its own.
@@ -72,42 +92,52 @@ impl Lane {
         })
     }
 
-    async fn run(&self, case: &Case, request: Request) -> Outcome<usize> {
-        let length = self.length(case, request).await?;
-        let mut last = None;
-        for cut in (self.number..=length).step_by(LANES) {
-            self.cut(case, request, cut, &mut last).await?;
+    /// How often a request of that length was cut.
+    async fn run(&self, case: &Case, request: Request, length: usize) -> Outcome<usize> {
+        let stride = stride(length);
+        let first = self.number * stride + fastrand::usize(..stride);
+        let (mut last, mut cuts) = (None, 0);
+        for cut in (first..=length).step_by(LANES * stride) {
+            cuts += usize::from(self.cut(case, request, cut, &mut last).await?);
         }
-        Ok(length)
+        Ok(cuts)
     }
 
     /// How many bytes the request has when nothing goes wrong.
     async fn length(&self, case: &Case, request: Request) -> Outcome<usize> {
-        let mut length = 0;
-        // The first one may be longer: whatever can be prepared is prepared then.
-        for _ in 0..2 {
+        let mut shortest = u64::MAX;
+        // The first one may be longer, since whatever can be prepared is prepared then; so may one that is not the only one.
+        for _ in 0..4 {
             let claim = case.claim(&self.name);
             let sent = || self.proxy.counts().bytes_to_server;
             let mut before = sent();
-            let grant = case.take(&self.client, &claim).await?;
-            length = sent() - before;
+            let grant = case.take_through(&self.client, &claim, case.patience()).await?;
+            let mut length = sent() - before;
             if request != Request::Acquire {
                 before = sent();
-                self.client.renew(&grant.lease).await?;
+                self.renew_through(case, &grant).await?;
                 length = sent() - before;
                 before = sent();
             }
-            self.client.release(&claim).await?;
+            case.release_through(&self.client, &claim).await?;
             if request == Request::Release {
                 length = sent() - before;
             }
+            shortest = shortest.min(length);
         }
-        usize::try_from(length).map_err(|error| std::io::Error::other(error).into())
+        usize::try_from(shortest).map_err(|error| std::io::Error::other(error).into())
     }
 
-    /// One request ends after that many bytes; then its owner lets go, and the next one comes.
-    async fn cut(&self, case: &Case, request: Request, bytes: usize, last: &mut Option<FencingToken>) -> Outcome {
-        let claim = case.claim(&self.name);
+    /// One request ends after that many bytes; then its owner lets go, and the next one comes. False if it was over by then: it
+    /// need not always be as long as the one that was measured.
+    async fn cut(&self, case: &Case, request: Request, bytes: usize, last: &mut Option<FencingToken>) -> Outcome<bool> {
+        // What is held has time for a new connection and another try.
+        let claim = match request {
+            Request::Acquire => case.claim(&self.name),
+            Request::Renew | Request::Release => {
+                Claim::new(case.name(&self.name), case.ttl_of(Duration::from_secs(10))).with_own_lease()
+            }
+        };
         let held = match request {
             // The connection is made before, so that it is the request that is cut.
             Request::Acquire => self.nothing(case).await.map(|()| None)?,
@@ -126,12 +156,9 @@ impl Lane {
                 "a cut connection is worth another try; it said {error:?}"
             );
         }
-        ensure!(
-            trap.has_sprung(),
-            "the suite",
-            "the request is cut after {bytes} bytes; it was answered {answer:?}"
-        );
-        if let (Request::Renew, Some(grant)) = (request, &held) {
+        let was_cut = trap.has_sprung();
+        drop(trap);
+        if let (Request::Renew, Some(grant), true) = (request, &held, was_cut) {
             self.still_kept(case, grant).await?;
         }
         case.release_through(&self.client, &claim).await?;
@@ -148,7 +175,7 @@ impl Lane {
         );
         *last = Some(grant.token);
         self.other.release(&next).await?;
-        Ok(())
+        Ok(was_cut)
     }
 
     async fn nothing(&self, case: &Case) -> Outcome {
@@ -156,20 +183,30 @@ impl Lane {
         case.release_through(&self.client, &nothing).await.map(drop)
     }
 
-    /// Whether the renewal was done or not, the lock is still its holder's.
-    async fn still_kept(&self, case: &Case, grant: &Grant) -> Outcome {
+    /// Renews, across a fault: failures are waited out for a while.
+    async fn renew_through(&self, case: &Case, grant: &Grant) -> Outcome<Renewal> {
         let start = case.now();
-        let renewal = loop {
+        loop {
             match self.client.renew(&grant.lease).await {
-                Ok(renewal) => break renewal,
+                Ok(renewal) => return Ok(renewal),
                 Err(error) if case.now().since(start) > grant.lease.ttl() / 2 => return Err(error.into()),
                 Err(_) => tokio::task::yield_now().await,
             }
+        }
+    }
+
+    /// Whether the renewal was done or not, the lock is still its holder's, unless it ended with the connection.
+    async fn still_kept(&self, case: &Case, grant: &Grant) -> Outcome {
+        let renewal = self.renew_through(case, grant).await?;
+        let expected = if case.leases_are_connections() {
+            Renewal::NotHeld
+        } else {
+            Renewal::Renewed
         };
         ensure!(
-            renewal == Renewal::Renewed,
+            renewal == expected,
             "the backend",
-            "a renewal that was cut can be repeated; it said {renewal:?}"
+            "a renewal that was cut can be repeated, and is {expected:?}; it said {renewal:?}"
         );
         Ok(())
     }
@@ -178,13 +215,16 @@ impl Lane {
 pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_again(case: Arc<Case>) -> Outcome {
     let proxy = case.proxy().await?;
     let (client, other) = (case.client_through(&proxy).await?, case.client().await?);
+    if case.leases_are_connections() {
+        return gone_with_its_connection(&case, &proxy, &client, &other).await;
+    }
     let mut last: Option<FencingToken> = None;
     for then in [Then::Cut, Then::Silence] {
         case.note(format!("swallowed, and then {then:?}"));
         // So long that silence does not outlast it.
         let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(30)));
-        case.release_through(&client, &claim).await?;
-        let trap = proxy.swallow_reply(b"", then);
+        prepare(&case, &client, claim.ttl()).await?;
+        let trap = case.swallow_reply(&proxy, then);
         unheard(client.try_acquire(&claim).await)?;
         ensure!(trap.sprung().await, "the suite", "the server has answered");
         case.is_busy(&other, claim.name()).await?;
@@ -197,7 +237,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         );
         same_again(&client, &claim, grant.token).await?;
 
-        let trap = proxy.swallow_reply(b"", then);
+        let trap = case.swallow_reply(&proxy, then);
         unheard(client.renew(&grant.lease).await)?;
         ensure!(trap.sprung().await, "the suite", "the server has answered");
         let again = case.take_through(&client, &claim, case.patience()).await?;
@@ -209,7 +249,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
             again.token
         );
 
-        let trap = proxy.swallow_reply(b"", then);
+        let trap = case.swallow_reply(&proxy, then);
         unheard(client.release(&claim).await)?;
         ensure!(trap.sprung().await, "the suite", "the server has answered");
         case.is_free(&other, claim.name()).await?;
@@ -222,7 +262,8 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
 
         // Nobody asks again: the clean-up alone has to do.
         let given_up = Claim::new(claim.name().clone(), claim.ttl());
-        let trap = proxy.swallow_reply(b"", then);
+        prepare(&case, &client, claim.ttl()).await?;
+        let trap = case.swallow_reply(&proxy, then);
         unheard(client.try_acquire(&given_up).await)?;
         ensure!(trap.sprung().await, "the suite", "the server has answered");
         let released = case.release_through(&client, &given_up).await?;
@@ -235,6 +276,57 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         last = Some(grant.token);
     }
     Ok(())
+}
+
+/// What was granted ends with the connection that the reply was lost on. Whoever asks again gets something new.
+async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, other: &Link) -> Outcome {
+    let mut last: Option<FencingToken> = None;
+    for then in [Then::Cut, Then::Silence] {
+        for request in [Request::Acquire, Request::Renew, Request::Release] {
+            case.note(format!("{request:?} is swallowed, and then {then:?}"));
+            let claim = case.claim("n");
+            // The connection is made before, so that it is the reply that is lost.
+            let nothing = case.claim("nothing");
+            case.take_through(client, &nothing, case.patience()).await?;
+            case.release_through(client, &nothing).await?;
+            let held = match request {
+                Request::Acquire => None,
+                Request::Renew | Request::Release => Some(case.take_through(client, &claim, case.patience()).await?),
+            };
+            let trap = case.swallow_reply(proxy, then);
+            let answer = match (request, &held) {
+                (Request::Renew, Some(grant)) => client.renew(&grant.lease).await.map(drop),
+                (Request::Release, _) => client.release(&claim).await.map(drop),
+                _ => client.try_acquire(&claim).await.map(drop),
+            };
+            ensure!(trap.sprung().await, "the suite", "the server has answered");
+            // Of an end it is told, and can ask again by itself.
+            if then == Then::Silence || answer.is_err() {
+                unheard(answer)?;
+            }
+            case.release_through(client, &claim).await?;
+            let next = case.claim("n");
+            let limit = case.steady_ttl() + case.slack();
+            let (grant, _) = case.take_within(other, &next, limit).await?;
+            let before = held.map(|grant| grant.token).max(last);
+            ensure!(
+                before < Some(grant.token),
+                "the backend",
+                "tokens rise; {} came after {before:?}",
+                grant.token
+            );
+            last = Some(grant.token);
+            other.release(&next).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Has the client do what it does once for a connection or a ttl, so that the next request is that of its lock alone.
+async fn prepare(case: &Case, client: &Link, ttl: Duration) -> Outcome {
+    let other = Claim::new(case.name("another"), ttl);
+    case.take_through(client, &other, case.patience()).await?;
+    case.release_through(client, &other).await.map(drop)
 }
 
 fn unheard<T: std::fmt::Debug>(answer: Result<T, LockError>) -> Outcome {

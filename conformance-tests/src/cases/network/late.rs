@@ -20,7 +20,7 @@ pub(super) async fn an_acquisition_delivered_after_its_clean_up_is_gone_after_a_
         let guard = keeper.locks.lock(kept.name().clone()).ttl(case.ttl()).await?;
         let claim = Claim::new(case.name("n"), case.ttl());
         case.release_through(&client, &claim).await?;
-        let held = proxy.hold(b"");
+        let held = case.hold(&proxy);
         let asking = given_up(&case, &client, &held, claim.clone(), async |client, claim| {
             client.try_acquire(&claim).await.map(drop)
         });
@@ -44,7 +44,7 @@ pub(super) async fn a_renewal_delivered_after_its_clean_up_brings_nothing_back(c
     let (client, other) = (case.client_through(&proxy).await?, case.client().await?);
     let claim = case.claim("n");
     let lease = case.take(&client, &claim).await?.lease;
-    let held = proxy.hold(b"");
+    let held = case.hold(&proxy);
     let renewed = lease.clone();
     given_up(&case, &client, &held, claim.clone(), async move |client, _| {
         client.renew(&renewed).await.map(drop)
@@ -69,7 +69,7 @@ pub(super) async fn a_release_delivered_after_its_clean_up_spares_the_successor(
     let (client, other) = (case.client_through(&proxy).await?, case.client().await?);
     let claim = case.claim("n");
     case.take(&client, &claim).await?;
-    let held = proxy.hold(b"");
+    let held = case.hold(&proxy);
     given_up(&case, &client, &held, claim.clone(), async |client, claim| {
         client.release(&claim).await.map(drop)
     })
@@ -125,7 +125,8 @@ pub(super) async fn late_requests_shorten_what_is_believed(case: Arc<Case>) -> O
 async fn believed_in_time(case: &Case, direction: Direction) -> Outcome {
     let proxy = case.proxy().await?;
     let (party, other) = (case.party_through(&proxy).await?, case.client().await?);
-    let delay = case.ttl() / 4;
+    // A connection that has to be made first takes several times that.
+    let delay = case.ttl() / 8;
     for _ in 0..2 {
         party.locks.lock("n").await?.release().await?;
         proxy.set(direction, Traffic::Delayed(delay));

@@ -28,7 +28,10 @@ async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
     let proxy = case.proxy().await?;
     let client = case.client_through(&proxy).await?;
     let limit = client.capabilities().op_timeout + case.slack();
-    let claims = ["held", "released", "handed over", "tried", "awaited"].map(|name| case.claim(name));
+    // None of it ends by itself while the calls last.
+    let ttl = case.ttl_of(limit + case.slack());
+    let claims = ["held", "released", "handed over", "tried", "awaited"]
+        .map(|name| Claim::new(case.name(name), ttl).with_own_lease());
     let [held, released, from, tried, awaited] = &claims;
     let lease = case.take(&client, held).await?.lease;
     case.take(&client, released).await?;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError};
 
-use super::super::waiting::{PROMPT, long_ttl, waits};
+use super::super::waiting::{PROMPT, long_ttl, waits_after_busy};
 use crate::case::Case;
 use crate::faults::{Direction, Traffic};
 use crate::outcome::{Outcome, ensure};
@@ -17,8 +17,9 @@ pub(super) async fn a_wake_up_missed_with_its_connection_is_repaired(case: Arc<C
     for _ in 0..3 {
         // So long that nobody gets anything because a lease or a place in the line ran out.
         let guard = holder.lock("n").ttl(long_ttl(&case)).await?;
+        let before = waiter.link.counts().waits();
         let waiting = tokio::spawn(waiter.locks.lock("n").ttl(long_ttl(&case)).into_future());
-        waits(&case, &waiter, 1).await?;
+        waits_after_busy(&case, &waiter, before).await?;
         proxy.refuse().await;
         proxy.cut();
         guard.release().await?;
@@ -37,8 +38,9 @@ pub(super) async fn a_wake_up_lost_in_silence_is_repaired(case: Arc<Case>) -> Ou
     let ttl = case.steady_ttl();
     for direction in [Direction::Both, Direction::ToClient] {
         let guard = holder.lock("n").ttl(ttl).await?;
+        let before = waiter.link.counts().waits();
         let waiting = tokio::spawn(waiter.locks.lock("n").ttl(ttl).into_future());
-        waits(&case, &waiter, 1).await?;
+        waits_after_busy(&case, &waiter, before).await?;
         proxy.set(direction, Traffic::Lost);
         guard.release().await?;
         proxy.heal().await;
@@ -61,8 +63,9 @@ pub(super) async fn a_wait_into_silence_is_over_in_time_and_holds_nobody_up(case
     let guard = holder.lock("n").ttl(ttl).await?;
     let wait = Duration::from_millis(800);
     let start = case.now();
+    let before = silent.link.counts().waits();
     let waiting = tokio::spawn(silent.locks.lock("n").ttl(ttl).wait_for(wait).into_future());
-    waits(&case, &silent, 1).await?;
+    waits_after_busy(&case, &silent, before).await?;
     proxy.set(Direction::Both, Traffic::Lost);
     let next = tokio::spawn(behind.locks.lock("n").ttl(ttl).into_future());
     let limit = wait + silent.link.capabilities().op_timeout + case.slack();

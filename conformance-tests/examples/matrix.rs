@@ -1,0 +1,229 @@
+//! Prints as Markdown what the last runs of the suite showed, from the reports that they wrote:
+//!
+//! ```sh
+//! cargo run -p conformance-tests --example matrix -- target/conformance > docs/conformance.md
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+const INTRODUCTION: &str = "# What every backend showed
+
+Each row is a case of the suite, each column a backend on the server that is named below. A number is the seconds that a
+case took which **passed**; a letter says why a case is **not applicable**; FAILED is what it says. Made by `make matrix`
+from the reports of the last run.
+";
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let folder = std::env::args().nth(1).ok_or("name the folder of the reports")?;
+    let reports = read(Path::new(&folder))?;
+    if reports.is_empty() {
+        return Err(format!("there is no report in {folder}: run the suite first").into());
+    }
+    print!("{}", render(&reports));
+    Ok(())
+}
+
+/// One column of the table.
+struct Report {
+    backend: String,
+    setting: Option<String>,
+    margin: Option<f64>,
+    overlaps: Vec<String>,
+    cases: BTreeMap<String, Value>,
+    bugs: BTreeMap<String, Value>,
+}
+
+fn read(folder: &Path) -> Result<Vec<Report>, Box<dyn Error>> {
+    let entries = fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+    let mut reports = Vec::new();
+    for entry in entries {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            let report = serde_json::from_slice(&fs::read(&path)?);
+            let report = report.map_err(|error| format!("{}: {error}", path.display()))?;
+            reports.push(Report::of(&report));
+        }
+    }
+    reports.sort_by(|a, b| a.backend.cmp(&b.backend));
+    Ok(reports)
+}
+
+impl Report {
+    fn of(report: &Value) -> Self {
+        let rows = |list: &str, key: &str| {
+            let rows = report[list].as_array().into_iter().flatten();
+            rows.map(|row| (text(&row[key]), row.clone())).collect()
+        };
+        Self {
+            backend: text(&report["backend"]),
+            setting: report["setting"].as_str().map(without_port),
+            margin: report["smallest_margin_ms"].as_f64(),
+            overlaps: report["overlaps_after"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(text)
+                .collect(),
+            cases: rows("cases", "case"),
+            bugs: rows("planted_bugs", "bug"),
+        }
+    }
+}
+
+fn render(reports: &[Report]) -> String {
+    let mut page = INTRODUCTION.to_owned();
+    let mut notes = Notes::default();
+    servers(&mut page, reports);
+    let mut group = "";
+    for case in rows(reports, |report| &report.cases) {
+        let (of, sentence) = case.split_once("::").unwrap_or(("", case));
+        if of != group {
+            group = of;
+            heading(&mut page, group, reports);
+        }
+        let _ = write!(page, "| {} |", sentence.replace('_', " "));
+        for report in reports {
+            let cell = match report.cases.get(case) {
+                None => String::new(),
+                Some(row) => match row["outcome"].as_str() {
+                    Some("passed") => format!("{:.1}", row["seconds"].as_f64().unwrap_or_default()),
+                    Some("not applicable") => notes.letter(&text(&row["reason"])),
+                    _ => "**FAILED**".to_owned(),
+                },
+            };
+            let _ = write!(page, " {cell} |");
+        }
+        page.push('\n');
+    }
+    page.push_str("\n## Not applicable\n\n");
+    for (letter, reason) in notes.0.iter().enumerate() {
+        let _ = writeln!(page, "- {}: {reason}", letters(letter));
+    }
+    overlaps(&mut page, reports);
+    bugs(&mut page, reports);
+    page
+}
+
+fn servers(page: &mut String, reports: &[Report]) {
+    page.push_str("\n| backend | on | cases | not applicable | planted bugs caught | smallest loss margin |\n");
+    page.push_str("|---|---|--:|--:|--:|--:|\n");
+    for report in reports {
+        let count = |rows: &BTreeMap<String, Value>, outcome: &str| {
+            rows.values().filter(|row| row["outcome"] == outcome).count()
+        };
+        let planted = report.bugs.len() - count(&report.bugs, "not applicable");
+        let caught = match planted {
+            0 => "shown above".to_owned(),
+            _ => format!("{} of {planted}", count(&report.bugs, "caught")),
+        };
+        let margin = report
+            .margin
+            .map(|margin| format!("{margin:.1} ms"))
+            .unwrap_or_default();
+        let _ = writeln!(
+            page,
+            "| {} | {} | {} of {} | {} | {caught} | {margin} |",
+            report.backend,
+            report.setting.as_deref().unwrap_or("this process"),
+            count(&report.cases, "passed"),
+            report.cases.len() - count(&report.cases, "not applicable"),
+            count(&report.cases, "not applicable"),
+        );
+    }
+}
+
+fn overlaps(page: &mut String, reports: &[Report]) {
+    page.push_str(
+        "\n## Faults after which two may believe\n\nThe server lets go of a lock early, and its holder has not been told \
+         yet. The fence refused the earlier holder each time.\n\n| backend | faults |\n|---|---|\n",
+    );
+    for report in reports {
+        let faults = match &report.overlaps[..] {
+            [] => "none was seen".to_owned(),
+            faults => faults.join(", "),
+        };
+        let _ = writeln!(page, "| {} | {faults} |", report.backend);
+    }
+}
+
+fn bugs(page: &mut String, reports: &[Report]) {
+    let reports: Vec<_> = reports.iter().filter(|report| !report.bugs.is_empty()).collect();
+    page.push_str("\n## Planted bugs\n\nA backend with that bug fails the suite, in the case that is named.\n");
+    for bug in rows(reports.iter().copied(), |report| &report.bugs) {
+        let _ = writeln!(page, "\n- {bug}");
+        let mut by: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+        for report in &reports {
+            let Some(row) = report.bugs.get(bug) else { continue };
+            let outcome = match row["outcome"].as_str() {
+                Some("caught") => format!("`{}`", text(&row["by"])),
+                Some("not applicable") => format!("not applicable ({})", text(&row["reason"])),
+                _ => "**ESCAPED**".to_owned(),
+            };
+            by.entry(outcome).or_default().push(&report.backend);
+        }
+        for (outcome, backends) in by {
+            let _ = writeln!(page, "  - {outcome}: {}", backends.join(", "));
+        }
+    }
+}
+
+fn heading(page: &mut String, group: &str, reports: &[Report]) {
+    let _ = write!(page, "\n## {group}\n\n| case |");
+    for report in reports {
+        let _ = write!(page, " {} |", report.backend);
+    }
+    let _ = writeln!(page, "\n|---|{}", "--:|".repeat(reports.len()));
+}
+
+/// What stands in the first column: whatever any of them has.
+fn rows<'a>(
+    reports: impl IntoIterator<Item = &'a Report>,
+    of: fn(&Report) -> &BTreeMap<String, Value>,
+) -> BTreeSet<&'a str> {
+    reports
+        .into_iter()
+        .flat_map(|report| of(report).keys().map(String::as_str))
+        .collect()
+}
+
+/// The reasons, by letter.
+#[derive(Default)]
+struct Notes(Vec<String>);
+
+impl Notes {
+    fn letter(&mut self, reason: &str) -> String {
+        let known = self.0.iter().position(|known| known == reason);
+        letters(known.unwrap_or_else(|| {
+            self.0.push(reason.to_owned());
+            self.0.len() - 1
+        }))
+    }
+}
+
+/// a to z, aa to az, and so on.
+fn letters(number: usize) -> String {
+    let last = char::from(b'a' + (number % 26) as u8);
+    match number / 26 {
+        0 => last.to_string(),
+        more => letters(more - 1) + &last.to_string(),
+    }
+}
+
+/// Which free ports servers were given is of no interest.
+fn without_port(setting: &str) -> String {
+    let mut pieces = setting.split(" at 127.0.0.1:");
+    let first = pieces.next().unwrap_or_default().to_owned();
+    pieces.fold(first, |shown, piece| {
+        shown + piece.trim_start_matches(|c: char| c.is_ascii_digit())
+    })
+}
+
+fn text(value: &Value) -> String {
+    value.as_str().unwrap_or_default().replace('|', "\\|")
+}

@@ -1,0 +1,167 @@
+//! Torture on every backend, with faults of the server too where there is one: `make soak`, or
+//! `cargo run -p conformance-tests --features servers,torture --example soak -- SECONDS [KIND]...`.
+
+use std::error::Error;
+use std::fs::File;
+use std::io::{self, BufWriter};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use conformance_tests::oracle::judge;
+use conformance_tests::servers::{Data, Kind, Server};
+use conformance_tests::torture::{self, Config, Fault, Figures, Place, Route};
+
+/// What is tortured; a file has no server.
+const KINDS: [(&str, Option<&Kind>); 7] = [
+    ("sqlite", None),
+    ("redis", Some(&Kind::REDIS)),
+    ("redis-7.0", Some(&Kind::REDIS_7_0)),
+    ("valkey", Some(&Kind::VALKEY)),
+    ("postgres", Some(&Kind::POSTGRES)),
+    ("postgres-15", Some(&Kind::POSTGRES_15)),
+    ("etcd", Some(&Kind::ETCD)),
+];
+
+const PAUSE: &str = "pause";
+const RESTART: &str = "kill, restart";
+const RESTART_WITHOUT_DATA: &str = "kill, restart without data";
+
+/// The faults of a server that this program has started.
+struct Own<'a> {
+    server: &'a Server,
+    name: &'a str,
+}
+
+#[async_trait]
+impl torture::Server for Own<'_> {
+    fn faults(&self) -> Vec<(&'static str, bool)> {
+        // The locks of Postgres are its sessions', which no restart survives.
+        let is_postgres = self.name.starts_with("postgres");
+        let mut faults = vec![(PAUSE, false), (RESTART, is_postgres)];
+        if self.name.starts_with("redis") || self.name == "valkey" {
+            faults.push((RESTART_WITHOUT_DATA, true));
+        }
+        faults
+    }
+
+    async fn begin(&self, fault: &str) -> io::Result<()> {
+        let done = match fault {
+            PAUSE => self.server.pause().await,
+            _ => self.server.kill().await,
+        };
+        done.map_err(io::Error::other)
+    }
+
+    async fn end(&self, fault: &str) -> io::Result<()> {
+        let done = match fault {
+            PAUSE => self.server.resume().await,
+            RESTART => self.server.restart(Data::Kept).await,
+            _ => self.server.restart(Data::Lost).await,
+        };
+        done.map_err(io::Error::other)
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<ExitCode, Box<dyn Error>> {
+    if torture::is_client() {
+        // A client that is stopped would otherwise stay when this program is killed.
+        #[cfg(target_os = "linux")]
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        // The server may be down when a client begins.
+        let locks = fencelock::connect_lazy(std::env::var(fencelock::ENV)?)?;
+        return Ok(torture::client(&locks).await);
+    }
+    let mut arguments = std::env::args().skip(1);
+    let seconds = arguments.next().map_or(Ok(600), |seconds| seconds.parse())?;
+    let wanted: Vec<_> = arguments.collect();
+    let mut faults = Config::new().faults;
+    match Fault::Clock.can_happen_here() {
+        Ok(()) => faults.push(Fault::Clock),
+        Err(missing) => println!("no clock steps: {missing}"),
+    }
+    let mut violations = 0;
+    for (name, kind) in KINDS {
+        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+            violations += soak(name, kind, Duration::from_secs(seconds), &faults).await?;
+        }
+    }
+    Ok(ExitCode::from(u8::from(violations > 0)))
+}
+
+async fn soak(
+    name: &str,
+    kind: Option<&'static Kind>,
+    time: Duration,
+    faults: &[Fault],
+) -> Result<usize, Box<dyn Error>> {
+    let server = match kind {
+        Some(kind) => Some(Server::start_own(kind, &[]).await?),
+        None => None,
+    };
+    let folder = tempfile::tempdir()?;
+    let url = match &server {
+        Some(server) if name == "etcd" => format!("etcd://{}", server.authority()),
+        Some(server) => server.url().to_owned(),
+        None => format!("sqlite://{}", folder.path().join("locks.db").display()),
+    };
+    let shown = server
+        .as_ref()
+        .map_or_else(|| "SQLite, a file".to_owned(), Server::to_string);
+    let locks = fencelock::connect(&url).await?;
+    let route = server.is_some().then(|| Route::of(&url)).transpose()?;
+    let own = server.as_ref().map(|server| Own { server, name });
+    let program = |through: Option<&str>| {
+        let mut command = Command::new("/proc/self/exe");
+        command.env(fencelock::ENV, through.unwrap_or(&url));
+        command
+    };
+    let place = Place {
+        locks: &locks,
+        route: route.as_ref(),
+        program: &program,
+        server: own.as_ref().map(|own| own as &dyn torture::Server),
+    };
+    let can_happen = |fault: &Fault| route.is_some() || !fault.needs_route();
+    let faults = faults.iter().copied().filter(can_happen).collect();
+    let mut config = Config::new();
+    (config.time, config.faults) = (time, faults);
+    let mut history = torture::run(&config, &place, std::future::pending(), |_| {}).await?;
+    history.about = [
+        ("server", shown.clone()),
+        ("time", format!("{time:?}")),
+        ("seed", config.seed.to_string()),
+    ]
+    .map(|(what, value)| (what.to_owned(), value))
+    .into();
+    let kept = kept(name)?;
+    history.write_json(BufWriter::new(File::create(&kept)?))?;
+    let (verdict, figures) = (judge(&history.records), Figures::of(&history.records));
+    println!("{shown}: {verdict}");
+    println!(
+        "  seed {}, {} grants, faults {:?}, smallest loss margin {:?} of {} losses, {} stale writes refused, {} permitted \
+         overlaps",
+        config.seed,
+        figures.grants,
+        figures.faults,
+        figures.smallest_margin,
+        figures.losses,
+        figures.refused,
+        verdict.permitted_overlaps
+    );
+    println!(
+        "  as a page: fencelock torture --check {} --report soak.html",
+        kept.display()
+    );
+    Ok(verdict.violations.len())
+}
+
+/// Where the history of a server of that kind is kept: in a folder of cargo's.
+fn kept(name: &str) -> io::Result<PathBuf> {
+    let program = std::env::current_exe()?;
+    let folder = program.ancestors().nth(2).unwrap_or(&program).join("soak");
+    std::fs::create_dir_all(&folder)?;
+    Ok(folder.join(format!("{name}.json")))
+}

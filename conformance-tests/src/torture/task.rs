@@ -1,0 +1,257 @@
+//! A client as it sees itself.
+
+use std::env;
+use std::fmt;
+use std::io::{self, BufRead, Write};
+use std::process::ExitCode;
+use std::str::FromStr;
+use std::time::Duration;
+
+use fastrand::Rng;
+use lock_core::{LockError, LockGuard, LockName, Locks, Renew};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, timeout};
+
+use super::Config;
+use super::clock::since_boot;
+use super::wall;
+use crate::oracle::{Event, Record};
+
+/// The environment variable with the task of a client.
+pub(super) const TASK: &str = "FENCELOCK_TORTURE_TASK";
+
+/// What a client is told when it is to end.
+pub(super) const END: &str = "end";
+
+/// What a client is told to do.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Task {
+    actor: usize,
+    names: usize,
+    ttl: Duration,
+    pub(super) seed: u64,
+    prefix: String,
+}
+
+impl Task {
+    pub(super) fn new(actor: usize, prefix: &str, config: &Config) -> Self {
+        Self {
+            actor,
+            names: config.names,
+            ttl: config.ttl,
+            // Far from those of the other clients, also after many lives.
+            seed: config.seed.wrapping_add((actor as u64 + 1) << 40),
+            prefix: prefix.to_owned(),
+        }
+    }
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            actor,
+            names,
+            ttl,
+            seed,
+            prefix,
+        } = self;
+        write!(f, "{actor} {names} {} {seed} {prefix}", ttl.as_nanos())
+    }
+}
+
+impl FromStr for Task {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        fn number<T: FromStr>(word: Option<&str>) -> Result<T, ()> {
+            word.and_then(|word| word.parse().ok()).ok_or(())
+        }
+        let mut words = text.splitn(5, ' ');
+        Ok(Self {
+            actor: number(words.next())?,
+            names: number(words.next())?,
+            ttl: Duration::from_nanos(number(words.next())?),
+            seed: number(words.next())?,
+            prefix: words.next().ok_or(())?.to_owned(),
+        })
+    }
+}
+
+/// Whether [`run`](super::run) has started this program as a client.
+#[must_use]
+pub fn is_client() -> bool {
+    env::var_os(TASK).is_some()
+}
+
+/// What a program does that [`run`](super::run) has started as a client: uses these locks until it is told to end.
+///
+/// Ends the whole process when the one that started it is gone.
+pub async fn client(locks: &Locks) -> ExitCode {
+    let Some(task) = env::var(TASK).ok().and_then(|task| task.parse::<Task>().ok()) else {
+        return ExitCode::FAILURE;
+    };
+    wall::leave_nothing_behind();
+    let (answers, heard) = mpsc::unbounded_channel();
+    let (end, mut ended) = watch::channel(false);
+    std::thread::spawn(move || listen(&answers, &end));
+    let mut worker = Worker {
+        rng: Rng::with_seed(task.seed),
+        locks,
+        task,
+        answers: heard,
+    };
+    tokio::select! {
+        // The thread that has the sender goes on for ever.
+        _ = ended.wait_for(|ended| *ended) => {}
+        () = worker.work() => {}
+        () = wall::watch(|reading| print(&format!("wall {reading}"))) => {}
+    }
+    let _ = timeout(worker.task.ttl + Duration::from_secs(5), locks.shutdown()).await;
+    ExitCode::SUCCESS
+}
+
+fn listen(answers: &mpsc::UnboundedSender<bool>, end: &watch::Sender<bool>) {
+    for line in io::stdin().lock().lines().map_while(Result::ok) {
+        if line == END {
+            end.send_replace(true);
+        } else {
+            let _ = answers.send(line == "accepted");
+        }
+    }
+    // Nobody wants to know any more.
+    std::process::exit(0);
+}
+
+struct Worker<'a> {
+    task: Task,
+    locks: &'a Locks,
+    rng: Rng,
+    answers: mpsc::UnboundedReceiver<bool>,
+}
+
+impl Worker<'_> {
+    async fn work(&mut self) {
+        loop {
+            self.turn().await;
+            let rest = self.some_time(0.02);
+            sleep(rest).await;
+        }
+    }
+
+    /// Asks for a lock in some way, and does something with it if it comes.
+    async fn turn(&mut self) {
+        let name = format!("{}/{}", self.task.prefix, self.rng.usize(..self.task.names));
+        let Ok(name) = LockName::new(name) else { return };
+        let request = self.locks.lock(&name).ttl(self.task.ttl);
+        let request = match self.rng.u8(..4) {
+            0 => request.no_wait(),
+            _ => request.wait_for(self.some_time(2.0)),
+        };
+        let request = match self.rng.u8(..8) {
+            0 => request.renew(Renew::Never),
+            _ => request,
+        };
+        self.say(since_boot(), &name, Event::Invoke);
+        let answer = if self.rng.u8(..6) == 0 {
+            let patience = self.some_time(0.2);
+            timeout(patience, request.into_future()).await.ok()
+        } else {
+            Some(request.await)
+        };
+        let answered = since_boot();
+        match answer {
+            // Before anything else can come in between: whoever is stopped here holds nothing when it wakes.
+            Some(Ok(guard)) if guard.is_held() => {
+                self.say(answered, &name, Event::Ok(guard.token()));
+                self.hold(&name, guard).await;
+            }
+            Some(Err(LockError::TimedOut { .. })) => self.say(answered, &name, Event::Busy),
+            other => {
+                self.say(answered, &name, Event::Unknown);
+                if let Some(Err(error)) = other {
+                    let line: String = error
+                        .to_string()
+                        .chars()
+                        .map(|c| if c.is_control() { ' ' } else { c })
+                        .collect();
+                    print(&format!("trouble {line}"));
+                }
+            }
+        }
+    }
+
+    async fn hold(&mut self, name: &LockName, guard: LockGuard) {
+        let token = guard.token();
+        let share = if self.rng.u8(..5) > 0 {
+            0.02 * self.rng.f64()
+        } else {
+            1.5 * self.rng.f64()
+        };
+        let until = since_boot() + self.task.ttl.mul_f64(share);
+        let mut next_write = Duration::ZERO;
+        loop {
+            // Read before the look: whoever holds then has held at that time.
+            let at = since_boot();
+            if !guard.is_held() {
+                self.say(at, name, Event::Lost(token));
+                if self.rng.bool() {
+                    // As one does who has looked earlier.
+                    self.write(name, &guard).await;
+                }
+                return;
+            }
+            self.say(at, name, Event::Held(token));
+            if at >= next_write {
+                // What a holder does between its look and its write takes a while.
+                let work = self.some_time(0.05);
+                sleep(work).await;
+                self.write(name, &guard).await;
+                next_write = since_boot() + self.some_time(0.1);
+            }
+            if at >= until {
+                break;
+            }
+            sleep((self.task.ttl / 400).clamp(Duration::from_millis(1), Duration::from_millis(10))).await;
+        }
+        self.say(since_boot(), name, Event::Released(token));
+        match self.rng.u8(..3) {
+            0 => drop(guard),
+            // Whether it worked is told by what happens next.
+            _ => drop(guard.release().await),
+        }
+    }
+
+    async fn write(&mut self, name: &LockName, guard: &LockGuard) {
+        print(&format!("write {} {name}", guard.token()));
+        let _ = self.answers.recv().await;
+    }
+
+    /// Up to that share of the ttl.
+    fn some_time(&mut self, share: f64) -> Duration {
+        self.task.ttl.mul_f64(share * self.rng.f64())
+    }
+
+    fn say(&self, at: Duration, name: &LockName, event: Event) {
+        print(
+            &Record::new(at, self.task.actor, name.clone(), event)
+                .to_json()
+                .to_string(),
+        );
+    }
+}
+
+/// A line in one piece, so that a kill leaves all of it or nothing.
+fn print(line: &str) {
+    let _ = io::stdout().write_all(format!("{line}\n").as_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_is_read_as_it_was_told() {
+        let task = Task::new(3, "torture/1 2", &Config::new());
+        assert_eq!(task.to_string().parse(), Ok(task));
+    }
+}

@@ -1,0 +1,89 @@
+//! Where the locks are kept.
+
+use conformance_tests::Fault;
+use conformance_tests::servers::{Data, EtcdCluster, Kind, Server, ServerError};
+use lock_core::LockError;
+use lock_etcd::etcd_client::Client;
+
+use super::{failed, no_server, role};
+
+/// Checking passwords and waiting for disks is not what the suite is about.
+const ARGUMENTS: [&str; 3] = ["--bcrypt-cost", "4", "--unsafe-no-fsync"];
+
+/// One member, or a cluster of several.
+pub(crate) enum Servers {
+    One(Server),
+    Several(EtcdCluster),
+}
+
+impl Servers {
+    /// Servers of our own, with the suite's user.
+    pub(crate) async fn start(members: usize) -> Result<Self, LockError> {
+        let servers = match members {
+            1 => Server::start_own(&Kind::ETCD, &ARGUMENTS).await.map(Self::One),
+            _ => EtcdCluster::start(members, &ARGUMENTS).await.map(Self::Several),
+        };
+        let servers = servers.map_err(no_server)?;
+        role::set_up(servers.members()[0].authority()).await?;
+        Ok(servers)
+    }
+
+    /// The server that the environment names.
+    pub(crate) async fn named() -> Result<Self, LockError> {
+        Server::start(&Kind::ETCD).await.map(Self::One).map_err(no_server)
+    }
+
+    pub(crate) fn members(&self) -> &[Server] {
+        match self {
+            Self::One(server) => std::slice::from_ref(server),
+            Self::Several(cluster) => cluster.members(),
+        }
+    }
+
+    pub(crate) fn is_ours(&self) -> bool {
+        self.members()[0].is_ours()
+    }
+
+    /// How a client reaches all of them.
+    pub(crate) fn url(&self) -> String {
+        let others = self.members()[1..]
+            .iter()
+            .map(|member| format!(",{}", member.authority()));
+        others.fold(self.members()[0].url().to_owned(), |url, other| url + &other)
+    }
+
+    /// Does it to the one member, or to the one that leads the others. False if it cannot be done.
+    pub(crate) async fn inject(&self, admin: &Client, fault: &Fault) -> Result<bool, LockError> {
+        let alone = matches!(self, Self::One(_));
+        let leader = if alone {
+            &self.members()[0]
+        } else {
+            self.leader(admin).await?
+        };
+        let done: Result<(), ServerError> = match fault {
+            Fault::Freeze(time) => leader.pause_for(*time).await,
+            Fault::Restart => leader.restart(Data::Kept).await,
+            Fault::RestartWithoutData if alone => leader.restart(Data::Lost).await,
+            Fault::Copy if alone => leader.copy().await,
+            Fault::Restore if alone => leader.restart(Data::Copied).await,
+            _ => return Ok(false),
+        };
+        done.map_err(no_server)?;
+        if matches!(fault, Fault::RestartWithoutData) {
+            role::set_up(leader.authority()).await?;
+        }
+        Ok(true)
+    }
+
+    async fn leader(&self, admin: &Client) -> Result<&Server, LockError> {
+        let status = admin.maintenance_client().status().await.map_err(failed)?;
+        let known = admin.cluster_client().member_list().await.map_err(failed)?;
+        let mut known = known.members().iter();
+        let urls = known
+            .find(|member| member.id() == status.leader())
+            .map(|leader| leader.client_urls());
+        let is_leader = |server: &&Server| urls.is_some_and(|urls| urls.iter().any(|url| url == server.url()));
+        let leader = self.members().iter().find(is_leader);
+        leader.ok_or_else(|| LockError::unavailable("looking for the leader", "there is none"))
+    }
+}
