@@ -46,6 +46,10 @@ pub(crate) enum Command {
     List(List),
     Release(Release),
     Check(Check),
+    #[cfg(feature = "postgres")]
+    Schema(Schema),
+    #[cfg(feature = "torture")]
+    Torture(crate::torture::Torture),
     /// Print completions for a shell.
     #[command(
         after_help = "Example:\n  fencelock completions bash > ~/.local/share/bash-completion/completions/fencelock"
@@ -70,7 +74,8 @@ pub(crate) enum Command {
 /// what the lock protects, so that a write that comes too late can be refused.
 ///
 /// A supervisor ends the command, and everything that the command has started, before the lock can pass to somebody
-/// else: also if fencelock itself is killed or stopped. Signals are passed on to the command.
+/// else: also if fencelock itself is killed or stopped. Signals are passed on to the command. On Postgres alone the lock of
+/// a fencelock that is killed is free at once, while the command has its grace.
 #[derive(Args, Debug)]
 #[command(override_usage = "fencelock run [OPTIONS] NAME -- COMMAND [ARG]...", after_help = RUN_EXAMPLES)]
 pub(crate) struct Run {
@@ -121,7 +126,7 @@ Exit codes:
   127  the command was not found
   128 + signal if a signal ended the wait for the lock";
 
-fn time(text: &str) -> Result<Duration, &'static str> {
+pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
     humantime::parse_duration(text).map_err(|_| "give a time such as 500ms, 30s or 5m")
 }
 
@@ -175,4 +180,29 @@ pub(crate) struct Check {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// Print the SQL that a database needs before locks can be kept in it.
+///
+/// Only where the role that locks may not make what is missing by itself; somebody who may runs this once.
+#[cfg(feature = "postgres")]
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  fencelock schema postgres --role locks | psql -U postgres shop")]
+pub(crate) struct Schema {
+    /// The kind of database.
+    pub(crate) database: Database,
+    /// Print also the least rights that this role needs.
+    #[arg(long, value_name = "ROLE")]
+    pub(crate) role: Option<String>,
+    /// The schema, as the address of the locks has it.
+    #[arg(long, value_name = "NAME", default_value = "fencelock")]
+    pub(crate) schema: String,
+}
+
+/// What needs a schema.
+#[cfg(feature = "postgres")]
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum Database {
+    /// PostgreSQL 15 or later. In version 14 sequences cannot be unlogged: leave the word out there.
+    Postgres,
 }

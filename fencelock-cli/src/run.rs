@@ -45,6 +45,11 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
             return Ok(died(signal, signal == Signal::INT.as_raw()));
         }
         Err(LockError::TimedOut { holder, .. }) => {
+            // Not every server says who it is in the answer. Who cannot be told is left out.
+            let holder = match holder {
+                Some(holder) => Some(*holder),
+                None => locks.holder(name.as_str()).await.ok().flatten(),
+            };
             let by = holder.map(|holder| waiting::held_by(&holder)).unwrap_or_default();
             let code = run.conflict_exit_code;
             return Err(Failure::new(code, format!("{name} is busy{by}")));

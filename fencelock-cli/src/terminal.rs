@@ -4,14 +4,21 @@
 //! it needs the terminal, which stops it with SIGTTIN or SIGTTOU, the terminal is lent to it. So pipelines, loops and
 //! scripts around `fencelock run` get Ctrl-C and Ctrl-Z as ever, and a pager beside it keeps its keyboard.
 
+use std::io::stderr;
 use std::os::fd::OwnedFd;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, getpid};
-use rustix::termios::{tcgetpgrp, tcsetpgrp};
+use rustix::termios::{tcgetpgrp, tcgetwinsize, tcsetpgrp};
 
 use crate::processes::group_of;
+
+/// How many columns the terminal at stderr has; 80 where it does not know that itself.
+pub(crate) fn width() -> usize {
+    let known = tcgetwinsize(stderr()).map_or(0, |size| usize::from(size.ws_col));
+    if known == 0 { 80 } else { known }
+}
 
 /// The controlling terminal of this process.
 #[derive(Debug)]

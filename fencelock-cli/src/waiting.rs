@@ -5,13 +5,12 @@ use std::io::{IsTerminal, Write, stderr};
 use std::time::{Duration, SystemTime};
 
 use fencelock::{Holder, LockError, LockGuard, LockName, LockRequest, Locks};
-use rustix::termios::tcgetwinsize;
 use tokio::time::{Instant, sleep_until};
 
 use crate::place::Place;
 use crate::say::say;
 use crate::signals::Signals;
-use crate::terminal::Terminal;
+use crate::terminal::{Terminal, width};
 
 /// Between two looks at who holds the lock.
 const TURN: Duration = Duration::from_secs(1);
@@ -126,8 +125,7 @@ impl<'a> Line<'a> {
         }
         let text = format!("fencelock: waiting for {}{held}", self.name);
         if self.in_place {
-            let width = tcgetwinsize(stderr()).map_or(80, |size| usize::from(size.ws_col));
-            let _ = write!(stderr(), "\r{}\x1b[K", cut(&text, width.saturating_sub(1)));
+            let _ = write!(stderr(), "\r{}\x1b[K", cut(&text, width().saturating_sub(1)));
             self.shown = Some(text);
         } else if self.shown.is_none() {
             let _ = writeln!(stderr(), "{text}");
@@ -144,7 +142,7 @@ impl<'a> Line<'a> {
 }
 
 /// As much as fits. Beyond ASCII a character may be two columns wide.
-fn cut(text: &str, width: usize) -> String {
+pub(crate) fn cut(text: &str, width: usize) -> String {
     let columns = |c: char| if c.is_ascii() { 1 } else { 2 };
     if text.chars().map(columns).sum::<usize>() <= width {
         return text.to_owned();

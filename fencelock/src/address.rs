@@ -11,6 +11,8 @@ pub(crate) enum Address {
     Etcd(lock_etcd::EtcdConfig),
     #[cfg(feature = "memory")]
     Memory(lock_core::MemoryLock),
+    #[cfg(feature = "postgres")]
+    Postgres(lock_postgres::PostgresConfig),
     #[cfg(feature = "redis")]
     Redis(lock_redis::RedisConfig),
     #[cfg(feature = "sqlite")]
@@ -25,9 +27,15 @@ impl Address {
                 possible()
             )));
         };
-        #[cfg(not(any(feature = "etcd", feature = "redis", feature = "sqlite")))]
+        #[cfg(not(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "sqlite")))]
         let _ = options;
-        #[cfg(not(any(feature = "etcd", feature = "memory", feature = "redis", feature = "sqlite")))]
+        #[cfg(not(any(
+            feature = "etcd",
+            feature = "memory",
+            feature = "postgres",
+            feature = "redis",
+            feature = "sqlite"
+        )))]
         let _ = rest;
         match feature(&scheme) {
             #[cfg(feature = "etcd")]
@@ -43,6 +51,17 @@ impl Address {
             }
             #[cfg(feature = "memory")]
             "memory" => crate::memory::store(rest).map(Self::Memory),
+            #[cfg(feature = "postgres")]
+            "postgres" => {
+                let mut config = lock_postgres::PostgresConfig::from_url(&format!("{scheme}:{rest}"))?;
+                if let Some(limit) = options.get_op_timeout() {
+                    config = config.op_timeout(limit);
+                }
+                if let Some(runtime) = options.get_runtime() {
+                    config = config.runtime(runtime.clone());
+                }
+                Ok(Self::Postgres(config))
+            }
             #[cfg(feature = "redis")]
             "redis" => {
                 let mut config = lock_redis::RedisConfig::from_url(&format!("{scheme}:{rest}"))?;
@@ -72,6 +91,8 @@ impl Address {
             Self::Etcd(config) => Ok(Arc::new(config.connect().await?)),
             #[cfg(feature = "memory")]
             Self::Memory(memory) => Ok(Arc::new(memory)),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(config) => Ok(Arc::new(config.connect().await?)),
             #[cfg(feature = "redis")]
             Self::Redis(config) => Ok(Arc::new(config.connect().await?)),
             #[cfg(feature = "sqlite")]
@@ -85,6 +106,8 @@ impl Address {
             Self::Etcd(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "memory")]
             Self::Memory(memory) => Ok(Arc::new(memory)),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "redis")]
             Self::Redis(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "sqlite")]
@@ -102,19 +125,19 @@ fn split(url: &str) -> Option<(String, &str)> {
 }
 
 /// The backends that there are, by the feature that turns each on. The usual scheme has the same name.
-const BACKENDS: [(&str, bool); 4] = [
+const BACKENDS: [(&str, bool); 5] = [
     ("etcd", cfg!(feature = "etcd")),
     ("memory", cfg!(feature = "memory")),
+    ("postgres", cfg!(feature = "postgres")),
     ("redis", cfg!(feature = "redis")),
     ("sqlite", cfg!(feature = "sqlite")),
 ];
-
-const PLANNED: [(&str, &str); 2] = [("postgres", "Postgres"), ("postgresql", "Postgres")];
 
 /// The feature that a scheme belongs to.
 fn feature(scheme: &str) -> &str {
     match scheme {
         "etcds" => "etcd",
+        "postgresql" => "postgres",
         "rediss" | "redis+unix" | "valkey" | "valkeys" | "valkey+unix" => "redis",
         other => other,
     }
@@ -124,20 +147,13 @@ fn feature(scheme: &str) -> &str {
 /// secret, and so may be the first word of something that is no address at all.
 fn refused(scheme: &str) -> LockError {
     let known = |(name, _): &&(&str, bool)| *name == feature(scheme);
-    let planned = PLANNED.iter().find(|(name, _)| *name == scheme);
-    LockError::configuration(match (BACKENDS.iter().find(known), planned) {
-        (Some((feature, _)), _) => format!(
+    LockError::configuration(match BACKENDS.iter().find(known) {
+        Some((feature, _)) => format!(
             "\"{scheme}:\" addresses need the feature \"{feature}\" of the crate fencelock, which is off in this program; \
              turn it on in Cargo.toml. {}",
             possible()
         ),
-        (None, Some((_, product))) => {
-            format!(
-                "this version of fencelock has no backend for {product} yet. {}",
-                possible()
-            )
-        }
-        (None, None) => format!(
+        None => format!(
             "the address has a scheme that no backend of fencelock answers to. {}",
             possible()
         ),
@@ -192,7 +208,13 @@ mod tests {
     }
 
     // With all features there is nothing to see.
-    #[cfg(not(all(feature = "etcd", feature = "memory", feature = "redis", feature = "sqlite")))]
+    #[cfg(not(all(
+        feature = "etcd",
+        feature = "memory",
+        feature = "postgres",
+        feature = "redis",
+        feature = "sqlite"
+    )))]
     #[test]
     fn a_backend_whose_feature_is_off_names_the_feature() {
         for (feature, on) in BACKENDS {
@@ -204,20 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_is_planned_is_named() {
-        for (scheme, product) in PLANNED {
-            let message = refusal(&format!("{scheme}://localhost"));
-            assert!(message.contains(&format!("no backend for {product} yet")), "{message}");
-        }
-    }
-
-    #[test]
     fn nothing_secret_is_repeated() {
         for url in [
             "etcd://joe:hunter2@localhost/path",
             "redis://joe:hunter2@localhost/nonumber",
             "redis://joe:hunter2@localhost?password=hunter2",
-            "postgres://joe:hunter2@localhost/shop?password=hunter2",
+            "postgres://joe:hunter2@localhost/shop?password=hunter2&sslmode=hunter2",
             "mysql://joe:hunter2@localhost/shop",
             "hunter2",
             "hunter2:hunter2",

@@ -29,6 +29,7 @@
 //! | `etcds://HOST` | `etcd` | the same, by TLS |
 //! | `memory:` | `memory` | whoever uses the same [`Locks`] or a clone of it |
 //! | `memory:NAME` | `memory` | whoever in this process connects to the same name |
+//! | `postgres://HOST/DATABASE`, `postgresql://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE` | `postgres` | all who connect to the same Postgres database |
 //! | `redis://HOST`, `redis://USER:PASSWORD@HOST:PORT/DATABASE` | `redis` | all who connect to the same Redis or Valkey server and database |
 //! | `rediss://HOST` | `redis` | the same, by TLS |
 //! | `redis+unix:SOCKET` | `redis` | the same, by a socket of this machine |
@@ -40,18 +41,20 @@
 //! | `PATH` | the database file, relative or absolute, also as `sqlite:///PATH`; made if it does not exist, in a directory that does, on a local file system. `?`, `#` and `%` are written as `%3F`, `%23` and `%25` |
 //! | `USER`, `PASSWORD` | what is special in addresses is written as `%` and two digits; `:PASSWORD@` alone means the default user |
 //! | `SOCKET` | the path from the root; its user, password and database are the parameters `user`, `password` and `db` |
-//! | `?namespace=fencelock` | etcd, Redis: what the keys begin with; locks in different ones have nothing to do with each other |
+//! | `?namespace=fencelock` | etcd, Redis: what the keys begin with; Postgres: what they are made of. Locks in different ones have nothing to do with each other |
 //! | `?ca=FILE` | etcd, Redis by TLS: trusts the authorities in that PEM file instead of the system's |
 //! | `?cert=FILE&key=FILE` | etcd by TLS: shows the certificate in the one PEM file, with the private key in the other |
-//! | `?op_timeout=5s` | etcd, Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
-//! | `?allow_unsafe_configuration=true` | etcd, Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
+//! | `?sslmode=prefer`, `?sslrootcert=FILE` and what else libpq knows | Postgres: see [`postgres::PostgresConfig::from_url`](https://docs.rs/lock-postgres/latest/lock_postgres/struct.PostgresConfig.html#method.from_url) |
+//! | `?schema=fencelock` | Postgres: where the counter of tokens lives |
+//! | `?op_timeout=5s` | etcd, Postgres, Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
+//! | `?allow_unsafe_configuration=true` | etcd, Postgres, Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
 //!
-//! Postgres is planned. An address that this build cannot serve is a [`LockError::Configuration`] that
-//! names the feature to turn on. Errors never repeat an address, as it may hold a password.
+//! An address that this build cannot serve is a [`LockError::Configuration`] that names the feature to turn on. Errors
+//! never repeat an address, as it may hold a password.
 //!
 //! # Features
 //!
-//! `memory` (on by default), `etcd`, `redis` and `sqlite` turn on a backend each, `full` all of them. SQLite is not on by default,
+//! `memory` (on by default), `etcd`, `postgres`, `redis` and `sqlite` turn on a backend each, `full` all of them. SQLite is not on by default,
 //! because only one crate in a program may link it. With `etcd`, the crate `etcd-client` is built, which takes `protoc`, the
 //! compiler of Protocol Buffers: install it (Debian: `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), set
 //! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
@@ -140,6 +143,10 @@ pub use lock_core::{
 pub use lock_etcd as etcd;
 #[cfg(feature = "etcd")]
 pub use lock_etcd::EtcdLock;
+#[cfg(feature = "postgres")]
+pub use lock_postgres as postgres;
+#[cfg(feature = "postgres")]
+pub use lock_postgres::PostgresLock;
 #[cfg(feature = "redis")]
 pub use lock_redis as redis;
 #[cfg(feature = "redis")]

@@ -12,6 +12,26 @@ macro_rules! on_every_backend {
             )*
         }
 
+        #[cfg(feature = "etcd")]
+        mod on_etcd {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(crate::world::Backend::Etcd);
+                }
+            )*
+        }
+
+        #[cfg(feature = "postgres")]
+        mod on_postgres {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(crate::world::Backend::Postgres);
+                }
+            )*
+        }
+
         #[cfg(feature = "redis")]
         mod on_redis {
             $(

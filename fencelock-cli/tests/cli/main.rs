@@ -6,16 +6,24 @@
 mod backends;
 
 mod bad_input;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod exit_codes;
 mod inspection;
 mod losing;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "postgres")]
+mod schema;
 #[cfg(feature = "redis")]
 mod server;
 mod session;
 mod signals;
 mod surroundings;
 mod terminal;
+#[cfg(feature = "torture")]
+mod torture;
 mod turns;
 mod world;

@@ -7,30 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::process::Signal;
 
 use crate::server::Server;
-use crate::world::{Backend, CEILING, Done, World, wait_within};
-
-const SECRET: &str = "hunter2";
-
-/// Tries each way to need the server, and checks that each fails with 69, in one line that holds `says` and no secret.
-#[track_caller]
-fn unavailable(url: &str, says: &str) {
-    let world = World::new();
-    for args in [
-        &["run", "lock", "--", "true"][..],
-        &["run", "-n", "lock", "--", "true"],
-        &["holder", "lock"],
-        &["list"],
-        &["release", "--force", "lock"],
-    ] {
-        let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).args(args));
-        let line = done.one_line(69);
-        assert!(line.contains(says), "{line}");
-        assert!(!line.contains(SECRET), "{line}");
-    }
-    let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).arg("check"));
-    assert_eq!((done.code, done.stderr.as_str()), (Some(69), ""));
-    assert!(done.stdout.contains(says) && !done.stdout.contains(SECRET), "{done:?}");
-}
+use crate::world::{Backend, CEILING, Done, SECRET, World, unavailable, wait_within};
 
 #[test]
 fn a_server_that_is_not_there_is_69() {

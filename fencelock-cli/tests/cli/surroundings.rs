@@ -139,7 +139,7 @@ fn without_terminal_stdin_and_environment_it_behaves(backend: Backend) {
     // As service managers start things: a session of its own, closed stdin, next to no environment.
     let run = |script: &str| {
         let line = format!(
-            r#"exec setsid -w "$0" run --url {} lock -- /bin/sh -c '{script}' <&-"#,
+            r#"exec setsid -w "$0" run --url "{}" lock -- /bin/sh -c '{script}' <&-"#,
             world.url()
         );
         Done::of(

@@ -11,11 +11,19 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2};
 use tempfile::TempDir;
 
+#[cfg(feature = "etcd")]
+use crate::etcd::EtcdServer;
+#[cfg(feature = "postgres")]
+use crate::postgres::PostgresServer;
 #[cfg(feature = "redis")]
 use crate::server::Server;
 
 /// Longer than anything takes that is going to happen at all.
 pub(crate) const CEILING: Duration = Duration::from_secs(20);
+
+/// What no output shows.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+pub(crate) const SECRET: &str = "hunter2";
 
 /// What these tests were started to ignore, as after `&` in a script, everything that they start would ignore too. What
 /// is handled here instead is as usual there.
@@ -36,16 +44,59 @@ fn heed_signals() {
 /// Where a world keeps its locks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Backend {
-    Sqlite,
+    #[cfg(feature = "etcd")]
+    Etcd,
+    #[cfg(feature = "postgres")]
+    Postgres,
     #[cfg(feature = "redis")]
     Redis,
+    Sqlite,
+}
+
+impl Backend {
+    /// What the server calls itself.
+    pub(crate) fn product(self) -> String {
+        match self {
+            #[cfg(feature = "postgres")]
+            Self::Postgres => "PostgreSQL".to_owned(),
+            _ => format!("{self:?}"),
+        }
+    }
+
+    /// Whether it can be asked for more than who holds a lock: its name and token, since when and until when.
+    pub(crate) fn keeps_records(self) -> bool {
+        match self {
+            #[cfg(feature = "postgres")]
+            Self::Postgres => false,
+            _ => true,
+        }
+    }
+
+    /// Why a lock is lost that was taken away by force.
+    pub(crate) fn taken_away(self) -> &'static str {
+        match self {
+            #[cfg(feature = "postgres")]
+            Self::Postgres => "the server ended the session or lease that kept the lock",
+            _ => "the server no longer knows this holder",
+        }
+    }
 }
 
 /// A folder, a place for locks, and nothing of the caller's environment.
 pub(crate) struct World {
-    #[cfg(feature = "redis")]
-    server: Option<Server>,
+    store: Store,
     dir: TempDir,
+}
+
+/// What keeps the locks of a world, and ends with it.
+enum Store {
+    #[cfg(feature = "etcd")]
+    Etcd(EtcdServer),
+    #[cfg(feature = "postgres")]
+    Postgres(PostgresServer),
+    #[cfg(feature = "redis")]
+    Redis(Server),
+    File,
 }
 
 impl World {
@@ -57,24 +108,52 @@ impl World {
     pub(crate) fn on(backend: Backend) -> Self {
         heed_signals();
         let dir = tempfile::tempdir().unwrap();
-        match backend {
-            Backend::Sqlite => Self {
-                #[cfg(feature = "redis")]
-                server: None,
-                dir,
-            },
+        let store = match backend {
+            #[cfg(feature = "etcd")]
+            Backend::Etcd => Store::Etcd(EtcdServer::start()),
+            #[cfg(feature = "postgres")]
+            Backend::Postgres => Store::Postgres(PostgresServer::shared()),
             #[cfg(feature = "redis")]
-            Backend::Redis => Self {
-                server: Some(Server::start(dir.path(), &[])),
-                dir,
-            },
+            Backend::Redis => Store::Redis(Server::start(dir.path(), &[])),
+            Backend::Sqlite => Store::File,
+        };
+        Self { store, dir }
+    }
+
+    /// With its locks on a Postgres that no other world uses.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn on_own_postgres() -> Self {
+        Self {
+            store: Store::Postgres(PostgresServer::own()),
+            ..Self::new()
         }
     }
 
-    /// The server that keeps the locks.
+    /// The Postgres that keeps the locks.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn postgres(&self) -> &PostgresServer {
+        match &self.store {
+            Store::Postgres(server) => server,
+            _ => panic!("the locks of this world are not in Postgres"),
+        }
+    }
+
+    /// The Redis server that keeps the locks.
     #[cfg(feature = "redis")]
     pub(crate) fn server(&self) -> &Server {
-        self.server.as_ref().unwrap()
+        match &self.store {
+            Store::Redis(server) => server,
+            _ => panic!("the locks of this world are not in Redis"),
+        }
+    }
+
+    /// The etcd that keeps the locks.
+    #[cfg(feature = "etcd")]
+    pub(crate) fn etcd(&self) -> &EtcdServer {
+        match &self.store {
+            Store::Etcd(server) => server,
+            _ => panic!("the locks of this world are not in etcd"),
+        }
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -86,11 +165,24 @@ impl World {
     }
 
     pub(crate) fn url(&self) -> String {
-        #[cfg(feature = "redis")]
-        if let Some(server) = &self.server {
-            return server.url();
+        match &self.store {
+            #[cfg(feature = "etcd")]
+            Store::Etcd(server) => server.url(),
+            #[cfg(feature = "postgres")]
+            Store::Postgres(server) => server.url(),
+            #[cfg(feature = "redis")]
+            Store::Redis(server) => server.url(),
+            Store::File => format!("sqlite:{}", self.path("locks.db").display()),
         }
-        format!("sqlite:{}", self.path("locks.db").display())
+    }
+
+    /// The address as people are shown it.
+    pub(crate) fn place(&self) -> String {
+        let url = self.url();
+        match url.split_once('?') {
+            Some((place, _)) => format!("{place}?..."),
+            None => url,
+        }
     }
 
     /// `fencelock`, to be given its arguments. It keeps its locks in this world.
@@ -153,6 +245,28 @@ impl World {
 
 pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_fencelock")
+}
+
+/// Tries each way to need the server, and checks that each fails with 69, in one line that holds `says` and no secret.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[track_caller]
+pub(crate) fn unavailable(url: &str, says: &str) {
+    let world = World::new();
+    for args in [
+        &["run", "lock", "--", "true"][..],
+        &["run", "-n", "lock", "--", "true"],
+        &["holder", "lock"],
+        &["list"],
+        &["release", "--force", "lock"],
+    ] {
+        let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).args(args));
+        let line = done.one_line(69);
+        assert!(line.contains(says), "{line}");
+        assert!(!line.contains(SECRET), "{line}");
+    }
+    let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).arg("check"));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(69), ""));
+    assert!(done.stdout.contains(says) && !done.stdout.contains(SECRET), "{done:?}");
 }
 
 /// What a process that has ended said.

@@ -1,5 +1,9 @@
 //! What the lock protects: how much is left, and what was sold. It lies on the same backend as the lock.
 
+#[cfg(feature = "etcd")]
+mod etcd;
+#[cfg(feature = "postgres")]
+mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 mod sqlite;
@@ -74,6 +78,10 @@ pub(crate) async fn connect(url: &str, run: &str, act: usize) -> Outcome<Arc<dyn
     let (scheme, _) = url.split_once(':').unwrap_or_default();
     Ok(match scheme.to_ascii_lowercase().as_str() {
         "sqlite" => Arc::new(sqlite::Sqlite::open(url, run, act)?),
+        #[cfg(feature = "etcd")]
+        "etcd" => Arc::new(etcd::Etcd::connect(url, run, act).await?),
+        #[cfg(feature = "postgres")]
+        "postgres" | "postgresql" => Arc::new(postgres::Postgres::connect(url, run, act).await?),
         #[cfg(feature = "redis")]
         "redis" | "valkey" => Arc::new(redis::Redis::connect(url, run, act).await?),
         "memory" => return Err("locks in memory exclude within one process, and the tills are processes".into()),

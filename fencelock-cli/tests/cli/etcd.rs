@@ -1,0 +1,83 @@
+//! Locks in an etcd of a test's own.
+
+use std::net::TcpListener;
+use std::time::Duration;
+
+use conformance_tests::servers::{Data, Kind, Server};
+use tokio::runtime::Runtime;
+
+use crate::world::{Backend, Done, World, wait_within};
+
+/// A server that waits for no disk, and ends with its value.
+pub(crate) struct EtcdServer {
+    server: Server,
+    runtime: Runtime,
+}
+
+impl EtcdServer {
+    pub(crate) fn start() -> Self {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let server = runtime.block_on(Server::start_own(&Kind::ETCD, &["--unsafe-no-fsync"]));
+        Self {
+            server: server.unwrap(),
+            runtime,
+        }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("etcd://{}", self.server.authority())
+    }
+
+    fn kill(&self) {
+        self.runtime.block_on(self.server.kill()).unwrap();
+    }
+
+    fn forget_everything(&self) {
+        self.runtime.block_on(self.server.restart(Data::Lost)).unwrap();
+    }
+}
+
+#[test]
+fn a_cluster_that_is_not_there_is_69_and_no_secret_is_shown() {
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let world = World::new();
+    let url = format!("etcd://joe:hunter2@127.0.0.1:{port}");
+    let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).args(["holder", "lock"]));
+    let line = done.one_line(69);
+    assert!(
+        line.contains("cannot be reached") && !line.contains("hunter2"),
+        "{line}"
+    );
+}
+
+#[test]
+fn a_cluster_that_dies_ends_the_command_before_its_lease() {
+    let world = World::on(Backend::Etcd);
+    let running = world.start(&["--ttl", "3s"], "exec sleep 60");
+    let command = running.command;
+    world.etcd().kill();
+    wait_within(Duration::from_secs(3), "the end of the command", || !command.is_alive());
+    let line = running.end().one_line(76).to_owned();
+    assert!(line.contains("could not be renewed in time ("), "{line}");
+}
+
+#[test]
+fn a_cluster_that_forgets_its_locks_ends_the_command_at_the_next_renewal() {
+    let world = World::on(Backend::Etcd);
+    // Long enough for the server to be back before it is over.
+    let running = world.start(&["--ttl", "30s"], "exec sleep 60");
+    world.etcd().forget_everything();
+    let command = running.command;
+    let done = running.end();
+    let line = done.one_line(76);
+    // Its lease is unknown there, which the client may learn in either way.
+    let (gone, ended) = (
+        "the server no longer knows this holder",
+        "ended the session or lease that kept the lock",
+    );
+    assert!(line.contains(gone) || line.contains(ended), "{line}");
+    assert!(!command.is_alive());
+}
