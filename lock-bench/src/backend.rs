@@ -1,0 +1,261 @@
+//! The servers, and what is alike on all of them.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use clap::ValueEnum;
+use conformance_tests::servers::{Kind, Server};
+use serde::{Deserialize, Serialize};
+use tempfile::TempDir;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::oneshot;
+
+use crate::contestant::{Contestant, Failure, Trips};
+use crate::ours::Ours;
+use crate::{etcd, postgres, redis, sqlite};
+
+/// fencelock as it is by default.
+pub(crate) const OURS: &str = "fencelock";
+/// fencelock with `Options::runtime`.
+pub(crate) const OURS_HERE: &str = "fencelock, on the caller's runtime";
+
+/// Where locks are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Backend {
+    Redis,
+    Postgres,
+    Etcd,
+    Sqlite,
+}
+
+/// What somebody would use instead.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peer {
+    pub(crate) name: &'static str,
+    /// Whether it serves one task at a time.
+    pub(crate) one_task: bool,
+}
+
+impl Peer {
+    pub(crate) const fn new(name: &'static str) -> Self {
+        Self { name, one_task: false }
+    }
+
+    pub(crate) const fn for_one_task(name: &'static str) -> Self {
+        Self { name, one_task: true }
+    }
+}
+
+impl fmt::Display for Backend {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Redis => "Redis",
+            Self::Postgres => "Postgres",
+            Self::Etcd => "etcd",
+            Self::Sqlite => "SQLite",
+        })
+    }
+}
+
+impl Backend {
+    /// As files are named for it.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::Redis => "redis",
+            Self::Postgres => "postgres",
+            Self::Etcd => "etcd",
+            Self::Sqlite => "sqlite",
+        }
+    }
+
+    pub(crate) fn peers(self) -> &'static [Peer] {
+        match self {
+            Self::Redis => redis::PEERS,
+            Self::Postgres => postgres::PEERS,
+            Self::Etcd => etcd::PEERS,
+            Self::Sqlite => sqlite::PEERS,
+        }
+    }
+
+    /// What the bare round trips are.
+    pub(crate) fn floor(self) -> &'static str {
+        match self {
+            Self::Redis => redis::FLOOR,
+            Self::Postgres => postgres::FLOOR,
+            Self::Etcd => etcd::FLOOR,
+            Self::Sqlite => sqlite::FLOOR,
+        }
+    }
+
+    /// The same, made on the background thread.
+    pub(crate) fn background_floor(self) -> String {
+        format!("{}, from a background thread", self.floor())
+    }
+
+    /// The same of [`push`](Self::push).
+    pub(crate) fn background_push(self) -> Option<String> {
+        Some(format!("{}, from and to background threads", self.push()?))
+    }
+
+    /// The barest way by which one process wakes another, if there is one.
+    pub(crate) fn push(self) -> Option<&'static str> {
+        match self {
+            Self::Redis => Some("one PUBLISH to a subscriber"),
+            Self::Postgres => Some("pg_advisory_unlock to a blocked pg_advisory_lock"),
+            Self::Etcd => Some("one put to a watcher"),
+            Self::Sqlite => None,
+        }
+    }
+}
+
+/// What to do once more, and whom to tell that it is done.
+pub(crate) type Orders = UnboundedReceiver<oneshot::Sender<()>>;
+
+/// A server that runs for the measurement, or a file.
+#[derive(Debug)]
+pub(crate) struct Site {
+    pub(crate) place: Place,
+    pub(crate) version: String,
+    // Both end with it.
+    _server: Option<Server>,
+    _folder: Option<TempDir>,
+}
+
+/// How to reach it, from any process.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Place {
+    pub(crate) backend: Backend,
+    /// As fencelock wants it.
+    pub(crate) url: String,
+    /// Host and port, or the path.
+    pub(crate) authority: String,
+}
+
+impl Site {
+    pub(crate) async fn start(backend: Backend) -> Result<Self, Failure> {
+        let (kind, arguments) = match backend {
+            Backend::Redis => (&Kind::REDIS, &[][..]),
+            Backend::Postgres => (&Kind::POSTGRES, postgres::ARGUMENTS),
+            Backend::Etcd => (&Kind::ETCD, &[][..]),
+            Backend::Sqlite => return Self::file(),
+        };
+        let server = Server::start_own(kind, arguments).await?;
+        let url = match backend {
+            Backend::Etcd => format!("etcd://{}", server.authority()),
+            _ => server.url().to_owned(),
+        };
+        let place = Place {
+            backend,
+            url,
+            authority: server.authority().to_owned(),
+        };
+        if backend == Backend::Postgres {
+            postgres::prepare(&place.url).await?;
+        }
+        Ok(Self {
+            place,
+            version: server.version().to_owned(),
+            _server: Some(server),
+            _folder: None,
+        })
+    }
+
+    fn file() -> Result<Self, Failure> {
+        let folder = TempDir::new()?;
+        let path = folder.path().join("locks.db");
+        let path = path.to_str().ok_or("the folder for temporary files is not UTF-8")?;
+        Ok(Self {
+            place: Place {
+                backend: Backend::Sqlite,
+                url: format!("sqlite:{path}"),
+                authority: path.to_owned(),
+            },
+            version: format!("SQLite {}", rusqlite::version()),
+            _server: None,
+            _folder: Some(folder),
+        })
+    }
+}
+
+impl Place {
+    /// A client of that contestant.
+    pub(crate) async fn connect(&self, who: &str, ttl: Duration) -> Result<Arc<dyn Contestant>, Failure> {
+        match (who, self.backend) {
+            (OURS, _) => Ok(Arc::new(Ours::connect(&self.url, ttl, false).await?)),
+            (OURS_HERE, _) => Ok(Arc::new(Ours::connect(&self.url, ttl, true).await?)),
+            (_, Backend::Redis) => redis::peer(who, &self.url, ttl).await,
+            (_, Backend::Postgres) => postgres::peer(who, &self.url, ttl).await,
+            (_, Backend::Etcd) => etcd::peer(who, &self.authority, ttl).await,
+            (_, Backend::Sqlite) => sqlite::peer(who, &self.authority, ttl),
+        }
+    }
+
+    pub(crate) async fn trips(&self) -> Result<Arc<dyn Trips>, Failure> {
+        match self.backend {
+            Backend::Redis => redis::trips(&self.url).await,
+            Backend::Postgres => postgres::trips(&self.url).await,
+            Backend::Etcd => etcd::trips(&self.authority).await,
+            Backend::Sqlite => sqlite::trips(&self.authority),
+        }
+    }
+
+    /// Tells of each of that many pushes. `ready` is called when they may begin.
+    pub(crate) async fn hear(&self, times: usize, ready: impl FnOnce(), heard: impl FnMut()) -> Result<(), Failure> {
+        match self.backend {
+            Backend::Redis => redis::hear(&self.url, times, ready, heard).await,
+            Backend::Postgres => postgres::hear(&self.url, times, ready, heard).await,
+            Backend::Etcd => etcd::hear(&self.authority, times, ready, heard).await,
+            Backend::Sqlite => Err("a file pushes nothing".into()),
+        }
+    }
+
+    /// Pushes at each order. `ready` is called when somebody may begin to hear.
+    pub(crate) async fn say(&self, ready: impl FnOnce(), orders: Orders) -> Result<(), Failure> {
+        match self.backend {
+            Backend::Redis => redis::say(&self.url, ready, orders).await,
+            Backend::Postgres => postgres::say(&self.url, ready, orders).await,
+            Backend::Etcd => etcd::say(&self.authority, ready, orders).await,
+            Backend::Sqlite => Err("a file pushes nothing".into()),
+        }
+    }
+}
+
+/// What the server has been asked since this was started.
+pub(crate) enum Commands {
+    Redis(redis::Monitor),
+    Postgres(postgres::Statements),
+    Etcd { authority: String, before: u64 },
+}
+
+impl Commands {
+    /// Starts to count; None where there is no server.
+    pub(crate) async fn start(place: &Place) -> Result<Option<Self>, Failure> {
+        Ok(match place.backend {
+            Backend::Redis => Some(Self::Redis(redis::Monitor::start(&place.authority).await?)),
+            Backend::Postgres => Some(Self::Postgres(postgres::Statements::start(&place.url).await?)),
+            Backend::Etcd => Some(Self::Etcd {
+                authority: place.authority.clone(),
+                before: etcd::messages(&place.authority).await?,
+            }),
+            Backend::Sqlite => None,
+        })
+    }
+
+    pub(crate) async fn count(&self) -> Result<u64, Failure> {
+        match self {
+            Self::Redis(monitor) => Ok(monitor.count()),
+            Self::Postgres(statements) => statements.count().await,
+            Self::Etcd { authority, before } => Ok(etcd::messages(authority).await? - before),
+        }
+    }
+
+    /// Whoever counts is in the way of what is timed next.
+    pub(crate) async fn stop(self) -> Result<(), Failure> {
+        match self {
+            Self::Postgres(statements) => statements.stop().await,
+            Self::Redis(_) | Self::Etcd { .. } => Ok(()),
+        }
+    }
+}
