@@ -4,10 +4,10 @@
 top := $(shell dirname "$(strip $(MAKEFILE_LIST))")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo images test bench doc fmt deny
+.PHONY: help demo images test matrix soak bench bench-held bench-instructions package doc fmt deny
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' "$(top)"/Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' "$(top)"/Makefile
 
 demo: ## several processes take turns under a lock: no server, no root, under 20 s
 	@sh "$(top)"/scripts/demo.sh
@@ -18,11 +18,26 @@ images: ## the servers that the tests run against, as images or for chroot; pull
 test: ## everything that a change has to pass
 	@sh "$(top)"/scripts/test.sh
 
-bench: ## what a held lock costs in memory and in renewals
+matrix: ## docs/conformance.md, from what the last test run showed
+	@sh "$(top)"/scripts/matrix.sh
+
+soak: ## torture, with faults of the server too: 10 minutes on each backend and version (SECONDS=60 KINDS="sqlite etcd" for less)
+	@sh "$(top)"/scripts/cargo.sh run -p conformance-tests --features servers,torture --example soak -- $${SECONDS:-600} $${KINDS:-}
+
+bench: ## what locks cost, beside other libraries and bare round trips, into docs/performance.md (BACKENDS="redis etcd" for less)
+	@sh "$(top)"/scripts/bench.sh $${BACKENDS:-}
+
+bench-held: ## what a held lock costs in memory and in renewals
 	@sh "$(top)"/scripts/cargo.sh bench -p fencelock --bench held
 
+bench-instructions: ## what the client costs in instructions, the same in each run (needs valgrind)
+	@sh "$(top)"/scripts/cargo.sh run --release -p lock-bench -- instructions
+
+package: ## every crate as it would be published, built from that alone
+	@sh "$(top)"/scripts/package.sh
+
 doc: ## the documentation, in target/doc
-	@sh "$(top)"/scripts/cargo.sh doc --workspace --all-features --no-deps
+	@sh "$(top)"/scripts/cargo.sh doc --all-features --no-deps
 
 fmt: ## format the code
 	@sh "$(top)"/scripts/cargo.sh fmt --all

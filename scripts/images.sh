@@ -1,7 +1,7 @@
 #!/bin/sh
 # Gets the servers that the tests run against, under the names that the tests ask for.
 #
-#   scripts/images.sh [redis] [valkey] [redis70] [postgres] [etcd]      all of them by default
+#   scripts/images.sh [redis] [valkey] [redis70] [postgres] [postgres15] [etcd]      all of them by default
 #
 # With a container engine: images. What is there stays; what a registry has is pulled; the rest is made from Debian
 # packages. Without an engine: nothing for servers that are on the PATH in the version that is wanted; for root, the same
@@ -33,17 +33,20 @@ server() {
         image=${FENCELOCK_TEST_VALKEY_IMAGE:-valkey/valkey:8.1} suite=trixie package=valkey-server user=valkey
         program=valkey-server version='Valkey server v=8.1.' url=${FENCELOCK_TEST_VALKEY_URL:-}
         ;;
-    postgres)
-        image=${FENCELOCK_TEST_POSTGRES_IMAGE:-postgres:17} suite=trixie package=postgresql-17 user=postgres
-        folder=/var/lib/postgresql/data entrypoint=scripts/servers-postgres.sh
-        program=postgres folders=:/usr/lib/postgresql/17/bin version='postgres (PostgreSQL) 17.'
-        url=${FENCELOCK_TEST_POSTGRES_URL:-}
+    postgres | postgres15)
+        major=17 suite=trixie image=${FENCELOCK_TEST_POSTGRES_IMAGE:-postgres:17} url=${FENCELOCK_TEST_POSTGRES_URL:-}
+        [ "$1" = postgres ] || {
+            major=15 suite=bookworm image=${FENCELOCK_TEST_POSTGRES15_IMAGE:-postgres:15}
+            url=${FENCELOCK_TEST_POSTGRES15_URL:-}
+        }
+        package=postgresql-$major user=postgres folder=/var/lib/postgresql/data entrypoint=scripts/servers-postgres.sh
+        program=postgres folders=:/usr/lib/postgresql/$major/bin version="postgres (PostgreSQL) $major."
         ;;
     etcd)
         image=${FENCELOCK_TEST_ETCD_IMAGE:-quay.io/coreos/etcd:v3.5.16} suite=trixie package=etcd-server user=etcd
         folder=/var/lib/etcd program=etcd version='etcd Version: 3.5.' url=${FENCELOCK_TEST_ETCD_URL:-}
         ;;
-    *) die "$1 is no server that the tests know: redis, redis70, valkey, postgres, etcd." ;;
+    *) die "$1 is no server that the tests know: redis, redis70, valkey, postgres, postgres15, etcd." ;;
     esac
     root=$roots/$(say "$image" | tr '/:' '--')
 }
@@ -113,11 +116,20 @@ build() {
         --dpkgopt='path-exclude=/usr/share/locale/*' \
         --customize-hook="mkdir -p \"\$1$folder\" && chroot \"\$1\" chown $user: $folder"
     # Otherwise the package makes a database of its own.
-    [ "$package" != postgresql-17 ] || set -- "$@" --essential-hook='mkdir -p "$1/etc/postgresql-common" &&
+    [ "$program" != postgres ] || set -- "$@" --essential-hook='mkdir -p "$1/etc/postgresql-common" &&
         echo "create_main_cluster = false" >"$1/etc/postgresql-common/createcluster.conf"'
     [ -z "$entrypoint" ] || set -- "$@" \
         --customize-hook="upload $entrypoint /usr/local/bin/docker-entrypoint.sh" \
         --customize-hook='chmod 755 "$1/usr/local/bin/docker-entrypoint.sh"'
+    # Made once, as that takes longer than most tests. Where dynamic shared memory comes from is looked up here and not there.
+    [ -z "$entrypoint" ] || set -- "$@" \
+        --customize-hook="chroot \"\$1\" setpriv --reuid=postgres --regid=postgres --clear-groups \
+            env PATH=/usr/lib/postgresql/$major/bin:/usr/bin:/bin \
+            initdb --pgdata=/tmp/made --username=postgres --auth=trust --no-sync" \
+        --customize-hook='sed -i "s/^dynamic_shared_memory_type = [a-z]*/dynamic_shared_memory_type = posix/" \
+            "$1/tmp/made/postgresql.conf"' \
+        --customize-hook='mkdir -p "$1/usr/local/share/postgresql" &&
+            tar -C "$1/tmp/made" -cf "$1/usr/local/share/postgresql/made.tar" . && rm -r "$1/tmp/made"'
     mmdebstrap "$@" "$suite" "$work/root.tar" >"$work/build.log" 2>&1 </dev/null ||
         { cat "$work/build.log"; die "$image could not be made from Debian packages."; }
 }
@@ -126,9 +138,9 @@ import() {
     set -- --message "$package of Debian $suite" --change "WORKDIR $folder"
     case $package in
     # Its entrypoint begins as root and goes on as somebody else.
-    postgresql-17)
+    postgresql-*)
         set -- "$@" --change 'ENTRYPOINT ["docker-entrypoint.sh"]' --change 'CMD ["postgres"]' \
-            --change "ENV PGDATA=$folder PATH=/usr/lib/postgresql/17/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+            --change "ENV PGDATA=$folder PATH=/usr/lib/postgresql/$major/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
         ;;
     etcd-server) set -- "$@" --change "USER $user" --change 'CMD ["etcd"]' ;;
     # Without the option it would talk to nobody outside the container.
@@ -147,7 +159,7 @@ unpack() {
     unpacked=
 }
 
-[ $# -gt 0 ] || set -- redis valkey redis70 postgres etcd
+[ $# -gt 0 ] || set -- redis valkey redis70 postgres postgres15 etcd
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
 silent=

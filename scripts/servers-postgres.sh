@@ -12,7 +12,10 @@ fi
 case ${1:-} in -*) set -- postgres "$@" ;; esac
 
 if [ "${1:-}" = postgres ] && ! [ -s "$PGDATA/PG_VERSION" ]; then
-    if [ "${POSTGRES_HOST_AUTH_METHOD:-}" = trust ]; then
+    made=/usr/local/share/postgresql/made.tar
+    if [ "${POSTGRES_HOST_AUTH_METHOD:-}${POSTGRES_USER:-}" = trust ] && [ -e "$made" ]; then
+        tar -C "$PGDATA" -xpf "$made"
+    elif [ "${POSTGRES_HOST_AUTH_METHOD:-}" = trust ]; then
         initdb --pgdata="$PGDATA" --username="${POSTGRES_USER:-postgres}" --auth=trust
     elif [ -n "${POSTGRES_PASSWORD:-}" ]; then
         password=$(mktemp)

@@ -16,10 +16,14 @@ mkdir -p "$logs"
 # The logs are read below, so they must look the same everywhere.
 export CARGO_TERM_COLOR=never CARGO_TERM_QUIET=false CARGO_TERM_VERBOSE=false
 unset FENCELOCK_URL
+# `make matrix` reads them.
+export FENCELOCK_CONFORMANCE_REPORTS="${target}/conformance"
 
 passed=0
 failed=0
 ignored=0
+# What failed, a line each, said once more at the end: the logs above it are long.
+failures=
 
 # step NAME LABEL COMMAND...: runs it and counts it as one, or as many tests as its log reports.
 step() {
@@ -56,52 +60,78 @@ step() {
     esac
     echo "$note ($took s)"
     if [ "$ok" = no ]; then
+        failures="$failures  $label: exit code $status
+$(awk '
+            /^test result: / { left = 0 }
+            left && NF { print "    " $0; left-- }
+            /^failures:$/ { print "    " program; left = 40 }
+            / (Running|Doc-tests) / { program = $0 }' "$logs/$name.log")
+"
         echo "---- $label: exit code $status; $logs/$name.log ----"
         cat "$logs/$name.log"
         echo "---- end of $label ----"
     fi
 }
 
+# The servers are got while there is enough to do without them. One after the other: apt-get lets only one in.
+for name in redis postgres nats images; do
+    sh "scripts/$name.sh" >"$logs/$name.got" 2>&1 </dev/null && echo 0 >"$logs/$name.status" || echo 1 >"$logs/$name.status"
+done &
+getting=$!
+
+# got NAME: waits for the servers, and says what came of that script.
+got() {
+    wait "$getting" || :
+    cat "$logs/$1.got"
+    return "$(cat "$logs/$1.status")"
+}
+
+# Without --workspace, here and below: cargo takes the default members then, which are all but lock-bench. What that
+# measures against is compiled for `make bench` alone.
 lint() {
-    cargo clippy --workspace --all-targets "$@" -- -D warnings
+    cargo clippy --all-targets "$@" -- -D warnings
 }
 
 docs() {
-    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --workspace --all-features --no-deps
+    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps
 }
 
 # With all features of the workspace on, nobody sees what a user of a few compiles. fencelock has most of them.
 lint_features() {
-    for features in '' etcd memory redis sqlite; do
-        cargo clippy -p fencelock --all-targets --no-default-features --features "$features" -- -D warnings || return
+    for features in '' etcd memory postgres redis sqlite; do
+        cargo clippy -p fencelock --no-default-features --features "$features" -- -D warnings || return
+    done
+    # Nor what a backend is without TLS.
+    for backend in etcd postgres redis; do
+        cargo clippy -p "lock-$backend" --no-default-features -- -D warnings || return
     done
 }
 
 package() {
-    # A checkout under work may be packed too; one that is clean must be packed as it is.
+    # A checkout under work may be packed too; one that is clean must be packed as it is. `make package` builds them too.
     if [ -z "$(git status --porcelain 2>/dev/null || echo none)" ]; then dirty=; else dirty=--allow-dirty; fi
-    # What is needed has been downloaded by now.
-    cargo package --offline --workspace $dirty
+    cargo package --offline --no-verify $dirty
 }
 
 echo "Everything that a change has to pass; some minutes the first time."
 step lockfile "Cargo.lock fits the manifests" cargo metadata --locked --format-version 1
 step fmt "formatting" cargo fmt --all -- --check --color never
 step clippy-none "clippy, no features" lint --no-default-features
-step clippy-default "clippy, default features" lint
 step clippy-all "clippy, all features" lint --all-features
 step clippy-features "clippy, each feature of fencelock" lint_features
 step docs "documentation" docs
-step redis "a redis-server" sh scripts/redis.sh
-step images "images of the servers" sh scripts/images.sh
+step redis "a redis-server" got redis
+step postgres "a PostgreSQL, a PgBouncer and faketime" got postgres
+step nats "a nats-server" got nats
+step images "images of the servers" got images
 # Not the examples in the documentation, which have a step of their own.
-step tests "unit, integration and conformance tests" cargo test --workspace --all-features --tests --no-fail-fast
+step tests "unit, integration and conformance tests" cargo test --all-features --tests --no-fail-fast
 step tests-default "fencelock with its default features" cargo test -p fencelock --lib
 step tests-none "fencelock with no features" cargo test -p fencelock --no-default-features --lib
-step doctests "examples in the documentation and README" cargo test --workspace --all-features --no-fail-fast --doc
-step held "10 000 held locks" cargo test --workspace --all-features --bench held
+step doctests "examples in the documentation and README" cargo test --all-features --no-fail-fast --doc
+step held "10 000 held locks" cargo test --all-features --bench held
 step demo "the demonstration" sh scripts/demo.sh
-step package "packages build from what is published" package
+step package "packages for the registry" package
 
 echo
 echo "Servers:"
@@ -129,7 +159,8 @@ for suite in $(grep -lE 'conformance_tests::run[a-z_]*\(' conformance-tests/test
         / Running / { here = index($0, " " suite " ") }
         here && / passed, .*; planted bugs / { reported = 1 }
         END { exit !reported }' "$logs/tests.log" && continue
-    echo "  $suite: the suite did not report"
+    failures="$failures  $suite: the suite did not report
+"
     failed=$((failed + 1))
 done
 
@@ -141,5 +172,6 @@ cat "$logs"/tests*.log "$logs/doctests.log" | awk '
 echo
 grep -h '^10000 guards' "$logs/held.log" || true
 echo
+[ "$failed" -eq 0 ] || printf 'Failed:\n%s\n' "$failures"
 echo "$passed passed, $failed failed, $ignored skipped"
 [ "$failed" -eq 0 ]
