@@ -1,6 +1,7 @@
 //! Runs every case and every planted bug as a trial of its own.
 
 use std::process::ExitCode;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,11 @@ use crate::summary::Summary;
 
 /// How long a case may take.
 const LIMIT: Duration = Duration::from_secs(240);
+/// How many cases may take longer. After that there is something wrong with more than these cases, and the others are not
+/// worth such patience: all of them would take hours.
+const STUCK: usize = 4;
+/// How long a case may take then.
+const STUCK_LIMIT: Duration = Duration::from_secs(20);
 /// How long a case may take to show a planted bug: then it counts as failed too. If it takes longer without the bug as well,
 /// on a machine that is busy, both are given the second limit.
 const BUG_LIMITS: [Duration; 2] = [Duration::from_secs(20), LIMIT];
@@ -95,7 +101,8 @@ fn run_with(harness: Arc<dyn Harness>, bugs: &'static [Bug]) -> ExitCode {
 
 fn begin(harness: &Arc<dyn Harness>) -> Outcome<Option<String>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let begun = runtime.block_on(harness.begin());
+    let begun = runtime.block_on(within(LIMIT, harness.begin()));
+    let begun = begun.ok_or_else(|| Stop::Failed(format!("no server was there within {LIMIT:?}")))?;
     begun.map_err(|error| Stop::Failed(error.to_string()))
 }
 
@@ -186,7 +193,21 @@ fn run_case(harness: Arc<dyn Harness>, entry: Entry, limit: Duration) -> Ran {
     ran
 }
 
+/// How often something took longer than [`LIMIT`].
+static ENDLESS: AtomicUsize = AtomicUsize::new(0);
+
+/// What that comes to, or `None` when the time is up.
+async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let output = tokio::time::timeout(limit, work).await.ok();
+    if output.is_none() && limit >= LIMIT {
+        ENDLESS.fetch_add(1, Ordering::Relaxed);
+    }
+    output
+}
+
 fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server: bool) -> Ran {
+    let stuck = ENDLESS.load(Ordering::Relaxed) >= STUCK;
+    let limit = if stuck { limit.min(STUCK_LIMIT) } else { limit };
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -197,33 +218,33 @@ fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server
     };
     let began = Instant::now();
     let ran = runtime.block_on(async {
-        let case = match tokio::time::timeout(limit, Case::new(harness, own_server)).await {
-            Ok(Ok(case)) => case,
-            Ok(Err(stop)) => return Ran::without_case(stop),
-            Err(_) => return Ran::without_case(Stop::Failed(format!("no client was made within {limit:?}"))),
+        let case = match within(limit, Case::new(harness, own_server)).await {
+            Some(Ok(case)) => case,
+            Some(Err(stop)) => return Ran::without_case(stop),
+            None => return Ran::without_case(Stop::Failed(format!("no client was made within {limit:?}"))),
         };
         // As a task, so that a panic is a failure with a history.
         let mut body = tokio::spawn((entry.run)(Arc::clone(&case)));
         let mut timed_out = false;
-        let mut outcome = match tokio::time::timeout(limit, &mut body).await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(panicked)) => Err(panicked.into()),
-            Err(_) => {
+        let mut outcome = match within(limit, &mut body).await {
+            Some(Ok(outcome)) => outcome,
+            Some(Err(panicked)) => Err(panicked.into()),
+            None => {
                 body.abort();
                 timed_out = true;
                 Err(Stop::Failed(format!("the case did not end within {limit:?}")))
             }
         };
         if outcome.is_ok() {
-            outcome = match tokio::time::timeout(limit, case.finish()).await {
-                Ok(outcome) => outcome,
-                Err(_) => Err(Stop::Failed(format!("the clients did not close within {limit:?}"))),
+            outcome = match within(limit, case.finish()).await {
+                Some(outcome) => outcome,
+                None => Err(Stop::Failed(format!("the clients did not close within {limit:?}"))),
             };
         } else {
             // The verdict stands; this only leaves less behind.
             let _ = tokio::time::timeout(Duration::from_secs(2), case.close()).await;
         }
-        let _ = tokio::time::timeout(limit, case.over()).await;
+        within(limit, case.over()).await;
         Ran {
             outcome,
             findings: case.findings(),
@@ -294,14 +315,14 @@ fn full_name(entry: Entry) -> String {
 fn capabilities(harness: &Arc<dyn Harness>) -> Outcome<Capabilities> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let namespace = Namespace::fresh(false)?;
-    let capabilities = runtime.block_on(async {
+    let capabilities = runtime.block_on(within(LIMIT, async {
         let client = harness.client(&namespace).await?;
         let capabilities = client.capabilities();
         client.close().await?;
         harness.over(&namespace).await;
         Ok::<_, LockError>(capabilities)
-    });
-    Ok(capabilities?)
+    }));
+    Ok(capabilities.ok_or_else(|| Stop::Failed(format!("no client was made within {LIMIT:?}")))??)
 }
 
 fn locked(summary: &Mutex<Summary>) -> MutexGuard<'_, Summary> {

@@ -281,9 +281,12 @@ async fn a_client_that_was_shut_down_releases_and_refuses() {
         let locks = locks.clone();
         async move { locks.lock("a").await }
     });
-    while locks.stats().waiting == 0 {
-        tokio::task::yield_now().await;
-    }
+    let is_waiting = async {
+        while locks.stats().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), is_waiting).await.unwrap();
     locks.shutdown().await.unwrap();
     assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed)));
     assert_eq!(guard.lost().await, LossReason::Shutdown);

@@ -272,9 +272,7 @@ impl OwnKeyOnly {
     }
 
     async fn wait(&self, etcd: &lock_etcd::etcd_client::Client) -> Attempt {
-        while etcd.kv_client().get(&*self.before, None).await.unwrap().count() > 0 {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        until(async || etcd.kv_client().get(&*self.before, None).await.unwrap().count() == 0).await;
         assert_eq!(etcd.kv_client().get(&*self.key, None).await.unwrap().count(), 1);
         let lease = lock_core::Lease::for_claim(&self.wanted, Clock::system().now());
         Attempt::Granted(lock_core::Grant::new(

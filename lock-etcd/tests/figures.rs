@@ -42,9 +42,7 @@ async fn an_uncontended_lock_and_release_are_two_transactions_and_a_hand_over_is
     let before = transactions(&server).await;
     for _ in 0..ROUNDS {
         let next = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
-        while locks.stats().waiting == 0 {
-            tokio::task::yield_now().await;
-        }
+        until(async || locks.stats().waiting > 0).await;
         guard.release().await.unwrap();
         guard = next.await.unwrap().unwrap();
     }
@@ -62,9 +60,7 @@ async fn clients_that_take_turns_cost_each_other_nothing() {
             // One that hands over, too.
             let guard = locks.lock(name).ttl(LONG).await.unwrap();
             let next = tokio::spawn(locks.lock(name).ttl(LONG).into_future());
-            while locks.stats().waiting == 0 {
-                tokio::task::yield_now().await;
-            }
+            until(async || locks.stats().waiting > 0).await;
             guard.release().await.unwrap();
             next.await.unwrap().unwrap().release().await.unwrap();
         }
@@ -93,15 +89,13 @@ async fn of_many_waiters_a_release_wakes_one_and_the_others_send_nothing() {
         until_queued(&etcd, "n", waiters).await;
     }
     // Whoever has just come still asks to be told.
-    let mut before = requests(&server).await;
-    loop {
+    let mut before = 0;
+    until(async || {
+        before = requests(&server).await;
         tokio::time::sleep(Duration::from_millis(200)).await;
-        let now = requests(&server).await;
-        if now == before {
-            break;
-        }
-        before = now;
-    }
+        requests(&server).await == before
+    })
+    .await;
     guard.release().await.unwrap();
     let (locks, first) = waiting.remove(0);
     let next = first.await.unwrap().unwrap();

@@ -126,9 +126,12 @@ async fn a_server_without_a_connection_left_is_unavailable_and_keeps_what_is_hel
     let other = Locks::new(others[0].clone());
     let theirs = other.lock("w").await.unwrap();
     let waiting = tokio::spawn(locks.lock("w").into_future());
-    while locks.stats().waiting == 0 {
-        tokio::task::yield_now().await;
-    }
+    server::in_time(async {
+        while locks.stats().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     // Long enough for it to want a session of its own, on most machines; it must be served in any case.
     tokio::time::sleep(Duration::from_millis(100)).await;
     theirs.release().await.unwrap();
@@ -228,12 +231,15 @@ async fn what_is_unsafe_is_refused_at_each_connect_unless_it_is_allowed() {
             "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name LIKE 'fencelock %'",
         )
         .await;
-    let error = loop {
-        match lock.try_acquire(&claim("a", TTL)).await {
-            Err(error) if error.is_retryable() => {}
-            other => break other.unwrap_err(),
+    let refused = async {
+        loop {
+            match lock.try_acquire(&claim("a", TTL)).await {
+                Err(error) if error.is_retryable() => {}
+                other => break other.unwrap_err(),
+            }
         }
     };
+    let error = server::in_time(refused).await;
     is_unsafe(&error, "CACHE 1");
     server.run_sql("ALTER SEQUENCE fencelock.token CACHE 1").await;
     granted(&lock, &claim("a", TTL)).await;

@@ -150,9 +150,12 @@ mod tls {
             assert_eq!(server.value::<bool>(ENCRYPTED).await, encrypted, "{url}");
             drop(lock);
             server.until_locks(0, server::PATIENCE).await;
-            while !server.sessions().await.is_empty() {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
+            server::in_time(async {
+                while !server.sessions().await.is_empty() {
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                }
+            })
+            .await;
         }
         // Not trusted; not the name in the certificate; no such file; nothing in it.
         assert!(refusal(&url("localhost", "verify-ca")).await.contains("TLS"));

@@ -71,12 +71,15 @@ async fn cut_every_eighth(server: Arc<Server>, lane: usize) -> (usize, Duration)
     for bytes in (lane..).step_by(LANES) {
         let held = claim(&format!("n {lane}"), TTL);
         // The client makes a new session when it has noticed that the last one ended.
-        let first = loop {
-            match lock.try_acquire(&held).await {
-                Ok(attempt) => break attempt.granted().expect("the lock is free"),
-                Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        let taking = async {
+            loop {
+                match lock.try_acquire(&held).await {
+                    Ok(attempt) => break attempt.granted().expect("the lock is free"),
+                    Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+                }
             }
         };
+        let first = server::in_time(taking).await;
         let sent = Instant::now();
         proxy.hold_requests_after(bytes);
         // The longest request there is while a lock is held. A heartbeat beside it is cut, too.

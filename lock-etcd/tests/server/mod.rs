@@ -86,7 +86,7 @@ pub(crate) async fn until_queued(etcd: &Client, name: &str, waiters: usize) {
 }
 
 /// Waits until it is so.
-pub(crate) async fn until(is_so: impl AsyncFn() -> bool) {
+pub(crate) async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !is_so().await {
             tokio::time::sleep(Duration::from_millis(2)).await;

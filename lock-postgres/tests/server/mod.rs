@@ -21,6 +21,12 @@ use tempfile::TempDir;
 /// Longer than anything takes that is to happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What that comes to, which must not take for ever.
+pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    let output = tokio::time::timeout(PATIENCE, work).await;
+    output.unwrap_or_else(|_| panic!("it takes longer than {PATIENCE:?}"))
+}
+
 /// Whom servers run as if the tests run as root: Postgres refuses to be root.
 const NOBODY: u32 = 65_534;
 
@@ -160,9 +166,13 @@ impl Server {
                 let _ = kill_process(Pid::from_raw(other.try_into().unwrap()).unwrap(), signal);
             }
             let start = Instant::now();
-            while Path::new(&format!("/proc/{other}")).exists() && start.elapsed() < PATIENCE {
+            while is_running(other) && start.elapsed() < PATIENCE {
                 std::thread::sleep(Duration::from_millis(1));
             }
+            assert!(
+                !is_running(other) || std::thread::panicking(),
+                "process {other} of the server does not end"
+            );
         }
         if let Some(memory) = memory.filter(|_| signal == Signal::KILL) {
             // Whoever is killed leaves it behind.
@@ -302,6 +312,14 @@ impl Drop for Server {
 
 pub(crate) fn signal_process(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
+}
+
+/// Not every init takes note of the end of what it inherits: such a process has ended all the same.
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // After the name, which may have any characters in it.
+    let state = stat.rsplit_once(") ").map(|(_, rest)| rest.as_bytes()[0]);
+    !matches!(state, None | Some(b'Z' | b'X'))
 }
 
 fn children(pid: u32) -> Vec<u32> {
