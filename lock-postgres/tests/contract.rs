@@ -64,8 +64,7 @@ async fn a_crash_of_one_process_of_the_server_is_survived_by_tokens() {
     let server = Server::start();
     let lock = server.client().await;
     let first = granted(&lock, &claim("a", TTL)).await;
-    let pid: i32 = server.sessions().await[0];
-    server.survives_the_end_of(pid).await;
+    server.survives_the_end_of(server::SESSIONS).await;
     tokio::time::timeout(PATIENCE, first.lease.revocation().revoked())
         .await
         .unwrap();

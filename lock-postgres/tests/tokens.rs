@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use lock_core::{Attempt, DistributedLock, LockError, Released, Renewal};
 use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 use rustix::process::Signal;
-use server::{PATIENCE, Server, claim, copy, give, program};
+use server::{PATIENCE, SESSIONS, Server, claim, copy, give, program};
 use tokio::sync::Mutex;
 
 const TTL: Duration = Duration::from_secs(5);
@@ -215,10 +215,10 @@ macro_rules! tokens_rise_across {
 tokens_rise_across! {
     a_killed_postmaster, the server IsStartedAgain: async |server: &mut Server, _: &Crowd| server.restart(Signal::KILL);
     a_killed_walwriter, the server GoesOn: async |server: &mut Server, _: &Crowd| {
-        kill_process_of(server, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").await;
+        server.survives_the_end_of("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").await;
     };
     a_killed_backend, the server GoesOn: async |server: &mut Server, _: &Crowd| {
-        kill_process_of(server, "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'fencelock %' LIMIT 1").await;
+        server.survives_the_end_of(SESSIONS).await;
     };
     an_immediate_restart, the server IsStartedAgain: async |server: &mut Server, _: &Crowd| server.restart(Signal::QUIT);
     a_clean_restart, the server IsStartedAgain: async |server: &mut Server, _: &Crowd| server.restart(Signal::INT);
@@ -231,7 +231,7 @@ tokens_rise_across! {
         // What of it was not on the disk yet comes back older, and the server's start is still the same.
         server.run_sql("ALTER SEQUENCE fencelock.token SET LOGGED").await;
         crowd.grants(500).await;
-        kill_process_of(server, "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'fencelock %' LIMIT 1").await;
+        server.survives_the_end_of(SESSIONS).await;
     };
     an_older_copy, the server IsStartedAgain: async |server: &mut Server, crowd: &Crowd| {
         server.end(Signal::INT);
@@ -316,12 +316,6 @@ async fn promotion(clock: TheClock) {
     let drawn = crowd.end().await;
     drop(turn);
     println!("{} tokens, all rising", check(drawn));
-}
-
-/// Kills the process that this query finds.
-async fn kill_process_of(server: &Server, sql: &str) {
-    let pid: i32 = server.plain().await.query_one(sql, &[]).await.unwrap().get(0);
-    server.survives_the_end_of(pid).await;
 }
 
 fn url(server: &Server) -> [String; 2] {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use lock_core::{Attempt, Claim, Clock, DistributedLock, Grant, LockName, Stamp};
 use lock_postgres::tokio_postgres::{self, Client, NoTls};
 use lock_postgres::{PostgresConfig, PostgresLock, Tls};
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
 
@@ -26,6 +27,10 @@ pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
     let output = tokio::time::timeout(PATIENCE, work).await;
     output.unwrap_or_else(|_| panic!("it takes longer than {PATIENCE:?}"))
 }
+
+/// What clients of ours have there, in the order in which they came.
+pub(crate) const SESSIONS: &str =
+    "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'fencelock %' ORDER BY backend_start";
 
 /// Whom servers run as if the tests run as root: Postgres refuses to be root.
 const NOBODY: u32 = 65_534;
@@ -43,7 +48,11 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start() -> Self {
-        Self::with(&[])
+        Self::with(&[
+            "log_connections=on",
+            "log_disconnections=on",
+            "log_line_prefix=%m [%p] %a ",
+        ])
     }
 
     /// With these settings, as in `fsync=off`.
@@ -207,12 +216,22 @@ impl Server {
         self.start_again();
     }
 
-    /// Kills that process of its own, and waits until it has ended all others and takes requests again.
-    pub(crate) async fn survives_the_end_of(&self, pid: i32) {
+    /// Kills the process of its own that this query finds, and waits until it has ended all others and takes requests
+    /// again.
+    pub(crate) async fn survives_the_end_of(&self, sql: &str) {
         // It goes on for a moment before it knows.
         let witness = self.plain().await;
-        signal_process(pid.unsigned_abs(), Signal::KILL);
         let start = Instant::now();
+        loop {
+            let found = witness.query(sql, &[]).await.unwrap();
+            let pid = found.first().map(|row| row.get(0)).and_then(Pid::from_raw);
+            match pid.map(|pid| kill_process(pid, Signal::KILL)) {
+                // It has ended meanwhile. Sessions do, where the clock is set back: libfaketime gives the right time away when
+                // it is asked within a signal, and the server takes them for idle.
+                None | Some(Err(Errno::SRCH)) => assert!(start.elapsed() < PATIENCE, "{}", self.log()),
+                Some(killed) => break killed.unwrap(),
+            }
+        }
         while !witness.is_closed() || self.try_plain().await.is_err() {
             assert!(start.elapsed() < PATIENCE, "{}", self.log());
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -298,8 +317,7 @@ impl Server {
 
     /// The backends of fencelock's sessions.
     pub(crate) async fn sessions(&self) -> Vec<i32> {
-        let sql = "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'fencelock %' ORDER BY backend_start";
-        let rows = self.plain().await.query(sql, &[]).await.unwrap();
+        let rows = self.plain().await.query(SESSIONS, &[]).await.unwrap();
         rows.iter().map(|row| row.get(0)).collect()
     }
 }
