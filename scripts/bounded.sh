@@ -10,6 +10,8 @@ if [ "$left" -le 0 ]; then
     echo "$1 was not run: the time of the whole run is up."
     exit 124
 fi
+# Not every system has it.
+command -v timeout >/dev/null 2>&1 || exec "$@"
 status=0
 # In the foreground, so that Ctrl-C reaches the program too.
 timeout --foreground --kill-after=30 "$left" "$@" || status=$?
