@@ -140,13 +140,20 @@ async fn soak(
     history.write_json(BufWriter::new(File::create(&kept)?))?;
     let (verdict, figures) = (judge(&history.records), Figures::of(&history.records));
     println!("{shown}: {verdict}");
+    let faults: Vec<_> = figures
+        .faults
+        .iter()
+        .map(|(kind, count)| format!("{kind} ({count})"))
+        .collect();
+    let margin = figures
+        .smallest_margin
+        .map_or("none".to_owned(), |least| format!("{least:.1?}"));
     println!(
-        "  seed {}, {} grants, faults {:?}, smallest loss margin {:?} of {} losses, {} stale writes refused, {} permitted \
+        "  seed {}, {} grants, faults: {}; smallest loss margin {margin} of {} losses, {} stale writes refused, {} permitted \
          overlaps",
         config.seed,
         figures.grants,
-        figures.faults,
-        figures.smallest_margin,
+        faults.join("; "),
         figures.losses,
         figures.refused,
         verdict.permitted_overlaps
