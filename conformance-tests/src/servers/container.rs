@@ -33,6 +33,11 @@ const NUMBER: &str = "fencelock.test.server";
 const NETWORK: &str = "bridge";
 /// How long an engine may take to say that it is there.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How often the engine is asked to pause a container. On a busy machine it may give up before all processes of one that
+/// makes new ones are frozen; then it lets them go on.
+const PAUSES: usize = 10;
+/// And after what time it is asked again.
+const AGAIN: Duration = Duration::from_millis(50);
 
 /// A server in a container, on a port of this machine's loopback.
 #[derive(Debug)]
@@ -94,8 +99,14 @@ impl Container {
     }
 
     pub(super) async fn pause(&self) -> Result<(), ServerError> {
-        let paused = self.docker.pause_container(self.id()).await;
-        paused.map_err(ServerError::engine("pausing a container"))
+        let mut left = PAUSES;
+        loop {
+            left -= 1;
+            match self.docker.pause_container(self.id()).await {
+                Err(_) if left > 0 && self.is("running").await => tokio::time::sleep(AGAIN).await,
+                paused => return paused.map_err(ServerError::engine("pausing a container")),
+            }
+        }
     }
 
     pub(super) async fn resume(&self) -> Result<(), ServerError> {
