@@ -226,8 +226,8 @@ impl Server {
             let found = witness.query(sql, &[]).await.unwrap();
             let pid = found.first().map(|row| row.get(0)).and_then(Pid::from_raw);
             match pid.map(|pid| kill_process(pid, Signal::KILL)) {
-                // It has ended meanwhile. Sessions do, where the clock is set back: libfaketime gives the right time away when
-                // it is asked within a signal, and the server takes them for idle.
+                // It has ended meanwhile. Under libfaketime the server was seen to take sessions for idle after a fraction of
+                // their limit, and never without it.
                 None | Some(Err(Errno::SRCH)) => assert!(start.elapsed() < PATIENCE, "{}", self.log()),
                 Some(killed) => break killed.unwrap(),
             }
