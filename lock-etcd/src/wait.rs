@@ -13,7 +13,7 @@ use crate::link::Link;
 use crate::record;
 use crate::requests::{head, is_of, kvs, put, text};
 use crate::session::Session;
-use crate::watches::{Seen, Waiting};
+use crate::watches::Seen;
 
 /// Where a claim stands in the queue.
 struct Place {
@@ -50,7 +50,6 @@ impl Session {
     /// The place in the queue survives a broken connection, as long as its lease is kept.
     pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         let mut place = None;
-        let mut watching = None;
         loop {
             let looking = async {
                 let link = self.link().await?;
@@ -61,10 +60,8 @@ impl Session {
                 Standing::Held(grant) => return Ok(Attempt::Granted(grant)),
                 Standing::Behind(behind) => behind,
             };
-            let mut watched = watch(&link, &behind, watching.take());
-            match self.next(deadline, &link, &behind, &mut watched).await {
+            match self.next(deadline, &link, &behind).await {
                 Next::Look => {}
-                Next::LookOnceMore => watching = Some(watched),
                 Next::GiveUp => return self.give_up(claim, behind.busy).await,
                 Next::Closed => return Err(LockError::Closed),
             }
@@ -219,14 +216,17 @@ impl Session {
     }
 
     /// What happens first to a claim that stands behind somebody.
-    async fn next(&self, deadline: Option<Stamp>, link: &Link, behind: &Behind, watching: &mut Watching) -> Next {
+    async fn next(&self, deadline: Option<Stamp>, link: &Link, behind: &Behind) -> Next {
+        // Keys are watched and not the claims under them: if one goes and comes again, that it went is told, and has the claim look.
+        let mut before = link.watches().wait(&behind.before);
+        let mut mine = link.watches().wait(&behind.mine);
         let mut due = behind.kept.due();
         loop {
             tokio::select! {
                 biased;
                 () = link.broken() => return if self.is_closed() { Next::Closed } else { Next::Look },
-                seen = watching.before.seen(behind.revision) => return look(seen).await,
-                seen = watching.mine.seen(behind.revision) => return look(seen).await,
+                seen = before.seen(behind.revision) => return look(seen).await,
+                seen = mine.seen(behind.revision) => return look(seen).await,
                 () = self.until(deadline) => return Next::GiveUp,
                 () = self.until(Some(due)) => {
                     let limit = self.settings().op_timeout.min(behind.kept.ttl() / 4);
@@ -268,42 +268,16 @@ impl Session {
     }
 }
 
-/// What a claim that stands behind somebody watches.
-///
-/// Keys are watched and not the claims under them: if one goes and comes again, that it went is told, and has the claim look.
-struct Watching {
-    /// Its own key, and the one before it.
-    keys: (Arc<str>, String),
-    before: Waiting,
-    mine: Waiting,
-}
-
-/// Watches what a claim stands behind, and the claim's own key; goes on with what is watched already.
-fn watch(link: &Link, behind: &Behind, watching: Option<Watching>) -> Watching {
-    let keys = (Arc::clone(&behind.mine), behind.before.clone());
-    let fits = |watching: &Watching| {
-        watching.keys == keys && watching.before.waits_on(link.serial()) && watching.mine.waits_on(link.serial())
-    };
-    watching.filter(fits).unwrap_or_else(|| Watching {
-        before: link.watches().wait(behind.before.clone()),
-        mine: link.watches().wait(String::from(&*behind.mine)),
-        keys,
-    })
-}
-
 enum Next {
     /// Time to look again.
     Look,
-    /// Something was written between the last look and the beginning of a watch.
-    LookOnceMore,
     GiveUp,
     Closed,
 }
 
 async fn look(seen: Seen) -> Next {
     match seen {
-        Seen::Deleted => Next::Look,
-        Seen::Gap => Next::LookOnceMore,
+        Seen::Deleted | Seen::Gap => Next::Look,
         Seen::Unclear => {
             sleep(REST).await;
             Next::Look

@@ -1,12 +1,19 @@
 //! Being told when keys go, over one stream of a connection.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use etcd_client::{Client, EventType, WatchFilterType, WatchOptions, WatchRequestSender, WatchResponseStream};
-use tokio::sync::{mpsc, oneshot};
+use etcd_client::{
+    Client, EventType, WatchFilterType, WatchOptions, WatchRequestSender, WatchResponse, WatchResponseStream,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
+
+/// How long a key stays watched that nobody waits for any more: who wants a name again and again waits behind the same ones.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// What has been seen of a watched key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,33 +26,52 @@ pub(crate) enum Seen {
     Gap,
 }
 
-/// The watches of one connection. Clones are the same.
-#[derive(Clone)]
+/// The watches of one connection.
 pub(crate) struct Watches {
     link: u64,
     orders: mpsc::UnboundedSender<Order>,
+    waits: Arc<Waits>,
+}
+
+/// The keys that are waited for, or were a moment ago.
+type Waits = Mutex<HashMap<String, Wait>>;
+
+struct Wait {
+    id: i64,
+    waiters: usize,
+    /// When the last one went, if nobody waits.
+    rests: Option<Instant>,
+    sight: watch::Receiver<Sight>,
+}
+
+/// What the server has told of a key that is waited for.
+#[derive(Clone, Copy, Default)]
+struct Sight {
+    /// The last revision before the watch, once it has begun.
+    began: Option<i64>,
+    /// When the key was deleted last, since then.
+    deleted: Option<i64>,
 }
 
 enum Order {
     Watch {
         id: i64,
         key: String,
-        begin: Begin,
-        tell: Telling,
+        /// The revision to begin with; without one, the next.
+        ///
+        /// etcd serves a watch that begins with the next one at once. One that begins with a revision that there is already it
+        /// serves when it next looks for those that lag, which it does every tenth of a second.
+        from: Option<i64>,
+        known: Known,
     },
     Forget {
         id: i64,
     },
-}
-
-/// Which revision a watch begins with.
-enum Begin {
-    At(i64),
-    /// The next one; the sender tells which was the last before it.
-    ///
-    /// etcd serves such a watch at once. One that begins with a revision that there is already it serves when it next looks for those
-    /// that lag, which it does every tenth of a second.
-    Now(oneshot::Sender<i64>),
+    /// Nobody waits for the key since then.
+    Rest {
+        key: String,
+        since: Instant,
+    },
 }
 
 /// A key that is watched until this is dropped.
@@ -61,38 +87,20 @@ impl Watches {
     /// that works the connection.
     pub(crate) fn start(link: u64, client: Client, broken: CancellationToken) -> Self {
         let (orders, taken) = mpsc::unbounded_channel();
+        let waits = Arc::new(Waits::default());
+        let waited = Arc::clone(&waits);
         tokio::spawn(async move {
             tokio::select! {
-                () = work(client, taken) => broken.cancel(),
+                () = work(client, taken, &waited) => broken.cancel(),
                 () = broken.cancelled() => {}
             }
         });
-        Self { link, orders }
+        Self { link, orders, waits }
     }
 
     /// Calls `tell` when the key is deleted at revision `from` or later, or when that cannot be told any more.
     pub(crate) fn watch(&self, key: String, from: i64, tell: impl FnOnce(Seen) + Send + 'static) -> Watch {
-        self.order(key, Begin::At(from), tell)
-    }
-
-    /// Watches a key for somebody who waits for it to go.
-    pub(crate) fn wait(&self, key: String) -> Waiting {
-        let (begin, began) = oneshot::channel();
-        let (tell, told) = oneshot::channel();
-        let watch = self.order(key, Begin::Now(begin), move |seen| {
-            // Nobody may wait for it any more.
-            let _ = tell.send(seen);
-        });
-        Waiting {
-            watch,
-            began: Some(began),
-            told,
-        }
-    }
-
-    fn order(&self, key: String, begin: Begin, tell: impl FnOnce(Seen) + Send + 'static) -> Watch {
-        static IDS: AtomicI64 = AtomicI64::new(1);
-        let id = IDS.fetch_add(1, Ordering::Relaxed);
+        let id = next_id();
         let over = Arc::new(AtomicBool::new(false));
         let told = Arc::clone(&over);
         // If the stream has ended the order is dropped, and that tells.
@@ -100,7 +108,12 @@ impl Watches {
             told.store(true, Ordering::Release);
             tell(seen);
         })));
-        let _ = self.orders.send(Order::Watch { id, key, begin, tell });
+        let _ = self.orders.send(Order::Watch {
+            id,
+            key,
+            from: Some(from),
+            known: Known::Once(Some(tell)),
+        });
         Watch {
             id,
             link: self.link,
@@ -108,6 +121,47 @@ impl Watches {
             orders: self.orders.clone(),
         }
     }
+
+    /// Watches a key for somebody who waits for it to go. One that was waited for a moment ago is watched already.
+    pub(crate) fn wait(&self, key: &str) -> Waiting {
+        let mut waits = lock(&self.waits);
+        let watched = waits.get_mut(key).filter(|wait| wait.sight.has_changed().is_ok());
+        let (id, sight) = if let Some(wait) = watched {
+            wait.waiters += 1;
+            wait.rests = None;
+            (wait.id, wait.sight.clone())
+        } else {
+            let id = next_id();
+            let (tell, sight) = watch::channel(Sight::default());
+            let wait = Wait {
+                id,
+                waiters: 1,
+                rests: None,
+                sight: sight.clone(),
+            };
+            waits.insert(key.to_owned(), wait);
+            // If the stream has ended the order is dropped, and with it what would have told.
+            let _ = self.orders.send(Order::Watch {
+                id,
+                key: key.to_owned(),
+                from: None,
+                known: Known::Lasting(tell),
+            });
+            (id, sight)
+        };
+        Waiting {
+            id,
+            key: key.to_owned(),
+            sight,
+            waits: Arc::clone(&self.waits),
+            orders: self.orders.clone(),
+        }
+    }
+}
+
+fn next_id() -> i64 {
+    static IDS: AtomicI64 = AtomicI64::new(1);
+    IDS.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Watch {
@@ -119,32 +173,49 @@ impl Watch {
 
 /// A key that is waited for until this is dropped.
 pub(crate) struct Waiting {
-    watch: Watch,
-    began: Option<oneshot::Receiver<i64>>,
-    told: oneshot::Receiver<Seen>,
+    id: i64,
+    key: String,
+    sight: watch::Receiver<Sight>,
+    waits: Arc<Waits>,
+    orders: mpsc::UnboundedSender<Order>,
 }
 
 impl Waiting {
-    /// What is seen first of the key, which was there at revision `looked`. After a [`Seen::Gap`], which comes once at most, it
-    /// can be asked again. Dropping the future loses nothing.
+    /// What is seen first of the key, which was there at revision `looked`. Dropping the future loses nothing.
     ///
     /// **Invariant.** Nothing is lost between the look and the watch: the watch tells of every revision after the one that it
-    /// began with, and if that is not the one of the look, the key is to be looked up once more.
+    /// began with, and if that is later than the look, the key is to be looked up once more. What it tells of deletions that came
+    /// before the look concerns what was under the key then.
     pub(crate) async fn seen(&mut self, looked: i64) -> Seen {
-        if let Some(began) = &mut self.began {
-            // If it never begins, what became of it is told.
-            let began = began.await;
-            self.began = None;
-            if began.is_ok_and(|began| began > looked) {
+        loop {
+            let sight = *self.sight.borrow_and_update();
+            if sight.deleted.is_some_and(|deleted| deleted > looked) {
+                return Seen::Deleted;
+            }
+            if sight.began.is_some_and(|began| began > looked) {
                 return Seen::Gap;
             }
+            if self.sight.changed().await.is_err() {
+                return Seen::Unclear;
+            }
         }
-        (&mut self.told).await.unwrap_or(Seen::Unclear)
     }
+}
 
-    /// Whether it is over that link that the key is watched.
-    pub(crate) fn waits_on(&self, link: u64) -> bool {
-        self.watch.watches_on(link)
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        let mut waits = lock(&self.waits);
+        // Another watch may have taken the place of one that ended.
+        let Some(wait) = waits.get_mut(&self.key).filter(|wait| wait.id == self.id) else {
+            return;
+        };
+        wait.waiters -= 1;
+        if wait.waiters == 0 {
+            let since = Instant::now();
+            wait.rests = Some(since);
+            let key = std::mem::take(&mut self.key);
+            let _ = self.orders.send(Order::Rest { key, since });
+        }
     }
 }
 
@@ -182,22 +253,22 @@ impl Drop for Telling {
 type Watched = Mutex<HashMap<i64, Known>>;
 
 /// A watch that the server knows of.
-struct Known {
+enum Known {
     /// None once it has told.
-    tell: Option<Telling>,
-    /// Who wants to know when it begins, until it has begun.
-    begin: Option<oneshot::Sender<i64>>,
+    Once(Option<Telling>),
+    /// Dropped, it tells that all is unclear.
+    Lasting(watch::Sender<Sight>),
 }
 
 /// Carries out orders and passes on what is seen, until the stream fails or nobody is left.
-async fn work(client: Client, mut orders: mpsc::UnboundedReceiver<Order>) {
+async fn work(client: Client, mut orders: mpsc::UnboundedReceiver<Order>, waits: &Waits) {
     let watched = Watched::default();
     let opened = loop {
         match orders.recv().await {
             None => return,
-            Some(Order::Forget { .. }) => {}
-            Some(Order::Watch { id, key, begin, tell }) => {
-                let options = enter(&watched, id, begin, tell);
+            Some(Order::Forget { .. } | Order::Rest { .. }) => {}
+            Some(Order::Watch { id, key, from, known }) => {
+                let options = enter(&watched, id, from, known);
                 break client.watch_client().watch(key, Some(options)).await;
             }
         }
@@ -206,24 +277,42 @@ async fn work(client: Client, mut orders: mpsc::UnboundedReceiver<Order>) {
     let (requests, responses) = opened.split();
     // Beside each other: a server whose answers nobody reads takes no more requests.
     tokio::select! {
-        () = ask(orders, requests, &watched) => {}
+        () = ask(orders, requests, &watched, waits) => {}
         () = hear(responses, &watched) => {}
     }
 }
 
-async fn ask(mut orders: mpsc::UnboundedReceiver<Order>, mut requests: WatchRequestSender, watched: &Watched) {
-    while let Some(order) = orders.recv().await {
+async fn ask(
+    mut orders: mpsc::UnboundedReceiver<Order>,
+    mut requests: WatchRequestSender,
+    watched: &Watched,
+    waits: &Waits,
+) {
+    let mut resting: VecDeque<(Instant, String)> = VecDeque::new();
+    loop {
+        let over = resting.front().map(|(since, _)| *since + LINGER);
+        let order = tokio::select! {
+            order = orders.recv() => order,
+            () = until(over) => {
+                let forgotten = resting.pop_front().and_then(|(since, key)| end(waits, &key, since));
+                match forgotten {
+                    Some(id) => Some(Order::Forget { id }),
+                    None => continue,
+                }
+            }
+        };
         let sent = match order {
-            Order::Watch { id, key, begin, tell } => {
-                let options = enter(watched, id, begin, tell);
+            None => return,
+            Some(Order::Watch { id, key, from, known }) => {
+                let options = enter(watched, id, from, known);
                 requests.watch(key, Some(options)).await
             }
-            Order::Forget { id } => {
+            Some(Order::Forget { id }) => {
                 let known = lock(watched).remove(&id);
                 match known {
                     // Also if it has told: the server would watch for as long as the connection lives.
                     Some(known) => {
-                        if let Some(tell) = known.tell {
+                        if let Known::Once(Some(tell)) = known {
                             tell.never();
                         }
                         requests.cancel(id).await
@@ -231,11 +320,29 @@ async fn ask(mut orders: mpsc::UnboundedReceiver<Order>, mut requests: WatchRequ
                     None => Ok(()),
                 }
             }
+            Some(Order::Rest { key, since }) => {
+                resting.push_back((since, key));
+                Ok(())
+            }
         };
         if sent.is_err() {
             return;
         }
     }
+}
+
+async fn until(instant: Option<Instant>) {
+    match instant {
+        Some(instant) => sleep_until(instant).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// The watch of a key, if nobody has waited for it since then; whoever comes now has it watched anew.
+fn end(waits: &Waits, key: &str, since: Instant) -> Option<i64> {
+    let mut waits = lock(waits);
+    waits.get(key).filter(|wait| wait.rests == Some(since))?;
+    waits.remove(key).map(|wait| wait.id)
 }
 
 async fn hear(mut responses: WatchResponseStream, watched: &Watched) {
@@ -253,39 +360,50 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) {
             }
             continue;
         }
-        if response.created() {
-            let begin = lock(watched).get_mut(&id).and_then(|known| known.begin.take());
-            if let (Some(begin), Some(header)) = (begin, response.header()) {
-                // Nobody may wait for it any more.
-                let _ = begin.send(header.revision());
+        let mut watched = lock(watched);
+        match watched.get_mut(&id) {
+            Some(Known::Lasting(sight)) => {
+                let began = response.header().filter(|_| response.created());
+                let (began, deleted) = (began.map(|header| header.revision()), deleted(&response));
+                sight.send_modify(|sight| {
+                    sight.began = began.or(sight.began);
+                    sight.deleted = deleted.or(sight.deleted);
+                });
             }
-            continue;
-        }
-        let mut events = response.events().iter();
-        if events.any(|event| event.event_type() == EventType::Delete) {
-            let tell = lock(watched).get_mut(&id).and_then(|known| known.tell.take());
-            if let Some(tell) = tell {
-                tell.tell(Seen::Deleted);
+            Some(Known::Once(tell)) if deleted(&response).is_some() => {
+                let tell = tell.take();
+                drop(watched);
+                if let Some(tell) = tell {
+                    tell.tell(Seen::Deleted);
+                }
             }
+            _ => {}
         }
     }
 }
 
+/// The revision of the last deletion that is told of.
+fn deleted(response: &WatchResponse) -> Option<i64> {
+    let deletions = response
+        .events()
+        .iter()
+        .filter(|event| event.event_type() == EventType::Delete);
+    deletions.filter_map(|event| Some(event.kv()?.mod_revision())).max()
+}
+
 /// Takes note of a watch that is about to be asked for.
-fn enter(watched: &Watched, id: i64, begin: Begin, tell: Telling) -> WatchOptions {
+fn enter(watched: &Watched, id: i64, from: Option<i64>, known: Known) -> WatchOptions {
     let options = WatchOptions::new()
         .with_watch_id(id)
         .with_filters([WatchFilterType::NoPut]);
-    let (options, begin) = match begin {
-        Begin::At(revision) => (options.with_start_revision(revision), None),
-        Begin::Now(begin) => (options, Some(begin)),
-    };
-    let tell = Some(tell);
-    lock(watched).insert(id, Known { tell, begin });
-    options
+    lock(watched).insert(id, known);
+    match from {
+        Some(from) => options.with_start_revision(from),
+        None => options,
+    }
 }
 
-fn lock(watched: &Watched) -> MutexGuard<'_, HashMap<i64, Known>> {
+fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing here panics while holding the mutex.
-    watched.lock().unwrap_or_else(PoisonError::into_inner)
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
