@@ -2,10 +2,10 @@
 -- holder, 8 '1' to wait.
 local life = life_of(ARGV[3], ARGV[4])
 if not life then
-    return { 'late', text(now_us) }
+    return { 'late', stamp }
 end
 if redis.call('EXISTS', LOCK, QUEUE) == 0 then
     local token = draw()
     hold(OWNER, token, life, ARGV[6], ARGV[7])
-    return { 'granted', text(now_us), token, life }
+    return { 'granted', stamp, token, life }
 end

@@ -1,7 +1,7 @@
 local value = held()
 if not value then
     pcall(grant_next)
-    return { 'free', text(now_us) }
+    return { 'free', stamp }
 end
 local lease = redis.call('PTTL', LOCK)
 redis.call('DEL', LOCK)
@@ -10,4 +10,4 @@ if client then
     tell(client, 'taken', owner_of(value))
 end
 pcall(grant_next)
-return { 'released', text(now_us), lease, value }
+return { 'released', stamp, lease, value }

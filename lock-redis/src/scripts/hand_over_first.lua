@@ -6,5 +6,5 @@ if life and redis.call('EXISTS', QUEUE) == 0 and owner_of(redis.call('GET', LOCK
     redis.call('DEL', LOCK)
     local token = draw()
     hold(ARGV[3], token, life, ARGV[6], ARGV[7])
-    return { 'released', 'granted', text(now_us), token, life }
+    return { 'released', 'granted', stamp, token, life }
 end

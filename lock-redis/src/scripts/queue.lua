@@ -45,7 +45,7 @@ local function enqueue(owner, ttl, life, sent, client, info)
     entry = table.concat({ FORMAT, number, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
     redis.call('HSET', QUEUE, owner, entry)
     if redis.call('PTTL', QUEUE) < life then
-        redis.call('PEXPIRE', QUEUE, text(life))
+        redis.call('PEXPIRE', QUEUE, life)
     end
 end
 
@@ -124,9 +124,9 @@ local function take(owner, life, client, info)
     local value = held()
     if owner_of(value) == owner then
         if redis.call('PTTL', LOCK) < life then
-            redis.call('PEXPIRE', LOCK, text(life))
+            redis.call('PEXPIRE', LOCK, life)
         end
-        return { 'granted', text(now_us), token_of(value), life }
+        return { 'granted', stamp, token_of(value), life }
     end
     if value then
         return nil, value
@@ -141,9 +141,9 @@ local function take(owner, life, client, info)
         leave(owner)
         tell_first(life)
     end
-    return { 'granted', text(now_us), token, life }
+    return { 'granted', stamp, token, life }
 end
 
 local function busy(value, life, first)
-    return { 'busy', text(now_us), redis.call('PTTL', LOCK), value, life, first and 1 or 0 }
+    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, first and 1 or 0 }
 end

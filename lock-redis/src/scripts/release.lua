@@ -1,1 +1,1 @@
-return { let_go(OWNER) and 'released' or 'lost', text(now_us) }
+return { let_go(OWNER) and 'released' or 'lost', stamp }

@@ -4,5 +4,5 @@ if redis.call('EXISTS', QUEUE) == 0 then
     if released then
         redis.call('DEL', LOCK)
     end
-    return { released and 'released' or 'lost', text(now_us) }
+    return { released and 'released' or 'lost', stamp }
 end

@@ -1,4 +1,4 @@
 if not value then
     pcall(grant_next)
 end
-return { 'lost', text(now_us) }
+return { 'lost', stamp }

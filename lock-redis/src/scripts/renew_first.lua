@@ -2,8 +2,8 @@
 local value = redis.call('GET', LOCK)
 if owner_of(value) == OWNER then
     if now > tonumber(ARGV[4]) then
-        return { 'late', text(now_us) }
+        return { 'late', stamp }
     end
     redis.call('PEXPIRE', LOCK, ARGV[3])
-    return { 'renewed', text(now_us) }
+    return { 'renewed', stamp }
 end

@@ -55,7 +55,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "a free lock is written before its token is drawn",
         from: "    local token = draw()\n    hold(OWNER, token, life, ARGV[6], ARGV[7])\n",
-        to: "    hold(OWNER, text(now_us), life, ARGV[6], ARGV[7])\n    local token = draw()\n",
+        to: "    hold(OWNER, stamp, life, ARGV[6], ARGV[7])\n    local token = draw()\n",
     },
     Bug {
         what: "a renewal brings back what is gone",
@@ -79,8 +79,8 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "asking again draws another token",
-        from: "return { 'granted', text(now_us), token_of(value), life }",
-        to: "return { 'granted', text(now_us), draw(), life }",
+        from: "return { 'granted', stamp, token_of(value), life }",
+        to: "return { 'granted', stamp, draw(), life }",
     },
     Bug {
         what: "a lost counter starts anew",
@@ -100,7 +100,7 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "the lock is written before its token is drawn",
         from: "    local token = draw()\n    hold(owner, token, life, client, info)\n    if queued",
-        to: "    hold(owner, text(now_us), life, client, info)\n    local token = draw()\n    if queued",
+        to: "    hold(owner, stamp, life, client, info)\n    local token = draw()\n    if queued",
     },
     Bug {
         what: "a cancelled wait leaves its entry",
