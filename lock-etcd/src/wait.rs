@@ -13,7 +13,7 @@ use crate::link::Link;
 use crate::record;
 use crate::requests::{head, is_of, kvs, put, text};
 use crate::session::Session;
-use crate::watches::Seen;
+use crate::watches::{Seen, Waiting};
 
 /// Where a claim stands in the queue.
 struct Place {
@@ -50,6 +50,8 @@ impl Session {
     /// The place in the queue survives a broken connection, as long as its lease is kept.
     pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         let mut place = None;
+        // What is watched stays so until the next watches are there: a look can take longer than they linger.
+        let mut watching = None;
         loop {
             let looking = async {
                 let link = self.link().await?;
@@ -60,7 +62,8 @@ impl Session {
                 Standing::Held(grant) => return Ok(Attempt::Granted(grant)),
                 Standing::Behind(behind) => behind,
             };
-            match self.next(deadline, &link, &behind).await {
+            let watched = watching.insert([&behind.before, &*behind.mine].map(|key| link.watches().wait(key)));
+            match self.next(deadline, &link, &behind, watched).await {
                 Next::Look => {}
                 Next::GiveUp => return self.give_up(claim, behind.busy).await,
                 Next::Closed => return Err(LockError::Closed),
@@ -216,10 +219,10 @@ impl Session {
     }
 
     /// What happens first to a claim that stands behind somebody.
-    async fn next(&self, deadline: Option<Stamp>, link: &Link, behind: &Behind) -> Next {
-        // Keys are watched and not the claims under them: if one goes and comes again, that it went is told, and has the claim look.
-        let mut before = link.watches().wait(&behind.before);
-        let mut mine = link.watches().wait(&behind.mine);
+    ///
+    /// Keys are watched and not the claims under them: if one goes and comes again, that it went is told, and has the claim look.
+    async fn next(&self, deadline: Option<Stamp>, link: &Link, behind: &Behind, watched: &mut [Waiting; 2]) -> Next {
+        let [before, mine] = watched;
         let mut due = behind.kept.due();
         loop {
             tokio::select! {

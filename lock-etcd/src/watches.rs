@@ -349,28 +349,33 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) {
     while let Ok(Some(response)) = responses.message().await {
         let id = response.watch_id();
         if response.canceled() {
+            // A watch that is refused, for a login that has expired, say, is not told by its number.
+            if response.created() {
+                return;
+            }
             let known = lock(watched).remove(&id);
             match known {
                 // Compaction concerns one watch.
                 // Dropped, that tells that all is unclear.
                 Some(_) if response.compact_revision() != 0 => {}
-                // Whatever else ends one that was not forgotten, such as a login that has expired, concerns all.
+                // Whatever else ends one that was not forgotten concerns all.
                 Some(_) => return,
                 None => {}
             }
             continue;
         }
+        let deleted = deleted(&response);
         let mut watched = lock(watched);
         match watched.get_mut(&id) {
             Some(Known::Lasting(sight)) => {
                 let began = response.header().filter(|_| response.created());
-                let (began, deleted) = (began.map(|header| header.revision()), deleted(&response));
+                let began = began.map(|header| header.revision());
                 sight.send_modify(|sight| {
                     sight.began = began.or(sight.began);
                     sight.deleted = deleted.or(sight.deleted);
                 });
             }
-            Some(Known::Once(tell)) if deleted(&response).is_some() => {
+            Some(Known::Once(tell)) if deleted.is_some() => {
                 let tell = tell.take();
                 drop(watched);
                 if let Some(tell) = tell {

@@ -67,6 +67,10 @@ async fn ask_for_users(server: &Server) -> Client {
         auth.user_grant_role(user, user).await.unwrap();
     }
     auth.auth_enable().await.unwrap();
+    as_root(server).await
+}
+
+async fn as_root(server: &Server) -> Client {
     let root = ConnectOptions::new().with_user("root", SECRET);
     Client::connect([server.authority()], Some(root)).await.unwrap()
 }
@@ -253,6 +257,14 @@ async fn a_login_that_has_expired_is_refreshed() {
     assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
     let next = waiting.await.unwrap().unwrap().granted().unwrap();
     assert!(next.token > grant.token);
+    // Whoever has logged in long ago, and watches something since then, waits for more.
+    let held = claim("o", LONG);
+    granted(&lock, &held).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let waiting = tokio::spawn(async move { other.acquire(&claim("o", LONG), soon()).await });
+    until_queued(&as_root(&server).await, "o", 1).await;
+    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    waiting.await.unwrap().unwrap().granted().unwrap();
     // A restart forgets all logins.
     server.restart(Data::Kept).await.unwrap();
     granted(&lock, &claim("m", LONG)).await;
