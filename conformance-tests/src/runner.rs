@@ -101,7 +101,7 @@ fn run_with(harness: Arc<dyn Harness>, bugs: &'static [Bug]) -> ExitCode {
 
 fn begin(harness: &Arc<dyn Harness>) -> Outcome<Option<String>> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let begun = runtime.block_on(within(LIMIT, harness.begin()));
+    let begun = runtime.block_on(PATIENCE.within(LIMIT, harness.begin()));
     let begun = begun.ok_or_else(|| Stop::Failed(format!("no server was there within {LIMIT:?}")))?;
     begun.map_err(|error| Stop::Failed(error.to_string()))
 }
@@ -193,21 +193,30 @@ fn run_case(harness: Arc<dyn Harness>, entry: Entry, limit: Duration) -> Ran {
     ran
 }
 
-/// How often something took longer than [`LIMIT`].
-static ENDLESS: AtomicUsize = AtomicUsize::new(0);
+/// With all that is run here.
+static PATIENCE: Patience = Patience(AtomicUsize::new(0));
 
-/// What that comes to, or `None` when the time is up.
-async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
-    let output = tokio::time::timeout(limit, work).await.ok();
-    if output.is_none() && limit >= LIMIT {
-        ENDLESS.fetch_add(1, Ordering::Relaxed);
+/// How long things may take; counts what took longer than [`LIMIT`].
+struct Patience(AtomicUsize);
+
+impl Patience {
+    fn limit(&self, wanted: Duration) -> Duration {
+        let stuck = self.0.load(Ordering::Relaxed) >= STUCK;
+        if stuck { wanted.min(STUCK_LIMIT) } else { wanted }
     }
-    output
+
+    /// What that comes to, or `None` when the time is up.
+    async fn within<T>(&self, limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+        let output = tokio::time::timeout(limit, work).await.ok();
+        if output.is_none() && limit >= LIMIT {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+        output
+    }
 }
 
 fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server: bool) -> Ran {
-    let stuck = ENDLESS.load(Ordering::Relaxed) >= STUCK;
-    let limit = if stuck { limit.min(STUCK_LIMIT) } else { limit };
+    let limit = PATIENCE.limit(limit);
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -218,7 +227,7 @@ fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server
     };
     let began = Instant::now();
     let ran = runtime.block_on(async {
-        let case = match within(limit, Case::new(harness, own_server)).await {
+        let case = match PATIENCE.within(limit, Case::new(harness, own_server)).await {
             Some(Ok(case)) => case,
             Some(Err(stop)) => return Ran::without_case(stop),
             None => return Ran::without_case(Stop::Failed(format!("no client was made within {limit:?}"))),
@@ -226,7 +235,7 @@ fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server
         // As a task, so that a panic is a failure with a history.
         let mut body = tokio::spawn((entry.run)(Arc::clone(&case)));
         let mut timed_out = false;
-        let mut outcome = match within(limit, &mut body).await {
+        let mut outcome = match PATIENCE.within(limit, &mut body).await {
             Some(Ok(outcome)) => outcome,
             Some(Err(panicked)) => Err(panicked.into()),
             None => {
@@ -236,7 +245,7 @@ fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server
             }
         };
         if outcome.is_ok() {
-            outcome = match within(limit, case.finish()).await {
+            outcome = match PATIENCE.within(limit, case.finish()).await {
                 Some(outcome) => outcome,
                 None => Err(Stop::Failed(format!("the clients did not close within {limit:?}"))),
             };
@@ -244,7 +253,7 @@ fn run_once(harness: Arc<dyn Harness>, entry: Entry, limit: Duration, own_server
             // The verdict stands; this only leaves less behind.
             let _ = tokio::time::timeout(Duration::from_secs(2), case.close()).await;
         }
-        within(limit, case.over()).await;
+        PATIENCE.within(limit, case.over()).await;
         Ran {
             outcome,
             findings: case.findings(),
@@ -315,7 +324,7 @@ fn full_name(entry: Entry) -> String {
 fn capabilities(harness: &Arc<dyn Harness>) -> Outcome<Capabilities> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let namespace = Namespace::fresh(false)?;
-    let capabilities = runtime.block_on(within(LIMIT, async {
+    let capabilities = runtime.block_on(PATIENCE.within(LIMIT, async {
         let client = harness.client(&namespace).await?;
         let capabilities = client.capabilities();
         client.close().await?;
@@ -365,6 +374,17 @@ mod tests {
             self.faults.lock().unwrap().push((own, injection));
             Ok(injection)
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_several_cases_have_not_ended_the_others_are_given_less_time() {
+        let patience = Patience(AtomicUsize::new(0));
+        for limit in [STUCK_LIMIT; STUCK].into_iter().chain([LIMIT; STUCK]) {
+            assert_eq!(patience.limit(LIMIT), LIMIT);
+            assert!(patience.within(limit, std::future::pending::<()>()).await.is_none());
+        }
+        assert_eq!(patience.limit(LIMIT), STUCK_LIMIT);
+        assert_eq!(patience.limit(STUCK_LIMIT / 2), STUCK_LIMIT / 2);
     }
 
     fn tokens_across_a_restart(shared: Shared) -> (Outcome, Vec<(bool, Injection)>) {
