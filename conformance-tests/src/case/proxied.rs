@@ -10,6 +10,9 @@ use crate::faults::{Held, Proxy, Then, Trap};
 use crate::link::Link;
 use crate::outcome::{Outcome, Stop};
 
+/// Whoever is silent for so long waits for nothing.
+const QUIET: Duration = Duration::from_millis(50);
+
 impl Case {
     /// A proxy before the server, or the end of the case if nothing can stand there. It lives as long as the case.
     pub(crate) async fn proxy(&self) -> Outcome<Arc<Proxy>> {
@@ -45,8 +48,13 @@ impl Case {
         proxy.hold(self.harness.committing_request())
     }
 
-    /// Loses the reply to the next request that changes something.
-    pub(crate) fn swallow_reply(&self, proxy: &Proxy, then: Then) -> Trap {
+    /// Loses the reply to the next request that changes something. What a client does by itself, such as to look after its locks
+    /// on a new connection, is over by then.
+    pub(crate) async fn swallow_reply(&self, proxy: &Proxy, then: Then) -> Trap {
+        let mut seen = proxy.counts();
+        while let Ok(counts) = tokio::time::timeout(QUIET, proxy.counted(|counts| *counts != seen)).await {
+            seen = counts;
+        }
         proxy.swallow_reply(self.harness.committing_request(), then)
     }
 

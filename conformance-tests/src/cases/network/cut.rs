@@ -224,7 +224,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         // So long that silence does not outlast it.
         let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(30)));
         prepare(&case, &client, claim.ttl()).await?;
-        let trap = case.swallow_reply(&proxy, then);
+        let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.try_acquire(&claim).await)?;
         ensure!(trap.sprung().await, "the suite", "the server has answered");
         case.is_busy(&other, claim.name()).await?;
@@ -237,7 +237,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         );
         same_again(&client, &claim, grant.token).await?;
 
-        let trap = case.swallow_reply(&proxy, then);
+        let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.renew(&grant.lease).await)?;
         ensure!(trap.sprung().await, "the suite", "the server has answered");
         let again = case.take_through(&client, &claim, case.patience()).await?;
@@ -249,7 +249,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
             again.token
         );
 
-        let trap = case.swallow_reply(&proxy, then);
+        let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.release(&claim).await)?;
         ensure!(trap.sprung().await, "the suite", "the server has answered");
         case.is_free(&other, claim.name()).await?;
@@ -263,7 +263,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         // Nobody asks again: the clean-up alone has to do.
         let given_up = Claim::new(claim.name().clone(), claim.ttl());
         prepare(&case, &client, claim.ttl()).await?;
-        let trap = case.swallow_reply(&proxy, then);
+        let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.try_acquire(&given_up).await)?;
         ensure!(trap.sprung().await, "the suite", "the server has answered");
         let released = case.release_through(&client, &given_up).await?;
@@ -293,7 +293,7 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
                 Request::Acquire => None,
                 Request::Renew | Request::Release => Some(case.take_through(client, &claim, case.patience()).await?),
             };
-            let trap = case.swallow_reply(proxy, then);
+            let trap = case.swallow_reply(proxy, then).await;
             let answer = match (request, &held) {
                 (Request::Renew, Some(grant)) => client.renew(&grant.lease).await.map(drop),
                 (Request::Release, _) => client.release(&claim).await.map(drop),
