@@ -4,6 +4,7 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::backend::Backend;
+use crate::clock::Processors;
 use crate::contestant::Failure;
 
 /// All that one run showed of one backend.
@@ -27,6 +28,8 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
     /// The mean number of processes that ran or wanted to, over the last minute, before the run and after it.
     pub(crate) load: [f64; 2],
+    /// Which part of the processors' time other machines of the same host took during the run.
+    pub(crate) stolen: Option<f64>,
 }
 
 /// What a contestant does with a lock that is held.
@@ -189,7 +192,8 @@ pub(crate) fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 impl Machine {
-    pub(crate) fn look(before: Option<f64>) -> Self {
+    /// At the end of a run that began with that load, and when the processors had been used that much.
+    pub(crate) fn look(load_before: f64, before: Option<Processors>) -> Self {
         let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let processor = text("/proc/cpuinfo")
             .lines()
@@ -197,12 +201,13 @@ impl Machine {
             .map_or("a processor of unknown model".to_owned(), |(_, name)| {
                 name.trim().to_owned()
             });
-        let load = load();
+        let stolen = Processors::look().zip(before);
         Self {
             processor,
             cores: std::thread::available_parallelism().map_or(0, Into::into),
             kernel: text("/proc/sys/kernel/osrelease").trim().to_owned(),
-            load: [before.unwrap_or(load), load],
+            load: [load_before, load()],
+            stolen: stolen.map(|(after, before)| after.stolen_since(&before)),
         }
     }
 }

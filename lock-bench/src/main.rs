@@ -24,6 +24,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use backend::{Backend, Site};
+use clock::Processors;
 use contestant::Failure;
 use figures::{Machine, Measure, Report};
 use measures::Arena;
@@ -109,7 +110,7 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
 }
 
 async fn measure(backend: Backend, quick: bool, only: &[String]) -> Result<Report, Failure> {
-    let load = figures::load();
+    let (load, before) = (figures::load(), Processors::look());
     let site = Site::start(backend).await?;
     eprintln!("{backend}: are they locks?");
     let checks = measures::check::check(&site.place).await?;
@@ -121,7 +122,7 @@ async fn measure(backend: Backend, quick: bool, only: &[String]) -> Result<Repor
     let mut report = Report {
         backend,
         server: site.version.clone(),
-        machine: Machine::look(Some(load)),
+        machine: Machine::look(load, before),
         quick,
         checks: arena.checks.clone(),
         measures: Vec::new(),
@@ -134,7 +135,7 @@ async fn measure(backend: Backend, quick: bool, only: &[String]) -> Result<Repor
         }
     }
     report.bars = bars::bars(backend, &report.checks, &report.measures);
-    report.machine = Machine::look(Some(load));
+    report.machine = Machine::look(load, before);
     Ok(report)
 }
 

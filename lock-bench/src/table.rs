@@ -25,9 +25,16 @@ pub(crate) fn page(report: &Report) -> String {
 }
 
 pub(crate) fn machine(machine: &Machine) -> String {
+    let stolen = machine.stolen.filter(|stolen| *stolen >= 0.001);
+    let stolen = stolen.map(|stolen| format!(", {:.1} % of whose time its host took away", 100.0 * stolen));
     format!(
-        "{}, {} cores, Linux {}, load {:.1} before and {:.1} after",
-        machine.processor, machine.cores, machine.kernel, machine.load[0], machine.load[1]
+        "{}, {} cores{}, Linux {}, load {:.1} before and {:.1} after",
+        machine.processor,
+        machine.cores,
+        stolen.unwrap_or_default(),
+        machine.kernel,
+        machine.load[0],
+        machine.load[1]
     )
 }
 

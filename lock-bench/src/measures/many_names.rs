@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use super::{Arena, Entry};
-use crate::clock::{machine, processor};
+use crate::clock::{Processors, processor};
 use crate::contestant::{Failure, nothing};
 use crate::figures::{MICRO, Measure, median};
 
@@ -58,7 +58,7 @@ pub(crate) async fn measure(arena: &Arena) -> Result<Measure, Failure> {
 
 /// The rate, and what each pair took of a processor: of this process, and of all others.
 async fn run(entry: &Entry, time: Duration) -> Result<[Option<f64>; 3], Failure> {
-    let before = (processor(), machine());
+    let before = (processor(), Processors::look());
     let start = Instant::now();
     let end = start + time;
     let mut tasks: JoinSet<Result<u64, Failure>> = JoinSet::new();
@@ -81,9 +81,8 @@ async fn run(entry: &Entry, time: Duration) -> Result<[Option<f64>; 3], Failure>
     let elapsed = start.elapsed().as_secs_f64();
     let of_client = processor() - before.0;
     // One is counted in ticks, and may lag behind.
-    let of_others = machine()
-        .zip(before.1)
-        .map(|(after, before)| (after - before).saturating_sub(of_client));
+    let used = Processors::look().zip(before.1);
+    let of_others = used.map(|(after, before)| (after.used - before.used).saturating_sub(of_client));
     let pairs = count as f64;
     let each = |nanoseconds: u64| nanoseconds as f64 / MICRO / pairs;
     Ok([Some(pairs / elapsed), Some(each(of_client)), of_others.map(each)])
