@@ -12,7 +12,8 @@ use lock_postgres::tokio_postgres::NoTls;
 use lock_postgres::tokio_postgres::config::TargetSessionAttrs;
 use lock_postgres::{PostgresConfig, Tls, schema_sql};
 use rustix::process::Signal;
-use server::{PATIENCE, Server, claim, granted};
+use server::proxy::Proxy;
+use server::{PATIENCE, Server, claim, granted, in_time};
 
 const TTL: Duration = Duration::from_secs(20);
 
@@ -100,6 +101,42 @@ async fn a_role_that_may_not_make_the_schema_is_shown_the_sql_and_needs_no_more_
     // The schema is as it is printed, whoever makes it.
     server.run_sql(&schema_sql("fencelock", Some("joe")).unwrap()).await;
     joe().connect().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schema_that_somebody_makes_while_a_role_without_that_right_connects_is_used() {
+    /// Less than any request has.
+    const STEP: usize = 32;
+    let server = Server::start();
+    server
+        .run_sql("CREATE ROLE joe LOGIN; REVOKE CREATE ON DATABASE postgres FROM PUBLIC")
+        .await;
+    let schema = schema_sql("fencelock", Some("joe")).unwrap();
+    let mut moments = 0;
+    for bytes in (0..).step_by(STEP) {
+        server.run_sql("DROP SCHEMA IF EXISTS fencelock CASCADE").await;
+        let proxy = Proxy::to(server.port()).await;
+        proxy.hold_requests_after(bytes);
+        let mut login = server.login_at(proxy.port());
+        login.user("joe");
+        let connecting = tokio::spawn(PostgresConfig::new(login).tls(Tls::Disable).connect());
+        in_time(async {
+            while !proxy.holds_requests() && !connecting.is_finished() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+        if connecting.is_finished() {
+            is_configuration(&connecting.await.unwrap().unwrap_err(), "missing");
+            break;
+        }
+        server.run_sql(&schema).await;
+        proxy.pass();
+        connecting.await.unwrap().unwrap();
+        moments += 1;
+    }
+    println!("made at {moments} moments of a connection");
+    assert!(moments > 0);
 }
 
 #[tokio::test]
