@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Lease, LockError, LossReason};
+use lock_core::{Clock, Lease, LockError, LossReason};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
@@ -43,7 +43,10 @@ impl KeptLease {
     fn revoke(&self) {
         // Not under the mutex, as it tells others.
         let lease = self.lock().take();
-        if let Some(lease) = lease {
+        // If it had run out by then, that is why it is over: the server ends a silent session later than its lease.
+        if let Some(lease) = lease
+            && lease.is_valid(Clock::system().now())
+        {
             lease.revoker().revoke(LossReason::Revoked);
         }
     }

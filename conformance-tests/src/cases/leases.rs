@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use lock_core::{Claim, DistributedLock, LockError, LockGuard, LossReason, Renew, Renewal};
 
-use super::loss::ran_out;
 use super::{Entry, cases};
 use crate::case::{Case, Party};
 use crate::link::{Link, Weather};
@@ -68,7 +67,11 @@ pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_h
         let told = case
             .within(case.slack(), "the loss is told", guard.lost().wait())
             .await?;
-        ensure!(ran_out(told), "the guard", "its lease ran out; it said {told:?}");
+        ensure!(
+            told == LossReason::Expired,
+            "the guard",
+            "its lease ran out; it said {told:?}"
+        );
         other.release(&next).await?;
     }
     Ok(())

@@ -219,11 +219,6 @@ impl Drop for Tell {
     }
 }
 
-/// Whether the lease came to its end: by the client's clock, or because the server said so, which on a busy machine is heard first.
-pub(crate) fn ran_out(reason: LossReason) -> bool {
-    matches!(reason, LossReason::Expired | LossReason::Revoked)
-}
-
 pub(crate) async fn run_cancels_its_work_on_loss(case: Arc<Case>) -> Outcome {
     let party = case.party().await?;
     let guard = party.locks.lock("n").ttl(case.ttl()).await?;
@@ -243,7 +238,7 @@ pub(crate) async fn run_cancels_its_work_on_loss(case: Arc<Case>) -> Outcome {
     let limit = guard.ttl() + case.slack();
     let outcome = case.within(limit, "work is cancelled on loss", guard.run(work)).await?;
     match outcome {
-        Err(lost) if ran_out(lost.reason) => {}
+        Err(lost) if lost.reason == LossReason::Expired => {}
         other => fail!("the guard", "it says why the work was cancelled; it said {other:?}"),
     }
     ensure!(
