@@ -45,8 +45,8 @@ const REDIS: &str = "### Why bars are missed
   counter that survives, who waits in the queue comes first, and only the owner may release. The peers set a key that ends by
   itself, and have neither token nor queue. The server runs one script after the other. Sent over one connection without a
   pause, a PING took it 1.3 µs, a script that returns at once 2.7 µs, the mean of a lock and its release 11.9 µs, and a hand-over 16.3 µs
-  (the least of 25 rounds of 2000 commands each; AMD EPYC, Redis 8.0.2). So two scripts that did nothing would come to half the rate
-  of the floor where the server is the bound. The columns of B2 tell what else a pair takes of the processors.
+  (the least of 25 rounds of 2000 commands each; AMD EPYC, Redis 8.0.2). So where the server is the bound, two scripts that did nothing would come to half
+  the rate of the floor. The columns of B2 tell what else a pair takes of the processors.
 - **B3.** A section is one hand-over, which draws its token on the server, so there is at most one for each round trip. Five times the
   fastest peer would be more than one for each.
 ";
@@ -55,8 +55,9 @@ const POSTGRES: &str = "### Why bars are missed
 
 - **B1 beside the fastest peer.** That is the floor itself, the two bare statements, sent by another client library, and takes less
   time than they do through ours. It has neither a token nor a lease that the server ends.
-- **B2.** The locks of a client share a session, on which at most eight statements are under way at a time, so that a heartbeat never
-  waits for many; the floor has all 64. And the statement that locks draws the token, too.
+- **B2.** Two differences to the floor are known; how much either costs was not measured. The locks of a client share a session, on
+  which at most eight statements are under way at a time, so that a heartbeat never waits for many; the floor has all 64. And the
+  statement that locks draws the token, too.
 ";
 
 const ETCD: &str = "### Why bars are missed
@@ -65,7 +66,7 @@ const ETCD: &str = "### Why bars are missed
   beside a put is in the columns of B2.
 - **B4, commands.** Four are the least: to try, to enqueue, to verify and to release. Without the verification two could hold at once
   (docs/etcd.md). Who waits behind another one than in the seconds before asks for a watch, ends another, and looks once more whether
-  anything was written in between; that is what the rest is.
+  anything was written in between; keepalives count as well.
 ";
 
 /// All that was measured last.
