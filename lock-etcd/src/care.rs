@@ -52,7 +52,7 @@ impl Session {
         let Some(key) = kept.unwatched_key(link.serial()) else {
             return Ok(());
         };
-        let answer = link.ask(link.client().kv_client().get(key, None)).await?;
+        let answer = link.get(key, GetOptions::new()).await?;
         match answer.kvs().first() {
             Some(kv) => {
                 kept.marked(kv.mod_revision());
@@ -67,7 +67,7 @@ impl Session {
         for batch in self.table().unwatched(kept, link.serial()).chunks(BATCH) {
             let get = |held: &Unwatched| TxnOp::get(&*held.key, Some(GetOptions::new().with_keys_only()));
             let txn = Txn::new().and_then(batch.iter().map(get).collect::<Vec<_>>());
-            let answer = link.ask(link.client().kv_client().txn(txn)).await?;
+            let answer = link.txn(txn).await?;
             let from = self.seen(answer.header()) + 1;
             for (held, found) in batch.iter().zip(answer.op_responses()) {
                 let TxnOpResponse::Get(found) = found else {

@@ -98,6 +98,12 @@ pub(crate) fn wants_user(error: &Error) -> bool {
     says(error, "user name is empty")
 }
 
+/// Whether users or rights have changed since the login. etcd takes no login with a signed token from before that; one
+/// with a token that it keeps itself, only if the change comes between a request and its being carried out.
+pub(crate) fn logged_in_before_a_change(error: &Error) -> bool {
+    says(error, "revision of auth store is old")
+}
+
 /// Whether etcd wrote it, and not what lies between.
 fn is_the_servers(status: &Status) -> bool {
     status.message().starts_with("etcdserver:") || status.message().starts_with("auth:")

@@ -36,7 +36,7 @@ impl Session {
     /// The oldest key under the name.
     pub(crate) async fn head_of(&self, link: &Link, name: &LockName) -> Result<Option<KeyValue>, Failure> {
         let queue = self.settings().keys.queue(name);
-        let answer = self.ask(link, Txn::new().and_then([head(&queue, 1)])).await?;
+        let answer = link.txn(Txn::new().and_then([head(&queue, 1)])).await?;
         Ok(kvs(&answer, 0)?.into_iter().next())
     }
 
@@ -55,9 +55,7 @@ impl Session {
         let end = after(&from);
         loop {
             let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
-            let answer = link
-                .ask(link.client().kv_client().get(from.clone(), Some(options)))
-                .await?;
+            let answer = link.get(from.clone(), options).await?;
             for kv in answer.kvs() {
                 let Some(name) = keys.read(kv.key()).filter(|name| name.as_str().starts_with(prefix)) else {
                     continue;
@@ -100,7 +98,7 @@ impl Session {
 
     /// How long a lease is kept unless it is renewed; in whole seconds, as etcd tells it.
     async fn remaining(&self, link: &Link, lease: i64) -> Result<Option<Duration>, Failure> {
-        let asked = link.ask(link.client().lease_client().time_to_live(lease, None)).await;
+        let asked = link.time_to_live(lease).await;
         match asked {
             Ok(answer) => Ok(u64::try_from(answer.ttl()).ok().map(Duration::from_secs)),
             Err(Failure::LeaseGone) => Ok(None),

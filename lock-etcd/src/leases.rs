@@ -216,9 +216,7 @@ impl Session {
         let (id, ttl) = (granted.id(), ttl(granted.ttl())?);
         let key = self.settings().keys.lease(id);
         let put = TxnOp::put(key.clone(), "", Some(PutOptions::new().with_lease(id)));
-        let answer = link
-            .ask(link.client().kv_client().txn(Txn::new().and_then([put])))
-            .await?;
+        let answer = link.txn(Txn::new().and_then([put])).await?;
         let written = self.seen(answer.header());
         let kept = Kept::new(id, ttl, sent, Err(key), written);
         kept.watch(link, written + 1);

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
-use etcd_client::{Channel, Client, ConnectOptions, Error};
+use etcd_client::{
+    Channel, Client, ConnectOptions, Error, GetOptions, GetResponse, LeaseRevokeResponse, LeaseTimeToLiveResponse, Txn,
+    TxnResponse,
+};
 use lock_core::{BackendVersion, Clock, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
@@ -28,6 +31,8 @@ pub(crate) struct Link {
     client: Client,
     /// Whether the server asked for no user although there is one to log in as.
     nameless: bool,
+    /// When the last login began.
+    logged_in: Mutex<Stamp>,
     broken: CancellationToken,
     version: BackendVersion,
     clock: Clock,
@@ -40,6 +45,9 @@ pub(crate) struct Link {
     base: Mutex<Option<Base>>,
     watches: Watches,
 }
+
+/// How many logins one request is worth: users are set up by several changes in a row.
+const LOGINS: u32 = 3;
 
 /// Whoever gives up sooner than that had no time for an answer.
 const IMPATIENCE: Duration = Duration::from_millis(20);
@@ -89,6 +97,7 @@ impl Link {
             watches: Watches::start(serial, client.clone(), broken.clone()),
             client,
             nameless,
+            logged_in: Mutex::new(opened),
             broken: guard.disarm(),
             version: member.named(),
             clock,
@@ -176,6 +185,73 @@ impl Link {
                 Err(error.into())
             }
         }
+    }
+
+    /// The same for a request that etcd looks at the login of. If that is from before a change of users, the server does
+    /// nothing, and is asked once more with a new one. What else is under way on the connection goes on.
+    async fn ask_as_user<T, F>(&self, request: impl Fn() -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Error>>,
+    {
+        let mut logins = 0;
+        loop {
+            let sent = self.clock.now();
+            match self.ask(request()).await {
+                Err(Failure::Etcd(error)) if logins < LOGINS && failure::logged_in_before_a_change(&error) => {
+                    logins += 1;
+                    self.log_in_again(sent).await?;
+                }
+                answer => return answer,
+            }
+        }
+    }
+
+    pub(crate) async fn txn(&self, txn: Txn) -> Result<TxnResponse, Failure> {
+        self.ask_as_user(|| {
+            let (mut kv, txn) = (self.client.kv_client(), txn.clone());
+            async move { kv.txn(txn).await }
+        })
+        .await
+    }
+
+    pub(crate) async fn get(&self, key: impl Into<Vec<u8>>, options: GetOptions) -> Result<GetResponse, Failure> {
+        let key = key.into();
+        self.ask_as_user(|| {
+            let (mut kv, key, options) = (self.client.kv_client(), key.clone(), options.clone());
+            async move { kv.get(key, Some(options)).await }
+        })
+        .await
+    }
+
+    pub(crate) async fn revoke(&self, lease: i64) -> Result<LeaseRevokeResponse, Failure> {
+        self.ask_as_user(|| {
+            let mut leases = self.client.lease_client();
+            async move { leases.revoke(lease).await }
+        })
+        .await
+    }
+
+    pub(crate) async fn time_to_live(&self, lease: i64) -> Result<LeaseTimeToLiveResponse, Failure> {
+        self.ask_as_user(|| {
+            let mut leases = self.client.lease_client();
+            async move { leases.time_to_live(lease, None).await }
+        })
+        .await
+    }
+
+    /// Logs in, unless that was done after `sent`.
+    async fn log_in_again(&self, sent: Stamp) -> Result<(), Failure> {
+        let mut last = self.logged_in.lock().await;
+        if *last <= sent {
+            let now = self.clock.now();
+            match self.ask(self.client.refresh_token()).await {
+                // It has come to ask for none.
+                Err(Failure::Etcd(error)) if failure::knows_no_users(&error) => {}
+                done => done?,
+            }
+            *last = now;
+        }
+        Ok(())
     }
 
     fn heard_something(&self) {

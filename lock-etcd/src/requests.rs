@@ -89,7 +89,7 @@ impl Session {
             let lease = PutOptions::new().with_lease(known.kept.id());
             operations.push(TxnOp::put(mark, "", Some(lease)));
         }
-        let was_first = match self.ask(link, Txn::new().and_then(operations)).await {
+        let was_first = match link.txn(Txn::new().and_then(operations)).await {
             Ok(answer) => {
                 if mark.is_some() {
                     known.kept.marked(self.seen(answer.header()));
@@ -100,7 +100,7 @@ impl Session {
             Err(Failure::LeaseGone) => false,
             // A full server deletes and does not put: the rest is done when the lease is looked after.
             Err(failure) if mark.is_some() && failure.is_full() => {
-                let answer = self.ask(link, Txn::new().and_then(plain)).await?;
+                let answer = link.txn(Txn::new().and_then(plain)).await?;
                 self.table().deleted(claim, &known.key);
                 return Ok(released(was_first(&answer, &known.key, claim)?));
             }
@@ -118,8 +118,7 @@ impl Session {
         let (mut first, mut was_first, mut from) = (None, false, 0);
         loop {
             let page = oldest(PAGE).with_min_create_revision(from);
-            let mut kv = link.client().kv_client();
-            let answer = link.ask(kv.get(&*queue, Some(page))).await?;
+            let answer = link.get(&*queue, page).await?;
             for found in answer.kvs() {
                 let first = *first.get_or_insert(found.create_revision());
                 if is_of(found, claim) && self.remove(link, text(found.key())?, found.create_revision()).await? {
@@ -139,7 +138,7 @@ impl Session {
     pub(crate) async fn remove(&self, link: &Link, key: &str, created: i64) -> Result<bool, Failure> {
         let still = Compare::create_revision(key, CompareOp::Equal, created);
         let txn = Txn::new().when([still]).and_then([TxnOp::delete(key, None)]);
-        Ok(self.ask(link, txn).await?.succeeded())
+        Ok(link.txn(txn).await?.succeeded())
     }
 
     /// The claim is gone from the server, with the key that it had of this client, if any.
@@ -235,7 +234,7 @@ impl Session {
         txn: impl FnOnce(&str) -> Txn,
     ) -> Result<Option<(Arc<str>, TxnResponse)>, Failure> {
         let key = self.table().putting(claim, queue, kept);
-        match self.ask(link, txn(&key)).await {
+        match link.txn(txn(&key)).await {
             Ok(answer) => {
                 self.table().answered(claim, &key, answer.succeeded());
                 Ok(Some((key, answer)))
@@ -256,10 +255,6 @@ impl Session {
         }
     }
 
-    pub(crate) async fn ask(&self, link: &Link, txn: Txn) -> Result<TxnResponse, Failure> {
-        link.ask(link.client().kv_client().txn(txn)).await
-    }
-
     /// Something that a request to take a name depended on has changed: looks at it anew.
     ///
     /// It raises nothing. If everyone who finds the base raised did so as well, each would have all others look anew, for ever.
@@ -267,7 +262,7 @@ impl Session {
         let mark = kept.mark();
         let mut reads = vec![TxnOp::get(self.settings().keys.base(), None)];
         reads.extend(mark.map(|(key, _)| TxnOp::get(key, None)));
-        let answer = self.ask(link, Txn::new().and_then(reads)).await?;
+        let answer = link.txn(Txn::new().and_then(reads)).await?;
         self.learn_base(link, base, kvs(&answer, 0)?.first()).await?;
         if let Some((_, known)) = mark {
             match kvs(&answer, 1)?.first() {
@@ -336,7 +331,7 @@ impl Session {
     async fn revoke_own(&self, link: &Link, claim: &Claim) -> Result<(), Failure> {
         let id = crate::leases::own_id(claim.owner());
         self.table().forget_lease(id);
-        match link.ask(link.client().lease_client().revoke(id)).await {
+        match link.revoke(id).await {
             Ok(_) | Err(Failure::LeaseGone) => Ok(()),
             Err(failure) => Err(failure),
         }

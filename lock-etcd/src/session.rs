@@ -162,7 +162,7 @@ impl Session {
                     let link = Arc::clone(&link);
                     revoked.spawn(async move {
                         kept.ended();
-                        link.ask(link.client().lease_client().revoke(kept.id())).await
+                        link.revoke(kept.id()).await
                     });
                 }
                 while let Some(ended) = revoked.join_next().await {

@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use etcd_client::{Compare, CompareOp, KeyValue, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
 use lock_core::FencingToken;
 
 use crate::failure::Failure;
@@ -48,8 +48,7 @@ impl Session {
         }
         let key = self.settings().keys.base();
         loop {
-            let mut kv = link.client().kv_client();
-            let answer = link.ask(kv.get(key.clone(), None)).await?;
+            let answer = link.get(key.clone(), GetOptions::new()).await?;
             let revision = answer.header().map_or(0, |header| header.revision());
             let found = answer.kvs().first().map(Base::read).transpose()?;
             let seen = found.unwrap_or_default();
@@ -60,7 +59,7 @@ impl Session {
             let txn = Txn::new()
                 .when([Compare::mod_revision(key.clone(), CompareOp::Equal, seen.written)])
                 .and_then([TxnOp::put(key.clone(), raised.to_string(), None)]);
-            let answer = link.ask(kv.txn(txn)).await?;
+            let answer = link.txn(txn).await?;
             if answer.succeeded() {
                 let written = answer.header().map_or(0, |header| header.revision());
                 self.saw(raised, written);

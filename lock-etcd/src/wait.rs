@@ -174,7 +174,7 @@ impl Session {
                 Compare::create_revision(&*queue, CompareOp::Greater, place.created - 1).with_prefix(),
             ])
             .or_else([TxnOp::get(key, None), youngest(&queue, older, 1), head(&queue, 1)]);
-        let answer = self.ask(link, txn).await?;
+        let answer = link.txn(txn).await?;
         if answer.succeeded() {
             return self.hold(link, claim, place).map(Some);
         }
@@ -249,12 +249,9 @@ impl Session {
     /// Leaves the queue. Should the lock have been granted meanwhile, it is let go of.
     async fn give_up(&self, claim: &Claim, busy: Busy) -> Result<Attempt, LockError> {
         self.abandon(claim);
-        self.limited("acquire", async {
-            let link = self.link().await?;
-            self.release_on(&link, claim).await?;
-            Ok(busy.into())
-        })
-        .await
+        let leaving = |link: Arc<Link>| async move { self.release_on(&link, claim).await };
+        self.on_link("acquire", leaving).await?;
+        Ok(busy.into())
     }
 
     async fn until(&self, stamp: Option<Stamp>) {

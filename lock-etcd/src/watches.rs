@@ -83,8 +83,8 @@ pub(crate) struct Watch {
 }
 
 impl Watches {
-    /// For the link of that number; starts a stream when it is first needed. `broken` is told when it fails, and ends it. Must be called on the runtime
-    /// that works the connection.
+    /// For the link of that number; starts a stream when it is needed. `broken` is told when it fails, and ends it. Must be
+    /// called on the runtime that works the connection.
     pub(crate) fn start(link: u64, client: Client, broken: CancellationToken) -> Self {
         let (orders, taken) = mpsc::unbounded_channel();
         let waits = Arc::new(Waits::default());
@@ -260,35 +260,61 @@ enum Known {
     Lasting(watch::Sender<Sight>),
 }
 
-/// Carries out orders and passes on what is seen, until the stream fails or nobody is left.
+/// The keys that nobody waits for any more, each since when.
+type Resting = VecDeque<(Instant, String)>;
+
+/// How a stream ended.
+enum Ended {
+    /// Or it failed, or nobody is left.
+    Failed,
+    /// The server took a watch no more, as when the login of the stream has expired. What else is asked on the connection may
+    /// have a newer one.
+    Refused,
+}
+
+/// Carries out orders and passes on what is seen, on as many streams as it takes, until one fails or nobody is left.
 async fn work(client: Client, mut orders: mpsc::UnboundedReceiver<Order>, waits: &Waits) {
+    let mut resting = Resting::new();
+    // What was watched on a stream that has ended is dropped with its list. That tells waiters; held keys are watched again
+    // from their next renewal on.
+    while let Ended::Refused = stream(&client, &mut orders, waits, &mut resting).await {}
+}
+
+/// Works one stream, which the first watch opens.
+async fn stream(
+    client: &Client,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+    waits: &Waits,
+    resting: &mut Resting,
+) -> Ended {
     let watched = Watched::default();
     let opened = loop {
         match orders.recv().await {
-            None => return,
-            Some(Order::Forget { .. } | Order::Rest { .. }) => {}
+            None => return Ended::Failed,
+            Some(Order::Forget { .. }) => {}
+            Some(Order::Rest { key, since }) => resting.push_back((since, key)),
             Some(Order::Watch { id, key, from, known }) => {
                 let options = enter(&watched, id, from, known);
                 break client.watch_client().watch(key, Some(options)).await;
             }
         }
     };
-    let Ok(opened) = opened else { return };
+    let Ok(opened) = opened else { return Ended::Failed };
     let (requests, responses) = opened.split();
     // Beside each other: a server whose answers nobody reads takes no more requests.
     tokio::select! {
-        () = ask(orders, requests, &watched, waits) => {}
-        () = hear(responses, &watched) => {}
+        () = ask(orders, requests, &watched, waits, resting) => Ended::Failed,
+        ended = hear(responses, &watched) => ended,
     }
 }
 
 async fn ask(
-    mut orders: mpsc::UnboundedReceiver<Order>,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
     mut requests: WatchRequestSender,
     watched: &Watched,
     waits: &Waits,
+    resting: &mut Resting,
 ) {
-    let mut resting: VecDeque<(Instant, String)> = VecDeque::new();
     loop {
         let over = resting.front().map(|(since, _)| *since + LINGER);
         let order = tokio::select! {
@@ -345,13 +371,13 @@ fn end(waits: &Waits, key: &str, since: Instant) -> Option<i64> {
     waits.remove(key).map(|wait| wait.id)
 }
 
-async fn hear(mut responses: WatchResponseStream, watched: &Watched) {
+async fn hear(mut responses: WatchResponseStream, watched: &Watched) -> Ended {
     while let Ok(Some(response)) = responses.message().await {
         let id = response.watch_id();
         if response.canceled() {
-            // A watch that is refused, for a login that has expired, say, is not told by its number.
+            // Which watch is refused is not told.
             if response.created() {
-                return;
+                return Ended::Refused;
             }
             let known = lock(watched).remove(&id);
             match known {
@@ -359,7 +385,7 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) {
                 // Dropped, that tells that all is unclear.
                 Some(_) if response.compact_revision() != 0 => {}
                 // Whatever else ends one that was not forgotten concerns all.
-                Some(_) => return,
+                Some(_) => return Ended::Failed,
                 None => {}
             }
             continue;
@@ -385,6 +411,7 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) {
             _ => {}
         }
     }
+    Ended::Failed
 }
 
 /// The revision of the last deletion that is told of.

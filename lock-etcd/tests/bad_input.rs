@@ -11,7 +11,7 @@ use conformance_tests::servers::{Data, Kind, Server};
 use lock_core::{Attempt, DistributedLock, LockError, Locks, Released, Renewal};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::{Client, ConnectOptions, Permission};
-use server::{LONG, claim, client, config, config_at, granted, plain, soon, start, until_queued};
+use server::{LONG, claim, client, config, config_at, granted, plain, queue, soon, start, until_queued};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -108,6 +108,43 @@ async fn a_server_that_comes_to_ask_for_users_is_logged_in_to_without_a_failure(
     let holder = lock.holder(mine.name()).await.unwrap().unwrap();
     assert_eq!(holder.token, Some(grant.token));
     assert_eq!(lock.list("").await.unwrap().len(), 3);
+}
+
+#[tokio::test]
+async fn a_login_from_before_users_changed_is_made_anew_without_a_failure() {
+    // Any file does for a secret.
+    let signed = ["--auth-token", "jwt,sign-method=HS256,priv-key=/etc/passwd,ttl=1h"];
+    let (server, root) = with_users(&signed).await;
+    let lock = config(&server).credentials("locks", SECRET).connect().await.unwrap();
+    let other = config(&server).credentials("locks", SECRET).connect().await.unwrap();
+    let mine = claim("a", LONG);
+    let grant = granted(&lock, &mine).await;
+    let change = async |user: &str| {
+        root.auth_client().user_add(user, SECRET, None).await.unwrap();
+    };
+    change("renewing").await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    change("asking").await;
+    assert_eq!(
+        lock.holder(mine.name()).await.unwrap().unwrap().token,
+        Some(grant.token)
+    );
+    change("handing over").await;
+    let next = claim("a", LONG);
+    let done = lock.hand_over(&mine, &next).await.unwrap();
+    assert_eq!(done.from, Released::Released);
+    assert!(done.to.granted().unwrap().token > grant.token);
+    change("waiting").await;
+    let waiting = tokio::spawn(async move { other.acquire(&claim("a", LONG), soon()).await });
+    until_queued(&as_root(&server).await, "a", 1).await;
+    change("releasing").await;
+    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+    waiting.await.unwrap().unwrap().granted().unwrap();
+    // Nothing has been asked for under its lease since the change.
+    granted(&lock, &claim("b", LONG)).await;
+    change("closing").await;
+    lock.close().await.unwrap();
+    assert_eq!(queue(&as_root(&server).await, "b").await.len(), 0);
 }
 
 #[tokio::test]
