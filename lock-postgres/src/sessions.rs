@@ -303,10 +303,13 @@ impl Sessions {
         safety::own_session(pid == server.pid, self.settings.allow_unsafe)?;
         if rows.iter().count() < 2 {
             let made = self.make_schema(wire, server).await;
-            rows = wire.ask(&look).await?;
             // If somebody else has made it anew since the first look, this role need not be able to.
-            if rows.iter().count() < 2 {
-                made?;
+            match wire.ask(&look).await {
+                Ok(again) if again.iter().count() == 2 => rows = again,
+                looked => {
+                    made?;
+                    rows = looked?;
+                }
             }
         }
         let row = rows.iter().nth(1).ok_or(Failure::Nonsense)?;
