@@ -39,7 +39,7 @@ fn reasons(backend: Backend) -> Option<&'static str> {
     }
 }
 
-const REDIS: &str = "### Why bars are missed
+const REDIS: &str = "### Bars that are missed in most runs, and why
 
 - **B1 beside the fastest peer, and B2.** A lock is a script here, and its release another: a token takes the server's clock and a
   counter that survives, who waits in the queue comes first, and only the owner may release. The peers set a key that ends by
@@ -51,7 +51,7 @@ const REDIS: &str = "### Why bars are missed
   fastest peer would be more than one for each.
 ";
 
-const POSTGRES: &str = "### Why bars are missed
+const POSTGRES: &str = "### Bars that are missed in most runs, and why
 
 - **B1 beside the fastest peer.** That is the floor itself, the two bare statements, sent by another client library, and takes less
   time than they do through ours. It has neither a token nor a lease that the server ends.
@@ -60,12 +60,12 @@ const POSTGRES: &str = "### Why bars are missed
   statement that locks draws the token, too.
 ";
 
-const ETCD: &str = "### Why bars are missed
+const ETCD: &str = "### Bars that are missed in most runs, and why
 
 - **B2 on the caller's runtime.** A lock is a transaction that compares three things and not a put: what it takes of the processors
   beside a put is in the columns of B2.
 - **B4, commands.** Four are the least: to try, to enqueue, to verify and to release. Without the verification two could hold at once
-  (docs/etcd.md). Who waits behind another one than in the seconds before asks for a watch, ends another, and looks once more whether
+  (docs/etcd.md). Who waits behind another one than in the second before asks for a watch, ends another, and looks once more whether
   anything was written in between; keepalives count as well.
 ";
 
