@@ -10,8 +10,8 @@ use crate::faults::{Held, Proxy, Then, Trap};
 use crate::link::Link;
 use crate::outcome::{Outcome, Stop};
 
-/// Whoever is silent for so long waits for nothing.
-const QUIET: Duration = Duration::from_millis(50);
+/// Whoever is silent for so long most likely waits for nothing: also a server that many cases keep busy answers sooner.
+const QUIET: Duration = Duration::from_millis(500);
 
 impl Case {
     /// A proxy before the server, or the end of the case if nothing can stand there. It lives as long as the case.
@@ -49,10 +49,13 @@ impl Case {
     }
 
     /// Loses the reply to the next request that changes something. What a client does by itself, such as to look after its locks
-    /// on a new connection, is over by then.
+    /// on a new connection, is over by then, unless the client is never quiet.
     pub(crate) async fn swallow_reply(&self, proxy: &Proxy, then: Then) -> Trap {
+        let start = self.now();
         let mut seen = proxy.counts();
-        while let Ok(counts) = tokio::time::timeout(QUIET, proxy.counted(|counts| *counts != seen)).await {
+        while self.now().since(start) < self.patience()
+            && let Ok(counts) = tokio::time::timeout(QUIET, proxy.counted(|counts| *counts != seen)).await
+        {
             seen = counts;
         }
         proxy.swallow_reply(self.harness.committing_request(), then)
