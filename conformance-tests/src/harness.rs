@@ -76,6 +76,14 @@ pub trait Harness: Send + Sync + 'static {
         b""
     }
 
+    /// Whether these bytes, which came from the server in one piece, answer a request. Cases that lose a reply mean such a
+    /// piece, and count on the request's having been carried out. The default, that all do, is right where a server says
+    /// nothing unasked; HTTP/2, for one, acknowledges what it has received before it answers.
+    fn is_reply(&self, bytes: &[u8]) -> bool {
+        let _ = bytes;
+        true
+    }
+
     /// How many claims the server keeps in line for `name`, not counting the one that holds it. `None` if it has no queue
     /// or does not show it. Cases wait for this before they go on; of a backend that says it is
     /// [fair](lock_core::Capabilities::fair) the order can be checked only with it.

@@ -290,6 +290,20 @@ async fn exactly_one_reply_is_swallowed() {
 }
 
 #[tokio::test]
+async fn what_comes_before_the_reply_arrives() {
+    let (mut echo, proxy, mut client) = with_proxy().await;
+    let trap = proxy.swallow_reply_that(b"one", |bytes| bytes.ends_with(b"two"), Then::Pass);
+    ask(&mut client, "one").await;
+    assert!(!trap.has_sprung());
+    send(&mut client, "two").await;
+    assert!(timeout(PATIENCE, trap.sprung()).await.unwrap());
+    ask(&mut client, "two").await;
+    for request in ["one", "two", "two"] {
+        echo.gets(request).await;
+    }
+}
+
+#[tokio::test]
 async fn a_connection_is_cut_in_place_of_a_reply() {
     let (mut echo, proxy, mut client) = with_proxy().await;
     let trap = proxy.swallow_reply(b"", Then::Cut);

@@ -113,7 +113,8 @@ impl Connection {
     }
 }
 
-/// A bucket is a stream of that name. Reads are answered by the leader of its replicas: another one may be behind.
+/// A bucket is a stream of that name. It is asked itself ("direct"): a server that is asked for a record of a bucket that it is
+/// just making falls over, as of version 2.9. Were there more replicas than one, one that is behind could answer.
 fn config(bucket: &str) -> Config {
     Config {
         name: format!("KV_{bucket}"),
@@ -121,6 +122,7 @@ fn config(bucket: &str) -> Config {
         max_messages_per_subject: 1,
         // Longer than any ttl; and by then the clock has passed every token.
         max_age: Duration::from_hours(48),
+        allow_direct: true,
         // Once it is stored: a subscription to the key itself could be told too early.
         republish: Some(Republish {
             source: format!("$KV.{bucket}.>"),

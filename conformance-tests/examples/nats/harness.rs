@@ -69,6 +69,11 @@ impl Harness for NatsHarness {
         b"HPUB $KV."
     }
 
+    fn is_reply(&self, bytes: &[u8]) -> bool {
+        // The server pings, too.
+        bytes.windows(4).any(|window| window == b"MSG ")
+    }
+
     async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
         let lock = NatsLock(self.connection(namespace).await?);
         let mut held = lock.0.keys().await.map_err(failed)?;

@@ -67,6 +67,10 @@ impl Harness for BrokenHarness {
         self.inner.committing_request()
     }
 
+    fn is_reply(&self, bytes: &[u8]) -> bool {
+        self.inner.is_reply(bytes)
+    }
+
     /// With a bug, as far as the clients know: some keep the server from knowing. Without one, who waits by its own account may
     /// not have come to the server yet.
     async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {

@@ -58,7 +58,12 @@ impl Case {
         {
             seen = counts;
         }
-        proxy.swallow_reply(self.harness.committing_request(), then)
+        let harness = Arc::clone(&self.harness);
+        proxy.swallow_reply_that(
+            self.harness.committing_request(),
+            move |bytes| harness.is_reply(bytes),
+            then,
+        )
     }
 
     /// Lets go of the claim, across a fault: failures that are worth a retry are waited out.

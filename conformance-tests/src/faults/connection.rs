@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::proxy::{Direction, Shared, Traffic};
-use super::trap::{Fate, Met, Then};
+use super::trap::{Fate, Met, Swallowing, Then};
 
 /// How much is read at a time: more than any request or reply of a test.
 const PIECE: usize = 64 * 1024;
@@ -34,7 +34,7 @@ impl Way {
 }
 
 /// A reply that is not to arrive.
-type Swallowing = Mutex<Option<(Then, watch::Sender<bool>)>>;
+type Unheard = Mutex<Option<(Swallowing, watch::Sender<bool>)>>;
 
 /// How the way ended.
 enum End {
@@ -58,12 +58,12 @@ pub(super) async fn carry(mut client: TcpStream, shared: Arc<Shared>) {
     if let Ok(mut server) = connected {
         // Else small pieces would wait for each other here, and not where they would without a proxy.
         let _ = client.set_nodelay(true).and_then(|()| server.set_nodelay(true));
-        let swallowing = Swallowing::default();
+        let unheard = Unheard::default();
         let end = {
             let (from_client, to_client) = client.split();
             let (from_server, to_server) = server.split();
-            let requests = carry_one_way(Way::ToServer, from_client, to_server, &shared, &swallowing);
-            let replies = carry_one_way(Way::ToClient, from_server, to_client, &shared, &swallowing);
+            let requests = carry_one_way(Way::ToServer, from_client, to_server, &shared, &unheard);
+            let replies = carry_one_way(Way::ToClient, from_server, to_client, &shared, &unheard);
             let both = async {
                 tokio::pin!(requests, replies);
                 tokio::select! {
@@ -99,13 +99,7 @@ enum Piece {
     Reset,
 }
 
-async fn carry_one_way(
-    way: Way,
-    mut from: ReadHalf<'_>,
-    to: WriteHalf<'_>,
-    shared: &Shared,
-    swallowing: &Swallowing,
-) -> End {
+async fn carry_one_way(way: Way, mut from: ReadHalf<'_>, to: WriteHalf<'_>, shared: &Shared, unheard: &Unheard) -> End {
     let (pieces, under_way) = mpsc::channel(UNDER_WAY);
     let reading = async move {
         let mut buffer = vec![0; PIECE];
@@ -129,7 +123,7 @@ async fn carry_one_way(
         way,
         to,
         shared,
-        swallowing,
+        unheard,
         traffic: shared.traffic(way),
         lost: false,
     };
@@ -157,7 +151,7 @@ struct Writer<'a> {
     way: Way,
     to: WriteHalf<'a>,
     shared: &'a Shared,
-    swallowing: &'a Swallowing,
+    unheard: &'a Unheard,
     traffic: watch::Receiver<Traffic>,
     lost: bool,
 }
@@ -217,7 +211,7 @@ impl Writer<'_> {
 
     async fn pass(&mut self, bytes: &[u8]) -> Result<(), End> {
         if self.way == Way::ToClient
-            && let Some((then, swallowed)) = self.swallow()
+            && let Some((then, swallowed)) = self.swallow(bytes)
         {
             swallowed.send_replace(true);
             return match then {
@@ -242,15 +236,17 @@ impl Writer<'_> {
                 }
                 bytes
             }
-            Met::Swallow(then, swallowed) => {
-                *self.swallowing.lock().unwrap_or_else(PoisonError::into_inner) = Some((then, swallowed));
+            Met::Swallow(swallowing, swallowed) => {
+                *self.unheard.lock().unwrap_or_else(PoisonError::into_inner) = Some((swallowing, swallowed));
                 bytes
             }
         };
         self.to.write_all(passing).await.map_err(|_| End::Reset)
     }
 
-    fn swallow(&self) -> Option<(Then, watch::Sender<bool>)> {
-        self.swallowing.lock().unwrap_or_else(PoisonError::into_inner).take()
+    fn swallow(&self, bytes: &[u8]) -> Option<(Then, watch::Sender<bool>)> {
+        let mut unheard = self.unheard.lock().unwrap_or_else(PoisonError::into_inner);
+        let (swallowing, swallowed) = unheard.take_if(|(swallowing, _)| (swallowing.is_reply)(bytes))?;
+        Some((swallowing.then, swallowed))
     }
 }

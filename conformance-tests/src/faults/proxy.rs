@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::connection::{Way, carry};
-use super::trap::{Held, Then, Trap, Traps};
+use super::trap::{Held, Swallowing, Then, Trap, Traps};
 use crate::background::{background, in_background};
 use crate::port::free_port;
 
@@ -176,9 +176,24 @@ impl Proxy {
     /// Lets the next request that contains `pattern` pass, and throws its reply away: the server has done it, and the
     /// client is not told. `then` says what becomes of the connection, on which later replies could not be told from
     /// the one that is missing.
+    ///
+    /// The next piece that the server sends is the reply. For a server that sends other things first, as HTTP/2 does, see
+    /// [`swallow_reply_that`](Self::swallow_reply_that).
     #[must_use = "a trap that is dropped is taken away"]
     pub fn swallow_reply(&self, pattern: &[u8], then: Then) -> Trap {
-        self.shared.traps.swallow_reply(pattern, then)
+        self.swallow_reply_that(pattern, |_| true, then)
+    }
+
+    /// The same, where the reply is the next piece that `is_reply`. Those before it arrive.
+    #[must_use = "a trap that is dropped is taken away"]
+    pub fn swallow_reply_that(
+        &self,
+        pattern: &[u8],
+        is_reply: impl Fn(&[u8]) -> bool + Send + 'static,
+        then: Then,
+    ) -> Trap {
+        let is_reply = Box::new(is_reply);
+        self.shared.traps.swallow(pattern, Swallowing { is_reply, then })
     }
 
     /// What has passed.

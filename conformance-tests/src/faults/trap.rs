@@ -1,5 +1,6 @@
 //! What happens once, to the first that matches.
 
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -124,8 +125,22 @@ enum Kind {
     },
     Swallow {
         pattern: Vec<u8>,
-        then: Then,
+        swallowing: Swallowing,
     },
+}
+
+/// What is thrown away, and what comes then.
+pub(super) struct Swallowing {
+    pub(super) is_reply: Box<dyn Fn(&[u8]) -> bool + Send>,
+    pub(super) then: Then,
+}
+
+impl fmt::Debug for Swallowing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Swallowing")
+            .field("then", &self.then)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What a piece of traffic met.
@@ -138,7 +153,7 @@ pub(super) enum Met {
     /// It waits for its fate.
     Hold(watch::Receiver<Fate>),
     /// It passes, and its reply does not; the sender is told when the reply came.
-    Swallow(Then, watch::Sender<bool>),
+    Swallow(Swallowing, watch::Sender<bool>),
 }
 
 impl Traps {
@@ -155,10 +170,10 @@ impl Traps {
         Held { trap, fate }
     }
 
-    pub(super) fn swallow_reply(&self, pattern: &[u8], then: Then) -> Trap {
+    pub(super) fn swallow(&self, pattern: &[u8], swallowing: Swallowing) -> Trap {
         self.set(Kind::Swallow {
             pattern: pattern.to_vec(),
-            then,
+            swallowing,
         })
     }
 
@@ -192,7 +207,7 @@ impl Traps {
                 sprung.send_replace(true);
                 Met::Hold(fate)
             }
-            Kind::Swallow { then, .. } => Met::Swallow(then, sprung),
+            Kind::Swallow { swallowing, .. } => Met::Swallow(swallowing, sprung),
         }
     }
 

@@ -97,6 +97,21 @@ impl Harness for EtcdHarness {
         Ok(Arc::new(config.connect().await?))
     }
 
+    /// Of the frames of HTTP/2 only these belong to an answer; an acknowledgement and a ping come before it.
+    fn is_reply(&self, bytes: &[u8]) -> bool {
+        const DATA: u8 = 0;
+        const HEADERS: u8 = 1;
+        let mut rest = bytes;
+        while let Some((&[high, middle, low, kind, ..], after)) = rest.split_first_chunk::<9>() {
+            if kind == DATA || kind == HEADERS {
+                return true;
+            }
+            let length = u32::from_be_bytes([0, high, middle, low]);
+            rest = after.get(length as usize..).unwrap_or_default();
+        }
+        false
+    }
+
     async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
         let all = GetOptions::new().with_prefix().with_count_only();
         let mut kv = self.admin(namespace).await?.kv_client();

@@ -221,8 +221,8 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
     let mut last: Option<FencingToken> = None;
     for then in [Then::Cut, Then::Silence] {
         case.note(format!("swallowed, and then {then:?}"));
-        // So long that silence does not outlast it.
-        let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(30)));
+        // So long that silence does not outlast it, and that no request for another reason than the lock's comes before it is over.
+        let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_mins(10)));
         prepare(&case, &client, claim.ttl()).await?;
         let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.try_acquire(&claim).await)?;
