@@ -29,6 +29,8 @@ use crate::watches::Watches;
 pub(crate) struct Link {
     serial: u64,
     client: Client,
+    /// Whether there is a user to log in as.
+    has_login: bool,
     /// Whether the server asked for no user although there is one to log in as.
     nameless: bool,
     /// When the last login began.
@@ -96,6 +98,7 @@ impl Link {
             serial,
             watches: Watches::start(serial, client.clone(), broken.clone()),
             client,
+            has_login: settings.login.is_some(),
             nameless,
             logged_in: Mutex::new(opened),
             broken: guard.disarm(),
@@ -189,42 +192,42 @@ impl Link {
 
     /// The same for a request that etcd looks at the login of. If that is from before a change of users, the server does
     /// nothing, and is asked once more with a new one. What else is under way on the connection goes on.
-    async fn ask_as_user<T, F>(&self, request: impl Fn() -> F) -> Result<T, Failure>
+    async fn ask_as_user<R, T, F>(&self, request: R, send: impl Fn(R) -> F) -> Result<T, Failure>
     where
+        R: Clone,
         F: Future<Output = Result<T, Error>>,
     {
-        let mut logins = 0;
-        loop {
+        let logins = if self.has_login { LOGINS } else { 0 };
+        for _ in 0..logins {
             let sent = self.clock.now();
-            match self.ask(request()).await {
-                Err(Failure::Etcd(error)) if logins < LOGINS && failure::logged_in_before_a_change(&error) => {
-                    logins += 1;
+            match self.ask(send(request.clone())).await {
+                Err(Failure::Etcd(error)) if failure::logged_in_before_a_change(&error) => {
                     self.log_in_again(sent).await?;
                 }
                 answer => return answer,
             }
         }
+        self.ask(send(request)).await
     }
 
     pub(crate) async fn txn(&self, txn: Txn) -> Result<TxnResponse, Failure> {
-        self.ask_as_user(|| {
-            let (mut kv, txn) = (self.client.kv_client(), txn.clone());
+        self.ask_as_user(txn, |txn| {
+            let mut kv = self.client.kv_client();
             async move { kv.txn(txn).await }
         })
         .await
     }
 
     pub(crate) async fn get(&self, key: impl Into<Vec<u8>>, options: GetOptions) -> Result<GetResponse, Failure> {
-        let key = key.into();
-        self.ask_as_user(|| {
-            let (mut kv, key, options) = (self.client.kv_client(), key.clone(), options.clone());
+        self.ask_as_user((key.into(), options), |(key, options)| {
+            let mut kv = self.client.kv_client();
             async move { kv.get(key, Some(options)).await }
         })
         .await
     }
 
     pub(crate) async fn revoke(&self, lease: i64) -> Result<LeaseRevokeResponse, Failure> {
-        self.ask_as_user(|| {
+        self.ask_as_user(lease, |lease| {
             let mut leases = self.client.lease_client();
             async move { leases.revoke(lease).await }
         })
@@ -232,7 +235,7 @@ impl Link {
     }
 
     pub(crate) async fn time_to_live(&self, lease: i64) -> Result<LeaseTimeToLiveResponse, Failure> {
-        self.ask_as_user(|| {
+        self.ask_as_user(lease, |lease| {
             let mut leases = self.client.lease_client();
             async move { leases.time_to_live(lease, None).await }
         })

@@ -129,9 +129,12 @@ enum Kind {
     },
 }
 
+/// Tells a reply from what else a server sends.
+type IsReply = dyn Fn(&[u8]) -> bool + Send;
+
 /// What is thrown away, and what comes then.
 pub(super) struct Swallowing {
-    pub(super) is_reply: Box<dyn Fn(&[u8]) -> bool + Send>,
+    pub(super) is_reply: Box<IsReply>,
     pub(super) then: Then,
 }
 
