@@ -35,7 +35,8 @@
 //! with its reason, and counted. Besides the cases, the run plants bugs into the backend, one after the other, and
 //! passes only if a case fails on each.
 //!
-//! Where a step of the backend takes several requests, [`Harness::committing_request`] tells which of them counts.
+//! Where a step of the backend takes several requests, [`Harness::committing_request`] tells which of them counts;
+//! where a server also says what answers nothing, [`Harness::is_reply`].
 //!
 //! The arguments are those of every Rust test: a filter, `--skip`, `--exact`, `--list`, `--test-threads`.
 //!

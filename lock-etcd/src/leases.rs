@@ -8,7 +8,7 @@ use etcd_client::{Error, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, P
 use lock_core::{Claim, Lease, LeaseId, LossReason, OwnerId, Renewal, Stamp};
 use tokio::sync::Mutex;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::link::Link;
 use crate::requests::is_of;
 use crate::session::Session;
@@ -296,6 +296,12 @@ impl Session {
                 if matches!(failure, Failure::LeaseGone) {
                     kept.ended();
                     self.table().forget_lease(kept.id);
+                }
+                if let Failure::Etcd(error) = &failure
+                    && failure::logged_in_before_a_change(error)
+                {
+                    // As of 3.6 etcd looks at the login of a keepalive, too. Whoever keeps a lease tries again in time.
+                    link.log_in_again(sent).await?;
                 }
                 Err(failure)
             }

@@ -243,14 +243,16 @@ impl Link {
     }
 
     /// Logs in, unless that was done after `sent`.
-    async fn log_in_again(&self, sent: Stamp) -> Result<(), Failure> {
+    pub(crate) async fn log_in_again(&self, sent: Stamp) -> Result<(), Failure> {
         let mut last = self.logged_in.lock().await;
         if *last <= sent {
             let now = self.clock.now();
-            match self.ask(self.client.refresh_token()).await {
+            // Others wait for it.
+            match timeout(self.patience, self.ask(self.client.refresh_token())).await {
                 // It has come to ask for none.
-                Err(Failure::Etcd(error)) if failure::knows_no_users(&error) => {}
-                done => done?,
+                Ok(Err(Failure::Etcd(error))) if failure::knows_no_users(&error) => {}
+                Ok(done) => done?,
+                Err(_) => return Err(Failure::Broken),
             }
             *last = now;
         }
@@ -273,10 +275,18 @@ impl Link {
             let mut member = client.maintenance_client();
             let asked = timeout(limit, member.status());
             tokio::select! {
-                answer = asked => if !matches!(answer, Ok(Ok(_))) {
-                    tracing::debug!("the connection to etcd is silent; closing it");
-                    broken.cancel();
-                },
+                answer = asked => {
+                    // Also a refusal is an answer.
+                    let is_there = match answer {
+                        Ok(Ok(_)) => true,
+                        Ok(Err(error)) => !failure::ends_connection(&error),
+                        Err(_) => false,
+                    };
+                    if !is_there {
+                        tracing::debug!("the connection to etcd is silent; closing it");
+                        broken.cancel();
+                    }
+                }
                 () = broken.cancelled() => {}
             }
             probing.store(false, Ordering::Release);

@@ -54,8 +54,14 @@ impl Session {
         let mut watching = None;
         loop {
             let looking = async {
-                let link = self.link().await?;
-                Ok((self.stand(&link, claim, &mut place).await?, link))
+                loop {
+                    let link = self.link().await?;
+                    match self.stand(&link, claim, &mut place).await {
+                        // The server did nothing for want of a login; the next connection has one.
+                        Err(Failure::Nameless) => {}
+                        standing => return Ok((standing?, link)),
+                    }
+                }
             };
             let (standing, link) = self.limited("acquire", looking).await?;
             let behind = match standing {

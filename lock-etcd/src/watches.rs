@@ -265,7 +265,7 @@ type Resting = VecDeque<(Instant, String)>;
 
 /// How a stream ended.
 enum Ended {
-    /// Or it failed, or nobody is left.
+    /// It failed, or nobody is left.
     Failed,
     /// The server took a watch no more, as when the login of the stream has expired. What else is asked on the connection may
     /// have a newer one.

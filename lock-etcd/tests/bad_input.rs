@@ -92,11 +92,15 @@ async fn a_server_that_comes_to_ask_for_users_is_logged_in_to_without_a_failure(
         connected("c").await,
         connected("d").await,
     ];
+    let (waiter, ..) = connected("e").await;
+    let waiting = tokio::spawn(async move { waiter.acquire(&claim("b", LONG), soon()).await });
+    until_queued(&plain(&server).await, "b", 1).await;
     ask_for_users(&server).await;
     let (lock, _, grant) = renewing;
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     let (lock, mine, _) = releasing;
     assert_eq!(lock.release(&mine).await.unwrap(), Released::Released);
+    waiting.await.unwrap().unwrap().granted().unwrap();
     let (lock, mine, grant) = handing_over;
     let done = lock.hand_over(&mine, &claim("c", LONG)).await.unwrap();
     assert_eq!(done.from, Released::Released);
@@ -107,7 +111,7 @@ async fn a_server_that_comes_to_ask_for_users_is_logged_in_to_without_a_failure(
     let (lock, mine, grant) = asking;
     let holder = lock.holder(mine.name()).await.unwrap().unwrap();
     assert_eq!(holder.token, Some(grant.token));
-    assert_eq!(lock.list("").await.unwrap().len(), 3);
+    assert_eq!(lock.list("").await.unwrap().len(), 5);
 }
 
 #[tokio::test]

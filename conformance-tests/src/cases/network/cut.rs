@@ -7,7 +7,7 @@ use lock_core::{Attempt, Claim, DistributedLock, FencingToken, Grant, LockError,
 use tokio::task::JoinSet;
 
 use crate::case::Case;
-use crate::faults::{Direction, Proxy, Then};
+use crate::faults::{Direction, Proxy, Then, Trap};
 use crate::link::Link;
 use crate::outcome::{Outcome, ensure, fail};
 
@@ -226,7 +226,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         prepare(&case, &client, claim.ttl()).await?;
         let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.try_acquire(&claim).await)?;
-        ensure!(trap.sprung().await, "the suite", "the server has answered");
+        answered(&case, &trap).await?;
         case.is_busy(&other, claim.name()).await?;
         let grant = case.take_through(&client, &claim, case.patience()).await?;
         ensure!(
@@ -239,7 +239,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
 
         let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.renew(&grant.lease).await)?;
-        ensure!(trap.sprung().await, "the suite", "the server has answered");
+        answered(&case, &trap).await?;
         let again = case.take_through(&client, &claim, case.patience()).await?;
         ensure!(
             again.token == grant.token,
@@ -251,7 +251,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
 
         let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.release(&claim).await)?;
-        ensure!(trap.sprung().await, "the suite", "the server has answered");
+        answered(&case, &trap).await?;
         case.is_free(&other, claim.name()).await?;
         let released = case.release_through(&client, &claim).await?;
         ensure!(
@@ -265,7 +265,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         prepare(&case, &client, claim.ttl()).await?;
         let trap = case.swallow_reply(&proxy, then).await;
         unheard(client.try_acquire(&given_up).await)?;
-        ensure!(trap.sprung().await, "the suite", "the server has answered");
+        answered(&case, &trap).await?;
         let released = case.release_through(&client, &given_up).await?;
         ensure!(
             released == Released::Released,
@@ -284,9 +284,11 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
     for then in [Then::Cut, Then::Silence] {
         for request in [Request::Acquire, Request::Renew, Request::Release] {
             case.note(format!("{request:?} is swallowed, and then {then:?}"));
-            let claim = case.claim("n");
+            // So long that it is not over before the client gives up: it would know then that it holds nothing.
+            let ttl = case.ttl_of(Duration::from_secs(10));
+            let claim = Claim::new(case.name("n"), ttl).with_own_lease();
             // The connection is made before, so that it is the reply that is lost.
-            let nothing = case.claim("nothing");
+            let nothing = Claim::new(case.name("nothing"), ttl).with_own_lease();
             case.take_through(client, &nothing, case.patience()).await?;
             case.release_through(client, &nothing).await?;
             let held = match request {
@@ -299,15 +301,14 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
                 (Request::Release, _) => client.release(&claim).await.map(drop),
                 _ => client.try_acquire(&claim).await.map(drop),
             };
-            ensure!(trap.sprung().await, "the suite", "the server has answered");
+            answered(case, &trap).await?;
             // Of an end it is told, and can ask again by itself.
             if then == Then::Silence || answer.is_err() {
                 unheard(answer)?;
             }
             case.release_through(client, &claim).await?;
             let next = case.claim("n");
-            let limit = case.steady_ttl() + case.slack();
-            let (grant, _) = case.take_within(other, &next, limit).await?;
+            let (grant, _) = case.take_within(other, &next, ttl + case.slack()).await?;
             let before = held.map(|grant| grant.token).max(last);
             ensure!(
                 before < Some(grant.token),
@@ -319,6 +320,15 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
             other.release(&next).await?;
         }
     }
+    Ok(())
+}
+
+/// Waits until the reply came that is lost.
+async fn answered(case: &Case, trap: &Trap) -> Outcome {
+    let sprung = case
+        .within(case.patience(), "the server answers", trap.sprung())
+        .await?;
+    ensure!(sprung, "the suite", "the server has answered");
     Ok(())
 }
 
