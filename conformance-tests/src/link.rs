@@ -3,13 +3,13 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Stamp,
+    Attempt, BusySignal, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Stamp,
 };
 use tokio::sync::watch;
 
@@ -41,7 +41,7 @@ pub(crate) struct Link {
     log: Option<Arc<Log>>,
     weather: watch::Sender<Weather>,
     failing_renewals: AtomicUsize,
-    counts: Counts,
+    counts: Arc<Counts>,
 }
 
 /// How often each call was made.
@@ -88,7 +88,7 @@ impl Link {
             log: None,
             weather: watch::Sender::new(Weather::Fair),
             failing_renewals: AtomicUsize::new(0),
-            counts: Counts::default(),
+            counts: Arc::default(),
         }
     }
 
@@ -236,6 +236,40 @@ impl DistributedLock for Link {
             .pass("acquire", claim.shown(), self.inner.acquire(claim, deadline))
             .await?;
         self.granted(&attempt, self.clock().now());
+        Ok(attempt)
+    }
+
+    async fn try_then_wait(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        mut busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
+        if self.weather() != Weather::Fair {
+            // Bad weather is for one request at a time.
+            return match self.try_acquire(claim).await? {
+                Attempt::Busy(found) => {
+                    busy.tell(&found);
+                    self.acquire(claim, deadline).await
+                }
+                granted => Ok(granted),
+            };
+        }
+        self.counts.try_acquire.fetch_add(1, Ordering::SeqCst);
+        let (counts, waits) = (Arc::clone(&self.counts), Arc::new(AtomicBool::new(false)));
+        let (waiting, history) = (Arc::clone(&waits), Arc::clone(&self.history));
+        let words = format!("client {}: busy, {} waits", self.number, claim.shown());
+        let signal = BusySignal::new(move |found| {
+            counts.acquire.fetch_add(1, Ordering::SeqCst);
+            waiting.store(true, Ordering::SeqCst);
+            history.note(words);
+            busy.tell(&found);
+        });
+        let call = self.stamped(self.inner.try_then_wait(claim, deadline, signal));
+        let (sent, attempt) = self.pass("try_then_wait", claim.shown(), call).await?;
+        // After a wait as with `acquire`.
+        let waited = waits.load(Ordering::SeqCst);
+        self.granted(&attempt, if waited { self.clock().now() } else { sent });
         Ok(attempt)
     }
 

@@ -1,8 +1,8 @@
 //! How a lock is acquired.
 //!
 //! ```text
-//! local queue ── turn ──> try_acquire ── granted ──────────────────────────> guard
-//!      │                       │ busy                                          ^
+//! local queue ── turn ──> try_acquire, or try_then_wait ── granted ────────> guard
+//!      │                       │ busy, and then a failure                      ^
 //!      │                       └──> acquire (waits, retried on failure) ───────┤
 //!      └── hand-over by the holder before us ──────────────────────────────────┘
 //! ```
@@ -11,6 +11,7 @@
 //! failures are retried until the wait is over, and the last answer decides between "timed out" and "unavailable".
 
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::engine::{Core, runtime_ended};
 use crate::guard::{Held, LockGuard};
 use crate::queue::{Entered, Next, Ticket, Turn};
 use crate::request::Wish;
-use crate::{Attempt, Busy, Claim, LockError, Stamp};
+use crate::{Attempt, Busy, BusySignal, Claim, LockError, Stamp};
 
 /// How long an answer is waited for at least, however short the wait that was asked for.
 const ONE_TRIP: Duration = Duration::from_secs(1);
@@ -76,16 +77,20 @@ impl Acquisition {
         if caller.is_closed() || self.core.closing.is_cancelled() {
             return Err(LockError::Closed);
         }
+        let mut waited_at_server = false;
         let (mut pending, mut answer, mut told_busy) = match self.enter(caller).await? {
             Place::Handed(guard) => return Ok(guard),
             Place::Asked { pending, answer } => (pending, answer, true),
-            Place::Turn { turn, told_busy } => {
+            Place::Turn { turn, mut told_busy } => {
                 let mut pending = Pending::new(Arc::clone(&self.core), self.wish.claim(), turn);
-                match pending
-                    .try_acquire(self.first_limit())
-                    .await
-                    .and_then(|attempt| pending.accept(attempt, &self.wish))
-                {
+                let attempt = if self.is_over() {
+                    pending.try_acquire(self.first_limit()).await
+                } else {
+                    let attempt = self.try_then_wait(caller, &mut pending, &mut waited_at_server).await?;
+                    told_busy |= waited_at_server;
+                    attempt
+                };
+                match attempt.and_then(|attempt| pending.accept(attempt, &self.wish)) {
                     Ok(Outcome::Guard(guard)) => return Ok(guard),
                     Ok(Outcome::Busy(busy)) => (pending, Ok(busy), true),
                     Err(error) => (pending, Err(error), told_busy),
@@ -93,7 +98,6 @@ impl Acquisition {
             }
         };
         let mut pause = FIRST_RETRY;
-        let mut waited_at_server = false;
         loop {
             match answer {
                 Ok(busy) => {
@@ -123,7 +127,8 @@ impl Acquisition {
                 }
             }
             waited_at_server = true;
-            answer = match self.unless_gone(caller, pending.acquire(self.deadline)).await? {
+            let waiting = self.until_overdue(pending.acquire(self.deadline));
+            answer = match self.unless_gone(caller, waiting).await? {
                 Ok(attempt) => match pending.accept(attempt, &self.wish) {
                     Ok(Outcome::Guard(guard)) => return Ok(guard),
                     Ok(Outcome::Busy(busy)) => Ok(busy),
@@ -132,6 +137,49 @@ impl Acquisition {
                 Err(error) => Err(error),
             };
         }
+    }
+
+    /// Asks the server for the first time, and goes on waiting there if it says busy, which `told_busy` tells then.
+    async fn try_then_wait(
+        &self,
+        caller: &mut Answer,
+        pending: &mut Pending,
+        told_busy: &mut bool,
+    ) -> Result<Result<Attempt, LockError>, LockError> {
+        pending.send();
+        let (tell, mut told) = oneshot::channel();
+        // Nobody listens any more if the answer came at the same time.
+        let busy = BusySignal::new(move |busy| drop(tell.send(busy)));
+        let backend = &self.core.backend;
+        let request = async { backend.try_then_wait(pending.claim(), self.deadline, busy).await };
+        let mut request = pin!(unbroken("acquire", request));
+        let limit = self.first_limit();
+        let busy = tokio::select! {
+            biased;
+            done = &mut request => {
+                *told_busy = told.try_recv().is_ok();
+                return Ok(done);
+            }
+            Ok(busy) = &mut told => busy,
+            () = tokio::time::sleep(limit) => return Ok(Err(LockError::no_answer("acquire", limit))),
+        };
+        *told_busy = true;
+        pending.told(&busy);
+        self.unless_gone(caller, self.until_overdue(request)).await
+    }
+
+    /// A wait at the server. The backend ends it at the deadline by itself; it is only cut off if it does not.
+    async fn until_overdue(
+        &self,
+        wait: impl Future<Output = Result<Attempt, LockError>>,
+    ) -> Result<Attempt, LockError> {
+        let Some(deadline) = self.deadline else {
+            return wait.await;
+        };
+        let left = deadline.since(self.core.clock.now());
+        let limit = left.saturating_add(ONE_TRIP.min(self.core.op_timeout));
+        let waited = tokio::time::timeout(limit, wait).await;
+        waited.unwrap_or_else(|_| Err(LockError::no_answer("acquire", limit)))
     }
 
     /// Waits for this client's turn at the server.
@@ -324,25 +372,22 @@ impl Pending {
         .await
     }
 
-    /// Waits at the server. The backend ends at the deadline by itself; it is only cut off if it does not.
     async fn acquire(&mut self, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         self.send();
-        let attempt = async { self.core.backend.acquire(&self.claim, deadline).await };
-        let Some(deadline) = deadline else {
-            return unbroken("acquire", attempt).await;
-        };
-        let left = deadline.since(self.core.clock.now());
-        ask(
-            "acquire",
-            left.saturating_add(ONE_TRIP.min(self.core.op_timeout)),
-            attempt,
-        )
+        unbroken("acquire", async {
+            self.core.backend.acquire(&self.claim, deadline).await
+        })
         .await
     }
 
-    /// The server said busy, which leaves nothing behind.
+    /// The server's answer is busy, which leaves nothing behind.
     pub(crate) fn busy(&mut self, busy: &Busy) {
         self.sent = false;
+        self.told(busy);
+    }
+
+    /// The server said busy, and the claim may wait there.
+    fn told(&self, busy: &Busy) {
         if let Some(turn) = &self.turn {
             turn.busy(busy);
         }

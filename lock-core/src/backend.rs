@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::{
-    Attempt, BackendVersion, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Stamp,
+    Attempt, BackendVersion, BusySignal, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Stamp,
 };
 
 /// What a backend implements. Users hold [`Locks`](crate::Locks) and never call this.
@@ -24,7 +24,8 @@ use crate::{
 /// - Every future may be dropped at any await. After an error or a drop the core calls `release(claim)`.
 /// - Nothing of an abandoned claim outlives one ttl, even if its request reaches the server *after* that release.
 /// - Every call ends within the backend's own [`op_timeout`](Capabilities::op_timeout), also on a connection that
-///   swallows everything. Only [`acquire`](Self::acquire) may wait longer, up to its deadline.
+///   swallows everything. Only [`acquire`](Self::acquire) may wait longer, up to its deadline, and
+///   [`try_then_wait`](Self::try_then_wait) once it has told that the name is busy.
 /// - At most one claim per [`queue_key`](Self::queue_key) is under way at a time from one client: the core sees to it.
 ///
 /// The conformance suite (`conformance-tests`) proves all of it.
@@ -63,6 +64,35 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// If the backend failed; the core releases the claim or asks again.
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         poll(self, claim, deadline).await
+    }
+
+    /// [`try_acquire`](Self::try_acquire), and if somebody else holds the name, [`acquire`](Self::acquire). How a client that
+    /// waits asks first; it asks again with [`acquire`](Self::acquire).
+    ///
+    /// `busy` is told as soon as the server has said that the name is held. The core needs to know: from then on a failure is
+    /// retried, and who did not want to wait is refused.
+    ///
+    /// The provided one makes both calls. A server that queues can put the claim into its queue with the first request.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed; the core releases the claim, or asks again if the name was busy.
+    async fn try_then_wait(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        mut busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
+        match self.try_acquire(claim).await? {
+            Attempt::Busy(found) => {
+                busy.tell(&found);
+                if deadline.is_some_and(|deadline| self.clock().now() >= deadline) {
+                    return Ok(found.into());
+                }
+                self.acquire(claim, deadline).await
+            }
+            granted => Ok(granted),
+        }
     }
 
     /// Releases `from` and acquires `to`, of the same queue key, in one step where the server can.
@@ -194,6 +224,15 @@ macro_rules! forward {
 
             async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
                 self.deref().acquire(claim, deadline).await
+            }
+
+            async fn try_then_wait(
+                &self,
+                claim: &Claim,
+                deadline: Option<Stamp>,
+                busy: BusySignal,
+            ) -> Result<Attempt, LockError> {
+                self.deref().try_then_wait(claim, deadline, busy).await
             }
 
             async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

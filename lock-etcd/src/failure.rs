@@ -98,6 +98,11 @@ pub(crate) fn wants_user(error: &Error) -> bool {
     says(error, "user name is empty")
 }
 
+/// Whether the user lacks the right to that.
+pub(crate) fn is_denied(error: &Error) -> bool {
+    code(error) == Some(Code::PermissionDenied) || says(error, "permission denied")
+}
+
 /// Whether users or rights have changed since the login. etcd takes no login with a signed token from before that; one
 /// with a token that it keeps itself, only if the change comes between a request and its being carried out.
 pub(crate) fn logged_in_before_a_change(error: &Error) -> bool {
@@ -128,7 +133,7 @@ fn explain(operation: &'static str, error: Error) -> LockError {
             error,
         );
     }
-    if code(&error) == Some(Code::PermissionDenied) || says(&error, "permission denied") {
+    if is_denied(&error) {
         return configuration(
             "the etcd user lacks a right that locks need: to read and write what begins with the namespace and a colon; \
              grant what docs/etcd.md lists"

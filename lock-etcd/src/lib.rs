@@ -81,8 +81,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use etcd_client::Compare;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockGuard,
-    LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
+    LockGuard, LockName, Released, Renewal, Scope, Stamp,
 };
 
 pub use config::EtcdConfig;
@@ -186,10 +186,19 @@ impl DistributedLock for EtcdLock {
     }
 
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
+    }
+
+    async fn try_then_wait(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
         if deadline.is_some_and(|deadline| deadline <= self.session.clock().now()) {
             return self.try_acquire(claim).await;
         }
-        self.session.wait(claim, deadline).await
+        self.session.wait(claim, deadline, busy).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

@@ -88,8 +88,12 @@ impl Link {
             .map_err(|error| failure::not_connected(&host.to_string(), settings.tls.is_some(), error))?;
         let greeted = async {
             let (client, nameless) = log_in(channel, settings.login.as_ref()).await?;
-            let status = client.maintenance_client().status().await?;
-            Ok::<_, Error>((client, nameless, Member::read(&status)))
+            let member = match client.maintenance_client().status().await {
+                Ok(status) => Member::read(&status),
+                Err(error) if failure::is_denied(&error) => Member::reticent(),
+                Err(error) => return Err(error),
+            };
+            Ok::<_, Error>((client, nameless, member))
         };
         let (client, nameless, member) = greeted.await.map_err(|error| unwelcome(settings, host, error))?;
         member.check(settings.allow_unsafe)?;

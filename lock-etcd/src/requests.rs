@@ -236,7 +236,8 @@ impl Session {
         let key = self.table().putting(claim, queue, kept);
         match link.txn(txn(&key)).await {
             Ok(answer) => {
-                self.table().answered(claim, &key, answer.succeeded());
+                let put = answer.succeeded() || nested(&answer).is_some_and(|joined| joined.succeeded());
+                self.table().answered(claim, &key, put);
                 Ok(Some((key, answer)))
             }
             Err(Failure::LeaseGone) => {
@@ -343,6 +344,14 @@ pub(crate) fn kvs(answer: &TxnResponse, at: usize) -> Result<Vec<KeyValue>, Fail
     match answer.op_responses().into_iter().nth(at) {
         Some(TxnOpResponse::Get(mut found)) => Ok(found.take_kvs()),
         _ => Err(Failure::Nonsense),
+    }
+}
+
+/// What the transaction came to that a transaction was made up of.
+pub(crate) fn nested(answer: &TxnResponse) -> Option<TxnResponse> {
+    match answer.op_responses().into_iter().next() {
+        Some(TxnOpResponse::Txn(nested)) => Some(nested),
+        _ => None,
     }
 }
 

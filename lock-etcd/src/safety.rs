@@ -8,7 +8,8 @@ use crate::failure::Failure;
 /// What a member tells of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
-    version: String,
+    /// None if it did not tell.
+    version: Option<String>,
     learner: bool,
     leader: bool,
 }
@@ -16,15 +17,26 @@ pub(crate) struct Member {
 impl Member {
     pub(crate) fn read(status: &StatusResponse) -> Self {
         Self {
-            version: status.version().to_owned(),
+            version: Some(status.version().to_owned()),
             learner: status.is_learner(),
             leader: status.leader() != 0,
         }
     }
 
+    /// One that tells its state to nobody but root, as some versions from 3.5.28 on do and none before. Were it a learner or without
+    /// a leader, the first request would say so.
+    pub(crate) fn reticent() -> Self {
+        Self {
+            version: None,
+            learner: false,
+            leader: true,
+        }
+    }
+
     /// For people.
     pub(crate) fn named(&self) -> BackendVersion {
-        BackendVersion::new("etcd", &*self.version)
+        let version = self.version.as_deref();
+        BackendVersion::new("etcd", version.unwrap_or("3.5.28 or later"))
     }
 
     /// Refuses what locks are not safe on, or warns if that is wanted; another member may be better.
@@ -48,22 +60,21 @@ impl Member {
     }
 
     fn danger(&self) -> Option<String> {
-        let least = match version(&self.version) {
+        let told = self.version.as_ref()?;
+        let least = match version(told) {
             Some((3, 4, patch)) if patch < 32 => "3.4.32",
             Some((3, 5, patch)) if patch < 14 => "3.5.14",
             Some((major, minor, _)) if (major, minor) < (3, 4) => "3.4.32",
             Some(_) => return None,
             None => {
                 return Some(format!(
-                    "this etcd says that its version is {:?}, which is none that is known; locks need 3.4.32, 3.5.14 or later",
-                    self.version
+                    "this etcd says that its version is {told:?}, which is none that is known; locks need 3.4.32, 3.5.14 or later"
                 ));
             }
         };
         Some(format!(
-            "this etcd has version {}, whose revisions can fall in a crash and fencing tokens with them; update it to \
-             {least} or later",
-            self.version
+            "this etcd has version {told}, whose revisions can fall in a crash and fencing tokens with them; update it to \
+             {least} or later"
         ))
     }
 }
@@ -79,10 +90,15 @@ mod tests {
 
     fn member(version: &str) -> Member {
         Member {
-            version: version.to_owned(),
+            version: Some(version.to_owned()),
             learner: false,
             leader: true,
         }
+    }
+
+    #[test]
+    fn a_member_that_tells_nothing_is_accepted() {
+        assert!(Member::reticent().check(false).is_ok());
     }
 
     #[test]

@@ -4,14 +4,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
-use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp};
+use lock_core::{Attempt, Busy, BusySignal, Claim, Grant, LockError, Stamp};
 use tokio::time::{sleep, timeout};
 
 use crate::failure::Failure;
 use crate::leases::Kept;
 use crate::link::Link;
 use crate::record;
-use crate::requests::{head, is_of, kvs, put, text};
+use crate::requests::{head, is_of, kvs, nested, put, text};
 use crate::session::Session;
 use crate::watches::{Seen, Waiting};
 
@@ -48,7 +48,12 @@ impl Session {
     /// Waits until the claim is granted, or for `deadline`.
     ///
     /// The place in the queue survives a broken connection, as long as its lease is kept.
-    pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+    pub(crate) async fn wait(
+        self: &Arc<Self>,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        mut busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
         let mut place = None;
         // What is watched stays so until the next watches are there: a look can take longer than they linger.
         let mut watching = None;
@@ -68,6 +73,7 @@ impl Session {
                 Standing::Held(grant) => return Ok(Attempt::Granted(grant)),
                 Standing::Behind(behind) => behind,
             };
+            busy.tell(&behind.busy);
             let watched = watching.insert([&behind.before, &*behind.mine].map(|key| link.watches().wait(key)));
             match self.next(deadline, &link, &behind, watched).await {
                 Next::Look => {}
@@ -108,31 +114,44 @@ impl Session {
         }
     }
 
-    /// Puts the claim at the end of the queue; `None` if it is there already, or has to be put there again.
+    /// Takes the name if it is free, and puts the claim at the end of the queue if not; `None` if it is there already, or has to
+    /// be put there again.
     async fn enqueue(
         self: &Arc<Self>,
         link: &Arc<Link>,
         claim: &Claim,
         place: &mut Option<Place>,
     ) -> Result<Option<Standing>, Failure> {
+        let asked = self.clock().now();
         let queue = self.settings().keys.queue(claim.name());
         let (kept, base) = self.prepare(link, claim).await?;
         let taken = self.take(link, claim, &queue, &kept, |key| {
+            let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
             let new = Compare::create_revision(key, CompareOp::Equal, 0);
-            Txn::new()
+            let join = Txn::new()
                 .when(self.as_known(new, &kept, base))
                 .and_then([
                     put(key, claim, &kept, base, false),
                     youngest(&queue, GetOptions::new(), 2),
                     head(&queue, 1),
                 ])
-                .or_else([TxnOp::get(key, None)])
+                .or_else([TxnOp::get(key, None)]);
+            Txn::new()
+                .when(self.as_known(free, &kept, base))
+                .and_then([put(key, claim, &kept, base, true)])
+                .or_else([TxnOp::txn(join)])
         });
         let Some((key, answer)) = taken.await? else {
             return Ok(None);
         };
-        if !answer.succeeded() {
-            match kvs(&answer, 0)?.first() {
+        if answer.succeeded() {
+            let life = (&*key, self.seen(answer.header()));
+            let grant = self.grant(link, claim, &kept, base.value, life, asked)?;
+            return Ok(Some(Standing::Held(grant)));
+        }
+        let joined = nested(&answer).ok_or(Failure::Nonsense)?;
+        if !joined.succeeded() {
+            match kvs(&joined, 0)?.first() {
                 Some(mine) => {
                     if self.stands(link, claim, &key, &kept, mine).await? {
                         *place = Some(Place {
@@ -154,11 +173,11 @@ impl Session {
             base: base.value,
             kept,
         });
-        let queued = kvs(&answer, 1)?;
-        match (queued.get(1), kvs(&answer, 2)?.first()) {
+        let queued = kvs(&joined, 1)?;
+        match (queued.get(1), kvs(&joined, 2)?.first()) {
             (Some(before), Some(head)) => self.behind(link, claim, known, (head, before), revision).await,
-            // Alone in its queue from the beginning.
-            _ => self.hold(link, claim, known).map(Some),
+            // It was not free a moment before, in the same transaction.
+            _ => Err(Failure::Nonsense),
         }
     }
 

@@ -13,7 +13,9 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// How long a key stays watched that nobody waits for any more: who wants a name again and again waits behind the same ones.
-const LINGER: Duration = Duration::from_secs(1);
+const LINGER: Duration = Duration::from_secs(10);
+/// About how many such keys a connection watches at most.
+const MOST_LINGERING: usize = 256;
 
 /// What has been seen of a watched key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -316,7 +318,9 @@ async fn ask(
     resting: &mut Resting,
 ) {
     loop {
-        let over = resting.front().map(|(since, _)| *since + LINGER);
+        let crowded = resting.len() > MOST_LINGERING;
+        let linger = if crowded { Duration::ZERO } else { LINGER };
+        let over = resting.front().map(|(since, _)| *since + linger);
         let order = tokio::select! {
             order = orders.recv() => order,
             () = until(over) => {

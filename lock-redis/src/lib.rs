@@ -62,8 +62,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
+    LockName, Released, Renewal, Scope, Stamp,
 };
 
 pub use config::RedisConfig;
@@ -135,10 +135,19 @@ impl DistributedLock for RedisLock {
     }
 
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
+    }
+
+    async fn try_then_wait(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
         if deadline.is_some_and(|deadline| deadline <= self.session.clock().now()) {
             return self.try_acquire(claim).await;
         }
-        self.session.wait(claim, deadline).await
+        self.session.wait(claim, deadline, busy).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

@@ -1,6 +1,6 @@
 //! Waiting in the server's queue.
 
-use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp};
+use lock_core::{Attempt, Busy, BusySignal, Claim, Grant, LockError, Stamp};
 use tokio::time::sleep;
 
 use crate::failure::Failure;
@@ -13,7 +13,12 @@ impl Session {
     /// Waits until the claim is granted, or for `deadline`.
     ///
     /// The place in the queue survives a broken connection, as long as another is there within a third of the ttl.
-    pub(crate) async fn wait(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+    pub(crate) async fn wait(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        mut busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
         // Before anything is sent, so that no push is missed.
         let mut ticket = self.listeners().wait(claim.owner());
         loop {
@@ -27,6 +32,7 @@ impl Session {
                 (Answer::Granted(grant), _) => return self.finish(grant).await,
                 (Answer::Busy(waiting), sent) => (waiting, sent),
             };
+            busy.tell(&waiting.busy);
             match self.next(claim, deadline, &link, &mut ticket, &waiting, sent).await {
                 Next::Ask => {}
                 Next::Granted(grant) => return self.finish(grant).await,

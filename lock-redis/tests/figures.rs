@@ -7,7 +7,7 @@ mod server;
 use std::time::{Duration, Instant};
 
 use lock_core::Locks;
-use server::Server;
+use server::{LONG, Server, until_queued};
 
 /// How many scripts the server has run.
 async fn scripts(server: &Server) -> u64 {
@@ -15,6 +15,28 @@ async fn scripts(server: &Server) -> u64 {
     let calls = |line: &str| line.split_once("calls=")?.1.split(',').next()?.parse::<u64>().ok();
     let scripts = stats.lines().filter(|l| l.starts_with("cmdstat_eval"));
     scripts.filter_map(calls).sum()
+}
+
+#[tokio::test]
+async fn who_waits_is_in_the_queue_with_its_first_request() {
+    const ROUNDS: usize = 20;
+    let server = Server::start();
+    let clients = [Locks::new(server.client().await), Locks::new(server.client().await)];
+    let mut guard = clients[0].lock("n").ttl(LONG).await.unwrap();
+    let mut before = 0;
+    // In the first two the server gets to know the scripts.
+    for round in 1..=ROUNDS + 2 {
+        let next = tokio::spawn(clients[round % 2].lock("n").ttl(LONG).into_future());
+        until_queued(&server, "n", 1).await;
+        guard.release().await.unwrap();
+        guard = next.await.unwrap().unwrap();
+        if round == 2 {
+            before = scripts(&server).await;
+        }
+    }
+    // One to acquire and one to release.
+    assert_eq!(scripts(&server).await - before, 2 * ROUNDS as u64);
+    guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -17,6 +17,7 @@ pub(crate) enum Bug {
     AcquireTwiceIsBusy,
     AskingAgainKeepsTheOldTtl,
     BusyIsAnError,
+    BusyIsNotTold,
     CallsHaveNoLimit,
     CancelLeavesItsEntry,
     DeadlineFromALateReply,
@@ -61,6 +62,7 @@ impl Bug {
         Self::AcquireTwiceIsBusy,
         Self::AskingAgainKeepsTheOldTtl,
         Self::BusyIsAnError,
+        Self::BusyIsNotTold,
         Self::CallsHaveNoLimit,
         Self::CancelLeavesItsEntry,
         Self::DeadlineFromALateReply,
@@ -107,6 +109,7 @@ impl Bug {
             Self::AcquireTwiceIsBusy => "asking again for what is held is busy",
             Self::AskingAgainKeepsTheOldTtl => "asking again does not start the ttl anew",
             Self::BusyIsAnError => "busy is reported as an error",
+            Self::BusyIsNotTold => "a wait does not tell that the name is busy",
             Self::CallsHaveNoLimit => "calls into silence have no limit",
             Self::CancelLeavesItsEntry => "a cancelled wait leaves its queue entry",
             Self::DeadlineFromALateReply => "the deadline counts from a reply that comes late",
@@ -154,6 +157,7 @@ impl Bug {
             Self::AcquireTwiceIsBusy => cases![tokens::asking_again_gives_the_same_token],
             Self::AskingAgainKeepsTheOldTtl => cases![leases::asking_again_keeps_the_lock_for_a_full_ttl],
             Self::BusyIsAnError => cases![errors::busy_is_never_reported_as_broken],
+            Self::BusyIsNotTold => cases![waiting::a_wait_tells_at_once_that_the_name_is_busy],
             #[cfg(feature = "faults")]
             Self::CallsHaveNoLimit => cases![network::every_call_ends_in_time_on_a_connection_that_fell_silent],
             #[cfg(feature = "faults")]

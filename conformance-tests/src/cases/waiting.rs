@@ -17,6 +17,7 @@ pub(crate) const CASES: &[Entry] = cases![
     a_wait_ends_when_it_is_over,
     a_wait_of_the_backend_ends_at_its_deadline,
     a_wait_ends_on_a_connection_that_fell_silent,
+    a_wait_tells_at_once_that_the_name_is_busy,
     a_waiter_gets_the_lock_on_release,
     a_waiter_of_another_client_gets_the_lock_on_release,
     a_waiter_gets_an_expired_lock,
@@ -128,6 +129,28 @@ pub(crate) async fn a_wait_ends_on_a_connection_that_fell_silent(case: Arc<Case>
     );
     waiter.link.set(Weather::Fair);
     guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_wait_tells_at_once_that_the_name_is_busy(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.party().await?.locks, case.party().await?);
+    let guard = holder.lock("n").ttl(long_ttl(&case)).await?;
+    let waiting = tokio::spawn(waiter.locks.lock("n").ttl(long_ttl(&case)).into_future());
+    waits(&case, &waiter, 1).await?;
+    // Whoever does not want to wait learns it from the wait of another task.
+    let refused = waiter.locks.try_lock("n").await?;
+    ensure!(
+        refused.is_none(),
+        "the client",
+        "a held name is refused; it gave {refused:?}"
+    );
+    ensure!(
+        !waiting.is_finished(),
+        "the client",
+        "a waiter waits while the lock is held"
+    );
+    guard.release().await?;
+    waiting.await??.release().await?;
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, BusySignal, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease,
+    LockError, LockName, Released, Renewal, Scope, Stamp,
 };
 
 /// Answers every call with an error that names the call.
@@ -33,6 +33,9 @@ impl DistributedLock for Echo {
     }
     async fn acquire(&self, _: &Claim, _: Option<Stamp>) -> Result<Attempt, LockError> {
         echo("own acquire")
+    }
+    async fn try_then_wait(&self, _: &Claim, _: Option<Stamp>, _: BusySignal) -> Result<Attempt, LockError> {
+        echo("own try_then_wait")
     }
     async fn hand_over(&self, _: &Claim, _: &Claim) -> Result<HandOver, LockError> {
         echo("own hand_over")
@@ -75,6 +78,11 @@ async fn forwards_everything(lock: impl DistributedLock) {
     assert_eq!(told(lock.renew(&lease).await), "own renew");
     assert_eq!(told(lock.release(&claim).await), "own release");
     assert_eq!(told(lock.acquire(&claim, None).await), "own acquire");
+    let signal = BusySignal::new(|_| {});
+    assert_eq!(
+        told(lock.try_then_wait(&claim, None, signal).await),
+        "own try_then_wait"
+    );
     assert_eq!(told(lock.hand_over(&claim, &claim).await), "own hand_over");
     assert_eq!(told(lock.holder(&name).await), "own holder");
     assert_eq!(told(lock.list("").await), "own list");

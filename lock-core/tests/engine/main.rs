@@ -9,6 +9,7 @@
 mod acquiring;
 mod forwarding;
 mod model;
+mod queueing;
 mod releasing;
 mod renewing;
 mod scripted;

@@ -1,0 +1,144 @@
+//! Backends that queue with the first request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Attempt, BusySignal, Capabilities, Claim, DistributedLock, Lease, LockError, Locks, MemoryLock, Released, Renewal,
+    Stamp,
+};
+
+const OP_TIMEOUT: Duration = Duration::from_millis(300);
+
+/// What becomes of the first request.
+#[derive(Clone, Copy, Debug)]
+enum First {
+    Fails,
+    Panics,
+    IsNotAnswered,
+}
+
+/// The backend in memory, with a first request that comes to nothing.
+#[derive(Debug)]
+struct Queueing {
+    memory: MemoryLock,
+    tells: bool,
+    first: First,
+    calls: Arc<Calls>,
+}
+
+#[derive(Debug, Default)]
+struct Calls {
+    firsts: AtomicUsize,
+    waits: AtomicUsize,
+    releases: AtomicUsize,
+}
+
+impl Calls {
+    async fn reach(count: &AtomicUsize, wanted: usize) {
+        let reached = async {
+            while count.load(Ordering::SeqCst) < wanted {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), reached).await.unwrap();
+    }
+}
+
+#[async_trait]
+impl DistributedLock for Queueing {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities().with_op_timeout(OP_TIMEOUT)
+    }
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        self.memory.try_acquire(claim).await
+    }
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        self.memory.renew(lease).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.calls.releases.fetch_add(1, Ordering::SeqCst);
+        self.memory.release(claim).await
+    }
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        self.calls.waits.fetch_add(1, Ordering::SeqCst);
+        self.memory.acquire(claim, deadline).await
+    }
+    async fn try_then_wait(&self, claim: &Claim, _: Option<Stamp>, mut busy: BusySignal) -> Result<Attempt, LockError> {
+        if let Attempt::Busy(found) = self.memory.try_acquire(claim).await?
+            && self.tells
+        {
+            busy.tell(&found);
+        }
+        self.calls.firsts.fetch_add(1, Ordering::SeqCst);
+        match self.first {
+            First::Fails => Err(LockError::unavailable("acquire", "made to fail")),
+            First::Panics => panic!("told to panic"),
+            First::IsNotAnswered => std::future::pending().await,
+        }
+    }
+}
+
+/// A client whose first request comes to that while another client holds `a`, and what has been asked of its backend.
+async fn held_elsewhere(tells: bool, first: First) -> (MemoryLock, Claim, Locks, Arc<Calls>) {
+    let memory = MemoryLock::new();
+    let elsewhere = memory.client();
+    let holder = Claim::new("a".parse().unwrap(), Duration::from_secs(30));
+    assert!(elsewhere.try_acquire(&holder).await.unwrap().granted().is_some());
+    let calls = Arc::<Calls>::default();
+    let backend = Queueing {
+        memory,
+        tells,
+        first,
+        calls: Arc::clone(&calls),
+    };
+    (elsewhere, holder, Locks::new(backend), calls)
+}
+
+#[tokio::test]
+async fn a_first_request_that_fails_after_it_told_busy_is_followed_by_a_wait() {
+    for first in [First::Fails, First::Panics] {
+        let (elsewhere, holder, locks, calls) = held_elsewhere(true, first).await;
+        let waiting = tokio::spawn(locks.lock("a").into_future());
+        Calls::reach(&calls.waits, 1).await;
+        elsewhere.release(&holder).await.unwrap();
+        assert!(waiting.await.unwrap().unwrap().is_held());
+        assert_eq!(calls.firsts.load(Ordering::SeqCst), 1);
+    }
+}
+
+#[tokio::test]
+async fn a_first_request_that_fails_before_it_told_anything_is_an_error() {
+    for first in [First::Fails, First::Panics, First::IsNotAnswered] {
+        let (_elsewhere, _, locks, calls) = held_elsewhere(false, first).await;
+        let error = locks.lock("a").await.unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+        Calls::reach(&calls.releases, 1).await;
+        assert_eq!(calls.waits.load(Ordering::SeqCst), 0);
+    }
+}
+
+#[tokio::test]
+async fn who_does_not_want_to_wait_is_refused_while_another_task_waits() {
+    let (_elsewhere, _, locks, calls) = held_elsewhere(true, First::IsNotAnswered).await;
+    let waiting = tokio::spawn(locks.lock("a").into_future());
+    Calls::reach(&calls.firsts, 1).await;
+    assert!(locks.try_lock("a").await.unwrap().is_none());
+
+    // Far longer than a first answer may take.
+    tokio::time::sleep(2 * OP_TIMEOUT).await;
+    assert!(!waiting.is_finished());
+    waiting.abort();
+    Calls::reach(&calls.releases, 1).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_the_backend_does_not_end_is_cut_off() {
+    let (_elsewhere, _, locks, calls) = held_elsewhere(true, First::IsNotAnswered).await;
+    let wait = Duration::from_millis(50);
+    let error = locks.lock("a").wait_for(wait).await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    Calls::reach(&calls.releases, 1).await;
+}
