@@ -259,7 +259,21 @@ impl Session {
         self.beat(link, kept, &mut slot).await
     }
 
+    /// As of 3.6 and some late versions of 3.5, etcd looks at the login of a keepalive, too.
     async fn beat(&self, link: &Link, kept: &Kept, slot: &mut Option<Stream>) -> Result<(), Failure> {
+        for _ in 0..link.logins() {
+            let sent = self.clock().now();
+            match self.beat_once(link, kept, slot).await {
+                Err(Failure::Etcd(error)) if failure::logged_in_before_a_change(&error) => {
+                    link.log_in_again(sent).await?;
+                }
+                beaten => return beaten,
+            }
+        }
+        self.beat_once(link, kept, slot).await
+    }
+
+    async fn beat_once(&self, link: &Link, kept: &Kept, slot: &mut Option<Stream>) -> Result<(), Failure> {
         let stream = slot.take().filter(|stream| stream.link == link.serial());
         let sent = self.clock().now();
         let beaten = match stream {
@@ -296,12 +310,6 @@ impl Session {
                 if matches!(failure, Failure::LeaseGone) {
                     kept.ended();
                     self.table().forget_lease(kept.id);
-                }
-                if let Failure::Etcd(error) = &failure
-                    && failure::logged_in_before_a_change(error)
-                {
-                    // As of 3.6 etcd looks at the login of a keepalive, too. Whoever keeps a lease tries again in time.
-                    link.log_in_again(sent).await?;
                 }
                 Err(failure)
             }

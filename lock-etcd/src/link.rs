@@ -201,8 +201,7 @@ impl Link {
         R: Clone,
         F: Future<Output = Result<T, Error>>,
     {
-        let logins = if self.has_login { LOGINS } else { 0 };
-        for _ in 0..logins {
+        for _ in 0..self.logins() {
             let sent = self.clock.now();
             match self.ask(send(request.clone())).await {
                 Err(Failure::Etcd(error)) if failure::logged_in_before_a_change(&error) => {
@@ -244,6 +243,11 @@ impl Link {
             async move { leases.time_to_live(lease, None).await }
         })
         .await
+    }
+
+    /// How many new logins a request is worth.
+    pub(crate) fn logins(&self) -> u32 {
+        if self.has_login { LOGINS } else { 0 }
     }
 
     /// Logs in, unless that was done after `sent`.
