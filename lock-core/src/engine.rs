@@ -74,6 +74,8 @@ impl Core {
 
     /// Starts work that a shutdown waits for. Callable from anywhere.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<(), LockError> {
+        // It is some kilobytes, and is moved several times on its way.
+        let work = Box::pin(work);
         self.tasks.spawn_on(work.in_current_span(), &self.handle()?);
         Ok(())
     }
