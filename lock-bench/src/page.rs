@@ -65,7 +65,7 @@ const ETCD: &str = "### Bars that are missed in most runs, and why
 - **B2 on the caller's runtime.** A lock is a transaction that compares three things and not a put: what it takes of the processors
   beside a put is in the columns of B2.
 - **B4, commands.** Three are the least: to enqueue, to verify and to release. Without the verification two could hold at once
-  (docs/etcd.md). Who waits behind another one than in the ten seconds before asks for a watch, and looks once more whether
+  (docs/etcd.md). Who waits behind another one than in the three seconds before asks for a watch, and looks once more whether
   anything was written in between; keepalives count as well.
 ";
 

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! local queue ── turn ──> try_acquire, or try_then_wait ── granted ────────> guard
-//!      │                       │ busy, and then a failure                      ^
-//!      │                       └──> acquire (waits, retried on failure) ───────┤
+//!      │                       │ busy, and the wait did not end in a grant     ^
+//!      │                       └──> waits again, also after failures ──────────┤
 //!      └── hand-over by the holder before us ──────────────────────────────────┘
 //! ```
 //!
@@ -99,6 +99,7 @@ impl Acquisition {
         };
         let mut pause = FIRST_RETRY;
         loop {
+            let failed = answer.is_err();
             match answer {
                 Ok(busy) => {
                     pending.busy(&busy);
@@ -127,7 +128,7 @@ impl Acquisition {
                 }
             }
             waited_at_server = true;
-            let waiting = self.until_overdue(pending.acquire(self.deadline));
+            let waiting = self.until_overdue(pending.acquire(self.deadline, failed));
             answer = match self.unless_gone(caller, waiting).await? {
                 Ok(attempt) => match pending.accept(attempt, &self.wish) {
                     Ok(Outcome::Guard(guard)) => return Ok(guard),
@@ -157,7 +158,7 @@ impl Acquisition {
         let busy = tokio::select! {
             biased;
             done = &mut request => {
-                *told_busy = told.try_recv().is_ok();
+                *told_busy = pending.hears(&mut told);
                 return Ok(done);
             }
             Ok(busy) = &mut told => busy,
@@ -372,12 +373,35 @@ impl Pending {
         .await
     }
 
-    async fn acquire(&mut self, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+    /// Waits at the server. After a failure nobody here knows that the name is busy, so that is told again then.
+    async fn acquire(&mut self, deadline: Option<Stamp>, failed: bool) -> Result<Attempt, LockError> {
         self.send();
-        unbroken("acquire", async {
-            self.core.backend.acquire(&self.claim, deadline).await
-        })
-        .await
+        let backend = &self.core.backend;
+        if !failed {
+            return unbroken("acquire", async { backend.acquire(&self.claim, deadline).await }).await;
+        }
+        let (tell, mut told) = oneshot::channel();
+        let busy = BusySignal::new(move |busy| drop(tell.send(busy)));
+        let request = async { backend.try_then_wait(&self.claim, deadline, busy).await };
+        let mut request = pin!(unbroken("acquire", request));
+        tokio::select! {
+            biased;
+            done = &mut request => {
+                self.hears(&mut told);
+                return done;
+            }
+            Ok(busy) = &mut told => self.told(&busy),
+        }
+        request.await
+    }
+
+    /// Whether the server said busy in the meantime, which is passed on.
+    fn hears(&self, told: &mut oneshot::Receiver<Busy>) -> bool {
+        let busy = told.try_recv();
+        if let Ok(busy) = &busy {
+            self.told(busy);
+        }
+        busy.is_ok()
     }
 
     /// The server's answer is busy, which leaves nothing behind.

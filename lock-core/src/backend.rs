@@ -67,10 +67,10 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     }
 
     /// [`try_acquire`](Self::try_acquire), and if somebody else holds the name, [`acquire`](Self::acquire). How a client that
-    /// waits asks first; it asks again with [`acquire`](Self::acquire).
+    /// waits asks first, and again after a failure.
     ///
     /// `busy` is told as soon as the server has said that the name is held. The core needs to know: from then on a failure is
-    /// retried, and who did not want to wait is refused.
+    /// retried, and whoever does not want to wait is refused.
     ///
     /// The provided one makes both calls. A server that queues can put the claim into its queue with the first request.
     ///

@@ -99,8 +99,17 @@ pub(crate) fn wants_user(error: &Error) -> bool {
 }
 
 /// Whether the user lacks the right to that.
-pub(crate) fn is_denied(error: &Error) -> bool {
+fn is_denied(error: &Error) -> bool {
     code(error) == Some(Code::PermissionDenied) || says(error, "permission denied")
+}
+
+/// Whether a member tells its status to nobody but root.
+///
+/// In exactly these words and with that code. Versions around 3.1, which lack half of what locks need, refuse it as well, with
+/// another code; and whatever lies between may refuse anything.
+pub(crate) fn keeps_its_status_to_itself(error: &Error) -> bool {
+    matches!(error, Error::GRpcStatus(status)
+        if status.code() == Code::PermissionDenied && status.message() == "etcdserver: permission denied")
 }
 
 /// Whether users or rights have changed since the login. etcd takes no login with a signed token from before that; one
@@ -323,5 +332,25 @@ pub(crate) fn again(error: &LockError) -> LockError {
         LockError::Closed => LockError::Closed,
         LockError::Unavailable { operation, message, .. } => unavailable(operation, message),
         other => unavailable("connecting", &other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_etcd_itself_can_keep_its_status_to_itself() {
+        let says = |code, words: &str| Error::GRpcStatus(Status::new(code, words));
+        let denied = says(Code::PermissionDenied, "etcdserver: permission denied");
+        assert!(keeps_its_status_to_itself(&denied));
+        for other in [
+            // etcd 3.1
+            says(Code::Unknown, "auth: permission denied"),
+            says(Code::PermissionDenied, "RBAC: access denied"),
+            says(Code::Unauthenticated, "etcdserver: permission denied"),
+        ] {
+            assert!(!keeps_its_status_to_itself(&other), "{other:?}");
+        }
     }
 }

@@ -90,7 +90,7 @@ impl Link {
             let (client, nameless) = log_in(channel, settings.login.as_ref()).await?;
             let member = match client.maintenance_client().status().await {
                 Ok(status) => Member::read(&status),
-                Err(error) if failure::is_denied(&error) => Member::reticent(),
+                Err(error) if failure::keeps_its_status_to_itself(&error) => Member::reticent(),
                 Err(error) => return Err(error),
             };
             Ok::<_, Error>((client, nameless, member))

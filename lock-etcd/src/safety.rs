@@ -23,7 +23,7 @@ impl Member {
         }
     }
 
-    /// One that tells its state to nobody but root, as some versions from 3.5.28 on do and none before. Were it a learner or without
+    /// One that tells its status to nobody but root, as 3.5.28 and some versions since do, also of 3.6. Were it a learner or without
     /// a leader, the first request would say so.
     pub(crate) fn reticent() -> Self {
         Self {
@@ -36,7 +36,7 @@ impl Member {
     /// For people.
     pub(crate) fn named(&self) -> BackendVersion {
         let version = self.version.as_deref();
-        BackendVersion::new("etcd", version.unwrap_or("3.5.28 or later"))
+        BackendVersion::new("etcd", version.unwrap_or("(version told to root only)"))
     }
 
     /// Refuses what locks are not safe on, or warns if that is wanted; another member may be better.

@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 /// How long a key stays watched that nobody waits for any more: who wants a name again and again waits behind the same ones.
-const LINGER: Duration = Duration::from_secs(10);
-/// About how many such keys a connection watches at most.
+const LINGER: Duration = Duration::from_secs(3);
+/// How many such keys a connection watches at most.
 const MOST_LINGERING: usize = 256;
 
 /// What has been seen of a watched key.
@@ -35,8 +35,15 @@ pub(crate) struct Watches {
     waits: Arc<Waits>,
 }
 
+type Waits = Mutex<Awaited>;
+
 /// The keys that are waited for, or were a moment ago.
-type Waits = Mutex<HashMap<String, Wait>>;
+#[derive(Default)]
+struct Awaited {
+    keys: HashMap<String, Wait>,
+    /// How many of them nobody waits for.
+    resting: usize,
+}
 
 struct Wait {
     id: i64,
@@ -127,8 +134,13 @@ impl Watches {
     /// Watches a key for somebody who waits for it to go. One that was waited for a moment ago is watched already.
     pub(crate) fn wait(&self, key: &str) -> Waiting {
         let mut waits = lock(&self.waits);
-        let watched = waits.get_mut(key).filter(|wait| wait.sight.has_changed().is_ok());
-        let (id, sight) = if let Some(wait) = watched {
+        let Awaited { keys, resting } = &mut *waits;
+        let known = keys.get_mut(key);
+        // It is waited for from here on, over this watch or another.
+        if known.as_ref().is_some_and(|wait| wait.rests.is_some()) {
+            *resting -= 1;
+        }
+        let (id, sight) = if let Some(wait) = known.filter(|wait| wait.sight.has_changed().is_ok()) {
             wait.waiters += 1;
             wait.rests = None;
             (wait.id, wait.sight.clone())
@@ -141,7 +153,7 @@ impl Watches {
                 rests: None,
                 sight: sight.clone(),
             };
-            waits.insert(key.to_owned(), wait);
+            keys.insert(key.to_owned(), wait);
             // If the stream has ended the order is dropped, and with it what would have told.
             let _ = self.orders.send(Order::Watch {
                 id,
@@ -207,14 +219,16 @@ impl Waiting {
 impl Drop for Waiting {
     fn drop(&mut self) {
         let mut waits = lock(&self.waits);
+        let Awaited { keys, resting } = &mut *waits;
         // Another watch may have taken the place of one that ended.
-        let Some(wait) = waits.get_mut(&self.key).filter(|wait| wait.id == self.id) else {
+        let Some(wait) = keys.get_mut(&self.key).filter(|wait| wait.id == self.id) else {
             return;
         };
         wait.waiters -= 1;
         if wait.waiters == 0 {
             let since = Instant::now();
             wait.rests = Some(since);
+            *resting += 1;
             let key = std::mem::take(&mut self.key);
             let _ = self.orders.send(Order::Rest { key, since });
         }
@@ -318,7 +332,7 @@ async fn ask(
     resting: &mut Resting,
 ) {
     loop {
-        let crowded = resting.len() > MOST_LINGERING;
+        let crowded = lock(waits).resting > MOST_LINGERING;
         let linger = if crowded { Duration::ZERO } else { LINGER };
         let over = resting.front().map(|(since, _)| *since + linger);
         let order = tokio::select! {
@@ -371,8 +385,9 @@ async fn until(instant: Option<Instant>) {
 /// The watch of a key, if nobody has waited for it since then; whoever comes now has it watched anew.
 fn end(waits: &Waits, key: &str, since: Instant) -> Option<i64> {
     let mut waits = lock(waits);
-    waits.get(key).filter(|wait| wait.rests == Some(since))?;
-    waits.remove(key).map(|wait| wait.id)
+    waits.keys.get(key).filter(|wait| wait.rests == Some(since))?;
+    waits.resting -= 1;
+    waits.keys.remove(key).map(|wait| wait.id)
 }
 
 async fn hear(mut responses: WatchResponseStream, watched: &Watched) -> Ended {

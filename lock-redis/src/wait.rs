@@ -25,17 +25,24 @@ impl Session {
             let (answer, link) = self
                 .limited("acquire", async {
                     let link = self.link().await?;
-                    Ok((self.ask_for(&link, claim, true).await?, link))
+                    let answer = match self.ask_for(&link, claim, true).await? {
+                        (Answer::Granted(grant), sent) => (Answer::Granted(self.replicated(grant).await?), sent),
+                        busy => busy,
+                    };
+                    Ok((answer, link))
                 })
                 .await?;
             let (waiting, sent) = match answer {
-                (Answer::Granted(grant), _) => return self.finish(grant).await,
+                (Answer::Granted(grant), _) => return Ok(Attempt::Granted(grant)),
                 (Answer::Busy(waiting), sent) => (waiting, sent),
             };
             busy.tell(&waiting.busy);
             match self.next(claim, deadline, &link, &mut ticket, &waiting, sent).await {
                 Next::Ask => {}
-                Next::Granted(grant) => return self.finish(grant).await,
+                Next::Granted(grant) => {
+                    let grant = self.limited("acquire", self.replicated(grant)).await?;
+                    return Ok(Attempt::Granted(grant));
+                }
                 Next::Ended => return Ok(waiting.busy.into()),
                 Next::Closed => return Err(LockError::Closed),
                 Next::GiveUp => return self.give_up(claim, waiting.busy).await,
@@ -74,11 +81,6 @@ impl Session {
                 () = self.until(Some(next)) => return Next::Ask,
             }
         }
-    }
-
-    async fn finish(&self, grant: Grant) -> Result<Attempt, LockError> {
-        let grant = self.limited("acquire", self.replicated(grant)).await?;
-        Ok(Attempt::Granted(grant))
     }
 
     /// Leaves the queue. Should the lock have been granted meanwhile, it is given on.

@@ -164,8 +164,12 @@ async fn after_one_busy_failures_are_retried_until_the_lock_is_free() {
 async fn a_wait_that_ends_in_failures_is_unavailable() {
     let world = World::new();
     world.server.occupy("a", TTL);
-    world.server.next(Op::Acquire, [Fate::Fail; 500]);
-    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
+    world.server.next(Op::Acquire, [Fate::Fail]);
+    let waiting = tokio::spawn(world.locks.lock("a").wait_for(3 * SECOND).into_future());
+    // The first answer is busy.
+    world.settle().await;
+    world.server.next(Op::Try, [Fate::Fail; 500]);
+    let error = waiting.await.unwrap().unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
 }
 

@@ -48,6 +48,9 @@ async fn a_server_that_went_down_is_not_called_busy() {
         let locks = world.locks.clone();
         async move { locks.lock("a").await }
     });
+    // The first answer is busy.
+    world.settle().await;
+    world.server.next(Op::Try, [Fate::Fail; 1000]);
     world.pass(2 * TTL).await;
     for wait in [Duration::ZERO, SECOND] {
         let error = world.locks.lock("a").wait_for(wait).await.unwrap_err();
