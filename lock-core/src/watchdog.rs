@@ -34,6 +34,12 @@ pub(crate) struct Watchdog {
     alarm: Arc<Alarm>,
 }
 
+/// The part of its ttl by which a lease is renewed sooner if another one is due: many that are asked for together cost a client and
+/// its server less than each for itself.
+const COMPANY: u32 = 1000;
+/// The same for the longest of leases.
+const LONGEST_COMPANY: Duration = Duration::from_millis(50);
+
 /// Wakes the watchdog out of turn.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
@@ -63,6 +69,32 @@ struct Entry {
     lease: Lease,
     due: Stamp,
     guards: Guards,
+}
+
+impl State {
+    /// Takes what is to be renewed before long.
+    fn company(&mut self, now: Stamp) -> Vec<Lease> {
+        let Self { leases, schedule, .. } = self;
+        let soon = schedule.range(..=(now + LONGEST_COMPANY, u64::MAX)).copied();
+        let taken: Vec<_> = soon
+            .filter(|(at, serial)| {
+                leases.get(serial).is_some_and(|entry| {
+                    // One that is being renewed, or is not to be, is due at its deadline.
+                    let waits = entry.due < entry.lease.deadline() && entry.guards.iter().any(|held| held.renews());
+                    waits && at.since(now) <= entry.lease.ttl() / COMPANY
+                })
+            })
+            .collect();
+        let mut due = Vec::with_capacity(taken.len());
+        for (at, serial) in taken {
+            let Some(entry) = leases.get_mut(&serial) else { continue };
+            schedule.remove(&(at, serial));
+            entry.due = entry.lease.deadline();
+            schedule.insert((entry.due, serial));
+            due.push(entry.lease.clone());
+        }
+        due
+    }
 }
 
 /// The guards that one lease keeps. Mostly it is one, which takes no map.
@@ -231,6 +263,9 @@ impl Watchdog {
                 // A renewal ends, and sets the next time, well before the deadline.
                 entry.due = entry.lease.deadline();
                 schedule.insert((entry.due, serial));
+            }
+            if !due.is_empty() {
+                due.extend(state.company(now));
             }
             let next = [state.schedule.first().map(|s| s.0), state.limits.first().map(|l| l.0)];
             let next = next.into_iter().flatten().min();

@@ -5,14 +5,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lock_core::{Claim, FencingToken, Grant, LossReason, OwnerId, Revoker};
-use tokio::sync::mpsc;
+use tokio::sync::watch;
 
 /// Those who wait, and those who hold.
 #[derive(Clone, Default)]
 pub(crate) struct Listeners(Arc<Mutex<HashMap<OwnerId, Listener>>>);
 
 enum Listener {
-    Waiting(mpsc::UnboundedSender<Push>),
+    Waiting(watch::Sender<Option<Push>>),
     Holding(Claim, Revoker),
 }
 
@@ -33,7 +33,9 @@ pub(crate) enum Push {
 impl Listeners {
     /// Listens for a claim that waits, until the ticket is dropped.
     pub(crate) fn wait(&self, owner: OwnerId) -> Ticket {
-        let (tell, told) = mpsc::unbounded_channel();
+        // Every acquisition has one, and few are told anything. The last word makes void what was told before it: a refresh
+        // finds out whatever was missed.
+        let (tell, told) = watch::channel(None);
         self.lock().insert(owner, Listener::Waiting(tell));
         Ticket {
             listeners: self.clone(),
@@ -71,7 +73,7 @@ impl Listeners {
         let mut listeners = self.lock();
         match (listeners.get(&owner), told) {
             (Some(Listener::Waiting(tell)), Told::Push(push)) => {
-                let _ = tell.send(push);
+                tell.send_replace(Some(push));
             }
             (Some(Listener::Holding(_, revoker)), Told::Taken) => {
                 revoker.revoke(LossReason::NotHeld);
@@ -91,22 +93,23 @@ impl Listeners {
 pub(crate) struct Ticket {
     listeners: Listeners,
     owner: OwnerId,
-    told: mpsc::UnboundedReceiver<Push>,
+    told: watch::Receiver<Option<Push>>,
 }
 
 impl Ticket {
-    /// `None` if the claim was forgotten.
+    /// The last push that was not seen yet; `None` if the claim was forgotten. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Option<Push> {
-        self.told.recv().await
+        self.told.changed().await.ok()?;
+        *self.told.borrow_and_update()
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.told.close();
         let mut listeners = self.listeners.lock();
+        // Another may listen for the same owner by now.
         if let Some(Listener::Waiting(tell)) = listeners.get(&self.owner)
-            && tell.is_closed()
+            && tell.subscribe().same_channel(&self.told)
         {
             listeners.remove(&self.owner);
         }
@@ -176,7 +179,8 @@ mod tests {
         let mut second = listeners.wait(owner);
         drop(first);
         listeners.hear(format!("first {owner} 9").as_bytes());
-        assert_eq!(second.told.try_recv(), Ok(Push::First(Duration::from_millis(9))));
+        let told = *second.told.borrow_and_update();
+        assert_eq!(told, Some(Push::First(Duration::from_millis(9))));
         drop(second);
         assert!(listeners.lock().is_empty());
     }

@@ -44,6 +44,24 @@ async fn leases_that_were_taken_at_once_are_not_renewed_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn many_leases_are_renewed_in_company() {
+    const LEASES: usize = 1000;
+    let world = World::new();
+    let mut guards = Vec::new();
+    for n in 0..LEASES {
+        guards.push(world.locks.lock(format!("n{n}")).await.unwrap());
+    }
+    world.pass(BEAT + SECOND).await;
+    assert!(guards.iter().all(|guard| guard.is_held()));
+    let mut at = world.server.times(Op::Renew);
+    assert!(at.len() >= LEASES);
+    at.dedup();
+    // The first are due in half of a beat, about five in each millisecond: that many go together at the most.
+    let together = BEAT.as_millis() as usize / 2 / (TTL.as_millis() as usize / 1000);
+    assert!(at.len() <= together + 50, "{}", at.len());
+}
+
+#[tokio::test(start_paused = true)]
 async fn ten_thousand_guards_on_one_lease_are_one_renewal() {
     let world = World::with(|server| server.sharing());
     let mut guards = Vec::new();
