@@ -48,7 +48,9 @@ const REDIS: &str = "### Bars that are missed in most runs, and why
   (the least of 25 rounds of 2000 commands each; AMD EPYC, Redis 8.0.2). So where the server is the bound, two scripts that did nothing would come to half
   the rate of the floor. The columns of B2 tell what else a pair takes of the processors.
 - **B3.** A section is one hand-over, which draws its token on the server, so there is at most one for each round trip. Five times the
-  fastest peer would be more than one for each.
+  fastest peer would be more than one for each. What a section takes beside a round trip is the script's time, the client's own
+  (its instructions are counted at the end of this page), and the waking of one thread by another; how much the last one is was not
+  measured.
 ";
 
 const POSTGRES: &str = "### Bars that are missed in most runs, and why
