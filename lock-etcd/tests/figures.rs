@@ -189,22 +189,45 @@ async fn hand_overs_between(server: &Server, clients: &[EtcdLock; 2], name: &str
 
 #[tokio::test]
 async fn the_server_watches_nothing_for_waits_that_are_over() {
-    const ROUNDS: usize = 300;
-    /// What a client goes on watching at most, and the lease of each.
-    const MOST: u64 = 256 + 2;
+    const ROUNDS: usize = 30;
     let server = start().await;
     // Clients that go end their watches with their connections; these stay.
     let clients = [client(&server).await, client(&server).await];
     for round in 0..ROUNDS {
         hand_overs_between(&server, &clients, &format!("n{round}"), 1).await;
     }
-    // At the end each watches the lease that it goes on keeping. Before, in half of the time that watches stay at the longest,
-    // no more than may stay.
-    for (most, limit) in [(MOST, 5), (clients.len() as u64, 30)] {
-        let settled = until(async || watchers(&server).await <= most);
-        if tokio::time::timeout(Duration::from_secs(limit), settled).await.is_err() {
-            panic!("{} watches", watchers(&server).await);
-        }
+    // Each watches the lease that it goes on keeping.
+    until(async || watchers(&server).await <= clients.len() as u64).await;
+}
+
+#[tokio::test]
+async fn of_many_waits_that_are_over_at_once_few_are_watched_on() {
+    const NAMES: u64 = 300;
+    /// What a client goes on watching at most, and the lease of each.
+    const MOST: u64 = 256 + 2;
+    /// Less than a watch goes on without a crowd.
+    const SOON: Duration = Duration::from_secs(2);
+    let server = start().await;
+    let clients = [Locks::new(client(&server).await), Locks::new(client(&server).await)];
+    let [held, waiting] = clients.each_ref().map(|locks| {
+        let asked = |n| tokio::spawn(locks.lock(format!("n{n}")).ttl(LONG).into_future());
+        move || (0..NAMES).map(asked).collect::<Vec<_>>()
+    });
+    let mut guards = Vec::new();
+    for guard in held() {
+        guards.push(guard.await.unwrap().unwrap());
+    }
+    let waiting = waiting();
+    // Its own key and the one before it, for each.
+    until(async || watchers(&server).await >= 2 * NAMES).await;
+    drop(guards);
+    let mut granted = Vec::new();
+    for guard in waiting {
+        granted.push(guard.await.unwrap().unwrap());
+    }
+    let thinned = until(async || watchers(&server).await <= MOST);
+    if tokio::time::timeout(SOON, thinned).await.is_err() {
+        panic!("{} watches", watchers(&server).await);
     }
 }
 
