@@ -9,6 +9,8 @@
 //!
 //! The rule for failures: before the server has answered at all, a failure is an error at once. After one "busy",
 //! failures are retried until the wait is over, and the last answer decides between "timed out" and "unavailable".
+//! Waiters in the local queue wait for the first answer to a sibling. A failure of its first request is theirs too; a failure
+//! of one that is repeated, or of a hand-over, is not: their own time for a first answer goes on.
 
 use std::future::Future;
 use std::pin::pin;
@@ -17,12 +19,13 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::ask::{ask, unbroken};
+use crate::ask::unbroken;
 use crate::engine::{Core, runtime_ended};
-use crate::guard::{Held, LockGuard};
+use crate::guard::LockGuard;
+use crate::pending::{Outcome, Pending, signal};
 use crate::queue::{Entered, Next, Ticket, Turn};
 use crate::request::Wish;
-use crate::{Attempt, Busy, BusySignal, Claim, LockError, Stamp};
+use crate::{Attempt, Busy, LockError, Stamp};
 
 /// How long an answer is waited for at least, however short the wait that was asked for.
 const ONE_TRIP: Duration = Duration::from_secs(1);
@@ -30,6 +33,7 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
 /// One acquisition, driven by a task of the client's own.
+#[derive(Clone)]
 pub(crate) struct Acquisition {
     core: Arc<Core>,
     wish: Arc<Wish>,
@@ -80,7 +84,7 @@ impl Acquisition {
         let mut waited_at_server = false;
         let (mut pending, mut answer, mut told_busy) = match self.enter(caller).await? {
             Place::Handed(guard) => return Ok(guard),
-            Place::Asked { pending, answer } => (pending, answer, true),
+            Place::Asked { pending, answer } => (pending, *answer, true),
             Place::Turn { turn, mut told_busy } => {
                 let mut pending = Pending::new(Arc::clone(&self.core), self.wish.claim(), turn);
                 let attempt = if self.is_over() {
@@ -115,7 +119,7 @@ impl Acquisition {
                     }
                 }
                 Err(error) => {
-                    pending.failed(&error);
+                    pending.failed(&error, !told_busy);
                     if !told_busy {
                         return Err(error);
                     }
@@ -148,9 +152,7 @@ impl Acquisition {
         told_busy: &mut bool,
     ) -> Result<Result<Attempt, LockError>, LockError> {
         pending.send();
-        let (tell, mut told) = oneshot::channel();
-        // Nobody listens any more if the answer came at the same time.
-        let busy = BusySignal::new(move |busy| drop(tell.send(busy)));
+        let (busy, mut told) = signal();
         let backend = &self.core.backend;
         let request = async { backend.try_then_wait(pending.claim(), self.deadline, busy).await };
         let mut request = pin!(unbroken("acquire", request));
@@ -205,6 +207,9 @@ impl Acquisition {
             if let Some(busy) = ticket.busy() {
                 return Err(self.timed_out(busy));
             }
+            if let Some(failure) = ticket.failure() {
+                return Err(failure);
+            }
         }
         // Nobody has heard from the server so far. Whatever it says next is taken for an answer.
         let mut ticket = match self.join(false) {
@@ -235,13 +240,12 @@ impl Acquisition {
         match next {
             Next::Turn { turn, told_busy } => Ok(Place::Turn { turn, told_busy }),
             Next::Handed(guard) => Ok(Place::Handed(guard)),
-            Next::Asked { pending, answer } => Ok(Place::Asked { pending, answer }),
-            Next::Refused(busy) => Err(self.timed_out(busy)),
-            Next::Failed { operation, message } => Err(LockError::Unavailable {
-                operation,
-                message,
-                source: None,
+            Next::Asked { pending, answer } => Ok(Place::Asked {
+                pending,
+                answer: Box::new(answer),
             }),
+            Next::Refused(busy) => Err(self.timed_out(busy)),
+            Next::Failed(failure) => Err(failure.into()),
         }
     }
 
@@ -327,147 +331,6 @@ enum Place {
     Handed(LockGuard),
     Asked {
         pending: Pending,
-        answer: Result<Busy, LockError>,
+        answer: Box<Result<Busy, LockError>>,
     },
-}
-
-pub(crate) enum Outcome {
-    Guard(LockGuard),
-    Busy(Busy),
-}
-
-/// A claim that is at the server and not a guard yet. Dropping it cleans up: whatever the server may have done with the
-/// claim is undone before the turn passes on.
-pub(crate) struct Pending {
-    core: Arc<Core>,
-    claim: Claim,
-    turn: Option<Turn>,
-    /// Whether the server may know of the claim.
-    sent: bool,
-}
-
-impl Pending {
-    pub(crate) fn new(core: Arc<Core>, claim: Claim, turn: Turn) -> Self {
-        Self {
-            core,
-            claim,
-            turn: Some(turn),
-            sent: false,
-        }
-    }
-
-    pub(crate) fn claim(&self) -> &Claim {
-        &self.claim
-    }
-
-    /// The claim is about to be sent.
-    pub(crate) fn send(&mut self) {
-        self.sent = true;
-    }
-
-    async fn try_acquire(&mut self, limit: Duration) -> Result<Attempt, LockError> {
-        self.send();
-        ask("acquire", limit, async {
-            self.core.backend.try_acquire(&self.claim).await
-        })
-        .await
-    }
-
-    /// Waits at the server. After a failure nobody here knows that the name is busy, so that is told again then.
-    async fn acquire(&mut self, deadline: Option<Stamp>, failed: bool) -> Result<Attempt, LockError> {
-        self.send();
-        let backend = &self.core.backend;
-        if !failed {
-            return unbroken("acquire", async { backend.acquire(&self.claim, deadline).await }).await;
-        }
-        let (tell, mut told) = oneshot::channel();
-        let busy = BusySignal::new(move |busy| drop(tell.send(busy)));
-        let request = async { backend.try_then_wait(&self.claim, deadline, busy).await };
-        let mut request = pin!(unbroken("acquire", request));
-        tokio::select! {
-            biased;
-            done = &mut request => {
-                self.hears(&mut told);
-                return done;
-            }
-            Ok(busy) = &mut told => self.told(&busy),
-        }
-        request.await
-    }
-
-    /// Whether the server said busy in the meantime, which is passed on.
-    fn hears(&self, told: &mut oneshot::Receiver<Busy>) -> bool {
-        let busy = told.try_recv();
-        if let Ok(busy) = &busy {
-            self.told(busy);
-        }
-        busy.is_ok()
-    }
-
-    /// The server's answer is busy, which leaves nothing behind.
-    pub(crate) fn busy(&mut self, busy: &Busy) {
-        self.sent = false;
-        self.told(busy);
-    }
-
-    /// The server said busy, and the claim may wait there.
-    fn told(&self, busy: &Busy) {
-        if let Some(turn) = &self.turn {
-            turn.busy(busy);
-        }
-    }
-
-    fn failed(&self, error: &LockError) {
-        if let Some(turn) = &self.turn {
-            turn.failed(error);
-        }
-    }
-
-    /// Makes a guard of a grant.
-    ///
-    /// A grant whose lease has run out by the time it is looked at does not count; the claim stays to be cleaned up.
-    pub(crate) fn accept(&mut self, attempt: Attempt, wish: &Wish) -> Result<Outcome, LockError> {
-        let grant = match attempt {
-            Attempt::Busy(busy) => return Ok(Outcome::Busy(busy)),
-            Attempt::Granted(grant) => grant,
-        };
-        if grant.claim != self.claim {
-            return Err(LockError::Unavailable {
-                operation: "acquire",
-                message: "the backend granted another claim; please report it to its authors".to_owned(),
-                source: None,
-            });
-        }
-        let now = self.core.clock.now();
-        if !grant.lease.is_valid(now) || grant.revoked().is_some() {
-            return Err(LockError::Unavailable {
-                operation: "acquire",
-                message: "the grant arrived after its lease had run out".to_owned(),
-                source: None,
-            });
-        }
-        let Some(turn) = self.turn.take() else {
-            return Err(runtime_ended());
-        };
-        self.sent = false;
-        turn.held(&self.claim, grant.token);
-        let held = Held::new(Arc::clone(&self.core), grant, turn, wish, now);
-        let guard = LockGuard::new(held);
-        // A shutdown that began meanwhile may not have seen this one; dropping it releases.
-        if self.core.closing.is_cancelled() {
-            Err(LockError::Closed)
-        } else {
-            Ok(Outcome::Guard(guard))
-        }
-    }
-}
-
-impl Drop for Pending {
-    fn drop(&mut self) {
-        if self.sent
-            && let Some(turn) = self.turn.take()
-        {
-            self.core.clean_up(self.claim.clone(), turn);
-        }
-    }
 }

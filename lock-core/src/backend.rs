@@ -95,7 +95,8 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         }
     }
 
-    /// Releases `from` and acquires `to`, of the same queue key, in one step where the server can.
+    /// Releases `from` and acquires `to`, in one step where the server can. The core asks for claims of the same queue key
+    /// only; of others, the second one is that of another lock, and must not be taken for that of the first.
     ///
     /// # Errors
     ///
@@ -150,6 +151,19 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         Err(LockError::NotSupported {
             operation: "asking for the version of what keeps the locks",
         })
+    }
+
+    /// Settings of the server that the backend works with, and that put locks at risk: one sentence each, which says what can
+    /// happen and what to set instead. `fencelock check` prints them. Settings that the backend refuses to work with are errors at
+    /// connect and not listed here.
+    ///
+    /// The provided one returns none.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed.
+    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        Ok(Vec::new())
     }
 
     /// Ends what the client keeps on the server: leases and sessions do not outlive it.
@@ -253,6 +267,10 @@ macro_rules! forward {
 
             async fn backend_version(&self) -> Result<BackendVersion, LockError> {
                 self.deref().backend_version().await
+            }
+
+            async fn warnings(&self) -> Result<Vec<String>, LockError> {
+                self.deref().warnings().await
             }
 
             async fn close(&self) -> Result<(), LockError> {

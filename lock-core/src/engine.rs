@@ -3,10 +3,8 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio::sync::{OnceCell, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -18,10 +16,11 @@ use crate::ask::ask;
 use crate::guard::LockGuard;
 use crate::locks::{Locks, Options};
 use crate::queue::LocalQueue;
+use crate::release_slots::ReleaseSlots;
 use crate::request::Wish;
 use crate::stats::{Counters, Gauge};
 use crate::watchdog::Watchdog;
-use crate::{Capabilities, Clock, DistributedLock, LockError, LossReason, background};
+use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason};
 
 /// What all clones of a client share.
 pub(crate) struct Core {
@@ -30,12 +29,11 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) ttl: Duration,
     pub(crate) op_timeout: Duration,
-    runtime: Option<Handle>,
-    /// Whether the runtime that the user brought has ended. The background thread takes over then.
-    runtime_ended: AtomicBool,
+    pub(crate) executor: Executor,
     pub(crate) queue: Arc<LocalQueue>,
     pub(crate) watchdog: Watchdog,
     pub(crate) stats: Counters,
+    pub(crate) release_slots: ReleaseSlots,
     tasks: TaskTracker,
     pub(crate) closing: CancellationToken,
     /// How many locks could not be released at the end.
@@ -50,25 +48,20 @@ impl Core {
             ttl: options
                 .ttl
                 .unwrap_or(Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl)),
-            op_timeout: options.op_timeout.unwrap_or(capabilities.op_timeout),
-            runtime: options.runtime,
-            runtime_ended: AtomicBool::new(false),
+            op_timeout: options
+                .op_timeout
+                .unwrap_or(capabilities.op_timeout)
+                .min(Options::MAX_OP_TIMEOUT),
+            executor: Executor::new(options.runtime),
             capabilities,
             backend: Arc::new(backend),
             queue: Arc::default(),
             watchdog: Watchdog::default(),
             stats: Counters::default(),
+            release_slots: ReleaseSlots::default(),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             closed: OnceCell::new(),
-        }
-    }
-
-    /// Where the work is done.
-    pub(crate) fn handle(&self) -> Result<Handle, LockError> {
-        match &self.runtime {
-            Some(handle) if !self.runtime_ended.load(Ordering::Acquire) => Ok(handle.clone()),
-            _ => background(),
         }
     }
 
@@ -76,13 +69,7 @@ impl Core {
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<(), LockError> {
         // It is some kilobytes, and is moved several times on its way.
         let work = Box::pin(work);
-        self.tasks.spawn_on(work.in_current_span(), &self.handle()?);
-        Ok(())
-    }
-
-    /// The runtime that the user brought is gone.
-    pub(crate) fn leave_runtime(&self) {
-        self.runtime_ended.store(true, Ordering::Release);
+        self.executor.spawn(self.tasks.track_future(work.in_current_span()))
     }
 
     /// Keeps a shutdown from ending before what the caller is about to start.
@@ -103,16 +90,25 @@ impl Core {
     }
 
     pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish) -> Result<LockGuard, LockError> {
-        let starting = self.about_to_start();
-        if self.closing.is_cancelled() {
-            return Err(LockError::Closed);
-        }
+        Options::usable_op_timeout(self.op_timeout)?;
         let span = tracing::debug_span!("lock", name = %wish.name, ttl = ?wish.ttl);
-        let (tell, told) = oneshot::channel();
         let acquisition = Acquisition::new(Arc::clone(self), wish);
-        self.spawn(acquisition.run(tell).instrument(span))?;
-        drop(starting);
-        told.await.unwrap_or_else(|_| Err(runtime_ended()))
+        loop {
+            let starting = self.about_to_start();
+            if self.closing.is_cancelled() {
+                return Err(LockError::Closed);
+            }
+            let may_end = self.executor.is_on_chosen_runtime();
+            let (tell, told) = oneshot::channel();
+            self.spawn(acquisition.clone().run(tell).instrument(span.clone()))?;
+            drop(starting);
+            match told.await {
+                Ok(outcome) => return outcome,
+                // It went down with the runtime that the user chose, and starts again on the background thread.
+                Err(_) if may_end && !self.executor.is_on_chosen_runtime() => {}
+                Err(_) => return Err(runtime_ended()),
+            }
+        }
     }
 
     /// One request to the backend, made where the work is done.
@@ -121,6 +117,7 @@ impl Core {
         operation: &'static str,
         request: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
+        Options::usable_op_timeout(self.op_timeout)?;
         let starting = self.about_to_start();
         if self.closing.is_cancelled() {
             return Err(LockError::Closed);
@@ -140,9 +137,9 @@ impl Core {
         let core = Arc::clone(self);
         let (tell, told) = oneshot::channel();
         // Not among the tasks that a shutdown waits for.
-        self.handle()?.spawn(async move {
+        self.executor.spawn(Box::pin(async move {
             let _ = tell.send(core.end().await);
-        });
+        }))?;
         told.await.unwrap_or_else(|_| Err(runtime_ended()))
     }
 
@@ -165,7 +162,10 @@ impl Core {
             0 => Ok(()),
             n => Err(LockError::Unavailable {
                 operation: "shutdown",
-                message: format!("{n} held locks could not be released; the server frees them when their ttl is over"),
+                message: format!(
+                    "{n} held locks could not be released one by one; those that the server keeps by the client's session are \
+                     free when it notices the end of that, all others when their ttl is over"
+                ),
                 source: None,
             }),
         }

@@ -123,6 +123,14 @@ impl LockError {
         }
     }
 
+    /// What failed, and how: for a second caller that waited for the same request. `operation` if the error names none.
+    pub(crate) fn operation_and_message(&self, operation: &'static str) -> (&'static str, String) {
+        match self {
+            Self::Unavailable { operation, message, .. } => (operation, message.clone()),
+            other => (operation, other.to_string()),
+        }
+    }
+
     /// Whether the same call may succeed later without anyone changing anything.
     #[must_use]
     pub fn is_retryable(&self) -> bool {

@@ -28,6 +28,9 @@ pub struct Holder {
     pub remaining: Option<Duration>,
     /// The key under which the server keeps it, where that is not the name itself.
     pub key: Option<String>,
+    /// After a forced release that had to end more than this lock: how many other locks of the holder ended with it. `None` if the
+    /// lock was released alone.
+    pub also_released: Option<u64>,
 }
 
 impl Holder {

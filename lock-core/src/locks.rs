@@ -53,15 +53,35 @@ impl Options {
         self
     }
 
+    /// The longest limit for one request. Longer ones count as this one: they could not be added to a clock.
+    pub const MAX_OP_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
+    /// `limit` for one request as clients and backends use it: at most [`MAX_OP_TIMEOUT`](Self::MAX_OP_TIMEOUT).
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Configuration`] if it is zero, as no request could be answered in time.
+    pub fn usable_op_timeout(limit: Duration) -> Result<Duration, LockError> {
+        if limit.is_zero() {
+            return Err(LockError::configuration(
+                "op_timeout is zero, so that no request could be answered in time; give more, such as 5s",
+            ));
+        }
+        Ok(limit.min(Self::MAX_OP_TIMEOUT))
+    }
+
     /// How long one request to the server may take before it counts as failed; the backend's own limit by default.
-    /// Renewals use at most a quarter of their ttl.
+    /// Renewals use at most a quarter of their ttl. At most a day; with zero every request is a
+    /// [`LockError::Configuration`].
     pub fn op_timeout(mut self, limit: Duration) -> Self {
         self.op_timeout = Some(limit);
         self
     }
 
     /// Runs everything on that runtime instead of the background thread. Saves a switch of threads per call. If the
-    /// runtime is blocked, renewals are late; if it ends, locks are lost.
+    /// runtime is blocked, renewals are late. If it ends, the client goes on on the background thread: requests to the server
+    /// that were under way fail, waits start anew, and locks stay held unless the server kept them by a connection that ended with
+    /// the runtime. Those are lost at once.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
@@ -190,6 +210,19 @@ impl Locks {
         let backend = Arc::clone(&self.core.backend);
         self.core
             .call("backend_version", async move { backend.backend_version().await })
+            .await
+    }
+
+    /// Settings of the server that the backend works with, and that put locks at risk. Empty if there are none, or if the backend
+    /// does not look.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Unavailable`] if the backend failed.
+    pub async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        let backend = Arc::clone(&self.core.backend);
+        self.core
+            .call("warnings", async move { backend.warnings().await })
             .await
     }
 

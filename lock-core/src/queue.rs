@@ -11,8 +11,8 @@ use std::time::SystemTime;
 
 use tokio::sync::oneshot;
 
-use crate::acquire::Pending;
 use crate::guard::LockGuard;
+use crate::pending::Pending;
 use crate::request::Wish;
 use crate::{Busy, Claim, FencingToken, Holder, LockError, Stamp};
 
@@ -29,6 +29,8 @@ struct Slot {
     known: Option<Known>,
     /// Waiters up to this serial have been told that the lock is held.
     told_up_to: u64,
+    /// The last failure of a waiter that goes on trying, until the server answers again.
+    failure: Option<Box<RequestFailure>>,
     serial: u64,
     /// Most locks never have any.
     waiters: Option<Box<Waiters>>,
@@ -64,6 +66,36 @@ enum Known {
     },
 }
 
+/// Why a request failed that siblings waited for.
+#[derive(Clone)]
+pub(crate) struct RequestFailure {
+    /// Waiters up to this serial were there when it failed.
+    up_to: u64,
+    operation: &'static str,
+    message: String,
+}
+
+impl RequestFailure {
+    fn new(error: &LockError, up_to: u64) -> Self {
+        let (operation, message) = error.operation_and_message("acquire");
+        Self {
+            up_to,
+            operation,
+            message,
+        }
+    }
+}
+
+impl From<RequestFailure> for LockError {
+    fn from(failure: RequestFailure) -> Self {
+        Self::Unavailable {
+            operation: failure.operation,
+            message: failure.message,
+            source: None,
+        }
+    }
+}
+
 /// Someone who waits for the turn.
 pub(crate) struct Waiter {
     serial: u64,
@@ -86,7 +118,7 @@ pub(crate) enum Next {
     /// It did not want to wait, and the lock is busy.
     Refused(Busy),
     /// The request it waited for could not reach the server.
-    Failed { operation: &'static str, message: String },
+    Failed(RequestFailure),
 }
 
 pub(crate) enum Entered {
@@ -201,6 +233,13 @@ impl Ticket {
         self.told_busy || slots.get(&self.key).is_some_and(|slot| self.serial <= slot.told_up_to)
     }
 
+    /// Why the last request failed that this waiter was there for; `None` if the server has answered since.
+    pub(crate) fn failure(&self) -> Option<LockError> {
+        let slots = self.queue.lock();
+        let failure = slots.get(&self.key)?.failure.as_deref()?;
+        (self.serial <= failure.up_to).then(|| failure.clone().into())
+    }
+
     /// Who holds the lock by the last word on it; `None` if there was none, or if the last word was a failure.
     pub(crate) fn busy(&self) -> Option<Busy> {
         self.queue.lock().get(&self.key).and_then(|slot| slot.busy())
@@ -252,32 +291,35 @@ impl Turn {
         }
     }
 
-    /// The server could not be asked. What it said before counts no more, and whoever waited for a first answer fails
-    /// with this one.
-    pub(crate) fn failed(&self, error: &LockError) {
-        let failed: Vec<_> = {
+    /// The server could not be asked. What it said before counts no more. Waiters that take the next answer get this one.
+    ///
+    /// `is_final`: the request was the first one, and is not repeated. Then the waiters that wait for a first answer get this
+    /// one too. Otherwise their own time for it goes on, as the owner of the turn tries again.
+    pub(crate) fn failed(&self, error: &LockError, is_final: bool) {
+        let (failure, failed) = {
             let mut slots = self.queue.lock();
             let Some(slot) = slots.get_mut(&self.key) else { return };
             slot.stage = Stage::Asking;
             slot.known = None;
-            let told_up_to = slot.told_up_to;
+            let (told_up_to, failure) = (slot.told_up_to, RequestFailure::new(error, slot.serial));
+            slot.failure = Some(Box::new(failure.clone()));
             let Some(waiters) = &mut slot.waiters else { return };
             // Those who were not told stand behind those who were.
-            let first = waiters
-                .patient
-                .partition_point(|w| w.told_busy || w.serial <= told_up_to);
-            waiters
+            let first = match is_final {
+                true => waiters
+                    .patient
+                    .partition_point(|w| w.told_busy || w.serial <= told_up_to),
+                false => waiters.patient.len(),
+            };
+            let failed: Vec<_> = waiters
                 .patient
                 .drain(first..)
                 .chain(waiters.impatient.drain(..))
-                .collect()
+                .collect();
+            (failure, failed)
         };
         for waiter in failed {
-            let (operation, message) = match error {
-                LockError::Unavailable { operation, message, .. } => (*operation, message.clone()),
-                other => ("acquire", other.to_string()),
-            };
-            let _ = waiter.reply.send(Next::Failed { operation, message });
+            let _ = waiter.reply.send(Next::Failed(failure.clone()));
         }
     }
 
@@ -301,6 +343,7 @@ impl Turn {
             slot.stage = Stage::Busy;
             slot.known = Some(known);
             slot.told_up_to = slot.serial;
+            slot.failure = None;
             let impatient = slot.waiters.as_mut().map(|waiters| &mut waiters.impatient);
             let refused = impatient.map(std::mem::take).unwrap_or_default();
             let busy = if refused.is_empty() { None } else { slot.busy() };

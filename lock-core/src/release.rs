@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::acquire::{Outcome, Pending};
 use crate::ask::ask;
 use crate::engine::Core;
+use crate::pending::{Outcome, Pending};
 use crate::queue::{Next, Turn, Waiter};
 use crate::{Claim, LockError, Released};
 
@@ -17,6 +17,7 @@ const LAST_RETRY: Duration = Duration::from_secs(1);
 impl Core {
     /// Lets go of a lock that was held, in favour of the next in the local queue if there is one.
     pub(crate) async fn let_go(self: &Arc<Self>, claim: Claim, turn: Turn) -> Result<Released, LockError> {
+        let unreleased = Unreleased::new(self, &claim);
         turn.releasing();
         let outcome = match self.next_here(&turn) {
             Some(waiter) => self.hand_over(&claim, turn, waiter).await,
@@ -26,10 +27,11 @@ impl Core {
                 outcome
             }
         };
-        match outcome {
-            Ok(Released::Released) => self.stats.released.add(),
-            Ok(Released::NotHeld) => {}
-            Err(_) => self.retry_release(claim),
+        if let Ok(released) = outcome {
+            unreleased.done();
+            if released == Released::Released {
+                self.stats.released.add();
+            }
         }
         outcome
     }
@@ -40,10 +42,11 @@ impl Core {
         self.stats.abandoned.add();
         let core = Arc::clone(self);
         let work = async move {
+            let unreleased = Unreleased::new(&core, &claim);
             let outcome = core.release_once(&claim).await;
             drop(turn);
-            if outcome.is_err() {
-                core.retry_release(claim);
+            if outcome.is_ok() {
+                unreleased.done();
             }
         };
         if let Err(error) = self.spawn_release(self.stats.releasing.hold(), work) {
@@ -91,9 +94,10 @@ impl Core {
             Ok(handed) => (Ok(handed.from), to.accept(handed.to, &wish)),
             // Nothing is known of either claim: the caller sees to `from`, the waiter to its own.
             Err(error) => {
+                let (operation, message) = error.operation_and_message("hand-over");
                 let told = LockError::Unavailable {
-                    operation: "hand-over",
-                    message: error.to_string(),
+                    operation,
+                    message,
                     source: None,
                 };
                 (Err(error), Err(told))
@@ -119,7 +123,12 @@ impl Core {
     }
 
     async fn release_once(&self, claim: &Claim) -> Result<Released, LockError> {
-        ask("release", self.op_timeout, async { self.backend.release(claim).await }).await
+        let _slot = self.release_slots.take(self.op_timeout).await?;
+        let outcome = ask("release", self.op_timeout, async { self.backend.release(claim).await }).await;
+        if outcome.is_ok() {
+            self.release_slots.answered();
+        }
+        outcome
     }
 
     /// Goes on trying until it works, or until the server must have let go by itself.
@@ -127,23 +136,24 @@ impl Core {
         let core = Arc::clone(self);
         let until = self.clock.now() + claim.ttl();
         let work = async move {
+            let unreleased = Unreleased::new(&core, &claim);
             let mut pause = FIRST_RETRY;
             loop {
                 core.stats.release_errors.add();
                 if core.clock.now() >= until {
-                    return;
+                    return unreleased.done();
                 }
                 // At the end nobody waits for a whole ttl.
                 if core.closing.is_cancelled() {
                     core.stats.unreleased.add();
-                    return;
+                    return unreleased.done();
                 }
                 tokio::select! {
                     () = tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())) => {}
                     () = core.closing.cancelled() => {}
                 }
                 match core.release_once(&claim).await {
-                    Ok(_) => return,
+                    Ok(_) => return unreleased.done(),
                     Err(error) => tracing::warn!(name = %claim.name(), %error, "release failed; trying again"),
                 }
                 pause = (pause * 2).min(LAST_RETRY);
@@ -151,6 +161,35 @@ impl Core {
         };
         if let Err(error) = self.spawn_release(self.stats.releasing.hold(), work) {
             tracing::warn!(%error, "a failed release could not be tried again");
+        }
+    }
+}
+
+/// A claim whose release has not been acknowledged. Dropping it has the release tried again, also when a task is dropped with its
+/// runtime.
+struct Unreleased {
+    core: Arc<Core>,
+    claim: Option<Claim>,
+}
+
+impl Unreleased {
+    fn new(core: &Arc<Core>, claim: &Claim) -> Self {
+        Self {
+            core: Arc::clone(core),
+            claim: Some(claim.clone()),
+        }
+    }
+
+    /// The server keeps the claim no longer, or nothing more can be done about it.
+    fn done(mut self) {
+        self.claim = None;
+    }
+}
+
+impl Drop for Unreleased {
+    fn drop(&mut self) {
+        if let Some(claim) = self.claim.take() {
+            self.core.retry_release(claim);
         }
     }
 }

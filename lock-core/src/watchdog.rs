@@ -12,9 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::task::AbortHandle;
 
-use crate::ask::ask;
+use crate::ask::unbroken;
 use crate::engine::Core;
 use crate::guard::Held;
 use crate::{Lease, LockError, LossReason, OwnerId, Renewal, Stamp};
@@ -61,7 +60,8 @@ struct State {
     schedule: BTreeSet<(Stamp, u64)>,
     /// Guards that end at a set time.
     limits: BTreeSet<(Stamp, OwnerId, u64)>,
-    task: Option<AbortHandle>,
+    /// Alive while the task is.
+    task: Weak<()>,
 }
 
 #[derive(Debug)]
@@ -187,7 +187,7 @@ impl Watchdog {
             earlier = true;
         }
         // A runtime that the user brought may have ended.
-        if state.task.as_ref().is_none_or(AbortHandle::is_finished) {
+        if state.task.strong_count() == 0 {
             state.task = held.core().start_watchdog();
         } else if earlier {
             self.alarm.notify.notify_one();
@@ -327,17 +327,22 @@ fn sooner(lease: &Lease, spread: f64) -> Duration {
 }
 
 impl Core {
-    fn start_watchdog(self: &Arc<Self>) -> Option<AbortHandle> {
+    fn start_watchdog(self: &Arc<Self>) -> Weak<()> {
+        let alive = Arc::new(());
+        let task = Arc::downgrade(&alive);
         // Neither keeps the client alive nor is waited for by a shutdown.
-        let core = Arc::downgrade(self);
-        let alarm = Arc::clone(&self.watchdog.alarm);
-        match self.handle() {
-            Ok(handle) => Some(handle.spawn(watch(core, alarm)).abort_handle()),
-            Err(error) => {
-                tracing::error!(%error, "locks are not renewed");
-                None
-            }
+        let post = Post {
+            core: Arc::downgrade(self),
+            begun: false,
+            _alive: alive,
+        };
+        if let Err(error) = self
+            .executor
+            .spawn(Box::pin(watch(post, Arc::clone(&self.watchdog.alarm))))
+        {
+            tracing::error!(%error, "locks are not renewed");
         }
+        task
     }
 
     fn spawn_renewal(self: &Arc<Self>, lease: Lease) {
@@ -348,15 +353,20 @@ impl Core {
                 return;
             }
             let asked = core.clock.now();
+            // Should this task be dropped with its runtime, the lease is due at once.
+            let mut renewing = Renewing {
+                core: &core,
+                lease: &lease,
+                due: asked,
+            };
             let outcome = core.renew(&lease).await;
-            let due = match outcome {
+            renewing.due = match outcome {
                 Ok(()) => asked + lease.ttl() / 3 - sooner(&lease, SPREAD),
                 Err(error) => {
                     tracing::warn!(?lease, %error, "renewal failed; trying again");
                     core.clock.now() + retry_pause(lease.ttl())
                 }
             };
-            core.watchdog.renewed(&lease, due.min(lease.deadline()));
         };
         if let Err(error) = self.spawn(work) {
             tracing::error!(%error, "a lease could not be renewed");
@@ -367,7 +377,9 @@ impl Core {
     pub(crate) async fn renew(&self, lease: &Lease) -> Result<(), LockError> {
         let limit = self.op_timeout.min(lease.ttl() / 4);
         let sent = self.clock.now();
-        let answer = ask("renewal", limit, async { self.backend.renew(lease).await }).await;
+        let renewal = unbroken("renewal", async { self.backend.renew(lease).await });
+        let answer = tokio::time::timeout(limit, renewal).await;
+        let answer = answer.unwrap_or_else(|_| Err(unanswered(limit, lease.ttl())));
         match answer {
             Ok(Renewal::Renewed) => {
                 self.stats.renewed.add();
@@ -386,10 +398,40 @@ impl Core {
     }
 }
 
-async fn watch(core: Weak<Core>, alarm: Arc<Alarm>) {
-    let post = Post(core);
+/// A renewal was not answered within `limit`.
+fn unanswered(limit: Duration, ttl: Duration) -> LockError {
+    if limit < ttl / 4 {
+        return LockError::no_answer("renewal", limit);
+    }
+    LockError::Unavailable {
+        operation: "renewal",
+        message: format!(
+            "no answer within {limit:?}, a quarter of the ttl of {ttl:?}; if round trips to the server take that long, raise \
+             the ttl"
+        ),
+        source: None,
+    }
+}
+
+/// A renewal under way. Dropping it sets when the lease is due again.
+struct Renewing<'a> {
+    core: &'a Core,
+    lease: &'a Lease,
+    due: Stamp,
+}
+
+impl Drop for Renewing<'_> {
+    fn drop(&mut self) {
+        self.core
+            .watchdog
+            .renewed(self.lease, self.due.min(self.lease.deadline()));
+    }
+}
+
+async fn watch(mut post: Post, alarm: Arc<Alarm>) {
+    post.begun = true;
     loop {
-        let nap = match post.0.upgrade() {
+        let nap = match post.core.upgrade() {
             Some(core) => core.watchdog.tick(&core),
             None => return,
         };
@@ -401,12 +443,17 @@ async fn watch(core: Weak<Core>, alarm: Arc<Alarm>) {
 }
 
 /// Notices that the watchdog's runtime has ended, and lets the background thread take over.
-struct Post(Weak<Core>);
+struct Post {
+    core: Weak<Core>,
+    /// Until then the executor sees to the task, and the caller may hold the mutex of the watchdog.
+    begun: bool,
+    _alive: Arc<()>,
+}
 
 impl Drop for Post {
     fn drop(&mut self) {
-        if let Some(core) = self.0.upgrade() {
-            core.leave_runtime();
+        if let Some(core) = self.core.upgrade().filter(|_| self.begun) {
+            core.executor.leave_chosen_runtime();
             core.watchdog.lock().task = core.start_watchdog();
         }
     }

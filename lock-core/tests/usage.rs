@@ -10,7 +10,9 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Claim, DistributedLock, LockError, LockName, Locks, LossReason, MemoryLock, ReleaseOutcome, Renew};
+use lock_core::{
+    Claim, DistributedLock, LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome, Renew,
+};
 
 #[tokio::test]
 async fn a_spawned_task_runs_a_body_under_the_lock() {
@@ -295,4 +297,23 @@ async fn a_client_that_was_shut_down_releases_and_refuses() {
     locks.shutdown().await.unwrap();
     assert!(Locks::new(memory).try_lock("a").await.unwrap().is_some());
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+}
+
+#[tokio::test]
+async fn any_limit_for_requests_but_zero_will_do() {
+    let with = |limit| Locks::with_options(MemoryLock::new(), Options::new().op_timeout(limit));
+    let locks = with(Duration::MAX);
+    let guard = locks.lock("a").await.unwrap();
+    assert!(locks.try_lock("a").await.unwrap().is_none());
+    guard.renew_now().await.unwrap();
+    guard.release().await.unwrap();
+    locks.shutdown().await.unwrap();
+    let locks = with(Duration::ZERO);
+    for error in [
+        locks.lock("a").await.map(drop).unwrap_err(),
+        locks.holder("a").await.map(drop).unwrap_err(),
+    ] {
+        assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+        assert!(error.to_string().contains("op_timeout is zero"), "{error}");
+    }
 }

@@ -52,6 +52,9 @@ impl DistributedLock for Echo {
     async fn backend_version(&self) -> Result<BackendVersion, LockError> {
         echo("own backend_version")
     }
+    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        echo("own warnings")
+    }
     async fn close(&self) -> Result<(), LockError> {
         echo("own close")
     }
@@ -88,6 +91,7 @@ async fn forwards_everything(lock: impl DistributedLock) {
     assert_eq!(told(lock.list("").await), "own list");
     assert_eq!(told(lock.force_release(&name).await), "own force_release");
     assert_eq!(told(lock.backend_version().await), "own backend_version");
+    assert_eq!(told(lock.warnings().await), "own warnings");
     assert_eq!(told(lock.close().await), "own close");
     assert_eq!(&*lock.queue_key(&name), "own queue_key");
     assert_eq!(format!("{:?}", lock.clock()), "Clock::Manual");
@@ -161,5 +165,6 @@ async fn inspection_is_not_supported_unless_a_backend_says_otherwise() {
         lock.force_release(&name).await,
         Err(LockError::NotSupported { .. })
     ));
+    assert!(lock.warnings().await.unwrap().is_empty());
     assert!(lock.close().await.is_ok());
 }

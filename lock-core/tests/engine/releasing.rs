@@ -1,8 +1,16 @@
 //! What is let go of is let go of, whatever happens on the way.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
-use lock_core::{LockError, LossReason, ReleaseOutcome};
+use async_trait::async_trait;
+use lock_core::{
+    Attempt, Capabilities, Claim, DistributedLock, Lease, LockError, Locks, LossReason, MemoryLock, Options,
+    ReleaseOutcome, Released, Renewal,
+};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio::time::Instant;
 
 use crate::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
 
@@ -78,6 +86,52 @@ async fn a_hand_over_whose_reply_is_lost_still_reaches_the_next() {
             .unwrap();
         assert!(next.is_held() && next.token().get() >= 2, "{fate:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_hand_over_fails_no_wait_that_has_time_left() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let wait = || {
+        let request = world.locks.lock("a").wait_for(30 * SECOND);
+        tokio::spawn(async move { request.await?.release().await })
+    };
+    let mut waits = vec![wait()];
+    world.settle().await;
+    world.server.next(Op::HandOver, [Fate::FailAfter(SECOND)]);
+    // Nor do the attempts of the first in line that follow.
+    world.server.next(Op::Try, [Fate::Fail; 3]);
+    drop(guard);
+    world.settle().await;
+    // These arrive while the hand-over is under way, and do not know that the lock was held.
+    waits.extend((0..5).map(|_| wait()));
+    let cannot_wait = tokio::spawn(world.locks.lock("a").no_wait().into_future());
+    world.settle().await;
+    for wait in waits {
+        assert_eq!(wait.await.unwrap().unwrap(), ReleaseOutcome::Released);
+    }
+    let error = cannot_wait.await.unwrap().unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_after_a_failed_hand_over_says_why_once() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let wait = |limit| tokio::spawn(world.locks.lock("a").wait_for(limit).into_future());
+    let first = wait(3 * OP_TIMEOUT);
+    world.settle().await;
+    world.server.next(Op::HandOver, [Fate::Hang]);
+    world.server.next(Op::Try, [Fate::Hang; 1000]);
+    drop(guard);
+    world.settle().await;
+    // It was not told that the lock was held, so it waits for a first answer for as long as one request may take.
+    let started = world.now();
+    world.pass(OP_TIMEOUT / 2).await;
+    let error = wait(3 * OP_TIMEOUT).await.unwrap().unwrap_err();
+    assert_eq!(error.to_string(), "hand-over failed: no answer within 5s");
+    assert_eq!(world.now().since(started).as_secs(), (OP_TIMEOUT * 3 / 2).as_secs());
+    first.abort();
 }
 
 #[tokio::test(start_paused = true)]
@@ -197,4 +251,63 @@ async fn a_client_whose_last_clone_is_gone_leaves_no_task_behind() {
         before - 1,
         "the watchdog has ended"
     );
+}
+
+/// Releases one lock after the other, as a server that is slow when a client holds many.
+#[derive(Debug)]
+struct OneByOne {
+    memory: MemoryLock,
+    turn: Mutex<()>,
+}
+
+#[async_trait]
+impl DistributedLock for OneByOne {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities().with_op_timeout(OP_TIMEOUT)
+    }
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        self.memory.try_acquire(claim).await
+    }
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        self.memory.renew(lease).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let _turn = self.turn.lock().await;
+        tokio::time::sleep(SECOND / 100).await;
+        self.memory.release(claim).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_releases_more_locks_than_the_server_can_within_one_limit() {
+    const LOCKS: usize = 2_000;
+    let memory = MemoryLock::new();
+    let backend = OneByOne {
+        memory: memory.client(),
+        turn: Mutex::new(()),
+    };
+    let locks = Locks::with_options(backend, Options::new().runtime(Handle::current()));
+    let mut guards = Vec::new();
+    for lock in 0..LOCKS {
+        guards.push(locks.lock(lock.to_string()).await.unwrap());
+    }
+    let started = Instant::now();
+    locks.shutdown().await.unwrap();
+    assert!(started.elapsed() > 3 * OP_TIMEOUT, "{:?}", started.elapsed());
+    assert!(memory.list("").await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_of_many_locks_ends_soon_if_the_server_answers_nothing() {
+    const LOCKS: usize = 1_000;
+    let world = World::new();
+    let mut guards = Vec::new();
+    for lock in 0..LOCKS {
+        guards.push(world.locks.lock(lock.to_string()).await.unwrap());
+    }
+    world.server.next(Op::Release, vec![Fate::Hang; 10 * LOCKS]);
+    let started = Instant::now();
+    let error = world.locks.shutdown().await.unwrap_err().to_string();
+    assert!(error.contains("1000 held locks"), "{error}");
+    assert!(started.elapsed() < 3 * OP_TIMEOUT, "{:?}", started.elapsed());
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lock_core::{LockError, LossReason, ReleaseOutcome, Stamp};
 
-use crate::scripted::{Fate, Op, TTL, World};
+use crate::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 const BEAT: Duration = Duration::from_secs(10);
@@ -251,4 +251,21 @@ async fn the_loss_of_one_lock_leaves_the_others_held() {
     a.lost().await;
     world.pass(TTL).await;
     assert!(b.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
+    let world = World::new();
+    let guard = world.locks.lock("a").ttl(2 * OP_TIMEOUT).await.unwrap();
+    world
+        .server
+        .next(Op::Renew, [Fate::AnswerAfter(OP_TIMEOUT * 3 / 5); 100]);
+    let error = guard.renew_now().await.unwrap_err().to_string();
+    assert!(
+        error.contains("a quarter of the ttl of 10s") && error.contains("raise the ttl"),
+        "{error}"
+    );
+    world.server.next(Op::Try, [Fate::AnswerAfter(OP_TIMEOUT / 2)]);
+    let error = world.locks.lock("b").ttl(OP_TIMEOUT / 4).await.unwrap_err().to_string();
+    assert!(error.contains("raise the ttl"), "{error}");
 }

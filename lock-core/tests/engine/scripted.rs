@@ -19,6 +19,8 @@ pub(crate) const OP_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) enum Fate {
     /// Refused before anything was done.
     Fail,
+    /// The same, after a while.
+    FailAfter(Duration),
     /// Never answered, nothing done.
     Hang,
     /// Done at once, never answered.
@@ -181,6 +183,10 @@ impl Scripted {
         match fate {
             None => Ok(work(&mut server.lock().unwrap(), now)),
             Some(Fate::Fail) => Err(LockError::unavailable("the script", "refused")),
+            Some(Fate::FailAfter(time)) => {
+                tokio::time::sleep(time).await;
+                Err(LockError::unavailable("the script", "refused"))
+            }
             Some(Fate::Hang) => std::future::pending().await,
             Some(Fate::LoseReply) => {
                 work(&mut server.lock().unwrap(), now);
