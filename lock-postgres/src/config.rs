@@ -5,12 +5,15 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lock_core::LockError;
+use lock_core::{Executor, LockError, Options};
 use tokio::runtime::Handle;
 
+use crate::connect::Tcp;
 use crate::keys::Keys;
 use crate::schema::Schema;
 use crate::sessions::Settings;
+#[cfg(feature = "tls")]
+use crate::tls::{Certificates, Roots};
 use crate::{PostgresLock, address};
 
 /// The server, and how to work with it.
@@ -30,24 +33,32 @@ pub struct PostgresConfig {
     pub(crate) server: tokio_postgres::Config,
     pub(crate) tls: Tls,
     #[cfg(feature = "tls")]
-    pub(crate) root_certificate: Option<PathBuf>,
+    pub(crate) certificates: Certificates,
+    pub(crate) tcp: Tcp,
     pub(crate) namespace: String,
     pub(crate) schema: String,
     pub(crate) op_timeout: Duration,
     pub(crate) allow_unsafe: bool,
+    pub(crate) session_pooler: bool,
     runtime: Option<Handle>,
 }
 
-/// Whether the connection is encrypted, and of what the server must convince: what libpq calls `sslmode`.
+/// Whether the connection is encrypted, and what the server must prove: what libpq calls `sslmode`, with the same meanings.
+///
+/// Connections by a Unix-domain socket are never encrypted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Tls {
-    /// Never encrypted.
+    /// Not encrypted.
     Disable,
-    /// Encrypted if the server can; whoever it is.
+    /// Encrypted only if the server refuses the connection otherwise.
+    Allow,
+    /// Encrypted if the server can do it. If the handshake fails, or the server refuses the encrypted connection, it is tried
+    /// again without encryption.
     #[default]
     Prefer,
-    /// Encrypted; whoever the server is.
+    /// Encrypted. With a root certificate, from [`trust`](PostgresConfig::trust) or `~/.postgresql/root.crt`, this is
+    /// [`VerifyCa`](Self::VerifyCa); without one, any certificate is accepted.
     Require,
     /// Encrypted, with a certificate of a trusted authority.
     VerifyCa,
@@ -67,8 +78,8 @@ impl fmt::Debug for Secret {
 
 impl PostgresConfig {
     /// The servers, credentials and database of a configuration of `tokio-postgres`, whose own way to encrypt is kept
-    /// unless [`tls`](Self::tls) is called. Of several servers the first one is used, or with `TargetSessionAttrs::ReadWrite`
-    /// the first one that can be written to. What sessions need is set by this crate.
+    /// unless [`tls`](Self::tls) is called. Of several servers, and of several addresses of one, the first primary is used. What
+    /// sessions need is set by this crate, as are limits and keepalives of connections.
     #[must_use]
     pub fn new(server: tokio_postgres::Config) -> Self {
         let tls = match server.get_ssl_mode() {
@@ -80,11 +91,13 @@ impl PostgresConfig {
             server,
             tls,
             #[cfg(feature = "tls")]
-            root_certificate: None,
+            certificates: Certificates::default(),
+            tcp: Tcp::default(),
             namespace: "fencelock".to_owned(),
             schema: "fencelock".to_owned(),
             op_timeout: Duration::from_secs(5),
             allow_unsafe: false,
+            session_pooler: false,
             runtime: None,
         }
     }
@@ -95,18 +108,32 @@ impl PostgresConfig {
     /// |---|---|
     /// | `postgres://host`, `postgresql://user:password@host:5432/database` | by TCP; what is special in addresses is written as `%` and two digits |
     /// | `postgres://%2Frun%2Fpostgresql/database` | by the socket in that directory of this machine |
-    /// | `postgres://first,second:5433/database` | the first of them that can be written to |
+    /// | `postgres://first,second:5433/database` | the first of them that is a primary |
     ///
     /// | parameter | meaning | default |
     /// |---|---|---|
     /// | `namespace` | see [`namespace`](Self::namespace) | `fencelock` |
     /// | `schema` | see [`schema`](Self::schema) | `fencelock` |
     /// | `op_timeout` | see [`op_timeout`](Self::op_timeout); `500ms`, `5s`, `1m` | `5s` |
+    /// | `pool_mode` | `session`: see [`session_pooler`](Self::session_pooler) | no pooler |
     /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
-    /// | `sslmode` | `disable`, `prefer`, `require`, `verify-ca`, `verify-full`; see [`Tls`] | `prefer` |
-    /// | `sslrootcert` | see [`trust`](Self::trust) | what the system trusts |
-    /// | `target_session_attrs` | `read-write`, or `any`: the first server that answers, even if it is refused then | `read-write` |
-    /// | `host`, `port`, `user`, `password`, `dbname`, `options`, `channel_binding`, `load_balance_hosts` | as in libpq | |
+    /// | `sslmode` | `disable`, `allow`, `prefer`, `require`, `verify-ca`, `verify-full`; see [`Tls`] | `prefer` |
+    /// | `sslrootcert` | see [`trust`](Self::trust); `system`: what the system trusts, and `sslmode` is `verify-full` | `~/.postgresql/root.crt` |
+    /// | `sslcert`, `sslkey` | see [`client_certificate`](Self::client_certificate) | `postgresql.crt`, `postgresql.key` in `~/.postgresql` |
+    /// | `sslnegotiation` | `postgres`, `direct` | `postgres` |
+    /// | `connect_timeout` | seconds that one address has for the TCP connection; never more than its share of `op_timeout` | its share |
+    /// | `keepalives` | `1` or `0`: whether the system probes an idle connection | `1` |
+    /// | `keepalives_idle`, `keepalives_interval` | seconds before the first probe, and between probes | `15`, `5` |
+    /// | `keepalives_count` | how many lost probes end the connection | `3` |
+    /// | `tcp_user_timeout` | milliseconds that sent data may stay unacknowledged | `op_timeout` |
+    /// | `load_balance_hosts` | `random`: hosts, and the addresses of a host, are tried in random order | `disable` |
+    /// | `target_session_attrs` | `any`, `read-write`, `primary`, `prefer-standby` mean the same: the first primary. `standby` and `read-only` are refused | |
+    /// | `application_name`, `fallback_application_name` | accepted and not used: sessions are called `fencelock ...`, by which `list` finds them | |
+    /// | `gssencmode` | `disable`, `prefer`: no encryption by GSSAPI. `require` is refused | |
+    /// | `client_encoding` | `UTF8`, `auto` | `UTF8` |
+    /// | `host`, `hostaddr`, `port`, `user`, `password`, `dbname`, `options`, `channel_binding` | as in libpq | |
+    ///
+    /// A name that has several addresses is several servers: the first address that leads to a primary is used.
     ///
     /// Without a password the one in `PGPASSWORD` is used, or else that in the file `PGPASSFILE`, `~/.pgpass` if not set.
     ///
@@ -133,8 +160,8 @@ impl PostgresConfig {
         self
     }
 
-    /// How long one request may take before it counts as failed, including a new connection if it needs one. 5 s if not set.
-    /// Of several servers each has an even share of it to answer to a new connection.
+    /// How long one request may take before it counts as failed, including a new connection if it needs one. 5 s if not set, a day
+    /// at most; zero is refused. Of several servers each has an even share of it to answer to a new connection.
     #[must_use]
     pub fn op_timeout(mut self, limit: Duration) -> Self {
         self.op_timeout = limit;
@@ -148,11 +175,27 @@ impl PostgresConfig {
         self
     }
 
-    /// Trusts the authorities in that PEM file, read at each connect, and no others.
+    /// Trusts the certificates in that PEM file, read at each connect, and no others: those of authorities, and the server's own
+    /// if it signed that itself. They count in each mode that encrypts, as in libpq: see [`Tls::Require`].
+    ///
+    /// If not set: those in `~/.postgresql/root.crt` if that file is there, in each mode; or else what the system trusts,
+    /// for `VerifyCa` and `VerifyFull`. (libpq refuses those two without a file.)
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn trust(mut self, file: impl Into<PathBuf>) -> Self {
-        self.root_certificate = Some(file.into());
+        self.certificates.roots = Roots::File(file.into());
+        self
+    }
+
+    /// Shows the server that certificate, when it asks for one: two PEM files, read at each connect. The first may hold
+    /// intermediate certificates after the client's own. The key must not be encrypted, nor readable by others.
+    ///
+    /// If not set: `~/.postgresql/postgresql.crt` and `~/.postgresql/postgresql.key`, if they are there.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn client_certificate(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        self.certificates.own = Some(certificate.into());
+        self.certificates.key = Some(key.into());
         self
     }
 
@@ -165,7 +208,18 @@ impl PostgresConfig {
         self
     }
 
-    /// Works connections on that runtime instead of fencelock's own background thread. If it ends, locks are lost.
+    /// Says that the pooler between, if there is one, gives each client a session of its own until the client disconnects,
+    /// and cleans it up before it gives it to another: PgBouncer with `pool_mode = session` and `server_reset_query =
+    /// DISCARD ALL`. Every other pooler lets two hold the same lock; that cannot be found out from outside for certain, so
+    /// a pooler is refused unless this is set. Statements still make sure that they reach their session.
+    #[must_use]
+    pub fn session_pooler(mut self, is_one: bool) -> Self {
+        self.session_pooler = is_one;
+        self
+    }
+
+    /// Works sessions on that runtime instead of fencelock's own background thread. If it ends, its sessions end, and their locks
+    /// are lost at once; the next request opens a session on the background thread.
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
@@ -196,12 +250,14 @@ impl PostgresConfig {
             server: self.server,
             tls: self.tls,
             #[cfg(feature = "tls")]
-            root_certificate: self.root_certificate,
+            certificates: self.certificates,
+            tcp: self.tcp,
             keys: Keys::new(&self.namespace)?,
             schema: Schema::new(&self.schema)?,
-            op_timeout: self.op_timeout,
+            op_timeout: Options::usable_op_timeout(self.op_timeout)?,
             allow_unsafe: self.allow_unsafe,
-            runtime: self.runtime,
+            session_pooler: self.session_pooler,
+            executor: Executor::new(self.runtime),
         }))
     }
 }

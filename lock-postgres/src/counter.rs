@@ -14,12 +14,12 @@
 use lock_core::{FencingToken, LockError};
 
 use crate::failure::Failure;
-use crate::rows::Rows;
+use crate::rows::{Row, Rows};
 use crate::schema::{FORMAT, Schema, literal};
 
 /// How far the ceiling is raised above the sequence, for one wait for the disk. Less than what the clock gains in the time
 /// that a restart takes, or the counter would run ahead of the clock, and the clock could not tell an older copy.
-const CHUNK: u64 = 1 << 16;
+pub(crate) const CHUNK: u64 = 1 << 16;
 
 /// How far the clock must be ahead of a sequence that is intact for the sequence to be brought up to it.
 const AHEAD: u64 = 1 << 24;
@@ -43,6 +43,15 @@ pub(crate) struct Start {
     pub(crate) sequence: u32,
 }
 
+/// What a look at the counter has found.
+pub(crate) struct Look {
+    pub(crate) start: Start,
+    /// Whether nothing is to be put right.
+    pub(crate) is_settled: bool,
+    /// Whether tokens can be drawn as it is, if what is to be put right has to wait.
+    pub(crate) is_usable: bool,
+}
+
 /// What tells one run of the server from another, and one sequence from another that took its place.
 ///
 /// It is not what makes tokens safe across a crash: the server goes on with the same start time then.
@@ -53,25 +62,76 @@ fn era(sequence: &str) -> String {
     )
 }
 
-/// Puts the counter right, and says where it is. One message, so one transaction that cannot stay open.
-///
-/// Everybody who has something to put right takes turns by the row that is locked first. Where all is right, with enough to
-/// spare for the time that this takes, nothing is locked and nothing is written: a session could not be opened without a wait
-/// for the disk otherwise. `seen` is the highest token that this client has seen: a sequence below it has gone back.
-pub(crate) fn raise(schema: &Schema, sequence: u32, seen: u64) -> String {
-    let (schema, era, max) = (schema.quoted(), era(&sequence.to_string()), FencingToken::MAX);
-    // A clock beyond all tokens says nothing.
-    let now = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
-    let intact = format!(
-        "c.era = {era} AND last_value >= greatest(c.start, {seen}) AND EXISTS (SELECT FROM {schema}.era e WHERE e.era = {era})"
+/// A clock beyond all tokens says nothing.
+const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+
+/// The last token, whether or not one has been drawn.
+const LAST: &str = "CASE WHEN t.is_called THEN t.last_value ELSE t.last_value - 1 END";
+
+/// Whether the sequence `t` is what tokens were drawn from since the era `c` began.
+fn intact(schema: &str, era: &str, seen: u64) -> String {
+    format!(
+        "c.era = {era} AND t.last_value >= greatest(c.start, {seen}) AND EXISTS (SELECT FROM {schema}.era e WHERE e.era = {era})"
+    )
+}
+
+/// Whether that is so, with enough to spare for the time that it takes to put it right.
+fn settled(intact: &str) -> String {
+    format!("{intact} AND {NOW} < t.last_value + {AHEAD} / 2 AND t.last_value + {CHUNK} / 2 < c.ceiling")
+}
+
+/// Says where the counter is. Locks nothing and writes nothing.
+pub(crate) fn look(schema: &Schema, sequence: u32, seen: u64) -> String {
+    let (schema, era) = (schema.quoted(), era(&sequence.to_string()));
+    let intact = intact(&schema, &era, seen);
+    let settled = settled(&intact);
+    // Without its rights a session goes on to what fails without them, and says so.
+    let may = format!(
+        "has_table_privilege({counter}, 'UPDATE') AND has_table_privilege({era_table}, 'INSERT') \
+         AND has_table_privilege({era_table}, 'UPDATE') AND has_sequence_privilege({sequence}, 'USAGE') \
+         AND has_sequence_privilege({sequence}, 'UPDATE')",
+        counter = literal(&format!("{schema}.counter")),
+        era_table = literal(&format!("{schema}.era")),
     );
     format!(
-        "SELECT FROM {schema}.counter c WHERE NOT (
-    SELECT {intact} AND {now} < last_value + {AHEAD} / 2 AND last_value + {CHUNK} / 2 < c.ceiling FROM {schema}.token
+        "SELECT {LAST}, c.ceiling, c.format, {settled} AND {may}, {intact} AND t.last_value + {NEAR} < c.ceiling AND {may} \
+         FROM {schema}.counter c, {schema}.token t"
+    )
+}
+
+/// What was answered to [`look`].
+pub(crate) fn looked(rows: &Rows, sequence: u32) -> Result<Look, Failure> {
+    let row = rows.last();
+    let start = started(row, sequence)?;
+    let row = row.ok_or(Failure::Nonsense)?;
+    Ok(Look {
+        start,
+        is_settled: row.truth(3)?,
+        is_usable: row.truth(4)?,
+    })
+}
+
+/// Taken while the counter is put right, which takes two transactions. A number like any other.
+const RAISING: i64 = 0x6665_6e63_656c_6f64;
+
+/// Puts the counter right: the first of two messages, each of which is a transaction that cannot stay open. The second one is
+/// [`settle`], once this one is known to be durable, and then [`done`].
+///
+/// Everybody who has something to put right takes turns. Where all is right, with enough to spare for the time that this
+/// takes, nothing is locked and nothing is written: a session could not be opened without a wait for the disk otherwise.
+/// `seen` is the highest token that this client has seen: a sequence below it has gone back.
+pub(crate) fn raise(schema: &Schema, sequence: u32, seen: u64) -> String {
+    let (schema, era, max) = (schema.quoted(), era(&sequence.to_string()), FencingToken::MAX);
+    let intact = intact(&schema, &era, seen);
+    let settled = settled(&intact);
+    format!(
+        "SELECT pg_advisory_lock({RAISING});
+SELECT FROM {schema}.counter c WHERE NOT (
+    SELECT {settled} FROM {schema}.token t
 ) FOR UPDATE;
 WITH seen AS MATERIALIZED (
     SELECT t.last_value AS last, c.start, c.ceiling, {era} AS era,
-        CASE WHEN {now} BETWEEN 0 AND {max} THEN {now} ELSE 0 END AS now,
+        CASE WHEN {NOW} BETWEEN 0 AND {max} THEN {NOW} ELSE 0 END AS now,
         {intact} AS intact
     FROM {schema}.token t, {schema}.counter c
 ), aim AS MATERIALIZED (
@@ -86,18 +146,35 @@ UPDATE {schema}.counter SET
     start = CASE WHEN intact AND start_at = last THEN counter.start ELSE start_at END,
     ceiling = greatest(counter.ceiling, least({max}, start_at + {CHUNK})),
     era = aim.era
-FROM aim WHERE NOT intact OR start_at > last OR start_at + {CHUNK} / 2 > counter.ceiling;
-SELECT setval({sequence}, c.start) FROM {schema}.counter c, {schema}.token t WHERE t.last_value < c.start;
-INSERT INTO {schema}.era AS e (era) SELECT c.era FROM {schema}.counter c
-    WHERE NOT EXISTS (SELECT FROM {schema}.era o WHERE o.era = c.era)
-    ON CONFLICT (only_row) DO UPDATE SET era = excluded.era WHERE e.era <> excluded.era;
-SELECT t.last_value, c.ceiling, c.format FROM {schema}.counter c, {schema}.token t"
+FROM aim WHERE NOT intact OR start_at > last OR start_at + {CHUNK} / 2 > counter.ceiling;"
     )
 }
 
-/// What was answered to [`raise`].
+/// Brings the sequence up to where the counter begins, and says where it is. A sequence is set at once, whatever becomes of the
+/// transaction: so not before what it is set to is durable, or a wait for a standby would leave it above the ceiling.
+pub(crate) fn settle(schema: &Schema, sequence: u32) -> String {
+    let schema = schema.quoted();
+    format!(
+        "SELECT setval({sequence}, c.start) FROM {schema}.counter c, {schema}.token t WHERE t.last_value < c.start;
+INSERT INTO {schema}.era AS e (era) SELECT c.era FROM {schema}.counter c
+    WHERE NOT EXISTS (SELECT FROM {schema}.era o WHERE o.era = c.era)
+    ON CONFLICT (only_row) DO UPDATE SET era = excluded.era WHERE e.era <> excluded.era;
+SELECT {LAST}, c.ceiling, c.format FROM {schema}.counter c, {schema}.token t"
+    )
+}
+
+/// Lets the next one put the counter right.
+pub(crate) fn done() -> String {
+    format!("SELECT pg_advisory_unlock({RAISING})")
+}
+
+/// What was answered to [`settle`].
 pub(crate) fn raised(rows: &Rows, sequence: u32) -> Result<Start, Failure> {
-    let row = rows.last().ok_or_else(|| {
+    started(rows.last(), sequence)
+}
+
+fn started(row: Option<&Row>, sequence: u32) -> Result<Start, Failure> {
+    let row = row.ok_or_else(|| {
         LockError::configuration(
             "the table \"counter\" of fencelock's schema is empty; run the SQL that `fencelock schema postgres` prints",
         )

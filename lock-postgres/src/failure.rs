@@ -17,6 +17,10 @@ pub(crate) enum Failure {
     Nonsense,
     /// Known in the caller's words already.
     Known(LockError),
+    /// A commit is not confirmed, which need not be waited for.
+    Stuck,
+    /// The server is a standby: locks would seem to be free there that are held on the primary.
+    Standby,
     /// None of several servers can be used: where each is, and why not.
     Several(Vec<(String, Failure)>),
 }
@@ -26,6 +30,12 @@ impl Failure {
     pub(crate) fn explain(self, operation: &'static str) -> LockError {
         match self {
             Self::Postgres(error) => explain(operation, error),
+            Self::Stuck => unavailable(operation, "the server does not confirm a commit"),
+            Self::Standby => LockError::UnsafeConfiguration {
+                message: "this Postgres is a standby, or still recovering, and its locks are not those of the primary; connect \
+                          to the primary"
+                    .to_owned(),
+            },
             Self::Ended => unavailable(operation, "the session on the Postgres server ended"),
             Self::Nonsense => unavailable(
                 operation,
@@ -33,6 +43,26 @@ impl Failure {
             ),
             Self::Known(error) => error,
             Self::Several(failures) => explain_all(operation, failures),
+        }
+    }
+
+    /// The same failure for a client that has found a primary at its address before: a standby in its place is a failover
+    /// under way, or a former primary, and may be another server the next time.
+    pub(crate) fn during_failover(self) -> Self {
+        match self {
+            Self::Standby => Self::Known(unavailable(
+                "connecting",
+                "this Postgres is a standby now: a failover is under way, or the address leads to a former primary",
+            )),
+            Self::Several(failures) => {
+                let failures = failures.into_iter();
+                Self::Several(
+                    failures
+                        .map(|(place, failure)| (place, failure.during_failover()))
+                        .collect(),
+                )
+            }
+            other => other,
         }
     }
 
@@ -216,7 +246,7 @@ fn reason(error: &Error) -> Option<String> {
         return None;
     }
     let text = error.to_string();
-    if text.starts_with("error performing TLS handshake") {
+    if is_about_tls(error) {
         return Some(format!(
             "TLS with Postgres failed ({shown}); correct sslmode, or the server's certificate"
         ));
@@ -227,6 +257,21 @@ fn reason(error: &Error) -> Option<String> {
         ));
     }
     None
+}
+
+/// Whether client and server did not agree on encryption, or on who the other is.
+pub(crate) fn is_about_tls(error: &Error) -> bool {
+    if error.to_string().starts_with("error performing TLS handshake") {
+        return true;
+    }
+    // A server that wants another certificate of the client may say so after the handshake.
+    #[cfg(feature = "tls")]
+    if let Some(error) = error.source().and_then(|source| source.downcast_ref::<io::Error>())
+        && let Some(error) = error.get_ref().and_then(|inner| inner.downcast_ref())
+    {
+        return matches!(error, tokio_rustls::rustls::Error::AlertReceived(_));
+    }
+    false
 }
 
 /// Why no connection was made, to whoever knows where it should have led.

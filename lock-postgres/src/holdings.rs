@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
-use lock_core::{Claim, FencingToken, Grant, Holder, Lease};
+use lock_core::{Claim, Clock, FencingToken, Grant, Holder, Lease};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::session::{Carried, Share};
@@ -16,14 +16,16 @@ pub(crate) struct Holding {
     pub(crate) token: FencingToken,
     pub(crate) lease: Lease,
     pub(crate) since: SystemTime,
-    pub(crate) session: Carried,
-    /// Its share in the lease; none if it has the session to itself.
+    /// What the core was given, and is told of its loss by.
+    pub(crate) granted: Grant,
+    /// Its share in the lease; none if it has the session to itself. Given up before the session is.
     pub(crate) share: Option<Share>,
+    pub(crate) session: Carried,
 }
 
 impl Holding {
     pub(crate) fn grant(&self) -> Grant {
-        Grant::new(self.claim.clone(), self.token, self.lease.clone())
+        self.granted.clone()
     }
 
     /// As others of this client see it.
@@ -31,6 +33,13 @@ impl Holding {
         let mut holder = Holder::of(&self.claim);
         (holder.token, holder.acquired_at) = (Some(self.token), Some(self.since));
         holder
+    }
+
+    /// As other clients are told of it: the key, the session and the rest.
+    pub(crate) fn told(&self, key: i64) -> (i64, i32, Holder) {
+        let mut holder = self.holder();
+        holder.remaining = Some(self.lease.deadline().since(Clock::system().now()));
+        (key, self.session.pid, holder)
     }
 }
 
@@ -59,6 +68,16 @@ impl Holdings {
             key,
             held: Some(slot.lock_owned().await),
         }
+    }
+
+    /// All locks that no request is under way for.
+    pub(crate) fn all(&self) -> Vec<(i64, i32, Holder)> {
+        let slots: Vec<_> = {
+            let slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            slots.iter().map(|(key, slot)| (*key, Arc::clone(slot))).collect()
+        };
+        let told = |(key, slot): (i64, Slot)| Some(slot.try_lock().ok()?.as_ref()?.told(key));
+        slots.into_iter().filter_map(told).collect()
     }
 
     /// Every key that something is known of.

@@ -1,83 +1,83 @@
 //! Looking who holds what, and taking it away.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use lock_core::{BackendVersion, Holder, LockError, LockName};
 
 use crate::failure::Failure;
+use crate::inquiry::{Answers, Question};
 use crate::keys::shown;
 use crate::rows::{Row, Rows};
+use crate::session::Session;
 use crate::sessions::Sessions;
 
-/// The locks of one key, of its 64 bits, in this database. The server shows the halves apart.
-const LOCKS: &str = "SELECT l.pid, a.application_name, \
-    (SELECT count(*) FROM pg_locks o WHERE o.pid = l.pid AND o.locktype = 'advisory' AND o.granted), \
-    l.classid::bigint << 32 | l.objid::bigint \
-    FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
-    WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted AND l.mode = 'ExclusiveLock' \
+/// What keeps keys of 64 bits in this database: the server shows their halves apart. A prepared transaction has no session; it
+/// is found by the lock that it has on its own number, under the same virtual number.
+const LOCKS: &str = "SELECT l.pid, a.application_name, l.classid::bigint << 32 | l.objid::bigint, l.mode, p.gid, \
+    (SELECT count(*) FROM pg_locks o WHERE {one} AND o.pid = l.pid AND o.locktype = 'advisory' AND o.objsubid = 1 AND o.granted) \
+    FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid) \
+    LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' \
+    AND x.virtualtransaction = l.virtualtransaction LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid \
+    WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted \
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
+/// All keys. How many of them a session has can be counted, which costs the server less.
+fn all_locks() -> String {
+    LOCKS.replace("{one}", "false")
+}
+
+/// Those of one key. One of several that share it is as good as another.
+fn locks_of(key: i64) -> String {
+    let (high, low) = (key as u64 >> 32, key as u64 & 0xffff_ffff);
+    format!(
+        "{} AND l.classid = {high} AND l.objid = {low} ORDER BY l.pid DESC",
+        LOCKS.replace("{one}", "true")
+    )
+}
+
+/// What keeps one key.
+struct Keeper {
+    /// None: a prepared transaction.
+    pid: Option<i32>,
+    /// How many locks the session has.
+    locks: u64,
+    /// The name of the prepared transaction.
+    prepared: Option<String>,
+    /// Whether its client has answered.
+    answered: bool,
+    holder: Holder,
+}
+
 impl Sessions {
-    /// Who holds the name: the session that has its key, and the claim if it is one of this client.
+    /// Who holds the name: what its client says of it, or else its session.
     pub(crate) async fn holder(self: &Arc<Self>, name: &LockName) -> Result<Option<Holder>, Failure> {
-        let found = self.find(name).await?;
-        Ok(found.map(|(_, _, holder)| holder))
-    }
-
-    /// Asks in a session that carries no lock, or in any if the server has no room for another.
-    async fn inquire(self: &Arc<Self>, sql: &str) -> Result<Rows, Failure> {
-        let session = match self.any().await {
-            Ok(session) => session,
-            Err(failure) => match self.witness().filter(|_| failure.is_about_room()) {
-                Some(session) => return session.ask(sql).await,
-                None => return Err(failure),
-            },
-        };
-        let rows = session.ask(sql).await;
-        self.spare(session);
-        rows
-    }
-
-    async fn find(self: &Arc<Self>, name: &LockName) -> Result<Option<(i32, u64, Holder)>, Failure> {
         let key = self.settings.keys.of(name);
-        let (high, low) = (key as u64 >> 32, key as u64 & 0xffff_ffff);
-        let rows = self
-            .inquire(&format!("{LOCKS} AND l.classid = {high} AND l.objid = {low}"))
-            .await?;
-        let Some(row) = rows.last() else { return Ok(None) };
-        let (pid, locks) = (row.number(0)?, row.number(2)?);
-        let mut holder = of_session(row)?;
-        holder.name = Some(name.clone());
-        let mut turn = self.holdings.turn(key).await;
-        if let Some(holding) = turn.held().filter(|holding| holding.session.pid == pid) {
-            holder = holding.holder();
-            holder.key = Some(shown(key));
-        }
-        Ok(Some((pid, locks, holder)))
+        let found = self.find(name, Question::One(key)).await?;
+        Ok(found.map(|keeper| keeper.holder))
     }
 
-    /// Every lock of this namespace. The server has keys only: names are known of what this client holds.
+    /// Every lock of this namespace, as the clients tell it that hold them. One whose client does not answer has its key and
+    /// its session, and is of no prefix.
     pub(crate) async fn list(self: &Arc<Self>, prefix: &str) -> Result<Vec<Holder>, Failure> {
-        let mark = format!("fencelock {} ", self.settings.keys.mark());
+        let (rows, mut answers) = self.inquire(&all_locks(), Question::All).await?;
+        let ours: Vec<_> = rows.iter().filter(|row| self.is_ours(row)).collect();
+        let mut carried = HashMap::<i32, usize>::new();
+        for row in &ours {
+            *carried.entry(row.number(0)?).or_default() += 1;
+        }
         let mut holders = Vec::new();
-        for row in self.inquire(LOCKS).await?.iter() {
-            if !row.get(1)?.unwrap_or_default().starts_with(&mark) {
-                continue;
-            }
-            let mut holder = of_session(row)?;
-            let (pid, key): (i32, i64) = (row.number(0)?, row.number(3)?);
-            if self.by_pid(pid) {
-                let mut turn = self.holdings.turn(key).await;
-                if let Some(holding) = turn.held() {
-                    holder = holding.holder();
-                    holder.key = Some(shown(key));
-                }
-            }
-            if holder
-                .name
-                .as_ref()
-                .is_none_or(|name| name.as_str().starts_with(prefix))
-            {
+        for row in ours {
+            let (pid, key) = (row.number(0)?, row.number(2)?);
+            let holder = match answers.told.remove(&(pid, key)) {
+                Some(told) => told,
+                None => of_session(row, carried.get(&pid) == Some(&1))?,
+            };
+            let fits = match &holder.name {
+                Some(name) => name.as_str().starts_with(prefix),
+                None => prefix.is_empty(),
+            };
+            if fits {
                 holders.push(holder);
             }
         }
@@ -85,14 +85,31 @@ impl Sessions {
         Ok(holders)
     }
 
-    /// Ends the session that holds the name, with all that it holds.
+    /// Has the holder give the lock up. If its client does not answer, ends the session, with all that it holds.
     pub(crate) async fn force_release(self: &Arc<Self>, name: &LockName) -> Result<Option<Holder>, Failure> {
-        let Some((pid, locks, holder)) = self.find(name).await? else {
+        let key = self.settings.keys.of(name);
+        let Some(keeper) = self.find(name, Question::GiveUp(key)).await? else {
             return Ok(None);
+        };
+        if keeper.answered {
+            // It may have failed to, or have just got the lock: then it is the one of that session still.
+            match self.find(name, Question::One(key)).await? {
+                Some(now) if now.pid == keeper.pid && now.holder.token == keeper.holder.token => {}
+                _ => return Ok(Some(keeper.holder)),
+            }
+        }
+        self.end_keeper(name, keeper).await.map(Some)
+    }
+
+    /// Ends the session that has the lock, and with it all of its locks.
+    async fn end_keeper(self: &Arc<Self>, name: &LockName, keeper: Keeper) -> Result<Holder, Failure> {
+        let Keeper { locks, mut holder, .. } = keeper;
+        let Some(pid) = keeper.pid else {
+            return Err(prepared(keeper.prepared.as_deref()).into());
         };
         tracing::warn!(%name, %holder, locks, "ending the session that holds the lock, and with it all of its locks");
         let session = self.any().await?;
-        let patience = crate::session::millis(self.settings.op_timeout / 4);
+        let patience = crate::commands::millis(self.settings.op_timeout / 4);
         let ended = session
             .ask(&format!("SELECT pg_terminate_backend({pid}, {patience})"))
             .await;
@@ -103,7 +120,13 @@ impl Sessions {
         };
         self.spare(session);
         // Should it have gone by itself, that is as good.
-        if !ended && self.find(name).await?.is_some_and(|(now, ..)| now == pid) {
+        let key = self.settings.keys.of(name);
+        if !ended
+            && self
+                .find(name, Question::One(key))
+                .await?
+                .is_some_and(|now| now.pid == Some(pid))
+        {
             return Err(LockError::Unavailable {
                 operation: "forced release",
                 message: "the session that holds the lock did not end in time; try again".to_owned(),
@@ -111,7 +134,73 @@ impl Sessions {
             }
             .into());
         }
-        Ok(Some(holder))
+        holder.also_released = Some(locks.saturating_sub(1));
+        Ok(holder)
+    }
+
+    async fn find(self: &Arc<Self>, name: &LockName, question: Question) -> Result<Option<Keeper>, Failure> {
+        let key = self.settings.keys.of(name);
+        let (rows, mut answers) = self.inquire(&locks_of(key), question).await?;
+        let Some(row) = rows.last() else { return Ok(None) };
+        let pid = row.get(0)?.map(|_| row.number(0)).transpose()?;
+        let locks = row.number(5)?;
+        let told = pid.and_then(|pid| answers.told.remove(&(pid, key)));
+        let mut holder = match told {
+            Some(told) => told,
+            None => of_session(row, locks == 1)?,
+        };
+        holder.name = Some(name.clone());
+        Ok(Some(Keeper {
+            pid,
+            locks,
+            prepared: row.get(4)?.map(str::to_owned),
+            answered: pid.is_some_and(|pid| answers.answered.contains(&pid)),
+            holder,
+        }))
+    }
+
+    /// Looks for locks, and asks the clients that have them; in a session that carries no lock, or in any if the server has no
+    /// room for another.
+    async fn inquire(self: &Arc<Self>, locks: &str, question: Question) -> Result<(Rows, Answers), Failure> {
+        let session = match self.any().await {
+            Ok(session) => session,
+            Err(failure) => match self.witness().filter(|_| failure.is_about_room()) {
+                Some(session) => return self.inquire_in(&session, locks, question).await,
+                None => return Err(failure),
+            },
+        };
+        let looked = self.inquire_in(&session, locks, question).await;
+        self.spare(session);
+        looked
+    }
+
+    async fn inquire_in(&self, session: &Session, locks: &str, question: Question) -> Result<(Rows, Answers), Failure> {
+        let rows = session.ask(locks).await?;
+        let mut pids = Vec::new();
+        for row in rows.iter().filter(|row| self.is_ours(row)) {
+            pids.push(row.number(0)?);
+        }
+        pids.sort_unstable();
+        pids.dedup();
+        let answers = match self.ask_clients(session, question, &pids).await {
+            Ok(answers) => answers,
+            // Keys are better than nothing.
+            Err(failure) if !session.is_over() => {
+                tracing::debug!(?failure, "clients cannot be asked what they hold");
+                Answers::default()
+            }
+            Err(failure) => return Err(failure),
+        };
+        // Some of what there was may have been released meanwhile.
+        let again = question == Question::All && !pids.is_empty();
+        let rows = if again { session.ask(locks).await? } else { rows };
+        Ok((rows, answers))
+    }
+
+    /// Whether the lock is one of a session of this namespace.
+    fn is_ours(&self, row: &Row) -> bool {
+        let mark = format!("fencelock {} ", self.settings.keys.mark());
+        row.get(1).is_ok_and(|name| name.unwrap_or_default().starts_with(&mark))
     }
 
     pub(crate) async fn version(self: &Arc<Self>) -> Result<BackendVersion, Failure> {
@@ -125,10 +214,24 @@ impl Sessions {
     }
 }
 
-/// What a session tells of itself: `fencelock MARK PID HOST LABEL`.
-fn of_session(row: &Row) -> Result<Holder, Failure> {
+/// Why a prepared transaction is not ended: it has no session, and what it has done is somebody's to decide on.
+fn prepared(gid: Option<&str>) -> LockError {
+    let which = match gid {
+        Some(gid) => {
+            let gid = format!("'{}'", gid.replace('\'', "''"));
+            format!("COMMIT PREPARED {gid} or ROLLBACK PREPARED {gid}")
+        }
+        None => "COMMIT PREPARED or ROLLBACK PREPARED with its name, from pg_prepared_xacts".to_owned(),
+    };
+    LockError::configuration(format!(
+        "the lock is kept by a prepared transaction, which outlives its session; end it by {which}"
+    ))
+}
+
+/// What a session tells of itself: `fencelock MARK PID HOST LABEL`. The label is that of one lock, if it has no other.
+fn of_session(row: &Row, alone: bool) -> Result<Holder, Failure> {
     let mut holder = Holder::new();
-    holder.key = Some(shown(row.number(3)?));
+    holder.key = Some(shown(row.number(2)?));
     let name = row.get(1)?.unwrap_or_default();
     let mut words = name.splitn(5, ' ');
     match words.next() {
@@ -136,12 +239,18 @@ fn of_session(row: &Row) -> Result<Holder, Failure> {
             words.next();
             holder.pid = words.next().and_then(|pid| pid.parse().ok());
             holder.host = words.next().map(str::to_owned);
-            // It is the label of one lock.
-            let alone = row.number::<u64>(2)? == 1;
             holder.label = words.next().filter(|_| alone).map(str::to_owned);
         }
-        // A program that locks in a transaction of its own.
-        _ => holder.label = Some(format!("session {} {name}", row.text(0)?).trim_end().to_owned()),
+        _ if row.get(0)?.is_none() => {
+            let gid = row.get(4)?.unwrap_or("of an unknown name");
+            holder.label = Some(format!("prepared transaction {gid}"));
+        }
+        // A program that locks in a transaction of its own, or alongside others.
+        _ => {
+            let label = format!("session {} {name}", row.text(0)?).trim_end().to_owned();
+            let shared = row.text(3)? == "ShareLock";
+            holder.label = Some(if shared { label + " (shared lock)" } else { label });
+        }
     }
     Ok(holder)
 }

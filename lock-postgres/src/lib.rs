@@ -16,27 +16,32 @@
 //!
 //! One holder at a time among all who use the same database and namespace. A lock is freed one ttl after the last sign of
 //! life of its holder, and at once when its process ends: the server itself ends a session that has been silent for that
-//! long. A thousand locks with one ttl are one connection and one heartbeat every third of it. Locking and unlocking a free
+//! long. A thousand locks with one ttl are one connection and one heartbeat every third of it. Ttls are rounded up to a few
+//! classes, by half at most, so that locks share connections. Locking and unlocking a free
 //! name are one round trip each, and write no log.
 //!
 //! Tokens rise across everything: release, expiry, a crash of the server or of one of its processes, a restart, a dump that
-//! is restored, an older copy, the promotion of a standby that lags. `docs/postgres.md` of the project says how, and where
-//! a clock that was set back matters.
+//! is restored, an older copy, the promotion of a standby that lags. The last three take data back: there the server's clock
+//! must be above the last token, which it is unless the clock was behind at an earlier start. `docs/postgres.md` of the project
+//! has the exact conditions.
 //!
 //! # What to know
 //!
 //! - **A session can be ended** by an administrator, by a restart or a failover. Its holders are told at once, if the server or
 //!   the network can tell, and otherwise at their deadline. The lock may be held by another by then, and only the fencing
 //!   token protects the resource.
-//! - **One session carries many locks**: those with the same ttl that were free when they were asked for. If it ends they all
-//!   end. [`force_release`](DistributedLock::force_release) ends the session that holds the name, *with all of its locks*.
-//! - **Names** are not stored: the server has 64 bits of a hash. Two names that share them wait for each other. Inspection
-//!   shows sessions: host, process, and the label of a session that holds one lock.
-//! - **Waiters** of different processes are served in no particular order, one of them as soon as the lock is free. A client
-//!   waits on two connections at most, whatever it waits for; a lock that was waited for keeps its connection until it is
-//!   released.
-//! - **Poolers** that share sessions among clients (PgBouncer with `pool_mode` transaction or statement) are refused. With
-//!   `pool_mode = session` they do no harm.
+//! - **One session carries many locks**: a thousand with ttls of one class, and the next ones go to another. If it ends they all
+//!   end. [`force_release`](DistributedLock::force_release) asks the holder to give the one lock up; it ends the session,
+//!   *with all of its locks*, only if the holder does not answer. [`Holder::also_released`] says how many others went with it.
+//! - **Names** are not stored: the server has 64 bits of a hash. Two names that share them wait for each other. Inspection asks
+//!   the clients, which know names, tokens, labels and times. A client that does not answer within a third of `op_timeout` is
+//!   shown by its sessions: key, host, process, and the label of a session that holds one lock.
+//! - **Waiters** of different processes are served in no particular order. One of them is woken when the lock is released; a lock
+//!   whose holder was killed is found free within 750 ms. A client that holds nothing waits on one connection, whatever it waits
+//!   for, and on none while the server is short of connections.
+//! - **Poolers** are refused, since those that share sessions among clients (PgBouncer with `pool_mode` transaction or statement)
+//!   let two hold the same lock. One with `pool_mode = session` can be used if that is said:
+//!   [`PostgresConfig::session_pooler`].
 //! - **Rights**: [`schema_sql`] has the least that a role needs.
 //!
 //! The resource's side for data in Postgres is in [`fence`]; a lock that ends with a transaction of yours is
@@ -45,14 +50,23 @@
 pub mod fence;
 
 mod address;
+mod backend_key;
+mod commands;
 mod config;
+mod connect;
 mod counter;
 mod failure;
 mod holdings;
+mod inquiry;
 mod inspect;
 mod keys;
+mod notifications;
+mod open;
 mod password;
+mod pool;
+mod proof;
 mod requests;
+mod room;
 mod rows;
 mod safety;
 mod schema;
@@ -61,7 +75,9 @@ mod sessions;
 #[cfg(feature = "tls")]
 mod tls;
 mod to_its_end;
+mod tokens;
 mod transaction;
+mod ttl_class;
 mod wait;
 mod wire;
 
@@ -70,8 +86,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Busy, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease,
+    LockError, LockName, Released, Renewal, Scope, Stamp,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -85,8 +101,8 @@ use sessions::{Sessions, Settings};
 
 /// Locks in a Postgres database.
 ///
-/// A client has one connection for each ttl that is in use, one for each lock that was waited for or is not to be renewed,
-/// and at most two more; clones share them. Dropping the last clone closes them, and with them whatever it held;
+/// A client has one connection for each class of ttls and each thousand locks, one for each lock that is not to be renewed, and at
+/// most two that are not in use; clones share them. Dropping the last clone closes them, and with them whatever it held;
 /// [`close`](DistributedLock::close) does the same.
 #[derive(Clone, Debug)]
 pub struct PostgresLock {
@@ -144,7 +160,7 @@ impl DistributedLock for PostgresLock {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new(Scope::Server)
             .with_op_timeout(self.sessions.settings.op_timeout)
-            // The server wakes whoever waits there.
+            // Whoever waits elsewhere is woken, and let go first.
             .with_give_way(Duration::ZERO)
             .with_shared_leases()
             .with_inspection()
@@ -175,6 +191,25 @@ impl DistributedLock for PostgresLock {
             attempt = waiting => attempt,
             () = self.sessions.closed() => Err(LockError::Closed),
         }
+    }
+
+    /// A server without a connection left is no reason to give up while there is time to wait.
+    async fn try_then_wait(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        mut busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
+        let found = match run!(self, "acquire", look_first(claim; unwanted))? {
+            Some(Attempt::Busy(found)) => found,
+            Some(granted) => return Ok(granted),
+            None => Busy::default(),
+        };
+        busy.tell(&found);
+        if deadline.is_some_and(|deadline| self.clock().now() >= deadline) {
+            return Ok(found.into());
+        }
+        self.acquire(claim, deadline).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

@@ -1,15 +1,22 @@
 //! What is asked of the server for one claim.
 
-use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime};
 
-use lock_core::{Attempt, Busy, Claim, HandOver, Lease, LeaseId, Released, Renewal};
+use lock_core::{Attempt, Busy, Claim, Grant, HandOver, Lease, LeaseId, Released, Renewal};
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
 use crate::holdings::{Holding, Turn};
-use crate::session::{Carried, Drawn, Session, Share};
+use crate::open::Room;
+use crate::session::{Carried, Session, Share};
 use crate::sessions::Sessions;
+use crate::tokens::Drawn;
+use crate::ttl_class::class_of;
+
+/// How long a client that has woken another one for a lock leaves it to that one.
+const GIVE_WAY: Duration = Duration::from_millis(10);
 
 impl Sessions {
     pub(crate) async fn try_acquire(
@@ -17,9 +24,27 @@ impl Sessions {
         claim: &Claim,
         unwanted: &CancellationToken,
     ) -> Result<Attempt, Failure> {
+        self.attempt(claim, unwanted, Room::Needed).await
+    }
+
+    /// The attempt of a claim that waits: if the server has no connection left, it is told so at once.
+    pub(crate) async fn look(
+        self: &Arc<Self>,
+        claim: &Claim,
+        unwanted: &CancellationToken,
+    ) -> Result<Attempt, Failure> {
+        self.attempt(claim, unwanted, Room::WaitedFor).await
+    }
+
+    async fn attempt(
+        self: &Arc<Self>,
+        claim: &Claim,
+        unwanted: &CancellationToken,
+        room: Room,
+    ) -> Result<Attempt, Failure> {
         let key = self.settings.keys.of(claim.name());
         let mut turn = self.holdings.turn(key).await;
-        let attempt = self.try_in(&mut turn, key, claim).await?;
+        let attempt = self.try_in(&mut turn, key, claim, room).await?;
         self.if_wanted(&mut turn, key, claim, attempt, unwanted).await
     }
 
@@ -40,27 +65,43 @@ impl Sessions {
         Ok(attempt)
     }
 
-    async fn try_in(self: &Arc<Self>, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Attempt, Failure> {
+    async fn try_in(
+        self: &Arc<Self>,
+        turn: &mut Turn,
+        key: i64,
+        claim: &Claim,
+        room: Room,
+    ) -> Result<Attempt, Failure> {
         if let Some(attempt) = self.known(turn, claim).await? {
             return Ok(attempt);
         }
-        match self.try_once(turn, key, claim).await {
+        self.let_others_come_first(key).await;
+        match self.try_once(turn, key, claim, room).await {
             // A session that had ended unnoticed, with all that the attempt came to. Another one has not.
-            Err((_, true)) => self.try_once(turn, key, claim).await.map_err(|(failure, _)| failure),
+            Err((_, true)) => self
+                .try_once(turn, key, claim, room)
+                .await
+                .map_err(|(failure, _)| failure),
             tried => tried.map_err(|(failure, _)| failure),
         }
     }
 
     /// One attempt. A failure says too whether its session is over.
-    async fn try_once(self: &Arc<Self>, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Attempt, (Failure, bool)> {
+    async fn try_once(
+        self: &Arc<Self>,
+        turn: &mut Turn,
+        key: i64,
+        claim: &Claim,
+        room: Room,
+    ) -> Result<Attempt, (Failure, bool)> {
         let alone = claim.own_lease();
         let session = if alone {
-            self.own(claim.ttl()).await
+            self.own(claim.ttl(), room).await
         } else {
-            self.shared(claim.ttl()).await
+            self.shared(claim.ttl(), room).await
         };
-        let session = session.map_err(|failure| (failure, false))?.carry();
-        let tried = session.try_lock(key, claim.label(), &self.seen).await;
+        let session = session.map_err(|failure| (failure, false))?;
+        let tried = self.try_lock(&session, key, claim.label()).await;
         match tried {
             Ok(Some(drawn)) if alone => {
                 let lease = own_lease(&session, claim, &drawn);
@@ -72,14 +113,14 @@ impl Sessions {
             }
             Ok(None) => {
                 if alone {
-                    self.leave(session);
+                    self.spare(session);
                 }
                 Ok(Attempt::busy())
             }
             Err(failure) => {
                 let over = !session.is_useful();
-                if alone {
-                    self.leave(session);
+                if alone || over {
+                    self.spare(session);
                 }
                 Err((failure, over))
             }
@@ -109,7 +150,7 @@ impl Sessions {
                 let key = self.settings.keys.of(claim.name());
                 let mut turn = self.holdings.turn(key).await;
                 let mine = turn.held().filter(|holding| holding.claim.owner() == claim.owner());
-                mine.map(|holding| Arc::clone(&holding.session))
+                mine.map(|holding| Arc::clone(&*holding.session))
             }
             _ => None,
         };
@@ -117,7 +158,7 @@ impl Sessions {
             return Ok(Renewal::NotHeld);
         };
         // The core takes note of it, if it hears of it in time.
-        match session.wire().beat().await {
+        match session.prove().await {
             Ok(()) => Ok(Renewal::Renewed),
             Err(_) if session.is_over() => Ok(Renewal::NotHeld),
             Err(failure) => Err(failure),
@@ -130,7 +171,7 @@ impl Sessions {
         self.release_in(&mut turn, key, claim).await
     }
 
-    async fn release_in(&self, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Released, Failure> {
+    pub(crate) async fn release_in(&self, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Released, Failure> {
         let mine = turn
             .held()
             .is_some_and(|holding| holding.claim.owner() == claim.owner());
@@ -138,13 +179,17 @@ impl Sessions {
         let Some(holding) = (if mine { turn.take() } else { None }) else {
             return Ok(Released::NotHeld);
         };
-        match holding.session.unlock(key).await {
-            Ok(was_held) => {
-                let Holding { session, share, .. } = holding;
-                if share.is_none() {
-                    self.leave(session);
+        match holding.session.release(key).await {
+            Ok(unlocked) => {
+                if unlocked.woke {
+                    self.give_way(key);
                 }
-                Ok(if was_held {
+                let Holding { session, share, .. } = holding;
+                drop(share);
+                if session.carries() <= 1 {
+                    self.spare(session);
+                }
+                Ok(if unlocked.was_held {
                     Released::Released
                 } else {
                     Released::NotHeld
@@ -167,6 +212,10 @@ impl Sessions {
         unwanted: &CancellationToken,
     ) -> Result<HandOver, Failure> {
         let key = self.settings.keys.of(from.name());
+        if key != self.settings.keys.of(to.name()) {
+            let released = self.release(from).await?;
+            return Ok(HandOver::new(released, self.try_acquire(to, unwanted).await?));
+        }
         let mut turn = self.holdings.turn(key).await;
         let done = self.hand_over_in(&mut turn, key, from, to).await?;
         let to = self.if_wanted(&mut turn, key, to, done.to, unwanted).await?;
@@ -180,16 +229,16 @@ impl Sessions {
         from: &Claim,
         to: &Claim,
     ) -> Result<HandOver, Failure> {
-        let same_kind = from.own_lease() == to.own_lease() && from.ttl() == to.ttl() && from.label() == to.label();
+        let same_kind = from.own_lease() == to.own_lease() && same_ttl(from, to) && from.label() == to.label();
         let mine = turn.held().is_some_and(|holding| holding.claim.owner() == from.owner());
         if !mine || !same_kind {
             let released = self.release_in(turn, key, from).await?;
-            return Ok(HandOver::new(released, self.try_in(turn, key, to).await?));
+            return Ok(HandOver::new(released, self.try_in(turn, key, to, Room::Needed).await?));
         }
         let Some(holding) = turn.take() else {
             return Err(Failure::Ended);
         };
-        match holding.session.draw(&self.seen).await {
+        match self.draw(&holding.session).await {
             Ok(drawn) => {
                 let Holding {
                     session, share, lease, ..
@@ -205,7 +254,10 @@ impl Sessions {
             }
             Err(_) if holding.session.is_over() => {
                 drop(holding);
-                Ok(HandOver::new(Released::NotHeld, self.try_in(turn, key, to).await?))
+                Ok(HandOver::new(
+                    Released::NotHeld,
+                    self.try_in(turn, key, to, Room::Needed).await?,
+                ))
             }
             Err(failure) => {
                 turn.put(holding);
@@ -214,17 +266,39 @@ impl Sessions {
         }
     }
 
-    /// Takes back the session of a claim that had it to itself.
-    pub(crate) fn leave(&self, session: Carried) {
-        let kept = Arc::clone(&session);
-        drop(session);
-        self.spare(kept);
+    /// Others were woken for that lock, and are on their way: this client would always be faster.
+    fn give_way(&self, key: i64) {
+        let now = self.clock.now();
+        let mut gave_way = self.gave_way.lock().unwrap_or_else(PoisonError::into_inner);
+        gave_way.retain(|_, until| *until > now);
+        gave_way.insert(key, now + GIVE_WAY);
+    }
+
+    async fn let_others_come_first(&self, key: i64) {
+        let until = self
+            .gave_way
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .remove(&key);
+        if let Some(until) = until {
+            sleep(until.since(self.clock.now())).await;
+        }
+    }
+}
+
+/// Whether one session can carry both.
+fn same_ttl(one: &Claim, other: &Claim) -> bool {
+    if one.own_lease() {
+        one.ttl() == other.ttl()
+    } else {
+        class_of(one.ttl()) == class_of(other.ttl())
     }
 }
 
 /// The lease of a claim that has the session to itself, by the message that was granted.
 pub(crate) fn own_lease(session: &Session, claim: &Claim, drawn: &Drawn) -> Lease {
     let lease = Lease::for_claim(claim, drawn.sent);
+    session.fall_silent();
     session.wire().keep(Some(lease.clone()));
     lease
 }
@@ -238,15 +312,16 @@ pub(crate) fn held(
     session: Carried,
     share: Option<Share>,
 ) -> Attempt {
+    let granted = Grant::new(claim.clone(), drawn.token, lease.clone());
     let holding = Holding {
         claim: claim.clone(),
         token: drawn.token,
         lease,
+        granted: granted.clone(),
         since: SystemTime::now(),
-        session,
         share,
+        session,
     };
-    let grant = holding.grant();
     turn.put(holding);
-    Attempt::Granted(grant)
+    Attempt::Granted(granted)
 }

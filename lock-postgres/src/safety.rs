@@ -2,14 +2,19 @@
 
 use lock_core::{BackendVersion, LockError};
 
+use crate::commands::{FREE_OF_DEFAULTS, ROOM};
 use crate::failure::Failure;
-use crate::wire::{Wire, standby};
+use crate::proof::MARK;
+use crate::wire::Wire;
 
 /// What is asked before anything is set: through a pooler it would be set for others too.
-const LOOK: &str = "SELECT pg_backend_pid(), current_setting('server_version_num'), pg_is_in_recovery(), \
-                    current_setting('fsync'), current_setting('server_version')";
-
-const PID: &str = "SELECT pg_backend_pid()";
+fn look() -> String {
+    format!(
+        "{FREE_OF_DEFAULTS}; SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('server_version_num'), \
+         pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('fsync'), \
+         pg_catalog.current_setting('server_version'), coalesce(pg_catalog.current_setting('{MARK}', true), ''), {ROOM}"
+    )
+}
 
 /// What a new connection tells of its server.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,11 +25,15 @@ pub(crate) struct Server {
     fsync: bool,
     /// The version as it tells it itself, and what may follow: `17.4 (Debian 17.4-1)`.
     full_version: String,
+    /// Whether another client has left its mark on the session.
+    marked: bool,
+    /// How many connections are left.
+    pub(crate) room: i64,
 }
 
 impl Server {
     pub(crate) async fn look(wire: &Wire) -> Result<Self, Failure> {
-        let rows = wire.ask(LOOK).await?;
+        let rows = wire.ask(&look()).await?;
         let row = rows.one()?;
         Ok(Self {
             pid: row.number(0)?,
@@ -32,6 +41,8 @@ impl Server {
             recovering: row.truth(2)?,
             fsync: row.text(3)? != "off",
             full_version: row.text(4)?.to_owned(),
+            marked: !row.text(5)?.is_empty(),
+            room: row.number(6)?,
         })
     }
 
@@ -45,8 +56,13 @@ impl Server {
         self.version >= 150_000
     }
 
+    /// Whether transactions have a limit of their own.
+    pub(crate) fn has_transaction_timeout(&self) -> bool {
+        self.version >= 170_000
+    }
+
     /// Refuses what locks are not safe on, or warns if that is wanted.
-    pub(crate) fn check(&self, allow_unsafe: bool) -> Result<(), LockError> {
+    pub(crate) fn check(&self, allow_unsafe: bool) -> Result<(), Failure> {
         if self.version < 140_000 {
             return Err(LockError::UnsafeConfiguration {
                 message: format!(
@@ -54,10 +70,11 @@ impl Server {
                      server",
                     self.version / 10_000
                 ),
-            });
+            }
+            .into());
         }
         if self.recovering {
-            return Err(standby());
+            return Err(Failure::Standby);
         }
         if !self.fsync {
             refuse(
@@ -70,24 +87,28 @@ impl Server {
     }
 }
 
-/// Refuses a server of which another connection, that is idle as well, reaches the same session.
+/// Refuses a pooler, unless it is said to give each client a session of its own, and has not handed on one that another
+/// client has used.
 ///
-/// One client alone may never see its session change behind a pooler, so two are compared.
-pub(crate) async fn not_pooled(server: &Server, other: &Wire, allow_unsafe: bool) -> Result<(), Failure> {
-    let theirs: i32 = other.ask(PID).await?.one()?.number(0)?;
-    Ok(own_session(theirs != server.pid, allow_unsafe)?)
-}
-
-/// Refuses a connection whose statements do not all reach the same session, or not that alone.
-pub(crate) fn own_session(is_own: bool, allow_unsafe: bool) -> Result<(), LockError> {
-    if is_own {
-        return Ok(());
+/// Nothing that a client can look at tells one kind of pooler from the other: sessions may change with each statement, or
+/// only when others are busy. So it has to be said.
+pub(crate) fn pooled(server: &Server, session_pooler: bool, allow_unsafe: bool) -> Result<(), LockError> {
+    if !session_pooler {
+        refuse(
+            allow_unsafe,
+            "there is a pooler before this Postgres, and one that shares sessions among clients would let two hold the same \
+             lock; connect to the server itself, or, if the pooler gives each client a session of its own (PgBouncer: \
+             pool_mode = session), add pool_mode=session to the address",
+        )?;
     }
-    refuse(
-        allow_unsafe,
-        "statements of one connection reach different sessions of Postgres, so a pooler between them shares sessions; \
-         connect to the server itself, or set the pooler to pool_mode = session",
-    )
+    if server.marked {
+        refuse(
+            allow_unsafe,
+            "the pooler before this Postgres handed on a session as another client of locks has left it, with its locks; let \
+             it clean up sessions (PgBouncer: server_reset_query = DISCARD ALL) and set pool_mode = session",
+        )?;
+    }
+    Ok(())
 }
 
 /// Refuses a sequence that repeats numbers, or hands them out ahead.
@@ -102,7 +123,7 @@ pub(crate) fn sequence(cache: u64, cycle: bool, allow_unsafe: bool) -> Result<()
     )
 }
 
-fn refuse(allow_unsafe: bool, message: &str) -> Result<(), LockError> {
+pub(crate) fn refuse(allow_unsafe: bool, message: &str) -> Result<(), LockError> {
     if !allow_unsafe {
         return Err(LockError::UnsafeConfiguration {
             message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
@@ -123,11 +144,14 @@ mod tests {
             recovering: false,
             fsync: true,
             full_version: "17.2 (Debian 17.2-1)".to_owned(),
+            marked: false,
+            room: 90,
         }
     }
 
     fn refusal(server: &Server, allow_unsafe: bool) -> Option<String> {
-        server.check(allow_unsafe).err().map(|error| {
+        server.check(allow_unsafe).err().map(|failure| {
+            let error = failure.explain("connecting");
             assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
             error.to_string()
         })
@@ -163,6 +187,20 @@ mod tests {
             );
             assert!(sequence(cache, cycle, true).is_ok());
         }
+    }
+
+    #[test]
+    fn a_pooler_is_refused_unless_it_is_said_to_share_nothing_and_does_not() {
+        assert!(pooled(&usual(), true, false).is_ok());
+        let said = pooled(&usual(), false, false).unwrap_err().to_string();
+        assert!(said.contains("pool_mode=session"), "{said}");
+        let inherited = Server {
+            marked: true,
+            ..usual()
+        };
+        let said = pooled(&inherited, true, false).unwrap_err().to_string();
+        assert!(said.contains("server_reset_query"), "{said}");
+        assert!(pooled(&inherited, false, true).is_ok());
     }
 
     #[test]

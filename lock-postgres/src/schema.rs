@@ -1,4 +1,4 @@
-//! What the database holds: three small things in a schema of their own.
+//! What the database holds: four small things in a schema of their own.
 
 use lock_core::LockError;
 
@@ -34,7 +34,8 @@ impl Schema {
     /// Makes what is missing. To be run by whoever may create a schema in the database.
     ///
     /// `counter` says below what tokens may be drawn; it is what survives a crash. `token` is where they are drawn from, and
-    /// `era` what knows whether `token` is still what it was: both are lost in a crash, which costs nothing to write.
+    /// `era` what knows whether `token` is still what it was: both are lost in a crash, which costs nothing to write. `channel`
+    /// is where clients are asked what they hold: who may read its name may ask.
     pub(crate) fn create(&self, unlogged_sequences: bool) -> String {
         let schema = self.quoted();
         let unlogged = if unlogged_sequences { "UNLOGGED " } else { "" };
@@ -48,6 +49,11 @@ CREATE TABLE IF NOT EXISTS {schema}.counter (
     era text NOT NULL DEFAULT ''
 );
 INSERT INTO {schema}.counter DEFAULT VALUES ON CONFLICT DO NOTHING;
+CREATE TABLE IF NOT EXISTS {schema}.channel (
+    only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
+    name text NOT NULL
+);
+INSERT INTO {schema}.channel (name) VALUES ('fencelock_' || gen_random_uuid()) ON CONFLICT DO NOTHING;
 CREATE UNLOGGED TABLE IF NOT EXISTS {schema}.era (
     only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
     era text NOT NULL
@@ -65,6 +71,36 @@ CREATE {unlogged}SEQUENCE IF NOT EXISTS {schema}.token MAXVALUE 9007199254740991
         )
     }
 
+    /// An expression that names what is in the way of the tables and is not ours, or is null.
+    ///
+    /// Triggers, rules, policies, and expressions of columns, constraints and indexes run with the rights of each role that uses
+    /// a table. Whoever made the schema first could have them run by all roles that lock.
+    pub(crate) fn planted(&self) -> String {
+        let schema = self.quoted();
+        let tables = ["counter", "era", "channel"].map(|table| literal(&format!("{schema}.{table}")));
+        let tables = format!(
+            "IN ({})",
+            tables.map(|table| format!("to_regclass({table})")).join(", ")
+        );
+        format!(
+            "(SELECT string_agg(what, ', ') FROM (
+    SELECT format('trigger %I', tgname) FROM pg_trigger WHERE tgrelid {tables} AND NOT tgisinternal
+    UNION ALL SELECT format('rule %I', rulename) FROM pg_rewrite WHERE ev_class {tables}
+    UNION ALL SELECT format('policy %I', polname) FROM pg_policy WHERE polrelid {tables}
+    UNION ALL SELECT format('relation %I', relname) FROM pg_class
+        WHERE oid {tables} AND (relkind <> 'r' OR relhassubclass OR relispartition)
+    UNION ALL SELECT format('column %I', attname) FROM pg_attribute WHERE attrelid {tables} AND attnum > 0 AND NOT attisdropped
+        AND (attgenerated <> '' OR atttypid NOT IN ('boolean'::regtype, 'integer'::regtype, 'bigint'::regtype, 'text'::regtype))
+    UNION ALL SELECT format('default %s', pg_get_expr(adbin, adrelid)) FROM pg_attrdef WHERE adrelid {tables}
+        AND pg_get_expr(adbin, adrelid) !~ '^(true|[0-9]+|''''::text)$'
+    UNION ALL SELECT format('constraint %I', conname) FROM pg_constraint WHERE conrelid {tables}
+        AND contype NOT IN ('p', 'n') AND (contype <> 'c' OR pg_get_expr(conbin, conrelid) <> 'only_row')
+    UNION ALL SELECT format('index %s', indexrelid::regclass) FROM pg_index WHERE indrelid {tables}
+        AND (indexprs IS NOT NULL OR indpred IS NOT NULL)
+) AS planted (what))"
+        )
+    }
+
     /// The least that `role` needs to lock.
     pub(crate) fn grant(&self, role: &str) -> String {
         let (schema, role) = (self.quoted(), quoted(role));
@@ -72,6 +108,7 @@ CREATE {unlogged}SEQUENCE IF NOT EXISTS {schema}.token MAXVALUE 9007199254740991
             "GRANT USAGE ON SCHEMA {schema} TO {role};
 GRANT SELECT, UPDATE ON {schema}.counter TO {role};
 GRANT SELECT, INSERT, UPDATE ON {schema}.era TO {role};
+GRANT SELECT ON {schema}.channel TO {role};
 GRANT SELECT, USAGE, UPDATE ON SEQUENCE {schema}.token TO {role};
 "
         )
@@ -86,6 +123,18 @@ pub(crate) fn quoted(name: &str) -> String {
 /// A text as SQL wants it, whatever is in it. Valid whatever `standard_conforming_strings` says.
 pub(crate) fn literal(text: &str) -> String {
     format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"))
+}
+
+/// Refuses tables that would run code of others.
+pub(crate) fn check_planted(planted: Option<&str>, allow_unsafe: bool) -> Result<(), LockError> {
+    let Some(planted) = planted else { return Ok(()) };
+    crate::safety::refuse(
+        allow_unsafe,
+        &format!(
+            "the tables of fencelock's schema have something on them that runs with the rights of each role that locks \
+             ({planted}); find out who made it, then drop the schema and have it made by a role that all of them trust"
+        ),
+    )
 }
 
 /// The SQL that makes the schema, for whoever may; to be run once in the database. With a role also the least rights

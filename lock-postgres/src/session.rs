@@ -1,58 +1,50 @@
 //! A session that the server ends when nothing is heard of it for a ttl, and all its locks with it.
 //!
-//! **Invariant.** A session only ever sends single messages of the simple protocol, and bare Syncs; never `BEGIN`, and never
-//! the extended protocol. So between two messages it is idle, outside of a transaction, and `idle_session_timeout` runs:
-//! whenever the client falls silent, and after whichever byte, the server ends the session one ttl after the last message
-//! that arrived as a whole.
+//! **Invariant.** A session only ever sends single messages of the simple protocol; never `BEGIN`, and never the extended
+//! protocol. So between two messages it is idle, outside of a transaction, and `idle_session_timeout` runs: whenever the
+//! client falls silent, and after whichever byte, the server ends the session one ttl after the last message that arrived
+//! as a whole.
+//!
+//! **Invariant.** A session that holds locks sends nothing whose commit waits for the disk or for a standby.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lock_core::{BackendVersion, Clock, FencingToken, Lease, Stamp};
+use lock_core::{BackendVersion, Clock, Lease, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 
-use crate::counter::{self, Start};
+use crate::commands;
+use crate::counter::Start;
 use crate::failure::Failure;
+use crate::keys::shown;
+use crate::notifications::Subscription;
+use crate::proof::{Proof, elsewhere};
 use crate::rows::Rows;
-use crate::safety::Server;
-use crate::schema::{Schema, literal};
 use crate::wire::Wire;
 
 /// How many statements are on their way at once. A heartbeat waits for no more than these, each of which the server gives
 /// up soon enough: a lock on our tables loses no lease.
 const FLIGHTS: usize = 8;
 
-/// How long a statement has at least, on a machine that is busy.
-const SHORTEST_STATEMENT: Duration = Duration::from_millis(100);
-
-/// How long one statement waits for a lock at most. A longer one would keep the vacuum, and the making of indexes, waiting
-/// with it; and from a second on the server would look for deadlocks.
-const SLICE: Duration = Duration::from_millis(800);
-
 /// How long a session that carries nothing is kept.
 const LINGER: Duration = Duration::from_secs(60);
 
-/// What a session is there for, and so how long its statements wait for locks of the server, as those on our tables.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Duty {
-    /// Many locks, which all end if a heartbeat is kept waiting for too long.
-    Many,
-    /// A single lock, which it may wait for.
-    One,
-}
-
-impl Duty {
-    /// How long a statement of a session with that ttl waits.
-    fn patience(self, ttl: Duration) -> Duration {
-        match self {
-            Self::Many => ttl / 40,
-            Self::One => (ttl / 5).min(SLICE),
-        }
-    }
+/// What a new session is made of.
+pub(crate) struct Opened {
+    pub(crate) wire: Wire,
+    pub(crate) id: Arc<str>,
+    pub(crate) clock: Clock,
+    pub(crate) pid: i32,
+    pub(crate) proof: Proof,
+    pub(crate) version: BackendVersion,
+    pub(crate) start: Start,
+    pub(crate) application_name: String,
+    pub(crate) op_timeout: Duration,
+    pub(crate) ttl: Duration,
 }
 
 /// One session on the server.
@@ -60,14 +52,22 @@ pub(crate) struct Session {
     wire: Wire,
     id: Arc<str>,
     clock: Clock,
-    schema: Schema,
+    proof: Proof,
     pub(crate) pid: i32,
     pub(crate) version: BackendVersion,
     pub(crate) start: Start,
     ceiling: AtomicU64,
-    limits: Mutex<(Duration, Duty)>,
+    ttl: Mutex<Duration>,
     /// Locks that it carries, and attempts.
     carried: AtomicUsize,
+    /// Whether what it carries has the session to itself.
+    alone: AtomicBool,
+    /// Whether a claim holds its lock here that is not to be renewed: nothing may be sent then.
+    silent: AtomicBool,
+    /// How many waits it shows to others.
+    waits: AtomicUsize,
+    /// Whether marks of waits are left that could not be taken back.
+    stale: AtomicBool,
     /// How many locks the lease keeps that they share now, and how many leases there have been.
     sharing: Mutex<(usize, u64)>,
     used: Mutex<Stamp>,
@@ -80,37 +80,44 @@ pub(crate) struct Session {
     flights: Semaphore,
 }
 
-/// A lock that was granted, by a message sent then.
-pub(crate) struct Drawn {
-    pub(crate) token: FencingToken,
+/// A token that was drawn by a message sent then, before it is known to be a good one.
+pub(crate) struct Draw {
+    pub(crate) token: u64,
     pub(crate) sent: Stamp,
+    /// The highest ceiling that was known by then.
+    pub(crate) ceiling: u64,
 }
 
 impl Session {
-    #[expect(clippy::too_many_arguments, reason = "each is named at the only call")]
-    pub(crate) fn new(
-        wire: Wire,
-        id: Arc<str>,
-        clock: Clock,
-        schema: Schema,
-        server: &Server,
-        start: Start,
-        application_name: String,
-        op_timeout: Duration,
-        limits: (Duration, Duty),
-    ) -> Arc<Self> {
+    pub(crate) fn new(opened: Opened) -> Arc<Self> {
+        let Opened {
+            wire,
+            id,
+            clock,
+            pid,
+            proof,
+            version,
+            start,
+            application_name,
+            op_timeout,
+            ttl,
+        } = opened;
         Arc::new(Self {
             wire,
             id,
             used: Mutex::new(clock.now()),
             clock,
-            schema,
-            pid: server.pid,
-            version: server.named(),
+            proof,
+            pid,
+            version,
             ceiling: AtomicU64::new(start.ceiling),
             start,
-            limits: Mutex::new(limits),
+            ttl: Mutex::new(ttl),
             carried: AtomicUsize::new(0),
+            alone: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
+            waits: AtomicUsize::new(0),
+            stale: AtomicBool::new(false),
             sharing: Mutex::default(),
             label: Mutex::new(Some(String::new())),
             dry: AtomicBool::new(false),
@@ -125,11 +132,7 @@ impl Session {
     }
 
     pub(crate) fn ttl(&self) -> Duration {
-        self.limits().0
-    }
-
-    pub(crate) fn limits(&self) -> (Duration, Duty) {
-        *self.limits.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.ttl)
     }
 
     /// Whether nothing can be done with it any more. A session whose lease is over is ended: the server may have done it.
@@ -149,6 +152,11 @@ impl Session {
     /// One message, and what it was answered with.
     pub(crate) async fn ask(&self, sql: &str) -> Result<Rows, Failure> {
         let _flight = self.flights.acquire().await.map_err(|_| Failure::Ended)?;
+        self.ask_now(sql).await
+    }
+
+    /// The same, beside others that are on their way.
+    async fn ask_now(&self, sql: &str) -> Result<Rows, Failure> {
         let sent = self.clock.now();
         // A session with a lease ends with it at the latest; what else it is asked has no more time than one operation.
         let limit = if self.wire.lease().is_some() {
@@ -166,12 +174,28 @@ impl Session {
         answer
     }
 
-    /// Keeps the session for another ttl.
+    /// Keeps the session for another ttl, and makes sure that it is still the same.
     pub(crate) async fn beat(&self) -> Result<(), Failure> {
         let sent = self.clock.now();
-        self.wire.beat().await?;
+        self.prove().await?;
         self.heard(sent);
         Ok(())
+    }
+
+    /// The same, without taking note of it: the core does that, if it hears of it in time.
+    pub(crate) async fn prove(&self) -> Result<(), Failure> {
+        let rows = self.wire.ask(&format!("SELECT {}", self.proof)).await?;
+        if Proof::is_met(rows.one()?, 0) {
+            return Ok(());
+        }
+        Err(self.is_elsewhere())
+    }
+
+    /// A statement reached another session. Whatever this one has cannot be reached any more.
+    fn is_elsewhere(&self) -> Failure {
+        self.wire.end();
+        tracing::error!("a statement reached another session of Postgres: a pooler shares sessions");
+        elsewhere().into()
     }
 
     /// The server answered what was sent then, if only with an error: it began to count anew later than that. A lease that
@@ -184,176 +208,117 @@ impl Session {
 
     /// The lease of a lock that was granted by a message sent then: that of the others, or else one that counts from it.
     pub(crate) fn share(self: &Arc<Self>, sent: Stamp) -> (Lease, Share) {
-        let mut sharing = self.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sharing = lock(&self.sharing);
         sharing.0 += 1;
-        let lease = self.wire.lease().filter(|_| sharing.0 > 1).unwrap_or_else(|| {
+        let ttl = self.ttl();
+        let kept = self
+            .wire
+            .lease()
+            .filter(|lease| sharing.0 > 1 && lease.ttl() == ttl && lease.claim().is_none());
+        let lease = kept.unwrap_or_else(|| {
             sharing.1 += 1;
-            let lease = Lease::shared(format!("{} lease {}", self.id, sharing.1), self.ttl(), sent);
+            let lease = Lease::shared(format!("{} lease {}", self.id, sharing.1), ttl, sent);
             self.wire.keep(Some(lease.clone()));
             lease
         });
         (lease, Share(Arc::clone(self)))
     }
 
-    /// Has the server keep the session for that ttl after the last sign of life, for another duty.
-    pub(crate) async fn set_limits(&self, ttl: Duration, duty: Duty) -> Result<(), Failure> {
-        self.ask(&limits(ttl, duty, self.op_timeout)).await?;
-        *self.limits.lock().unwrap_or_else(PoisonError::into_inner) = (ttl, duty);
+    /// Has the server keep the session for that ttl after the last sign of life. Only while it carries no lock.
+    pub(crate) async fn set_ttl(&self, ttl: Duration) -> Result<(), Failure> {
+        let rows = self.ask(&commands::limits(&self.proof, ttl, self.op_timeout)).await?;
+        if rows.last().is_none() {
+            return Err(self.is_elsewhere());
+        }
+        *lock(&self.ttl) = ttl;
         Ok(())
     }
 
     /// Takes the lock if it is free. None: somebody has it.
     ///
     /// The token comes from the sequence itself, after the lock: a table would be read as it was before.
-    pub(crate) async fn try_lock(
-        &self,
-        key: i64,
-        label: Option<&str>,
-        seen: &AtomicU64,
-    ) -> Result<Option<Drawn>, Failure> {
-        let sequence = self.start.sequence;
+    pub(crate) async fn try_lock(&self, key: i64, label: Option<&str>) -> Result<Option<Draw>, Failure> {
         let show = self.relabel(label);
-        let sql = format!("SELECT CASE WHEN pg_try_advisory_lock({key}) THEN nextval({sequence}) END{show}");
-        let before = seen.load(Ordering::Acquire);
-        let sent = self.clock.now();
+        let sql = commands::try_lock(&self.proof, key, self.start.sequence) + &show;
+        let (ceiling, sent) = (self.ceiling(), self.clock.now());
         let answer = self.ask(&sql).await.and_then(|rows| match rows.one()?.get(0)? {
-            Some(token) => Ok(Some(token.parse().map_err(|_| Failure::Nonsense)?)),
+            Some(token) => Ok(Some(token.parse::<i64>().map_err(|_| Failure::Nonsense)?)),
             None => Ok(None),
         });
         match answer {
             Ok(None) => Ok(None),
-            Ok(Some(token)) => self.granted(key, token, sent, before, seen).await.map(Some),
-            Err(failure) => Err(self.undo(key, failure).await),
-        }
-    }
-
-    /// Takes the lock, waiting for it for a while, and for no longer than `limit`. None: somebody still has it.
-    ///
-    /// The token is drawn for the row that says that the lock is there, and so after it.
-    pub(crate) async fn wait_lock(
-        &self,
-        key: i64,
-        label: Option<&str>,
-        limit: Duration,
-        seen: &AtomicU64,
-    ) -> Result<Option<Drawn>, Failure> {
-        let sequence = self.start.sequence;
-        let show = self.relabel(label);
-        let (ttl, duty) = self.limits();
-        let sooner = if limit < duty.patience(ttl) {
-            format!("SET LOCAL lock_timeout = {}; ", millis(limit).max(1))
-        } else {
-            String::new()
-        };
-        let sql = format!("{sooner}SELECT nextval({sequence}){show} FROM pg_advisory_lock({key})");
-        let before = seen.load(Ordering::Acquire);
-        let sent = self.clock.now();
-        let answer = self.ask(&sql).await.and_then(|rows| rows.one()?.number(0));
-        match answer {
-            Ok(token) => {
-                let sent = self.refreshed(key, sent).await?;
-                self.granted(key, token, sent, before, seen).await.map(Some)
-            }
-            Err(failure) if failure.is_limit() => {
-                self.forget_label();
-                // It may have been granted and the limit met all the same.
-                if let Err(failure) = self.unlock_all(key).await {
-                    self.wire.end();
-                    return Err(failure);
-                }
-                Ok(None)
-            }
-            Err(failure) => Err(self.undo(key, failure).await),
-        }
-    }
-
-    /// When the server was last known to hear of the session that was granted a lock, by a message sent then, after a wait:
-    /// after a long one it is told once more, so that the lease is not short.
-    async fn refreshed(&self, key: i64, sent: Stamp) -> Result<Stamp, Failure> {
-        let now = self.clock.now();
-        if now.since(sent) <= self.ttl() / 20 {
-            return Ok(sent);
-        }
-        match timeout(self.op_timeout, self.beat()).await {
-            Ok(Ok(())) => Ok(now),
-            Ok(Err(failure)) => Err(self.undo(key, failure).await),
-            Err(_) => {
-                self.wire.end();
-                Err(Failure::Ended)
-            }
-        }
-    }
-
-    /// The lock is there: makes sure of its token.
-    async fn granted(
-        &self,
-        key: i64,
-        token: u64,
-        sent: Stamp,
-        before: u64,
-        seen: &AtomicU64,
-    ) -> Result<Drawn, Failure> {
-        match self.sure_of(token, before).await {
-            Ok(token) => {
-                seen.fetch_max(token.get(), Ordering::AcqRel);
-                Ok(Drawn { token, sent })
-            }
+            Ok(Some(token)) => match u64::try_from(token) {
+                Ok(token) => Ok(Some(Draw { token, sent, ceiling })),
+                Err(_) => Err(self.is_elsewhere()),
+            },
             Err(failure) => Err(self.undo(key, failure).await),
         }
     }
 
     /// Draws a token for a lock that the session has.
-    pub(crate) async fn draw(&self, seen: &AtomicU64) -> Result<Drawn, Failure> {
-        let before = seen.load(Ordering::Acquire);
-        let sent = self.clock.now();
-        let rows = self.ask(&format!("SELECT nextval({})", self.start.sequence)).await?;
-        let token = self.sure_of(rows.one()?.number(0)?, before).await?;
-        seen.fetch_max(token.get(), Ordering::AcqRel);
-        Ok(Drawn { token, sent })
-    }
-
-    /// The token, once a ceiling above it is durable. `before` was seen before it was drawn.
-    pub(crate) async fn sure_of(&self, token: u64, before: u64) -> Result<FencingToken, Failure> {
-        if token <= before {
-            // Somebody set the sequence back under our feet. The next session puts it right.
-            tracing::error!(
-                token,
-                seen = before,
-                "the sequence of fencing tokens went back; starting a new session"
-            );
-            self.wire.end();
-            return Err(Failure::Ended);
-        }
-        if token > self.ceiling.load(Ordering::Acquire) {
-            // Others may be doing the same.
-            let patience = millis(self.ttl() / 4);
-            let raise = counter::raise_ceiling(&self.schema, token);
-            let rows = self
-                .ask(&format!("SET LOCAL lock_timeout = {patience}; {raise}"))
-                .await?;
-            let ceiling: u64 = rows.one()?.number(0)?;
-            if token > ceiling {
-                return Err(counter::exhausted().into());
+    pub(crate) async fn draw(&self) -> Result<Draw, Failure> {
+        let (ceiling, sent) = (self.ceiling(), self.clock.now());
+        let rows = self.ask(&commands::draw(&self.proof, self.start.sequence)).await?;
+        match rows.one()?.get(0)? {
+            Some(token) => {
+                let token = token.parse().map_err(|_| Failure::Nonsense)?;
+                Ok(Draw { token, sent, ceiling })
             }
-            self.ceiling.fetch_max(ceiling, Ordering::AcqRel);
+            None => Err(self.is_elsewhere()),
         }
-        FencingToken::new(token).map_err(|_| counter::exhausted().into())
     }
 
-    /// Lets go of the lock. False: it was not there.
-    pub(crate) async fn unlock(&self, key: i64) -> Result<bool, Failure> {
-        let rows = self.ask(&format!("SELECT pg_advisory_unlock({key})")).await?;
-        rows.one()?.truth(0)
+    /// Tokens up to here may be handed out, if they are drawn by a message that is sent after this was asked.
+    pub(crate) fn ceiling(&self) -> u64 {
+        self.ceiling.load(Ordering::Acquire)
+    }
+
+    /// A higher ceiling was made durable, by a message that was sent while the session was open.
+    pub(crate) fn may_draw_up_to(&self, ceiling: u64) {
+        self.ceiling.fetch_max(ceiling, Ordering::AcqRel);
+    }
+
+    /// Lets go of the lock, and wakes one of those who wait for it elsewhere.
+    pub(crate) async fn release(&self, key: i64) -> Result<Unlocked, Failure> {
+        let answer = self.ask(&commands::release(&self.proof, key)).await;
+        let failure = match answer {
+            Ok(rows) => {
+                let row = rows.one()?;
+                return match row.get(0)? {
+                    Some(held) => Ok(Unlocked {
+                        was_held: held == "t",
+                        woke: row.get(1)?.is_some(),
+                    }),
+                    None => Err(self.is_elsewhere()),
+                };
+            }
+            Err(failure) => failure,
+        };
+        // What is let go of stays let go of when the notification fails.
+        if self.is_over() || failure.code().is_none() {
+            return Err(failure);
+        }
+        self.unlock_all(key).await?;
+        Ok(Unlocked {
+            was_held: true,
+            woke: false,
+        })
     }
 
     /// Lets go of the lock however often the session has it.
     async fn unlock_all(&self, key: i64) -> Result<(), Failure> {
-        while self.unlock(key).await? {}
-        Ok(())
+        loop {
+            let rows = self.ask(&commands::unlock(&self.proof, key)).await?;
+            match rows.one()?.get(0)? {
+                Some("t") => {}
+                Some(_) => return Ok(()),
+                None => return Err(self.is_elsewhere()),
+            }
+        }
     }
 
     /// Makes sure that a failed attempt left no lock; or else ends the session. An error after the lock was taken keeps it.
-    async fn undo(&self, key: i64, failure: Failure) -> Failure {
+    pub(crate) async fn undo(&self, key: i64, failure: Failure) -> Failure {
         if failure.is_about_what_is_gone() {
             self.dry.store(true, Ordering::Release);
         }
@@ -364,32 +329,114 @@ impl Session {
         failure
     }
 
+    /// Shows others that this client waits for the lock, and subscribes to what wakes it. One of two messages: the second one
+    /// is the attempt, which must see whatever was released before the subscription began.
+    pub(crate) async fn begin_wait(&self, key: i64, slot: u32) -> Result<Subscription, Failure> {
+        let subscription = self.wire.subscribe(commands::channel(key, slot));
+        self.ask(&commands::begin_wait(&self.proof, key, slot)).await?;
+        Ok(subscription)
+    }
+
+    /// Takes that back, in the order of the messages. A wake-up that nobody has made use of is passed on.
+    pub(crate) async fn end_wait(&self, key: i64, slot: u32, pass_on: bool) {
+        let mut sql = commands::end_wait(&self.proof, key, slot);
+        if pass_on {
+            sql = sql + "; " + &commands::pass_on(&self.proof, key);
+        }
+        if let Err(failure) = self.ask_now(&sql).await
+            && !self.is_over()
+        {
+            tracing::debug!(?failure, key = %shown(key), "what shows a wait could not be taken back");
+            self.stale.store(true, Ordering::Release);
+        }
+    }
+
+    /// How many connections the server has left for ordinary users.
+    pub(crate) async fn room(&self) -> Result<i64, Failure> {
+        self.ask(&format!("SELECT {}", commands::ROOM)).await?.one()?.number(0)
+    }
+
     /// What shows the label of the only lock that the session carries, and no label if there are several.
     fn relabel(&self, label: Option<&str>) -> String {
         let alone = self.carried.load(Ordering::Acquire) <= 1;
         let wanted = label.filter(|_| alone).unwrap_or_default();
-        let mut shown = self.label.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = lock(&self.label);
         if shown.as_deref() == Some(wanted) {
             return String::new();
         }
         *shown = Some(wanted.to_owned());
-        let name = literal(format!("{} {wanted}", self.application_name).trim_end());
-        format!(", set_config('application_name', {name}, false)")
+        commands::show(&self.proof, format!("{} {wanted}", self.application_name).trim_end())
     }
 
     /// A statement that fails takes its label back.
     fn forget_label(&self) {
-        *self.label.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.label) = None;
     }
 
     /// Keeps the session in use until dropped.
     pub(crate) fn carry(self: &Arc<Self>) -> Carried {
         self.carried.fetch_add(1, Ordering::AcqRel);
-        Carried(Arc::clone(self))
+        Carried {
+            session: Arc::clone(self),
+            alone: false,
+        }
     }
 
-    pub(crate) fn carries_nothing(&self) -> bool {
-        self.carried.load(Ordering::Acquire) == 0
+    /// The same, so that nothing else is carried meanwhile.
+    pub(crate) fn carry_alone(self: &Arc<Self>) -> Carried {
+        self.alone.store(true, Ordering::Release);
+        let mut carried = self.carry();
+        carried.alone = true;
+        carried
+    }
+
+    pub(crate) fn carries(&self) -> usize {
+        self.carried.load(Ordering::Acquire)
+    }
+
+    /// Whether it carries more than attempts.
+    pub(crate) fn holds(&self) -> bool {
+        self.is_silent() || lock(&self.sharing).0 > 0
+    }
+
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone.load(Ordering::Acquire)
+    }
+
+    /// Whether nothing is carried, so that it can be used for anything.
+    pub(crate) fn is_free(&self) -> bool {
+        self.carries() == 0 && !self.is_alone()
+    }
+
+    /// From now on nothing is sent that is not about the one lock that it carries.
+    pub(crate) fn fall_silent(&self) {
+        self.silent.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silent.load(Ordering::Acquire)
+    }
+
+    /// One more wait is shown by it, or one less.
+    pub(crate) fn waits(&self) -> usize {
+        self.waits.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_wait(&self) {
+        self.waits.fetch_add(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn remove_wait(&self) {
+        *lock(&self.used) = self.clock.now();
+        self.waits.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn make_stale(&self) {
+        self.stale.store(true, Ordering::Release);
     }
 
     /// Starts what keeps an unused session for a while, and ends one whose lease is over.
@@ -399,12 +446,19 @@ impl Session {
     }
 }
 
+/// What came of a release.
+pub(crate) struct Unlocked {
+    pub(crate) was_held: bool,
+    /// Whether somebody elsewhere waits for it.
+    pub(crate) woke: bool,
+}
+
 /// One of the locks that share a lease.
 pub(crate) struct Share(Arc<Session>);
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let mut sharing = self.0.sharing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sharing = lock(&self.0.sharing);
         sharing.0 -= 1;
         if sharing.0 == 0 {
             // Nobody renews it any more.
@@ -414,20 +468,44 @@ impl Drop for Share {
 }
 
 /// A session in use.
-pub(crate) struct Carried(Arc<Session>);
+pub(crate) struct Carried {
+    session: Arc<Session>,
+    alone: bool,
+}
+
+impl Carried {
+    /// Lets others use the session, too.
+    pub(crate) fn with_others(mut self) -> Self {
+        self.alone = false;
+        self.session.alone.store(false, Ordering::Release);
+        self
+    }
+}
 
 impl std::ops::Deref for Carried {
     type Target = Arc<Session>;
 
     fn deref(&self) -> &Arc<Session> {
-        &self.0
+        &self.session
     }
 }
 
 impl Drop for Carried {
     fn drop(&mut self) {
-        *self.0.used.lock().unwrap_or_else(PoisonError::into_inner) = self.0.clock.now();
-        self.0.carried.fetch_sub(1, Ordering::AcqRel);
+        let session = &self.session;
+        *lock(&session.used) = session.clock.now();
+        if self.alone {
+            // Before anybody else finds it free.
+            session.wire.keep(None);
+            session.silent.store(false, Ordering::Release);
+            if session.is_stale() {
+                session.wire.end();
+            }
+            session.carried.fetch_sub(1, Ordering::AcqRel);
+            session.alone.store(false, Ordering::Release);
+        } else {
+            session.carried.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -442,44 +520,22 @@ async fn look_after(session: Weak<Session>) {
             return;
         }
         // Whoever uses it renews it.
-        if !session.carries_nothing() {
+        if session.carries() > 0 {
             continue;
         }
-        let used = *session.used.lock().unwrap_or_else(PoisonError::into_inner);
-        let beaten = session.clock.now().since(used) < LINGER
-            && matches!(timeout(session.op_timeout, session.beat()).await, Ok(Ok(())));
-        if !beaten && session.carries_nothing() {
+        let used = *lock(&session.used);
+        let wanted = session.waits() > 0 || session.clock.now().since(used) < LINGER;
+        let beaten = wanted && matches!(timeout(session.op_timeout, session.beat()).await, Ok(Ok(())));
+        if !beaten && session.carries() == 0 {
             session.wire.end();
             return;
         }
     }
 }
 
-/// What the session sets for itself, whatever the role or the database would have it be. While it is opened it has more
-/// patience than later: nobody depends on it so far, and others may be putting the counter right.
-pub(crate) fn settings(op_timeout: Duration) -> String {
-    let patience = millis(op_timeout / 2);
-    format!(
-        "SET search_path = pg_catalog; SET default_transaction_isolation = 'read committed'; \
-         SET default_transaction_read_only = off; SET default_transaction_deferrable = off; SET synchronous_commit = on; \
-         SET tcp_keepalives_idle = 15; SET tcp_keepalives_interval = 5; SET tcp_keepalives_count = 3; \
-         SET statement_timeout = {patience}; SET lock_timeout = {patience}"
-    )
-}
-
-/// The limits that follow from the ttl and the duty.
-pub(crate) fn limits(ttl: Duration, duty: Duty, op_timeout: Duration) -> String {
-    let statement = millis((ttl / 4).max(SHORTEST_STATEMENT).min(op_timeout / 2));
-    format!(
-        "SET idle_session_timeout = {}; SET statement_timeout = {statement}; SET lock_timeout = {}",
-        millis(ttl),
-        millis(duty.patience(ttl))
-    )
-}
-
-/// The server counts in milliseconds; never less than what was asked for.
-pub(crate) fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing here panics while holding a mutex.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl fmt::Debug for Session {

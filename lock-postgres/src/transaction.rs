@@ -9,14 +9,15 @@ use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
 use crate::PostgresLock;
+use crate::commands::millis;
 use crate::counter;
 use crate::failure::Failure;
-use crate::session::millis;
 use crate::sessions::Sessions;
 
 /// The statements of [`PostgresLock::in_transaction`], for other drivers.
 ///
-/// In a transaction of your own: lock, then draw the token. Both end with the transaction; the token stays drawn.
+/// In a transaction of your own, which must not be `REPEATABLE READ`: lock, then draw the token. Both end with the transaction;
+/// the token stays drawn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct TransactionSql {
@@ -30,8 +31,20 @@ pub struct TransactionSql {
 }
 
 impl PostgresLock {
-    /// Takes the lock on the transaction's own connection and draws a token. It is released by the end of the
-    /// transaction, and by nothing else: it has no lease, and nobody renews it.
+    /// Takes the lock on the transaction's own connection and draws a token. The lock has no lease and is not renewed. It is
+    /// released
+    ///
+    /// - when the transaction ends, for whichever reason;
+    /// - when a savepoint is rolled back that was set before the lock was taken. If `tx` is such a nested transaction, that is
+    ///   its own rollback. The caller must not rely on the lock from then on.
+    ///
+    /// `PREPARE TRANSACTION` hands the lock to the prepared transaction. It keeps the lock, across restarts too, until it is
+    /// committed or rolled back.
+    ///
+    /// The transaction must be `READ COMMITTED` or `SERIALIZABLE`. In `REPEATABLE READ` all statements see the data as it was when
+    /// the first one began, which is before the lock is granted: a read would miss what the last holder has written, so such a
+    /// transaction is refused. A `SERIALIZABLE` one sees old data just as well, but the server then ends it with error 40001
+    /// instead of a commit, if all transactions that touch the data are `SERIALIZABLE`; repeat it, as always.
     ///
     /// Excludes whoever locks the same name by any client of the same database, namespace and schema. Waits at most for
     /// `wait`, or for ever if there is none; with zero it takes the lock only if it is free. No setting of the
@@ -53,7 +66,7 @@ impl PostgresLock {
     ///
     /// [`LockError::TimedOut`] if it is still held after `wait`, [`LockError::Deadlock`] if the server found one: the
     /// transaction can be used as before in both cases, without the lock. [`LockError::Configuration`] if the transaction is
-    /// in another database, or began (`REPEATABLE READ`) before the server's counter of tokens was put right.
+    /// `REPEATABLE READ`, in another database, or began (`SERIALIZABLE`) before the server's counter of tokens was put right.
     /// [`LockError::Unavailable`] if the server failed; roll back then.
     ///
     /// # Cancellation
@@ -66,6 +79,7 @@ impl PostgresLock {
         wait: Option<Duration>,
     ) -> Result<FencingToken, LockError> {
         let started = Clock::system().now();
+        check_isolation(tx).await?;
         let locked = lock(tx, self.key(name), wait).await;
         if !locked.map_err(|failure| failure.explain("acquire"))? {
             return Err(LockError::TimedOut {
@@ -117,6 +131,22 @@ impl PostgresLock {
     }
 }
 
+/// Refuses a transaction whose statements see the data as it was before the lock was granted, and whose commit does not fail
+/// for it. The statement that waits for the lock takes the snapshot before it waits, so being the first does not help.
+async fn check_isolation(tx: &Transaction<'_>) -> Result<(), LockError> {
+    let asked = tx
+        .query_one("SELECT current_setting('transaction_isolation')", &[])
+        .await;
+    let level: Result<String, _> = asked.and_then(|row| row.try_get(0));
+    if level.map_err(|error| Failure::from(error).explain("acquire"))? != "repeatable read" {
+        return Ok(());
+    }
+    Err(LockError::configuration(
+        "the transaction is REPEATABLE READ, so it sees the data as it was before the lock is granted and could undo what the \
+         last holder wrote; begin it with READ COMMITTED or SERIALIZABLE",
+    ))
+}
+
 /// Whether the lock was there in time. The transaction is as before in either case.
 async fn lock(tx: &mut Transaction<'_>, key: i64, wait: Option<Duration>) -> Result<bool, Failure> {
     let savepoint = tx.savepoint("fencelock").await?;
@@ -161,7 +191,7 @@ async fn lock(tx: &mut Transaction<'_>, key: i64, wait: Option<Duration>) -> Res
 async fn prepare(sessions: &Arc<Sessions>) -> Result<(), Failure> {
     let session = sessions.any().await?;
     let prepared = async {
-        let drawn = session.draw(&sessions.seen).await?;
+        let drawn = sessions.draw(&session).await?;
         session
             .ask(&counter::raise_ceiling(&sessions.settings.schema, drawn.token.get()))
             .await

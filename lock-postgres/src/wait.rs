@@ -1,23 +1,58 @@
-//! Waiting in the server's own queue for a lock.
+//! Waiting for a lock, without a statement under way.
+//!
+//! A client shows that it waits by shared locks in the other space of keys, on a session that it has anyway, and then tries
+//! to take the lock. A release that finds somebody wakes one of them by `NOTIFY`. Nobody is notified when a session ends with
+//! its locks, and a wake-up may go to a client that has just ended: so all who wait look by themselves now and then.
+//!
+//! While the server is short of connections a client that merely waits keeps none: it connects to look, and leaves again.
 
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, Stamp};
+use lock_core::{Attempt, Claim, LockError, Stamp};
+use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
+use crate::commands::SLOTS;
 use crate::failure::Failure;
-use crate::requests::{held, own_lease};
+use crate::notifications::Subscription;
+use crate::session::Session;
 use crate::sessions::Sessions;
+use crate::to_its_end::ToItsEnd;
 
-const FIRST_POLL: Duration = Duration::from_millis(5);
-const LAST_POLL: Duration = Duration::from_millis(250);
+/// How long it takes until the first look without a wake-up.
+const FIRST_LOOK: Duration = Duration::from_millis(50);
+
+/// How far apart looks are at most: a lock whose holder was killed is taken that much later.
+const LOOKS: Duration = Duration::from_millis(500);
+
+/// How many looks a second a client makes at most, whatever it waits for.
+const LOOKS_A_SECOND: u32 = 200;
+
+/// How far apart they are at least, and at most, without a connection to be woken by: each of them connects.
+const DISTANT_LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
+
+/// One in so many of those who wait gives its connection back at a time, while the server is short of them.
+const LEAVES: usize = 4;
 
 impl Sessions {
+    /// The first look of a claim that waits. `None`: the server has no connection left.
+    pub(crate) async fn look_first(
+        self: &Arc<Self>,
+        claim: &Claim,
+        unwanted: &CancellationToken,
+    ) -> Result<Option<Attempt>, Failure> {
+        match self.look(claim, unwanted).await {
+            Err(failure) if failure.is_about_room() => Ok(None),
+            looked => looked.map(Some),
+        }
+    }
+
     /// Waits until the claim is granted, or for `deadline`, or until nobody wants it any more.
-    ///
-    /// A session that waits holds nothing else; once granted it carries this one lock until it is released.
     pub(crate) async fn wait(
         self: &Arc<Self>,
         claim: &Claim,
@@ -25,91 +60,114 @@ impl Sessions {
         unwanted: &CancellationToken,
     ) -> Result<Attempt, Failure> {
         let key = self.settings.keys.of(claim.name());
-        let mut pause = FIRST_POLL;
-        let mut is_new = false;
-        'place: loop {
-            // A place among those who wait at the server, or else a look now and then.
-            let limit = self.left(deadline).min(pause);
-            pause = (pause * 3 / 2).min(LAST_POLL);
-            let Ok(Ok(place)) = timeout(limit, Arc::clone(&self.waiting).acquire_owned()).await else {
-                if let Some(attempt) = self.look(claim, deadline, unwanted).await? {
-                    return Ok(attempt);
+        let _waiting = Waiting::new(self);
+        let mut shown: Option<Shown> = None;
+        let mut pause = FIRST_LOOK;
+        let mut failed = false;
+        // What to say at the end, if the last look came to nothing.
+        let mut last = None;
+        loop {
+            if shown.as_ref().is_some_and(Shown::is_over) {
+                shown = None;
+            }
+            // A server that says nothing ends the wait: the caller decides what comes next.
+            let until = self.clock.now() + self.settings.op_timeout;
+            self.look_for_room().await;
+            // Not all of them leave at once.
+            if shown.is_some() && self.room.is_very_short(self.clock.now()) && fastrand::usize(..LEAVES) == 0 {
+                shown = None;
+            }
+            let mut woken = shown.as_mut().is_some_and(|shown| shown.woken);
+            let (sessions, wanted, stop) = (Arc::clone(self), claim.clone(), unwanted.clone());
+            let looked = self.in_time(until, async move { sessions.look(&wanted, &stop).await });
+            match looked.await {
+                Ok(granted @ Attempt::Granted(_)) => return Ok(granted),
+                Ok(_) => (woken, failed, last) = (false, false, None),
+                Err(failure) if failure.is_about_room() => {
+                    self.room.saw(0, self.clock.now());
+                    last = Some(failure);
                 }
-                continue;
-            };
-            loop {
-                let mut turn = self.holdings.turn(key).await;
-                if unwanted.is_cancelled() {
-                    return Ok(Attempt::busy());
-                }
-                if let Some(attempt) = self.known(&mut turn, claim).await? {
-                    let attempt = self.if_wanted(&mut turn, key, claim, attempt, unwanted).await?;
-                    if matches!(attempt, Attempt::Granted(_)) || self.ends(deadline, unwanted) {
-                        return Ok(attempt);
-                    }
-                    // A sibling holds it, which the caller should have seen to: look again later.
-                    drop((turn, place));
-                    sleep(limit).await;
-                    continue 'place;
-                }
-                let session = match self.own(claim.ttl()).await {
-                    Ok(session) => session.carry(),
-                    // The session that this client has already can still take it.
-                    Err(failure) if failure.is_about_room() => {
-                        drop((turn, place));
-                        if let Some(attempt) = self.look(claim, deadline, unwanted).await? {
-                            return Ok(attempt);
-                        }
-                        sleep(limit).await;
-                        continue 'place;
-                    }
-                    Err(failure) => return Err(failure),
-                };
-                match session
-                    .wait_lock(key, claim.label(), self.left(deadline), &self.seen)
-                    .await
-                {
-                    Ok(Some(drawn)) => {
-                        let lease = own_lease(&session, claim, &drawn);
-                        let granted = held(&mut turn, claim, &drawn, lease, session, None);
-                        return self.if_wanted(&mut turn, key, claim, granted, unwanted).await;
-                    }
-                    Ok(None) => self.leave(session),
-                    Err(failure) => {
-                        let over = !session.is_useful();
-                        self.leave(session);
-                        // One that had ended unnoticed, with all that the wait came to. Another one has not.
-                        if !over || is_new {
-                            return Err(failure);
-                        }
-                        is_new = true;
+                // One session may have ended unnoticed, with all others.
+                Err(failure @ Failure::Ended) if failed => return Err(failure),
+                Err(Failure::Ended) => failed = true,
+                Err(failure) => return Err(failure),
+            }
+            if self.ends(deadline, unwanted) {
+                return last.map_or_else(|| Ok(Attempt::busy()), Err);
+            }
+            match &mut shown {
+                Some(shown) => shown.woken = woken,
+                // Whoever merely waits keeps no connection.
+                None if self.is_short() => self.pool.end_free(0),
+                None => match self.show(claim, key).await {
+                    Ok(now) => {
+                        shown = Some(now);
+                        // It may have been released before.
                         continue;
                     }
-                }
-                is_new = false;
-                drop(turn);
-                if self.ends(deadline, unwanted) {
-                    return Ok(Attempt::busy());
-                }
-                // Others who wait take their turn.
-                if self.waiting.available_permits() == 0 {
-                    break;
-                }
+                    Err(failure) => tracing::debug!(?failure, "a wait cannot be shown to others"),
+                },
             }
-            drop(place);
+            let (least, most) = self.time_between_looks(claim.ttl(), shown.is_some());
+            pause = pause.max(least).min(most);
+            let nap = pause.mul_f64(0.5 + fastrand::f64()).min(self.left(deadline));
+            pause = if shown.is_some() { pause * 3 / 2 } else { pause * 2 };
+            tokio::select! {
+                () = unwanted.cancelled() => return Ok(Attempt::busy()),
+                () = self.closed() => return Err(LockError::Closed.into()),
+                () = woken_up(&mut shown) => {}
+                () = sleep(nap) => {}
+            }
+            if self.ends(deadline, unwanted) {
+                return last.map_or_else(|| Ok(Attempt::busy()), Err);
+            }
         }
     }
 
-    /// One attempt; `None` if it is to be waited for on.
-    async fn look(
-        self: &Arc<Self>,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        unwanted: &CancellationToken,
-    ) -> Result<Option<Attempt>, Failure> {
-        let attempt = self.try_acquire(claim, unwanted).await?;
-        let is_over = matches!(attempt, Attempt::Granted(_)) || self.ends(deadline, unwanted);
-        Ok(is_over.then_some(attempt))
+    /// What that comes to until then. It goes on by itself after that, and is undone if it comes to something.
+    async fn in_time<T: Send + 'static>(
+        &self,
+        until: Stamp,
+        work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let limit = until.since(self.clock.now());
+        match timeout(limit, ToItsEnd::new(work, Handle::current())).await {
+            Ok(done) => done,
+            Err(_) => Err(LockError::no_answer("acquire", self.settings.op_timeout).into()),
+        }
+    }
+
+    async fn show(self: &Arc<Self>, claim: &Claim, key: i64) -> Result<Shown, Failure> {
+        let until = self.clock.now() + self.settings.op_timeout;
+        let (sessions, ttl) = (Arc::clone(self), claim.ttl());
+        self.in_time(until, async move { Shown::new(&sessions, ttl, key).await })
+            .await
+    }
+
+    fn time_between_looks(&self, ttl: Duration, can_be_woken: bool) -> (Duration, Duration) {
+        if !can_be_woken {
+            return DISTANT_LOOKS;
+        }
+        let waiting = u32::try_from(self.waiting.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        let crowd = (Duration::from_secs(1) / LOOKS_A_SECOND).saturating_mul(waiting);
+        (FIRST_LOOK, (ttl / 4).min(LOOKS).max(crowd))
+    }
+
+    /// Asks how many connections are left, unless that is known. A new session tells by itself.
+    async fn look_for_room(&self) {
+        let now = self.clock.now();
+        if self.room.is_known(now) {
+            return;
+        }
+        if let Some(session) = self.pool.find(|session| session.is_useful() && !session.is_silent())
+            && let Ok(Ok(left)) = timeout(self.settings.op_timeout / 4, session.room()).await
+        {
+            self.room.saw(left, now);
+        }
+    }
+
+    fn is_short(&self) -> bool {
+        self.room.is_short(self.clock.now())
     }
 
     fn ends(&self, deadline: Option<Stamp>, unwanted: &CancellationToken) -> bool {
@@ -119,5 +177,107 @@ impl Sessions {
 
     fn left(&self, deadline: Option<Stamp>) -> Duration {
         deadline.map_or(Duration::MAX, |deadline| deadline.since(self.clock.now()))
+    }
+}
+
+/// Ends when the wait is notified, or when the session that shows it has ended.
+async fn woken_up(shown: &mut Option<Shown>) {
+    match shown {
+        Some(shown) => {
+            let notified = shown.subscription.next().await.is_some();
+            shown.woken = notified;
+            if !notified {
+                shown.session.wire().end();
+            }
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// One more claim that waits.
+struct Waiting<'a>(&'a Sessions);
+
+impl<'a> Waiting<'a> {
+    fn new(sessions: &'a Sessions) -> Self {
+        sessions.waiting.fetch_add(1, Ordering::Relaxed);
+        Self(sessions)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A wait that others can see, and by which it is woken. Taken back on drop.
+struct Shown {
+    session: Arc<Session>,
+    key: i64,
+    slot: u32,
+    subscription: Subscription,
+    /// Whether it was woken, and has not looked since.
+    woken: bool,
+    runtime: Handle,
+}
+
+impl Shown {
+    async fn new(sessions: &Arc<Sessions>, ttl: Duration, key: i64) -> Result<Self, Failure> {
+        let runtime = Handle::current();
+        let session = sessions.ear(ttl).await?;
+        session.add_wait();
+        let slot = fastrand::u32(..SLOTS);
+        match session.begin_wait(key, slot).await {
+            Ok(subscription) => Ok(Self {
+                session,
+                key,
+                slot,
+                subscription,
+                woken: false,
+                runtime,
+            }),
+            Err(failure) => {
+                // What came of it is not known.
+                session.make_stale();
+                session.remove_wait();
+                Err(failure)
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.session.is_over() || self.session.is_silent()
+    }
+}
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        let session = Arc::clone(&self.session);
+        if session.is_over() {
+            session.remove_wait();
+            return;
+        }
+        if session.is_silent() {
+            // A message would keep the lock that it carries.
+            session.make_stale();
+            session.remove_wait();
+            return;
+        }
+        let (key, slot) = (self.key, self.slot);
+        let pass_on = self.woken || self.subscription.has_more();
+        let leaving = async move {
+            session.end_wait(key, slot, pass_on).await;
+            session.remove_wait();
+        };
+        now_or_later(Box::pin(leaving), &self.runtime);
+    }
+}
+
+/// Sends what there is to be sent at once, and lets the runtime see to the rest.
+fn now_or_later(mut work: Pin<Box<dyn Future<Output = ()> + Send>>, runtime: &Handle) {
+    let _entered = runtime.enter();
+    let mut context = Context::from_waker(Waker::noop());
+    if work.as_mut().poll(&mut context).is_pending() {
+        runtime.spawn(work);
     }
 }

@@ -4,8 +4,7 @@
 
 mod server;
 
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError, Locks};
 use lock_postgres::tokio_postgres::NoTls;
@@ -209,36 +208,27 @@ async fn a_server_that_recovers_and_a_standby_are_told_apart_from_a_primary() {
     let folder = tempfile::Builder::new().prefix("fencelock-pg-").tempdir().unwrap();
     server::give(folder.path());
     let data = folder.path().join("data");
-    let mut backup = server::program("pg_basebackup");
-    backup.args([
-        "-h",
-        "127.0.0.1",
-        "-p",
-        &primary.port().to_string(),
-        "-U",
-        "postgres",
-        "--no-sync",
-        "-R",
-        "-c",
-        "fast",
-    ]);
-    assert!(backup.arg("-D").arg(&data).status().unwrap().success());
+    primary.copy_for_standby(&data);
     let standby = Server::on_data(&data, &[]);
     is_unsafe(&refusal(standby.config()).await, "primary");
     is_unsafe(
         &refusal(standby.config().allow_unsafe_configuration(true)).await,
         "primary",
     );
-    // Whichever comes first, the one that can be written to is found.
-    let both = login(&standby, |login| {
-        login
-            .host("127.0.0.1")
-            .port(primary.port())
-            .target_session_attrs(TargetSessionAttrs::ReadWrite);
-    });
-    let lock = both.connect().await.unwrap();
-    granted(&lock, &claim("a", TTL)).await;
-    assert_eq!(primary.locks().await, 1);
+    // Whichever comes first, and whatever is asked for, the primary is found.
+    for attributes in [TargetSessionAttrs::Any, TargetSessionAttrs::ReadWrite] {
+        let both = login(&standby, |login| {
+            login
+                .host("127.0.0.1")
+                .port(primary.port())
+                .target_session_attrs(attributes);
+        });
+        let lock = both.connect().await.unwrap();
+        granted(&lock, &claim("a", TTL)).await;
+        assert_eq!(primary.locks().await, 1);
+        drop(lock);
+        primary.until_locks(0, PATIENCE).await;
+    }
     // Without hot_standby it lets nobody in at all.
     drop(standby);
     let recovering = Server::on_data(&data, &["hot_standby=off"]);
@@ -280,104 +270,4 @@ async fn what_is_unsafe_is_refused_at_each_connect_unless_it_is_allowed() {
     is_unsafe(&error, "CACHE 1");
     server.run_sql("ALTER SEQUENCE fencelock.token CACHE 1").await;
     granted(&lock, &claim("a", TTL)).await;
-}
-
-/// A PgBouncer before the server.
-struct Bouncer {
-    process: Child,
-    port: u16,
-    _folder: tempfile::TempDir,
-}
-
-impl Bouncer {
-    fn start(server: &Server, mode: &str) -> Self {
-        let folder = tempfile::Builder::new().prefix("fencelock-pg-").tempdir().unwrap();
-        server::give(folder.path());
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let settings = folder.path().join("pgbouncer.ini");
-        let text = format!(
-            "[databases]\n* = user=postgres host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
-             unix_socket_dir =\nauth_type = any\npool_mode = {mode}\ndefault_pool_size = 20\n",
-            server.port()
-        );
-        // With `any` nobody's name is looked at; everybody is this user.
-        std::fs::write(&settings, text).unwrap();
-        let mut command = server::command("pgbouncer");
-        let process = command
-            .arg(&settings)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null());
-        let process = process
-            .spawn()
-            .expect("there is no PgBouncer; install it: apt-get install pgbouncer");
-        let start = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(start.elapsed() < PATIENCE, "pgbouncer does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        Self {
-            process,
-            port,
-            _folder: folder,
-        }
-    }
-
-    fn config(&self, server: &Server) -> PostgresConfig {
-        PostgresConfig::new(server.login_at(self.port)).tls(Tls::Disable)
-    }
-}
-
-impl Drop for Bouncer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-#[tokio::test]
-async fn a_pooler_that_shares_sessions_is_refused_and_gets_no_setting_of_ours() {
-    let server = Server::start();
-    drop(server.client().await);
-    for mode in ["transaction", "statement"] {
-        let bouncer = Bouncer::start(&server, mode);
-        is_unsafe(&refusal(bouncer.config(&server)).await, "pool_mode = session");
-        let leaked: i64 = {
-            let (client, connection) = server.login_at(bouncer.port).connect(NoTls).await.unwrap();
-            tokio::spawn(connection);
-            let rows = client
-                .simple_query("SELECT count(*) FROM pg_settings WHERE name = 'idle_session_timeout' AND setting <> '0'")
-                .await;
-            match &rows.unwrap()[1] {
-                lock_postgres::tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0).unwrap().parse().unwrap(),
-                other => panic!("{other:?}"),
-            }
-        };
-        assert_eq!(leaked, 0);
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pooler_that_shares_nothing_does_no_harm() {
-    let server = Server::start();
-    let bouncer = Bouncer::start(&server, "session");
-    let (one, two) = (bouncer.config(&server).connect().await.unwrap(), server.client().await);
-    let short = Duration::from_millis(600);
-    let mine = claim("a", short).with_own_lease();
-    let first = granted(&one, &mine).await;
-    assert!(server::is_busy(&two, &claim("a", TTL)).await);
-    // Nobody renews it: the server ends the session behind the pooler.
-    server.until_locks(0, short + Duration::from_millis(500)).await;
-    let next = granted(&two, &claim("a", TTL)).await;
-    assert!(next.token > first.token);
-    // Kept for as long as it is renewed.
-    let locks = Locks::new(one);
-    let guard = locks.lock("b").ttl(short).await.unwrap();
-    tokio::time::sleep(3 * short).await;
-    assert!(guard.is_held());
-    guard.release().await.unwrap();
 }

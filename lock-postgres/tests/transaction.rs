@@ -7,7 +7,8 @@ mod server;
 use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError};
-use lock_postgres::tokio_postgres::Transaction;
+use lock_postgres::PostgresLock;
+use lock_postgres::tokio_postgres::{IsolationLevel, Transaction};
 use rustix::process::Signal;
 use server::{PATIENCE, Server, claim, granted, is_busy, name};
 
@@ -108,4 +109,112 @@ async fn two_transactions_that_wait_for_each_other_are_told() {
         .filter(|o| matches!(o, Err(LockError::Deadlock { .. })))
         .count();
     assert_eq!(deadlocks, 1, "{one:?} {two:?}");
+}
+
+/// Two transactions under the lock, each of which counts the rows and adds one with what it counted. How many rows there are
+/// and how many different counts, with whatever errors there were.
+async fn two_count(server: &Server, lock: &PostgresLock, level: IsolationLevel) -> (i64, Vec<String>) {
+    server
+        .run_sql("DROP TABLE IF EXISTS sold; CREATE TABLE sold (number bigint NOT NULL)")
+        .await;
+    let (mut one, mut two) = (server.plain().await, server.plain().await);
+    let mut first = one.build_transaction().isolation_level(level).start().await.unwrap();
+    let mut second = two.build_transaction().isolation_level(level).start().await.unwrap();
+    let sell = "INSERT INTO sold SELECT count(*) FROM sold";
+    let mut errors = Vec::new();
+    let name = name("a");
+    match lock.in_transaction(&mut first, &name, None).await {
+        Ok(_) => {}
+        Err(error) => {
+            assert!(matches!(error, LockError::Configuration { .. }), "{error}");
+            return (0, vec![error.to_string()]);
+        }
+    }
+    let theirs = async {
+        lock.in_transaction(&mut second, &name, None).await.unwrap();
+        second.execute(sell, &[]).await?;
+        second.commit().await
+    };
+    let mine = async {
+        server.until_locks(2, PATIENCE).await;
+        first.execute(sell, &[]).await?;
+        first.commit().await
+    };
+    let (theirs, mine) = server::in_time(async { tokio::join!(theirs, mine) }).await;
+    for outcome in [mine, theirs] {
+        if let Err(error) = outcome {
+            errors.push(error.code().unwrap().code().to_owned());
+        }
+    }
+    let repeated: i64 = server.value("SELECT count(*) - count(DISTINCT number) FROM sold").await;
+    (repeated, errors)
+}
+
+#[tokio::test]
+async fn a_transaction_sees_what_the_last_holder_wrote_or_fails() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let counted = two_count(&server, &lock, IsolationLevel::ReadCommitted).await;
+    assert_eq!(counted, (0, vec![]));
+    let (repeated, errors) = two_count(&server, &lock, IsolationLevel::Serializable).await;
+    assert_eq!((repeated, &*errors), (0, &["40001".to_owned()][..]));
+    let (repeated, errors) = two_count(&server, &lock, IsolationLevel::RepeatableRead).await;
+    assert_eq!(repeated, 0, "an update was lost");
+    assert!(errors[0].contains("READ COMMITTED"), "{errors:?}");
+    assert_eq!(server.locks().await, 0);
+}
+
+#[tokio::test]
+async fn a_savepoint_that_is_rolled_back_takes_the_lock_with_it_only_if_it_is_older() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let mut plain = server.plain().await;
+    let mut tx = plain.transaction().await.unwrap();
+    lock.in_transaction(&mut tx, &name("a"), WAIT).await.unwrap();
+    let younger = tx.savepoint("younger").await.unwrap();
+    younger.rollback().await.unwrap();
+    assert!(is_busy(&lock, &claim("a", TTL)).await);
+    let mut older = tx.savepoint("older").await.unwrap();
+    lock.in_transaction(&mut older, &name("b"), WAIT).await.unwrap();
+    assert!(is_busy(&lock, &claim("b", TTL)).await);
+    older.rollback().await.unwrap();
+    granted(&lock, &claim("b", TTL)).await;
+    assert!(is_busy(&lock, &claim("a", TTL)).await);
+}
+
+#[tokio::test]
+async fn a_prepared_transaction_is_shown_with_its_name_and_is_not_ended() {
+    let server = Server::with(&["max_prepared_transactions=2"]);
+    let lock = server.client().await;
+    let plain = server.plain().await;
+    let key = lock.key(&name("a"));
+    let prepare = format!("BEGIN; SELECT pg_advisory_xact_lock({key}); PREPARE TRANSACTION 'order 7'");
+    plain.batch_execute(&prepare).await.unwrap();
+    assert!(is_busy(&lock, &claim("a", TTL)).await);
+    let holder = lock.holder(&name("a")).await.unwrap().expect("it is held");
+    assert_eq!(holder.label.as_deref(), Some("prepared transaction order 7"));
+    let error = lock.force_release(&name("a")).await.unwrap_err();
+    assert!(error.to_string().contains("ROLLBACK PREPARED 'order 7'"), "{error}");
+    assert!(is_busy(&lock, &claim("a", TTL)).await);
+    plain.batch_execute("ROLLBACK PREPARED 'order 7'").await.unwrap();
+    assert_eq!(lock.holder(&name("a")).await.unwrap(), None);
+    granted(&lock, &claim("a", TTL)).await;
+}
+
+#[tokio::test]
+async fn a_shared_lock_of_another_program_is_shown_as_what_keeps_the_name() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let plain = server.plain().await;
+    let key = lock.key(&name("a"));
+    plain
+        .batch_execute(&format!(
+            "SET application_name = 'reports'; SELECT pg_advisory_lock_shared({key})"
+        ))
+        .await
+        .unwrap();
+    assert!(is_busy(&lock, &claim("a", TTL)).await);
+    let holder = lock.holder(&name("a")).await.unwrap().expect("it is held");
+    let label = holder.label.unwrap();
+    assert!(label.contains("reports") && label.contains("shared"), "{label}");
 }

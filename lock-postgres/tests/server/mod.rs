@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "each test program uses a part of it")]
 
+pub(crate) mod bouncer;
 mod clock;
 pub(crate) mod proxy;
 
@@ -44,6 +45,8 @@ pub(crate) struct Server {
     template: Option<Arc<TempDir>>,
     /// Whether it is started with a clock that is an hour behind.
     is_behind: bool,
+    /// Whether its clock can be set while it runs.
+    steps: bool,
 }
 
 impl Server {
@@ -79,6 +82,7 @@ impl Server {
                 process: None,
                 template: None,
                 is_behind: false,
+                steps: false,
             };
             if server.run() {
                 return server;
@@ -113,6 +117,15 @@ impl Server {
             command
                 .env("LD_PRELOAD", clock::library())
                 .env("FAKETIME", "-1h")
+                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
+                .env("FAKETIME_DISABLE_SHM", "1");
+        }
+        if self.steps {
+            self.step_clock(0);
+            command
+                .env("LD_PRELOAD", clock::library())
+                .env("FAKETIME_TIMESTAMP_FILE", self.clock_file())
+                .env("FAKETIME_NO_CACHE", "1")
                 .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
                 .env("FAKETIME_DISABLE_SHM", "1");
         }
@@ -198,6 +211,32 @@ impl Server {
     /// From its next start on its clock says an hour less than it is.
     pub(crate) fn set_clock_back(&mut self) {
         self.is_behind = true;
+    }
+
+    /// One whose clock can be set while it runs.
+    pub(crate) fn with_a_clock_that_steps() -> Self {
+        let mut server = Self::start();
+        server.end(Signal::INT);
+        server.steps = true;
+        server.start_again();
+        server
+    }
+
+    fn clock_file(&self) -> PathBuf {
+        self.folder.path().join("clock")
+    }
+
+    /// Sets its clock so many seconds ahead of the right time, or behind.
+    pub(crate) fn step_clock(&self, seconds: i64) {
+        // At once, as its processes read it all the time.
+        let next = self.folder.path().join("clock.next");
+        std::fs::write(&next, format!("{seconds:+}s\n")).unwrap();
+        std::fs::rename(&next, self.clock_file()).unwrap();
+    }
+
+    /// From its next start on its clock is right.
+    pub(crate) fn set_clock_right(&mut self) {
+        self.is_behind = false;
     }
 
     /// How many seconds its clock is behind, as its sessions see it.
@@ -311,6 +350,59 @@ impl Server {
                 start.elapsed() < limit,
                 "{found} advisory locks after {limit:?}, and not {wanted}"
             );
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Copies the data of the running server into that folder, for a standby that follows it.
+    pub(crate) fn copy_for_standby(&self, data: &Path) {
+        let mut backup = program("pg_basebackup");
+        backup.args(["-h", "127.0.0.1", "-p", &self.port().to_string(), "-U", "postgres"]);
+        backup.args(["--no-sync", "-R", "-c", "fast", "-D"]).arg(data);
+        let done = backup.stdin(Stdio::null()).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+
+    /// From now on no commit is confirmed that has something to log: the standby that has to confirm it is not there.
+    pub(crate) async fn loses_its_standby(&self) {
+        self.commits_wait_for("gone").await;
+    }
+
+    pub(crate) async fn forgets_its_standby(&self) {
+        self.commits_wait_for("").await;
+    }
+
+    async fn commits_wait_for(&self, standby: &str) {
+        let plain = self.plain().await;
+        let set = format!("ALTER SYSTEM SET synchronous_standby_names = '{standby}'");
+        plain.batch_execute(&set).await.unwrap();
+        plain.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+        let start = Instant::now();
+        // Whoever connects later inherits it from the first process, which may not have read it yet.
+        while self.value::<String>("SHOW synchronous_standby_names").await != standby {
+            assert!(start.elapsed() < PATIENCE, "{}", self.log());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        // The checkpointer tells all others whether they have to wait.
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+
+    /// Waits until that many sessions wait for the name.
+    pub(crate) async fn until_waiting(&self, name: &str, wanted: i64) {
+        let plain = self.plain().await;
+        let key = self.config().connect_lazy().unwrap().key(&self::name(name));
+        let (high, low) = ((key as u64 >> 32) as i64, key & 0xffff_ffff);
+        let sql = format!(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND classid = {high} AND objid = {low} \
+             AND (NOT granted OR mode = 'ShareLock')"
+        );
+        let start = Instant::now();
+        loop {
+            let found: i64 = plain.query_one(&sql, &[]).await.unwrap().get(0);
+            if found == wanted {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{found} sessions wait, and not {wanted}");
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     }

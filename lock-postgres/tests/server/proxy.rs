@@ -10,6 +10,10 @@ use tokio::sync::{Notify, watch};
 /// Passes bytes on, or holds them until it is told to pass them. What is held arrives even if its sender has gone.
 pub(crate) struct Proxy {
     port: u16,
+    /// Where connections lead that are made from now on.
+    server: watch::Sender<u16>,
+    /// How many connections were made since.
+    made: watch::Sender<usize>,
     /// How many bytes may still pass.
     to_server: watch::Sender<usize>,
     to_client: watch::Sender<usize>,
@@ -25,11 +29,15 @@ impl Proxy {
         let (to_server, to_client) = (watch::Sender::new(ALL), watch::Sender::new(ALL));
         let (cut, end) = watch::channel(());
         let ways = (to_server.clone(), to_client.clone());
+        let (server, made) = (watch::Sender::new(server), watch::Sender::new(0));
+        let (leads_to, counted) = (server.clone(), made.clone());
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let Ok(server) = TcpStream::connect(("127.0.0.1", server)).await else {
+                let port = *leads_to.borrow();
+                let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else {
                     continue;
                 };
+                counted.send_modify(|made| *made += 1);
                 let (client_in, client_out) = client.into_split();
                 let (server_in, server_out) = server.into_split();
                 let done = Arc::new(Notify::new());
@@ -45,6 +53,8 @@ impl Proxy {
         });
         Self {
             port,
+            server,
+            made,
             to_server,
             to_client,
             cut,
@@ -80,6 +90,19 @@ impl Proxy {
     pub(crate) fn pass(&self) {
         self.to_server.send_replace(ALL);
         self.to_client.send_replace(ALL);
+    }
+
+    /// Ends every connection; those that follow lead to another server.
+    pub(crate) fn lead_to(&self, server: u16) {
+        self.server.send_replace(server);
+        self.made.send_replace(0);
+        self.cut();
+    }
+
+    /// Waits until that many connections were made since the proxy leads to its present server.
+    pub(crate) async fn until_made(&self, wanted: usize) {
+        // The sender is this proxy's own, so it cannot be gone.
+        let _ = self.made.subscribe().wait_for(|made| *made >= wanted).await;
     }
 
     /// Ends every connection, and with it what it holds.

@@ -1,0 +1,418 @@
+//! Asks the clients what they hold, and to give a lock up: the server has keys only.
+//!
+//! Each session listens to one channel, whose random name is in the schema: those who may read it there may ask. A request names
+//! the sessions that it is for, and a channel for the answers. A client answers once for all of its sessions that are named,
+//! in as many notifications as it takes; the last one says which sessions it answered for. So whoever asks knows when all have
+//! answered, and waits for a bounded time for those that do not: a client may be stopped, or cut off.
+//!
+//! Nothing of this is on the way of a lock, and nothing is written to the disk.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lock_core::{Holder, LossReason, OwnerId};
+use tokio::runtime::Handle;
+use tokio::time::{timeout, timeout_at};
+
+use crate::failure::Failure;
+use crate::notifications::Subscription;
+use crate::schema::{literal, quoted};
+use crate::session::Session;
+use crate::sessions::{Sessions, host};
+
+/// How long one notification is at most, in bytes. The server takes less than 8000.
+const PAYLOAD: usize = 7000;
+
+/// How many sessions one request names.
+const NAMED: usize = 500;
+
+/// How many answers whoever asks keeps until it reads them. One has some 50 locks.
+const UNREAD: usize = 16_384;
+
+/// How many requests a client remembers, so as to answer each of them once.
+const REMEMBERED: usize = 64;
+
+/// What a client is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Question {
+    /// What it holds.
+    All,
+    /// What it knows of that key.
+    One(i64),
+    /// To tell the holder of that key of its loss, and to release the lock.
+    GiveUp(i64),
+}
+
+/// What clients answered.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    /// By session and key.
+    pub(crate) told: HashMap<(i32, i64), Holder>,
+    /// The sessions that were answered for.
+    pub(crate) answered: HashSet<i32>,
+}
+
+/// What a client remembers of requests.
+#[derive(Debug, Default)]
+pub(crate) struct Inquiries {
+    channel: Mutex<Option<String>>,
+    answered: Mutex<VecDeque<String>>,
+}
+
+impl Inquiries {
+    fn is_new(&self, reply: &str) -> bool {
+        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
+        if answered.iter().any(|known| known == reply) {
+            return false;
+        }
+        answered.truncate(REMEMBERED - 1);
+        answered.push_front(reply.to_owned());
+        true
+    }
+}
+
+/// One request, as it is notified: `VERB KEY NAMESPACE REPLY PID,PID,...`.
+#[derive(Debug, PartialEq, Eq)]
+struct Request {
+    question: Question,
+    mark: String,
+    reply: String,
+    pids: Vec<i32>,
+}
+
+impl Request {
+    fn write(&self) -> String {
+        let (verb, key) = match self.question {
+            Question::All => ("tell", "*".to_owned()),
+            Question::One(key) => ("tell", key.to_string()),
+            Question::GiveUp(key) => ("release", key.to_string()),
+        };
+        let pids: Vec<_> = self.pids.iter().map(ToString::to_string).collect();
+        format!("{verb} {key} {} {} {}", self.mark, self.reply, pids.join(","))
+    }
+
+    /// None: it is of another version, or nonsense.
+    fn read(text: &str) -> Option<Self> {
+        let mut words = text.split(' ');
+        let question = match (words.next()?, words.next()?) {
+            ("tell", "*") => Question::All,
+            ("tell", key) => Question::One(key.parse().ok()?),
+            ("release", key) => Question::GiveUp(key.parse().ok()?),
+            _ => return None,
+        };
+        Some(Self {
+            question,
+            mark: words.next()?.to_owned(),
+            reply: words.next()?.to_owned(),
+            pids: numbers(words.next()?),
+        })
+    }
+}
+
+fn numbers(text: &str) -> Vec<i32> {
+    text.split(',').filter_map(|pid| pid.parse().ok()).collect()
+}
+
+/// One lock as it is told: key, session, token, owner, microseconds since 1970, milliseconds that are left, name, label.
+fn line(key: i64, session: i32, holder: &Holder) -> String {
+    let since = holder.acquired_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
+    let fields = [
+        key.to_string(),
+        session.to_string(),
+        shown(holder.token),
+        shown(holder.owner),
+        shown(since.map(|since| since.as_micros())),
+        shown(holder.remaining.map(|left| left.as_millis())),
+        // Neither has control characters.
+        shown(holder.name.as_ref()),
+        holder.label.clone().unwrap_or_default(),
+    ];
+    fields.join("\t")
+}
+
+fn shown(value: Option<impl ToString>) -> String {
+    value.map(|value| value.to_string()).unwrap_or_default()
+}
+
+fn read_line(line: &str, host: &str, process: &str) -> Option<((i32, i64), Holder)> {
+    let fields: Vec<_> = line.split('\t').collect();
+    let [key, session, token, owner, since, left, name, label] = *fields.as_slice() else {
+        return None;
+    };
+    let mut holder = Holder::new();
+    let key = key.parse().ok()?;
+    holder.key = Some(crate::keys::shown(key));
+    holder.host = Some(host.to_owned()).filter(|host| !host.is_empty());
+    holder.pid = process.parse().ok();
+    holder.token = token.parse().ok();
+    holder.owner = owner.parse().ok();
+    let since = since.parse().ok().map(Duration::from_micros);
+    holder.acquired_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
+    holder.remaining = left.parse().ok().map(Duration::from_millis);
+    holder.name = name.parse().ok();
+    holder.label = Some(label.to_owned()).filter(|label| !label.is_empty());
+    Some(((session.parse().ok()?, key), holder))
+}
+
+impl Answers {
+    /// One answer: `end|more HOST PROCESS PID,PID,...` and a line for each lock.
+    fn read(&mut self, text: &str) {
+        let mut lines = text.lines();
+        let head: Vec<_> = lines.next().unwrap_or_default().split('\t').collect();
+        let [which, host, process, pids] = *head.as_slice() else {
+            return;
+        };
+        self.told
+            .extend(lines.filter_map(|line| read_line(line, host, process)));
+        if which == "end" {
+            self.answered.extend(numbers(pids));
+        }
+    }
+}
+
+/// An answer in as many parts as it takes.
+fn parts(lines: Vec<String>, host: &str, pids: &[i32]) -> Vec<String> {
+    let process = std::process::id();
+    let pids: Vec<_> = pids.iter().map(ToString::to_string).collect();
+    let end = format!("end\t{host}\t{process}\t{}", pids.join(","));
+    let more = format!("more\t{host}\t{process}\t");
+    let mut parts = Vec::new();
+    let mut part = String::new();
+    for line in lines {
+        if part.len() + line.len() > PAYLOAD - more.len() {
+            parts.push(format!("{more}{}", std::mem::take(&mut part)));
+        }
+        part += "\n";
+        part += &line;
+    }
+    if part.len() > PAYLOAD - end.len().min(PAYLOAD) {
+        parts.push(format!("{more}{}", std::mem::take(&mut part)));
+    }
+    parts.push(end + &part);
+    parts
+}
+
+impl Sessions {
+    /// Has the session listen to requests. Without it the client is merely silent when it is asked.
+    pub(crate) async fn listen(self: &Arc<Self>, session: &Arc<Session>, runtime: &Handle) {
+        let listening = async {
+            let channel = self.channel(session).await?;
+            let subscription = session.wire().subscribe(channel.as_str());
+            session.ask(&format!("LISTEN {}", quoted(&channel))).await?;
+            Ok::<_, Failure>(subscription)
+        };
+        match listening.await {
+            Ok(subscription) => {
+                runtime.spawn(answering(Arc::downgrade(self), Arc::downgrade(session), subscription));
+            }
+            Err(failure) => tracing::debug!(?failure, "a session does not hear who asks for its locks"),
+        }
+    }
+
+    /// The channel for requests.
+    async fn channel(&self, session: &Session) -> Result<String, Failure> {
+        let known = || self.inquiries.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = known().clone() {
+            return Ok(channel);
+        }
+        let rows = session
+            .ask(&format!("SELECT name FROM {}.channel", self.settings.schema.quoted()))
+            .await?;
+        let channel = rows.one()?.text(0)?.to_owned();
+        *known() = Some(channel.clone());
+        Ok(channel)
+    }
+
+    /// Asks the clients of those sessions, and waits until all have answered, or for as long as a third of the time for one
+    /// request without an answer.
+    pub(crate) async fn ask_clients(
+        &self,
+        session: &Session,
+        question: Question,
+        pids: &[i32],
+    ) -> Result<Answers, Failure> {
+        let mut answers = Answers::default();
+        if pids.is_empty() {
+            return Ok(answers);
+        }
+        let channel = self.channel(session).await?;
+        let reply = format!("fencelock_{}", OwnerId::random());
+        let mut subscription = session.wire().subscribe_to(reply.as_str(), UNREAD);
+        let requests = pids.chunks(NAMED).map(|pids| Request {
+            question,
+            mark: self.settings.keys.mark(),
+            reply: reply.clone(),
+            pids: pids.to_vec(),
+        });
+        let requests: Vec<_> = requests.map(|request| notify(&channel, &request.write())).collect();
+        session
+            .ask(&format!("LISTEN {}; SELECT {}", quoted(&reply), requests.join(", ")))
+            .await?;
+        let patience = self.settings.op_timeout / 3;
+        let end = tokio::time::Instant::now() + self.settings.op_timeout * 2 / 3;
+        while !pids.iter().all(|pid| answers.answered.contains(pid)) {
+            let until = end.min(tokio::time::Instant::now() + patience);
+            match timeout_at(until, subscription.next()).await {
+                Ok(Some(notification)) => answers.read(notification.payload()),
+                Ok(None) | Err(_) => break,
+            }
+        }
+        session.ask(&format!("UNLISTEN {}", quoted(&reply))).await?;
+        Ok(answers)
+    }
+
+    /// What this client holds by those sessions.
+    async fn tell(&self, question: Question, pids: &[i32]) -> Vec<String> {
+        let limit = self.settings.op_timeout / 6;
+        let held = match question {
+            Question::All => self.holdings.all(),
+            Question::One(key) => match timeout(limit, self.holdings.turn(key)).await {
+                Ok(mut turn) => turn.held().map(|holding| holding.told(key)).into_iter().collect(),
+                Err(_) => Vec::new(),
+            },
+            Question::GiveUp(key) => match timeout(limit, self.give_up(key, pids)).await {
+                Ok(given) => given.into_iter().collect(),
+                Err(_) => Vec::new(),
+            },
+        };
+        let named = held.into_iter().filter(|(_, pid, _)| pids.contains(pid));
+        named.map(|(key, pid, holder)| line(key, pid, &holder)).collect()
+    }
+
+    /// Tells the holder of its loss, and then releases the lock.
+    async fn give_up(&self, key: i64, pids: &[i32]) -> Option<(i64, i32, Holder)> {
+        let mut turn = self.holdings.turn(key).await;
+        let holding = turn.held().filter(|holding| pids.contains(&holding.session.pid))?;
+        let (told, claim) = (holding.told(key), holding.claim.clone());
+        tracing::warn!(name = %claim.name(), "the lock is taken away by force");
+        holding.granted.revoker().revoke(LossReason::NotHeld);
+        match self.release_in(&mut turn, key, &claim).await {
+            Ok(_) => Some(told),
+            Err(failure) => {
+                tracing::warn!(?failure, name = %claim.name(), "the lock was to be released by force and could not be");
+                None
+            }
+        }
+    }
+}
+
+fn notify(channel: &str, payload: &str) -> String {
+    format!("pg_notify({}, {})", literal(channel), literal(payload))
+}
+
+/// Boxed, as an answer may have to open a session, which listens too.
+fn answering(
+    sessions: Weak<Sessions>,
+    session: Weak<Session>,
+    subscription: Subscription,
+) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    Box::pin(answer_all(sessions, session, subscription))
+}
+
+async fn answer_all(sessions: Weak<Sessions>, session: Weak<Session>, mut subscription: Subscription) {
+    while let Some(notification) = subscription.next().await {
+        let Some(request) = Request::read(notification.payload()) else {
+            continue;
+        };
+        let (Some(sessions), Some(session)) = (sessions.upgrade(), session.upgrade()) else {
+            return;
+        };
+        if let Err(failure) = answer(&sessions, &session, request).await {
+            tracing::debug!(?failure, "a request for locks was not answered");
+        }
+    }
+}
+
+async fn answer(sessions: &Arc<Sessions>, session: &Arc<Session>, request: Request) -> Result<(), Failure> {
+    let ours: Vec<_> = request.pids.into_iter().filter(|&pid| sessions.by_pid(pid)).collect();
+    if ours.is_empty() || request.mark != sessions.settings.keys.mark() {
+        return Ok(());
+    }
+    // Several requests with one reply name different sessions.
+    if !sessions.inquiries.is_new(&format!("{} {}", request.reply, ours[0])) {
+        return Ok(());
+    }
+    let lines = sessions.tell(request.question, &ours).await;
+    let lines = parts(lines, &host(), &ours);
+    // A statement would keep a lock alive that is not to be renewed.
+    if session.is_silent() {
+        let other = sessions.any().await?;
+        let told = send(&other, &request.reply, &lines).await;
+        sessions.spare(other);
+        return told;
+    }
+    send(session, &request.reply, &lines).await
+}
+
+async fn send(session: &Session, reply: &str, parts: &[String]) -> Result<(), Failure> {
+    for parts in parts.chunks(8) {
+        let parts: Vec<_> = parts.iter().map(|part| notify(reply, part)).collect();
+        session.ask(&format!("SELECT {}", parts.join(", "))).await?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use lock_core::{Claim, FencingToken};
+
+    use super::*;
+
+    #[test]
+    fn requests_are_read_as_they_are_written() {
+        for question in [Question::All, Question::One(-7), Question::GiveUp(i64::MAX)] {
+            let request = Request {
+                question,
+                mark: "0a1b2c3d".to_owned(),
+                reply: "fencelock_x-y".to_owned(),
+                pids: vec![1, 99_999],
+            };
+            assert_eq!(Request::read(&request.write()), Some(request));
+        }
+        for nonsense in ["", "tell", "tell x m r 1", "steal 1 m r 1", "tell 1 m"] {
+            assert_eq!(Request::read(nonsense), None, "{nonsense}");
+        }
+    }
+
+    #[test]
+    fn answers_are_read_as_they_are_written_however_many_parts_they_have() {
+        let locks: Vec<_> = (0..500)
+            .map(|number| {
+                let claim = Claim::new(format!("{number} \u{e9}'\\").parse().unwrap(), Duration::from_secs(1));
+                let mut holder = Holder::of(&claim.with_label("a label"));
+                holder.key = Some(crate::keys::shown(number));
+                holder.token = FencingToken::new(7).ok();
+                holder.remaining = Some(Duration::from_millis(700));
+                holder.acquired_at = UNIX_EPOCH.checked_add(Duration::from_micros(1_700_000_000_000_001));
+                (number, holder)
+            })
+            .collect();
+        let lines = locks.iter().map(|(key, holder)| line(*key, 5, holder)).collect();
+        let host = locks[0].1.host.clone().unwrap_or_default();
+        let parts = parts(lines, &host, &[5, 6]);
+        assert!(parts.len() > 2 && parts.iter().all(|part| part.len() <= PAYLOAD));
+        let mut answers = Answers::default();
+        for (number, part) in parts.iter().enumerate() {
+            answers.read(part);
+            assert_eq!(answers.answered.is_empty(), number + 1 < parts.len());
+        }
+        assert_eq!(answers.answered, HashSet::from([5, 6]));
+        for (key, holder) in locks {
+            assert_eq!(answers.told[&(5, key)], holder);
+        }
+        answers.read("nonsense\nmore");
+    }
+
+    #[test]
+    fn a_request_is_new_once() {
+        let inquiries = Inquiries::default();
+        assert!(inquiries.is_new("a") && inquiries.is_new("b"));
+        assert!(!inquiries.is_new("a"));
+        for number in 0..REMEMBERED {
+            assert!(inquiries.is_new(&number.to_string()));
+        }
+        assert!(inquiries.is_new("a"));
+    }
+}

@@ -1,0 +1,243 @@
+//! How a session begins.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use lock_core::{LockError, OwnerId};
+use tokio::runtime::Handle;
+use tokio::time::{sleep, timeout};
+use tokio_postgres::error::SqlState;
+
+use crate::commands::{self, millis};
+use crate::counter::{self, Start};
+use crate::failure::Failure;
+use crate::proof::{Proof, elsewhere};
+use crate::safety::{self, Server};
+use crate::schema::{check_planted, literal};
+use crate::session::{Carried, Opened, Session};
+use crate::sessions::Sessions;
+use crate::tokens::unconfirmed;
+use crate::wire::Wire;
+
+/// How long the first pause is before a server that had no connection left is asked again; the next ones are longer.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+
+/// What becomes of a request if the server has no connection left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    /// It is asked again, for as long as there is time.
+    Needed,
+    /// It fails at once: it has other means, or waits in any case.
+    WaitedFor,
+}
+
+/// What a session does about a counter that could be better, but is good enough.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Counter {
+    Raised,
+    AsItIs,
+}
+
+impl Sessions {
+    /// A new session, for one claim to begin with. A server without a connection left is asked again if it is needed.
+    pub(crate) async fn open(self: &Arc<Self>, ttl: Duration, room: Room) -> Result<Carried, Failure> {
+        self.open_with(ttl, room, Counter::Raised).await
+    }
+
+    /// One that takes the counter as it is, if that can be.
+    pub(crate) async fn open_as_it_is(self: &Arc<Self>, ttl: Duration) -> Result<Carried, Failure> {
+        self.open_with(ttl, Room::WaitedFor, Counter::AsItIs).await
+    }
+
+    async fn open_with(self: &Arc<Self>, ttl: Duration, room: Room, counter: Counter) -> Result<Carried, Failure> {
+        // All that uses sessions runs where the executor starts tasks.
+        let runtime = Handle::current();
+        let limit = self.settings.op_timeout;
+        let until = self.clock.now() + limit * 4 / 5;
+        let mut pause = FIRST_PAUSE;
+        let session = loop {
+            let opening = timeout(limit, self.open_now(ttl, counter)).await;
+            let opened = opening.unwrap_or_else(|_| Err(LockError::no_answer("connecting", limit).into()));
+            match opened {
+                Err(failure) if failure.is_about_room() => {
+                    self.room.saw(0, self.clock.now());
+                    self.pool.end_free(0);
+                    let nap = pause.mul_f64(0.5 + fastrand::f64());
+                    if room == Room::WaitedFor || self.clock.now() + nap >= until {
+                        return Err(failure);
+                    }
+                    sleep(nap).await;
+                    pause *= 2;
+                }
+                Err(failure) if self.found_primary.load(Ordering::Acquire) => return Err(failure.during_failover()),
+                opened => break opened?,
+            }
+        };
+        session.look_after(&runtime);
+        let carried = session.carry_alone();
+        self.pool.add(&session);
+        // It may have been closed meanwhile.
+        if self.is_closed() {
+            session.wire().end();
+            return Err(LockError::Closed.into());
+        }
+        self.listen(&session, &runtime).await;
+        Ok(carried)
+    }
+
+    async fn open_now(self: &Arc<Self>, ttl: Duration, counter: Counter) -> Result<Arc<Session>, Failure> {
+        match self.open_once(ttl, counter).await {
+            // It waits for a standby, with a counter that can be used as it is.
+            Err(Failure::Stuck) => self.open_once(ttl, Counter::AsItIs).await,
+            opened => opened,
+        }
+    }
+
+    async fn open_once(self: &Arc<Self>, ttl: Duration, counter: Counter) -> Result<Arc<Session>, Failure> {
+        let settings = &self.settings;
+        let limit = settings.op_timeout;
+        let wire = Wire::open(settings, &Handle::current()).await?;
+        let Ok(server) = timeout(limit * 4 / 5, Server::look(&wire)).await else {
+            return Err(unanswered(limit).into());
+        };
+        let server = server?;
+        server.check(settings.allow_unsafe)?;
+        self.found_primary.store(true, Ordering::Release);
+        let pooled = wire.named_process().await != Some(server.pid);
+        if pooled {
+            safety::pooled(&server, settings.session_pooler, settings.allow_unsafe)?;
+        }
+        self.room.saw(server.room, self.clock.now());
+        let mark = pooled.then(|| OwnerId::random().to_string());
+        let proof = Proof::new(server.pid, mark);
+        // In a message of their own, so that nothing else depends on what they were before.
+        let set = commands::settings(&proof, limit, server.has_transaction_timeout());
+        if wire.ask(&set).await?.last().is_none() {
+            return Err(elsewhere().into());
+        }
+        let check = commands::check_connection(&proof, ttl);
+        let (checking, sequence) = tokio::join!(wire.ask(&check), self.sequence(&wire, &server));
+        match checking {
+            Err(Failure::Postgres(error)) if error.code() == Some(&SqlState::INVALID_PARAMETER_VALUE) => {}
+            other => drop(other?),
+        }
+        let start = self.begin(&wire, sequence?, counter).await?;
+        if wire.ask(&commands::limits(&proof, ttl, limit)).await?.last().is_none() {
+            return Err(elsewhere().into());
+        }
+        // What is drawn from now on must be above that.
+        self.saw(start.last);
+        Ok(Session::new(Opened {
+            wire,
+            id: OwnerId::random().to_string().into(),
+            clock: self.clock.clone(),
+            pid: server.pid,
+            proof,
+            version: server.named(),
+            start,
+            application_name: settings.application_name(),
+            op_timeout: limit,
+            ttl,
+        }))
+    }
+
+    /// Where the counter is, once it is right. This session holds no lock so far, so it may wait for a commit, though not
+    /// without limit.
+    async fn begin(&self, wire: &Wire, sequence: u32, counter: Counter) -> Result<Start, Failure> {
+        let (schema, seen) = (&self.settings.schema, self.seen.load(Ordering::Acquire));
+        let rows = wire.ask(&counter::look(schema, sequence, seen)).await?;
+        let look = counter::looked(&rows, sequence)?;
+        if look.is_settled || (look.is_usable && counter == Counter::AsItIs) {
+            return Ok(look.start);
+        }
+        let limit = self.settings.op_timeout / if look.is_usable { 4 } else { 2 };
+        let raise = counter::raise(schema, sequence, seen);
+        let raise = format!("SET LOCAL lock_timeout = {}; {raise}", millis(limit / 2));
+        let settle = counter::settle(schema, sequence);
+        let raising = async {
+            wire.ask(&raise).await?;
+            // In order: whoever is next finds all of it.
+            let (done, settled) = (counter::done(), wire.ask(&settle));
+            let (settled, done) = tokio::join!(settled, wire.ask(&done));
+            done?;
+            settled
+        };
+        let raised = timeout(limit, raising).await;
+        match raised {
+            Ok(Err(failure)) if failure.is_limit() && look.is_usable => Ok(look.start),
+            Ok(Err(failure)) if failure.is_limit() => Err(unconfirmed(limit).into()),
+            Ok(rows) => counter::raised(&rows?, sequence),
+            Err(_) if look.is_usable => {
+                tracing::warn!("a commit is not confirmed in time; tokens go on from where they are, below the clock");
+                Err(Failure::Stuck)
+            }
+            Err(_) => Err(unconfirmed(limit).into()),
+        }
+    }
+
+    /// The sequence, which is made with its schema if it is missing.
+    async fn sequence(&self, wire: &Wire, server: &Server) -> Result<u32, Failure> {
+        let schema = &self.settings.schema;
+        let name = literal(&format!("{}.token", schema.quoted()));
+        let look = format!(
+            "SELECT seqrelid::oid::bigint, seqcache, seqcycle, {} FROM pg_catalog.pg_sequence \
+             WHERE seqrelid = pg_catalog.to_regclass({name})",
+            schema.planted()
+        );
+        let mut rows = wire.ask(&look).await?;
+        if rows.last().is_none() {
+            let made = self.make_schema(wire, server).await;
+            // If somebody else has made it anew since the first look, this role need not be able to.
+            match wire.ask(&look).await {
+                Ok(again) if again.last().is_some() => rows = again,
+                looked => {
+                    made?;
+                    rows = looked?;
+                }
+            }
+        }
+        let row = rows.one()?;
+        safety::sequence(row.number(1)?, row.truth(2)?, self.settings.allow_unsafe)?;
+        check_planted(row.get(3)?, self.settings.allow_unsafe)?;
+        row.number(0)
+    }
+
+    async fn make_schema(&self, wire: &Wire, server: &Server) -> Result<(), Failure> {
+        let schema = &self.settings.schema;
+        let unlogged = server.has_unlogged_sequences();
+        match wire.ask(&schema.create_alone(unlogged)).await {
+            Ok(_) => Ok(()),
+            Err(failure) if failure.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                let user = self.settings.server.get_user().unwrap_or("ROLE");
+                let sql = schema.create(unlogged) + &schema.grant(user);
+                let source = match failure {
+                    Failure::Postgres(error) => Some(error.into()),
+                    _ => None,
+                };
+                Err(LockError::Configuration {
+                    message: format!(
+                        "the schema of fencelock is missing in this database, and the role may not make it; have this run \
+                         by somebody who may:\n{sql}"
+                    ),
+                    source,
+                }
+                .into())
+            }
+            Err(failure) => Err(failure),
+        }
+    }
+}
+
+/// The connection is there, and nothing answers on it.
+fn unanswered(limit: Duration) -> LockError {
+    LockError::Unavailable {
+        operation: "connecting",
+        message: format!(
+            "the connection was made, and the first statement got no answer within {:?}; if a pooler is between, it may have \
+             no session left: each client needs one for each ttl that it uses, so raise default_pool_size",
+            limit * 4 / 5
+        ),
+        source: None,
+    }
+}

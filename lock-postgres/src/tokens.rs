@@ -1,0 +1,167 @@
+//! Which tokens may be handed out.
+//!
+//! **Invariants.** A token is handed out only if it is above all that this client has seen before its statement was sent: what
+//! it was granted, and what the sequence had come to when its sessions began. And only if it is at most a ceiling that was
+//! durable in the same run of the server. A ceiling is raised by a session that holds no lock, since the commit may have to
+//! wait for a standby without limit, and the locks of a session that waits there cannot be taken from it. It is raised ahead
+//! of need, so normally nobody waits for that.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use lock_core::{FencingToken, LockError, Stamp};
+use tokio::sync::OwnedMutexGuard;
+use tokio::time::timeout;
+
+use crate::commands::millis;
+use crate::counter::{self, CHUNK};
+use crate::failure::Failure;
+use crate::session::{Draw, Session};
+use crate::sessions::Sessions;
+
+/// How long it takes until a ceiling is raised ahead of need again, after that has failed.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// A token that may be handed out, and when the message that it was drawn by was sent.
+pub(crate) struct Drawn {
+    pub(crate) token: FencingToken,
+    pub(crate) sent: Stamp,
+}
+
+/// When a ceiling may be raised ahead of need again.
+pub(crate) type NotBefore = Option<Stamp>;
+
+impl Sessions {
+    /// Takes the lock if it is free. None: somebody has it.
+    pub(crate) async fn try_lock(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        key: i64,
+        label: Option<&str>,
+    ) -> Result<Option<Drawn>, Failure> {
+        let before = self.seen.load(Ordering::Acquire);
+        let Some(draw) = session.try_lock(key, label).await? else {
+            return Ok(None);
+        };
+        match self.sure_of(session, draw, before).await {
+            Ok(drawn) => Ok(Some(drawn)),
+            Err(failure) => Err(session.undo(key, failure).await),
+        }
+    }
+
+    /// Draws a token for a lock that the session has.
+    pub(crate) async fn draw(self: &Arc<Self>, session: &Arc<Session>) -> Result<Drawn, Failure> {
+        let before = self.seen.load(Ordering::Acquire);
+        let draw = session.draw().await?;
+        self.sure_of(session, draw, before).await
+    }
+
+    /// `before` had been seen when the message was sent.
+    async fn sure_of(self: &Arc<Self>, session: &Arc<Session>, draw: Draw, before: u64) -> Result<Drawn, Failure> {
+        let Draw { token, sent, ceiling } = draw;
+        if token <= before {
+            // Somebody set the sequence back under our feet. The next session puts it right.
+            tracing::error!(
+                token,
+                seen = before,
+                "the sequence of fencing tokens went back; starting a new session"
+            );
+            session.wire().end();
+            return Err(Failure::Ended);
+        }
+        if token > ceiling {
+            self.raise_ceiling(session, token).await?;
+            // It must have lived through that: after a crash of the server the ceiling would be that of other tokens.
+            session.beat().await?;
+            if token > session.ceiling() {
+                return Err(counter::exhausted().into());
+            }
+        } else if token.saturating_add(CHUNK / 2) > ceiling {
+            self.raise_ceiling_ahead(token);
+        }
+        let token = FencingToken::new(token).map_err(|_| counter::exhausted())?;
+        self.saw(token.get());
+        Ok(Drawn { token, sent })
+    }
+
+    /// Makes a ceiling above that token durable, for a session that has drawn it.
+    async fn raise_ceiling(self: &Arc<Self>, session: &Arc<Session>, token: u64) -> Result<(), Failure> {
+        let mut turn = Arc::clone(&self.raising).lock_owned().await;
+        if token <= session.ceiling() {
+            return Ok(());
+        }
+        self.raise_in(&mut turn, token).await
+    }
+
+    /// The same in the background, for those who come next.
+    fn raise_ceiling_ahead(self: &Arc<Self>, token: u64) {
+        let Ok(mut turn) = Arc::clone(&self.raising).try_lock_owned() else {
+            return;
+        };
+        if turn.is_some_and(|not_before| self.clock.now() < not_before) {
+            return;
+        }
+        let sessions = Arc::clone(self);
+        tokio::spawn(async move {
+            if let Err(failure) = sessions.raise_in(&mut turn, token).await {
+                let error = failure.explain("raising the ceiling of fencing tokens");
+                tracing::warn!(%error, "no higher ceiling of fencing tokens so far");
+            }
+        });
+    }
+
+    async fn raise_in(self: &Arc<Self>, turn: &mut OwnedMutexGuard<NotBefore>, token: u64) -> Result<(), Failure> {
+        let limit = self.settings.op_timeout / 2;
+        let raised = timeout(limit, self.raise_by_another(token, limit)).await;
+        let raised = raised.unwrap_or_else(|_| Err(unconfirmed(limit).into()));
+        **turn = raised.is_err().then(|| self.clock.now() + PAUSE);
+        raised
+    }
+
+    async fn raise_by_another(self: &Arc<Self>, token: u64, limit: Duration) -> Result<(), Failure> {
+        // It carries nothing, and is ended if nothing is heard of it.
+        let raiser = self.raiser().await?;
+        // Those that are open before it is raised: if they are open afterwards it is the same run of the server.
+        let all = self.pool.all();
+        let sql = counter::raise_ceiling(&self.settings.schema, token);
+        let patience = millis(limit / 2);
+        let ending = Ended(&raiser);
+        let raised = raiser.ask(&format!("SET LOCAL lock_timeout = {patience}; {sql}")).await;
+        std::mem::forget(ending);
+        let ceiling = match raised {
+            Ok(rows) => rows.one()?.number(0)?,
+            Err(failure) => {
+                let stuck = failure.is_limit();
+                self.spare(raiser);
+                return Err(if stuck { unconfirmed(limit).into() } else { failure });
+            }
+        };
+        for session in all {
+            session.may_draw_up_to(ceiling);
+        }
+        self.spare(raiser);
+        Ok(())
+    }
+}
+
+/// Ends a session that is given up while it may be waiting for a commit.
+struct Ended<'a>(&'a Arc<Session>);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.wire().end();
+    }
+}
+
+/// Nobody knows whether the ceiling is durable.
+pub(crate) fn unconfirmed(limit: Duration) -> LockError {
+    LockError::Unavailable {
+        operation: "raising the ceiling of fencing tokens",
+        message: format!(
+            "the server did not confirm it within {limit:?}; if commits wait for a synchronous standby that is away, bring \
+             it back, or change synchronous_standby_names"
+        ),
+        source: None,
+    }
+}

@@ -1,0 +1,104 @@
+//! What is asked of the disk, and of a standby, before tokens are handed out; and what the sequence may be set to meanwhile.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::{Duration, Instant};
+
+use lock_core::{DistributedLock, LockError, Locks};
+use server::{PATIENCE, Server, claim, granted, soon};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// Sessions that hold locks and wait for a standby.
+const STUCK: &str = "SELECT count(*) FROM pg_stat_activity a WHERE wait_event = 'SyncRep' AND EXISTS \
+                     (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'advisory')";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_session_that_holds_locks_waits_for_a_standby_that_is_away() {
+    let server = Server::start();
+    let lock = server
+        .config()
+        .op_timeout(Duration::from_secs(2))
+        .connect()
+        .await
+        .unwrap();
+    let other = server.client().await;
+    let kept = granted(&lock, &claim("kept", TTL)).await;
+    server.loses_its_standby().await;
+    server
+        .run_sql("SELECT setval('fencelock.token', (SELECT ceiling FROM fencelock.counter) - 2000)")
+        .await;
+    // All tokens up to the ceiling can be drawn, and none above it.
+    let (mut drawn, start) = (0, Instant::now());
+    let error = loop {
+        let next = claim("next", TTL);
+        match lock.try_acquire(&next).await {
+            Ok(attempt) => assert!(attempt.granted().is_some()),
+            Err(error) => break error,
+        }
+        lock.release(&next).await.unwrap();
+        drawn += 1;
+        assert!(start.elapsed() < 2 * PATIENCE && drawn <= 2000, "{drawn} tokens");
+    };
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("standby"), "{error}");
+    assert!(drawn >= 900, "{drawn}");
+    let stuck: i64 = server.value(STUCK).await;
+    assert_eq!(stuck, 0, "sessions that hold locks wait for the standby");
+    // What is held can be kept, and what is let go of goes to who waits.
+    lock.renew(&kept.lease).await.unwrap();
+    assert!(kept.lease.is_valid(lock_core::Clock::system().now()));
+    assert!(server::is_busy(&other, &claim("kept", TTL)).await);
+    lock.close().await.unwrap();
+    server.until_locks(0, PATIENCE).await;
+    server.forgets_its_standby().await;
+    let again = granted(&other, &claim("kept", TTL)).await;
+    assert!(again.token > kept.token);
+    println!("{drawn} tokens without a standby");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_starts_while_a_standby_is_away() {
+    let server = Server::start();
+    let first = granted(&server.client().await, &claim("a", TTL)).await;
+    // The clock is half a minute ahead of the tokens, as after half a minute without any start.
+    server
+        .run_sql(
+            "UPDATE fencelock.counter SET start = start - 30000000, ceiling = ceiling - 30000000;
+             SELECT setval('fencelock.token', (SELECT last_value FROM fencelock.token) - 30000000)",
+        )
+        .await;
+    server.loses_its_standby().await;
+    let mut highest = 0;
+    for _ in 0..3 {
+        let start = Instant::now();
+        let lock = server.client().await;
+        let grant = granted(&lock, &claim("b", TTL)).await;
+        println!("started within {:?}", start.elapsed());
+        assert!(grant.token.get() > highest);
+        highest = grant.token.get();
+        lock.close().await.unwrap();
+        // The session that waits for the standby has the turn to put the counter right, and no lock.
+        server.until_locks(1, PATIENCE).await;
+    }
+    server.forgets_its_standby().await;
+    let locks = Locks::new(server.client().await);
+    let guard = locks.lock("a").wait_for(PATIENCE).await.unwrap();
+    assert!(guard.token() > first.token, "up to the clock again");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connected_client_hands_out_no_token_that_fell() {
+    let server = Server::start();
+    let (one, two) = (server.client().await, server.client().await);
+    let mine = claim("a", TTL);
+    let first = granted(&one, &mine).await;
+    let waiting = tokio::spawn(async move { two.acquire(&claim("a", TTL), soon()).await });
+    server.until_waiting("a", 1).await;
+    server.run_sql("SELECT setval('fencelock.token', 5)").await;
+    one.release(&mine).await.unwrap();
+    let second = waiting.await.unwrap().unwrap().granted().unwrap();
+    assert!(second.token > first.token, "{} after {}", second.token, first.token);
+}

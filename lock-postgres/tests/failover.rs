@@ -1,0 +1,51 @@
+//! Failovers behind one address: a proxy, a virtual IP, a DNS name.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::Duration;
+
+use lock_core::{DistributedLock, LockError, Locks};
+use lock_postgres::{PostgresConfig, Tls};
+use server::proxy::Proxy;
+use server::{PATIENCE, Server, claim, give, granted, in_time};
+
+const TTL: Duration = Duration::from_secs(2);
+
+/// A client that waits reconnects while the address leads to a standby, which is promoted only later.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_goes_on_while_the_address_leads_to_a_standby() {
+    let primary = Server::start();
+    let holder = primary.client().await;
+    let held = granted(&holder, &claim("a", TTL)).await;
+    let folder = tempfile::Builder::new().prefix("fencelock-pg-").tempdir().unwrap();
+    give(folder.path());
+    let data = folder.path().join("data");
+    primary.copy_for_standby(&data);
+    let standby = Server::on_data(&data, &[]);
+    let proxy = Proxy::to(primary.port()).await;
+    let config = PostgresConfig::new(primary.login_at(proxy.port())).tls(Tls::Disable);
+    let locks = Locks::new(config.clone().connect().await.unwrap());
+    let waiting = tokio::spawn(locks.lock("a").ttl(TTL).wait_for(PATIENCE).into_future());
+    primary.until_waiting("a", 1).await;
+
+    proxy.lead_to(standby.port());
+    // Several of its connections have found a standby.
+    in_time(proxy.until_made(3)).await;
+    assert!(!waiting.is_finished(), "{:?}", waiting.await);
+    // A client that never found a primary is refused.
+    let refused = config.connect().await.map(|_| "it connected").unwrap_err();
+    assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
+
+    standby
+        .plain()
+        .await
+        .batch_execute("SELECT pg_promote()")
+        .await
+        .unwrap();
+    let guard = in_time(waiting).await.unwrap().unwrap();
+    assert!(guard.token() > held.token, "{} after {}", guard.token(), held.token);
+    guard.release().await.unwrap();
+    holder.close().await.unwrap();
+}

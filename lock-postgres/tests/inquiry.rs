@@ -1,0 +1,165 @@
+//! Who holds what, as clients tell each other, and how a lock is taken away from one of them.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::{Duration, SystemTime};
+
+use lock_core::{DistributedLock, Holder, Locks, LossReason};
+use lock_postgres::tokio_postgres::NoTls;
+use lock_postgres::{PostgresConfig, PostgresLock, Tls};
+use server::proxy::Proxy;
+use server::{PATIENCE, Server, claim, granted, in_time, name};
+
+const TTL: Duration = Duration::from_secs(20);
+
+fn names(holders: &[Holder]) -> Vec<String> {
+    let shown = |holder: &Holder| holder.name.as_ref().map_or("?".to_owned(), ToString::to_string);
+    holders.iter().map(shown).collect()
+}
+
+/// A client behind a proxy, which can make it silent.
+async fn behind(proxy: &Proxy, server: &Server) -> PostgresLock {
+    let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
+    config.connect().await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_client_sees_names_tokens_labels_and_times() {
+    let server = Server::start();
+    let (one, two, looker) = (server.client().await, server.client().await, server.client().await);
+    let (locks, alone) = (Locks::new(one.clone()), claim("b/2", TTL).with_own_lease());
+    let guard = locks.lock("b/1").ttl(TTL).label("a label").await.unwrap();
+    let other = locks.lock("c").ttl(TTL).await.unwrap();
+    let grant = granted(&two, &alone).await;
+    let listed = looker.list("b/").await.unwrap();
+    assert_eq!(names(&listed), ["b/1", "b/2"]);
+    assert_eq!(listed[0].token, Some(guard.token()));
+    assert_eq!(listed[0].label.as_deref(), Some("a label"));
+    assert_eq!(listed[0].pid, Some(std::process::id()));
+    let since = SystemTime::now()
+        .duration_since(listed[0].acquired_at.unwrap())
+        .unwrap();
+    assert!(since < PATIENCE, "{since:?}");
+    assert!(
+        listed
+            .iter()
+            .all(|holder| holder.remaining.is_some_and(|left| left <= TTL))
+    );
+    assert_eq!(
+        (listed[1].token, listed[1].owner),
+        (Some(grant.token), Some(alone.owner()))
+    );
+    assert_eq!(names(&looker.list("").await.unwrap()), ["b/1", "b/2", "c"]);
+    assert_eq!(names(&looker.list("d").await.unwrap()), [""; 0]);
+    let holder = looker.holder(&name("c")).await.unwrap().unwrap();
+    assert_eq!((holder.token, holder.owner), (Some(other.token()), holder.owner));
+    // Another namespace is another one.
+    let elsewhere = server.config().namespace("elsewhere").connect().await.unwrap();
+    assert_eq!(elsewhere.list("").await.unwrap(), []);
+    assert_eq!(elsewhere.holder(&name("c")).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_answer_has_as_many_parts_as_it_takes() {
+    const LOCKS: usize = 700;
+    let server = Server::start();
+    let (one, looker) = (server.client().await, server.client().await);
+    for number in 0..LOCKS {
+        granted(&one, &claim(&format!("{number:0400}"), TTL).with_label("x".repeat(200))).await;
+    }
+    let listed = looker.list("").await.unwrap();
+    assert_eq!(listed.len(), LOCKS);
+    for (number, holder) in listed.iter().enumerate() {
+        assert_eq!(holder.name.as_ref().unwrap().as_str(), format!("{number:0400}"));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_does_not_answer_is_shown_by_its_session_within_a_bound() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (silent, living) = (behind(&proxy, &server).await, server.client().await);
+    granted(&silent, &claim("a", TTL)).await;
+    granted(&living, &claim("b", TTL)).await;
+    proxy.hold_answers();
+    let looker = server.client().await;
+    let listed = in_time(looker.list("")).await.unwrap();
+    assert_eq!(names(&listed), ["?", "b"]);
+    assert!(listed[0].key.is_some() && listed[0].pid == Some(std::process::id()));
+    // It may be of that prefix or not.
+    assert_eq!(names(&in_time(looker.list("b")).await.unwrap()), ["b"]);
+    // Who asks for a name knows it.
+    let holder = in_time(looker.holder(&name("a"))).await.unwrap().unwrap();
+    assert_eq!((holder.name, holder.token), (Some(name("a")), None));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_takes_one_lock_from_a_client_that_answers() {
+    let server = Server::start();
+    let (victim, other) = (Locks::new(server.client().await), server.client().await);
+    let mut spared = Vec::new();
+    for number in 0..5 {
+        spared.push(victim.lock(format!("n {number}")).ttl(TTL).await.unwrap());
+    }
+    let guard = victim.lock("a").ttl(TTL).await.unwrap();
+    let sessions = server.sessions().await;
+    let hit = other.force_release(&name("a")).await.unwrap().unwrap();
+    assert_eq!((hit.token, hit.also_released), (Some(guard.token()), None));
+    // It was told before the lock was free.
+    assert!(!guard.is_held());
+    assert_eq!(guard.lost().wait().await, LossReason::NotHeld);
+    let next = granted(&other, &claim("a", TTL)).await;
+    assert!(next.token > guard.token());
+    for guard in &spared {
+        assert!(guard.is_held());
+        guard.renew_now().await.unwrap();
+    }
+    assert_eq!(server.locks().await, 6);
+    let left = server.sessions().await;
+    assert!(
+        sessions.iter().all(|session| left.contains(session)),
+        "{sessions:?} {left:?}"
+    );
+    // A lock that has its session to itself, too.
+    let alone = claim("alone", TTL).with_own_lease();
+    let grant = granted(&other, &alone).await;
+    let asker = server.client().await;
+    let hit = asker.force_release(&name("alone")).await.unwrap().unwrap();
+    assert_eq!((hit.token, hit.also_released), (Some(grant.token), None));
+    assert!(grant.revoked().is_some());
+    assert_eq!(asker.force_release(&name("alone")).await.unwrap(), None);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_ends_the_session_of_a_client_that_does_not_answer_and_says_what_goes_with_it() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (silent, other) = (behind(&proxy, &server).await, server.client().await);
+    for lock in ["a", "b", "c"] {
+        granted(&silent, &claim(lock, TTL)).await;
+    }
+    proxy.hold_answers();
+    let hit = in_time(other.force_release(&name("a"))).await.unwrap().unwrap();
+    assert_eq!(hit.also_released, Some(2));
+    server.until_locks(0, PATIENCE).await;
+}
+
+#[tokio::test]
+async fn a_role_without_rights_on_the_schema_cannot_ask() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let grant = granted(&lock, &claim("a", TTL)).await;
+    server.run_sql("CREATE ROLE joe LOGIN").await;
+    let mut login = server.login();
+    let (joe, connection) = login.user("joe").connect(NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let refused = joe.query_one("SELECT name FROM fencelock.channel", &[]).await;
+    assert!(refused.is_err());
+    // Nor does a guess do anything.
+    joe.batch_execute("SELECT pg_notify('fencelock', 'release 1 x y 1')")
+        .await
+        .unwrap();
+    assert_eq!(lock.holder(&name("a")).await.unwrap().unwrap().token, Some(grant.token));
+}

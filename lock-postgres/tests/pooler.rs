@@ -1,0 +1,225 @@
+//! Poolers between the client and the server.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lock_core::{Clock, DistributedLock, Grant, LockError, Locks};
+use lock_postgres::{PostgresConfig, PostgresLock};
+use server::bouncer::{Bouncer, simple};
+use server::{PATIENCE, Server, claim, granted, in_time, is_busy};
+
+const TTL: Duration = Duration::from_secs(20);
+
+/// Settings that somebody else set for the session.
+const LEAKED: &str = "SELECT string_agg(name, ', ') FROM pg_settings WHERE source = 'session' AND name IN \
+                      ('search_path', 'idle_session_timeout', 'lock_timeout', 'statement_timeout', 'synchronous_commit', \
+                      'default_transaction_isolation', 'client_connection_check_interval', 'tcp_keepalives_idle')";
+
+/// How often it is tried; a thousand times by hand.
+fn rounds() -> usize {
+    std::env::var("FENCELOCK_POOLER_ROUNDS").map_or(40, |rounds| rounds.parse().unwrap())
+}
+
+/// What came of it, over all rounds.
+#[derive(Debug, Default)]
+struct Seen {
+    overlaps: usize,
+    granted: usize,
+    refused: usize,
+}
+
+async fn attempt(config: PostgresConfig) -> Result<(PostgresLock, Option<Grant>), LockError> {
+    let lock = config.connect().await?;
+    let grant = lock.try_acquire(&claim("a", TTL)).await?.granted();
+    Ok((lock, grant))
+}
+
+/// Two clients after each other, with a stray statement between, beside that many other clients of the pool.
+async fn attack(server: &Server, bouncer: &Bouncer, others: usize, rounds: usize) -> Seen {
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut tasks = Vec::new();
+    for _ in 0..others {
+        let (client, stop) = (bouncer.plain(server).await, Arc::clone(&stop));
+        tasks.push(tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                simple(&client, "SELECT 1").await;
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        }));
+    }
+    let stray = bouncer.plain(server).await;
+    let mut seen = Seen::default();
+    for round in 0..rounds {
+        let one = attempt(bouncer.config(server)).await;
+        for _ in 0..round % 3 {
+            simple(&stray, "SELECT 1").await;
+        }
+        let two = attempt(bouncer.config(server)).await;
+        let now = Clock::system().now();
+        let mut holders = 0;
+        for attempt in [&one, &two] {
+            match attempt {
+                Ok((_, grant)) => holders += usize::from(grant.as_ref().is_some_and(|grant| grant.lease.is_valid(now))),
+                Err(LockError::UnsafeConfiguration { .. }) => seen.refused += 1,
+                Err(error) => panic!("{error}"),
+            }
+        }
+        seen.granted += holders;
+        seen.overlaps += usize::from(holders > 1);
+    }
+    stop.store(true, Ordering::Relaxed);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    seen
+}
+
+async fn is_refused_and_leaves_nothing(mode: &str, others: usize, more: &str) {
+    let server = Server::start();
+    drop(server.client().await);
+    server.until_locks(0, PATIENCE).await;
+    let settings = format!("pool_mode = {mode}\ndefault_pool_size = 2\nmin_pool_size = 2\n{more}");
+    let bouncer = Bouncer::start(&server, &settings);
+    let plain = [bouncer.plain(&server).await, bouncer.plain(&server).await];
+    // Both sessions of the pool are there.
+    tokio::join!(
+        simple(&plain[0], "SELECT pg_sleep(0.1)"),
+        simple(&plain[1], "SELECT pg_sleep(0.1)")
+    );
+    let seen = attack(&server, &bouncer, others, rounds()).await;
+    let mut leaked = Vec::new();
+    for _ in 0..4 {
+        leaked.extend(simple(&plain[0], LEAKED).await);
+        leaked.extend(simple(&plain[1], LEAKED).await);
+    }
+    let locks = server.locks().await;
+    println!("{mode}, {others} others, {more}: {seen:?}, leaked {leaked:?}, {locks} locks left");
+    assert_eq!(seen.overlaps, 0, "{seen:?}");
+    assert_eq!(leaked, Vec::<String>::new());
+    assert_eq!(locks, 0);
+    assert_eq!(seen.refused, 2 * rounds(), "{seen:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_that_shares_transactions_in_turn_lets_nobody_hold() {
+    is_refused_and_leaves_nothing("transaction", 0, "server_round_robin = 1").await;
+    is_refused_and_leaves_nothing("transaction", 1, "server_round_robin = 1").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_that_shares_transactions_among_many_lets_nobody_hold() {
+    is_refused_and_leaves_nothing("transaction", 20, "").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_that_shares_statements_lets_nobody_hold() {
+    is_refused_and_leaves_nothing("statement", 0, "server_round_robin = 1").await;
+    is_refused_and_leaves_nothing("statement", 20, "").await;
+}
+
+/// PgBouncer as it should be.
+const SESSION: &str = "pool_mode = session\ndefault_pool_size = 20";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_that_shares_nothing_is_used_if_that_is_said() {
+    let server = Server::start();
+    let bouncer = Bouncer::start(&server, SESSION);
+    let error = bouncer.config(&server).connect().await.unwrap_err();
+    assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
+    assert!(error.to_string().contains("pool_mode=session"), "{error}");
+    let url = format!(
+        "postgres://postgres@127.0.0.1:{}/postgres?pool_mode=session",
+        bouncer.port
+    );
+    let (one, two) = (PostgresLock::connect(&url).await.unwrap(), server.client().await);
+    let short = Duration::from_millis(600);
+    let mine = claim("a", short).with_own_lease();
+    let first = granted(&one, &mine).await;
+    assert!(is_busy(&two, &claim("a", TTL)).await);
+    // Nobody renews it: the server ends the session behind the pooler.
+    server.until_locks(0, short + Duration::from_millis(500)).await;
+    let next = granted(&two, &claim("a", TTL)).await;
+    assert!(next.token > first.token);
+    // Kept for as long as it is renewed.
+    let locks = Locks::new(one);
+    let guard = locks.lock("b").ttl(short).await.unwrap();
+    tokio::time::sleep(3 * short).await;
+    assert!(guard.is_held());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_of_which_the_wrong_thing_is_said_lets_no_two_hold() {
+    let server = Server::start();
+    drop(server.client().await);
+    for settings in [
+        "pool_mode = transaction\ndefault_pool_size = 2\nserver_round_robin = 1",
+        "pool_mode = transaction\ndefault_pool_size = 1",
+        "pool_mode = statement\ndefault_pool_size = 3",
+    ] {
+        let bouncer = Bouncer::start(&server, settings);
+        let stray = bouncer.plain(&server).await;
+        let config = || {
+            bouncer
+                .config(&server)
+                .session_pooler(true)
+                .op_timeout(Duration::from_secs(1))
+        };
+        let (mut holders, mut refused) = (0, 0);
+        for round in 0..rounds() {
+            let one = attempt(config()).await;
+            for _ in 0..round % 3 {
+                simple(&stray, "SELECT 1").await;
+            }
+            let two = attempt(config()).await;
+            let now = Clock::system().now();
+            let valid = |attempt: &Result<(PostgresLock, Option<Grant>), LockError>| match attempt {
+                Ok((_, grant)) => grant.as_ref().is_some_and(|grant| grant.lease.is_valid(now)),
+                Err(_) => false,
+            };
+            assert!(
+                !(valid(&one) && valid(&two)),
+                "two hold in round {round} with {settings}"
+            );
+            holders += usize::from(valid(&one)) + usize::from(valid(&two));
+            refused += usize::from(one.is_err()) + usize::from(two.is_err());
+        }
+        println!("{settings:?}: {holders} holders one after the other, {refused} refused");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_that_hands_on_sessions_as_they_are_is_found_out() {
+    let server = Server::start();
+    let bouncer = Bouncer::start(
+        &server,
+        "pool_mode = session\ndefault_pool_size = 1\nserver_reset_query =\nserver_check_query = select 1",
+    );
+    let config = || bouncer.config(&server).session_pooler(true);
+    let one = config().connect().await.unwrap();
+    granted(&one, &claim("a", TTL)).await;
+    // As a process that is killed does.
+    one.close().await.unwrap();
+    let error = in_time(config().connect()).await.unwrap_err();
+    assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
+    assert!(error.to_string().contains("server_reset_query"), "{error}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_without_a_session_left_is_told() {
+    let server = Server::start();
+    let bouncer = Bouncer::start(&server, "pool_mode = session\ndefault_pool_size = 1");
+    let config = || {
+        let config = bouncer.config(&server).session_pooler(true);
+        config.op_timeout(Duration::from_secs(1))
+    };
+    let _one = config().connect().await.unwrap();
+    let error = config().connect().await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("default_pool_size"), "{error}");
+}
