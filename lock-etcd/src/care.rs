@@ -18,21 +18,22 @@ const BATCH: usize = 100;
 impl Session {
     /// Sees in the background to what a lease keeps: what should have gone goes, and what is held is watched from now on.
     pub(crate) fn look_after(self: &Arc<Self>, link: &Arc<Link>, kept: &Arc<Kept>) {
+        self.keeps();
         if !kept.is_to_be_looked_after() {
             return;
         }
-        let (session, worked, kept) = (Arc::clone(self), Arc::clone(link), Arc::clone(kept));
+        let (session, worked, looked_after) = (Arc::clone(self), Arc::clone(link), LookedAfter(Arc::clone(kept)));
         link.runtime().spawn(async move {
+            let kept = &looked_after.0;
             let looking = async {
                 // Holders are to hear of their losses, whatever becomes of the rest.
-                session.watch_lease(&worked, &kept).await?;
-                session.watch_held(&worked, &kept).await?;
-                session.sweep(&worked, &kept).await
+                session.watch_lease(&worked, kept).await?;
+                session.watch_held(&worked, kept).await?;
+                session.sweep(&worked, kept).await
             };
             if let Err(failure) = looking.await {
                 tracing::debug!(?failure, "a lease is looked after again at its next renewal");
             }
-            kept.looked_after();
         });
     }
 
@@ -91,5 +92,14 @@ impl Session {
             }
         }
         Ok(())
+    }
+}
+
+/// A lease that is looked after until this is dropped, also with the runtime.
+struct LookedAfter(Arc<Kept>);
+
+impl Drop for LookedAfter {
+    fn drop(&mut self) {
+        self.0.looked_after();
     }
 }

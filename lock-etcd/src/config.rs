@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lock_core::LockError;
+use lock_core::{Executor, LockError, Options};
 use tokio::runtime::Handle;
 
 use crate::keys::Keys;
@@ -170,7 +170,8 @@ impl EtcdConfig {
         self
     }
 
-    /// How long one request may take before it counts as failed, including a new connection if it needs one. 5 s if not set.
+    /// How long one request may take before it counts as failed, including a new connection if it needs one. 5 s if not set, a day
+    /// at most; zero is refused.
     #[must_use]
     pub fn op_timeout(mut self, limit: Duration) -> Self {
         self.op_timeout = limit;
@@ -184,7 +185,8 @@ impl EtcdConfig {
         self
     }
 
-    /// Works connections on that runtime instead of fencelock's own background thread. If it ends, locks are lost.
+    /// Works connections on that runtime instead of fencelock's own background thread. If it ends, the next request connects anew
+    /// on the background thread; locks that are renewed stay held.
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
@@ -209,16 +211,16 @@ impl EtcdConfig {
     ///
     /// # Errors
     ///
-    /// [`LockError::Configuration`] if the namespace cannot be used.
+    /// [`LockError::Configuration`] if the namespace or [`op_timeout`](Self::op_timeout) cannot be used.
     pub fn connect_lazy(self) -> Result<EtcdLock, LockError> {
         Ok(EtcdLock::new(Session::new(Settings {
             hosts: self.hosts,
             tls: self.tls,
             login: self.login,
             keys: Keys::new(&self.namespace)?,
-            op_timeout: self.op_timeout,
+            op_timeout: Options::usable_op_timeout(self.op_timeout)?,
             allow_unsafe: self.allow_unsafe,
-            runtime: self.runtime,
+            executor: Executor::new(self.runtime),
         })))
     }
 }

@@ -7,6 +7,10 @@ use tonic::{Code, Status};
 /// What etcd says when it has no room.
 const FULL: &str = "database space exceeded";
 
+/// What a member without a leader means, and what to do.
+pub(crate) const NO_LEADER: &str = "it has no leader: most members of the cluster are down or cut off from it, so nothing is granted; \
+                                    start them again";
+
 /// Why an operation failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -16,6 +20,8 @@ pub(crate) enum Failure {
     Broken,
     /// Nothing was done: the server has come to ask for users, and the connection was made before. The next one logs in.
     Nameless,
+    /// The answer is of another state of the cluster than those before it on the same connection.
+    OtherState(String),
     /// The lease ended under the request.
     LeaseGone,
     /// This member cannot be worked with now; another one may.
@@ -37,6 +43,7 @@ impl Failure {
             Self::Etcd(error) => explain(operation, *error),
             Self::Broken => unavailable(operation, "the connection to etcd ended"),
             Self::Nameless => unavailable(operation, "etcd has just come to ask for users"),
+            Self::OtherState(why) => unavailable(operation, &why),
             Self::LeaseGone => unavailable(operation, "etcd ended the lease meanwhile"),
             Self::Member(why) => unavailable(operation, &format!("this member of etcd cannot be used: {why}")),
             Self::NoTokens => LockError::configuration(
@@ -86,6 +93,11 @@ pub(crate) fn ends_connection(error: &Error) -> bool {
         },
         _ => false,
     }
+}
+
+/// Whether the member has no leader.
+pub(crate) fn lacks_a_leader(error: &Error) -> bool {
+    says(error, "etcdserver: no leader")
 }
 
 /// Whether the server has authentication turned off.
@@ -166,9 +178,13 @@ fn explain(operation: &'static str, error: Error) -> LockError {
             source: Some(error.into()),
         };
     }
+    let message = match lacks_a_leader(&error) {
+        true => format!("this member of etcd cannot be used: {NO_LEADER}"),
+        false => shown,
+    };
     LockError::Unavailable {
         operation,
-        message: shown,
+        message,
         source: Some(error.into()),
     }
 }

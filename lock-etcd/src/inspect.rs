@@ -7,6 +7,7 @@ use std::time::Duration;
 use etcd_client::{GetOptions, KeyValue, Txn};
 use lock_core::{Holder, LockName};
 
+use crate::MIN_TTL;
 use crate::failure::Failure;
 use crate::link::Link;
 use crate::record;
@@ -94,6 +95,35 @@ impl Session {
             holders.push(holder);
         }
         Ok(holders)
+    }
+
+    /// What of the cluster's set-up makes locks last longer than they should, or may refuse them later.
+    pub(crate) async fn warnings_on(&self, link: &Link) -> Result<Vec<String>, Failure> {
+        let mut warnings = Vec::new();
+        let least = link
+            .grant_lease(i64::try_from(MIN_TTL.as_secs()).unwrap_or(1), None)
+            .await?;
+        link.revoke(least.id()).await?;
+        if let Some(least) = u64::try_from(least.ttl())
+            .ok()
+            .filter(|least| *least > MIN_TTL.as_secs())
+        {
+            warnings.push(format!(
+                "this etcd keeps no lease for less than {least} s, which is one and a half times its election-timeout: a lock with a \
+                 shorter ttl is free {least} s after its holder has died; lower election-timeout if that is too long"
+            ));
+        }
+        // Only one of them is used at a time, and the others when that one fails.
+        for host in &self.settings().hosts {
+            let opening = Link::open(self.settings(), host, self.patience().clone(), link.runtime().clone());
+            if let Err(failure) = opening.await {
+                warnings.push(format!(
+                    "etcd at {host} cannot be used: {}",
+                    failure.explain("connecting")
+                ));
+            }
+        }
+        Ok(warnings)
     }
 
     /// How long a lease is kept unless it is renewed; in whole seconds, as etcd tells it.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use etcd_client::{Error, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
 use lock_core::{Claim, Lease, LeaseId, LossReason, OwnerId, Renewal, Stamp};
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 
 use crate::failure::{self, Failure};
 use crate::link::Link;
@@ -157,6 +158,24 @@ impl Kept {
         self.life().sent + self.ttl / 3
     }
 
+    /// Sends a keepalive over that stream, or else over a new one, which the first keepalive opens.
+    async fn beat_over(&self, link: &Link, stream: Option<Stream>) -> Result<Stream, Error> {
+        let Some(mut stream) = stream else {
+            let (keeper, answers) = link.client().lease_client().keep_alive(self.id).await?;
+            return Ok(Stream {
+                link: link.serial(),
+                keeper,
+                answers,
+            });
+        };
+        stream.keeper.keep_alive().await?;
+        match stream.answers.message().await? {
+            Some(answer) if answer.ttl() > 0 => Ok(stream),
+            Some(_) => Err(Error::LeaseKeepAliveError("lease not found".to_owned())),
+            None => Err(Error::LeaseKeepAliveError("the stream ended".to_owned())),
+        }
+    }
+
     /// Has the client told at once when the server ends the lease at revision `from` or later.
     pub(crate) fn watch(self: &Arc<Self>, link: &Link, from: i64) {
         let Some(key) = &self.key else { return };
@@ -211,8 +230,7 @@ impl Session {
 
     async fn shared_lease(&self, link: &Link, seconds: u64) -> Result<Arc<Kept>, Failure> {
         let sent = self.clock().now();
-        let mut leases = link.client().lease_client();
-        let granted = link.ask(leases.grant(whole(seconds), None)).await?;
+        let granted = link.grant_lease(whole(seconds), None).await?;
         let (id, ttl) = (granted.id(), ttl(granted.ttl())?);
         let key = self.settings().keys.lease(id);
         let put = TxnOp::put(key.clone(), "", Some(PutOptions::new().with_lease(id)));
@@ -221,6 +239,7 @@ impl Session {
         let kept = Kept::new(id, ttl, sent, Err(key), written);
         kept.watch(link, written + 1);
         self.table().add(&kept, Some(seconds), self.clock().now());
+        self.keeps();
         Ok(kept)
     }
 
@@ -229,10 +248,9 @@ impl Session {
     async fn own_lease(&self, link: &Link, claim: &Claim, seconds: u64) -> Result<Arc<Kept>, Failure> {
         let id = own_id(claim.owner());
         let sent = self.clock().now();
-        let mut leases = link.client().lease_client();
         let options = LeaseGrantOptions::new().with_id(id);
         let kept = Kept::new(id, claim.ttl(), sent, Ok(claim.clone()), 0);
-        match link.ask(leases.grant(whole(seconds), Some(options))).await {
+        match link.grant_lease(whole(seconds), Some(options)).await {
             Ok(_) => {}
             // By a request whose answer was not heard: it counts from the keepalive.
             Err(Failure::Etcd(error)) if error.to_string().contains("lease already exists") => {
@@ -242,6 +260,17 @@ impl Session {
         }
         self.table().add(&kept, None, self.clock().now());
         Ok(kept)
+    }
+
+    /// How long members may be silent follows from the leases that there are.
+    pub(crate) fn keeps(&self) {
+        self.patience().keeps(self.table().shortest(self.clock().now()));
+    }
+
+    /// The server knows it no more.
+    pub(crate) fn lease_is_gone(&self, kept: &Kept) {
+        kept.ended();
+        self.table().forget_lease(kept.id);
     }
 
     /// Keeps a lease for another full ttl.
@@ -274,31 +303,18 @@ impl Session {
     }
 
     async fn beat_once(&self, link: &Link, kept: &Kept, slot: &mut Option<Stream>) -> Result<(), Failure> {
-        let stream = slot.take().filter(|stream| stream.link == link.serial());
+        let mut stream = slot.take().filter(|stream| stream.link == link.serial());
         let sent = self.clock().now();
-        let beaten = match stream {
-            Some(mut stream) => {
-                link.ask(async {
-                    stream.keeper.keep_alive().await?;
-                    match stream.answers.message().await? {
-                        Some(answer) if answer.ttl() > 0 => Ok(stream),
-                        Some(_) => Err(Error::LeaseKeepAliveError("lease not found".to_owned())),
-                        None => Err(Error::LeaseKeepAliveError("the stream ended".to_owned())),
-                    }
-                })
-                .await
-            }
-            // The first keepalive opens the stream.
-            None => {
-                let mut leases = link.client().lease_client();
-                let opened = link.ask(leases.keep_alive(kept.id)).await;
-                opened.map(|(keeper, answers)| Stream {
-                    link: link.serial(),
-                    keeper,
-                    answers,
-                })
+        // A follower passes a keepalive on to the leader that it knows of when it comes, and goes on waiting for that one if it has
+        // stopped and there is another. So one that takes long is sent anew, over another stream.
+        let beating = async {
+            loop {
+                if let Ok(beaten) = timeout(kept.ttl / 10, kept.beat_over(link, stream.take())).await {
+                    return beaten;
+                }
             }
         };
+        let beaten = link.ask(beating).await;
         match beaten {
             Ok(stream) => {
                 *slot = Some(stream);
@@ -308,8 +324,7 @@ impl Session {
             }
             Err(failure) => {
                 if matches!(failure, Failure::LeaseGone) {
-                    kept.ended();
-                    self.table().forget_lease(kept.id);
+                    self.lease_is_gone(kept);
                 }
                 Err(failure)
             }

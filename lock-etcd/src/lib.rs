@@ -27,11 +27,11 @@
 //! # What is promised
 //!
 //! One holder at a time among all who use the same cluster and namespace. A lock is freed one ttl after the last sign of life of
-//! its holder, and about half a second later at the most. Whoever waits is served in the order of arrival, one claim per
+//! its holder, and about half a second later at the most; each change of the leader gives it another ttl. Whoever waits is served in the order of arrival, one claim per
 //! process at a time, and told by a push: a release wakes one waiter, however many there are, and nobody polls.
 //!
 //! Tokens rise across everything: release, expiry, elections, restarts, compaction, the replacement of members, the restore of an old
-//! snapshot, a new cluster in the place of the old one. While the cluster keeps its state no clock matters. After a loss of state
+//! snapshot, a new cluster in the place of the old one, a base that was lowered or deleted by hand. While the cluster keeps its state no clock matters. After a loss of state
 //! only a clock that was set back can make them fall.
 //!
 //! # What to know
@@ -42,11 +42,13 @@
 //! - **A restore** brings back the locks of the snapshot. Whoever got a lock after it was taken learns the loss at the next
 //!   renewal, a third of a ttl later at the latest. Until then two may believe in the same lock, and only the fencing token
 //!   protects the resource.
-//! - **ttls** are rounded up to whole seconds, and are two seconds at the least.
+//! - **ttls** are rounded up to whole seconds, and are two seconds at the least, or one and a half times the `election-timeout` of
+//!   etcd.
+//! - **Proxies** for HTTP/2 or gRPC between a client and the members do not work; `etcd grpc-proxy` is refused. Proxies for TCP do.
 //! - **A killed or stopped waiter** holds up those behind it until its lease ends, one ttl at the most.
 //! - **Compaction** should be on (`--auto-compaction-retention` of etcd, which is off by default): the history grows with every
 //!   write, and taking a name costs about a microsecond more for each client that took it since the last one, not for each time.
-//! - **A full cluster** (NOSPACE) grants nothing new; what is held can be renewed and released.
+//! - **A full cluster** (NOSPACE) grants a lock only to who is in its queue already; what is held can be renewed and released.
 //! - **Rights**: `docs/etcd.md` of the project lists the least that a role needs, and the protocol with all that can go
 //!   wrong in it.
 //!
@@ -63,11 +65,13 @@ mod keys;
 mod leases;
 mod line;
 mod link;
+mod patience;
 mod record;
 mod requests;
 mod safety;
 mod session;
 mod slots;
+mod state;
 mod table;
 mod tls;
 mod tokens;
@@ -94,8 +98,9 @@ use session::Session;
 
 /// Locks in an etcd cluster.
 ///
-/// Every client has one connection at a time, which is made again when it breaks; clones share it. Dropping the last clone
-/// closes it and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
+/// Every client has one connection at a time, which is made again when it breaks; clones share it. [`close`](DistributedLock::close)
+/// revokes its leases and closes it, so that nothing of the client is left on the server. Dropping the last clone does the same in
+/// the background, if the process lives on for long enough; what could not be revoked ends with its ttl.
 #[derive(Clone, Debug)]
 pub struct EtcdLock {
     session: Arc<Session>,
@@ -205,7 +210,7 @@ impl DistributedLock for EtcdLock {
         self.session.abandon(from);
         let session = &self.session;
         let asking = |link: Arc<Link>| async move { session.hand_over_on(&link, from, to).await };
-        session.on_link("hand-over", asking).await
+        session.on_link_once("hand-over", asking).await
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
@@ -229,6 +234,12 @@ impl DistributedLock for EtcdLock {
     async fn backend_version(&self) -> Result<BackendVersion, LockError> {
         let asking = async { Ok(self.session.link().await?.version().clone()) };
         self.session.limited("asking for the version", asking).await
+    }
+
+    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        let session = &self.session;
+        let asking = |link: Arc<Link>| async move { session.warnings_on(&link).await };
+        session.on_link("looking at the settings of etcd", asking).await
     }
 
     async fn close(&self) -> Result<(), LockError> {

@@ -1,10 +1,11 @@
 //! A connection that is made again when it breaks, to whichever endpoint answers.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lock_core::{LockError, background};
+use lock_core::LockError;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -12,6 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::failure::{self, Failure};
 use crate::link::Link;
+use crate::patience::Patience;
 use crate::session::Settings;
 
 /// How long an endpoint may keep the next one from being tried as well.
@@ -20,6 +22,7 @@ const HEAD_START: Duration = Duration::from_millis(250);
 /// The way to the cluster, through as many connections as it takes, one at a time.
 pub(crate) struct Line {
     settings: Arc<Settings>,
+    patience: Patience,
     state: Arc<Mutex<State>>,
     /// The endpoint to begin with.
     next: Arc<AtomicUsize>,
@@ -37,9 +40,10 @@ type Opened = Result<Arc<Link>, Arc<LockError>>;
 
 impl Line {
     /// Starts without a connection; the first request makes one.
-    pub(crate) fn new(settings: Arc<Settings>) -> Self {
+    pub(crate) fn new(settings: Arc<Settings>, patience: Patience) -> Self {
         Self {
             settings,
+            patience,
             state: Arc::new(Mutex::new(State::Idle)),
             next: Arc::default(),
         }
@@ -72,18 +76,15 @@ impl Line {
 
     /// Opens a connection on the runtime where it will be worked, whatever becomes of the caller.
     fn open(&self) -> Result<watch::Receiver<Option<Opened>>, LockError> {
-        let runtime = match &self.settings.runtime {
-            Some(runtime) => runtime.clone(),
-            None => background()?,
-        };
         let (tell, told) = watch::channel(None);
         let settings = Arc::clone(&self.settings);
+        let patience = self.patience.clone();
         let next = Arc::clone(&self.next);
         let state = Arc::downgrade(&self.state);
-        let handle = runtime.clone();
-        handle.spawn(async move {
+        let executor = self.settings.executor.clone();
+        executor.spawn(Box::pin(async move {
             let limit = settings.op_timeout;
-            let opened = match timeout(limit, open_any(&settings, &next, runtime)).await {
+            let opened = match timeout(limit, open_any(&settings, &patience, &next, Handle::current())).await {
                 Ok(Ok(link)) => Ok(Arc::new(link)),
                 Ok(Err(error)) => Err(Arc::new(error)),
                 Err(_) => Err(Arc::new(LockError::no_answer("connecting", limit))),
@@ -98,7 +99,7 @@ impl Line {
                 };
                 let _ = tell.send(Some(opened));
             }
-        });
+        }))?;
         Ok(told)
     }
 
@@ -130,38 +131,52 @@ impl Line {
 
 /// Tries the endpoints, each a moment after the one before it, and takes the first that can be used. The next time the one
 /// after it comes first.
-async fn open_any(settings: &Arc<Settings>, next: &AtomicUsize, runtime: Handle) -> Result<Link, LockError> {
+///
+/// While one of them is silent, those that failed are tried again: when the leader stops, the others can be used a moment later.
+async fn open_any(
+    settings: &Arc<Settings>,
+    patience: &Patience,
+    next: &AtomicUsize,
+    runtime: Handle,
+) -> Result<Link, LockError> {
     let hosts = settings.hosts.len();
     let first = next.load(Ordering::Relaxed);
+    let mut waiting: VecDeque<_> = (0..hosts).map(|turn| (first + turn) % hosts).collect();
     let mut tries = JoinSet::new();
-    let mut failures = Vec::new();
-    let mut started = 0;
+    let mut failures: Vec<Option<LockError>> = (0..hosts).map(|_| None).collect();
+    let mut at_once = true;
     loop {
-        if started < hosts {
-            let at = (first + started) % hosts;
-            let (settings, runtime) = (Arc::clone(settings), runtime.clone());
-            tries.spawn(async move { (at, Link::open(&settings, &settings.hosts[at], runtime).await) });
-            started += 1;
+        if at_once && let Some(at) = waiting.pop_front() {
+            let (settings, patience, runtime) = (Arc::clone(settings), patience.clone(), runtime.clone());
+            tries.spawn(async move {
+                let opened = Link::open(&settings, &settings.hosts[at], patience, runtime);
+                (at, opened.await)
+            });
         }
-        let head_start = async {
-            if started < hosts {
-                sleep(HEAD_START).await;
-            } else {
-                std::future::pending().await
-            }
-        };
+        let is_one_waiting = !waiting.is_empty();
         tokio::select! {
             ended = tries.join_next() => match ended {
                 Some(Ok((at, Ok(link)))) => {
                     next.store(at + 1, Ordering::Relaxed);
                     return Ok(link);
                 }
-                Some(Ok((_, Err(failure)))) => failures.push(failure.explain("connecting")),
+                Some(Ok((at, Err(failure)))) => {
+                    let failure = failure.explain("connecting");
+                    let again = failure.is_retryable();
+                    // Those that come for the first time do so now.
+                    at_once = failures.iter().enumerate().any(|(at, failed)| failed.is_none() && waiting.contains(&at));
+                    failures[at] = Some(failure);
+                    if tries.is_empty() && !at_once {
+                        return Err(failure::no_endpoint(failures.into_iter().flatten().collect()));
+                    }
+                    if again {
+                        waiting.push_back(at);
+                    }
+                }
                 Some(Err(_)) => return Err(failure::unavailable("connecting", "the runtime that worked on it ended")),
-                None if started == hosts => return Err(failure::no_endpoint(failures)),
-                None => {}
+                None => return Err(failure::no_endpoint(failures.into_iter().flatten().collect())),
             },
-            () = head_start => {}
+            () = sleep(HEAD_START), if is_one_waiting => at_once = true,
         }
     }
 }

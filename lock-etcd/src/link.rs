@@ -1,24 +1,25 @@
 //! One connection to one member.
 
 use std::future::Future;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{
-    Channel, Client, ConnectOptions, Error, GetOptions, GetResponse, LeaseRevokeResponse, LeaseTimeToLiveResponse, Txn,
-    TxnResponse,
+    Channel, Client, ConnectOptions, Error, GetOptions, GetResponse, LeaseGrantOptions, LeaseGrantResponse,
+    LeaseRevokeResponse, LeaseTimeToLiveResponse, ResponseHeader, Txn, TxnResponse,
 };
 use lock_core::{BackendVersion, Clock, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Host, Secret};
 use crate::failure::{self, Failure};
-use crate::safety::Member;
+use crate::patience::Patience;
+use crate::safety::{self, Member};
 use crate::session::Settings;
+use crate::state::State;
 use crate::tokens::Base;
 use crate::transport;
 use crate::watches::Watches;
@@ -41,9 +42,12 @@ pub(crate) struct Link {
     opened: Stamp,
     /// When the member was last heard, in nanoseconds since the opening.
     heard: AtomicU64,
-    probing: Arc<AtomicBool>,
-    patience: Duration,
+    /// Held by whoever asks the member whether it is there.
+    probing: Mutex<()>,
+    patience: Patience,
+    op_timeout: Duration,
     runtime: Handle,
+    state: State,
     base: Mutex<Option<Base>>,
     watches: Watches,
 }
@@ -51,18 +55,17 @@ pub(crate) struct Link {
 /// How many logins one request is worth: users are set up by several changes in a row.
 const LOGINS: u32 = 3;
 
-/// Whoever gives up sooner than that had no time for an answer.
-const IMPATIENCE: Duration = Duration::from_millis(20);
-
-/// How long the member has at least to answer whether it is there. One that is busy is no reason to leave it.
-const SHORTEST_PROBE: Duration = Duration::from_millis(500);
-
 /// How often a connection on which nothing happens is tried. Members do not suffer more than one trial every five seconds.
 const HEARTBEAT: Duration = Duration::from_secs(10);
 
 impl Link {
     /// Connects, logs in, and looks at the member. Must be called on `runtime`, which works the connection.
-    pub(crate) async fn open(settings: &Settings, host: &Host, runtime: Handle) -> Result<Self, Failure> {
+    pub(crate) async fn open(
+        settings: &Settings,
+        host: &Host,
+        patience: Patience,
+        runtime: Handle,
+    ) -> Result<Self, Failure> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let clock = Clock::system();
         let opened = clock.now();
@@ -88,15 +91,30 @@ impl Link {
             .map_err(|error| failure::not_connected(&host.to_string(), settings.tls.is_some(), error))?;
         let greeted = async {
             let (client, nameless) = log_in(channel, settings.login.as_ref()).await?;
+            let state = State::default();
             let member = match client.maintenance_client().status().await {
-                Ok(status) => Member::read(&status),
+                Ok(status) => {
+                    // The first answer goes on from none.
+                    let _ = status.header().map(|header| state.goes_on(header, 0));
+                    Member::read(&status)
+                }
                 Err(error) if failure::keeps_its_status_to_itself(&error) => Member::reticent(),
                 Err(error) => return Err(error),
             };
-            Ok::<_, Error>((client, nameless, member))
+            let members = match client.cluster_client().member_list().await {
+                Ok(members) => Some(members),
+                Err(error) if failure::ends_connection(&error) => return Err(error),
+                // Some versions tell it to root only.
+                Err(_) => None,
+            };
+            Ok::<_, Error>((client, nameless, member, members, state))
         };
-        let (client, nameless, member) = greeted.await.map_err(|error| unwelcome(settings, host, error))?;
+        let greeted = greeted.await.map_err(|error| unwelcome(settings, host, error));
+        let (client, nameless, member, members, state) = greeted?;
         member.check(settings.allow_unsafe)?;
+        if let Some(members) = members {
+            safety::check_way(&members, settings.allow_unsafe)?;
+        }
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
         Ok(Self {
             serial,
@@ -110,9 +128,11 @@ impl Link {
             clock,
             opened,
             heard: AtomicU64::new(0),
-            probing: Arc::default(),
-            patience: settings.op_timeout,
+            probing: Mutex::new(()),
+            patience,
+            op_timeout: settings.op_timeout,
             runtime,
+            state,
             base: Mutex::new(None),
         })
     }
@@ -158,22 +178,14 @@ impl Link {
         self.broken.cancel();
     }
 
-    /// Waits for the answer to a request. Dropping the future means that the caller has no more patience.
+    /// Waits for the answer to a request, for as long as the member is there.
     pub(crate) async fn ask<T>(&self, request: impl Future<Output = Result<T, Error>>) -> Result<T, Failure> {
-        let mut asked = Asked {
-            link: self,
-            sent: self.clock.now(),
-            answered: false,
-        };
         let answer = tokio::select! {
             biased;
             answer = request => answer,
-            () = self.broken() => {
-                asked.answered = true;
-                return Err(Failure::Broken);
-            }
+            () = self.broken() => return Err(Failure::Broken),
+            () = self.silence() => return Err(Failure::Broken),
         };
-        asked.answered = true;
         match answer {
             Ok(answer) => {
                 self.heard_something();
@@ -214,19 +226,52 @@ impl Link {
     }
 
     pub(crate) async fn txn(&self, txn: Txn) -> Result<TxnResponse, Failure> {
-        self.ask_as_user(txn, |txn| {
+        let before = self.state.revision();
+        let answer = self.ask_as_user(txn, |txn| {
             let mut kv = self.client.kv_client();
             async move { kv.txn(txn).await }
-        })
-        .await
+        });
+        let answer = answer.await?;
+        self.goes_on(answer.header(), before)?;
+        Ok(answer)
     }
 
     pub(crate) async fn get(&self, key: impl Into<Vec<u8>>, options: GetOptions) -> Result<GetResponse, Failure> {
-        self.ask_as_user((key.into(), options), |(key, options)| {
+        let before = self.state.revision();
+        let answer = self.ask_as_user((key.into(), options), |(key, options)| {
             let mut kv = self.client.kv_client();
             async move { kv.get(key, Some(options)).await }
+        });
+        let answer = answer.await?;
+        self.goes_on(answer.header(), before)?;
+        Ok(answer)
+    }
+
+    /// The highest revision that was seen on this link; zero if none was.
+    pub(crate) fn revision(&self) -> i64 {
+        self.state.revision()
+    }
+
+    pub(crate) async fn grant_lease(
+        &self,
+        seconds: i64,
+        options: Option<LeaseGrantOptions>,
+    ) -> Result<LeaseGrantResponse, Failure> {
+        let before = self.state.revision();
+        let mut leases = self.client.lease_client();
+        let answer = self.ask(leases.grant(seconds, options)).await?;
+        self.goes_on(answer.header(), before)?;
+        Ok(answer)
+    }
+
+    /// Ends the connection if an answer is of another state than those before it.
+    pub(crate) fn goes_on(&self, header: Option<&ResponseHeader>, before: i64) -> Result<(), Failure> {
+        let Some(header) = header else { return Ok(()) };
+        self.state.goes_on(header, before).map_err(|why| {
+            tracing::warn!("{why}; connecting anew");
+            self.close();
+            Failure::OtherState(why)
         })
-        .await
     }
 
     pub(crate) async fn revoke(&self, lease: i64) -> Result<LeaseRevokeResponse, Failure> {
@@ -256,7 +301,7 @@ impl Link {
         if *last <= sent {
             let now = self.clock.now();
             // Others wait for it.
-            match timeout(self.patience, self.ask(self.client.refresh_token())).await {
+            match timeout(self.op_timeout, self.ask(self.client.refresh_token())).await {
                 // It has come to ask for none.
                 Ok(Err(Failure::Etcd(error))) if failure::knows_no_users(&error) => {}
                 Ok(done) => done?,
@@ -273,63 +318,45 @@ impl Link {
             .fetch_max(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::AcqRel);
     }
 
-    /// Finds out whether the member is there at all, by a question that it answers within `limit` or not.
-    fn probe(&self, limit: Duration) {
-        if self.is_broken() || self.probing.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let (client, broken, probing) = (self.client.clone(), self.broken.clone(), Arc::clone(&self.probing));
-        self.runtime.spawn(async move {
-            let mut member = client.maintenance_client();
-            let asked = timeout(limit, member.status());
-            tokio::select! {
-                answer = asked => {
-                    // Also a refusal is an answer.
-                    let is_there = match answer {
-                        Ok(Ok(_)) => true,
-                        Ok(Err(error)) => !failure::ends_connection(&error),
-                        Err(_) => false,
-                    };
-                    if !is_there {
-                        tracing::debug!("the connection to etcd is silent; closing it");
-                        broken.cancel();
-                    }
-                }
-                () = broken.cancelled() => {}
+    /// When the member was heard last.
+    fn heard(&self) -> Stamp {
+        self.opened + Duration::from_nanos(self.heard.load(Ordering::Acquire))
+    }
+
+    /// Returns when the member has let nothing be heard for as long as there is [patience](Patience), and closes the connection. One
+    /// that has not answered for half of that is asked whether it is there.
+    async fn silence(&self) {
+        let mut since = self.clock.now();
+        loop {
+            let half = self.patience.limit() / 2;
+            let left = half.saturating_sub(self.clock.now().since(since));
+            sleep(left).await;
+            let probing = self.probing.lock().await;
+            if self.heard() > since {
+                since = self.heard();
+                continue;
             }
-            probing.store(false, Ordering::Release);
-        });
+            let mut member = self.client.maintenance_client();
+            let is_there = match timeout(half, member.status()).await {
+                Ok(Ok(_)) => true,
+                // Also a refusal is an answer.
+                Ok(Err(error)) => !failure::ends_connection(&error),
+                Err(_) => false,
+            };
+            if !is_there {
+                tracing::debug!("the connection to etcd is silent; closing it");
+                self.close();
+                return;
+            }
+            self.heard_something();
+            drop(probing);
+        }
     }
 }
 
 impl Drop for Link {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// A question that is under way.
-struct Asked<'a> {
-    link: &'a Link,
-    sent: Stamp,
-    answered: bool,
-}
-
-impl Drop for Asked<'_> {
-    fn drop(&mut self) {
-        let link = self.link;
-        let heard = link.opened + Duration::from_nanos(link.heard.load(Ordering::Acquire));
-        if self.answered || heard > self.sent {
-            return;
-        }
-        // Given up without a word from the member since the sending.
-        let waited = link.clock.now().since(self.sent);
-        // An operation may ask more than once, so its time can be over a little before that of one question.
-        if waited >= link.patience / 4 * 3 {
-            link.close();
-        } else if waited >= IMPATIENCE {
-            link.probe(waited.max(SHORTEST_PROBE));
-        }
     }
 }
 
@@ -354,6 +381,9 @@ async fn log_in(channel: tonic::transport::Channel, login: Option<&(String, Secr
 
 /// Why the member did not let us in.
 fn unwelcome(settings: &Settings, host: &Host, error: Error) -> Failure {
+    if failure::lacks_a_leader(&error) {
+        return Failure::Member(failure::NO_LEADER.to_owned());
+    }
     if !failure::ends_connection(&error) {
         return error.into();
     }

@@ -8,8 +8,9 @@ use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode
 
 use crate::tokens;
 
-/// The value of a claim's key: a claim that takes a free name holds it from now on, one that joins a queue does not.
-pub(crate) fn value(claim: &Claim, base: u64, held: bool) -> String {
+/// The value of a claim's key: a claim that takes a free name holds it from now on, one that joins a queue does not. Without a base
+/// its token cannot be read from it.
+pub(crate) fn value(claim: &Claim, base: Option<u64>, held: bool) -> String {
     let holder = Holder::of(claim);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let since = if held {
@@ -17,6 +18,7 @@ pub(crate) fn value(claim: &Claim, base: u64, held: bool) -> String {
     } else {
         "-".to_owned()
     };
+    let base = base.map_or_else(|| "-".to_owned(), |base| base.to_string());
     let mut value = format!("1 {base} {} {since} {}", claim.owner(), holder.pid.unwrap_or_default());
     for text in [holder.host.as_deref(), claim.label()].into_iter().flatten() {
         // Writing to a string cannot fail.
@@ -25,7 +27,7 @@ pub(crate) fn value(claim: &Claim, base: u64, held: bool) -> String {
     value
 }
 
-/// The base that a claim's token counts from.
+/// The base that a claim's token counts from, if it is known by now.
 pub(crate) fn base(value: &[u8]) -> Option<u64> {
     std::str::from_utf8(value).ok()?.split(' ').nth(1)?.parse().ok()
 }
@@ -70,7 +72,7 @@ mod tests {
     fn what_is_stored_of_a_claim_can_be_read_again() {
         for label in [None, Some("nightly 'import' 100 %"), Some("")] {
             let claim = label.map_or(claim(), |label| claim().with_label(label));
-            let value = value(&claim, 1_700_000_000_000_000, true);
+            let value = value(&claim, Some(1_700_000_000_000_000), true);
             assert_eq!(base(value.as_bytes()), Some(1_700_000_000_000_000));
             let holder = holder(value.as_bytes(), 42);
             assert_eq!(holder.token.unwrap().get(), 1_700_000_000_000_042);
@@ -84,9 +86,17 @@ mod tests {
 
     #[test]
     fn of_a_claim_that_was_queued_it_is_not_said_since_when_it_holds() {
-        let holder = holder(value(&claim(), 7, false).as_bytes(), 1);
+        let holder = holder(value(&claim(), Some(7), false).as_bytes(), 1);
         assert_eq!(holder.acquired_at, None);
         assert_eq!(holder.pid, Some(std::process::id()));
+    }
+
+    #[test]
+    fn of_a_claim_whose_base_is_not_known_yet_there_is_no_token() {
+        let claim = claim();
+        let holder = holder(value(&claim, None, true).as_bytes(), 1);
+        assert_eq!(holder.token, None);
+        assert_eq!(holder.owner, Some(claim.owner()));
     }
 
     #[test]

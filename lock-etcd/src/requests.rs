@@ -13,7 +13,7 @@ use crate::link::Link;
 use crate::record;
 use crate::session::Session;
 use crate::table::Known;
-use crate::tokens::{self, Base};
+use crate::tokens::{self, Drawing, Put, Taken};
 
 /// How many keys are asked for at a time: an answer has to fit into four mebibytes.
 pub(crate) const PAGE: i64 = 500;
@@ -23,24 +23,28 @@ impl Session {
         let asked = self.clock().now();
         let queue = self.settings().keys.queue(claim.name());
         loop {
-            let (kept, base) = self.prepare(link, claim).await?;
-            let taken = self.take(link, claim, &queue, &kept, |key| {
+            let (kept, drawing) = self.prepare(link, claim).await?;
+            let put = Put {
+                claim,
+                kept: &kept,
+                holds: true,
+            };
+            let taken = self.take(link, claim, &queue, &kept, drawing, |key| {
                 let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
-                Txn::new()
-                    .when(self.as_known(free, &kept, base))
-                    .and_then([put(key, claim, &kept, base, true)])
-                    .or_else([head(&queue, 1)])
+                let free = as_known(free, &kept);
+                self.taking(free, put, key, drawing, Vec::new(), vec![head(&queue, 1)])
             });
-            let Some((key, answer)) = taken.await? else {
+            let Some((key, created, taken)) = taken.await? else {
                 continue;
             };
-            if answer.succeeded() {
-                let life = (&*key, self.seen(answer.header()));
-                return Ok(Attempt::Granted(
-                    self.grant(link, claim, &kept, base.value, life, asked)?,
-                ));
+            if taken.put {
+                let life = (&*key, created);
+                let Some(base) = self.drawn(link, drawing, put, life, &taken).await? else {
+                    continue;
+                };
+                return Ok(Attempt::Granted(self.grant(link, claim, &kept, base, life, asked)?));
             }
-            match kvs(&answer, 0)?.first() {
+            match taken.kvs(0)?.first() {
                 Some(head) if is_of(head, claim) || head.key() == key.as_bytes() => {
                     // Asked for again: with a full ttl.
                     if self.stands(link, claim, &key, &kept, head).await? {
@@ -55,7 +59,7 @@ impl Session {
                     self.leave_nothing(link, claim).await?;
                     return Ok(busy.into());
                 }
-                None => self.learn(link, &kept, base).await?,
+                None => self.learn(link, &kept).await?,
             }
         }
     }
@@ -158,37 +162,55 @@ impl Session {
         from: &Claim,
         to: &Claim,
     ) -> Result<HandOver, Failure> {
+        // One step is only for one queue: who came after `from` says nothing of another.
+        if from.name() != to.name() {
+            let released = self.release_on(link, from).await?;
+            return Ok(HandOver::new(released, self.try_on(link, to).await?));
+        }
         let asked = self.clock().now();
         let queue = self.settings().keys.queue(to.name());
         loop {
-            let (kept, base) = self.prepare(link, to).await?;
+            let (kept, drawing) = self.prepare(link, to).await?;
             let known = self.table().deleting(from, Known::is_sure);
             let Some((old, created)) = known.and_then(|known| Some((known.key, known.created?))) else {
                 let released = self.release_on(link, from).await?;
                 return Ok(HandOver::new(released, self.try_on(link, to).await?));
             };
-            let taken = self.take(link, to, &queue, &kept, |new| {
+            let put = Put {
+                claim: to,
+                kept: &kept,
+                holds: true,
+            };
+            let taken = self.take(link, to, &queue, &kept, drawing, |new| {
                 let still = Compare::create_revision(&*old, CompareOp::Equal, created);
-                let mut compares = self.as_known(still, &kept, base);
+                let mut compares = as_known(still, &kept);
                 // Nobody came after it.
                 compares.push(Compare::create_revision(&*queue, CompareOp::Less, created + 1).with_prefix());
-                Txn::new()
-                    .when(compares)
-                    .and_then([TxnOp::delete(&*old, None), put(new, to, &kept, base, true)])
-                    .or_else([head(&queue, 2), TxnOp::delete(&*old, None)])
+                let delete = || TxnOp::delete(&*old, None);
+                self.taking(
+                    compares,
+                    put,
+                    new,
+                    drawing,
+                    vec![delete()],
+                    vec![head(&queue, 2), delete()],
+                )
             });
             let taken = taken.await?;
             self.table().deleted(from, &old);
-            let Some((new, answer)) = taken else {
+            let Some((new, created, taken)) = taken else {
                 continue;
             };
             self.over(link, from, Some(&old)).await?;
-            if answer.succeeded() {
-                let life = (&*new, self.seen(answer.header()));
-                let grant = self.grant(link, to, &kept, base.value, life, asked)?;
-                return Ok(HandOver::new(Released::Released, Attempt::Granted(grant)));
+            if taken.put {
+                let life = (&*new, created);
+                let to = match self.drawn(link, drawing, put, life, &taken).await? {
+                    Some(base) => Attempt::Granted(self.grant(link, to, &kept, base, life, asked)?),
+                    None => self.try_on(link, to).await?,
+                };
+                return Ok(HandOver::new(Released::Released, to));
             }
-            let found = kvs(&answer, 0)?;
+            let found = taken.kvs(0)?;
             let was_first = found
                 .first()
                 .is_some_and(|head| head.key() == old.as_bytes() && is_of(head, from));
@@ -201,7 +223,7 @@ impl Session {
                 }
                 // Only what was known has changed.
                 None => {
-                    self.learn(link, &kept, base).await?;
+                    self.learn(link, &kept).await?;
                     self.try_on(link, to).await?
                 }
             };
@@ -210,40 +232,32 @@ impl Session {
     }
 
     /// What a request to take a name depends on.
-    pub(crate) async fn prepare(&self, link: &Link, claim: &Claim) -> Result<(Arc<Kept>, Base), Failure> {
+    pub(crate) async fn prepare(&self, link: &Link, claim: &Claim) -> Result<(Arc<Kept>, Drawing), Failure> {
         let kept = self.lease_for(link, claim).await?;
-        Ok((kept, self.base(link).await?))
+        Ok((kept, self.drawing(link).await?))
     }
 
-    /// `first`, and that base and lease are as this client knows them.
-    pub(crate) fn as_known(&self, first: Compare, kept: &Kept, base: Base) -> Vec<Compare> {
-        let written = |key: &str, revision| Compare::mod_revision(key, CompareOp::Equal, revision);
-        let mut compares = vec![first, written(&self.settings().keys.base(), base.written)];
-        compares.extend(kept.mark().map(|(key, revision)| written(key, revision)));
-        compares
-    }
-
-    /// Sends a transaction that puts the claim's key if it succeeds, and returns that key; `None` if the lease had ended. Until the
-    /// answer is here, it counts as one that may be carried out at any time.
+    /// Sends a transaction that may put the claim's key, and returns that key, the revision and what it came to; `None` if the lease had
+    /// ended. Until the answer is here, it counts as one that may be carried out at any time.
     pub(crate) async fn take(
         &self,
         link: &Link,
         claim: &Claim,
         queue: &str,
         kept: &Arc<Kept>,
+        drawing: Drawing,
         txn: impl FnOnce(&str) -> Txn,
-    ) -> Result<Option<(Arc<str>, TxnResponse)>, Failure> {
-        let key = self.table().putting(claim, queue, kept);
+    ) -> Result<Option<(Arc<str>, i64, Taken)>, Failure> {
+        let key = self.table().putting(claim, queue, kept, drawing.floor);
         match link.txn(txn(&key)).await {
             Ok(answer) => {
-                let put = answer.succeeded() || nested(&answer).is_some_and(|joined| joined.succeeded());
-                self.table().answered(claim, &key, put);
-                Ok(Some((key, answer)))
+                self.table().answered(claim, &key, was_put(&answer));
+                let revision = self.seen(answer.header());
+                Ok(Some((key, revision, Taken::read(answer)?)))
             }
             Err(Failure::LeaseGone) => {
                 self.table().answered(claim, &key, false);
-                kept.ended();
-                self.table().forget_lease(kept.id());
+                self.lease_is_gone(kept);
                 Ok(None)
             }
             Err(failure) => {
@@ -256,27 +270,21 @@ impl Session {
         }
     }
 
-    /// Something that a request to take a name depended on has changed: looks at it anew.
-    ///
-    /// It raises nothing. If everyone who finds the base raised did so as well, each would have all others look anew, for ever.
-    pub(crate) async fn learn(&self, link: &Link, kept: &Kept, base: Base) -> Result<(), Failure> {
-        let mark = kept.mark();
-        let mut reads = vec![TxnOp::get(self.settings().keys.base(), None)];
-        reads.extend(mark.map(|(key, _)| TxnOp::get(key, None)));
-        let answer = link.txn(Txn::new().and_then(reads)).await?;
-        self.learn_base(link, base, kvs(&answer, 0)?.first()).await?;
-        if let Some((_, known)) = mark {
-            match kvs(&answer, 1)?.first() {
-                Some(found) if found.mod_revision() >= known => kept.marked(found.mod_revision()),
-                // Gone, or of a state from before: what has been put since is not there any more.
-                _ => kept.ended(),
-            }
+    /// The key of a shared lease was written since this client saw it, or is gone: looks at it anew.
+    pub(crate) async fn learn(&self, link: &Link, kept: &Kept) -> Result<(), Failure> {
+        let Some((key, known)) = kept.mark() else {
+            return Ok(());
+        };
+        match link.get(key, GetOptions::new()).await?.kvs().first() {
+            Some(found) if found.mod_revision() >= known => kept.marked(found.mod_revision()),
+            // Gone, or of a state from before: what has been put since is not there any more.
+            _ => kept.ended(),
         }
         Ok(())
     }
 
-    /// Whether what was found, which is under the claim's own key or has its owner, is the claim, on a lease that this client can
-    /// count on from now for a full ttl. If not, it is deleted.
+    /// Whether what was found, which is under the claim's own key or has its owner, is the claim, with a token that rises, on a lease
+    /// that this client can count on from now for a full ttl. If not, it is deleted.
     pub(crate) async fn stands(
         &self,
         link: &Link,
@@ -287,7 +295,14 @@ impl Session {
     ) -> Result<bool, Failure> {
         // What another client put for the claim is taken over if the lease is the claim's: whoever releases that ends all of it.
         let ours = found.key() == own.as_bytes() || claim.own_lease();
-        if is_of(found, claim) && ours && found.lease() == kept.id() {
+        let token = record::base(found.value()).and_then(|base| tokens::token(base, found.create_revision()).ok());
+        // What it put may have been put in a state that had gone back.
+        let floor = match found.key() == own.as_bytes() {
+            true => self.table().floor(claim),
+            false => 0,
+        };
+        let rises = token.is_some_and(|token| token.get() > floor);
+        if is_of(found, claim) && ours && rises && found.lease() == kept.id() {
             match self.keep_alive(link, kept).await {
                 Ok(()) => {
                     self.table().found(claim);
@@ -347,6 +362,11 @@ pub(crate) fn kvs(answer: &TxnResponse, at: usize) -> Result<Vec<KeyValue>, Fail
     }
 }
 
+/// Whether a transaction that was to put a claim's key, in whichever of its parts, has done so.
+fn was_put(answer: &TxnResponse) -> bool {
+    answer.succeeded() || nested(answer).is_some_and(|part| was_put(&part))
+}
+
 /// What the transaction came to that a transaction was made up of.
 pub(crate) fn nested(answer: &TxnResponse) -> Option<TxnResponse> {
     match answer.op_responses().into_iter().next() {
@@ -385,10 +405,11 @@ pub(crate) fn text(key: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(key).map_err(|_| Failure::Nonsense)
 }
 
-/// Puts a claim's key.
-pub(crate) fn put(key: &str, claim: &Claim, kept: &Kept, base: Base, held: bool) -> TxnOp {
-    let lease = PutOptions::new().with_lease(kept.id());
-    TxnOp::put(key, record::value(claim, base.value, held), Some(lease))
+/// `first`, and that the lease is as this client knows it.
+pub(crate) fn as_known(first: Compare, kept: &Kept) -> Vec<Compare> {
+    let mark = kept.mark();
+    let mark = mark.map(|(key, written)| Compare::mod_revision(key, CompareOp::Equal, written));
+    [first].into_iter().chain(mark).collect()
 }
 
 /// Reads the oldest keys of a queue.

@@ -1,9 +1,9 @@
 //! Which servers locks are safe on.
 
-use etcd_client::StatusResponse;
+use etcd_client::{MemberListResponse, StatusResponse};
 use lock_core::{BackendVersion, LockError};
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 
 /// What a member tells of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Member {
             ));
         }
         if !self.leader {
-            return Err(Failure::Member("it has no leader".to_owned()));
+            return Err(Failure::Member(failure::NO_LEADER.to_owned()));
         }
         let Some(message) = self.danger() else { return Ok(()) };
         if !allow_unsafe {
@@ -77,6 +77,25 @@ impl Member {
              {least} or later"
         ))
     }
+}
+
+/// Refuses a way to the cluster that leads through etcd's own proxy, or warns if that is wanted.
+///
+/// `etcd grpc-proxy` keeps its clients' connections when the cluster behind it is exchanged, joins their watches and gives them numbers
+/// of its own. It tells of itself where a member tells of the members of its cluster, without their numbers.
+pub(crate) fn check_way(members: &MemberListResponse, allow_unsafe: bool) -> Result<(), Failure> {
+    if members.members().iter().all(|member| member.id() != 0) {
+        return Ok(());
+    }
+    let message = "this is etcd's grpc-proxy and no member of a cluster: locks get lost behind it and fencing tokens can fall; connect to \
+                   the members, or through a proxy for TCP";
+    if !allow_unsafe {
+        return Err(Failure::Known(LockError::UnsafeConfiguration {
+            message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
+        }));
+    }
+    tracing::warn!("unsafe configuration of etcd: {message}");
+    Ok(())
 }
 
 fn version(text: &str) -> Option<(u32, u32, u32)> {

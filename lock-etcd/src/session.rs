@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, ResponseHeader};
-use lock_core::{Claim, Clock, LockError, LockGuard};
-use tokio::runtime::Handle;
+use lock_core::{Claim, Clock, Executor, LockError, LockGuard};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -15,8 +14,10 @@ use tokio::time::timeout;
 use crate::config::{Host, Secret, Tls};
 use crate::failure::Failure;
 use crate::keys::Keys;
+use crate::leases::Kept;
 use crate::line::Line;
 use crate::link::Link;
+use crate::patience::Patience;
 use crate::table::Table;
 
 /// What the client was configured with.
@@ -28,7 +29,7 @@ pub(crate) struct Settings {
     pub(crate) keys: Keys,
     pub(crate) op_timeout: Duration,
     pub(crate) allow_unsafe: bool,
-    pub(crate) runtime: Option<Handle>,
+    pub(crate) executor: Executor,
 }
 
 /// What all clones of a client share.
@@ -36,6 +37,7 @@ pub(crate) struct Session {
     settings: Arc<Settings>,
     clock: Clock,
     line: Line,
+    patience: Patience,
     table: Table,
     closing: AtomicBool,
     /// Held by whoever makes a shared lease.
@@ -48,8 +50,10 @@ impl Session {
     /// Starts without a connection; the first request makes one.
     pub(crate) fn new(settings: Settings) -> Self {
         let settings = Arc::new(settings);
+        let patience = Patience::new(settings.op_timeout);
         Self {
-            line: Line::new(Arc::clone(&settings)),
+            line: Line::new(Arc::clone(&settings), patience.clone()),
+            patience,
             settings,
             clock: Clock::system(),
             table: Table::default(),
@@ -71,6 +75,10 @@ impl Session {
         &self.table
     }
 
+    pub(crate) fn patience(&self) -> &Patience {
+        &self.patience
+    }
+
     pub(crate) fn making(&self) -> &Mutex<()> {
         &self.making
     }
@@ -90,8 +98,8 @@ impl Session {
         header.map_or(0, ResponseHeader::revision)
     }
 
-    /// Does `work` on the connection, within the time that one operation may take; once more, if the server did nothing for
-    /// want of a login.
+    /// Does `work`, which may be done twice, on the connection, within the time that one operation may take; again, with another member,
+    /// if the connection ends under it while most of that time is left.
     pub(crate) async fn on_link<T, F>(
         &self,
         operation: &'static str,
@@ -101,7 +109,30 @@ impl Session {
         F: Future<Output = Result<T, Failure>>,
     {
         self.limited(operation, async {
+            let until = self.clock.now() + self.settings.op_timeout / 2;
+            loop {
+                let link = self.link().await?;
+                let done = work(Arc::clone(&link)).await;
+                if done.is_ok() || !link.is_broken() || self.clock.now() >= until {
+                    return done;
+                }
+            }
+        })
+        .await
+    }
+
+    /// Does `work`, which may not be done twice, on the connection, within the time that one operation may take.
+    pub(crate) async fn on_link_once<T, F>(
+        &self,
+        operation: &'static str,
+        work: impl Fn(Arc<Link>) -> F,
+    ) -> Result<T, LockError>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        self.limited(operation, async {
             match work(self.link().await?).await {
+                // Nothing was done.
                 Err(Failure::Nameless) => work(self.link().await?).await,
                 done => done,
             }
@@ -132,7 +163,7 @@ impl Session {
 
     /// Connects, and finds out whether the user may read and write what locks need.
     pub(crate) async fn greet(&self) -> Result<(), LockError> {
-        let greeting = |link: Arc<Link>| async move { self.base(&link).await.map(drop) };
+        let greeting = |link: Arc<Link>| async move { self.drawing(&link).await.map(drop) };
         self.on_link("connecting", greeting).await
     }
 
@@ -156,24 +187,7 @@ impl Session {
         let leases = self.table.take_leases();
         let mut outcome = Ok(());
         if let Some(link) = self.line.current() {
-            let revoking = async {
-                let mut revoked = JoinSet::new();
-                for kept in leases {
-                    let link = Arc::clone(&link);
-                    revoked.spawn(async move {
-                        kept.ended();
-                        link.revoke(kept.id()).await
-                    });
-                }
-                while let Some(ended) = revoked.join_next().await {
-                    match ended {
-                        Ok(Err(failure)) if !matches!(failure, Failure::LeaseGone) => return Err(failure),
-                        _ => {}
-                    }
-                }
-                Ok(())
-            };
-            outcome = self.limited("close", revoking).await;
+            outcome = self.limited("close", revoke(link, leases)).await;
         }
         self.line.close();
         outcome
@@ -182,6 +196,41 @@ impl Session {
     pub(crate) fn is_closed(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
+}
+
+impl Drop for Session {
+    /// Whoever goes without a word leaves no leases either.
+    fn drop(&mut self) {
+        let leases = self.table.take_leases();
+        let (false, Some(link)) = (leases.is_empty(), self.line.current()) else {
+            return;
+        };
+        let limit = self.settings.op_timeout;
+        link.runtime().clone().spawn(async move {
+            if !matches!(timeout(limit, revoke(link, leases)).await, Ok(Ok(()))) {
+                tracing::debug!("leases of a client that was dropped were not revoked; they end by themselves");
+            }
+        });
+    }
+}
+
+/// Ends leases, and all that they keep.
+async fn revoke(link: Arc<Link>, leases: Vec<Arc<Kept>>) -> Result<(), Failure> {
+    let mut revoked = JoinSet::new();
+    for kept in leases {
+        let link = Arc::clone(&link);
+        revoked.spawn(async move {
+            kept.ended();
+            link.revoke(kept.id()).await
+        });
+    }
+    while let Some(ended) = revoked.join_next().await {
+        match ended {
+            Ok(Err(failure)) if !matches!(failure, Failure::LeaseGone) => return Err(failure),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 impl fmt::Debug for Session {

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use lock_core::{Claim, FencingToken, LockName, OwnerId, Revoker, Stamp};
 
@@ -45,6 +46,8 @@ struct Entry {
     slot: Slot,
     /// The key of that slot.
     key: Arc<str>,
+    /// The highest token that this client had seen when the claim was asked for first.
+    floor: u64,
     /// How many requests were sent that can put it, and not answered.
     puts: u32,
     /// How many were sent that can delete it, whenever it was put, and not answered.
@@ -152,6 +155,13 @@ impl Table {
         leases.insert(kept.id(), Arc::clone(kept));
     }
 
+    /// The shortest ttl of the shared leases that are alive at `now`.
+    pub(crate) fn shortest(&self, now: Stamp) -> Option<Duration> {
+        let state = self.lock();
+        let alive = state.shared.values().filter(|kept| kept.is_valid(now));
+        alive.map(|kept| kept.ttl()).min()
+    }
+
     pub(crate) fn lease(&self, id: i64) -> Option<Arc<Kept>> {
         self.lock().leases.get(&id).cloned()
     }
@@ -168,7 +178,9 @@ impl Table {
     }
 
     /// A request to take the name is about to be sent, which can put the key that is returned: one of those in `queue`.
-    pub(crate) fn putting(&self, claim: &Claim, queue: &str, kept: &Arc<Kept>) -> Arc<str> {
+    ///
+    /// `floor` is the highest token that this client has seen.
+    pub(crate) fn putting(&self, claim: &Claim, queue: &str, kept: &Arc<Kept>, floor: u64) -> Arc<str> {
         let mut state = self.lock();
         let State { claims, slots, .. } = &mut *state;
         let entry = claims.entry(claim.owner()).or_insert_with(|| {
@@ -178,6 +190,7 @@ impl Table {
                 kept: Arc::clone(kept),
                 slot,
                 key: format!("{queue}{slot}").into(),
+                floor,
                 puts: 0,
                 deletes: 0,
                 there: false,
@@ -256,6 +269,12 @@ impl Table {
                 watch: None,
             });
         }
+    }
+
+    /// The highest token that this client had seen when the claim was asked for first: the claim's own is above that.
+    pub(crate) fn floor(&self, claim: &Claim) -> u64 {
+        let state = self.lock();
+        state.claims.get(&claim.owner()).map_or(0, |entry| entry.floor)
     }
 
     /// The lease that the claim was asked for with last.
@@ -358,8 +377,6 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lock_core::Clock;
 
     use super::*;
@@ -377,25 +394,25 @@ mod tests {
     #[test]
     fn a_key_is_given_out_again_once_all_is_answered() {
         let (table, kept, claims) = (Table::default(), kept(), [claim(), claim()]);
-        let key = table.putting(&claims[0], "n/", &kept);
+        let key = table.putting(&claims[0], "n/", &kept, 0);
         table.answered(&claims[0], &key, true);
         table.deleting(&claims[0], |_| true).unwrap();
         table.deleted(&claims[0], &key);
         table.gone(&claims[0], &key);
-        assert_eq!(table.putting(&claims[1], "n/", &kept), key);
+        assert_eq!(table.putting(&claims[1], "n/", &kept, 0), key);
     }
 
     #[test]
     fn an_old_answer_does_not_end_a_claim_that_came_again() {
         let (table, kept, claim) = (Table::default(), kept(), claim());
-        let old = table.putting(&claim, "n/", &kept);
+        let old = table.putting(&claim, "n/", &kept, 0);
         table.answered(&claim, &old, true);
         for _ in 0..2 {
             table.deleting(&claim, |_| true).unwrap();
         }
         table.deleted(&claim, &old);
         table.gone(&claim, &old);
-        let new = table.putting(&claim, "n/", &kept);
+        let new = table.putting(&claim, "n/", &kept, 0);
         assert_ne!(new, old);
         table.deleted(&claim, &old);
         table.gone(&claim, &old);
@@ -405,7 +422,7 @@ mod tests {
     #[test]
     fn of_a_refused_claim_nothing_is_kept_unless_it_may_still_be_put() {
         let (table, kept, claims) = (Table::default(), kept(), [claim(), claim()]);
-        let keys = claims.each_ref().map(|claim| table.putting(claim, "n/", &kept));
+        let keys = claims.each_ref().map(|claim| table.putting(claim, "n/", &kept, 0));
         table.answered(&claims[0], &keys[0], false);
         assert!(table.forget_what_is_nowhere(&claims[0]));
         assert!(!table.forget_what_is_nowhere(&claims[1]));

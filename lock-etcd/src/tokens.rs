@@ -1,12 +1,20 @@
 //! Where tokens come from: a base that never falls, plus the revision at which a claim's key was created.
+//!
+//! **Invariant.** The token of a claim is base + create revision, with the base as it was in the transaction that created the key.
+//! The base is only ever raised, so of two keys under a name the one that was created later has the higher token, whichever
+//! clients put them and whoever raises the base meanwhile. A client that finds a lower base than it knew takes no token from it:
+//! it raises the base above every token that it can have seen, and puts its key anew.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
-use lock_core::FencingToken;
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnResponse};
+use lock_core::{Claim, FencingToken};
 
 use crate::failure::Failure;
+use crate::leases::Kept;
 use crate::link::Link;
+use crate::record;
+use crate::requests::{kvs, nested};
 use crate::session::Session;
 
 /// The base as it was seen last.
@@ -27,6 +35,74 @@ impl Base {
     }
 }
 
+/// What a request to take a name knows of tokens when it is sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Drawing {
+    base: Base,
+    /// The highest token that can have been drawn by then, as far as this client has seen.
+    pub(crate) floor: u64,
+}
+
+/// How a claim's key is put.
+#[derive(Clone, Copy)]
+pub(crate) struct Put<'a> {
+    pub(crate) claim: &'a Claim,
+    pub(crate) kept: &'a Kept,
+    /// Whether the claim holds the name from then on, and does not wait for it.
+    pub(crate) holds: bool,
+}
+
+impl Put<'_> {
+    /// The operation that puts the key. Without a base, the token is not known to a reader of the key.
+    fn with_base(&self, key: &str, base: Option<u64>) -> TxnOp {
+        let lease = PutOptions::new().with_lease(self.kept.id());
+        TxnOp::put(key, record::value(self.claim, base, self.holds), Some(lease))
+    }
+}
+
+/// What a transaction that was to put a claim's key came to.
+pub(crate) struct Taken {
+    /// Whether the key was put.
+    pub(crate) put: bool,
+    /// With its base.
+    has_base: bool,
+    /// What was done.
+    done: TxnResponse,
+}
+
+impl Taken {
+    pub(crate) fn read(answer: TxnResponse) -> Result<Self, Failure> {
+        if answer.succeeded() {
+            return Ok(Self {
+                put: true,
+                has_base: true,
+                done: answer,
+            });
+        }
+        let done = nested(&answer).ok_or(Failure::Nonsense)?;
+        Ok(Self {
+            put: done.succeeded(),
+            has_base: false,
+            done,
+        })
+    }
+
+    /// What was found by the operation at that place beside the put, or in place of it.
+    pub(crate) fn kvs(&self, at: usize) -> Result<Vec<KeyValue>, Failure> {
+        kvs(&self.done, at + usize::from(self.put))
+    }
+
+    /// The transaction that was made in place of the put.
+    pub(crate) fn instead(&self) -> Result<Self, Failure> {
+        Self::read(nested(&self.done).ok_or(Failure::Nonsense)?)
+    }
+
+    fn base(&self) -> Result<Option<Base>, Failure> {
+        let last = self.done.op_responses().len().saturating_sub(1);
+        kvs(&self.done, last)?.first().map(Base::read).transpose()
+    }
+}
+
 /// The token of a claim whose key was created at that revision.
 pub(crate) fn token(base: u64, created: i64) -> Result<FencingToken, Failure> {
     let sum = u64::try_from(created)
@@ -36,55 +112,149 @@ pub(crate) fn token(base: u64, created: i64) -> Result<FencingToken, Failure> {
 }
 
 impl Session {
-    /// The base, raised on this link before anything is drawn from it.
+    /// The base, raised to the clock on this link before the first token is drawn over it, and what has been drawn so far.
     ///
-    /// **Invariant.** State can go back only while no link to it lives. So whoever looks at base and revision on a link, and
+    /// **Invariant.** State can go back only while no link to it lives. So a client that looks at base and revision on a link, and
     /// raises their sum to the clock if it is behind, draws tokens above all that were drawn from a state that is lost,
     /// also if this is the first that it hears of it.
-    pub(crate) async fn base(&self, link: &Link) -> Result<Base, Failure> {
+    pub(crate) async fn drawing(&self, link: &Link) -> Result<Drawing, Failure> {
         let mut known = link.base().lock().await;
+        let drawing = |base| Drawing {
+            base,
+            floor: self.highest(),
+        };
         if let Some(base) = *known {
-            return Ok(base);
+            return Ok(drawing(base));
         }
         let key = self.settings().keys.base();
-        loop {
-            let answer = link.get(key.clone(), GetOptions::new()).await?;
-            let revision = answer.header().map_or(0, |header| header.revision());
-            let found = answer.kvs().first().map(Base::read).transpose()?;
-            let seen = found.unwrap_or_default();
-            let Some(raised) = raised(seen.value, revision, now(), self.highest()) else {
-                self.saw(seen.value, revision);
-                return Ok(*known.insert(seen));
-            };
-            let txn = Txn::new()
-                .when([Compare::mod_revision(key.clone(), CompareOp::Equal, seen.written)])
-                .and_then([TxnOp::put(key.clone(), raised.to_string(), None)]);
-            let answer = link.txn(txn).await?;
-            if answer.succeeded() {
-                let written = answer.header().map_or(0, |header| header.revision());
-                self.saw(raised, written);
-                return Ok(*known.insert(Base { value: raised, written }));
-            }
+        if link.revision() == 0 {
+            link.get(key.clone(), GetOptions::new()).await?;
         }
+        let revision = link.revision();
+        let base = raise(link, &key, lowest(revision, now(), self.highest())).await?;
+        self.saw(base.value, revision);
+        Ok(drawing(*known.insert(base)))
     }
 
-    /// Takes note of the base that was found where `known` was expected, unless another request has done so before.
-    pub(crate) async fn learn_base(&self, link: &Link, known: Base, found: Option<&KeyValue>) -> Result<(), Failure> {
-        // One that is gone is made again.
-        let found = found.map(Base::read).transpose()?;
-        let mut base = link.base().lock().await;
-        if *base == Some(known) {
-            *base = found;
+    /// Puts a claim's key, if `conditions` hold, with the base in its value, and does `more`; `otherwise` if they do not hold. If the
+    /// base has changed since this client saw it, the key is put without one, and the base is read in the same transaction. So clients
+    /// that raise the base keep no other from a lock or from a place in a queue.
+    ///
+    /// The first put is not nested: those that are a full server does not notice.
+    pub(crate) fn taking(
+        &self,
+        conditions: Vec<Compare>,
+        put: Put<'_>,
+        key: &str,
+        drawing: Drawing,
+        more: Vec<TxnOp>,
+        otherwise: Vec<TxnOp>,
+    ) -> Txn {
+        let base = self.settings().keys.base();
+        let as_known = Compare::mod_revision(base.clone(), CompareOp::Equal, drawing.base.written);
+        let with = |value, last: Option<TxnOp>| -> Vec<_> {
+            let put = put.with_base(key, value);
+            [put].into_iter().chain(more.clone()).chain(last).collect()
+        };
+        let without_base = Txn::new()
+            .when(conditions.clone())
+            .and_then(with(None, Some(TxnOp::get(base, None))))
+            .or_else(otherwise);
+        let conditions: Vec<_> = conditions.into_iter().chain([as_known]).collect();
+        Txn::new()
+            .when(conditions)
+            .and_then(with(Some(drawing.base.value), None))
+            .or_else([TxnOp::txn(without_base)])
+    }
+
+    /// The base of the token of a key that was created then, by a [transaction](Self::taking) that came to `taken`. None if there is
+    /// no key to go with it any more, and it is to be put anew.
+    pub(crate) async fn drawn(
+        &self,
+        link: &Link,
+        drawing: Drawing,
+        put: Put<'_>,
+        (key, created): (&str, i64),
+        taken: &Taken,
+    ) -> Result<Option<u64>, Failure> {
+        let known = drawing.base;
+        let found = match taken.has_base {
+            true => Some(known),
+            false => taken.base()?,
+        };
+        let rises = |base: &Base| {
+            let token = token(base.value, created).map(FencingToken::get);
+            // One that is too large is told of when it is granted.
+            base.value >= known.value && token.map_or(true, |token| token > drawing.floor)
+        };
+        let Some(base) = found.filter(rises) else {
+            // It was put back, or deleted. Unless another request has done so before, it is looked at and raised anew.
+            link.base().lock().await.take_if(|base| *base == known);
+            tracing::warn!(base = ?found, "the base of fencing tokens in etcd was lowered or deleted; raising it");
+            self.remove(link, key, created).await?;
+            return Ok(None);
+        };
+        self.saw(base.value, created);
+        if taken.has_base {
+            return Ok(Some(base.value));
         }
-        Ok(())
+        if let Some(before) = &mut *link.base().lock().await
+            && before.written < base.written
+        {
+            *before = base;
+        }
+        // Whoever reads the key is to see its token.
+        let still = Compare::create_revision(key, CompareOp::Equal, created);
+        let told = Txn::new()
+            .when([still])
+            .and_then([put.with_base(key, Some(base.value))]);
+        match link.txn(told).await {
+            Ok(answer) if answer.succeeded() => Ok(Some(base.value)),
+            Ok(_) => Ok(None),
+            Err(Failure::LeaseGone) => {
+                self.lease_is_gone(put.kept);
+                Ok(None)
+            }
+            Err(failure) => Err(failure),
+        }
     }
 }
 
-/// The base that makes the next token the clock's, or one above `highest`; `None` if the present one is high enough.
-fn raised(base: u64, revision: i64, now: u64, highest: u64) -> Option<u64> {
+/// Raises the base to that value, unless it is as high: one request, however many clients do the same.
+async fn raise(link: &Link, key: &str, to: u64) -> Result<Base, Failure> {
+    // As wide as any token, so that etcd, which compares texts, compares numbers.
+    let wide = format!("{to:016}");
+    let put = |when: Compare| Txn::new().when([when]).and_then([TxnOp::put(key, wide.clone(), None)]);
+    let written = |answer: &TxnResponse| Base {
+        value: to,
+        written: answer.header().map_or(0, |header| header.revision()),
+    };
+    loop {
+        let missing = put(Compare::create_revision(key, CompareOp::Equal, 0)).or_else([TxnOp::get(key, None)]);
+        let lower = Compare::value(key, CompareOp::Less, wide.clone());
+        let answer = link.txn(put(lower).or_else([TxnOp::txn(missing)])).await?;
+        let found = match nested(&answer) {
+            Some(other) if !other.succeeded() => kvs(&other, 0)?,
+            _ => return Ok(written(&answer)),
+        };
+        let found = Base::read(found.first().ok_or(Failure::Nonsense)?)?;
+        if found.value >= to {
+            return Ok(found);
+        }
+        // Of another width, so that nobody but a person has written it.
+        let answer = link
+            .txn(put(Compare::mod_revision(key, CompareOp::Equal, found.written)))
+            .await?;
+        if answer.succeeded() {
+            return Ok(written(&answer));
+        }
+    }
+}
+
+/// The lowest base with which every token to come is above the clock, and above `highest`. At least `revision` has been reached.
+fn lowest(revision: i64, now: u64, highest: u64) -> u64 {
     let revision = u64::try_from(revision).unwrap_or_default();
-    let wanted = now.max(highest);
-    (wanted > base.saturating_add(revision)).then(|| wanted.saturating_sub(revision))
+    now.max(highest).saturating_sub(revision)
 }
 
 /// The clock in microseconds. One so wrong that its numbers would be no tokens counts as none.
@@ -102,7 +272,7 @@ mod tests {
 
     /// What the next grant's token is.
     fn next(base: u64, revision: i64, now: u64, highest: u64) -> u64 {
-        let base = raised(base, revision, now, highest).unwrap_or(base);
+        let base = base.max(lowest(revision, now, highest));
         token(base, revision + 1).unwrap().get()
     }
 
@@ -117,7 +287,7 @@ mod tests {
     fn a_clock_that_is_behind_raises_nothing_and_uses_up_no_tokens() {
         let mut base = NOW;
         for open in 0..100_000 {
-            base = raised(base, 10 + open, NOW - 1_000_000, 0).unwrap_or(base);
+            base = base.max(lowest(10 + open, NOW - 1_000_000, 0));
         }
         assert_eq!(base, NOW);
     }
@@ -125,7 +295,7 @@ mod tests {
     #[test]
     fn what_this_client_saw_is_a_floor_when_the_state_went_back_with_a_clock_that_is_behind() {
         let highest = NOW + 500;
-        assert_eq!(raised(NOW, 500, 0, highest), None);
+        assert_eq!(lowest(500, 0, highest), NOW);
         assert_eq!(next(NOW, 20, 0, highest), highest + 1);
     }
 
@@ -134,5 +304,10 @@ mod tests {
         assert!(matches!(token(FencingToken::MAX.get(), 1), Err(Failure::NoTokens)));
         assert!(matches!(token(u64::MAX, 1), Err(Failure::NoTokens)));
         assert!(matches!(token(1, -1), Err(Failure::NoTokens)));
+    }
+
+    #[test]
+    fn no_base_is_wider_than_what_is_compared() {
+        assert_eq!(FencingToken::MAX.get().to_string().len(), 16);
     }
 }

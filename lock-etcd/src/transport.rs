@@ -127,6 +127,13 @@ impl Watched {
     }
 }
 
+impl Drop for Watched {
+    /// Also when the runtime ends, which nobody reads or writes any more to notice.
+    fn drop(&mut self) {
+        self.broken.cancel();
+    }
+}
+
 impl AsyncRead for Watched {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (before, room) = (buffer.filled().len(), buffer.remaining() > 0);

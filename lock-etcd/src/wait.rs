@@ -11,8 +11,9 @@ use crate::failure::Failure;
 use crate::leases::Kept;
 use crate::link::Link;
 use crate::record;
-use crate::requests::{head, is_of, kvs, nested, put, text};
+use crate::requests::{as_known, head, is_of, kvs, text};
 use crate::session::Session;
+use crate::tokens::Put;
 use crate::watches::{Seen, Waiting};
 
 /// Where a claim stands in the queue.
@@ -26,7 +27,7 @@ struct Place {
 /// What a look at the queue came to.
 enum Standing {
     Held(Grant),
-    Behind(Behind),
+    Behind(Box<Behind>),
 }
 
 /// Somebody else is first.
@@ -124,34 +125,34 @@ impl Session {
     ) -> Result<Option<Standing>, Failure> {
         let asked = self.clock().now();
         let queue = self.settings().keys.queue(claim.name());
-        let (kept, base) = self.prepare(link, claim).await?;
-        let taken = self.take(link, claim, &queue, &kept, |key| {
+        let (kept, drawing) = self.prepare(link, claim).await?;
+        let put = |holds| Put {
+            claim,
+            kept: &kept,
+            holds,
+        };
+        let taken = self.take(link, claim, &queue, &kept, drawing, |key| {
             let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
             let new = Compare::create_revision(key, CompareOp::Equal, 0);
-            let join = Txn::new()
-                .when(self.as_known(new, &kept, base))
-                .and_then([
-                    put(key, claim, &kept, base, false),
-                    youngest(&queue, GetOptions::new(), 2),
-                    head(&queue, 1),
-                ])
-                .or_else([TxnOp::get(key, None)]);
-            Txn::new()
-                .when(self.as_known(free, &kept, base))
-                .and_then([put(key, claim, &kept, base, true)])
-                .or_else([TxnOp::txn(join)])
+            let more = vec![youngest(&queue, GetOptions::new(), 2), head(&queue, 1)];
+            let mine = vec![TxnOp::get(key, None)];
+            let join = self.taking(as_known(new, &kept), put(false), key, drawing, more, mine);
+            let join = vec![TxnOp::txn(join)];
+            self.taking(as_known(free, &kept), put(true), key, drawing, Vec::new(), join)
         });
-        let Some((key, answer)) = taken.await? else {
+        let Some((key, revision, taken)) = taken.await? else {
             return Ok(None);
         };
-        if answer.succeeded() {
-            let life = (&*key, self.seen(answer.header()));
-            let grant = self.grant(link, claim, &kept, base.value, life, asked)?;
+        let life = (&*key, revision);
+        if taken.put {
+            let drawn = self.drawn(link, drawing, put(true), life, &taken).await?;
+            let Some(base) = drawn else { return Ok(None) };
+            let grant = self.grant(link, claim, &kept, base, life, asked)?;
             return Ok(Some(Standing::Held(grant)));
         }
-        let joined = nested(&answer).ok_or(Failure::Nonsense)?;
-        if !joined.succeeded() {
-            match kvs(&joined, 0)?.first() {
+        let joined = taken.instead()?;
+        if !joined.put {
+            match joined.kvs(0)?.first() {
                 Some(mine) => {
                     if self.stands(link, claim, &key, &kept, mine).await? {
                         *place = Some(Place {
@@ -162,19 +163,20 @@ impl Session {
                         });
                     }
                 }
-                None => self.learn(link, &kept, base).await?,
+                None => self.learn(link, &kept).await?,
             }
             return Ok(None);
         }
-        let revision = self.seen(answer.header());
+        let drawn = self.drawn(link, drawing, put(false), life, &joined).await?;
+        let Some(base) = drawn else { return Ok(None) };
         let known = place.insert(Place {
             key,
             created: revision,
-            base: base.value,
+            base,
             kept,
         });
-        let queued = kvs(&joined, 1)?;
-        match (queued.get(1), kvs(&joined, 2)?.first()) {
+        let queued = joined.kvs(0)?;
+        match (queued.get(1), joined.kvs(1)?.first()) {
             (Some(before), Some(head)) => self.behind(link, claim, known, (head, before), revision).await,
             // It was not free a moment before, in the same transaction.
             _ => Err(Failure::Nonsense),
@@ -228,13 +230,13 @@ impl Session {
             self.remove(link, text(head.key())?, head.create_revision()).await?;
             return Ok(None);
         }
-        Ok(Some(Standing::Behind(Behind {
+        Ok(Some(Standing::Behind(Box::new(Behind {
             busy: self.busy(head),
             mine: Arc::clone(&place.key),
             before: text(before.key())?.to_owned(),
             revision,
             kept: Arc::clone(&place.kept),
-        })))
+        }))))
     }
 
     fn hold(self: &Arc<Self>, link: &Arc<Link>, claim: &Claim, place: &Place) -> Result<Standing, Failure> {

@@ -93,7 +93,10 @@ async fn a_server_that_comes_to_ask_for_users_is_logged_in_to_without_a_failure(
         connected("d").await,
     ];
     let (waiter, ..) = connected("e").await;
-    let waiting = tokio::spawn(async move { waiter.acquire(&claim("b", LONG), soon()).await });
+    let waiting = tokio::spawn({
+        let waiter = waiter.clone();
+        async move { waiter.acquire(&claim("b", LONG), soon()).await }
+    });
     until_queued(&plain(&server).await, "b", 1).await;
     ask_for_users(&server).await;
     let (lock, _, grant) = renewing;

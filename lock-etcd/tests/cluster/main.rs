@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use conformance_tests::servers::{Data, EtcdCluster};
 use load::Load;
-use lock_core::{Claim, DistributedLock};
+use lock_core::{Claim, DistributedLock, ReleaseOutcome};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Client;
 use peers::Peers;
@@ -198,12 +198,128 @@ async fn without_a_majority_nothing_is_granted_and_what_is_held_is_lost_in_time(
         member.kill().await.unwrap();
     }
     let other = config(0).connect_lazy().unwrap();
-    let refused = other.try_acquire(&claim("m", TTL)).await.unwrap_err();
-    assert!(matches!(refused, lock_core::LockError::Unavailable { .. }), "{refused}");
+    // The member that is left believes in its leader for an election timeout, and leaves requests without an answer until then.
+    let began = Instant::now();
+    loop {
+        let refused = other.try_acquire(&claim("m", TTL)).await.unwrap_err();
+        assert!(matches!(refused, lock_core::LockError::Unavailable { .. }), "{refused}");
+        let said = refused.to_string();
+        assert!(!said.contains("TLS") && began.elapsed() < PATIENCE, "{said}");
+        if said.contains("most members") {
+            break;
+        }
+    }
     tokio::time::timeout(TTL, guard.lost().wait()).await.unwrap();
     assert!(!guard.is_held());
     for member in &world.cluster.members()[1..] {
         member.restart(Data::Kept).await.unwrap();
     }
     granted(&other, &claim("m", TTL)).await;
+}
+
+/// How long a lock with a short ttl is believed in after the stop of a member: at least `left` of it was left; None if it was lost because
+/// the others had no leader in time.
+async fn stop_under_a_lock(world: &World, at: usize, leader: (usize, u64), ttl: Duration) -> Option<Duration> {
+    // The first of its endpoints is the one that it is connected to.
+    let locks = lock_core::Locks::new(world.from(at).connect().await.unwrap());
+    let held = locks.lock("held").ttl(ttl).await.unwrap();
+    let released = locks.lock("released").ttl(ttl).await.unwrap();
+    world.cluster.members()[at].pause().await.unwrap();
+    let stopped = Instant::now();
+    let watched = world.plain((at + 1) % MEMBERS).await;
+    let election = tokio::spawn(async move {
+        let mut pending = at == leader.0;
+        while pending {
+            let status = watched.maintenance_client().status().await;
+            pending = !status.is_ok_and(|status| status.leader() != leader.1 && status.leader() != 0);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        Instant::now()
+    });
+    let mut left = Some(ttl);
+    while stopped.elapsed() < ttl * 2 && left.is_some() {
+        left = held.is_held().then(|| left.unwrap_or(ttl).min(held.remaining()));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let lost = Instant::now();
+    let elected = election.await.unwrap();
+    println!(
+        "{at} stopped, {} led: {left:?} left; elected after {:?}",
+        leader.0,
+        elected - stopped
+    );
+    if left.is_some() {
+        assert_eq!(released.release().await.unwrap(), ReleaseOutcome::Released);
+    } else {
+        assert!(
+            elected + ttl / 4 > lost,
+            "lost {:?} after the stop of {at}",
+            lost - stopped
+        );
+    }
+    world.cluster.members()[at].resume().await.unwrap();
+    drop(held);
+    locks.shutdown().await.unwrap();
+    left
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_short_lock_survives_the_stop_of_any_one_member() {
+    const TTL: Duration = Duration::from_secs(3);
+    let world = World::start().await;
+    for at in 0..MEMBERS {
+        let leader = world.agreed().await;
+        let left = stop_under_a_lock(&world, at, leader, TTL).await;
+        // A renewal is due with two thirds left, and goes to the next member soon after.
+        assert!(
+            at == leader.0 || left.is_some_and(|left| left > TTL / 6),
+            "{left:?} was left"
+        );
+    }
+    let leader = world.agreed().await;
+    stop_under_a_lock(&world, leader.0, leader, TTL).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_goes_to_another_member_when_the_one_that_is_used_stops() {
+    const TTL: Duration = Duration::from_secs(6);
+    let world = World::start().await;
+    let (leader, _) = world.agreed().await;
+    let at = (leader + 1) % MEMBERS;
+    let locks = lock_core::Locks::new(world.from(at).connect().await.unwrap());
+    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    world.cluster.members()[at].pause().await.unwrap();
+    let began = Instant::now();
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+    println!("released after {:?}", began.elapsed());
+    assert!(began.elapsed() < TTL / 2, "{:?}", began.elapsed());
+    world.cluster.members()[at].resume().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dead_holder_s_lock_is_free_one_ttl_after_the_last_change_of_the_leader() {
+    const TTL: Duration = Duration::from_secs(4);
+    /// Two of etcd's time limits for an election, and what an expired lease is looked for with.
+    const ELECTION: Duration = Duration::from_secs(4);
+    let world = World::start().await;
+    let (leader, _) = world.agreed().await;
+    let other = world.from((leader + 1) % MEMBERS).connect().await.unwrap();
+    let dead = world.from((leader + 2) % MEMBERS).connect().await.unwrap();
+    // Nobody renews it.
+    granted(&dead, &claim("n", TTL)).await;
+    let began = Instant::now();
+    let waiting = tokio::spawn(async move { other.acquire(&claim("n", LONG), soon()).await });
+    let etcd = world.plain((leader + 1) % MEMBERS).await;
+    until_queued(&etcd, "n", 1).await;
+    tokio::time::sleep((TTL - Duration::from_secs(1)).saturating_sub(began.elapsed())).await;
+    world.cluster.members()[leader].kill().await.unwrap();
+    let killed = Instant::now();
+    waiting.await.unwrap().unwrap().granted().unwrap();
+    let (after, since) = (began.elapsed(), killed.elapsed());
+    println!(
+        "free {after:?} after its last sign of life, {since:?} after the end of the leader, with a ttl of {TTL:?}"
+    );
+    assert!(since > TTL, "the new leader gives it a full ttl: {since:?}");
+    assert!(since < TTL + ELECTION, "{since:?}");
+    drop(dead);
 }

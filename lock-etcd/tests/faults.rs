@@ -1,0 +1,132 @@
+//! What becomes of locks when the server is restarted, restored, full, or slow to elect a leader.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::servers::{Data, Kind, Server};
+use lock_core::{DistributedLock, Locks, LossReason};
+use lock_etcd::etcd_client::{AlarmAction, AlarmType};
+use server::{LONG, busy, claim, client, config, granted, plain, queue, soon, start, until_queued};
+
+#[tokio::test]
+async fn a_lock_is_kept_across_a_restart_with_its_token_and_lets_nobody_else_in() {
+    const TTL: Duration = Duration::from_secs(12);
+    // With its disk, as in real life.
+    let server = Server::start_own(&Kind::ETCD, &[]).await.unwrap();
+    let locks = Locks::new(client(&server).await);
+    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    let before = queue(&plain(&server).await, "n").await;
+    for _ in 0..2 {
+        server.restart(Data::Kept).await.unwrap();
+        let other = client(&server).await;
+        let seen = busy(&other, &claim("n", LONG)).await;
+        assert_eq!(seen.holder.unwrap().token, Some(guard.token()));
+        // It is renewed by the same client, over a new connection.
+        guard.renew_now().await.unwrap();
+        assert!(guard.is_held());
+    }
+    let after = queue(&plain(&server).await, "n").await;
+    assert_eq!(after[0].create_revision(), before[0].create_revision());
+    assert_eq!(after[0].key(), before[0].key());
+    guard.release().await.unwrap();
+    let next = granted(&client(&server).await, &claim("n", LONG)).await;
+    assert!(next.token.get() > seen_token(&before[0]));
+}
+
+fn seen_token(kv: &lock_etcd::etcd_client::KeyValue) -> u64 {
+    let base: u64 = kv.value_str().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    base + u64::try_from(kv.create_revision()).unwrap()
+}
+
+#[tokio::test]
+async fn of_held_locks_a_restore_brings_back_those_of_the_copy_and_ends_the_later_ones() {
+    const TTL: Duration = Duration::from_secs(20);
+    let server = start().await;
+    let locks = Locks::new(client(&server).await);
+    let kept = locks.lock("kept").ttl(TTL).await.unwrap();
+    // The lease that both share is in the copy, too.
+    server.copy().await.unwrap();
+    let later = locks.lock("later").ttl(TTL).await.unwrap();
+    let released = locks.lock("kept too").ttl(TTL).await.unwrap();
+    let last = released.token();
+    released.release().await.unwrap();
+    server.restart(Data::Copied).await.unwrap();
+    let restored = Instant::now();
+    assert_eq!(later.lost().wait().await, LossReason::NotHeld);
+    println!("told after {:?}, with a ttl of {TTL:?}", restored.elapsed());
+    assert!(restored.elapsed() < TTL / 2, "{:?}", restored.elapsed());
+    assert!(kept.is_held());
+    let other = client(&server).await;
+    assert_eq!(
+        busy(&other, &claim("kept", LONG)).await.holder.unwrap().token,
+        Some(kept.token())
+    );
+    let next = granted(&other, &claim("later", LONG)).await.token;
+    assert!(next > last && next > later.token(), "{next} after {last}");
+    kept.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_server_grants_to_who_is_in_the_queue_and_to_nobody_else() {
+    let server = start().await;
+    let (holder, waiter, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    let held = claim("n", LONG);
+    let first = granted(&holder, &held).await.token;
+    let wanted = claim("n", LONG);
+    let waiting = tokio::spawn({
+        let (waiter, wanted) = (waiter.clone(), wanted.clone());
+        async move { waiter.acquire(&wanted, soon()).await }
+    });
+    until_queued(&etcd, "n", 1).await;
+    let alarm = async |action| {
+        let mut member = etcd.maintenance_client();
+        member.alarm(action, AlarmType::Nospace, None).await.unwrap();
+    };
+    alarm(AlarmAction::Activate).await;
+    holder.release(&held).await.unwrap();
+    let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    assert!(second > first);
+    let refused = holder.try_acquire(&claim("m", LONG)).await.unwrap_err();
+    assert!(refused.to_string().contains("etcd is full"), "{refused}");
+    waiter.release(&wanted).await.unwrap();
+    alarm(AlarmAction::Deactivate).await;
+}
+
+#[tokio::test]
+async fn an_etcd_that_keeps_leases_for_longer_than_asked_for_is_warned_of() {
+    const ELECTION: [&str; 4] = ["--heartbeat-interval", "500", "--election-timeout", "4000"];
+    let usual = start().await;
+    assert_eq!(client(&usual).await.warnings().await.unwrap(), Vec::<String>::new());
+    let server = Server::start_own(&Kind::ETCD, &[&["--unsafe-no-fsync"][..], &ELECTION].concat())
+        .await
+        .unwrap();
+    let lock = client(&server).await;
+    let warnings = lock.warnings().await.unwrap();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("less than 6 s"),
+        "{warnings:?}"
+    );
+    // The lock is believed in for as long as it was asked for, or until it is renewed for as long as it is kept.
+    let leases = plain(&server).await.lease_client().leases().await.unwrap();
+    assert!(leases.leases().is_empty(), "a look at the settings leaves nothing");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_cannot_be_used_is_warned_of() {
+    let (server, gone) = (start().await, start().await);
+    gone.kill().await.unwrap();
+    let (_, port) = gone.authority().split_once(':').unwrap();
+    let lock = config(&server)
+        .endpoint("127.0.0.1", port.parse().unwrap())
+        .connect()
+        .await
+        .unwrap();
+    let warnings = lock.warnings().await.unwrap();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains(gone.authority()),
+        "{warnings:?}"
+    );
+}

@@ -1,0 +1,231 @@
+//! Tokens when what they come from is lowered, deleted or exchanged under clients that are connected.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::Duration;
+
+use conformance_tests::servers::{Data, Kind, Server};
+use lock_core::{DistributedLock, FencingToken, LockError, Locks};
+use lock_etcd::EtcdLock;
+use lock_etcd::etcd_client::{Client, Txn, TxnOp};
+use server::{LONG, claim, client, config, config_at, granted, plain, queue, soon, start, until};
+
+const DAY: u64 = 86_400_000_000;
+const BASE: &str = "fencelock:base";
+
+/// How the base of tokens comes to be lower.
+#[derive(Clone, Copy, Debug)]
+enum Lowered {
+    /// An older value is written over it.
+    PutBack,
+    /// It is deleted, and a client makes it anew whose clock is a day behind.
+    MadeAnew,
+    /// It is deleted.
+    Deleted,
+}
+
+const LOWERED: [Lowered; 3] = [Lowered::PutBack, Lowered::MadeAnew, Lowered::Deleted];
+
+/// The base, once there is one.
+async fn base(etcd: &Client) -> u64 {
+    let mut base = None;
+    until(async || {
+        let found = etcd.kv_client().get(BASE, None).await.unwrap();
+        base = found.kvs().first().map(|kv| kv.value_str().unwrap().parse().unwrap());
+        base.is_some()
+    })
+    .await;
+    base.unwrap()
+}
+
+async fn lower(etcd: &Client, how: Lowered) {
+    let older = (base(etcd).await - DAY).to_string();
+    let mut kv = etcd.kv_client();
+    match how {
+        Lowered::PutBack => kv.put(BASE, older, None).await.map(drop).unwrap(),
+        Lowered::MadeAnew => {
+            kv.delete(BASE, None).await.unwrap();
+            kv.put(BASE, older, None).await.unwrap();
+        }
+        Lowered::Deleted => kv.delete(BASE, None).await.map(drop).unwrap(),
+    }
+}
+
+async fn taken(lock: &EtcdLock, name: &str) -> FencingToken {
+    let held = claim(name, LONG);
+    let grant = granted(lock, &held).await;
+    lock.release(&held).await.unwrap();
+    grant.token
+}
+
+#[tokio::test]
+async fn a_connected_client_draws_no_lower_token_when_the_base_was_lowered() {
+    for how in LOWERED {
+        let server = start().await;
+        let (lock, etcd) = (client(&server).await, plain(&server).await);
+        let mut last = taken(&lock, "n").await;
+        for round in 0..3 {
+            lower(&etcd, how).await;
+            let next = taken(&lock, "n").await;
+            assert!(next > last, "{next} after {last} in round {round}, {how:?}");
+            last = next;
+        }
+        // Whoever comes now has higher ones, too.
+        let other = taken(&client(&server).await, "n").await;
+        assert!(other > last, "{other} after {last}, {how:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
+    for how in LOWERED {
+        let server = start().await;
+        let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+        // Both know the base.
+        taken(&one, "m").await;
+        taken(&other, "m").await;
+        let held = claim("n", LONG);
+        let first = granted(&one, &held).await.token;
+        let before = base(&etcd).await;
+        lower(&etcd, how).await;
+        let wanted = claim("n", LONG);
+        let waiting = tokio::spawn({
+            let (other, wanted) = (other.clone(), wanted.clone());
+            async move { other.acquire(&wanted, soon()).await }
+        });
+        // It stands there with its token.
+        until(async || queue(&etcd, "n").await.len() == 2 && base(&etcd).await > before - DAY / 2).await;
+        one.release(&held).await.unwrap();
+        let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
+        assert!(second > first, "{second} after {first}, {how:?}");
+        other.release(&wanted).await.unwrap();
+        let third = taken(&one, "n").await;
+        assert!(third > second, "{third} after {second}, {how:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_hand_over_draws_no_lower_token_when_the_base_was_lowered() {
+    for how in LOWERED {
+        let server = start().await;
+        let (lock, etcd) = (client(&server).await, plain(&server).await);
+        let locks = Locks::new(lock);
+        let guard = locks.lock("n").ttl(LONG).await.unwrap();
+        let first = guard.token();
+        let waiting = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
+        until(async || locks.stats().waiting > 0).await;
+        lower(&etcd, how).await;
+        guard.release().await.unwrap();
+        let next = waiting.await.unwrap().unwrap();
+        assert!(next.token() > first, "{} after {first}, {how:?}", next.token());
+    }
+}
+
+#[tokio::test]
+async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
+    let server = start().await;
+    let (lock, etcd) = (client(&server).await, plain(&server).await);
+    let before = taken(&lock, "n").await;
+    let raised = (base(&etcd).await + DAY).to_string();
+    etcd.kv_client().put(BASE, raised, None).await.unwrap();
+    let held = claim("n", LONG);
+    let grant = granted(&lock, &held).await;
+    assert!(grant.token.get() > before.get() + DAY, "{}", grant.token);
+    let seen = client(&server).await.holder(held.name()).await.unwrap().unwrap();
+    assert_eq!(seen.token, Some(grant.token));
+    // Also that of a waiter.
+    let raised = (base(&etcd).await + DAY).to_string();
+    etcd.kv_client().put(BASE, raised, None).await.unwrap();
+    let next = claim("n", LONG);
+    let waiting = tokio::spawn({
+        let (lock, next) = (lock.clone(), next.clone());
+        async move { lock.acquire(&next, soon()).await }
+    });
+    until(async || {
+        let queued = queue(&etcd, "n").await;
+        queued
+            .get(1)
+            .is_some_and(|kv| !kv.value_str().unwrap().starts_with("1 - "))
+    })
+    .await;
+    lock.release(&held).await.unwrap();
+    let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    assert!(token.get() > grant.token.get() + DAY, "{token}");
+    let seen = lock.holder(next.name()).await.unwrap().unwrap();
+    assert_eq!(seen.token, Some(token));
+}
+
+/// A claim whose answer was lost when the base had changed has no token in its key.
+#[tokio::test]
+async fn a_claim_without_a_token_in_its_key_is_put_anew() {
+    let server = start().await;
+    let (lock, etcd) = (client(&server).await, plain(&server).await);
+    let held = claim("n", LONG);
+    let first = granted(&lock, &held).await;
+    let found = queue(&etcd, "n").await.remove(0);
+    let untold = found
+        .value_str()
+        .unwrap()
+        .split_once(' ')
+        .unwrap()
+        .1
+        .split_once(' ')
+        .unwrap()
+        .1;
+    let leased = lock_etcd::etcd_client::PutOptions::new().with_lease(found.lease());
+    let put = TxnOp::put(found.key(), format!("1 - {untold}"), Some(leased));
+    etcd.kv_client().txn(Txn::new().and_then([put])).await.unwrap();
+    let seen = lock.holder(held.name()).await.unwrap().unwrap();
+    assert_eq!(seen.token, None);
+    let again = granted(&lock, &held).await;
+    assert!(again.token > first.token);
+    assert_eq!(queue(&etcd, "n").await.len(), 1);
+}
+
+/// The proxy of etcd in front of a server, which says that it is one, or not.
+async fn proxy(server: &Server, says_so: bool) -> Server {
+    let endpoints = format!("--endpoints={}", server.authority());
+    let advertised = if says_so { "127.0.0.1:23790" } else { "" };
+    let advertised = format!("--advertise-client-url={advertised}");
+    Server::start_own(&Kind::ETCD_PROXY, &[&endpoints, &advertised])
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn the_proxy_of_etcd_is_refused() {
+    let server = start().await;
+    let proxy = proxy(&server, true).await;
+    let refused = config(&proxy).connect().await.unwrap_err();
+    assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
+    assert!(refused.to_string().contains("grpc-proxy"), "{refused}");
+    config(&proxy).allow_unsafe_configuration(true).connect().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_restore_behind_a_proxy_that_keeps_the_connection_lowers_no_token() {
+    let server = start().await;
+    let proxy = proxy(&server, false).await;
+    let lock = config_at(proxy.authority()).connect().await.unwrap();
+    taken(&lock, "n").await;
+    server.copy().await.unwrap();
+    let mut last = taken(&lock, "n").await;
+    for _ in 0..20 {
+        last = taken(&lock, "n").await;
+    }
+    server.restart(Data::Copied).await.unwrap();
+    let next = loop {
+        let wanted = claim("n", LONG);
+        match lock.try_acquire(&wanted).await {
+            Ok(attempt) => match attempt.granted() {
+                Some(grant) => break grant.token,
+                None => tokio::time::sleep(Duration::from_millis(50)).await,
+            },
+            Err(error) => assert!(error.is_retryable(), "{error}"),
+        }
+        let _ = lock.release(&wanted).await;
+    };
+    assert!(next > last, "{next} after {last}");
+}
