@@ -10,7 +10,7 @@ use url::{Host, Url};
 use crate::RedisConfig;
 use crate::transport::Place;
 
-const PARAMETERS: &str = "namespace, op_timeout (such as 5s), min_replicas, allow_unsafe_configuration (true or false), ca (with rediss:), \
+const PARAMETERS: &str = "namespace, op_timeout (such as 5s), min_replicas, counter_retention (such as 10m), allow_unsafe_configuration (true or false), ca (with rediss:), \
                           and user, password and db (with redis+unix:)";
 
 /// Reads an address. No error shows any of it but the names of parameters.
@@ -78,6 +78,14 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
             "min_replicas" => match value.parse() {
                 Ok(replicas) => config.min_replicas(replicas),
                 Err(_) => return Err(wrong("has a wrong min_replicas; give a number")),
+            },
+            "counter_retention" => match humantime::parse_duration(&value) {
+                Ok(time) => config.counter_retention(time),
+                Err(_) => {
+                    return Err(wrong(
+                        "has a wrong counter_retention; give a time of 1s to 365days, such as 10m",
+                    ));
+                }
             },
             "allow_unsafe_configuration" => match value.parse() {
                 Ok(allow) => config.allow_unsafe_configuration(allow),
@@ -175,7 +183,7 @@ mod tests {
     #[test]
     fn credentials_database_and_parameters_are_read() {
         let config = good(
-            "redis://j%C3%B6e:p%40ss%3A@h/3?namespace=shop&op_timeout=500ms&min_replicas=2&allow_unsafe_configuration=true",
+            "redis://j%C3%B6e:p%40ss%3A@h/3?namespace=shop&op_timeout=500ms&min_replicas=2&counter_retention=1h&allow_unsafe_configuration=true",
         );
         assert_eq!(config.user.as_deref(), Some("jöe"));
         assert_eq!(config.password, Some(Secret("p@ss:".into())));
@@ -183,6 +191,7 @@ mod tests {
         assert_eq!(config.namespace, "shop");
         assert_eq!(config.op_timeout, Duration::from_millis(500));
         assert_eq!(config.min_replicas, 2);
+        assert_eq!(config.counter_retention, Duration::from_hours(1));
         assert!(config.allow_unsafe);
         let config = good("redis://:secret@h");
         assert_eq!((config.user, config.password), (None, Some(Secret("secret".into()))));
@@ -202,6 +211,7 @@ mod tests {
         assert!(refusal("redis://h?timeout=1s").contains("known are namespace"));
         assert!(refusal("redis://h?ca=x").contains("with rediss:"));
         assert!(refusal("redis://h?op_timeout=0s").contains("such as 5s"));
+        assert!(refusal("redis://h?counter_retention=long").contains("such as 10m"));
         assert!(refusal("redis://h?op_timeout=1s&op_timeout=1s").contains("twice"));
         assert!(refusal("redis://h?namespace=a:b").contains("namespace"));
         assert!(refusal("redis://h#x").contains("%23"));

@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use lock_core::LockError;
+use lock_core::{Executor, LockError, Options};
 use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 
@@ -36,9 +36,13 @@ pub struct RedisConfig {
     pub(crate) namespace: String,
     pub(crate) op_timeout: Duration,
     pub(crate) min_replicas: u32,
+    pub(crate) counter_retention: Duration,
     pub(crate) allow_unsafe: bool,
     runtime: Option<Handle>,
 }
+
+/// For how long counters can be kept.
+const RETENTION: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(365 * 24);
 
 /// A text that is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -78,6 +82,7 @@ impl RedisConfig {
             namespace: "fencelock".to_owned(),
             op_timeout: Duration::from_secs(5),
             min_replicas: 0,
+            counter_retention: Duration::from_mins(10),
             allow_unsafe: false,
             runtime: None,
         }
@@ -100,6 +105,7 @@ impl RedisConfig {
     /// | `namespace` | see [`namespace`](Self::namespace) | `fencelock` |
     /// | `op_timeout` | see [`op_timeout`](Self::op_timeout); `500ms`, `5s`, `1m` | `5s` |
     /// | `min_replicas` | see [`min_replicas`](Self::min_replicas) | `0` |
+    /// | `counter_retention` | see [`counter_retention`](Self::counter_retention); `1m`, `1h` | `10m` |
     /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
     /// | `ca` | with `rediss:`, see [`trust`](Self::trust) | what the system trusts |
     /// | `user`, `password`, `db` | with `redis+unix:`, which has no other place for them | |
@@ -169,21 +175,40 @@ impl RedisConfig {
         self
     }
 
-    /// How long one request may take before it counts as failed, including a new connection if it needs one. 5 s if not set.
+    /// How long one request may take before it counts as failed, including a new connection if it needs one. 5 s if not set, a day
+    /// at most; zero is refused.
     #[must_use]
     pub fn op_timeout(mut self, limit: Duration) -> Self {
         self.op_timeout = limit;
         self
     }
 
-    /// Grants a lock only when that many replicas have it. None if not set.
+    /// Counts grants and renewals only when that many replicas have confirmed them. None if not set.
     ///
     /// A grant that too few have within half of [`op_timeout`](Self::op_timeout) is given back, and the request fails as
-    /// [`LockError::Unavailable`]. Costs a second connection and two more commands for each grant. A lock is less likely to be
-    /// lost in a failover then; it still can be, as the replica that is promoted may be another.
+    /// [`LockError::Unavailable`]. A renewal that too few have within an eighth of the ttl has failed; it is tried again, and the
+    /// lock is lost if that goes on until the lease ends. So a primary that was replaced by one of its replicas and stays up
+    /// renews nothing, and its holders are told within one ttl. Without it they are never told.
+    ///
+    /// With the number of all replicas the one that is promoted has every lock; with fewer it may lack some. Costs a second
+    /// connection, two more commands for each grant and one for each renewal. `docs/redis.md` of the project says which
+    /// number does what.
     #[must_use]
     pub fn min_replicas(mut self, replicas: u32) -> Self {
         self.min_replicas = replicas;
+        self
+    }
+
+    /// Sets for how long the server keeps the token counter of a name after the last grant: 1 s to 365 days. 10 minutes if not
+    /// set.
+    ///
+    /// A counter takes about 150 bytes of the server's memory, so 1 000 new names a second take 90 MB with 10 minutes, and
+    /// 13 GB with a day. A name whose counter is gone continues from the server's clock. Its tokens fall only if that clock is
+    /// set back by more than this time, or if a replica whose clock is behind by more is promoted. The clients of one
+    /// namespace should agree: the last one that was granted the name decides.
+    #[must_use]
+    pub fn counter_retention(mut self, time: Duration) -> Self {
+        self.counter_retention = time;
         self
     }
 
@@ -205,7 +230,8 @@ impl RedisConfig {
         self
     }
 
-    /// Works connections on that runtime instead of fencelock's own background thread. If it ends, locks are lost.
+    /// Works connections on that runtime instead of fencelock's own background thread. If it ends, the next request connects anew
+    /// on the background thread; locks that are renewed stay held.
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
@@ -233,18 +259,24 @@ impl RedisConfig {
     ///
     /// # Errors
     ///
-    /// [`LockError::Configuration`] if the namespace cannot be used.
+    /// [`LockError::Configuration`] if the namespace, [`op_timeout`](Self::op_timeout) or the time to keep counters cannot be used.
     pub fn connect_lazy(self) -> Result<RedisLock, LockError> {
+        if !RETENTION.contains(&self.counter_retention) {
+            return Err(LockError::configuration(
+                "counters cannot be kept for that time; give a counter_retention of 1s to 365days",
+            ));
+        }
         Ok(RedisLock::new(Session::new(Settings {
             place: self.place,
             user: self.user,
             password: self.password,
             database: self.database,
             keys: Keys::new(&self.namespace)?,
-            op_timeout: self.op_timeout,
+            op_timeout: Options::usable_op_timeout(self.op_timeout)?,
             min_replicas: self.min_replicas,
+            counter_retention: self.counter_retention,
             allow_unsafe: self.allow_unsafe,
-            runtime: self.runtime,
+            executor: Executor::new(self.runtime),
         })))
     }
 }

@@ -1,5 +1,7 @@
 //! What can go wrong with the server, and what to tell the caller.
 
+use std::time::Duration;
+
 use lock_core::LockError;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -11,8 +13,8 @@ pub(crate) enum Failure {
     /// The connection ended under the request.
     Broken,
     /// The request took so long to arrive, twice, that it was not to be carried out any more.
-    Late,
-    /// Fewer replicas than wanted had the grant in time.
+    Late { round_trip: Duration, ttl: Duration },
+    /// Fewer replicas than wanted had the grant or the renewal in time.
     TooFew { reached: u32, wanted: u32 },
     /// The answer is none that the scripts give.
     Nonsense,
@@ -26,14 +28,18 @@ impl Failure {
         match self {
             Self::Redis(error) => explain(operation, error),
             Self::Broken => unavailable(operation, "the connection to Redis ended"),
-            Self::Late => unavailable(
+            Self::Late { round_trip, ttl } => unavailable(
                 operation,
-                "the request took more than half of its ttl to arrive; choose a longer ttl if this goes on",
+                &format!(
+                    "a round trip to Redis took {round_trip:.1?}, which is too long for a ttl of {ttl:?}; raise the ttl if \
+                     this goes on"
+                ),
             ),
             Self::TooFew { reached, wanted } => unavailable(
                 operation,
                 &format!(
-                    "{reached} of {wanted} replicas had the lock in time; look after the replicas, or ask for fewer"
+                    "{reached} of {wanted} replicas confirmed it in time; look after the replicas, or ask for fewer. Perhaps \
+                     one of them was promoted, and this server is no longer the primary"
                 ),
             ),
             Self::Nonsense => unavailable(operation, "Redis answered with something else than what was asked for"),
@@ -56,8 +62,31 @@ impl From<LockError> for Failure {
 
 /// Whether the server, having become a replica, should be asked who it is before it is used again.
 pub(crate) fn is_demotion(error: &RedisError) -> bool {
-    error.kind() == ErrorKind::Server(ServerErrorKind::ReadOnly) || mentions(error, "READONLY")
+    let replica = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown];
+    replica.iter().any(|kind| error.kind() == ErrorKind::Server(*kind))
+        || ["READONLY", "MASTERDOWN", "stale replica"]
+            .iter()
+            .any(|words| mentions(error, words))
 }
+
+/// A primary became a replica.
+pub(crate) const DEMOTED: &str = "Redis became a read-only replica: a failover is under way, or the address leads to a former primary. \
+                                  Waits and renewals try again until their deadlines";
+
+/// What the server says of itself while it cannot serve, the words to know it by first. All of it passes or can be mended.
+const TRANSIENT: [(&str, &str); 3] = [
+    ("LOADING", "Redis has been restarted and is still loading its data"),
+    (
+        "MISCONF",
+        "Redis refuses all writes, renewals and releases too, because its last background save failed \
+         (stop-writes-on-bgsave-error): see its log, and make room where it saves. Locks that are held end with their ttl",
+    ),
+    (
+        "NOREPLICAS",
+        "Redis refuses all writes because it has fewer replicas than its min-replicas-to-write: look after the replicas. \
+         Locks that are held end with their ttl",
+    ),
+];
 
 fn explain(operation: &'static str, error: RedisError) -> LockError {
     let shown = error.to_string();
@@ -98,9 +127,12 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
         return configuration("Redis has no database of that number; choose another".to_owned(), error);
     }
     if error.kind() == ErrorKind::RESP3NotSupported || mentions(&error, "unknown command 'HELLO'") {
-        return LockError::UnsafeConfiguration {
-            message: "this Redis is older than 6.2, which locks need; update the server".to_owned(),
-        };
+        return configuration(
+            "what answers at that address does not know the command HELLO, which locks need: it is older than Redis 6.2, or \
+             its configuration renames the command (rename-command), or it is a proxy that does not pass it on"
+                .to_owned(),
+            error,
+        );
     }
     if error.kind() == ErrorKind::Parse {
         return configuration(
@@ -118,7 +150,12 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
         );
     }
     if is_demotion(&error) {
-        return unavailable("Redis became a read-only replica".to_owned(), error);
+        return unavailable(DEMOTED.to_owned(), error);
+    }
+    for (words, meaning) in TRANSIENT {
+        if code == words || mentions(&error, words) {
+            return unavailable(meaning.to_owned(), error);
+        }
     }
     unavailable(shown, error)
 }

@@ -33,9 +33,9 @@ impl Keys {
     }
 
     /// All keys of the name, in the order in which the scripts expect them.
-    pub(crate) fn of(&self, name: &LockName) -> [String; 3] {
+    pub(crate) fn of(&self, name: &LockName) -> [String; 4] {
         let key = |kind| format!("{{{}:{name}}}:{kind}", self.namespace);
-        [self.lock(name), key("fence"), key("queue")]
+        [self.lock(name), key("fence"), key("order"), key("waiters")]
     }
 
     /// The name that a key of a lock belongs to; `None` for any other key.
@@ -80,10 +80,11 @@ mod tests {
     fn a_key_leads_back_to_its_name_and_no_other_key_does() {
         let keys = Keys::new("ns").unwrap();
         for text in NAMES {
-            let [lock, fence, queue] = keys.of(&name(text));
+            let [lock, others @ ..] = keys.of(&name(text));
             assert_eq!(keys.name(lock.as_bytes()), Some(name(text)));
-            assert_eq!(keys.name(fence.as_bytes()), None);
-            assert_eq!(keys.name(queue.as_bytes()), None);
+            for other in others {
+                assert_eq!(keys.name(other.as_bytes()), None);
+            }
             assert_eq!(Keys::new("n").unwrap().name(lock.as_bytes()), None);
         }
     }
@@ -97,9 +98,10 @@ mod tests {
             key[start..end].to_owned()
         };
         for text in NAMES {
-            let [lock, fence, queue] = Keys::new("ns").unwrap().of(&name(text));
-            assert_eq!(tag(&lock), tag(&fence));
-            assert_eq!(tag(&lock), tag(&queue));
+            let [lock, others @ ..] = Keys::new("ns").unwrap().of(&name(text));
+            for other in others {
+                assert_eq!(tag(&lock), tag(&other));
+            }
         }
     }
 

@@ -27,8 +27,11 @@
 //! - **The server can forget locks**: with `FLUSHALL`, in a restart without persistence, in a failover. Their holders learn it
 //!   at their next renewal, a third of a ttl later at the latest. Until then two may believe in the same lock, and only the
 //!   fencing token protects the resource.
+//! - **Two primaries**: if a replica is promoted while the old primary stays up, holders on the old one are never told, and its
+//!   later tokens may be higher than those of the new one. [`RedisConfig::min_replicas`] makes such a primary renew nothing.
 //! - **The server's clock** measures leases, as it does for all keys of Redis. Set forward by minutes, it ends leases early.
-//! - **Replication** is asynchronous. [`RedisConfig::min_replicas`] makes a lost lock in a failover less likely, not impossible.
+//! - **Replication** is asynchronous. [`RedisConfig::min_replicas`] makes a lost lock in a failover less likely; with the number of
+//!   all replicas none is lost.
 //! - **Eviction** would take locks and counters away: a server with a memory limit and an eviction policy is refused.
 //! - **A stopped waiter** (SIGSTOP, or a connection that the network forgot) still counts as a receiver for two thirds of its
 //!   ttl. If the lock is granted to it in that time it stays so until one ttl after its last sign of life.
@@ -46,6 +49,7 @@ mod failure;
 mod keys;
 mod line;
 mod link;
+mod list;
 mod listeners;
 mod record;
 mod requests;
@@ -125,8 +129,7 @@ impl DistributedLock for RedisLock {
         let Some(claim) = lease.claim() else {
             return Ok(Renewal::NotHeld);
         };
-        let asking = async { self.session.renew_on(&self.session.link().await?, claim).await };
-        self.session.limited("renew", asking).await
+        self.session.limited("renew", self.session.renew(claim)).await
     }
 
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
@@ -156,13 +159,16 @@ impl DistributedLock for RedisLock {
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        let asking = async { self.session.holder_on(&self.session.link().await?, name).await };
-        self.session.limited("asking who holds a lock", asking).await
+        let asking = async {
+            let link = self.session.link().await?;
+            self.session.holders_on(&link, std::slice::from_ref(name)).await
+        };
+        let holders = self.session.limited("asking who holds a lock", asking).await?;
+        Ok(holders.into_iter().next().flatten())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        let asking = async { self.session.list_on(&self.session.link().await?, prefix).await };
-        self.session.limited("listing locks", asking).await
+        self.session.list(prefix).await
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
@@ -173,6 +179,14 @@ impl DistributedLock for RedisLock {
     async fn backend_version(&self) -> Result<BackendVersion, LockError> {
         let asking = async { Ok(self.session.link().await?.version().clone()) };
         self.session.limited("asking for the version", asking).await
+    }
+
+    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        let min_replicas = self.session.settings().min_replicas;
+        let asking = async { Ok(self.session.link().await?.look().await?.warnings(min_replicas)) };
+        self.session
+            .limited("asking for the settings of the server", asking)
+            .await
     }
 
     async fn close(&self) -> Result<(), LockError> {

@@ -1,8 +1,10 @@
 //! A connection that is made again when it breaks.
 
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use lock_core::{LockError, background};
+use lock_core::LockError;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
@@ -16,6 +18,8 @@ pub(crate) struct Line {
     settings: Arc<Settings>,
     channel: String,
     listeners: Listeners,
+    /// Whether the client has found a primary before.
+    was_primary: Arc<AtomicBool>,
     state: Arc<Mutex<State>>,
 }
 
@@ -31,11 +35,17 @@ type Opened = Result<Arc<Link>, Arc<LockError>>;
 
 impl Line {
     /// Starts without a connection; the first request makes one.
-    pub(crate) fn new(settings: Arc<Settings>, channel: String, listeners: Listeners) -> Self {
+    pub(crate) fn new(
+        settings: Arc<Settings>,
+        channel: String,
+        listeners: Listeners,
+        was_primary: Arc<AtomicBool>,
+    ) -> Self {
         Self {
             settings,
             channel,
             listeners,
+            was_primary,
             state: Arc::new(Mutex::new(State::Idle)),
         }
     }
@@ -67,19 +77,17 @@ impl Line {
 
     /// Opens a connection on the runtime where it will be worked, whatever becomes of the caller.
     fn open(&self) -> Result<watch::Receiver<Option<Opened>>, LockError> {
-        let runtime = match &self.settings.runtime {
-            Some(runtime) => runtime.clone(),
-            None => background()?,
-        };
         let (tell, told) = watch::channel(None);
         let settings = Arc::clone(&self.settings);
         let channel = self.channel.clone();
         let listeners = self.listeners.clone();
+        let was_primary = Arc::clone(&self.was_primary);
         let state = Arc::downgrade(&self.state);
-        let handle = runtime.clone();
-        handle.spawn(async move {
+        let executor = self.settings.executor.clone();
+        executor.spawn(Box::pin(async move {
             let limit = settings.op_timeout;
-            let opened = timeout(limit, Link::open(&settings, &channel, listeners, runtime)).await;
+            let opening = Link::open(&settings, &channel, listeners, &was_primary, Handle::current());
+            let opened = timeout(limit, opening).await;
             let opened = match opened {
                 Ok(Ok(link)) => Ok(Arc::new(link)),
                 Ok(Err(failure)) => Err(Arc::new(failure.explain("connecting"))),
@@ -95,7 +103,7 @@ impl Line {
                 };
                 let _ = tell.send(Some(opened));
             }
-        });
+        }))?;
         Ok(told)
     }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use lock_core::{BackendVersion, Clock, LockError, Stamp};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, Pipeline, PushInfo, PushKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -31,6 +31,10 @@ pub(crate) struct Link {
     /// When the server was last heard, in nanoseconds since the opening.
     heard: Arc<AtomicU64>,
     time: Mutex<ServerTime>,
+    /// When the server's settings are looked at next, in seconds since the opening.
+    next_look: AtomicU64,
+    /// Whether a warning has been logged about what was seen then.
+    warned: AtomicBool,
     probing: AtomicBool,
     patience: Duration,
     runtime: Handle,
@@ -39,15 +43,24 @@ pub(crate) struct Link {
 /// Whoever gives up sooner than that had no time for an answer.
 const IMPATIENCE: Duration = Duration::from_millis(20);
 
+/// What is asked of the server about itself.
+const SECTIONS: [&str; 3] = ["server", "replication", "memory"];
+
+/// Between two looks at the settings of a server that are made beside renewals.
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+
 /// How long the server has at least to answer whether it is there.
 const SHORTEST_PROBE: Duration = Duration::from_millis(100);
 
 impl Link {
     /// Connects, subscribes `channel`, and looks at the server. Must be called on `runtime`, which works the connection.
+    ///
+    /// `was_primary` says whether the client has found a primary before, and is set if it has one now.
     pub(crate) async fn open(
         settings: &Settings,
         channel: &str,
         listeners: Listeners,
+        was_primary: &AtomicBool,
         runtime: Handle,
     ) -> Result<Self, Failure> {
         let clock = Clock::system();
@@ -70,25 +83,40 @@ impl Link {
         let greeted = MultiplexedConnection::new_with_config(&settings.login(), stream, config).await;
         let (mut con, driver) = greeted.map_err(|error| unwelcome(settings, error))?;
         let ended = broken.clone();
+        // Also when the runtime ends, and drops this task.
+        let closing = broken.clone().drop_guard();
         runtime.spawn(async move {
+            let _closing = closing;
             tokio::select! {
                 () = driver => {}
                 () = ended.cancelled() => {}
             }
-            ended.cancel();
         });
-        let sent = clock.now();
         con.subscribe(channel).await?;
+        let sent = clock.now();
         let mut questions = Pipeline::new();
-        questions.cmd("TIME");
-        for section in ["server", "replication", "memory"] {
+        for section in SECTIONS {
             questions.cmd("INFO").arg(section);
         }
-        let (time, server, replication, memory): ((u64, u64), String, String, String) =
-            questions.query_async(&mut con).await?;
+        questions.cmd("TIME");
+        if settings.database != 0 {
+            questions.cmd("SELECT").arg(settings.database);
+        }
+        let mut answers = con
+            .send_packed_commands(&questions, 0, questions.len())
+            .await?
+            .into_iter();
+        // What a Sentinel or a node of a cluster is asked after this, it does not understand.
+        let server = Server::read(&read_sections(&mut answers)?);
+        server.check(settings.allow_unsafe, was_primary.load(Ordering::Acquire))?;
+        let time: (u64, u64) = read(&mut answers)?;
+        if settings.database != 0 {
+            read::<()>(&mut answers)?;
+        }
+        if server.is_primary() {
+            was_primary.store(true, Ordering::Release);
+        }
         let time = time.0.saturating_mul(1_000_000).saturating_add(time.1);
-        let server = Server::read(&[server, replication, memory].concat());
-        server.check(settings.allow_unsafe)?;
         Ok(Self {
             con,
             broken: guard.disarm(),
@@ -98,6 +126,8 @@ impl Link {
             clock,
             opened,
             heard,
+            next_look: AtomicU64::new(0),
+            warned: AtomicBool::new(false),
             probing: AtomicBool::new(false),
             patience: settings.op_timeout,
             runtime,
@@ -151,6 +181,43 @@ impl Link {
         answer
     }
 
+    /// What the server says of itself now.
+    pub(crate) async fn look(self: &Arc<Self>) -> Result<Server, Failure> {
+        let mut info = String::new();
+        for section in SECTIONS {
+            let answer = self.ask(redis::cmd("INFO").arg(section)).await?;
+            info += &redis::from_redis_value::<String>(answer).map_err(|_| Failure::Nonsense)?;
+        }
+        Ok(Server::read(&info))
+    }
+
+    /// Looks at the server's settings once more, beside other requests: with the first renewal on this connection, and then
+    /// at most once a minute. They can be changed while it runs. What is unsafe now is logged as a warning, once.
+    pub(crate) fn look_again(self: &Arc<Self>) {
+        let now = self.clock.now().since(self.opened).as_secs();
+        let due = self.next_look.load(Ordering::Acquire);
+        let next = now + LOOK_EVERY.as_secs();
+        let is_ours = || {
+            let taken = self
+                .next_look
+                .compare_exchange(due, next, Ordering::AcqRel, Ordering::Acquire);
+            taken.is_ok()
+        };
+        if now < due || !is_ours() {
+            return;
+        }
+        let link = Arc::clone(self);
+        self.runtime.spawn(async move {
+            // If it fails, the renewals tell what is wrong with the connection.
+            if let Ok(Ok(server)) = timeout(link.patience, link.look()).await
+                && let Some(message) = server.evicts()
+                && !link.warned.swap(true, Ordering::AcqRel)
+            {
+                tracing::warn!("locks may be lost: {message}");
+            }
+        });
+    }
+
     /// Takes note of a reading of the server's clock, in microseconds, that was asked for at `sent`.
     pub(crate) fn learn(&self, micros: u64, sent: Stamp) {
         let reading = ServerTime::new(micros, sent, self.clock.now());
@@ -197,6 +264,17 @@ impl Drop for Link {
     fn drop(&mut self) {
         self.close();
     }
+}
+
+/// The next answer of a pipeline.
+fn read<T: FromRedisValue>(answers: &mut impl Iterator<Item = Value>) -> Result<T, Failure> {
+    let answer = answers.next().ok_or(Failure::Nonsense)?.extract_error()?;
+    redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)
+}
+
+fn read_sections(answers: &mut impl Iterator<Item = Value>) -> Result<String, Failure> {
+    let sections: Result<Vec<String>, Failure> = SECTIONS.iter().map(|_| read(answers)).collect();
+    Ok(sections?.concat())
 }
 
 /// A question that is under way.

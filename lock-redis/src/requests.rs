@@ -1,6 +1,5 @@
 //! What is asked of the server, and what it answers: one script each.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,10 +14,23 @@ use crate::scripts;
 use crate::session::Session;
 use crate::{record, scripts::Source};
 
+/// Stands for an owner where there is none.
+const NOBODY: &str = "-";
+
 /// The answer to an acquire.
 pub(crate) enum Answer {
     Granted(Grant),
     Busy(Waiting),
+}
+
+/// What an acquire came to.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
+enum Reply {
+    Answer(Answer),
+    /// The request took too long to arrive; nothing was done.
+    Late,
+    /// The lock is free, but so many waiters before this claim are gone that one script cannot remove them all.
+    Again,
 }
 
 /// What is known while somebody else holds the lock.
@@ -41,8 +53,8 @@ impl Session {
     ) -> Result<(Answer, Stamp), Failure> {
         let ttl = millis(claim.ttl());
         let info = record::info(claim);
-        // An idea of the server's clock that has become wrong is put right by the first answer.
-        for _ in 0..2 {
+        let mut late = 0;
+        loop {
             let sent = self.clock().now();
             let answer = self
                 .run(
@@ -60,21 +72,30 @@ impl Session {
                     ],
                 )
                 .await?;
-            if let Some(answer) = self.attempted(link, claim, sent, answer)? {
-                return Ok((answer, sent));
+            match self.attempted(link, claim, sent, answer)? {
+                Reply::Answer(answer) => return Ok((answer, sent)),
+                // An idea of the server's clock that has become wrong is put right by the first answer.
+                Reply::Late if late > 0 => {
+                    let (round_trip, ttl) = (self.clock().now().since(sent), claim.ttl());
+                    return Err(Failure::Late { round_trip, ttl });
+                }
+                Reply::Late => late += 1,
+                // Each time the server has removed some.
+                Reply::Again => {}
             }
         }
-        Err(Failure::Late)
     }
 
     pub(crate) async fn renew_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Renewal, Failure> {
         let (owner, ttl) = (claim.owner().to_string(), millis(claim.ttl()));
+        let mut round_trip = Duration::ZERO;
         for _ in 0..2 {
             let sent = self.clock().now();
             // Twice as long as the core waits for the answer.
             let stop = link.server_millis(sent) + ttl / 2;
             let arguments: [&str; 3] = [&owner, &ttl.to_string(), &stop.to_string()];
             let mut answer = self.run(&scripts::RENEW, link, claim.name(), &arguments).await?;
+            round_trip = self.clock().now().since(sent);
             let (word, time) = (answer.word()?, answer.number()?);
             if word == "late" {
                 link.relearn(time, sent);
@@ -90,7 +111,25 @@ impl Session {
                 _ => Err(Failure::Nonsense),
             };
         }
-        Err(Failure::Late)
+        let ttl = claim.ttl();
+        Err(Failure::Late { round_trip, ttl })
+    }
+
+    /// Renews the lease of the claim. It counts only if as many replicas have it as are wanted: a server that was replaced
+    /// while it stays up has none any more.
+    pub(crate) async fn renew(&self, claim: &Claim) -> Result<Renewal, Failure> {
+        let Some(line) = self.replicas() else {
+            let link = self.link().await?;
+            let renewal = self.renew_on(&link, claim).await?;
+            link.look_again();
+            return Ok(renewal);
+        };
+        let link = line.link().await?;
+        // The core waits for a quarter of the ttl.
+        let patience = (self.settings().op_timeout / 2).min(claim.ttl() / 8);
+        let renewal = self.renew_replicated(&link, claim, patience).await?;
+        link.look_again();
+        Ok(renewal)
     }
 
     /// Waits until as many replicas as are wanted have the grant; one that too few have is given back.
@@ -99,19 +138,36 @@ impl Session {
     /// server waits only for what came over the same connection.
     pub(crate) async fn replicated(&self, grant: Grant) -> Result<Grant, Failure> {
         let Some(line) = self.replicas() else { return Ok(grant) };
-        let wanted = self.settings().min_replicas;
         let link = line.link().await?;
-        if self.renew_on(&link, &grant.claim).await? == Renewal::NotHeld {
-            return Err(Failure::TooFew { reached: 0, wanted });
+        let patience = self.settings().op_timeout / 2;
+        match self.renew_replicated(&link, &grant.claim, patience).await {
+            Ok(Renewal::Renewed) => Ok(grant),
+            Ok(_) => {
+                let wanted = self.settings().min_replicas;
+                Err(Failure::TooFew { reached: 0, wanted })
+            }
+            Err(failure @ Failure::TooFew { .. }) => {
+                self.release_on(&self.link().await?, &grant.claim).await?;
+                Err(failure)
+            }
+            Err(failure) => Err(failure),
         }
-        let patience = millis(self.settings().op_timeout / 2);
-        let wait = redis::cmd("WAIT").arg(wanted).arg(patience).clone();
+    }
+
+    /// Renews, and waits for the replicas that are wanted; an error if too few have the renewal within `patience`.
+    async fn renew_replicated(&self, link: &Arc<Link>, claim: &Claim, patience: Duration) -> Result<Renewal, Failure> {
+        let wanted = self.settings().min_replicas;
+        let renewal = self.renew_on(link, claim).await?;
+        if renewal != Renewal::Renewed {
+            return Ok(renewal);
+        }
+        // 0 would wait for ever.
+        let wait = redis::cmd("WAIT").arg(wanted).arg(millis(patience).max(1)).clone();
         let reached = redis::from_redis_value(link.ask(&wait).await?).map_err(|_| Failure::Nonsense)?;
-        if reached >= wanted {
-            return Ok(grant);
+        if reached < wanted {
+            return Err(Failure::TooFew { reached, wanted });
         }
-        self.release_on(&self.link().await?, &grant.claim).await?;
-        Err(Failure::TooFew { reached, wanted })
+        Ok(renewal)
     }
 
     pub(crate) async fn release_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Released, Failure> {
@@ -121,10 +177,32 @@ impl Session {
         let mut answer = self.run(&scripts::RELEASE, link, claim.name(), &[&owner]).await?;
         let released = answer.released()?;
         link.learn(answer.number()?, sent);
+        if answer.number()? > 0 {
+            self.serve(link, claim.name()).await?;
+        }
         Ok(released)
     }
 
+    /// Goes on giving the name to whoever waits behind more waiters that are gone than one script removes.
+    ///
+    /// If this does not come to its end, the next refresh of one that waits goes on.
+    async fn serve(&self, link: &Arc<Link>, name: &LockName) -> Result<(), Failure> {
+        loop {
+            let mut answer = self.run(&scripts::RELEASE, link, name, &[NOBODY]).await?;
+            answer.skip();
+            answer.skip();
+            if answer.number()? == 0 {
+                return Ok(());
+            }
+        }
+    }
+
     pub(crate) async fn hand_over_on(&self, link: &Arc<Link>, from: &Claim, to: &Claim) -> Result<HandOver, Failure> {
+        if from.name() != to.name() {
+            let released = self.release_on(link, from).await?;
+            let (answer, _) = self.ask_for(link, to, false).await?;
+            return Ok(HandOver::new(released, self.attempt(answer).await?));
+        }
         let sent = self.clock().now();
         let ttl = millis(to.ttl());
         self.listeners().forget(from.owner());
@@ -145,18 +223,22 @@ impl Session {
             .await?;
         let released = answer.released()?;
         let answer = match self.attempted(link, to, sent, answer)? {
-            Some(answer) => answer,
-            None => self.ask_for(link, to, false).await?.0,
+            Reply::Answer(answer) => answer,
+            Reply::Late | Reply::Again => self.ask_for(link, to, false).await?.0,
         };
         Ok(HandOver::new(released, self.attempt(answer).await?))
     }
 
     pub(crate) async fn force_release_on(&self, link: &Arc<Link>, name: &LockName) -> Result<Option<Holder>, Failure> {
-        let mut answer = self.run(&scripts::FORCE_RELEASE, link, name, &["-"]).await?;
-        match &*answer.word()? {
+        let mut answer = self.run(&scripts::FORCE_RELEASE, link, name, &[NOBODY]).await?;
+        let word = answer.word()?;
+        answer.skip();
+        if answer.number()? > 0 {
+            self.serve(link, name).await?;
+        }
+        match &*word {
             "free" => Ok(None),
             "released" => {
-                answer.skip();
                 let remaining = answer.lease()?;
                 Ok(Some(record::holder(name, &answer.word()?, remaining)))
             }
@@ -164,62 +246,21 @@ impl Session {
         }
     }
 
-    pub(crate) async fn holder_on(&self, link: &Arc<Link>, name: &LockName) -> Result<Option<Holder>, Failure> {
-        let key = [self.settings().keys.lock(name)];
-        let mut answer = Fields::read(scripts::HOLDER.run(link, &key, &[]).await?)?;
-        let value: Option<String> = answer.field()?;
-        let remaining = answer.lease()?;
-        Ok(value.map(|value| record::holder(name, &value, remaining)))
-    }
-
-    /// Everything that is held under names that start with `prefix`.
-    pub(crate) async fn list_on(&self, link: &Arc<Link>, prefix: &str) -> Result<Vec<Holder>, Failure> {
-        let keys = &self.settings().keys;
-        let mut holders = BTreeMap::new();
-        let mut cursor = "0".to_owned();
-        loop {
-            let mut scan = redis::cmd("SCAN");
-            scan.arg(&cursor)
-                .arg("MATCH")
-                .arg(keys.pattern(prefix))
-                .arg("COUNT")
-                .arg(1000);
-            let mut page = Fields::read(link.ask(&scan).await?)?;
-            cursor = page.word()?;
-            for key in page.field::<Vec<Vec<u8>>>()? {
-                // A scan may come by a key twice.
-                if let Some(name) = keys.name(&key).filter(|name| !holders.contains_key(name))
-                    && let Some(holder) = self.holder_on(link, &name).await?
-                {
-                    holders.insert(name, holder);
-                }
-            }
-            if cursor == "0" {
-                return Ok(holders.into_values().collect());
-            }
-        }
-    }
-
-    /// What an acquire was answered; `None` if it came too late.
-    fn attempted(
-        &self,
-        link: &Link,
-        claim: &Claim,
-        sent: Stamp,
-        mut answer: Fields,
-    ) -> Result<Option<Answer>, Failure> {
+    /// What an acquire was answered.
+    fn attempted(&self, link: &Link, claim: &Claim, sent: Stamp, mut answer: Fields) -> Result<Reply, Failure> {
         let word = answer.word()?;
         let time = answer.number()?;
         if word == "late" {
             link.relearn(time, sent);
-            return Ok(None);
+            return Ok(Reply::Late);
         }
         link.learn(time, sent);
         match &*word {
+            "again" => Ok(Reply::Again),
             "granted" => {
                 let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
                 let life = Duration::from_millis(answer.number()?);
-                Ok(Some(Answer::Granted(self.grant(claim, token, sent, life))))
+                Ok(Reply::Answer(Answer::Granted(self.grant(claim, token, sent, life))))
             }
             "busy" => {
                 let lease = answer.lease()?;
@@ -228,7 +269,7 @@ impl Session {
                 let first = answer.number()? == 1;
                 let lease = lease.unwrap_or(claim.ttl());
                 let busy = Busy::default().with_retry_after(lease).with_holder(holder);
-                Ok(Some(Answer::Busy(Waiting {
+                Ok(Reply::Answer(Answer::Busy(Waiting {
                     busy,
                     lease,
                     life,
@@ -265,7 +306,8 @@ impl Session {
         arguments: &[&str],
     ) -> Result<Fields, Failure> {
         let keys = self.settings().keys.of(name);
-        let arguments = [&[self.channels()], arguments].concat();
+        let retention = self.settings().counter_retention.as_millis().to_string();
+        let arguments = [&[self.channels(), &retention], arguments].concat();
         Fields::read(script.run(link, &keys, &arguments).await?)
     }
 }
@@ -276,22 +318,22 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// The fields of an answer, one after the other.
-struct Fields(std::vec::IntoIter<Value>);
+pub(crate) struct Fields(std::vec::IntoIter<Value>);
 
 impl Fields {
-    fn read(value: Value) -> Result<Self, Failure> {
+    pub(crate) fn read(value: Value) -> Result<Self, Failure> {
         match value {
             Value::Array(fields) => Ok(Self(fields.into_iter())),
             _ => Err(Failure::Nonsense),
         }
     }
 
-    fn field<T: FromRedisValue>(&mut self) -> Result<T, Failure> {
+    pub(crate) fn field<T: FromRedisValue>(&mut self) -> Result<T, Failure> {
         let value = self.0.next().unwrap_or(Value::Nil);
         redis::from_redis_value(value).map_err(|_| Failure::Nonsense)
     }
 
-    fn word(&mut self) -> Result<String, Failure> {
+    pub(crate) fn word(&mut self) -> Result<String, Failure> {
         self.field()
     }
 
@@ -304,7 +346,7 @@ impl Fields {
     }
 
     /// What is left of a lease; `None` for a key that has no end.
-    fn lease(&mut self) -> Result<Option<Duration>, Failure> {
+    pub(crate) fn lease(&mut self) -> Result<Option<Duration>, Failure> {
         let millis: i64 = self.field()?;
         Ok(u64::try_from(millis).ok().map(Duration::from_millis))
     }

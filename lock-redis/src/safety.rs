@@ -2,6 +2,8 @@
 
 use lock_core::{BackendVersion, LockError};
 
+use crate::failure;
+
 /// What `INFO` told of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Server {
@@ -11,6 +13,10 @@ pub(crate) struct Server {
     full_version: String,
     mode: String,
     role: String,
+    /// How many are connected.
+    replicas: u32,
+    /// Whether it refuses writes without replicas. The field that tells is there only then.
+    needs_replicas: bool,
     maxmemory: u64,
     policy: String,
 }
@@ -32,6 +38,8 @@ impl Server {
                 }
                 "redis_mode" | "server_mode" => server.mode = value.to_owned(),
                 "role" => server.role = value.to_owned(),
+                "connected_slaves" => server.replicas = value.parse().unwrap_or_default(),
+                "min_slaves_good_slaves" => server.needs_replicas = true,
                 "maxmemory" => server.maxmemory = value.parse().unwrap_or_default(),
                 "maxmemory_policy" => server.policy = value.to_owned(),
                 _ => {}
@@ -50,22 +58,37 @@ impl Server {
         self.version >= (7, 0)
     }
 
+    pub(crate) fn is_primary(&self) -> bool {
+        self.role == "master"
+    }
+
     /// Refuses what locks are not safe on, or warns if that is wanted.
-    pub(crate) fn check(&self, allow_unsafe: bool) -> Result<(), LockError> {
+    ///
+    /// `was_primary`: the client has found a primary at this address before. A replica there is a failover under way then, and
+    /// no mistake in the address.
+    pub(crate) fn check(&self, allow_unsafe: bool, was_primary: bool) -> Result<(), LockError> {
         match self.mode.as_str() {
             "sentinel" => {
                 return Err(LockError::configuration(
-                    "this is a Redis Sentinel, which stores nothing; give the address of the primary",
+                    "this is a Redis Sentinel, which stores nothing; give the address of the primary, which it tells: \
+                     redis-cli -p PORT SENTINEL GET-MASTER-ADDR-BY-NAME NAME",
                 ));
             }
             "cluster" => {
                 return Err(LockError::configuration(
-                    "Redis Cluster is not supported; give the address of a server of its own",
+                    "this is a node of a Redis Cluster, which is not supported; give the address of a server that is in none",
                 ));
             }
             _ => {}
         }
         let Some(message) = self.danger() else { return Ok(()) };
+        if !allow_unsafe && was_primary && self.is_replica() && !self.is_too_old() {
+            return Err(LockError::Unavailable {
+                operation: "connecting",
+                message: failure::DEMOTED.to_owned(),
+                source: None,
+            });
+        }
         if !allow_unsafe {
             return Err(LockError::UnsafeConfiguration {
                 message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
@@ -75,26 +98,51 @@ impl Server {
         Ok(())
     }
 
+    /// Why keys may be evicted, if they may.
+    pub(crate) fn evicts(&self) -> Option<String> {
+        (self.maxmemory > 0 && self.policy != "noeviction").then(|| {
+            format!(
+                "this Redis evicts keys when its memory is full (maxmemory-policy {}), locks and token counters too; set \
+                 maxmemory-policy to noeviction, or maxmemory to 0, or give locks a server of their own",
+                self.policy
+            )
+        })
+    }
+
+    /// What puts locks at risk although they are kept: what [`check`](Self::check) refuses unless that was allowed, and
+    /// replicas that the primary does not depend on. `min_replicas` is what the client waits for.
+    pub(crate) fn warnings(&self, min_replicas: u32) -> Vec<String> {
+        let splits = self.is_primary() && self.replicas > 0 && !self.needs_replicas && min_replicas == 0;
+        let splits = splits.then(|| {
+            "this Redis goes on alone when its replicas are gone (min-replicas-to-write 0): if one of them is promoted while \
+             this server stays up, both grant the same locks, and no holder is told; set min_replicas in the address, or \
+             min-replicas-to-write and min-replicas-max-lag on all servers"
+                .to_owned()
+        });
+        self.danger().into_iter().chain(splits).collect()
+    }
+
+    fn is_too_old(&self) -> bool {
+        self.version < (6, 2)
+    }
+
+    fn is_replica(&self) -> bool {
+        self.role == "slave"
+    }
+
     fn danger(&self) -> Option<String> {
-        if self.version < (6, 2) {
+        if self.is_too_old() {
             let (major, minor) = self.version;
             return Some(format!(
                 "this Redis has version {major}.{minor}, and locks need 6.2 or later; update the server"
             ));
         }
-        if self.role == "slave" {
+        if self.is_replica() {
             return Some(
                 "this Redis is a replica, which would forget what is written to it; connect to its primary".into(),
             );
         }
-        if self.maxmemory > 0 && self.policy != "noeviction" {
-            return Some(format!(
-                "this Redis evicts keys when its memory is full (maxmemory-policy {}), locks and token counters too; set \
-                 maxmemory-policy to noeviction, or maxmemory to 0, or give locks a server of their own",
-                self.policy
-            ));
-        }
-        None
+        self.evicts()
     }
 }
 
@@ -121,7 +169,11 @@ mod tests {
             "maxmemory:1000",
             "maxmemory_policy:allkeys-lru",
         ] {
-            assert_eq!(server(usual).check(false).map_err(|e| e.to_string()), Ok(()), "{usual}");
+            assert_eq!(
+                server(usual).check(false, false).map_err(|e| e.to_string()),
+                Ok(()),
+                "{usual}"
+            );
         }
         assert!(server("").knows_flags() && !server("redis_version:6.2.99").knows_flags());
     }
@@ -142,17 +194,42 @@ mod tests {
             ("role:slave", "primary"),
             ("maxmemory:1000\r\nmaxmemory_policy:volatile-ttl", "noeviction"),
         ] {
-            let refused = server(change).check(false).unwrap_err();
+            let refused = server(change).check(false, false).unwrap_err();
             assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
             assert!(refused.to_string().contains(word), "{refused}");
-            assert!(server(change).check(true).is_ok(), "{change}");
+            assert!(server(change).check(true, false).is_ok(), "{change}");
         }
+    }
+
+    #[test]
+    fn a_replica_where_a_primary_was_is_a_failover_under_way() {
+        let told = server("role:slave").check(false, true).unwrap_err();
+        assert!(matches!(told, LockError::Unavailable { .. }), "{told:?}");
+        assert!(told.to_string().contains("failover"), "{told}");
+        let refused = server("role:slave\r\nredis_version:6.0.16")
+            .check(false, true)
+            .unwrap_err();
+        assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
+    }
+
+    #[test]
+    fn a_primary_that_does_not_need_its_replicas_is_a_warning() {
+        assert_eq!(server("").warnings(0), [""; 0]);
+        let warnings = server("connected_slaves:1").warnings(0);
+        assert!(warnings[0].contains("min-replicas-to-write"), "{warnings:?}");
+        assert_eq!(server("connected_slaves:1").warnings(1), [""; 0]);
+        assert_eq!(
+            server("connected_slaves:1\r\nmin_slaves_good_slaves:1").warnings(0),
+            [""; 0]
+        );
+        let evicts = server("connected_slaves:1\r\nmaxmemory:1000\r\nmaxmemory_policy:allkeys-lru");
+        assert_eq!(evicts.warnings(0).len(), 2);
     }
 
     #[test]
     fn what_is_no_server_for_locks_is_refused_in_any_case() {
         for mode in ["cluster", "sentinel"] {
-            let refused = server(&format!("redis_mode:{mode}")).check(true).unwrap_err();
+            let refused = server(&format!("redis_mode:{mode}")).check(true, false).unwrap_err();
             assert!(matches!(refused, LockError::Configuration { .. }), "{refused:?}");
         }
     }

@@ -2,11 +2,11 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use lock_core::{Clock, Grant, LockError, OwnerId, Stamp};
+use lock_core::{Clock, Executor, Grant, LockError, OwnerId, Stamp};
 use redis::{ProtocolVersion, RedisConnectionInfo};
-use tokio::runtime::Handle;
 use tokio::time::timeout;
 
 use crate::config::Secret;
@@ -27,16 +27,17 @@ pub(crate) struct Settings {
     pub(crate) keys: Keys,
     pub(crate) op_timeout: Duration,
     pub(crate) min_replicas: u32,
+    pub(crate) counter_retention: Duration,
     pub(crate) allow_unsafe: bool,
-    pub(crate) runtime: Option<Handle>,
+    pub(crate) executor: Executor,
 }
 
 impl Settings {
+    /// How the connection begins. The database is chosen later, once it is known that the server has any.
     pub(crate) fn login(&self) -> RedisConnectionInfo {
         let mut login = RedisConnectionInfo::default()
             .set_protocol(ProtocolVersion::RESP3)
-            .set_skip_set_lib_name()
-            .set_db(i64::from(self.database));
+            .set_skip_set_lib_name();
         if let Some(user) = &self.user {
             login = login.set_username(user);
         }
@@ -70,12 +71,14 @@ impl Session {
         let channel = format!("{channels}{client}");
         let (settings, listeners) = (Arc::new(settings), Listeners::default());
         let waits = settings.min_replicas > 0;
+        let was_primary = Arc::<AtomicBool>::default();
         // Nobody publishes there.
         let unheard = || {
             Line::new(
                 Arc::clone(&settings),
                 format!("{channel}:replicas"),
                 Listeners::default(),
+                Arc::clone(&was_primary),
             )
         };
         Self {
@@ -84,7 +87,12 @@ impl Session {
             client,
             channels,
             replicas: waits.then(unheard),
-            line: Line::new(Arc::clone(&settings), channel, listeners.clone()),
+            line: Line::new(
+                Arc::clone(&settings),
+                channel,
+                listeners.clone(),
+                Arc::clone(&was_primary),
+            ),
             settings,
             listeners,
         }

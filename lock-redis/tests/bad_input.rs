@@ -82,7 +82,7 @@ async fn a_server_older_than_6_2_is_refused() {
     let six = [
         "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n",
         ">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
-        &format!("*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n{info}{info}{info}"),
+        &format!("{info}{info}{info}*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"),
     ];
     for answers in [&[before_6] as &[&str], &six] {
         let serving = async {
@@ -96,8 +96,26 @@ async fn a_server_older_than_6_2_is_refused() {
             let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
         };
         let ((), error) = tokio::join!(serving, refused(config.clone()));
-        assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
         assert!(error.to_string().contains("6.2"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_whose_greeting_is_renamed_is_not_called_old() {
+    let server = Server::with(&["--rename-command", "HELLO", ""]);
+    let error = refused(server.config()).await;
+    assert_configuration(&error, "rename-command");
+}
+
+#[tokio::test]
+async fn a_sentinel_and_a_node_of_a_cluster_are_told_from_a_server() {
+    let sentinel = Server::sentinel();
+    let node = Server::with(&["--cluster-enabled", "yes"]);
+    for database in [0, 3] {
+        let error = refused(sentinel.config().database(database)).await;
+        assert_configuration(&error, "SENTINEL GET-MASTER-ADDR-BY-NAME");
+        let error = refused(node.config().database(database)).await;
+        assert_configuration(&error, "Redis Cluster");
     }
 }
 
@@ -159,14 +177,19 @@ async fn a_server_that_becomes_a_replica_is_left() {
     let first = lock.renew(&grant.lease).await.unwrap_err();
     assert!(matches!(first, LockError::Unavailable { .. }), "{first:?}");
     let then = lock.renew(&grant.lease).await.unwrap_err();
-    assert!(matches!(then, LockError::UnsafeConfiguration { .. }), "{then:?}");
+    assert!(matches!(then, LockError::Unavailable { .. }), "{then:?}");
+    assert!(
+        then.to_string()
+            .contains("connecting failed: Redis became a read-only replica"),
+        "{then}"
+    );
     let _: () = server.command("REPLICAOF NO ONE").await;
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
 }
 
 #[tokio::test]
 async fn a_key_of_another_type_is_neither_touched_nor_passed_by() {
-    for kind in ["lock", "fence", "queue"] {
+    for kind in ["lock", "fence", "order"] {
         for foreign in ["RPUSH KEY x", "SET KEY x"] {
             let server = Server::start();
             let lock = server.client().await;
@@ -186,6 +209,21 @@ async fn a_key_of_another_type_is_neither_touched_nor_passed_by() {
     }
 }
 
+/// This key is read by who waits alone.
+#[tokio::test]
+async fn a_key_of_another_type_leaves_who_would_wait_without_a_place() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let held = claim("n", LONG);
+    granted(&lock, &held).await;
+    let _: () = server.command("SET {fencelock:n}:waiters x").await;
+    let error = lock.acquire(&claim("n", LONG), soon()).await.unwrap_err();
+    assert_configuration(&error, "did not write");
+    assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:order").await, 0);
+    busy(&lock, &claim("n", LONG)).await;
+    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+}
+
 #[tokio::test]
 async fn a_foreign_lock_is_not_released_by_force() {
     let server = Server::start();
@@ -203,7 +241,8 @@ async fn what_is_held_can_be_released_past_keys_of_another_type() {
     granted(&lock, &mine).await;
     let _: () = server.command("DEL {fencelock:n}:fence").await;
     let _: () = server.command("RPUSH {fencelock:n}:fence x").await;
-    let _: () = server.command("RPUSH {fencelock:n}:queue x").await;
+    let _: () = server.command("RPUSH {fencelock:n}:order x").await;
+    let _: () = server.command("RPUSH {fencelock:n}:waiters x").await;
     assert_eq!(lock.release(&mine).await.unwrap(), Released::Released);
     assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:lock").await, 0);
 }
@@ -380,4 +419,19 @@ mod tls {
             "no certificate",
         );
     }
+}
+
+#[tokio::test]
+async fn any_limit_for_requests_but_zero_will_do() {
+    let server = Server::start();
+    let lock = server
+        .config()
+        .op_timeout(Duration::MAX)
+        .min_replicas(0)
+        .connect()
+        .await
+        .unwrap();
+    let grant = granted(&lock, &claim("n", LONG)).await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    assert_configuration(&refused(server.config().op_timeout(Duration::ZERO)).await, "op_timeout");
 }

@@ -255,3 +255,23 @@ async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
     );
     waiting.abort();
 }
+
+#[tokio::test]
+async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let config = RedisConfig::new("127.0.0.1", proxy.port());
+    let locks = Locks::new(config.connect().await.unwrap());
+    // The scripts are known then, so that one request is all that it takes.
+    locks.lock("warm").await.unwrap().renew_now().await.unwrap();
+    for (round_trips, word) in [(4, "renewal failed"), (1, "acquire failed")] {
+        let ttl = TTL / 4;
+        proxy.delay(ttl / round_trips * 11 / 10);
+        let outcome = match locks.lock("n").ttl(ttl).await {
+            Ok(guard) => guard.renew_now().await,
+            Err(error) => Err(error),
+        };
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("raise the ttl"), "{error}");
+    }
+}

@@ -88,18 +88,69 @@ async fn a_list_holds_exactly_what_starts_with_the_prefix() {
     }
 }
 
+/// `FENCELOCK_TEST_LOCKS` sets another number, such as 200000.
+#[tokio::test]
+async fn a_list_of_many_locks_is_complete_and_read_in_batches() {
+    let number = std::env::var("FENCELOCK_TEST_LOCKS").ok();
+    let number: usize = number.map_or(10_000, |number| number.parse().unwrap());
+    let server = Server::start();
+    let lock = server.client().await;
+    let mut con = server.plain().await;
+    for thousand in 0..number.div_ceil(1000) {
+        let mut some = lock_redis::redis::pipe();
+        for i in thousand * 1000..number.min((thousand + 1) * 1000) {
+            let value = format!(
+                "1 {} {} 1700000000000000 client 7 host",
+                claim("n", LONG).owner(),
+                i + 1
+            );
+            some.set_options(
+                format!("{{fencelock:order/{i:07}}}:lock"),
+                value,
+                lock_redis::redis::SetOptions::default().with_expiration(lock_redis::redis::SetExpiry::PX(600_000)),
+            );
+            some.set(format!("{{fencelock:order/{i:07}}}:fence"), i + 1);
+        }
+        some.exec_async(&mut con).await.unwrap();
+    }
+    let _: () = server.command("CONFIG RESETSTAT").await;
+    let began = Instant::now();
+    let listed = lock.list("order/").await.unwrap();
+    println!("{number} locks listed in {:?}", began.elapsed());
+    assert_eq!(listed.len(), number);
+    for (i, holder) in listed.iter().enumerate() {
+        assert_eq!(holder.name.as_ref().unwrap().as_str(), format!("order/{i:07}"));
+        assert_eq!(holder.token.unwrap().get(), i as u64 + 1);
+        assert!(holder.remaining.is_some() && holder.pid == Some(7));
+    }
+    let stats: String = server.command("INFO commandstats").await;
+    let of = |command: &str, field: &str| -> f64 {
+        let line = stats
+            .lines()
+            .find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+        line.and_then(|line| line.split_once(&format!("{field}="))?.1.split(',').next()?.parse().ok())
+            .unwrap_or(0.0)
+    };
+    let requests = of("scan", "calls") + of("evalsha", "calls") + of("eval", "calls");
+    println!(
+        "{requests} requests; a step of the scan takes {} us, one of reading {} us",
+        of("scan", "usec_per_call"),
+        of("evalsha", "usec_per_call")
+    );
+    assert!(requests < number as f64 / 50.0, "{requests}");
+}
+
 #[tokio::test]
 async fn the_keys_of_a_name_share_a_hash_slot() {
     let server = Server::with(&["--cluster-enabled", "yes"]);
     for name in ["a", "{a}", "a}", "}", "{", "{}", "{a}{b}", "a}:lock"] {
         let mut slots = Vec::new();
-        for kind in ["lock", "fence", "queue"] {
+        for kind in ["lock", "fence", "order", "waiters"] {
             let key = format!("{{fencelock:{name}}}:{kind}");
             let ask = lock_redis::redis::cmd("CLUSTER").arg("KEYSLOT").arg(key).clone();
             slots.push(server.ask::<i64>(&ask).await);
         }
-        assert_eq!(slots[0], slots[1], "{name}");
-        assert_eq!(slots[0], slots[2], "{name}");
+        assert!(slots.iter().all(|slot| *slot == slots[0]), "{name}");
     }
     let refused = server.config().connect().await.unwrap_err();
     assert!(refused.to_string().contains("Cluster"), "{refused}");

@@ -4,28 +4,12 @@
 
 mod server;
 
-use std::time::Duration;
+use std::future::IntoFuture;
+use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockError};
+use lock_core::{Clock, DistributedLock, LockError, Locks, LossReason, Renewal};
 use rustix::process::Signal;
-use server::{LONG, Server, claim, granted, name, soon, until_queued};
-
-/// A primary, and a replica of it that is up to date.
-async fn pair() -> (Server, Server) {
-    let (primary, replica) = (Server::with(&["--repl-diskless-sync-delay", "0"]), Server::start());
-    let _: () = replica
-        .command(&format!("REPLICAOF 127.0.0.1 {}", primary.port()))
-        .await;
-    // The primary must know it, too.
-    while !primary
-        .command::<String>("INFO replication")
-        .await
-        .contains("state=online")
-    {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    (primary, replica)
-}
+use server::{LONG, Server, claim, granted, name, pair, soon, until_queued};
 
 #[tokio::test]
 async fn a_grant_is_on_the_replica_when_it_is_told_however_it_came_about() {
@@ -70,4 +54,86 @@ async fn a_grant_that_too_few_replicas_have_is_given_back() {
     while let Err(error) = lock.try_acquire(&claim("other", LONG)).await {
         assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     }
+}
+
+const TTL: Duration = Duration::from_secs(2);
+
+/// Promotes the replica while its primary stays up, and waits until the primary has seen that it has none any more.
+async fn split(primary: &Server, replica: &Server) {
+    replica.replicate(None).await;
+    primary.until_info("replication", "connected_slaves:0").await;
+}
+
+#[tokio::test]
+async fn a_holder_whose_primary_was_replaced_is_told_within_its_ttl_if_it_needs_replicas() {
+    let (old, new) = pair().await;
+    let locks = Locks::new(old.config().min_replicas(1).connect().await.unwrap());
+    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    while locks.stats().renewed == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    split(&old, &new).await;
+    let split_at = Instant::now();
+    // The replica has the last renewal that counted, so nobody else gets the lock before the holder knows.
+    let successor = Locks::new(new.client().await);
+    let successor = tokio::spawn(successor.lock("n").ttl(TTL).wait_for(LONG).into_future());
+    while guard.is_held() {
+        assert!(!successor.is_finished(), "two believe that they hold the lock");
+        assert!(split_at.elapsed() < TTL, "{:?}", split_at.elapsed());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert_eq!(guard.lost().await, LossReason::Expired);
+    let error = locks.lock("n").no_wait().await.unwrap_err();
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    assert!(successor.await.unwrap().unwrap().token() > guard.token());
+}
+
+#[tokio::test]
+async fn without_replicas_that_it_needs_a_replaced_primary_keeps_its_holders_and_outranks() {
+    let (old, new) = pair().await;
+    let locks = Locks::new(old.client().await);
+    let stale = locks.lock("n").ttl(TTL).await.unwrap();
+    while new.command::<u8>("EXISTS {fencelock:n}:lock").await == 0 {}
+    split(&old, &new).await;
+    let current = Locks::new(new.client().await);
+    let current = current.lock("n").ttl(TTL).wait_for(LONG).await.unwrap();
+    // What docs/guarantees.md says: as long as both servers are up, both believe.
+    let end = Instant::now() + TTL + TTL / 2;
+    while Instant::now() < end {
+        assert!(stale.is_held() && current.is_held());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    stale.release().await.unwrap();
+    let stale = locks.lock("n").await.unwrap();
+    assert!(stale.token() > current.token() && current.is_held());
+}
+
+#[tokio::test]
+async fn a_renewal_that_too_few_replicas_have_does_not_count() {
+    let (primary, replica) = pair().await;
+    let lock = primary.config().min_replicas(1).connect().await.unwrap();
+    let grant = granted(&lock, &claim("n", TTL)).await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    replica.signal(Signal::STOP);
+    let error = lock.renew(&grant.lease).await.unwrap_err();
+    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    replica.signal(Signal::CONT);
+    // It takes the replica a moment to catch up.
+    while lock.renew(&grant.lease).await.is_err() {}
+    assert!(grant.lease.is_valid(Clock::system().now()));
+}
+
+#[tokio::test]
+async fn a_primary_that_goes_on_without_its_replicas_is_warned_of() {
+    let (primary, _replica) = pair().await;
+    let lock = primary.client().await;
+    let warnings = lock.warnings().await.unwrap();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("min-replicas-to-write"),
+        "{warnings:?}"
+    );
+    let careful = primary.config().min_replicas(1).connect().await.unwrap();
+    assert_eq!(careful.warnings().await.unwrap(), [""; 0]);
+    let _: () = primary.command("CONFIG SET min-replicas-to-write 1").await;
+    assert_eq!(lock.warnings().await.unwrap(), [""; 0]);
 }

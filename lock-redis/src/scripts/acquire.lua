@@ -1,13 +1,24 @@
-local granted, value = take(OWNER, life, ARGV[6], ARGV[7])
-if granted then
-    return granted
+local waits = ARGV[9] == '1'
+local queued = waits and redis.call('ZSCORE', ORDER, OWNER)
+if queued then
+    write_although_full()
 end
-if ARGV[8] ~= '1' then
+local answer, value = take(OWNER, life, ARGV[7], ARGV[8])
+if answer then
+    return answer
+end
+if not waits then
     return busy(value, life)
 end
-enqueue(OWNER, tonumber(ARGV[3]), life, ARGV[5], ARGV[6], ARGV[7])
--- Nobody else looks after the expiry: should the first in line be gone, this is where it is found out.
-if has_missed_a_refresh(oldest()) then
-    tell_first(redis.call('PTTL', LOCK))
+enqueue(OWNER, queued, tonumber(ARGV[4]), life, ARGV[6], ARGV[7], ARGV[8])
+local first, entry = oldest()
+if queued or first ~= OWNER then
+    sweep()
 end
-return busy(value, life, oldest() == OWNER)
+-- Nobody else looks after the expiry: should the first in line be gone, this is where it is found out.
+if first ~= OWNER and has_missed_a_refresh(entry) then
+    tell_first(redis.call('PTTL', LOCK))
+    first = oldest()
+end
+-- If it is not known who is the first in line, everybody who asks takes itself for it.
+return busy(value, life, first == OWNER or budget <= 0)

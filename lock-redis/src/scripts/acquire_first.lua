@@ -1,11 +1,11 @@
--- ARGV: 3 ttl in ms, 4 server time in ms when the claim must have ended, 5 send stamp, 6 client, 7 what to keep of the
--- holder, 8 '1' to wait.
-local life = life_of(ARGV[3], ARGV[4])
+-- ARGV: 4 ttl in ms, 5 server time in ms when the claim must have ended, 6 send stamp, 7 client, 8 what to keep of the
+-- holder, 9 '1' to wait.
+local life = life_of(ARGV[4], ARGV[5])
 if not life then
     return { 'late', stamp }
 end
-if redis.call('EXISTS', LOCK, QUEUE) == 0 then
+if redis.call('EXISTS', LOCK, ORDER) == 0 then
     local token = draw()
-    hold(OWNER, token, life, ARGV[6], ARGV[7])
+    hold(OWNER, token, life, ARGV[7], ARGV[8])
     return { 'granted', stamp, token, life }
 end

@@ -1,6 +1,6 @@
-local released = let_go(OWNER) and 'released' or 'lost'
+local released = let_go(OWNER)
 if not life then
     return { released, 'late', stamp }
 end
-local granted, value = take(ARGV[3], life, ARGV[6], ARGV[7])
-return { released, unpack(granted or busy(value, life)) }
+local answer, value = take(ARGV[4], life, ARGV[7], ARGV[8])
+return { released, unpack(answer or busy(value, life)) }

@@ -1,10 +1,10 @@
--- ARGV: 2 who lets go, 3 who asks, 4 ttl in ms, 5 server time in ms when the claim must have ended, 6 client, 7 what to
+-- ARGV: 3 who lets go, 4 who asks, 5 ttl in ms, 6 server time in ms when the claim must have ended, 7 client, 8 what to
 -- keep of the holder.
-local life = life_of(ARGV[4], ARGV[5])
+local life = life_of(ARGV[5], ARGV[6])
 -- Nobody else waits.
-if life and redis.call('EXISTS', QUEUE) == 0 and owner_of(redis.call('GET', LOCK)) == OWNER then
+if life and redis.call('EXISTS', ORDER) == 0 and owner_of(redis.call('GET', LOCK)) == OWNER then
     redis.call('DEL', LOCK)
     local token = draw()
-    hold(ARGV[3], token, life, ARGV[6], ARGV[7])
+    hold(ARGV[4], token, life, ARGV[7], ARGV[8])
     return { 'released', 'granted', stamp, token, life }
 end

@@ -1,125 +1,163 @@
 -- What the scripts have in common beyond that: what is needed only if somebody waits, or somebody else holds the lock. It
 -- comes after what a script does first, as every function here is made anew in each run of a script that gets so far.
 
--- How many clients heard it.
+-- How many waiters that are gone one script removes at most; the next script goes on with those that are left.
+local budget = 128
+
+-- The number of clients that received it.
 local function tell(client, ...)
     return redis.call('PUBLISH', CHANNEL .. client, table.concat({ ... }, ' '))
 end
 
 -- The owner that has waited longest, and its entry.
 local function oldest()
-    local ends = redis.call('HMGET', QUEUE, 'head', 'tail')
-    local head, tail = tonumber(ends[1] or 1), tonumber(ends[2] or 0)
-    for number = head, tail do
-        local owner = redis.call('HGET', QUEUE, text(number))
-        if owner then
-            if number > head then
-                redis.call('HSET', QUEUE, 'head', text(number))
-            end
-            return owner, redis.call('HGET', QUEUE, owner)
-        end
-    end
+    local owner = redis.call('ZRANGE', ORDER, 0, 0)[1]
+    return owner, owner and redis.call('HGET', WAITERS, owner)
 end
 
 -- Takes the owner out of the queue.
 local function leave(owner)
-    local entry = redis.call('HGET', QUEUE, owner)
-    if entry then
-        redis.call('HDEL', QUEUE, owner, string.match(entry, '^%d+ (%d+)'))
-        -- Nothing left but the two ends.
-        if redis.call('HLEN', QUEUE) <= 2 then
-            redis.call('DEL', QUEUE)
-        end
-    end
+    redis.call('ZREM', ORDER, owner)
+    redis.call('HDEL', WAITERS, owner)
+end
+
+local function drop(owner)
+    leave(owner)
+    budget = budget - 1
+end
+
+-- On a full server Redis refuses a script's first write if it needs memory, and no later one. This write needs none and
+-- changes nothing. So whoever is in the queue can stay there, and be granted the lock.
+local function write_although_full()
+    redis.call('HDEL', WAITERS, '')
 end
 
 -- Puts the owner at the end of the queue, or keeps it where it is for another life.
-local function enqueue(owner, ttl, life, sent, client, info)
-    local entry = redis.call('HGET', QUEUE, owner)
-    local number = entry and string.match(entry, '^%d+ (%d+)')
-    if not number then
-        number = text(redis.call('HINCRBY', QUEUE, 'tail', 1))
-        redis.call('HSETNX', QUEUE, 'head', number)
-        redis.call('HSET', QUEUE, number, owner)
+local function enqueue(owner, queued, ttl, life, sent, client, info)
+    local number
+    if not queued then
+        -- Numbers follow the clock, and rise where the clock was set back.
+        local last = redis.call('ZRANGE', ORDER, -1, -1, 'WITHSCORES')[2]
+        number = math.max(now_us, (tonumber(last) or 0) + 1)
     end
-    entry = table.concat({ FORMAT, number, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
-    redis.call('HSET', QUEUE, owner, entry)
-    if redis.call('PTTL', QUEUE) < life then
-        redis.call('PEXPIRE', QUEUE, life)
+    local entry = table.concat({ FORMAT, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
+    redis.call('HSET', WAITERS, owner, entry)
+    if number then
+        redis.call('ZADD', ORDER, text(number), owner)
+    end
+    -- Both end when the last entry does.
+    local kept = redis.call('PTTL', WAITERS)
+    if number or kept < life then
+        kept = math.max(kept, life)
+        redis.call('PEXPIRE', ORDER, kept)
+        redis.call('PEXPIRE', WAITERS, kept)
     end
 end
 
 local function read_entry(entry)
     local stop, ttl, sent, life, client, info =
-        string.match(entry, '^%d+ %d+ (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
-    return tonumber(stop), tonumber(ttl), sent, life, client, info
+        string.match(entry or '', '^%d+ (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+    return tonumber(stop), tonumber(ttl), sent, tonumber(life), client, info
 end
 
-local function has_missed_a_refresh(_, entry)
+local function has_missed_a_refresh(entry)
     local stop, ttl = read_entry(entry)
     return not stop or (stop - now) * 3 < ttl * 2
 end
 
+-- Removes entries whose time is over, wherever in the queue they are: looks at a few by chance, and goes on while many of
+-- those are. As every newcomer does so, no more than about half of the queue is over.
+local function sweep()
+    repeat
+        local some = redis.call('HRANDFIELD', WAITERS, 4, 'WITHVALUES')
+        local over = 0
+        for at = 1, #some, 2 do
+            local stop = read_entry(some[at + 1])
+            if not stop or stop <= now then
+                drop(some[at])
+                over = over + 1
+            end
+        end
+    until over < 2 or budget <= 0
+end
+
 -- Tells who is the first in line now, and how long the lease has to go that it waits for.
 local function tell_first(lease)
-    local owner, entry = oldest()
-    while owner do
+    while budget > 0 do
+        local owner, entry = oldest()
+        if not owner then
+            return
+        end
         local _, _, _, _, client = read_entry(entry)
         if client and tell(client, 'first', owner, text(lease)) > 0 then
             return
         end
-        leave(owner)
-        owner, entry = oldest()
+        drop(owner)
     end
 end
 
--- Before: the lock is free. Gives it to the one who has waited longest and can hear of it. But if that is `me`, or there
--- is nobody, leaves it free and returns true, and whether `me` is in the queue.
+-- Before: the lock is free. Gives it to the one who has waited longest and can hear of it, and returns 'granted'. If that
+-- is `me`, or there is nobody, leaves it free and returns 'free', and whether `me` is in the queue. Returns 'more' if it
+-- has found nobody yet but has removed all the waiters that one script may.
 local function grant_next(me)
-    local owner, entry = oldest()
     local token
-    while owner and owner ~= me do
+    while budget > 0 do
+        local owner, entry = oldest()
+        if not owner or owner == me then
+            return 'free', owner
+        end
         local stop, ttl, sent, life, client, info = read_entry(entry)
         -- Whoever has missed two refreshes is not there any more.
         if stop and (stop - now) * 3 >= ttl then
-            token = token or draw()
+            if not token then
+                write_although_full()
+                token = draw()
+            end
             leave(owner)
-            hold(owner, token, stop - now, client, info)
-            if tell(client, 'granted', owner, token, sent, life) > 0 then
-                tell_first(stop - now)
-                return false
+            -- No longer than was asked for, should the clock have been set back.
+            local left = math.min(stop - now, life)
+            hold(owner, token, left, client, info)
+            if tell(client, 'granted', owner, token, sent, text(life)) > 0 then
+                tell_first(left)
+                return 'granted'
             end
             redis.call('DEL', LOCK)
+            budget = budget - 1
         else
-            leave(owner)
+            drop(owner)
         end
-        owner, entry = oldest()
     end
-    return true, owner ~= nil
+    return 'more'
 end
 
--- Ends what the owner has on the server, and gives on what became free. True if it held the lock.
+-- Ends what the owner has on the server, and gives on what became free. Returns whether it held the lock, and whether
+-- there is more to be done.
 local function let_go(owner)
     local value = redis.call('GET', LOCK)
     local released = owner_of(value) == owner
     if released then
         redis.call('DEL', LOCK)
     end
+    local more = 0
     -- Whatever is wrong with the other keys, the release has been carried out.
     pcall(function()
         local first = oldest()
         leave(owner)
         if released or not value then
-            grant_next()
+            more = grant_next() == 'more' and 1 or 0
         elseif first == owner then
             tell_first(redis.call('PTTL', LOCK))
         end
     end)
-    return released
+    return released and 'released' or 'lost', more
 end
 
--- Makes the owner the holder if it is already, or if the lock is free and nobody comes before it. The answer, or nil and
--- the value of the lock if somebody else holds it.
+local function busy(value, life, first)
+    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, first and 1 or 0 }
+end
+
+-- Makes the owner the holder if it is already, or if the lock is free and nobody comes before it. Returns the answer, or
+-- nil and the value of the lock if somebody else holds it.
 local function take(owner, life, client, info)
     local value = held()
     if owner_of(value) == owner then
@@ -131,9 +169,12 @@ local function take(owner, life, client, info)
     if value then
         return nil, value
     end
-    local free, queued = grant_next(owner)
-    if not free then
+    local found, queued = grant_next(owner)
+    if found == 'granted' then
         return nil, held()
+    end
+    if found == 'more' then
+        return { 'again', stamp }
     end
     local token = draw()
     hold(owner, token, life, client, info)
@@ -142,8 +183,4 @@ local function take(owner, life, client, info)
         tell_first(life)
     end
     return { 'granted', stamp, token, life }
-end
-
-local function busy(value, life, first)
-    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, first and 1 or 0 }
 end

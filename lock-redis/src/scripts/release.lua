@@ -1,1 +1,2 @@
-return { let_go(OWNER) and 'released' or 'lost', stamp }
+local released, more = let_go(OWNER)
+return { released, stamp, more }

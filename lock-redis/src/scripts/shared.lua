@@ -1,10 +1,10 @@
 -- What the scripts have in common; docs/redis.md says why. First what every lock needs.
--- KEYS: the lock, its counter, its queue. ARGV[1]: how the channels of clients begin, ARGV[2]: the owner.
-local LOCK, FENCE, QUEUE = KEYS[1], KEYS[2], KEYS[3]
-local CHANNEL, OWNER = ARGV[1], ARGV[2]
+-- KEYS: the lock, its counter, the order of its waiters, what is known of each waiter.
+-- ARGV: 1 prefix of the clients' channels, 2 for how many ms the counter is kept, 3 the owner.
+local LOCK, FENCE, ORDER, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local CHANNEL, RETENTION, OWNER = ARGV[1], ARGV[2], ARGV[3]
 local FORMAT = '1'
 local TOP_TOKEN = 9007199254740991
-local DAY = 86400000
 
 -- Lua would print numbers of this size with 14 digits, except where redis.call does it. This takes a microsecond.
 local function text(number)
@@ -47,10 +47,14 @@ local function draw()
     if token > TOP_TOKEN then
         error('fencelock: foreign value in ' .. FENCE)
     end
-    -- Not before the clock has passed it by a day is the counter dispensable.
+    -- The counter is needed until the clock has passed the token for good.
+    if token == now_us then
+        redis.call('SET', FENCE, stamp, 'PX', RETENTION)
+        return stamp
+    end
     local ahead = math.floor((token - now_us) / 1000)
-    local drawn = token == now_us and stamp or text(token)
-    redis.call('SET', FENCE, drawn, 'PX', ahead + DAY)
+    local drawn = text(token)
+    redis.call('SET', FENCE, drawn, 'PX', ahead + RETENTION)
     return drawn
 end
 

@@ -247,8 +247,12 @@ impl Model {
                     Some(place) => place.1 = 100 - late,
                     None => self.queue.push_back((owner, 100 - late)),
                 }
-                // Less than two thirds of its ttl.
-                if self.queue.front().is_some_and(|(_, life)| *life < 67) {
+                // Somebody else, with less than two thirds of its ttl.
+                if self
+                    .queue
+                    .front()
+                    .is_some_and(|(first, life)| *first != owner && *life < 67)
+                {
                     self.tell_first(outcome);
                 }
                 let first = self.queue.front().is_some_and(|(first, _)| *first == owner);

@@ -9,14 +9,16 @@ use tokio::sync::mpsc;
 use crate::model::{CLIENTS, Outcome, Owner, Step, TTL, client_of, name_of};
 use crate::server::Server;
 
-const KEYS: [&str; 3] = ["{t:n}:lock", "{t:n}:fence", "{t:n}:queue"];
+const KEYS: [&str; 4] = ["{t:n}:lock", "{t:n}:fence", "{t:n}:order", "{t:n}:waiters"];
+/// For how long counters are kept, in milliseconds.
+const RETENTION: u64 = 600_000;
 const CHANNELS: &str = "t:client:";
 
 /// The texts of the scripts, one of which may have a bug.
 pub(crate) struct Scripts {
-    acquire: String,
+    pub(crate) acquire: String,
     renew: String,
-    release: String,
+    pub(crate) release: String,
     hand_over: String,
     force_release: String,
 }
@@ -221,18 +223,13 @@ impl Stage {
             let left: u64 = self.plain("PTTL {t:n}:lock").await;
             outcome.lease = Some((left * 10).div_ceil(TTL) * 10);
         }
-        let fields: Vec<(String, String)> = self.plain("HGETALL {t:n}:queue").await;
-        let owners = fields.iter().filter(|(_, value)| value.contains(' '));
-        let mut queue: Vec<(u64, Owner)> = owners
-            .map(|(owner, entry)| {
-                (
-                    entry.split(' ').nth(1).unwrap().parse().unwrap(),
-                    owner[1..].parse().unwrap(),
-                )
-            })
-            .collect();
-        queue.sort_unstable();
-        outcome.queue = queue.into_iter().map(|(_, owner)| owner).collect();
+        let order: Vec<String> = self.plain("ZRANGE {t:n}:order 0 -1").await;
+        let mut known: Vec<String> = self.plain("HKEYS {t:n}:waiters").await;
+        outcome.queue = order.iter().map(|owner| owner[1..].parse().unwrap()).collect();
+        let mut sorted = order;
+        sorted.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(sorted, known, "each waiter has a place and an entry");
     }
 
     async fn last_token(&mut self) -> u64 {
@@ -269,7 +266,7 @@ fn client_name(owner: Owner) -> String {
     client_of(owner).to_string()
 }
 
-fn now() -> u64 {
+pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
@@ -279,6 +276,7 @@ fn eval(script: &str, owner: &str, arguments: &[&str]) -> Cmd {
         .arg(KEYS.len())
         .arg(&KEYS)
         .arg(CHANNELS)
+        .arg(RETENTION)
         .arg(owner)
         .arg(arguments);
     eval

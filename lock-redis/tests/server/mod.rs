@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
+mod clock;
 mod proxy;
 
 use std::io::{BufRead, BufReader};
@@ -18,6 +19,7 @@ use lock_redis::{RedisConfig, RedisLock};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
+use clock::WallClock;
 #[allow(unused_imports, reason = "each test binary uses its part")]
 pub(crate) use proxy::Proxy;
 
@@ -33,6 +35,7 @@ pub(crate) struct Server {
     port: u16,
     arguments: Vec<String>,
     process: Child,
+    wall_clock: Option<WallClock>,
 }
 
 impl Server {
@@ -40,19 +43,50 @@ impl Server {
         Self::with(&[])
     }
 
+    /// A Sentinel that watches nothing.
+    pub(crate) fn sentinel() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        // It wants to write to its configuration.
+        let file = folder.path().join("sentinel.conf");
+        std::fs::write(&file, "").unwrap();
+        Self::start_in(folder, &[file.to_str().unwrap(), "--sentinel"], None)
+    }
+
     /// A server with further command line arguments.
     pub(crate) fn with(arguments: &[&str]) -> Self {
+        Self::in_folder(tempfile::tempdir().unwrap(), arguments, None)
+    }
+
+    /// A server whose wall clock can be set.
+    pub(crate) fn with_wall_clock() -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let clock = WallClock::new(folder.path());
+        Self::in_folder(folder, &[], Some(clock))
+    }
+
+    /// Sets its wall clock ahead of this machine's by that many seconds, or behind.
+    pub(crate) fn set_clock(&self, ahead: i32) {
+        self.wall_clock.as_ref().expect("a server with a wall clock").set(ahead);
+    }
+
+    fn in_folder(folder: TempDir, arguments: &[&str], wall_clock: Option<WallClock>) -> Self {
+        let path = folder.path().to_str().unwrap().to_owned();
+        let arguments = [&["--save", "", "--dir", &path], arguments].concat();
+        Self::start_in(folder, &arguments, wall_clock)
+    }
+
+    fn start_in(folder: TempDir, arguments: &[&str], wall_clock: Option<WallClock>) -> Self {
         let arguments: Vec<_> = arguments.iter().map(|&a| a.to_owned()).collect();
         // Between the look for a free port and the start another process may take it.
         for _ in 0..10 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            if let Some(process) = run(&folder, port, &arguments) {
+            if let Some(process) = run(port, &arguments, wall_clock.as_ref()) {
                 return Self {
                     folder,
                     port,
                     arguments,
                     process,
+                    wall_clock,
                 };
             }
         }
@@ -113,11 +147,25 @@ impl Server {
 
     /// Starts it again after it was killed, on the same port.
     pub(crate) fn revive(&mut self) {
-        self.process = run(&self.folder, self.port, &self.arguments).expect("the server starts again on its port");
+        let process = run(self.port, &self.arguments, self.wall_clock.as_ref());
+        self.process = process.expect("the server starts again on its port");
     }
 
     pub(crate) fn signal(&self, signal: Signal) {
         signal_process(self.pid(), signal);
+    }
+
+    /// Makes it a replica of the server at that port of the loopback, or a primary again.
+    pub(crate) async fn replicate(&self, primary: Option<u16>) {
+        let of = primary.map_or("NO ONE".to_owned(), |port| format!("127.0.0.1 {port}"));
+        let _: () = self.command(&format!("REPLICAOF {of}")).await;
+    }
+
+    /// Waits until `INFO` says so.
+    pub(crate) async fn until_info(&self, section: &str, words: &str) {
+        while !self.command::<String>(&format!("INFO {section}")).await.contains(words) {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
     }
 }
 
@@ -132,26 +180,22 @@ pub(crate) fn signal_process(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
 }
 
-fn run(folder: &TempDir, port: u16, arguments: &[String]) -> Option<Child> {
-    let mut process = Command::new(BINARY)
-        .args([
-            "--port",
-            &port.to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--dir",
-        ])
-        .arg(folder.path())
+fn run(port: u16, arguments: &[String], wall_clock: Option<&WallClock>) -> Option<Child> {
+    let mut command = Command::new(BINARY);
+    if let Some(clock) = wall_clock {
+        clock.govern(&mut command);
+    }
+    let mut process = command
         .args(arguments)
+        .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
         .unwrap_or_else(|e| panic!("{BINARY} cannot be run ({e}); install it: apt-get install redis-server"));
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-    let ready = lines.any(|line| line.unwrap().contains("eady to accept connections"));
+    let is_ready = |line: &str| line.contains("eady to accept connections") || line.contains("Sentinel ID is");
+    let ready = lines.any(|line| is_ready(&line.unwrap()));
     if !ready {
         process.wait().unwrap();
         return None;
@@ -159,6 +203,15 @@ fn run(folder: &TempDir, port: u16, arguments: &[String]) -> Option<Child> {
     // It would block when nobody reads what it says.
     std::thread::spawn(move || lines.for_each(drop));
     Some(process)
+}
+
+/// A primary, and a replica of it that is up to date.
+pub(crate) async fn pair() -> (Server, Server) {
+    let (primary, replica) = (Server::with(&["--repl-diskless-sync-delay", "0"]), Server::start());
+    replica.replicate(Some(primary.port())).await;
+    // The primary must know it, too.
+    primary.until_info("replication", "state=online").await;
+    (primary, replica)
 }
 
 pub(crate) fn claim(name: &str, ttl: Duration) -> Claim {
@@ -188,14 +241,12 @@ pub(crate) async fn busy(lock: &RedisLock, claim: &Claim) -> Busy {
 /// Waits until that many claims are in the server's queue for the name.
 pub(crate) async fn until_queued(server: &Server, name: &str, waiters: usize) {
     let mut con = server.plain().await;
-    let length = lock_redis::redis::cmd("HLEN")
-        .arg(format!("{{fencelock:{name}}}:queue"))
+    let length = lock_redis::redis::cmd("ZCARD")
+        .arg(format!("{{fencelock:{name}}}:order"))
         .clone();
-    // Two fields for each, and the two ends.
-    let expected = if waiters == 0 { 0 } else { 2 * waiters + 2 };
     loop {
         let found: usize = length.query_async(&mut con).await.unwrap();
-        if found == expected {
+        if found == waiters {
             return;
         }
         tokio::time::sleep(Duration::from_millis(1)).await;

@@ -1,6 +1,7 @@
 //! A way to the server on which bytes can be held up.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -12,9 +13,15 @@ pub(crate) struct Proxy {
     port: u16,
     to_server: watch::Sender<bool>,
     to_client: watch::Sender<bool>,
+    /// How long each direction holds up what it passes.
+    delay: watch::Sender<Duration>,
     cut: watch::Sender<()>,
     /// How often the connections of the time were forgotten.
     forgotten: watch::Sender<u32>,
+    /// The port that new connections are led to.
+    server: watch::Sender<u16>,
+    /// How many connections there have been.
+    accepted: watch::Receiver<u32>,
 }
 
 impl Proxy {
@@ -23,13 +30,19 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let (to_server, server_open) = watch::channel(true);
         let (to_client, client_open) = watch::channel(true);
+        let (delay, delayed) = watch::channel(Duration::ZERO);
         let (cut, end) = watch::channel(());
         let (forgotten, memory) = watch::channel(0);
+        let (server, target) = watch::channel(server);
+        let (count, accepted) = watch::channel(0);
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+                count.send_modify(|count| *count += 1);
+                let target = *target.borrow();
+                let server = TcpStream::connect(("127.0.0.1", target)).await.unwrap();
                 let way = |open: &watch::Receiver<bool>| Way {
                     open: open.clone(),
+                    delay: delayed.clone(),
                     cut: end.clone(),
                     forgotten: memory.clone(),
                 };
@@ -44,13 +57,34 @@ impl Proxy {
             port,
             to_server,
             to_client,
+            delay,
             cut,
             forgotten,
+            server,
+            accepted,
         }
     }
 
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    /// Leads to another server from now on, as a virtual address does after a failover.
+    pub(crate) fn lead_to(&self, server: u16) {
+        self.server.send_replace(server);
+        self.cut();
+    }
+
+    /// Waits for that many more connections.
+    pub(crate) async fn until_accepted(&self, more: u32) {
+        let mut accepted = self.accepted.clone();
+        let wanted = *accepted.borrow() + more;
+        accepted.wait_for(|count| *count >= wanted).await.unwrap();
+    }
+
+    /// Makes each round trip that much longer.
+    pub(crate) fn delay(&self, round_trip: Duration) {
+        self.delay.send_replace(round_trip / 2);
     }
 
     /// Holds up what clients send.
@@ -89,6 +123,7 @@ impl Proxy {
 /// What one direction of one connection depends on.
 struct Way {
     open: watch::Receiver<bool>,
+    delay: watch::Receiver<Duration>,
     cut: watch::Receiver<()>,
     forgotten: watch::Receiver<u32>,
 }
@@ -100,6 +135,11 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, oth
         let mut buffer = vec![0; 65536];
         loop {
             let read = from.read(&mut buffer).await;
+            let delay = *way.delay.borrow();
+            // Even one of no time takes a millisecond.
+            if !delay.is_zero() {
+                tokio::time::sleep(delay).await;
+            }
             if *way.forgotten.borrow() != born {
                 std::future::pending::<()>().await;
             }

@@ -1,0 +1,84 @@
+//! Everything that is held, a page at a time.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use lock_core::{Holder, LockError, LockName};
+
+use crate::failure::Failure;
+use crate::link::Link;
+use crate::requests::Fields;
+use crate::session::Session;
+use crate::{record, scripts};
+
+/// How many keys of any kind the server looks through in one step.
+const SCANNED: u32 = 1000;
+
+/// How many locks are read in one step.
+const READ: usize = 250;
+
+type Holders = BTreeMap<LockName, Holder>;
+
+impl Session {
+    /// Lists everything that is held under names that start with `prefix`. Each page has the time that one operation may take.
+    pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        const OPERATION: &str = "listing locks";
+        // A cursor means nothing to another server, so all pages come over one connection.
+        let link = self.limited(OPERATION, self.link()).await?;
+        let pattern = self.settings().keys.pattern(prefix);
+        let (mut holders, mut cursor) = (Holders::new(), "0".to_owned());
+        loop {
+            let page = self.list_page(&link, &pattern, &cursor, &mut holders);
+            cursor = self.limited(OPERATION, page).await?;
+            if cursor == "0" {
+                return Ok(holders.into_values().collect());
+            }
+        }
+    }
+
+    /// Adds what a page tells, and returns where the next one begins.
+    async fn list_page(
+        &self,
+        link: &Arc<Link>,
+        pattern: &str,
+        cursor: &str,
+        holders: &mut Holders,
+    ) -> Result<String, Failure> {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED);
+        let mut page = Fields::read(link.ask(&scan).await?)?;
+        let next = page.word()?;
+        let keys = &self.settings().keys;
+        let found: Vec<_> = page
+            .field::<Vec<Vec<u8>>>()?
+            .iter()
+            .filter_map(|key| keys.name(key))
+            // A scan may come by a key twice.
+            .filter(|name| !holders.contains_key(name))
+            .collect();
+        for names in found.chunks(READ) {
+            for (name, holder) in names.iter().zip(self.holders_on(link, names).await?) {
+                if let Some(holder) = holder {
+                    holders.insert(name.clone(), holder);
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    /// Returns who holds each of those names.
+    pub(crate) async fn holders_on(
+        &self,
+        link: &Arc<Link>,
+        names: &[LockName],
+    ) -> Result<Vec<Option<Holder>>, Failure> {
+        let keys: Vec<_> = names.iter().map(|name| self.settings().keys.lock(name)).collect();
+        let mut answer = Fields::read(scripts::HOLDER.run(link, &keys, &[]).await?)?;
+        let holder = |name: &LockName| {
+            let value: Option<String> = answer.field()?;
+            let remaining = answer.lease()?;
+            Ok(value.map(|value| record::holder(name, &value, remaining)))
+        };
+        names.iter().map(holder).collect()
+    }
+}

@@ -1,0 +1,82 @@
+//! A server that is out of memory: what it still does.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::Duration;
+
+use lock_core::{DistributedLock, Grant, LockError, Released};
+use lock_redis::RedisLock;
+use server::{LONG, Server, claim, granted, soon, until_queued};
+use tokio::task::JoinHandle;
+
+const TTL: Duration = Duration::from_millis(400);
+
+/// Waits for `n`, with a place that must be refreshed soon.
+async fn waiter(server: &Server) -> JoinHandle<Result<Option<Grant>, LockError>> {
+    let lock = server.client().await;
+    let wait = tokio::spawn(async move {
+        let attempt = lock.acquire(&claim("n", TTL), soon()).await?;
+        let grant = attempt.granted();
+        if let Some(grant) = &grant {
+            assert_eq!(lock.release(&grant.claim).await?, Released::Released);
+        }
+        Ok(grant)
+    });
+    until_queued(server, "n", 1).await;
+    wait
+}
+
+async fn fill(server: &Server) {
+    server.command::<()>("CONFIG SET maxmemory 1").await;
+}
+
+async fn refused(lock: &RedisLock, name: &str) {
+    let error = lock.acquire(&claim(name, LONG), soon()).await.unwrap_err();
+    assert!(error.to_string().contains("out of memory"), "{error}");
+}
+
+#[tokio::test]
+async fn a_waiter_outlives_its_ttl_in_the_queue_and_is_granted_what_is_released() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let held = claim("n", LONG);
+    granted(&lock, &held).await;
+    let wait = waiter(&server).await;
+    fill(&server).await;
+    tokio::time::sleep(TTL * 5).await;
+    assert_eq!(server.command::<usize>("ZCARD {fencelock:n}:order").await, 1);
+    // Whoever comes now has no place.
+    refused(&lock, "n").await;
+    refused(&lock, "other").await;
+    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert!(wait.await.unwrap().unwrap().is_some());
+    assert_eq!(server.leftovers().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_waiter_is_granted_the_lock_of_a_holder_that_is_gone() {
+    let server = Server::start();
+    // Longer than the place of the waiter is kept without a refresh.
+    granted(&server.client().await, &claim("n", TTL * 5)).await;
+    let wait = waiter(&server).await;
+    fill(&server).await;
+    assert!(wait.await.unwrap().unwrap().is_some());
+    assert_eq!(server.leftovers().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_waiter_is_granted_what_somebody_else_finds_free() {
+    let server = Server::start();
+    let lock = server.client().await;
+    granted(&lock, &claim("n", LONG)).await;
+    let lives = server.client().await;
+    let wanted = claim("n", LONG);
+    let wait = tokio::spawn(async move { lives.acquire(&wanted, soon()).await.unwrap().granted() });
+    until_queued(&server, "n", 1).await;
+    fill(&server).await;
+    let _: () = server.command("DEL {fencelock:n}:lock").await;
+    assert!(lock.try_acquire(&claim("n", LONG)).await.unwrap().granted().is_none());
+    assert!(wait.await.unwrap().is_some());
+}

@@ -1,0 +1,65 @@
+//! Connections that the server ends, again and again.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use lock_core::{LockError, Locks};
+use server::{LONG, Server};
+
+const WAITERS: usize = 40;
+
+/// How long connections are ended.
+const KILLING: Duration = Duration::from_secs(4);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_wait_with_time_left_fails_while_connections_are_killed() {
+    let server = Server::start();
+    let clients = [Locks::new(server.client().await), Locks::new(server.client().await)];
+    let over = Arc::new(AtomicBool::new(false));
+    let served = Arc::new(AtomicUsize::new(0));
+    let waits: Vec<_> = (0..WAITERS)
+        .map(|task| {
+            let locks = clients[task % 2].clone();
+            let (over, served) = (Arc::clone(&over), Arc::clone(&served));
+            tokio::spawn(async move {
+                let mut failed = Vec::new();
+                while !over.load(Ordering::SeqCst) {
+                    match locks.lock("n").wait_for(LONG).await {
+                        Ok(guard) => {
+                            served.fetch_add(1, Ordering::SeqCst);
+                            // Its failure is told to the holder, and repeated in the background.
+                            let _ = guard.release().await;
+                        }
+                        Err(error) => failed.push(error),
+                    }
+                    // So that some arrive during a hand-over.
+                    tokio::time::sleep(Duration::from_micros(fastrand::u64(0..5000))).await;
+                }
+                failed
+            })
+        })
+        .collect();
+    while served.load(Ordering::SeqCst) < waits.len() {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    let (mut kills, began) = (0, Instant::now());
+    while began.elapsed() < KILLING {
+        kills += server.command::<usize>("CLIENT KILL TYPE pubsub").await;
+        tokio::time::sleep(Duration::from_millis(fastrand::u64(5..60))).await;
+    }
+    over.store(true, Ordering::SeqCst);
+    let mut failed: Vec<LockError> = Vec::new();
+    for wait in waits {
+        failed.extend(wait.await.unwrap());
+    }
+    let served = served.load(Ordering::SeqCst);
+    println!("{kills} connections killed, {served} served, {} failed", failed.len());
+    let first = failed.first().map(ToString::to_string);
+    assert!(failed.is_empty(), "{} failed waits, such as: {first:?}", failed.len());
+    assert!(kills > 20 && served > 20, "{kills} connections killed, {served} served");
+}

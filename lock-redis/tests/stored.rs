@@ -1,0 +1,128 @@
+//! What lies on the server from before: before its restart, or from an older version of this library.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lock_core::{DistributedLock, Locks, OwnerId};
+use server::{LONG, Server, busy, claim, granted, name, soon, until_queued};
+
+/// A lock that is held and waited for while the server is killed and comes back, after `before`.
+async fn restart(mut server: Server, before: &str) {
+    let (holder, other) = (Locks::new(server.client().await), server.client().await);
+    let guard = holder.lock("n").ttl(LONG).await.unwrap();
+    let wanted = claim("n", LONG);
+    let wait = tokio::spawn({
+        let lock = server.client().await;
+        async move { (lock.acquire(&wanted, soon()).await, lock, wanted) }
+    });
+    until_queued(&server, "n", 1).await;
+    let _: lock_redis::redis::Value = server.command(before).await;
+    // All the time somebody tries to get in.
+    let over = Arc::new(AtomicBool::new(false));
+    let trying = tokio::spawn({
+        let (other, over) = (other.clone(), Arc::clone(&over));
+        async move {
+            let mut answers = 0;
+            while !over.load(Ordering::Acquire) {
+                if let Ok(attempt) = other.try_acquire(&claim("n", LONG)).await {
+                    assert!(attempt.granted().is_none());
+                    answers += 1;
+                }
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+            answers
+        }
+    });
+    server.kill();
+    server.revive();
+    // The first requests may meet the connection that broke.
+    let mut found = other.holder(&name("n")).await;
+    while found.is_err() {
+        found = other.holder(&name("n")).await;
+    }
+    assert_eq!(found.unwrap().unwrap().token, Some(guard.token()));
+    while guard.renew_now().await.is_err() {
+        assert!(guard.is_held(), "a connection that broke loses no lock");
+    }
+    assert!(guard.is_held());
+    over.store(true, Ordering::Release);
+    assert!(trying.await.unwrap() > 0, "the server never said that it is busy");
+    let token = guard.token();
+    guard.release().await.unwrap();
+    let (attempt, lock, wanted) = wait.await.unwrap();
+    let grant = match attempt {
+        Ok(attempt) => attempt.granted().unwrap(),
+        // The core would ask again too.
+        Err(error) if error.is_retryable() => lock.acquire(&wanted, soon()).await.unwrap().granted().unwrap(),
+        Err(error) => panic!("{error}"),
+    };
+    assert!(grant.token > token);
+}
+
+#[tokio::test]
+async fn a_held_lock_survives_a_restart_with_an_append_only_file() {
+    restart(Server::with(&["--appendonly", "yes"]), "PING").await;
+}
+
+#[tokio::test]
+async fn a_held_lock_survives_a_restart_with_a_snapshot() {
+    restart(Server::start(), "SAVE").await;
+}
+
+#[tokio::test]
+async fn a_lease_goes_on_while_the_server_is_down() {
+    let mut server = Server::with(&["--appendonly", "yes"]);
+    let lock = server.client().await;
+    let ttl = Duration::from_millis(500);
+    granted(&lock, &claim("n", ttl)).await;
+    server.kill();
+    tokio::time::sleep(ttl).await;
+    server.revive();
+    granted(&server.client().await, &claim("n", LONG)).await;
+}
+
+/// The first version kept its waiters in one hash, `:queue`, and its counters for a day.
+#[tokio::test]
+async fn what_an_older_version_left_is_respected_and_ends() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let (holder, waiter) = (OwnerId::random(), OwnerId::random());
+    let (token, millis) = (now.as_micros() + 3_600_000_000, now.as_millis());
+    for words in [
+        format!(
+            "SET {{fencelock:n}}:lock 1|{holder}|{token}|{}|client|7|host PX 1500",
+            now.as_micros()
+        ),
+        format!("SET {{fencelock:n}}:fence {token} PX 90000000"),
+        format!(
+            "HSET {{fencelock:n}}:queue head 1 tail 1 1 {waiter} {waiter} 1|1|{}|2000|7|2000|client|7|host",
+            millis + 2000
+        ),
+        "PEXPIRE {fencelock:n}:queue 2000".to_owned(),
+    ] {
+        let mut command = lock_redis::redis::Cmd::new();
+        words.split(' ').for_each(|word| {
+            command.arg(word.replace('|', " "));
+        });
+        let _: lock_redis::redis::Value = server.ask(&command).await;
+    }
+    let found = busy(&lock, &claim("n", LONG)).await.holder.unwrap();
+    assert_eq!((found.owner, found.pid), (Some(holder), Some(7)));
+    // Nobody refreshes the older waiter: it is not in the way.
+    let grant = lock
+        .acquire(&claim("n", LONG), soon())
+        .await
+        .unwrap()
+        .granted()
+        .unwrap();
+    assert!(u128::from(grant.token.get()) > token);
+    while server.command::<u8>("EXISTS {fencelock:n}:queue").await > 0 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
