@@ -172,8 +172,9 @@ pub(crate) struct Release {
 
 /// Check that locks can be kept there, with all rights that it takes.
 ///
-/// Takes, renews and releases a lock of its own, and tries everything that fencelock may need. Exit code 69 if anything
-/// is refused.
+/// Tries everything that fencelock may need on locks of its own, with two clients: one takes, renews and releases a lock, the
+/// other is refused, waits, and is granted it. Exit code 69 if anything is refused. Settings of the server that put locks at
+/// risk are printed as warnings, which do not change the exit code.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  fencelock check\n  fencelock check --url sqlite:/srv/shop/locks.db --json")]
 pub(crate) struct Check {

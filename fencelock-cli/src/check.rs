@@ -5,7 +5,7 @@ use std::future::Future;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fencelock::{BackendVersion, Capabilities, LockError, Locks, OwnerId, Scope};
+use fencelock::{BackendVersion, Capabilities, LockError, LockGuard, LockRequest, Locks, OwnerId, Scope};
 use serde_json::{Value, json};
 
 use crate::exit::{Failure, UNAVAILABLE};
@@ -16,7 +16,7 @@ use crate::timing::shown;
 /// Tries everything on locks of its own, and prints what came of it.
 pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure> {
     let locks = place.client()?;
-    let steps = try_all(&locks).await;
+    let steps = try_all(&locks, &place.client()?).await;
     let connected = matches!(
         steps.first(),
         Some(Step {
@@ -29,12 +29,19 @@ pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure
         // The first step says why.
         false => None,
     };
+    let warnings = match connected {
+        true => locks.warnings().await.unwrap_or_default(),
+        false => Vec::new(),
+    };
     let capabilities = locks.capabilities();
     let ok = steps.iter().all(|step| !matches!(step.outcome, Outcome::Refused(_)));
     print(&if json {
-        format!("{}\n", in_json(place, backend.as_ref(), &capabilities, &steps, ok))
+        format!(
+            "{}\n",
+            in_json(place, backend.as_ref(), &capabilities, &steps, &warnings, ok)
+        )
     } else {
-        in_words(place, backend.as_ref(), &capabilities, &steps)
+        in_words(place, backend.as_ref(), &capabilities, &steps, &warnings)
     })?;
     Ok(if ok {
         ExitCode::SUCCESS
@@ -54,54 +61,159 @@ enum Outcome {
     Refused(String),
 }
 
-async fn try_all(locks: &Locks) -> Vec<Step> {
+/// How long the wait for a lock lasts at most once it has been released. Well below the ttl, within which the server would pass on
+/// a lock also if it did not tell its waiter.
+const HAND_OVER: Duration = Duration::from_secs(5);
+
+/// How long a waiter may take to arrive at the server, at least.
+const ARRIVAL: Duration = Duration::from_millis(250);
+
+/// Tries everything, with two clients that share nothing but the server.
+async fn try_all(locks: &Locks, other: &Locks) -> Vec<Step> {
     let name = format!("fencelock-check/{}", OwnerId::random());
-    let ttl = Locks::DEFAULT_TTL.clamp(locks.capabilities().min_ttl, locks.capabilities().max_ttl);
-    let mut steps = Steps(Vec::new());
+    let capabilities = locks.capabilities();
+    let ttl = Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl);
+    let request = |locks: &Locks, limit| locks.lock(&name).ttl(ttl).wait_for(limit);
+    let mut steps = Steps {
+        done: Vec::new(),
+        limit: capabilities.op_timeout.saturating_mul(2).saturating_add(HAND_OVER),
+    };
     // The first request also connects, and finds what is unsafe.
     if steps.run("connect", locks.try_lock(&name)).await.is_none() {
-        return steps.0;
+        return steps.done;
     }
-    let guard = steps
-        .run(
-            "acquire",
-            locks
-                .lock(&name)
-                .ttl(ttl)
-                .wait_for(Duration::from_secs(5))
-                .into_future(),
-        )
-        .await;
+    let guard = steps.run("acquire", request(locks, HAND_OVER).into_future()).await;
     if let Some(guard) = guard {
         steps.run("renew", guard.renew_now()).await;
         steps.run("ask for holder", locks.holder(&name)).await;
         steps.run("list", locks.list(&name)).await;
-        steps.run("release", guard.release()).await;
+        let refused = steps.run("refuse others", refuse(other, &name)).await.is_some();
+        let waiting = tokio::spawn(request(other, ARRIVAL * 2 + HAND_OVER).into_future());
+        // There is nothing to see of a waiter before it is granted the lock. The step before shows how long a request takes.
+        tokio::time::sleep(ARRIVAL.max(steps.last() * 4).min(ARRIVAL * 2)).await;
+        if !refused || waiting.is_finished() {
+            let ended = waiting.await;
+            steps.run("wait", async { granted_too_soon(ended) }).await;
+            steps.run("release", guard.release()).await;
+        } else {
+            steps.run("release", guard.release()).await;
+            let waited = steps.run("wait", async { granted(waiting.await) }).await;
+            if let Some(guard) = waited {
+                hand_over(&mut steps, guard, request(other, HAND_OVER)).await;
+            }
+        }
     }
-    if let Ok(victim) = locks.lock(&name).ttl(ttl).wait_for(Duration::from_secs(5)).await {
+    if let Ok(victim) = request(locks, HAND_OVER).await {
         steps.run("release by force", locks.force_release(&name)).await;
         drop(victim);
     }
-    steps.0
+    steps.done
 }
 
-struct Steps(Vec<Step>);
-
-impl Steps {
-    async fn run<T>(&mut self, name: &'static str, work: impl Future<Output = Result<T, LockError>>) -> Option<T> {
-        let started = Instant::now();
-        let done = work.await;
-        let (outcome, value) = match done {
-            Ok(value) => (Outcome::Done(started.elapsed()), Some(value)),
-            Err(LockError::NotSupported { .. }) => (Outcome::NotSupported, None),
-            Err(error) => (Outcome::Refused(Failure::from(error).to_string()), None),
-        };
-        self.0.push(Step { name, outcome });
-        value
+/// Another client asks for what is held.
+async fn refuse(other: &Locks, name: &str) -> Result<(), Problem> {
+    match other.try_lock(name).await? {
+        None => Ok(()),
+        Some(_) => Err(Problem::Refused(
+            "another client was granted the lock while it was held; locks do not exclude here".to_owned(),
+        )),
     }
 }
 
-fn in_words(place: &Place, backend: Option<&BackendVersion>, capabilities: &Capabilities, steps: &[Step]) -> String {
+type Waited = Result<Result<LockGuard, LockError>, tokio::task::JoinError>;
+
+/// What a wait came to after the release.
+fn granted(waited: Waited) -> Result<LockGuard, Problem> {
+    match waited {
+        Ok(Err(LockError::TimedOut { .. })) => Err(Problem::Refused(format!(
+            "a waiting client was not granted the lock within {} after its release; it may lack the right to be told, or \
+             something between the client and the server holds such messages back",
+            shown(HAND_OVER)
+        ))),
+        Ok(done) => Ok(done?),
+        Err(error) => Err(Problem::Refused(format!("the wait ended by itself: {error}"))),
+    }
+}
+
+/// What a wait came to before the release.
+fn granted_too_soon(waited: Waited) -> Result<(), Problem> {
+    match waited {
+        Ok(Err(error)) => Err(error.into()),
+        _ => Err(Problem::Refused(
+            "a waiting client was granted the lock before its release; locks do not exclude here".to_owned(),
+        )),
+    }
+}
+
+/// The next request of the same client is granted what the client held.
+async fn hand_over(steps: &mut Steps, guard: LockGuard, next: LockRequest) {
+    let next = tokio::spawn(next.into_future());
+    tokio::task::yield_now().await;
+    let handing = async {
+        guard.release().await?;
+        Ok::<_, Problem>(granted(next.await)?.release().await?)
+    };
+    steps.run("hand over", handing).await;
+}
+
+struct Steps {
+    done: Vec<Step>,
+    /// How long one step may take.
+    limit: Duration,
+}
+
+/// Why a step did not do what it should.
+enum Problem {
+    NotSupported,
+    Refused(String),
+}
+
+impl From<LockError> for Problem {
+    fn from(error: LockError) -> Self {
+        match error {
+            LockError::NotSupported { .. } => Self::NotSupported,
+            error => Self::Refused(Failure::from(error).to_string()),
+        }
+    }
+}
+
+impl Steps {
+    async fn run<T, E: Into<Problem>>(
+        &mut self,
+        name: &'static str,
+        work: impl Future<Output = Result<T, E>>,
+    ) -> Option<T> {
+        let started = Instant::now();
+        let done = tokio::time::timeout(self.limit, work).await;
+        let (outcome, value) = match done.map(|done| done.map_err(Into::into)) {
+            Ok(Ok(value)) => (Outcome::Done(started.elapsed()), Some(value)),
+            Ok(Err(Problem::NotSupported)) => (Outcome::NotSupported, None),
+            Ok(Err(Problem::Refused(why))) => (Outcome::Refused(why), None),
+            Err(_) => (Outcome::Refused(format!("no end within {}", shown(self.limit))), None),
+        };
+        self.done.push(Step { name, outcome });
+        value
+    }
+
+    /// How long the last step took.
+    fn last(&self) -> Duration {
+        match self.done.last() {
+            Some(Step {
+                outcome: Outcome::Done(time),
+                ..
+            }) => *time,
+            _ => Duration::ZERO,
+        }
+    }
+}
+
+fn in_words(
+    place: &Place,
+    backend: Option<&BackendVersion>,
+    capabilities: &Capabilities,
+    steps: &[Step],
+    warnings: &[String],
+) -> String {
     let backend = backend.map(|backend| format!(" ({backend})")).unwrap_or_default();
     let mut text = format!("fencelock {}, locks in {place}{backend}\n", env!("CARGO_PKG_VERSION"));
     for step in steps {
@@ -111,6 +223,9 @@ fn in_words(place: &Place, backend: Option<&BackendVersion>, capabilities: &Capa
             Outcome::Refused(why) => format!("refused  {why}"),
         };
         let _ = writeln!(text, "  {:17} {outcome}", step.name);
+    }
+    for warning in warnings {
+        let _ = writeln!(text, "  warning  {warning}");
     }
     let order = if capabilities.fair {
         "in the order in which they came"
@@ -132,6 +247,7 @@ fn in_json(
     backend: Option<&BackendVersion>,
     capabilities: &Capabilities,
     steps: &[Step],
+    warnings: &[String],
     ok: bool,
 ) -> Value {
     let steps: Vec<Value> = steps
@@ -152,6 +268,7 @@ fn in_json(
         "min_ttl_ms": capabilities.min_ttl.as_millis() as u64,
         "max_ttl_ms": capabilities.max_ttl.as_millis() as u64,
         "steps": steps,
+        "warnings": warnings,
     })
 }
 

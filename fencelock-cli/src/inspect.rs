@@ -34,8 +34,13 @@ pub(crate) async fn release(place: &Place, release: &Release) -> Result<ExitCode
     }
     let victim = place.client()?.force_release(&release.name).await?;
     tell(&release.name, victim.as_ref(), release.json, |victim| {
+        let others = match victim.also_released {
+            None | Some(0) => String::new(),
+            Some(1) => "; its holder did not answer, so 1 other lock of it was released too".to_owned(),
+            Some(n) => format!("; its holder did not answer, so {n} other locks of it were released too"),
+        };
         format!(
-            "{} was{} and is free now",
+            "{} was{} and is free now{others}",
             release.name,
             held_by(victim).trim_start_matches(',')
         )
@@ -136,6 +141,7 @@ fn in_json(holder: &Holder) -> Value {
         "pid": holder.pid,
         "label": holder.label,
         "token": holder.token.map(|token| token.get()),
+        "also_released": holder.also_released,
         "owner": holder.owner.map(|owner| owner.to_string()),
         "acquired_at": holder.acquired_at.map(|at| humantime::format_rfc3339_millis(at).to_string()),
         "remaining_ms": holder.remaining.map(|left| left.as_millis() as u64),

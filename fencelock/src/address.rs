@@ -12,7 +12,7 @@ pub(crate) enum Address {
     #[cfg(feature = "memory")]
     Memory(lock_core::MemoryLock),
     #[cfg(feature = "postgres")]
-    Postgres(lock_postgres::PostgresConfig),
+    Postgres(Box<lock_postgres::PostgresConfig>),
     #[cfg(feature = "redis")]
     Redis(lock_redis::RedisConfig),
     #[cfg(feature = "sqlite")]
@@ -60,7 +60,7 @@ impl Address {
                 if let Some(runtime) = options.get_runtime() {
                     config = config.runtime(runtime.clone());
                 }
-                Ok(Self::Postgres(config))
+                Ok(Self::Postgres(Box::new(config)))
             }
             #[cfg(feature = "redis")]
             "redis" => {

@@ -46,6 +46,8 @@
 //! | `?cert=FILE&key=FILE` | etcd by TLS: shows the certificate in the one PEM file, with the private key in the other |
 //! | `?sslmode=prefer`, `?sslrootcert=FILE` and what else libpq knows | Postgres: see [`postgres::PostgresConfig::from_url`](https://docs.rs/lock-postgres/latest/lock_postgres/struct.PostgresConfig.html#method.from_url) |
 //! | `?schema=fencelock` | Postgres: where the counter of tokens lives |
+//! | `?pool_mode=session` | Postgres: there is a pooler before the server, and it gives each client a session of its own |
+//! | `?counter_retention=10m` | Redis: for how long after its last use the server keeps a name's counter of tokens |
 //! | `?op_timeout=5s` | etcd, Postgres, Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
 //! | `?allow_unsafe_configuration=true` | etcd, Postgres, Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
 //!

@@ -5,7 +5,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{self, Path, PathBuf};
 use std::time::Duration;
 
-use lock_core::LockError;
+use lock_core::{LockError, Options};
 use percent_encoding::percent_decode_str;
 
 use crate::SqliteLock;
@@ -29,9 +29,6 @@ pub struct SqliteConfig {
 }
 
 const PARAMETERS: &str = "op_timeout (such as 5s) and allow_unsafe_configuration (true or false)";
-
-/// Limits beyond it could not be added to a clock.
-const LONGEST: Duration = Duration::from_secs(24 * 60 * 60);
 
 impl SqliteConfig {
     /// Locks in the file at `path`, which is made if it is missing; its directory is not. A relative path counts from the
@@ -108,7 +105,7 @@ impl SqliteConfig {
     /// connecting.
     #[must_use]
     pub fn op_timeout(mut self, limit: Duration) -> Self {
-        self.op_timeout = limit.min(LONGEST);
+        self.op_timeout = limit;
         self
     }
 
@@ -147,15 +144,11 @@ impl SqliteConfig {
     /// [`LockError::Configuration`] if the path names no file or the time for requests is zero,
     /// [`LockError::Unavailable`] if the system refuses another thread.
     pub fn connect_lazy(self) -> Result<SqliteLock, LockError> {
-        if self.op_timeout.is_zero() {
-            return Err(LockError::configuration(
-                "op_timeout is zero, so that no request could be answered in time; give more, such as 5s",
-            ));
-        }
+        let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
         let path = self.absolute()?;
         Ok(SqliteLock::new(Session::start(Settings {
             path,
-            op_timeout: self.op_timeout,
+            op_timeout,
             allow_unsafe: self.allow_unsafe,
         })?))
     }

@@ -36,6 +36,9 @@
 //! ```
 //!
 //! With another driver, execute [`CREATE_SQL`] once and [`ADMIT_SQL`] at the start of each transaction.
+//!
+//! The marks are in the `main` database of the connection, whatever temporary tables and attached databases there are. All
+//! writers must open the same file as `main`.
 
 use lock_core::FencingToken;
 use lock_core::fence::StaleToken;
@@ -43,17 +46,17 @@ use rusqlite::types::Value;
 use rusqlite::{OptionalExtension, Transaction};
 
 /// Makes the table of marks where it is missing.
-pub const CREATE_SQL: &str = "CREATE TABLE IF NOT EXISTS fencelock_fence \
+pub const CREATE_SQL: &str = "CREATE TABLE IF NOT EXISTS main.fencelock_fence \
     (resource TEXT NOT NULL PRIMARY KEY, mark INTEGER NOT NULL) WITHOUT ROWID";
 
 /// Admits token `?2` to resource `?1`: yields one row, or none if the token is stale.
 ///
 /// It writes, so from then on no other connection can come between it and the end of the transaction.
-pub const ADMIT_SQL: &str = "INSERT INTO fencelock_fence (resource, mark) VALUES (?1, ?2) \
+pub const ADMIT_SQL: &str = "INSERT INTO main.fencelock_fence (resource, mark) VALUES (?1, ?2) \
     ON CONFLICT (resource) DO UPDATE SET mark = excluded.mark WHERE mark <= excluded.mark RETURNING mark";
 
 /// Reads the mark of resource `?1`: yields no row if no token was ever admitted.
-pub const MARK_SQL: &str = "SELECT mark FROM fencelock_fence WHERE resource = ?1";
+pub const MARK_SQL: &str = "SELECT mark FROM main.fencelock_fence WHERE resource = ?1";
 
 /// Why a holder was not admitted.
 #[derive(Debug, thiserror::Error)]
@@ -187,6 +190,22 @@ mod tests {
         tx.commit().unwrap();
         let too_early = admit(&early, "r", token(6));
         assert!(matches!(too_early, Err(FenceError::Sqlite(_))), "{too_early:?}");
+    }
+
+    #[test]
+    fn a_temporary_table_of_that_name_is_not_mistaken_for_the_marks() {
+        let dir = tempfile::tempdir().unwrap();
+        let open = || Connection::open(dir.path().join("data.db")).unwrap();
+        let (mut one, mut other) = (open(), open());
+        one.execute_batch(CREATE_SQL).unwrap();
+        other
+            .execute_batch(&CREATE_SQL.replace("TABLE IF NOT EXISTS main.", "TEMPORARY TABLE "))
+            .unwrap();
+        let tx = one.transaction().unwrap();
+        admit(&tx, "r", token(8)).unwrap();
+        tx.commit().unwrap();
+        let stale = admit(&other.transaction().unwrap(), "r", token(7));
+        assert!(matches!(stale, Err(FenceError::Stale(_))), "{stale:?}");
     }
 
     #[test]

@@ -18,7 +18,7 @@
 //!
 //! # What is promised
 //!
-//! Every process that opens the same file on the same machine, in whatever container, takes part. A lock is freed within
+//! Every process that opens the same file under the same kernel, in whatever container, takes part. A lock is freed within
 //! its ttl when its holder is killed, stopped or hangs, at once after a reboot, and never by a step of the wall clock.
 //! Killing any process at any moment harms nothing. Tokens rise whatever happens to the processes, the system, the power
 //! or the wall clock; should the file itself be lost or replaced by an older copy, they rise as long as the wall clock
@@ -27,8 +27,9 @@
 //! # What to know
 //!
 //! - **Where the file may lie.** On a local file system, in a directory that all its users may write to. Network and FUSE
-//!   file systems are refused: another kernel has another boot, and would free locks that are held here. In containers
-//!   mount the whole directory, since `-wal` and `-shm` files lie beside the database. Only on Linux can this be checked.
+//!   file systems that are known by their type are refused: another kernel has another boot, and would free locks that are
+//!   held here. In containers mount the whole directory, since `-wal` and `-shm` files lie beside the database. Only on
+//!   Linux can this be checked.
 //! - **Several users** share a file through a common group. Give them the directory (`chgrp locks DIR; chmod 2770 DIR`)
 //!   and make the file before the first client starts: `touch DIR/locks.db; chmod 660 DIR/locks.db`. The `-wal` and `-shm`
 //!   files take their mode from it, whatever the umask. A file that a client makes has mode 644, less the umask.

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
-use crate::world::{Backend, Process, Running, World, wait_until, wait_within};
+use crate::world::{Backend, Process, Running, TAKEN_AWAY, World, wait_until, wait_within};
 
 on_every_backend! {
     a_killed_locker_takes_the_command_and_all_its_offspring_along,
@@ -131,7 +131,7 @@ fn a_lock_that_is_taken_away_ends_the_command_and_all_its_offspring(backend: Bac
     let family = family(&world);
     assert_eq!(world.run(["release", "--force", "lock"]).code, Some(0));
     let done = family.running.end();
-    assert!(done.one_line(76).contains(backend.taken_away()), "{done:?}");
+    assert!(done.one_line(76).contains(TAKEN_AWAY), "{done:?}");
     assert!(!family.all.iter().any(|process| process.is_alive()));
 }
 

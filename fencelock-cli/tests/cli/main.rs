@@ -6,6 +6,8 @@
 mod backends;
 
 mod bad_input;
+#[cfg(target_os = "linux")]
+mod containers;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod exit_codes;

@@ -57,6 +57,80 @@ fn a_server_that_evicts_is_69_unless_that_is_allowed() {
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
 }
 
+/// A check passes with the rights that the documentation lists, and with none of them missing, also of those that only a waiter
+/// or who releases to one needs.
+#[test]
+fn a_check_needs_every_right_that_the_documentation_lists() {
+    let page = include_str!("../../../docs/redis.md");
+    let rule = page
+        .split_once("ACL SETUSER locks ")
+        .and_then(|(_, rest)| rest.split_once("```"));
+    let rule: Vec<_> = rule.unwrap().0.split_whitespace().collect();
+    // Greetings, the choice of a database other than 0, the first use of a script, what finds out whether a server is silent, and what
+    // removes entries from the queue whose time is over.
+    let not_needed_here = ["+hello", "+select", "+eval", "+ping", "+hrandfield"];
+    let missing = rule
+        .iter()
+        .filter(|word| word.starts_with(['+', '&']) && !not_needed_here.contains(word));
+    let world = World::new();
+    let server = Server::start(world.dir(), &[]);
+    let (world, server, rule) = (&world, &server, &rule);
+    std::thread::scope(|scope| {
+        // All at once, each as a user of its own: some wait in vain for seconds.
+        for (number, missing) in missing.chain([&""]).enumerate() {
+            scope.spawn(move || {
+                let words: Vec<_> = rule.iter().copied().filter(|word| word != missing).collect();
+                let user = format!("locks-{number}");
+                assert_eq!(server.ask(&format!("ACL SETUSER {user} {}", words.join(" "))), "+OK");
+                let url = server.url().replace("redis://", &format!("redis://{user}:PASSWORD@"));
+                let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).arg("check"));
+                let expected = if missing.is_empty() { 0 } else { 69 };
+                assert_eq!(done.code, Some(expected), "without {missing:?}: {done:?}");
+                assert_eq!(
+                    done.stdout.contains(" refused "),
+                    expected != 0,
+                    "without {missing:?}: {done:?}"
+                );
+            });
+        }
+    });
+}
+
+#[test]
+fn a_check_prints_what_the_backend_warns_of_and_passes() {
+    let world = World::on(Backend::Redis);
+    let quiet = world.run(["check"]);
+    assert_eq!(
+        (quiet.code, quiet.stdout.contains("  warning  ")),
+        (Some(0), false),
+        "{quiet:?}"
+    );
+
+    let primary = world.server().url().replace("redis://", "").replace(':', " ");
+    let folder = world.path("replica");
+    std::fs::create_dir(&folder).unwrap();
+    let _replica = Server::start(&folder, &["--replicaof", &primary]);
+    wait_within(CEILING, "a replica", || {
+        world.server().ask("SET here 1");
+        world.server().ask("WAIT 1 100") == ":1"
+    });
+    let done = world.run(["check"]);
+    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    assert!(done.stdout.contains("  warning  "), "{done:?}");
+    assert!(done.stdout.contains("min-replicas-to-write"), "{done:?}");
+    let done = world.run(["check", "--json"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let report: serde_json::Value = serde_json::from_str(&done.stdout).unwrap();
+    assert_eq!(report["ok"], true);
+    assert!(
+        report["warnings"][0]
+            .as_str()
+            .unwrap()
+            .contains("min-replicas-to-write"),
+        "{report}"
+    );
+}
+
 #[test]
 fn a_server_that_never_answers_is_69_within_the_limit() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();

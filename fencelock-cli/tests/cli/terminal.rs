@@ -315,8 +315,7 @@ fn a_person_who_waits_is_told_for_whom(backend: Backend) {
     session.start("fencelock run lock -- sh -c 'echo mine-$((1 + 1))'");
     session.see(&format!("the locks are kept in {}", world.place()));
     session.see("waiting for lock, held by ");
-    let since = if backend.keeps_records() { " for " } else { "" };
-    session.see(&format!(":{} (nightly){since}", holder.locker().0));
+    session.see(&format!(":{} (nightly) for ", holder.locker().0));
     // It is written anew in the same line.
     session.see("\r");
     session.see("waiting for lock, held by ");

@@ -62,25 +62,10 @@ impl Backend {
             _ => format!("{self:?}"),
         }
     }
-
-    /// Whether it can be asked for more than who holds a lock: its name and token, since when and until when.
-    pub(crate) fn keeps_records(self) -> bool {
-        match self {
-            #[cfg(feature = "postgres")]
-            Self::Postgres => false,
-            _ => true,
-        }
-    }
-
-    /// Why a lock is lost that was taken away by force.
-    pub(crate) fn taken_away(self) -> &'static str {
-        match self {
-            #[cfg(feature = "postgres")]
-            Self::Postgres => "the server ended the session or lease that kept the lock",
-            _ => "the server no longer knows this holder",
-        }
-    }
 }
+
+/// Why a lock is lost that was taken away by force.
+pub(crate) const TAKEN_AWAY: &str = "the server no longer knows this holder";
 
 /// A folder, a place for locks, and nothing of the caller's environment.
 pub(crate) struct World {
