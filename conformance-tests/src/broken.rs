@@ -17,6 +17,8 @@ use lock_core::{
     LockError, LockName, OwnerId, Released, Renewal, Scope, Stamp,
 };
 
+use tokio::runtime::Handle;
+
 pub(crate) use bug::Bug;
 pub(crate) use harness::BrokenHarness;
 use shared::{Held, Shared};
@@ -24,6 +26,8 @@ use shared::{Held, Shared};
 /// A client with a bug around one that has none.
 struct Broken {
     inner: Arc<dyn DistributedLock>,
+    /// On which the client was to work.
+    runtime: Option<Handle>,
     bug: Bug,
     shared: Arc<Shared>,
     number: usize,
@@ -114,6 +118,7 @@ impl Broken {
         }
         let number = match self.bug {
             Bug::TokenRestartsAfterRelease | Bug::TokensAreLostWithTheStore => state.count(claim.name()),
+            Bug::TokenFollowsACounterThatFell if state.set_back => state.count(claim.name()),
             Bug::TokensAreRandom => fastrand::u64(1..1 << 53),
             Bug::TokenPerSession => self.drawn.fetch_add(1, Ordering::SeqCst) + 1,
             _ => return right,
@@ -193,6 +198,7 @@ impl DistributedLock for Broken {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        self.needs_its_runtime("acquire").await?;
         match self.bug {
             Bug::AcquireTwiceIsBusy if self.holds(claim) => return Ok(Attempt::busy()),
             Bug::AskingAgainKeepsTheOldTtl if self.holds(claim) => {
@@ -319,6 +325,10 @@ impl DistributedLock for Broken {
         let done = match (self.bug, &holder) {
             (Bug::ReleaseDoesNothing, _) => HandOver::new(Released::Released, Attempt::busy()),
             (Bug::HandOverWithoutOwnerCheck, Some((holder, _))) => self.inner.hand_over(holder, to).await?,
+            (Bug::HandOverIgnoresTheName, _) if from.name() != to.name() => {
+                let stand_in = Claim::new(from.name().clone(), to.ttl());
+                self.inner.hand_over(from, &stand_in).await?
+            }
             _ => self.inner.hand_over(&self.sent(from), &self.sent(to)).await?,
         };
         if let (Bug::HandOverKeepsTheToken, Some((_, token)), Attempt::Granted(grant)) = (self.bug, &holder, &done.to) {
@@ -335,12 +345,32 @@ impl DistributedLock for Broken {
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         self.forwards("listing locks")?;
-        self.inner.list(prefix).await
+        match self.bug {
+            Bug::ListIgnoresItsPrefix => self.inner.list("").await,
+            Bug::ListLeavesOutNames => {
+                let mut holders = self.inner.list(prefix).await?;
+                for holder in &mut holders {
+                    holder.name = None;
+                }
+                Ok(holders)
+            }
+            _ => self.inner.list(prefix).await,
+        }
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         self.forwards("releasing a lock by force")?;
+        if self.is(Bug::ForceTakesAll) {
+            let all = self.inner.list("").await?.into_iter().filter_map(|holder| holder.name);
+            for other in all.filter(|other| other != name) {
+                self.inner.force_release(&other).await?;
+            }
+        }
         self.inner.force_release(name).await
+    }
+
+    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        self.inner.warnings().await
     }
 
     async fn close(&self) -> Result<(), LockError> {
@@ -360,6 +390,17 @@ impl DistributedLock for Broken {
 }
 
 impl Broken {
+    /// With that bug every call goes by way of a runtime that may have ended.
+    async fn needs_its_runtime(&self, operation: &'static str) -> Result<(), LockError> {
+        match &self.runtime {
+            Some(runtime) if self.is(Bug::DeadWithItsRuntime) => {
+                let there = runtime.spawn(async {}).await;
+                there.map_err(|error| LockError::unavailable(operation, error))
+            }
+            _ => Ok(()),
+        }
+    }
+
     fn forwards(&self, operation: &'static str) -> Result<(), LockError> {
         if self.is(Bug::ProvidedMethodsAreNotForwarded) {
             return Err(LockError::NotSupported { operation });

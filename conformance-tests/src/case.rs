@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use lock_core::fence::Fence;
 use lock_core::{Capabilities, Claim, Clock, DistributedLock, LockName, Locks, Options, Scope, Stamp};
+use tokio::runtime::Handle;
 
 use crate::child::{COUNTER, Child};
 use crate::harness::{Fault, Harness, Injection, Namespace, Resource};
@@ -109,9 +110,20 @@ impl Case {
         Link::new(client, number, Arc::clone(&self.history))
     }
 
+    /// Locks on a client of their own, both of which work on that runtime.
+    pub(crate) async fn party_on_runtime(&self, runtime: &Handle) -> Outcome<Party> {
+        let client = self.harness.client_on(&self.namespace, runtime.clone()).await?;
+        let options = Options::new().runtime(runtime.clone());
+        Ok(self.party_with(Arc::new(self.linked(client)), options))
+    }
+
     fn party_on(&self, link: Arc<Link>) -> Party {
+        self.party_with(link, Options::new())
+    }
+
+    fn party_with(&self, link: Arc<Link>, options: Options) -> Party {
         let backend: Arc<dyn DistributedLock> = Arc::clone(&link) as _;
-        let locks = Locks::with_options(backend, Options::new().ttl(self.steady_ttl()));
+        let locks = Locks::with_options(backend, options.ttl(self.steady_ttl()));
         self.open().locks.push(locks.clone());
         Party { locks, link }
     }
@@ -191,7 +203,6 @@ impl Case {
         shipped.ok_or_else(|| Stop::not_applicable("the backend ships no resource that outlives its process"))
     }
 
-    #[cfg(feature = "faults")]
     pub(crate) fn leases_are_connections(&self) -> bool {
         self.harness.leases_are_connections()
     }

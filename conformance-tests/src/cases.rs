@@ -18,6 +18,7 @@ pub(crate) mod loss;
 #[cfg(feature = "faults")]
 pub(crate) mod network;
 pub(crate) mod ownership;
+pub(crate) mod runtime;
 pub(crate) mod tokens;
 pub(crate) mod told;
 pub(crate) mod waiting;

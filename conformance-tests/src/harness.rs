@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use lock_core::fence::Fence;
 use lock_core::{DistributedLock, FencingToken, LockError, LockName};
 use tempfile::TempDir;
+use tokio::runtime::Handle;
 
 /// What the author of a backend writes: how to reach it, and what can be done to it.
 ///
@@ -67,6 +68,17 @@ pub trait Harness: Send + Sync + 'static {
         Err(LockError::NotSupported {
             operation: "reaching the server at another address",
         })
+    }
+
+    /// As [`client`](Self::client), with its connections worked on that runtime, which will end. The default, a client as any
+    /// other, is right where a backend has no connections of its own.
+    ///
+    /// # Errors
+    ///
+    /// Whatever the backend answers to a failed connection; the case fails with it.
+    async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
+        let _ = runtime;
+        self.client(namespace).await
     }
 
     /// What is in each request that changes something at the server, and in none that only looks. The cases that hold a
@@ -204,6 +216,8 @@ pub enum Fault {
     Delete(LockName),
     /// The counter from which the tokens of this name come is deleted behind the server's back.
     DeleteCounter(LockName),
+    /// The counter from which the tokens of this name come is set to a value that it had long ago, behind the server's back.
+    SetBackCounter(LockName),
     /// All that the server stores is deleted behind its back, while it runs on.
     DeleteAll,
     /// Whatever the server has kept of requests in order to answer the same sooner is dropped: scripts, plans.
@@ -233,6 +247,7 @@ impl Fault {
             Self::Steal(_) => "a lock given to somebody else",
             Self::Delete(_) => "a deleted lock",
             Self::DeleteCounter(_) => "a deleted counter",
+            Self::SetBackCounter(_) => "a counter that is set back",
             Self::DeleteAll => "the deletion of everything",
             Self::DropPrepared => "the loss of prepared requests",
             Self::Full | Self::Room => "a full server",

@@ -295,6 +295,10 @@ impl DistributedLock for Link {
             .await
     }
 
+    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        self.inner.warnings().await
+    }
+
     async fn close(&self) -> Result<(), LockError> {
         self.note("close");
         self.inner.close().await

@@ -9,7 +9,7 @@ use fencelock::FencingToken;
 use fencelock::etcd::etcd_client::Client as EtcdClient;
 use fencelock::etcd::fence as etcd_fence;
 use fencelock::fence::{Fence, StaleToken};
-use fencelock::postgres::fence as postgres_fence;
+use fencelock::postgres::fence::{self as postgres_fence, FenceTable};
 use fencelock::postgres::tokio_postgres::{self, NoTls};
 use fencelock::redis::fence as redis_fence;
 use fencelock::redis::redis;
@@ -79,9 +79,7 @@ impl World {
         let client = redis::Client::open(self.redis.url()).unwrap();
         let (postgres, connection) = tokio_postgres::connect(self.postgres.url(), NoTls).await.unwrap();
         tokio::spawn(connection);
-        // For this session alone.
-        let table = postgres_fence::CREATE_SQL.replace("CREATE TABLE", "CREATE TEMPORARY TABLE");
-        postgres.batch_execute(&table).await.unwrap();
+        postgres.batch_execute(marks().create_sql()).await.unwrap();
         vec![
             Resource::Memory(Fence::new(RESOURCE, ())),
             Resource::Sqlite(sqlite),
@@ -90,6 +88,11 @@ impl World {
             Resource::Postgres(postgres),
         ]
     }
+}
+
+/// A table for one session alone.
+fn marks() -> FenceTable {
+    FenceTable::in_schema("pg_temp").unwrap()
 }
 
 /// A mark in each of the kits.
@@ -123,7 +126,7 @@ impl Resource {
             },
             Self::Postgres(client) => {
                 let transaction = client.transaction().await.unwrap();
-                match postgres_fence::admit(&transaction, RESOURCE, token).await {
+                match marks().admit(&transaction, RESOURCE, token).await {
                     Ok(()) => {
                         transaction.commit().await.unwrap();
                         Ok(())

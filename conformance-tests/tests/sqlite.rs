@@ -37,6 +37,7 @@ impl Harness for Sqlite {
                 &[name.as_str()],
             ),
             Fault::Delete(name) => change(namespace, "DELETE FROM lock WHERE name = ?1", &[name.as_str()]),
+            Fault::SetBackCounter(_) => change(namespace, "UPDATE counter SET token = 5", &[]),
             Fault::Steal(name) => {
                 let stranger = OwnerId::random().to_string();
                 change(namespace, "UPDATE counter SET token = token + 1", &[]).and_then(|()| {

@@ -5,7 +5,8 @@ use lock_core::Capabilities;
 #[cfg(feature = "faults")]
 use crate::cases::network;
 use crate::cases::{
-    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, tokens, told, waiting,
+    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, runtime, tokens, told,
+    waiting,
 };
 use crate::harness::Harness;
 
@@ -20,6 +21,7 @@ pub(crate) enum Bug {
     BusyIsNotTold,
     CallsHaveNoLimit,
     CancelLeavesItsEntry,
+    DeadWithItsRuntime,
     DeadlineFromALateReply,
     DeadlineFromTheAcquireOnASharedLease,
     DeadlineFromTheReply,
@@ -28,9 +30,13 @@ pub(crate) enum Bug {
     FenceChecksBeforeItWrites,
     FenceRefusesItsHolder,
     FenceTakesWhatDiffers,
+    HandOverIgnoresTheName,
+    ForceTakesAll,
     HandOverKeepsTheToken,
     HandOverWithoutOwnerCheck,
     LateRequestIsHonoured,
+    ListIgnoresItsPrefix,
+    ListLeavesOutNames,
     LossIsNeverTold,
     NamesAreFolded,
     NoCheckAfterTheWait,
@@ -45,6 +51,7 @@ pub(crate) enum Bug {
     RenewalLengthensTheSuccessor,
     RenewalResurrects,
     TokenPerAttempt,
+    TokenFollowsACounterThatFell,
     TokenPerSession,
     TokenRestartsAfterRelease,
     TokensAreLostWithTheStore,
@@ -65,6 +72,7 @@ impl Bug {
         Self::BusyIsNotTold,
         Self::CallsHaveNoLimit,
         Self::CancelLeavesItsEntry,
+        Self::DeadWithItsRuntime,
         Self::DeadlineFromALateReply,
         Self::DeadlineFromTheAcquireOnASharedLease,
         Self::DeadlineFromTheReply,
@@ -73,9 +81,13 @@ impl Bug {
         Self::FenceChecksBeforeItWrites,
         Self::FenceRefusesItsHolder,
         Self::FenceTakesWhatDiffers,
+        Self::HandOverIgnoresTheName,
+        Self::ForceTakesAll,
         Self::HandOverKeepsTheToken,
         Self::HandOverWithoutOwnerCheck,
         Self::LateRequestIsHonoured,
+        Self::ListIgnoresItsPrefix,
+        Self::ListLeavesOutNames,
         Self::LossIsNeverTold,
         Self::NamesAreFolded,
         Self::NoCheckAfterTheWait,
@@ -90,6 +102,7 @@ impl Bug {
         Self::RenewalLengthensTheSuccessor,
         Self::RenewalResurrects,
         Self::TokenPerAttempt,
+        Self::TokenFollowsACounterThatFell,
         Self::TokenPerSession,
         Self::TokenRestartsAfterRelease,
         Self::TokensAreLostWithTheStore,
@@ -112,6 +125,7 @@ impl Bug {
             Self::BusyIsNotTold => "a wait does not tell that the name is busy",
             Self::CallsHaveNoLimit => "calls into silence have no limit",
             Self::CancelLeavesItsEntry => "a cancelled wait leaves its queue entry",
+            Self::DeadWithItsRuntime => "a client is dead once its runtime has ended",
             Self::DeadlineFromALateReply => "the deadline counts from a reply that comes late",
             Self::DeadlineFromTheAcquireOnASharedLease => "on a shared lease the deadline counts from the acquire",
             Self::DeadlineFromTheReply => "the deadline counts from the reply",
@@ -120,9 +134,13 @@ impl Bug {
             Self::FenceChecksBeforeItWrites => "a fence checks the token in one step and writes in another",
             Self::FenceRefusesItsHolder => "a fence refuses the second write of its holder",
             Self::FenceTakesWhatDiffers => "a fence looks for a change of the token and not at its order",
+            Self::HandOverIgnoresTheName => "a hand-over ignores the name of its second claim",
+            Self::ForceTakesAll => "a forced release takes all locks of its victim",
             Self::HandOverKeepsTheToken => "a hand-over keeps the token",
             Self::HandOverWithoutOwnerCheck => "a hand-over takes from whoever holds",
             Self::LateRequestIsHonoured => "a late request is honoured beyond its ttl",
+            Self::ListIgnoresItsPrefix => "a list has what is not under its prefix",
+            Self::ListLeavesOutNames => "a list leaves names out",
             Self::LossIsNeverTold => "a renewal of what is lost is an error instead of an answer",
             Self::NamesAreFolded => "names that differ in case or blanks are one",
             Self::NoCheckAfterTheWait => "nothing is checked after the wait",
@@ -137,6 +155,7 @@ impl Bug {
             Self::RenewalLengthensTheSuccessor => "a late renewal lengthens the successor's lease",
             Self::RenewalResurrects => "a renewal brings back what has expired",
             Self::TokenPerAttempt => "a token per attempt, not per grant",
+            Self::TokenFollowsACounterThatFell => "a connected client draws from a counter that was set back",
             Self::TokenPerSession => "a session draws tokens before it has raised the counter",
             Self::TokenRestartsAfterRelease => "tokens start again after a release",
             Self::TokensAreLostWithTheStore => "tokens start again with an empty store",
@@ -168,6 +187,7 @@ impl Bug {
                 dropped::acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
                 leaving::a_cancelled_waiter_holds_nobody_up,
             ],
+            Self::DeadWithItsRuntime => cases![runtime::a_client_whose_own_runtime_ends_goes_on_without_it],
             Self::DeadlineFromTheAcquireOnASharedLease => {
                 cases![leases::a_lock_taken_late_is_not_believed_in_longer_than_the_server_keeps_it]
             }
@@ -179,10 +199,15 @@ impl Bug {
             Self::FenceRefusesItsHolder | Self::FenceTakesWhatDiffers => {
                 cases![fences::a_stale_token_is_refused_and_an_equal_one_accepted]
             }
+            Self::HandOverIgnoresTheName => cases![ownership::a_hand_over_to_another_name_takes_that_name],
+            Self::ForceTakesAll => cases![ownership::a_forced_release_tells_the_victim_within_one_renewal],
             Self::HandOverKeepsTheToken => cases![tokens::tokens_rise_across_hand_overs],
             Self::HandOverWithoutOwnerCheck => cases![ownership::a_hand_over_of_what_is_not_held_spares_the_holder],
             Self::LateRequestIsHonoured => {
                 cases![cancellation::a_request_delivered_after_its_release_is_gone_after_a_ttl]
+            }
+            Self::ListIgnoresItsPrefix | Self::ListLeavesOutNames => {
+                cases![errors::a_list_is_in_order_and_of_one_prefix]
             }
             Self::LossIsNeverTold => cases![
                 ownership::renewal_never_brings_back_an_expired_lock,
@@ -207,6 +232,7 @@ impl Bug {
             }
             Self::RenewalResurrects => cases![ownership::renewal_never_brings_back_an_expired_lock],
             Self::TokenPerAttempt => cases![tokens::a_token_is_drawn_at_the_grant_and_not_at_the_attempt],
+            Self::TokenFollowsACounterThatFell => cases![tokens::tokens_rise_across_a_counter_that_is_set_back],
             Self::TokenPerSession => cases![tokens::tokens_rise_across_a_new_client_and_a_closed_one],
             Self::TokensAreLostWithTheStore => cases![
                 tokens::tokens_rise_across_the_deletion_of_everything,
@@ -239,6 +265,12 @@ impl Bug {
             }
             Self::CallsHaveNoLimit | Self::DeadlineFromALateReply if cfg!(not(feature = "faults")) => {
                 Err("the suite was built without its feature `faults`")
+            }
+            Self::ForceTakesAll if !(capabilities.force_release && capabilities.list) => {
+                Err("the backend cannot release by force, or cannot list what there is")
+            }
+            Self::ListIgnoresItsPrefix | Self::ListLeavesOutNames if !capabilities.list => {
+                Err("the backend cannot list locks")
             }
             Self::ProvidedMethodsAreNotForwarded if !inspects => Err("there is nothing to forward"),
             _ => Ok(()),

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use async_trait::async_trait;
 use lock_core::{DistributedLock, LockError, LockName};
+use tokio::runtime::Handle;
 
 use super::fence::BrokenFence;
 use super::shared::Shared;
@@ -30,9 +31,10 @@ impl BrokenHarness {
         }
     }
 
-    fn broken(&self, inner: Arc<dyn DistributedLock>) -> Arc<dyn DistributedLock> {
+    fn broken(&self, inner: Arc<dyn DistributedLock>, runtime: Option<Handle>) -> Arc<dyn DistributedLock> {
         Arc::new(Broken {
             inner,
+            runtime,
             bug: self.bug,
             shared: Arc::clone(&self.shared),
             number: self.clients.fetch_add(1, Ordering::Relaxed),
@@ -48,7 +50,7 @@ impl Harness for BrokenHarness {
     }
 
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
-        Ok(self.broken(self.inner.client(namespace).await?))
+        Ok(self.broken(self.inner.client(namespace).await?, None))
     }
 
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
@@ -60,7 +62,12 @@ impl Harness for BrokenHarness {
         namespace: &Namespace,
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
-        Ok(self.broken(self.inner.client_at(namespace, address).await?))
+        Ok(self.broken(self.inner.client_at(namespace, address).await?, None))
+    }
+
+    async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
+        let inner = self.inner.client_on(namespace, runtime.clone()).await?;
+        Ok(self.broken(inner, Some(runtime)))
     }
 
     fn committing_request(&self) -> &[u8] {
@@ -94,7 +101,11 @@ impl Harness for BrokenHarness {
         if matches!(fault, Fault::DeleteAll | Fault::RestartWithoutData) {
             self.shared.lock().counters.clear();
         }
-        self.inner.inject(namespace, fault).await
+        let injected = self.inner.inject(namespace, fault).await?;
+        if matches!((fault, injected), (Fault::SetBackCounter(_), Injection::Done)) {
+            self.shared.lock().set_back = true;
+        }
+        Ok(injected)
     }
 
     async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {

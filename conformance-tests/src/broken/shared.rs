@@ -17,6 +17,8 @@ pub(super) struct State {
     pub(super) stand_ins: HashMap<OwnerId, Claim>,
     pub(super) owners: HashMap<(usize, LockName), Claim>,
     pub(super) counters: HashMap<LockName, u64>,
+    /// Whether the counter of the backend was set back.
+    pub(super) set_back: bool,
     pub(super) released: HashSet<OwnerId>,
     pub(super) abandoned: HashSet<OwnerId>,
     /// How many wait for each name.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, LockError};
+use lock_core::{Attempt, DistributedLock, LockError, LockGuard};
 
 use super::{Entry, cases};
 use crate::case::Case;
@@ -308,17 +308,21 @@ pub(crate) async fn a_list_is_in_order_and_of_one_prefix(case: Arc<Case>) -> Out
         guards.push(party.locks.lock(name).await?);
     }
     for prefix in ["", "a", "a/", "a/1", "a%", "_", "b", "nothing", "%"] {
-        let listed: Vec<_> = other
-            .locks
-            .list(prefix)
-            .await?
-            .into_iter()
-            .map(|holder| holder.name)
-            .collect();
-        if listed.contains(&None) {
-            continue;
+        let listed = other.locks.list(prefix).await?;
+        for holder in &listed {
+            let known = guards
+                .iter()
+                .find(|guard: &&LockGuard| Some(guard.name()) == holder.name.as_ref());
+            ensure!(
+                known.is_some_and(|guard| holder.token.is_none_or(|token| token == guard.token())),
+                "the backend",
+                "a list has the name of each lock of a client that is alive, and no other token; it has {holder:?}"
+            );
         }
-        let listed: Vec<_> = listed.into_iter().flatten().map(|name| name.to_string()).collect();
+        let listed: Vec<_> = listed
+            .into_iter()
+            .filter_map(|holder| Some(holder.name?.to_string()))
+            .collect();
         let mut expected: Vec<_> = names
             .iter()
             .filter(|name| name.starts_with(prefix))

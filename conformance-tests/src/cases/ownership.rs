@@ -21,6 +21,7 @@ pub(crate) const CASES: &[Entry] = cases![
     a_guard_whose_deadline_has_passed_is_not_revived,
     release_after_loss_is_already_lost,
     a_hand_over_of_what_is_not_held_spares_the_holder,
+    a_hand_over_to_another_name_takes_that_name,
     a_forced_release_tells_the_victim_within_one_renewal,
     a_forced_release_of_a_free_name_finds_nobody,
 ];
@@ -234,6 +235,43 @@ pub(crate) async fn a_hand_over_of_what_is_not_held_spares_the_holder(case: Arc<
     held(&other, &to).await
 }
 
+pub(crate) async fn a_hand_over_to_another_name_takes_that_name(case: Arc<Case>) -> Outcome {
+    let (client, other) = (case.client().await?, case.client().await?);
+    // Before the one that is handed over: what came first is what some servers look at.
+    let (theirs, from) = (case.claim("other"), case.claim("n"));
+    case.take(&other, &theirs).await?;
+    case.take(&client, &from).await?;
+    let to = case.claim("other");
+    let done = client.hand_over(&from, &to).await?;
+    ensure!(
+        done.from == Released::Released,
+        "the backend",
+        "a hand-over to another name releases what is held; it said {:?}",
+        done.from
+    );
+    if let Attempt::Granted(grant) = done.to {
+        fail!(
+            "the backend",
+            "a name that somebody else holds stays busy; it gave {grant:?}"
+        );
+    }
+    held(&other, &theirs).await?;
+    // Free: the second name is what is taken, and the first one is left.
+    let (from, to) = (case.claim("n"), case.claim("other"));
+    case.take(&client, &from).await?;
+    let done = client.hand_over(&from, &to).await?;
+    ensure!(
+        done.from == Released::Released && matches!(done.to, Attempt::Granted(_)),
+        "the backend",
+        "a hand-over to another name that is free takes it; it said {done:?}"
+    );
+    case.is_busy(&other, to.name()).await?;
+    let next = case.claim("n");
+    case.take(&other, &next).await?;
+    held(&other, &next).await?;
+    held(&client, &to).await
+}
+
 pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: Arc<Case>) -> Outcome {
     case.needs(case.capabilities().force_release, "the backend cannot release by force")?;
     let (victim, other) = (case.party().await?, case.party().await?);
@@ -278,9 +316,8 @@ pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: A
         "the client",
         "the successor is spared by what the victim does then"
     );
-    if !case.capabilities().shares_leases {
-        ensure!(spared.is_held(), "the client", "other locks of the victim stay held");
-    }
+    spared.renew_now().await?;
+    ensure!(spared.is_held(), "the client", "other locks of the victim stay held");
     drop(spared);
     let outcome = guard.release().await?;
     ensure!(

@@ -24,6 +24,7 @@ pub(crate) const CASES: &[Entry] = cases![
     tokens_rise_across_a_restart_without_data,
     tokens_rise_across_the_deletion_of_a_lock,
     tokens_rise_across_the_deletion_of_a_counter,
+    tokens_rise_across_a_counter_that_is_set_back,
     tokens_rise_across_the_deletion_of_everything,
     tokens_rise_across_the_loss_of_prepared_requests,
     tokens_rise_across_the_restore_of_an_older_copy,
@@ -190,6 +191,51 @@ pub(crate) async fn tokens_rise_across_the_deletion_of_a_lock(case: Arc<Case>) -
 
 pub(crate) async fn tokens_rise_across_the_deletion_of_a_counter(case: Arc<Case>) -> Outcome {
     rise_across(&case, Fault::DeleteCounter(case.name("n"))).await
+}
+
+pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case>) -> Outcome {
+    let limit = case.ttl() + case.patience();
+    let (first, second) = (case.client().await?, case.client().await?);
+    let mut rising = Rising::default();
+    for _ in 0..3 {
+        let claim = case.claim("n");
+        rising.next(case.take(&first, &claim).await?.token)?;
+        first.release(&claim).await?;
+    }
+    let held = case.claim("n");
+    rising.next(case.take(&first, &held).await?.token)?;
+    // This one has been granted nothing so far.
+    let waiter = {
+        let (second, claim, deadline) = (Arc::clone(&second), case.claim("n"), case.now() + case.patience());
+        tokio::spawn(async move { (second.acquire(&claim, Some(deadline)).await, claim) })
+    };
+    case.in_line("n", 1).await?;
+    case.inject(Fault::SetBackCounter(case.name("n"))).await?;
+    first.release(&held).await?;
+    let (waited, claim) = waiter.await?;
+    let grant = match waited {
+        Ok(Attempt::Granted(grant)) => grant,
+        // To refuse is right where no higher token can be drawn at once.
+        Err(error) if error.is_retryable() => case.take_through(&second, &claim, limit).await?,
+        Err(error) => return Err(error.into()),
+        Ok(other) => fail!(
+            "the backend",
+            "a waiter is granted what was released; it said {other:?}"
+        ),
+    };
+    rising.next(grant.token)?;
+    second.release(&claim).await?;
+    // A new client puts the counter right, so it comes last.
+    for client in [Some(first), Some(second), None] {
+        let client = match client {
+            Some(client) => client,
+            None => case.client().await?,
+        };
+        let claim = case.claim("n");
+        rising.next(case.take_through(&client, &claim, limit).await?.token)?;
+        client.release(&claim).await?;
+    }
+    Ok(())
 }
 
 pub(crate) async fn tokens_rise_across_the_deletion_of_everything(case: Arc<Case>) -> Outcome {

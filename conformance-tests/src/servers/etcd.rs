@@ -27,6 +27,13 @@ pub(super) fn member_arguments(place: Place<'_>) -> Vec<String> {
     for_clients(place, "127.0.0.1")
 }
 
+/// The caller names the endpoints behind it when starting it.
+pub(super) fn proxy_arguments(place: Place<'_>) -> Vec<String> {
+    let listen = format!("--listen-addr=127.0.0.1:{}", place.port);
+    let data = format!("--data-dir={}", place.data);
+    ["grpc-proxy", "start", &listen, &data].map(str::to_owned).to_vec()
+}
+
 fn for_clients(place: Place<'_>, bind: &str) -> Vec<String> {
     let client = format!("http://{bind}:{}", place.port);
     [
@@ -40,11 +47,21 @@ fn for_clients(place: Place<'_>, bind: &str) -> Vec<String> {
     .collect()
 }
 
-pub(super) async fn probe(authority: &str) -> io::Result<String> {
+/// Whether there is a cluster behind the proxy that answers.
+pub(super) async fn probe_proxy(authority: &str) -> io::Result<String> {
+    healthy(authority).await.map(|()| "etcd grpc-proxy".to_owned())
+}
+
+async fn healthy(authority: &str) -> io::Result<()> {
     let health = get(authority, "/health").await?;
-    if !health.contains("\"health\":\"true\"") {
-        return Err(io::Error::other(format!("it is not well: {health}")));
+    if health.contains("\"health\":\"true\"") {
+        return Ok(());
     }
+    Err(io::Error::other(format!("it is not well: {health}")))
+}
+
+pub(super) async fn probe(authority: &str) -> io::Result<String> {
+    healthy(authority).await?;
     let versions = get(authority, "/version").await?;
     let version = versions
         .split_once("\"etcdserver\":\"")

@@ -35,6 +35,8 @@ pub(super) enum Protocol {
     Etcd,
     /// Of a cluster: it talks to the other members too.
     EtcdMember,
+    /// In front of a cluster.
+    EtcdProxy,
 }
 
 /// Where a server runs, as it sees it.
@@ -110,6 +112,11 @@ impl Kind {
         protocol: Protocol::EtcdMember,
         ..Self::ETCD
     };
+    /// The proxy of etcd 3.5 for gRPC. Its arguments name the endpoints behind it.
+    pub const ETCD_PROXY: Self = Self {
+        protocol: Protocol::EtcdProxy,
+        ..Self::ETCD
+    };
     const LIKE_REDIS: Self = Self {
         title: "",
         key: "",
@@ -148,7 +155,7 @@ impl Kind {
         match self.protocol {
             Protocol::Redis => format!("redis://{address}"),
             Protocol::Postgres => format!("postgres://postgres@{address}/postgres"),
-            Protocol::Etcd | Protocol::EtcdMember => format!("http://{address}"),
+            Protocol::Etcd | Protocol::EtcdMember | Protocol::EtcdProxy => format!("http://{address}"),
         }
     }
 
@@ -156,13 +163,13 @@ impl Kind {
     pub(super) fn environment(&self) -> &'static [(&'static str, &'static str)] {
         match self.protocol {
             Protocol::Postgres => &[("POSTGRES_HOST_AUTH_METHOD", "trust")],
-            Protocol::Redis | Protocol::Etcd | Protocol::EtcdMember => &[],
+            Protocol::Redis | Protocol::Etcd | Protocol::EtcdMember | Protocol::EtcdProxy => &[],
         }
     }
 
     /// Whether its container is to see this machine's loopback as its own, since others there are to be reached.
     pub(super) fn shares_the_loopback(&self) -> bool {
-        self.protocol == Protocol::EtcdMember
+        matches!(self.protocol, Protocol::EtcdMember | Protocol::EtcdProxy)
     }
 
     /// The program and its arguments.
@@ -172,6 +179,7 @@ impl Kind {
             Protocol::Postgres => postgres::arguments(place),
             Protocol::Etcd => etcd::arguments(place),
             Protocol::EtcdMember => etcd::member_arguments(place),
+            Protocol::EtcdProxy => etcd::proxy_arguments(place),
         };
         [self.program.to_owned()].into_iter().chain(arguments).collect()
     }
@@ -180,7 +188,7 @@ impl Kind {
     pub(super) fn preparation(&self, data: &str) -> Option<Vec<String>> {
         match self.protocol {
             Protocol::Postgres => Some(postgres::preparation(data)),
-            Protocol::Redis | Protocol::Etcd | Protocol::EtcdMember => None,
+            Protocol::Redis | Protocol::Etcd | Protocol::EtcdMember | Protocol::EtcdProxy => None,
         }
     }
 
@@ -192,6 +200,7 @@ impl Kind {
             Protocol::Redis => redis::probe(authority, user_info).await,
             Protocol::Postgres => postgres::probe(authority).await,
             Protocol::Etcd | Protocol::EtcdMember => etcd::probe(authority).await,
+            Protocol::EtcdProxy => etcd::probe_proxy(authority).await,
         }
     }
 

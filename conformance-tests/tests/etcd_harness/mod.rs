@@ -18,6 +18,7 @@ use lock_etcd::etcd_client::{
     AlarmAction, AlarmType, Client, Compare, CompareOp, DeleteOptions, Error, GetOptions, KeyValue, PutOptions,
     SortOrder, SortTarget, Txn, TxnOp,
 };
+use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
 use resource::FencedKey;
@@ -81,6 +82,11 @@ impl Harness for EtcdHarness {
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
         let config = config(&self.url(namespace).await?, namespace)?.op_timeout(OP_TIMEOUT);
         Ok(Arc::new(config.connect().await?))
+    }
+
+    async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
+        let config = config(&self.url(namespace).await?, namespace)?.op_timeout(OP_TIMEOUT);
+        Ok(Arc::new(config.runtime(runtime).connect().await?))
     }
 
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
@@ -150,6 +156,10 @@ impl Harness for EtcdHarness {
                 kv.delete(holder.key(), None).await.map_err(failed)?;
             }
             Fault::Steal(name) => self.steal(namespace, name).await?,
+            Fault::SetBackCounter(_) => {
+                let mut kv = self.admin(namespace).await?.kv_client();
+                kv.put(prefix(namespace, "base"), "5", None).await.map_err(failed)?;
+            }
             Fault::DeleteCounter(_) => {
                 let mut kv = self.admin(namespace).await?.kv_client();
                 kv.delete(prefix(namespace, "base"), None).await.map_err(failed)?;

@@ -15,6 +15,7 @@ use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName};
 use lock_postgres::tokio_postgres::Client;
 use lock_postgres::{PostgresConfig, PostgresLock, schema_sql};
+use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
 use admin::{ROLE, admin};
@@ -29,8 +30,9 @@ const ENTRANCE: &str = "FENCELOCK_CONFORMANCE_POSTGRES_ENTRANCE";
 /// Cases run beside each other, and each has several clients. A thousand locks take room.
 const ROOM: [&str; 4] = ["-c", "max_connections=400", "-c", "max_locks_per_transaction=128"];
 
-/// The advisory locks of one key, in the database of the namespace alone.
-const LOCKS: &str = "FROM pg_locks WHERE locktype = 'advisory' \
+/// The advisory locks of one key, in the database of the namespace alone. Of the two spaces of keys the second one has those
+/// that wait, as shared locks.
+const LOCKS: &str = "FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 \
                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
                      AND classid = $1::bigint::oid AND objid = $2::bigint::oid";
 
@@ -87,6 +89,12 @@ impl Harness for PostgresHarness {
         Ok(Arc::new(self.lock(namespace).await?))
     }
 
+    async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
+        self.prepared(namespace).await?;
+        let config = config(&self.entrance(namespace).await?, namespace)?.session_pooler(self.bouncers.is_some());
+        Ok(Arc::new(config.runtime(runtime).connect().await?))
+    }
+
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
         let server = self.server(namespace).await?;
         let bouncer = self.bouncer(&server)?;
@@ -103,13 +111,15 @@ impl Harness for PostgresHarness {
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
         self.prepared(namespace).await?;
         let url = self.server(namespace).await?.url_at(address);
-        let config = config(&url, namespace)?.op_timeout(Duration::from_secs(2));
+        let config = config(&url, namespace)?
+            .op_timeout(Duration::from_secs(2))
+            .session_pooler(self.bouncers.is_some());
         Ok(Arc::new(config.connect().await?))
     }
 
     async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
         let [high, low] = self.key(namespace, name).await?;
-        let waiting = format!("SELECT count(*) {LOCKS} AND NOT granted");
+        let waiting = format!("SELECT count(*) {}", LOCKS.replace("objsubid = 1", "objsubid = 2"));
         let row = self.admin(namespace).await?.query_one(&waiting, &[&high, &low]).await;
         let waiting: i64 = row.map_err(admin::failed)?.get(0);
         Ok(usize::try_from(waiting).ok())
@@ -152,6 +162,11 @@ impl Harness for PostgresHarness {
             Fault::Expire(name) | Fault::Delete(name) => self.end_session(namespace, name).await,
             Fault::Steal(name) => self.steal(namespace, name).await,
             Fault::DeleteAll => self.delete_all(namespace).await,
+            Fault::SetBackCounter(_) => {
+                let client = self.admin(namespace).await?;
+                let set_back = client.batch_execute("SELECT setval('fencelock.token', 5)").await;
+                set_back.map(|()| Injection::Done).map_err(admin::failed)
+            }
             Fault::DeleteCounter(_) => {
                 let client = self.admin(namespace).await?;
                 let reset = client.batch_execute("SELECT setval('fencelock.token', 1)").await;
@@ -244,7 +259,8 @@ impl PostgresHarness {
 
     async fn lock(&self, namespace: &Namespace) -> Result<PostgresLock, LockError> {
         self.prepared(namespace).await?;
-        config(&self.entrance(namespace).await?, namespace)?.connect().await
+        let config = config(&self.entrance(namespace).await?, namespace)?;
+        config.session_pooler(self.bouncers.is_some()).connect().await
     }
 
     /// The halves of the key, as the server shows them.

@@ -15,6 +15,7 @@ use lock_core::{DistributedLock, LockError, LockName, OwnerId};
 use lock_redis::RedisConfig;
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, Client, Cmd, FromRedisValue, RedisError};
+use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
 use resource::FencedKey;
@@ -60,6 +61,11 @@ impl Harness for RedisHarness {
         Ok(Arc::new(config.connect().await?))
     }
 
+    async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
+        let config = config(&self.url(namespace).await?, namespace)?;
+        Ok(Arc::new(config.runtime(runtime).connect().await?))
+    }
+
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
         Ok(Some(self.server(namespace).await?.authority().to_owned()))
     }
@@ -75,10 +81,8 @@ impl Harness for RedisHarness {
     }
 
     async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
-        let queue = format!("{{{}:{name}}}:queue", namespace.name());
-        let fields: Vec<String> = self.ask(namespace, redis::cmd("HKEYS").arg(queue)).await?;
-        // Owners, among numbers and the ends of the line.
-        Ok(Some(fields.iter().filter(|field| field.contains('-')).count()))
+        let order = format!("{{{}:{name}}}:order", namespace.name());
+        self.ask(namespace, redis::cmd("ZCARD").arg(order)).await.map(Some)
     }
 
     async fn over(&self, namespace: &Namespace) {
@@ -94,7 +98,7 @@ impl Harness for RedisHarness {
 
     async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
         let mut keys = self.keys(namespace).await?;
-        // Counters stay for a day.
+        // Counters stay for a while.
         keys.retain(|key| !key.ends_with("}:fence"));
         keys.sort_unstable();
         Ok(Some(keys))
@@ -121,6 +125,10 @@ impl Harness for RedisHarness {
             }
             Fault::DeleteCounter(name) => {
                 self.ask::<()>(namespace, redis::cmd("DEL").arg(counter(namespace, name)))
+                    .await?;
+            }
+            Fault::SetBackCounter(name) => {
+                self.ask::<()>(namespace, redis::cmd("SET").arg(counter(namespace, name)).arg(5))
                     .await?;
             }
             // Others only have to send theirs once more.

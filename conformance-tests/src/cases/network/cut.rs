@@ -225,10 +225,11 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_mins(10)));
         prepare(&case, &client, claim.ttl()).await?;
         let trap = case.swallow_reply(&proxy, then).await;
-        unheard(client.try_acquire(&claim).await)?;
+        let repeated = unheard_or_repeated(client.try_acquire(&claim).await)?;
         answered(&case, &trap).await?;
         case.is_busy(&other, claim.name()).await?;
         let grant = case.take_through(&client, &claim, case.patience()).await?;
+        granted_to_itself(repeated, Some(grant.token))?;
         ensure!(
             last < Some(grant.token),
             "the backend",
@@ -238,7 +239,12 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         same_again(&client, &claim, grant.token).await?;
 
         let trap = case.swallow_reply(&proxy, then).await;
-        unheard(client.renew(&grant.lease).await)?;
+        let repeated = unheard_or_repeated(client.renew(&grant.lease).await)?;
+        ensure!(
+            matches!(repeated, None | Some(Renewal::Renewed)),
+            "the backend",
+            "a renewal whose reply was lost can be repeated, and renews; it said {repeated:?}"
+        );
         answered(&case, &trap).await?;
         let again = case.take_through(&client, &claim, case.patience()).await?;
         ensure!(
@@ -250,7 +256,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         );
 
         let trap = case.swallow_reply(&proxy, then).await;
-        unheard(client.release(&claim).await)?;
+        unheard_or_repeated(client.release(&claim).await)?;
         answered(&case, &trap).await?;
         case.is_free(&other, claim.name()).await?;
         let released = case.release_through(&client, &claim).await?;
@@ -264,7 +270,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         let given_up = Claim::new(claim.name().clone(), claim.ttl());
         prepare(&case, &client, claim.ttl()).await?;
         let trap = case.swallow_reply(&proxy, then).await;
-        unheard(client.try_acquire(&given_up).await)?;
+        granted_to_itself(unheard_or_repeated(client.try_acquire(&given_up).await)?, None)?;
         answered(&case, &trap).await?;
         let released = case.release_through(&client, &given_up).await?;
         ensure!(
@@ -345,6 +351,26 @@ fn unheard<T: std::fmt::Debug>(answer: Result<T, LockError>) -> Outcome {
         other => fail!(
             "the backend",
             "a request without an answer is Unavailable; it said {other:?}"
+        ),
+    }
+}
+
+/// A backend may repeat a request by itself, on another connection: then this is what that came to.
+fn unheard_or_repeated<T: std::fmt::Debug>(answer: Result<T, LockError>) -> Outcome<Option<T>> {
+    match answer {
+        Ok(repeated) => Ok(Some(repeated)),
+        failed => unheard(failed).map(|()| None),
+    }
+}
+
+/// A backend that repeats an acquisition by itself is granted what it was granted before.
+fn granted_to_itself(repeated: Option<Attempt>, token: Option<FencingToken>) -> Outcome {
+    match repeated {
+        None => Ok(()),
+        Some(Attempt::Granted(grant)) if token.is_none_or(|token| token == grant.token) => Ok(()),
+        Some(other) => fail!(
+            "the backend",
+            "an acquisition that is repeated is granted with the same token, {token:?}; it said {other:?}"
         ),
     }
 }
