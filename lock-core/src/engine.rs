@@ -12,7 +12,7 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
 use crate::acquire::Acquisition;
-use crate::ask::ask;
+use crate::ask::{ask, unbroken};
 use crate::guard::LockGuard;
 use crate::locks::{Locks, Options};
 use crate::queue::LocalQueue;
@@ -111,10 +111,27 @@ impl Core {
         }
     }
 
-    /// One request to the backend, made where the work is done.
+    /// Sends one request to the backend, from the executor, and limits it to `op_timeout`.
     pub(crate) async fn call<T: Send + 'static>(
         self: &Arc<Self>,
         operation: &'static str,
+        request: impl Future<Output = Result<T, LockError>> + Send + 'static,
+    ) -> Result<T, LockError> {
+        let limit = self.op_timeout;
+        self.call_unlimited(ask(operation, limit, request)).await
+    }
+
+    /// As [`call`](Self::call), for a call of as many requests as there are pages. The backend limits each of them.
+    pub(crate) async fn call_in_pages<T: Send + 'static>(
+        self: &Arc<Self>,
+        operation: &'static str,
+        request: impl Future<Output = Result<T, LockError>> + Send + 'static,
+    ) -> Result<T, LockError> {
+        self.call_unlimited(unbroken(operation, request)).await
+    }
+
+    async fn call_unlimited<T: Send + 'static>(
+        self: &Arc<Self>,
         request: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
         Options::usable_op_timeout(self.op_timeout)?;
@@ -122,10 +139,9 @@ impl Core {
         if self.closing.is_cancelled() {
             return Err(LockError::Closed);
         }
-        let limit = self.op_timeout;
         let (tell, told) = oneshot::channel();
         self.spawn(async move {
-            let _ = tell.send(ask(operation, limit, request).await);
+            let _ = tell.send(request.await);
         })?;
         drop(starting);
         told.await.unwrap_or_else(|_| Err(runtime_ended()))

@@ -169,6 +169,9 @@ impl Locks {
 
     /// Everything that is held under names that start with `prefix`, in the order of their names.
     ///
+    /// The backend reads it in pages. Each page must be answered within [`Options::op_timeout`]; the call takes as long as
+    /// there are pages. Dropping the future ends it.
+    ///
     /// # Errors
     ///
     /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
@@ -180,7 +183,7 @@ impl Locks {
         let backend = Arc::clone(&self.core.backend);
         let holders = self
             .core
-            .call("list", async move { backend.list(&prefix).await })
+            .call_in_pages("list", async move { backend.list(&prefix).await })
             .await?;
         Ok(holders.into_iter().map(|holder| self.seen_from_here(holder)).collect())
     }
