@@ -24,8 +24,9 @@ use crate::{
 /// - Every future may be dropped at any await. After an error or a drop the core calls `release(claim)`.
 /// - Nothing of an abandoned claim outlives one ttl, even if its request reaches the server *after* that release.
 /// - Every call ends within the backend's own [`op_timeout`](Capabilities::op_timeout), also on a connection that
-///   swallows everything. Only [`acquire`](Self::acquire) may wait longer, up to its deadline, and
-///   [`try_then_wait`](Self::try_then_wait) once it has told that the name is busy.
+///   swallows everything. Only [`acquire`](Self::acquire) may wait longer, up to its deadline,
+///   [`try_then_wait`](Self::try_then_wait) once it has told that the name is busy, and [`list`](Self::list), which has
+///   that time for each request.
 /// - At most one claim per [`queue_key`](Self::queue_key) is under way at a time from one client: the core sees to it.
 ///
 /// The conformance suite (`conformance-tests`) proves all of it.
@@ -119,6 +120,9 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     }
 
     /// Everything that is held under names that start with `prefix`, in the order of their names.
+    ///
+    /// The core sets no limit for the whole call: each request of it must end within the backend's
+    /// [`op_timeout`](Capabilities::op_timeout).
     ///
     /// # Errors
     ///

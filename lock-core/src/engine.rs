@@ -16,7 +16,7 @@ use crate::ask::{ask, unbroken};
 use crate::guard::LockGuard;
 use crate::locks::{Locks, Options};
 use crate::queue::LocalQueue;
-use crate::release_slots::ReleaseSlots;
+use crate::release_slots::{self, ReleaseSlots};
 use crate::request::Wish;
 use crate::stats::{Counters, Gauge};
 use crate::watchdog::Watchdog;
@@ -34,6 +34,7 @@ pub(crate) struct Core {
     pub(crate) watchdog: Watchdog,
     pub(crate) stats: Counters,
     pub(crate) release_slots: ReleaseSlots,
+    pub(crate) retry_slots: ReleaseSlots,
     tasks: TaskTracker,
     pub(crate) closing: CancellationToken,
     /// How many locks could not be released at the end.
@@ -58,7 +59,8 @@ impl Core {
             queue: Arc::default(),
             watchdog: Watchdog::default(),
             stats: Counters::default(),
-            release_slots: ReleaseSlots::default(),
+            release_slots: ReleaseSlots::new(release_slots::FIRST_ATTEMPTS),
+            retry_slots: ReleaseSlots::new(release_slots::RETRIES),
             tasks: TaskTracker::new(),
             closing: CancellationToken::new(),
             closed: OnceCell::new(),

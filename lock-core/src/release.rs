@@ -7,6 +7,7 @@ use crate::ask::ask;
 use crate::engine::Core;
 use crate::pending::{Outcome, Pending};
 use crate::queue::{Next, Turn, Waiter};
+use crate::release_slots::ReleaseSlots;
 use crate::{Claim, LockError, Released};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
@@ -22,7 +23,7 @@ impl Core {
         let outcome = match self.next_here(&turn) {
             Some(waiter) => self.hand_over(&claim, turn, waiter).await,
             None => {
-                let outcome = self.release_once(&claim).await;
+                let outcome = self.release_once(&claim, &self.release_slots).await;
                 self.pass_on(turn);
                 outcome
             }
@@ -43,7 +44,7 @@ impl Core {
         let core = Arc::clone(self);
         let work = async move {
             let unreleased = Unreleased::new(&core, &claim);
-            let outcome = core.release_once(&claim).await;
+            let outcome = core.release_once(&claim, &core.release_slots).await;
             drop(turn);
             if outcome.is_ok() {
                 unreleased.done();
@@ -122,11 +123,11 @@ impl Core {
         released
     }
 
-    async fn release_once(&self, claim: &Claim) -> Result<Released, LockError> {
-        let _slot = self.release_slots.take(self.op_timeout).await?;
+    async fn release_once(&self, claim: &Claim, slots: &ReleaseSlots) -> Result<Released, LockError> {
+        let _slot = slots.take(self.op_timeout).await?;
         let outcome = ask("release", self.op_timeout, async { self.backend.release(claim).await }).await;
         if outcome.is_ok() {
-            self.release_slots.answered();
+            slots.answered();
         }
         outcome
     }
@@ -152,7 +153,7 @@ impl Core {
                     () = tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())) => {}
                     () = core.closing.cancelled() => {}
                 }
-                match core.release_once(&claim).await {
+                match core.release_once(&claim, &core.retry_slots).await {
                     Ok(_) => return unreleased.done(),
                     Err(error) => tracing::warn!(name = %claim.name(), %error, "release failed; trying again"),
                 }

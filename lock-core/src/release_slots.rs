@@ -11,7 +11,11 @@ use crate::LockError;
 
 /// Enough to keep a server busy. Each backend works on its requests one after the other in the end, and a request that waits there
 /// uses up its own time limit: with thousands at once most would run out of time.
-const UNDER_WAY: usize = 128;
+pub(crate) const FIRST_ATTEMPTS: usize = 128;
+
+/// Repeated releases have slots of their own, so that those that fail again and again, as on one hung session, do not delay the
+/// releases of other locks.
+pub(crate) const RETRIES: usize = 16;
 
 /// Bounds the releases that are under way, so that the time limit of each counts from its sending.
 #[derive(Debug)]
@@ -21,16 +25,14 @@ pub(crate) struct ReleaseSlots {
     answered: AtomicU64,
 }
 
-impl Default for ReleaseSlots {
-    fn default() -> Self {
+impl ReleaseSlots {
+    pub(crate) fn new(count: usize) -> Self {
         Self {
-            free: Semaphore::new(UNDER_WAY),
+            free: Semaphore::new(count),
             answered: AtomicU64::new(0),
         }
     }
-}
 
-impl ReleaseSlots {
     /// Waits for a slot, for as long as other releases are answered. The slot is free again when the result is dropped.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, Lease, LockError, Locks, LossReason, MemoryLock, Options,
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, Locks, LossReason, MemoryLock, Options,
     ReleaseOutcome, Released, Renewal,
 };
 use tokio::runtime::Handle;
@@ -272,21 +272,60 @@ impl DistributedLock for OneByOne {
         self.memory.renew(lease).await
     }
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        if claim.name().as_str().starts_with(HANGING) {
+            std::future::pending::<()>().await;
+        }
         let _turn = self.turn.lock().await;
         tokio::time::sleep(SECOND / 100).await;
         self.memory.release(claim).await
     }
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        tokio::time::sleep(3 * OP_TIMEOUT).await;
+        self.memory.list(prefix).await
+    }
+}
+
+/// Releases of names that start with it are never answered.
+const HANGING: &str = "hanging/";
+
+fn one_by_one(memory: &MemoryLock) -> Locks {
+    let backend = OneByOne {
+        memory: memory.client(),
+        turn: Mutex::new(()),
+    };
+    Locks::with_options(backend, Options::new().runtime(Handle::current()))
+}
+
+#[tokio::test(start_paused = true)]
+async fn releases_that_hang_again_and_again_do_not_delay_others() {
+    let locks = one_by_one(&MemoryLock::new());
+    let mut hanging = Vec::new();
+    for lock in 0..500 {
+        hanging.push(locks.lock(format!("{HANGING}{lock}")).await.unwrap());
+    }
+    drop(hanging);
+    // By then each has been tried once.
+    tokio::time::sleep(5 * OP_TIMEOUT).await;
+    for lock in 0..10 {
+        let guard = locks.lock(lock.to_string()).await.unwrap();
+        let started = Instant::now();
+        guard.release().await.unwrap();
+        assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_may_take_longer_than_one_request() {
+    let locks = one_by_one(&MemoryLock::new());
+    let _guard = locks.lock("a").await.unwrap();
+    assert_eq!(locks.list("").await.unwrap().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_shutdown_releases_more_locks_than_the_server_can_within_one_limit() {
     const LOCKS: usize = 2_000;
     let memory = MemoryLock::new();
-    let backend = OneByOne {
-        memory: memory.client(),
-        turn: Mutex::new(()),
-    };
-    let locks = Locks::with_options(backend, Options::new().runtime(Handle::current()));
+    let locks = one_by_one(&memory);
     let mut guards = Vec::new();
     for lock in 0..LOCKS {
         guards.push(locks.lock(lock.to_string()).await.unwrap());
