@@ -100,9 +100,10 @@ pub(crate) fn show(proof: &Proof, name: &str) -> String {
 
 /// What the session sets for itself, whatever the role or the database would have it be: in a transaction of its own, which
 /// depends on none of that. While it is opened it has more patience than later: nobody depends on it so far, and others may
-/// be putting the counter right. No row: this is another session.
+/// be putting the counter right. A client that stops meanwhile must not keep them from it, so the server ends a session that
+/// is silent for as long as an operation may take. No row: this is another session.
 pub(crate) fn settings(proof: &Proof, op_timeout: Duration, has_transaction_timeout: bool) -> String {
-    let patience = millis(op_timeout / 2).to_string();
+    let (patience, silence) = (millis(op_timeout / 2).to_string(), millis(op_timeout).to_string());
     let mut settings = vec![
         ("search_path", "pg_catalog"),
         ("default_transaction_isolation", "read committed"),
@@ -113,7 +114,7 @@ pub(crate) fn settings(proof: &Proof, op_timeout: Duration, has_transaction_time
         ("tcp_keepalives_interval", "5"),
         ("tcp_keepalives_count", "3"),
         ("idle_in_transaction_session_timeout", "0"),
-        ("idle_session_timeout", "0"),
+        ("idle_session_timeout", &silence),
         ("statement_timeout", &patience),
         ("lock_timeout", &patience),
     ];
@@ -141,11 +142,14 @@ pub(crate) fn check_connection(proof: &Proof, ttl: Duration) -> String {
     )
 }
 
-/// The limits that follow from the ttl. No row: this is another session.
+/// What holds from the moment on at which the session may carry locks: the limits that follow from the ttl, and commits that
+/// wait for nothing. A commit waits if its transaction has a number, which a notification and a logged sequence give it, and has
+/// written anything to the log, which even reading may do. No row: this is another session.
 pub(crate) fn limits(proof: &Proof, ttl: Duration, op_timeout: Duration) -> String {
     let statement = millis((ttl / 4).max(SHORTEST_STATEMENT).min(op_timeout / 2));
     format!(
-        "SELECT {}, {}, {} WHERE {proof}",
+        "SELECT {}, {}, {}, {} WHERE {proof}",
+        set("synchronous_commit", "off"),
         set("idle_session_timeout", &millis(ttl).to_string()),
         set("statement_timeout", &statement.to_string()),
         set("lock_timeout", &millis(ttl / 40).to_string())

@@ -202,7 +202,8 @@ fn started(row: Option<&Row>, sequence: u32) -> Result<Start, Failure> {
 pub(crate) fn raise_ceiling(schema: &Schema, token: u64) -> String {
     let (schema, max) = (schema.quoted(), FencingToken::MAX);
     format!(
-        "UPDATE {schema}.counter SET ceiling = least({max}, {token} + {CHUNK}) WHERE ceiling < {token} + {CHUNK} / 2;
+        "SET LOCAL synchronous_commit = on;
+UPDATE {schema}.counter SET ceiling = least({max}, {token} + {CHUNK}) WHERE ceiling < {token} + {CHUNK} / 2;
 SELECT ceiling FROM {schema}.counter"
     )
 }
