@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{GetOptions, KeyValue, Txn};
@@ -14,16 +15,46 @@ use crate::record;
 use crate::requests::{PAGE, head, kvs, text};
 use crate::session::Session;
 
+/// The key that a forced release is about to delete.
+pub(crate) struct Begun {
+    key: Vec<u8>,
+    created: i64,
+    holder: Holder,
+}
+
 impl Session {
-    pub(crate) async fn force_release_on(&self, link: &Link, name: &LockName) -> Result<Option<Holder>, Failure> {
+    /// Ends the hold of whoever holds the name. `begun` is what an earlier attempt of the same call came to: if its deletion may have
+    /// been carried out, nothing else is deleted.
+    pub(crate) async fn force_release_on(
+        &self,
+        link: &Link,
+        name: &LockName,
+        begun: &Mutex<Option<Begun>>,
+    ) -> Result<Option<Holder>, Failure> {
         loop {
-            let Some(head) = self.head_of(link, name).await? else {
+            let head = self.head_of(link, name).await?;
+            // What comes after it in the queue is its head only if it is gone.
+            let gone = begun.lock().unwrap_or_else(PoisonError::into_inner).take_if(|begun| {
+                let still = |head: &KeyValue| head.key() == begun.key && head.create_revision() == begun.created;
+                !head.as_ref().is_some_and(still)
+            });
+            if let Some(gone) = gone {
+                return Ok(Some(gone.holder));
+            }
+            let Some(head) = head else {
                 return Ok(None);
             };
             let holder = self.shown(link, &head).await?;
+            *begun.lock().unwrap_or_else(PoisonError::into_inner) = Some(Begun {
+                key: head.key().to_vec(),
+                created: head.create_revision(),
+                holder: holder.clone(),
+            });
             if self.remove(link, text(head.key())?, head.create_revision()).await? {
                 return Ok(Some(holder));
             }
+            // It went by itself before.
+            begun.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
     }
 

@@ -79,7 +79,7 @@ mod transport;
 mod wait;
 mod watches;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -185,9 +185,7 @@ impl DistributedLock for EtcdLock {
 
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
         self.session.abandon(claim);
-        let session = &self.session;
-        let asking = |link: Arc<Link>| async move { session.release_on(&link, claim).await };
-        session.on_link("release", asking).await
+        self.session.release(claim).await
     }
 
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
@@ -227,7 +225,11 @@ impl DistributedLock for EtcdLock {
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let session = &self.session;
-        let asking = |link: Arc<Link>| async move { session.force_release_on(&link, name).await };
+        let begun = Mutex::default();
+        let asking = |link: Arc<Link>| {
+            let begun = &begun;
+            async move { session.force_release_on(&link, name, begun).await }
+        };
         session.on_link("forced release", asking).await
     }
 

@@ -19,8 +19,8 @@ pub(crate) struct Patience {
 impl Patience {
     /// For requests that may take that long.
     pub(crate) fn new(op_timeout: Duration) -> Self {
-        // What is left of the request's time is for the next member.
-        let longest = op_timeout / 4 * 3;
+        // The other half of the request's time is for the next member.
+        let longest = op_timeout / 2;
         let patience = Self {
             longest,
             limit: Arc::default(),
@@ -52,9 +52,9 @@ mod tests {
             patience.keeps(shortest.map(Duration::from_secs));
             patience.limit()
         };
-        assert_eq!(limit(None), Duration::from_secs(3));
-        assert_eq!(limit(Some(10)), Duration::from_secs(2));
-        assert_eq!(limit(Some(600)), Duration::from_secs(3));
-        assert_eq!(limit(None), Duration::from_secs(3));
+        assert_eq!(limit(None), Duration::from_secs(2));
+        assert_eq!(limit(Some(5)), Duration::from_secs(1));
+        assert_eq!(limit(Some(600)), Duration::from_secs(2));
+        assert_eq!(limit(None), Duration::from_secs(2));
     }
 }

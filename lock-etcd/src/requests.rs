@@ -1,13 +1,14 @@
 //! What is asked of the server, and what it answers: one transaction each.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, TxnResponse,
 };
-use lock_core::{Attempt, Busy, Claim, Grant, HandOver, Released, Stamp};
+use lock_core::{Attempt, Busy, Claim, Grant, HandOver, LockError, Released, Stamp};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, unavailable};
 use crate::leases::Kept;
 use crate::link::Link;
 use crate::record;
@@ -76,6 +77,32 @@ impl Session {
         }
         self.abandon(claim);
         self.release_on(link, claim).await.map(drop)
+    }
+
+    /// Lets go of a claim. If the answer to a deletion is lost and the key is gone when it is asked for again, then it is not known
+    /// whether the claim was held to the end, and that is an error.
+    pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let unheard = AtomicBool::new(false);
+        let releasing = |link: Arc<Link>| {
+            let unheard = &unheard;
+            async move {
+                match self.release_on(&link, claim).await {
+                    Ok(Released::NotHeld) if unheard.load(Ordering::Acquire) => Err(Failure::Known(unavailable(
+                        "release",
+                        "the connection to etcd ended before the answer came; the lock is free, and whether it was held to the end \
+                         is not known",
+                    ))),
+                    // Nothing was done.
+                    Err(Failure::Nameless) => Err(Failure::Nameless),
+                    Err(failure) => {
+                        unheard.store(true, Ordering::Release);
+                        Err(failure)
+                    }
+                    done => done,
+                }
+            }
+        };
+        self.on_link("release", releasing).await
     }
 
     /// Lets go of a claim, and sees to it that no request of it that is still on its way is carried out later.

@@ -9,7 +9,7 @@ use etcd_client::{Compare, CompareOp, ResponseHeader};
 use lock_core::{Claim, Clock, Executor, LockError, LockGuard};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::config::{Host, Secret, Tls};
 use crate::failure::Failure;
@@ -32,6 +32,9 @@ pub(crate) struct Settings {
     pub(crate) executor: Executor,
 }
 
+/// How long a request that failed with its connection rests before it is repeated on another one.
+pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+
 /// What all clones of a client share.
 pub(crate) struct Session {
     settings: Arc<Settings>,
@@ -42,8 +45,10 @@ pub(crate) struct Session {
     closing: AtomicBool,
     /// Held by whoever makes a shared lease.
     making: Mutex<()>,
-    /// The highest token that anyone can have drawn by the last revision that this client saw.
+    /// The highest token that anyone can have drawn, as far as this client has seen.
     highest: AtomicU64,
+    /// The highest base that it has seen.
+    highest_base: AtomicU64,
 }
 
 impl Session {
@@ -60,6 +65,7 @@ impl Session {
             closing: AtomicBool::new(false),
             making: Mutex::new(()),
             highest: AtomicU64::new(0),
+            highest_base: AtomicU64::new(0),
         }
     }
 
@@ -87,9 +93,14 @@ impl Session {
         self.highest.load(Ordering::Acquire)
     }
 
-    /// Takes note of a base and a revision that were seen together.
+    pub(crate) fn highest_base(&self) -> u64 {
+        self.highest_base.load(Ordering::Acquire)
+    }
+
+    /// Records a base, and a revision up to which tokens can have been drawn over it.
     pub(crate) fn saw(&self, base: u64, revision: i64) {
         let revision = u64::try_from(revision).unwrap_or_default();
+        self.highest_base.fetch_max(base, Ordering::AcqRel);
         self.highest.fetch_max(base.saturating_add(revision), Ordering::AcqRel);
     }
 
@@ -99,7 +110,7 @@ impl Session {
     }
 
     /// Does `work`, which may be done twice, on the connection, within the time that one operation may take; again, with another member,
-    /// if the connection ends under it while most of that time is left.
+    /// as often as the connection ends under it.
     pub(crate) async fn on_link<T, F>(
         &self,
         operation: &'static str,
@@ -109,12 +120,11 @@ impl Session {
         F: Future<Output = Result<T, Failure>>,
     {
         self.limited(operation, async {
-            let until = self.clock.now() + self.settings.op_timeout / 2;
             loop {
                 let link = self.link().await?;
-                let done = work(Arc::clone(&link)).await;
-                if done.is_ok() || !link.is_broken() || self.clock.now() >= until {
-                    return done;
+                match work(Arc::clone(&link)).await {
+                    Err(failure) if is_worth_another(&link, &failure) => sleep(PAUSE).await,
+                    done => return done,
                 }
             }
         })
@@ -212,6 +222,12 @@ impl Drop for Session {
             }
         });
     }
+}
+
+/// Whether a request that failed on that connection is repeated on the next one.
+pub(crate) fn is_worth_another(link: &Link, failure: &Failure) -> bool {
+    // A proxy that leads to one member after the other ends each connection in that way.
+    link.is_broken() && !matches!(failure, Failure::OtherState(_))
 }
 
 /// Ends leases, and all that they keep.

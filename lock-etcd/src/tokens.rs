@@ -131,7 +131,9 @@ impl Session {
             link.get(key.clone(), GetOptions::new()).await?;
         }
         let revision = link.revision();
-        let base = raise(link, &key, lowest(revision, now(), self.highest())).await?;
+        // Others can have drawn more tokens over a base than this client has seen: one that was put back is not good enough.
+        let least = lowest(revision, now(), self.highest()).max(self.highest_base());
+        let base = raise(link, &key, least).await?;
         self.saw(base.value, revision);
         Ok(drawing(*known.insert(base)))
     }
@@ -188,7 +190,9 @@ impl Session {
             base.value >= known.value && token.map_or(true, |token| token > drawing.floor)
         };
         let Some(base) = found.filter(rises) else {
-            // It was put back, or deleted. Unless another request has done so before, it is looked at and raised anew.
+            // It was put back, or deleted. Unless another request has done so before, it is looked at and raised anew, above all that
+            // others can have drawn until then.
+            self.saw(known.value, created);
             link.base().lock().await.take_if(|base| *base == known);
             tracing::warn!(base = ?found, "the base of fencing tokens in etcd was lowered or deleted; raising it");
             self.remove(link, key, created).await?;

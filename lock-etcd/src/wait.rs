@@ -12,7 +12,7 @@ use crate::leases::Kept;
 use crate::link::Link;
 use crate::record;
 use crate::requests::{as_known, head, is_of, kvs, text};
-use crate::session::Session;
+use crate::session::{PAUSE, Session, is_worth_another};
 use crate::tokens::Put;
 use crate::watches::{Seen, Waiting};
 
@@ -63,8 +63,7 @@ impl Session {
                 loop {
                     let link = self.link().await?;
                     match self.stand(&link, claim, &mut place).await {
-                        // The server did nothing for want of a login; the next connection has one.
-                        Err(Failure::Nameless) => {}
+                        Err(failure) if is_worth_another(&link, &failure) => sleep(PAUSE).await,
                         standing => return Ok((standing?, link)),
                     }
                 }

@@ -12,7 +12,7 @@ use lock_core::{Attempt, DistributedLock, Locks, LossReason, Released};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Client, EventType, KeyValue, WatchOptions};
 use server::{
-    LONG, busy, claim, clean_up, client, config_at, deliver, granted, plain, queue, raise_base, soon, start,
+    LONG, busy, claim, clean_up, client, config_at, deliver, fails, granted, plain, queue, raise_base, soon, start,
     until_queued,
 };
 
@@ -198,8 +198,7 @@ async fn a_release_that_arrives_late_spares_the_next_claim_of_the_same_client() 
     granted(&lock, &late).await;
     let key = only(&etcd, "n").await;
     let held = proxy.hold(key.key.as_bytes());
-    assert!(lock.release(&late).await.is_err());
-    held.caught().await;
+    fails(&proxy, &held, lock.release(&late)).await;
     clean_up(&lock, &late).await;
     granted(&lock, &next).await;
     let before = only(&etcd, "n").await;
@@ -243,8 +242,7 @@ async fn a_hand_over_that_arrives_late_spares_the_next_claim_of_the_same_client(
     let [from, to, next] = ["n"; 3].map(|name| claim(name, LONG));
     granted(&lock, &from).await;
     let held = proxy.hold(to.owner().to_string().as_bytes());
-    assert!(lock.hand_over(&from, &to).await.is_err());
-    held.caught().await;
+    fails(&proxy, &held, lock.hand_over(&from, &to)).await;
     for claim in [&from, &to] {
         clean_up(&lock, claim).await;
     }
@@ -265,8 +263,7 @@ async fn a_request_to_take_a_name_that_arrives_late_changes_nothing_for_the_next
     // Keeps the lease that all share.
     granted(&lock, &claim("kept", LONG)).await;
     let held = proxy.hold(late.owner().to_string().as_bytes());
-    assert!(lock.try_acquire(&late).await.is_err());
-    held.caught().await;
+    fails(&proxy, &held, lock.try_acquire(&late)).await;
     assert_eq!(clean_up(&lock, &late).await, Released::NotHeld);
     granted(&lock, &next).await;
     let before = only(&etcd, "n").await;
@@ -286,8 +283,7 @@ async fn a_request_to_join_a_queue_that_arrives_late_joins_nothing() {
     granted(&lock, &claim("kept", LONG)).await;
     granted(&holder, &in_the_way).await;
     let held = proxy.hold(late.owner().to_string().as_bytes());
-    assert!(lock.acquire(&late, soon()).await.is_err());
-    held.caught().await;
+    fails(&proxy, &held, lock.acquire(&late, soon())).await;
     clean_up(&lock, &late).await;
     let waiting = tokio::spawn({
         let (lock, next) = (lock.clone(), next.clone());

@@ -6,13 +6,13 @@ mod server;
 
 use std::time::Duration;
 
-use conformance_tests::faults::Proxy;
+use conformance_tests::faults::{Proxy, Then};
 use conformance_tests::servers::Data;
-use lock_core::{Claim, DistributedLock, FencingToken, Released};
+use lock_core::{Claim, DistributedLock, FencingToken, Locks, ReleaseOutcome, Released};
 use lock_etcd::EtcdLock;
 use server::{
-    LONG, PATIENCE, claim, clean_up, client, config, config_at, deliver, granted, plain, queue, raise_base, soon,
-    start, until,
+    LONG, PATIENCE, claim, clean_up, client, config, config_at, deliver, fails, granted, is_answer, plain, queue, raise_base,
+    soon, start, until, until_queued,
 };
 
 #[tokio::test]
@@ -28,8 +28,7 @@ async fn a_commit_delayed_past_its_clean_up_leaves_no_key_while_the_client_lives
     let kept = granted(&lock, &claim("kept", LONG)).await;
     let given_up = claim("n", LONG);
     let held = proxy.hold(given_up.owner().to_string().as_bytes());
-    assert!(lock.try_acquire(&given_up).await.is_err());
-    held.caught().await;
+    fails(&proxy, &held, lock.try_acquire(&given_up)).await;
     let released = clean_up(&lock, &given_up).await;
     assert_eq!(released, Released::NotHeld);
     deliver(&server, &proxy, held).await;
@@ -88,6 +87,56 @@ async fn a_place_that_is_lost_between_the_look_at_the_queue_and_the_beginning_of
     holder.release(&held).await.unwrap();
     let (attempt, _waiter) = wait.await.unwrap();
     assert!(attempt.unwrap().granted().is_some());
+}
+
+#[tokio::test]
+async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (holder, next, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    let forcing = config_at(&proxy.address().to_string()).connect().await.unwrap();
+    let held = claim("n", LONG);
+    let first = granted(&holder, &held).await.token;
+    let wanted = claim("n", LONG);
+    let waiting = tokio::spawn({
+        let (next, wanted) = (next.clone(), wanted.clone());
+        async move { next.acquire(&wanted, soon()).await }
+    });
+    until_queued(&etcd, "n", 1).await;
+    // Of what is sent only the deletion names the key.
+    let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
+    let ended = forcing.force_release(held.name()).await.unwrap().unwrap();
+    assert!(trap.has_sprung(), "the answer was lost");
+    assert_eq!(ended.token, Some(first));
+    let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    let found = holder.holder(held.name()).await.unwrap();
+    assert_eq!(found.and_then(|found| found.token), Some(second), "the next holder holds it");
+    assert_eq!(next.release(&wanted).await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn a_release_whose_answer_is_lost_is_not_told_as_a_loss() {
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let etcd = plain(&server).await;
+    let locks = Locks::new(config_at(&proxy.address().to_string()).connect().await.unwrap());
+    for renew in [lock_core::Renew::UntilReleased, lock_core::Renew::Never] {
+        let guard = locks.lock("n").ttl(LONG).renew(renew).await.unwrap();
+        let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
+        let released = guard.release().await;
+        assert!(trap.has_sprung(), "the answer was lost");
+        // Whether it was held to the end cannot be known.
+        assert!(released.is_err(), "{renew:?}: {released:?}");
+        assert!(queue(&etcd, "n").await.is_empty());
+    }
+    // It is known if the deletion did not reach the server.
+    let guard = locks.lock("n").ttl(LONG).await.unwrap();
+    let held_back = proxy.hold(queue(&etcd, "n").await[0].key());
+    let (released, ()) = tokio::join!(guard.release(), async {
+        held_back.caught().await;
+        drop(held_back);
+    });
+    assert_eq!(released.unwrap(), ReleaseOutcome::Released);
 }
 
 /// The token of one more grant.

@@ -6,6 +6,7 @@ mod server;
 
 use std::time::Duration;
 
+use conformance_tests::faults::Proxy;
 use conformance_tests::servers::{Data, Kind, Server};
 use lock_core::{DistributedLock, FencingToken, LockError, Locks};
 use lock_etcd::EtcdLock;
@@ -75,6 +76,43 @@ async fn a_connected_client_draws_no_lower_token_when_the_base_was_lowered() {
         // Whoever comes now has higher ones, too.
         let other = taken(&client(&server).await, "n").await;
         assert!(other > last, "{other} after {last}, {how:?}");
+    }
+}
+
+/// Writes a base that no clock raises.
+async fn put_base(etcd: &Client, value: u64) {
+    etcd.kv_client().put(BASE, value.to_string(), None).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_base_ahead_of_the_clock_that_is_put_back_by_less_than_was_drawn_since_lowers_no_token() {
+    const OTHERS: u64 = 20;
+    let server = start().await;
+    let etcd = plain(&server).await;
+    client(&server).await;
+    // The clock is of no help.
+    let ahead = base(&etcd).await + DAY;
+    for reconnects in [false, true] {
+        for how in [Lowered::PutBack, Lowered::Deleted] {
+            put_base(&etcd, ahead).await;
+            let proxy = Proxy::start(server.authority()).await.unwrap();
+            let one = config_at(&proxy.address().to_string()).connect().await.unwrap();
+            let other = client(&server).await;
+            taken(&one, "n").await;
+            let mut last = taken(&other, "n").await;
+            for _ in 0..OTHERS {
+                last = taken(&other, "n").await;
+            }
+            match how {
+                Lowered::Deleted => etcd.kv_client().delete(BASE, None).await.map(drop).unwrap(),
+                _ => put_base(&etcd, ahead - OTHERS).await,
+            }
+            if reconnects {
+                proxy.cut();
+            }
+            let next = taken(&one, "n").await;
+            assert!(next > last, "{next} after {last}, {how:?}, reconnects: {reconnects}");
+        }
     }
 }
 

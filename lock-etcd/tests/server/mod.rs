@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use conformance_tests::faults::{Direction, Held, Proxy, Traffic};
 use conformance_tests::servers::{Kind, Server};
-use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, Released, Stamp};
+use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockError, Released, Stamp};
 use lock_etcd::etcd_client::{Client, GetOptions, KeyValue, SortOrder, SortTarget};
 use lock_etcd::{EtcdConfig, EtcdLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -167,6 +167,35 @@ pub(crate) async fn clean_up(lock: &EtcdLock, claim: &Claim) -> Released {
 /// How many transactions the server has dealt with, in whatever way.
 pub(crate) async fn dealt_with(server: &Server) -> u64 {
     counted(server, "grpc_server_handled_total", &["grpc_method=\"Txn\""]).await
+}
+
+/// Whether a piece of what the server sends is an answer, or a part of one: an acknowledgement and a ping come before it.
+pub(crate) fn is_answer(bytes: &[u8]) -> bool {
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    let mut rest = bytes;
+    while let Some((&[high, middle, low, kind, ..], after)) = rest.split_first_chunk::<9>() {
+        if kind == DATA || kind == HEADERS {
+            return true;
+        }
+        let length = u32::from_be_bytes([0, high, middle, low]);
+        rest = after.get(length as usize..).unwrap_or_default();
+    }
+    false
+}
+
+/// Has a request fail that is held back: meanwhile no other connection is made on which it would be repeated.
+pub(crate) async fn fails<T: std::fmt::Debug>(
+    proxy: &Proxy,
+    held: &Held,
+    request: impl Future<Output = Result<T, LockError>>,
+) {
+    let (answer, ()) = tokio::join!(request, async {
+        held.caught().await;
+        proxy.refuse().await;
+    });
+    assert!(answer.is_err(), "it is held back: {answer:?}");
+    proxy.heal().await;
 }
 
 /// Lets what was held back through to the server, and waits until that is done with it.

@@ -256,8 +256,9 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         );
 
         let trap = case.swallow_reply(&proxy, then).await;
-        unheard_or_repeated(client.release(&claim).await)?;
+        let repeated = unheard_or_repeated(client.release(&claim).await)?;
         answered(&case, &trap).await?;
+        not_told_as_a_loss(repeated)?;
         case.is_free(&other, claim.name()).await?;
         let released = case.release_through(&client, &claim).await?;
         ensure!(
@@ -373,6 +374,17 @@ fn granted_to_itself(repeated: Option<Attempt>, token: Option<FencingToken>) -> 
             "an acquisition that is repeated is granted with the same token, {token:?}; it said {other:?}"
         ),
     }
+}
+
+/// A backend that repeats a release by itself finds nothing that it could release.
+fn not_told_as_a_loss(repeated: Option<Released>) -> Outcome {
+    ensure!(
+        repeated != Some(Released::NotHeld),
+        "the backend",
+        "a release whose reply was lost is Unavailable, or Released if that can be proven; it said that the lock was not held, as if it had \
+         been lost"
+    );
+    Ok(())
 }
 
 async fn same_again(client: &Link, claim: &Claim, token: FencingToken) -> Outcome {
