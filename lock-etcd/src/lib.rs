@@ -30,9 +30,10 @@
 //! its holder, and about half a second later at the most; each change of the leader gives it another ttl. Whoever waits is served in the order of arrival, one claim per
 //! process at a time, and told by a push: a release wakes one waiter, however many there are, and nobody polls.
 //!
-//! Tokens rise across everything: release, expiry, elections, restarts, compaction, the replacement of members, the restore of an old
-//! snapshot, a new cluster in the place of the old one, a base that was lowered or deleted by hand. While the cluster keeps its state no clock matters. After a loss of state
-//! only a clock that was set back can make them fall.
+//! Tokens rise across release, expiry, elections, restarts, compaction, the replacement of members, the restore of an old
+//! snapshot, a new cluster in the place of the old one, and a base that was lowered or deleted by hand. While the cluster keeps its state
+//! and its base, no clock matters. If the state or the base is lost, then tokens can fall only if a clock was set back: if the base is ahead
+//! of the clocks of those who connect next.
 //!
 //! # What to know
 //!

@@ -11,8 +11,8 @@ use conformance_tests::servers::Data;
 use lock_core::{Claim, DistributedLock, FencingToken, Locks, ReleaseOutcome, Released};
 use lock_etcd::EtcdLock;
 use server::{
-    LONG, PATIENCE, claim, clean_up, client, config, config_at, deliver, fails, granted, is_answer, plain, queue, raise_base,
-    soon, start, until, until_queued,
+    LONG, PATIENCE, claim, clean_up, client, config, config_at, deliver, fails, granted, is_answer, plain, queue,
+    raise_base, soon, start, until, until_queued,
 };
 
 #[tokio::test]
@@ -110,7 +110,11 @@ async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
     assert_eq!(ended.token, Some(first));
     let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
     let found = holder.holder(held.name()).await.unwrap();
-    assert_eq!(found.and_then(|found| found.token), Some(second), "the next holder holds it");
+    assert_eq!(
+        found.and_then(|found| found.token),
+        Some(second),
+        "the next holder holds it"
+    );
     assert_eq!(next.release(&wanted).await.unwrap(), Released::Released);
 }
 
