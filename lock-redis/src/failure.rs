@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lock_core::LockError;
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError};
 
 /// Why an operation failed.
 #[derive(Debug)]
@@ -62,18 +62,55 @@ impl From<LockError> for Failure {
 
 /// Whether the server, having become a replica, should be asked who it is before it is used again.
 pub(crate) fn is_demotion(error: &RedisError) -> bool {
-    let replica = [ServerErrorKind::ReadOnly, ServerErrorKind::MasterDown];
-    replica.iter().any(|kind| error.kind() == ErrorKind::Server(*kind))
-        || ["READONLY", "MASTERDOWN", "stale replica"]
-            .iter()
-            .any(|words| mentions(error, words))
+    let (code, words) = said(error);
+    matches!(code, "READONLY" | "MASTERDOWN") || words.starts_with("Can not execute the command on a stale replica")
+}
+
+/// The codes that a server older than 7.0 may wrap, as [`said`] describes.
+const WRAPPED: [&str; 7] = [
+    "READONLY",
+    "MASTERDOWN",
+    "WRONGTYPE",
+    "OOM",
+    "MISCONF",
+    "NOREPLICAS",
+    "NOPERM",
+];
+
+/// The code of an error of the server, and the words behind it. Further words may come from the name of a key, and mean nothing.
+///
+/// An error inside of a script has its place before its words. A server older than 7.0 gives it the code "ERR", and puts its own
+/// behind the place.
+fn said(error: &RedisError) -> (&str, &str) {
+    let (code, mut words) = (error.code().unwrap_or_default(), error.detail().unwrap_or_default());
+    if code != "ERR" {
+        return (code, words);
+    }
+    if words.starts_with("Error running script (call to f_") {
+        words = words.split_once("): ").map_or(words, |(_, rest)| rest);
+    }
+    while let Some(rest) = behind_place(words) {
+        words = rest;
+    }
+    let wrapped = words.strip_prefix('-').unwrap_or(words).split_once(' ');
+    wrapped
+        .filter(|(code, _)| WRAPPED.contains(code))
+        .unwrap_or((code, words))
+}
+
+/// What follows a place in a script, such as `@user_script: 12: `.
+fn behind_place(words: &str) -> Option<&str> {
+    let words = words.strip_prefix('@').unwrap_or(words);
+    let line = words.strip_prefix("user_script:")?.trim_start();
+    let rest = line.trim_start_matches(|c: char| c.is_ascii_digit());
+    rest.strip_prefix(": ").filter(|_| rest.len() < line.len())
 }
 
 /// A primary became a replica.
 pub(crate) const DEMOTED: &str = "Redis became a read-only replica: a failover is under way, or the address leads to a former primary. \
                                   Waits and renewals try again until their deadlines";
 
-/// What the server says of itself while it cannot serve, the words to know it by first. All of it passes or can be mended.
+/// What the server says of itself while it cannot serve, the code first. All of it passes or can be mended.
 const TRANSIENT: [(&str, &str); 3] = [
     ("LOADING", "Redis has been restarted and is still loading its data"),
     (
@@ -90,7 +127,7 @@ const TRANSIENT: [(&str, &str); 3] = [
 
 fn explain(operation: &'static str, error: RedisError) -> LockError {
     let shown = error.to_string();
-    let code = error.code().unwrap_or_default();
+    let (code, words) = said(&error);
     let configuration = |message: String, error: RedisError| LockError::Configuration {
         message,
         source: Some(error.into()),
@@ -107,14 +144,14 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
         );
     }
     // What a script is refused is worded differently by each version.
-    let denied = ["NOPERM", "can't run this command", "ACL failure"];
-    if code == "NOPERM" || denied.iter().any(|words| mentions(&error, words)) {
+    let denied = ["ACL failure in script", "The user executing the script can't"];
+    if code == "NOPERM" || denied.iter().any(|denied| words.starts_with(denied)) {
         return configuration(
             format!("the Redis user lacks a right that locks need ({shown}); grant what docs/redis.md lists"),
             error,
         );
     }
-    if code == "WRONGTYPE" || mentions(&error, "WRONGTYPE") || mentions(&error, "fencelock: foreign value") {
+    if code == "WRONGTYPE" || words.starts_with("fencelock: foreign value") {
         return configuration(
             format!(
                 "a key of the lock holds something that fencelock did not write ({shown}); remove it, or choose another \
@@ -123,10 +160,11 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
             error,
         );
     }
-    if mentions(&error, "DB index is out of range") || mentions(&error, "SELECT is not allowed") {
+    let no_database = ["DB index is out of range", "SELECT is not allowed"];
+    if no_database.iter().any(|refused| words.starts_with(refused)) {
         return configuration("Redis has no database of that number; choose another".to_owned(), error);
     }
-    if error.kind() == ErrorKind::RESP3NotSupported || mentions(&error, "unknown command 'HELLO'") {
+    if error.kind() == ErrorKind::RESP3NotSupported || words.starts_with("unknown command 'HELLO'") {
         return configuration(
             "what answers at that address does not know the command HELLO, which locks need: it is older than Redis 6.2, or \
              its configuration renames the command (rename-command), or it is a proxy that does not pass it on"
@@ -142,7 +180,7 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
             error,
         );
     }
-    if code == "OOM" || mentions(&error, "OOM command not allowed") {
+    if code == "OOM" {
         return unavailable(
             "Redis is out of memory: raise its maxmemory, or free some. Locks that are held can be renewed and released"
                 .to_owned(),
@@ -152,17 +190,10 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
     if is_demotion(&error) {
         return unavailable(DEMOTED.to_owned(), error);
     }
-    for (words, meaning) in TRANSIENT {
-        if code == words || mentions(&error, words) {
-            return unavailable(meaning.to_owned(), error);
-        }
+    match TRANSIENT.iter().find(|(transient, _)| *transient == code) {
+        Some((_, meaning)) => unavailable((*meaning).to_owned(), error),
+        None => unavailable(shown, error),
     }
-    unavailable(shown, error)
-}
-
-/// Errors that come out of a script carry the original's code somewhere in their text.
-fn mentions(error: &RedisError, words: &str) -> bool {
-    error.detail().is_some_and(|detail| detail.contains(words)) || error.to_string().contains(words)
 }
 
 fn unavailable(operation: &'static str, message: &str) -> LockError {
@@ -183,5 +214,59 @@ pub(crate) fn again(error: &LockError) -> LockError {
         LockError::Closed => LockError::Closed,
         LockError::Unavailable { operation, message, .. } => unavailable(operation, message),
         other => unavailable("connecting", &other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(line: &str) -> RedisError {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+        value.extract_error().unwrap_err()
+    }
+
+    #[test]
+    fn an_error_of_a_script_has_the_code_that_the_server_gave_it() {
+        let old = "ERR Error running script (call to f_b085978451f560271f890f5fe5c8c00279a1ffe1): @user_script:1:";
+        for (line, code) in [
+            ("READONLY You can't write against a read only replica.", "READONLY"),
+            (
+                "WRONGTYPE Operation against a key script: b08597, on @user_script:1.",
+                "WRONGTYPE",
+            ),
+            (
+                &format!("{old} @user_script: 12: -READONLY You can't write."),
+                "READONLY",
+            ),
+            (&format!("{old} -MISCONF Redis is configured to save"), "MISCONF"),
+            (&format!("{old} WRONGTYPE Operation against a key"), "WRONGTYPE"),
+            (
+                "ERR user_script:7: fencelock: foreign value in {fencelock:READONLY x}:lock",
+                "ERR",
+            ),
+            (
+                &format!("{old} user_script:7: fencelock: foreign value in {{n:x: -OOM x}}:lock"),
+                "ERR",
+            ),
+            ("ERR user_script: -READONLY of nobody", "ERR"),
+        ] {
+            let error = error(line);
+            assert_eq!(said(&error).0, code, "{line}");
+            assert_eq!(is_demotion(&error), code == "READONLY", "{line}");
+        }
+    }
+
+    #[test]
+    fn a_right_that_lacks_is_known_by_the_words_of_each_version() {
+        let place = "script: b08597, on @user_script:1.";
+        for line in [
+            format!("ERR The user executing the script can't run this command or subcommand {place}"),
+            format!("ERR ACL failure in script: User joe has no permissions to run the 'get' command {place}"),
+            "NOPERM this user has no permissions to run the 'get' command".to_owned(),
+        ] {
+            let told = explain("acquire", error(&line)).to_string();
+            assert!(told.contains("lacks a right"), "{told}");
+        }
     }
 }

@@ -7,6 +7,7 @@ use lock_core::{
     Attempt, Busy, Claim, FencingToken, Grant, HandOver, Holder, Lease, LockName, Released, Renewal, Stamp,
 };
 use redis::{FromRedisValue, Value};
+use tokio::time::timeout;
 
 use crate::failure::Failure;
 use crate::link::Link;
@@ -106,6 +107,10 @@ impl Session {
                 "renewed" => Ok(Renewal::Renewed),
                 "lost" => {
                     self.listeners().forget(claim.owner());
+                    if answer.number()? > 0 {
+                        // The core waits for a quarter of the ttl.
+                        self.serve(link, claim.name(), claim.ttl() / 8).await;
+                    }
                     Ok(Renewal::NotHeld)
                 }
                 _ => Err(Failure::Nonsense),
@@ -178,23 +183,39 @@ impl Session {
         let released = answer.released()?;
         link.learn(answer.number()?, sent);
         if answer.number()? > 0 {
-            self.serve(link, claim.name()).await?;
+            self.serve(link, claim.name(), self.left_of_request(sent)).await;
         }
         Ok(released)
     }
 
-    /// Goes on giving the name to whoever waits behind more waiters that are gone than one script removes.
+    /// Gives the name to the next waiter, behind more waiters that are gone than one script removes.
     ///
-    /// If this does not come to its end, the next refresh of one that waits goes on.
-    async fn serve(&self, link: &Arc<Link>, name: &LockName) -> Result<(), Failure> {
-        loop {
-            let mut answer = self.run(&scripts::RELEASE, link, name, &[NOBODY]).await?;
-            answer.skip();
-            answer.skip();
-            if answer.number()? == 0 {
-                return Ok(());
+    /// If this fails or takes longer than `limit`, the next refresh of a waiter continues, so the caller's request succeeds.
+    async fn serve(&self, link: &Arc<Link>, name: &LockName, limit: Duration) {
+        let serving = async {
+            loop {
+                let mut answer = self.run(&scripts::RELEASE, link, name, &[NOBODY]).await?;
+                answer.skip();
+                answer.skip();
+                if answer.number()? == 0 {
+                    return Ok::<_, Failure>(());
+                }
             }
+        };
+        match timeout(limit, serving).await {
+            Ok(Ok(())) => {}
+            Ok(Err(failure)) => {
+                let error = failure.explain("serving the next waiter");
+                tracing::debug!("the next refresh of a waiter for {name} serves it: {error}");
+            }
+            Err(_) => tracing::debug!("the next refresh of a waiter for {name} serves it: no more time"),
         }
+    }
+
+    /// Half of the time that is left of a request that was sent at `sent`.
+    fn left_of_request(&self, sent: Stamp) -> Duration {
+        let elapsed = self.clock().now().since(sent);
+        self.settings().op_timeout.saturating_sub(elapsed) / 2
     }
 
     pub(crate) async fn hand_over_on(&self, link: &Arc<Link>, from: &Claim, to: &Claim) -> Result<HandOver, Failure> {
@@ -230,11 +251,12 @@ impl Session {
     }
 
     pub(crate) async fn force_release_on(&self, link: &Arc<Link>, name: &LockName) -> Result<Option<Holder>, Failure> {
+        let sent = self.clock().now();
         let mut answer = self.run(&scripts::FORCE_RELEASE, link, name, &[NOBODY]).await?;
         let word = answer.word()?;
         answer.skip();
         if answer.number()? > 0 {
-            self.serve(link, name).await?;
+            self.serve(link, name, self.left_of_request(sent)).await;
         }
         match &*word {
             "free" => Ok(None),

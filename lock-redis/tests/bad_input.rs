@@ -209,6 +209,45 @@ async fn a_key_of_another_type_is_neither_touched_nor_passed_by() {
     }
 }
 
+#[tokio::test]
+async fn the_words_of_a_name_are_not_taken_for_those_of_the_server() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let connections = async || {
+        server
+            .command::<String>("CLIENT LIST TYPE pubsub")
+            .await
+            .split(' ')
+            .next()
+            .unwrap()
+            .to_owned()
+    };
+    let before = connections().await;
+    for words in [
+        "READONLY",
+        "MASTERDOWN",
+        "stale_replica",
+        "user_script: 1: -READONLY",
+        "WRONGPASS",
+        "LOADING",
+        "MISCONF",
+        "NOREPLICAS",
+        "OOM command not allowed",
+        "ACL failure in script",
+        "can't run this command",
+        "DB index is out of range",
+    ] {
+        let set = lock_redis::redis::cmd("SET")
+            .arg(format!("{{fencelock:{words}}}:lock"))
+            .arg("x")
+            .clone();
+        server.ask::<()>(&set).await;
+        let refused = lock.try_acquire(&claim(words, LONG)).await.unwrap_err();
+        assert_configuration(&refused, "did not write");
+    }
+    assert_eq!(before, connections().await, "the connection was closed");
+}
+
 /// This key is read by who waits alone.
 #[tokio::test]
 async fn a_key_of_another_type_leaves_who_would_wait_without_a_place() {

@@ -1,8 +1,3 @@
-local function serve()
-    local done, found = pcall(grant_next)
-    return done and found == 'more' and 1 or 0
-end
-
 local value = held()
 if not value then
     return { 'free', stamp, serve() }

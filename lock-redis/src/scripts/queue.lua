@@ -130,6 +130,13 @@ local function grant_next(me)
     return 'more'
 end
 
+-- Before: the lock is free, which does not change if something is wrong with the other keys. Returns 1 if there is more to be
+-- done, or else 0.
+local function serve()
+    local done, found = pcall(grant_next)
+    return done and found == 'more' and 1 or 0
+end
+
 -- Ends what the owner has on the server, and gives on what became free. Returns whether it held the lock, and whether
 -- there is more to be done.
 local function let_go(owner)
@@ -144,7 +151,7 @@ local function let_go(owner)
         local first = oldest()
         leave(owner)
         if released or not value then
-            more = grant_next() == 'more' and 1 or 0
+            more = serve()
         elseif first == owner then
             tell_first(redis.call('PTTL', LOCK))
         end

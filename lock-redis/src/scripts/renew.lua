@@ -1,6 +1,7 @@
+local more = 0
 if not value then
     -- Refused by a replica: what it lacks, its primary may have. Elsewhere there is nothing to delete.
     redis.call('DEL', LOCK)
-    pcall(grant_next)
+    more = serve()
 end
-return { 'lost', stamp }
+return { 'lost', stamp, more }

@@ -2,11 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::DistributedLock;
+use lock_core::{DistributedLock, Released, Renewal};
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, Cmd, Value};
+use lock_redis::{RedisConfig, RedisLock};
 
-use crate::server::{LONG, Server, claim, granted, soon};
+use crate::server::{LONG, Proxy, Server, claim, granted, name, soon};
 use crate::stage::{Scripts, now};
 
 /// Waiters of each test. `FENCELOCK_TEST_WAITERS` sets another number, such as 1000000.
@@ -235,6 +236,66 @@ async fn waiters_that_vanished_are_passed_over_a_few_at_a_time() {
     assert!(began.elapsed() < LONG / 6, "{:?}", began.elapsed());
     assert!(scripts > before / 200, "{scripts} scripts passed over {before} waiters");
     assert_eq!(crowd.in_queue("n").await, 0);
+}
+
+impl Crowd {
+    /// A client whose connection ends after the answer to its next script, and the way that it goes.
+    async fn cut_after_one_script(&self) -> (RedisLock, Proxy) {
+        let proxy = Proxy::to(self.server.port()).await;
+        let lock = RedisConfig::new("127.0.0.1", proxy.port()).connect().await.unwrap();
+        // The scripts are known then, so that one request is all that each takes.
+        let warm = claim("warm", LONG);
+        granted(&lock, &warm).await;
+        assert!(lock.force_release(warm.name()).await.unwrap().is_some());
+        assert_eq!(lock.release(&warm).await.unwrap(), Released::NotHeld);
+        (lock, proxy)
+    }
+
+    /// Lets that many wait for the name who are not there.
+    async fn vanished(&mut self, name: &str, number: usize) {
+        let calls: Vec<_> = owners("o", number)
+            .map(|owner| self.wait(name, &owner, GONE, LONG))
+            .collect();
+        self.run(calls.into_iter()).await;
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_was_carried_out_is_told_whatever_becomes_of_the_scripts_that_follow() {
+    const VANISHED: usize = 400;
+    let mut crowd = Crowd::gather().await;
+    let (lock, proxy) = crowd.cut_after_one_script().await;
+    let held = claim("n", LONG);
+    granted(&lock, &held).await;
+    crowd.vanished("n", VANISHED).await;
+    proxy.cut_after_answers(1);
+    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    let left = crowd.in_queue("n").await;
+    assert!(0 < left && left < VANISHED, "{left}");
+
+    let (lock, proxy) = crowd.cut_after_one_script().await;
+    let held = claim("m", LONG);
+    granted(&lock, &held).await;
+    crowd.vanished("m", VANISHED).await;
+    proxy.cut_after_answers(1);
+    let holder = lock.force_release(&name("m")).await.unwrap().unwrap();
+    assert_eq!(holder.owner, Some(held.owner()));
+    let left = crowd.in_queue("m").await;
+    assert!(0 < left && left < VANISHED, "{left}");
+}
+
+#[tokio::test]
+async fn a_renewal_of_what_is_gone_goes_on_until_somebody_is_served() {
+    let mut crowd = Crowd::gather().await;
+    let lock = crowd.server.client().await;
+    let held = claim("n", LONG);
+    let grant = granted(&lock, &held).await;
+    crowd.vanished("n", 400).await;
+    crowd.one(crowd.wait("n", "last", LIVING, LONG)).await;
+    let _: () = crowd.server.command("DEL {fencelock:n}:lock").await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
+    let value: String = crowd.server.command("GET {fencelock:n}:lock").await;
+    assert_eq!(value.split(' ').nth(1), Some("last"));
 }
 
 #[tokio::test]

@@ -60,7 +60,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a renewal brings back what is gone",
-        from: "    pcall(grant_next)\nend\nreturn { 'lost'",
+        from: "    more = serve()\nend\nreturn { 'lost'",
         to: "    hold(OWNER, draw(), tonumber(ARGV[4]), 'c', 'i')\nend\nreturn { 'lost'",
     },
     Bug {
@@ -70,7 +70,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a renewal that finds the lock gone forgets who waits",
-        from: "    pcall(grant_next)\nend\nreturn { 'lost'",
+        from: "    more = serve()\nend\nreturn { 'lost'",
         to: "end\nreturn { 'lost'",
     },
     Bug {

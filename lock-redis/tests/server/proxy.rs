@@ -16,6 +16,8 @@ pub(crate) struct Proxy {
     /// How long each direction holds up what it passes.
     delay: watch::Sender<Duration>,
     cut: watch::Sender<()>,
+    /// How many more answers pass before their connection is cut.
+    answers: watch::Sender<u32>,
     /// How often the connections of the time were forgotten.
     forgotten: watch::Sender<u32>,
     /// The port that new connections are led to.
@@ -32,6 +34,8 @@ impl Proxy {
         let (to_client, client_open) = watch::channel(true);
         let (delay, delayed) = watch::channel(Duration::ZERO);
         let (cut, end) = watch::channel(());
+        let (answers, _) = watch::channel(u32::MAX);
+        let counted = answers.clone();
         let (forgotten, memory) = watch::channel(0);
         let (server, target) = watch::channel(server);
         let (count, accepted) = watch::channel(0);
@@ -40,8 +44,9 @@ impl Proxy {
                 count.send_modify(|count| *count += 1);
                 let target = *target.borrow();
                 let server = TcpStream::connect(("127.0.0.1", target)).await.unwrap();
-                let way = |open: &watch::Receiver<bool>| Way {
+                let way = |open: &watch::Receiver<bool>, answers: Option<&watch::Sender<u32>>| Way {
                     open: open.clone(),
+                    answers: answers.cloned(),
                     delay: delayed.clone(),
                     cut: end.clone(),
                     forgotten: memory.clone(),
@@ -49,8 +54,8 @@ impl Proxy {
                 let (client_in, client_out) = client.into_split();
                 let (server_in, server_out) = server.into_split();
                 let done = Arc::new(tokio::sync::Notify::new());
-                tokio::spawn(pass(client_in, server_out, way(&server_open), Arc::clone(&done)));
-                tokio::spawn(pass(server_in, client_out, way(&client_open), done));
+                tokio::spawn(pass(client_in, server_out, way(&server_open, None), Arc::clone(&done)));
+                tokio::spawn(pass(server_in, client_out, way(&client_open, Some(&counted)), done));
             }
         });
         Self {
@@ -59,6 +64,7 @@ impl Proxy {
             to_client,
             delay,
             cut,
+            answers,
             forgotten,
             server,
             accepted,
@@ -114,6 +120,11 @@ impl Proxy {
         self.to_client.send_replace(true);
     }
 
+    /// Ends each connection that has more than that many answers to pass from now on.
+    pub(crate) fn cut_after_answers(&self, answers: u32) {
+        self.answers.send_replace(answers);
+    }
+
     /// Ends every connection, and with it what it holds.
     pub(crate) fn cut(&self) {
         self.cut.send_replace(());
@@ -123,6 +134,7 @@ impl Proxy {
 /// What one direction of one connection depends on.
 struct Way {
     open: watch::Receiver<bool>,
+    answers: Option<watch::Sender<u32>>,
     delay: watch::Receiver<Duration>,
     cut: watch::Receiver<()>,
     forgotten: watch::Receiver<u32>,
@@ -146,8 +158,18 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, oth
             if way.open.wait_for(|open| *open).await.is_err() {
                 return;
             }
+            let mut is_cut = false;
+            if let Some(answers) = &way.answers {
+                answers.send_if_modified(|left| {
+                    is_cut = *left == 0;
+                    let counts = !matches!(*left, 0 | u32::MAX);
+                    *left -= u32::from(counts);
+                    counts
+                });
+            }
             match read {
                 Ok(0) | Err(_) => return,
+                Ok(_) if is_cut => return,
                 Ok(n) => {
                     if to.write_all(&buffer[..n]).await.is_err() {
                         return;
