@@ -21,6 +21,7 @@ use crate::notifications::Subscription;
 use crate::schema::{literal, quoted};
 use crate::session::Session;
 use crate::sessions::{Sessions, host};
+use crate::to_its_end::ToItsEnd;
 
 /// How long one notification is at most, in bytes. The server takes less than 8000.
 const PAYLOAD: usize = 7000;
@@ -263,8 +264,8 @@ impl Sessions {
         Ok(answers)
     }
 
-    /// What this client holds by those sessions.
-    async fn tell(&self, question: Question, pids: &[i32]) -> Vec<String> {
+    /// What this client holds by those sessions; for [`Question::GiveUp`], what it has released.
+    async fn tell(self: &Arc<Self>, question: Question, pids: &[i32]) -> Vec<String> {
         let limit = self.settings.op_timeout / 6;
         let held = match question {
             Question::All => self.holdings.all(),
@@ -272,10 +273,15 @@ impl Sessions {
                 Ok(mut turn) => turn.held().map(|holding| holding.told(key)).into_iter().collect(),
                 Err(_) => Vec::new(),
             },
-            Question::GiveUp(key) => match timeout(limit, self.give_up(key, pids)).await {
-                Ok(given) => given.into_iter().collect(),
-                Err(_) => Vec::new(),
-            },
+            Question::GiveUp(key) => {
+                let (sessions, pids) = (Arc::clone(self), pids.to_vec());
+                let giving = async move { sessions.give_up(key, &pids).await };
+                // What has begun goes on by itself.
+                match timeout(limit, ToItsEnd::new(giving, Handle::current())).await {
+                    Ok(given) => given.into_iter().collect(),
+                    Err(_) => Vec::new(),
+                }
+            }
         };
         let named = held.into_iter().filter(|(_, pid, _)| pids.contains(pid));
         named.map(|(key, pid, holder)| line(key, pid, &holder)).collect()

@@ -46,6 +46,8 @@ struct Keeper {
     prepared: Option<String>,
     /// Whether its client has answered.
     answered: bool,
+    /// Whether its client has told what it knows of the lock, or, if it was to give it up, that it has released it.
+    told: bool,
     holder: Holder,
 }
 
@@ -91,14 +93,27 @@ impl Sessions {
         let Some(keeper) = self.find(name, Question::GiveUp(key)).await? else {
             return Ok(None);
         };
+        if keeper.told {
+            return Ok(Some(keeper.holder));
+        }
         if keeper.answered {
-            // It may have failed to, or have just got the lock: then it is the one of that session still.
-            match self.find(name, Question::One(key)).await? {
-                Some(now) if now.pid == keeper.pid && now.holder.token == keeper.holder.token => {}
-                _ => return Ok(Some(keeper.holder)),
+            // It may have been released by itself; or its client was busy with it, and is not any more.
+            if !self.is_kept_by(name, keeper.pid).await? {
+                return Ok(Some(keeper.holder));
+            }
+            match self.find(name, Question::GiveUp(key)).await? {
+                Some(again) if again.told => return Ok(Some(again.holder)),
+                _ if !self.is_kept_by(name, keeper.pid).await? => return Ok(Some(keeper.holder)),
+                _ => {}
             }
         }
         self.end_keeper(name, keeper).await.map(Some)
+    }
+
+    /// Whether that session still has the lock.
+    async fn is_kept_by(self: &Arc<Self>, name: &LockName, pid: Option<i32>) -> Result<bool, Failure> {
+        let question = Question::One(self.settings.keys.of(name));
+        Ok(self.find(name, question).await?.is_some_and(|now| now.pid == pid))
     }
 
     /// Ends the session that has the lock, and with it all of its locks.
@@ -113,20 +128,15 @@ impl Sessions {
         let ended = session
             .ask(&format!("SELECT pg_terminate_backend({pid}, {patience})"))
             .await;
-        // It may have been the one that asked.
+        let over = session.is_over();
+        self.spare(session);
         let ended = match ended {
-            Err(_) if session.is_over() => true,
+            // The answer is lost, or it was the session that asked.
+            Err(_) if over => false,
             ended => ended?.one()?.truth(0)?,
         };
-        self.spare(session);
         // Should it have gone by itself, that is as good.
-        let key = self.settings.keys.of(name);
-        if !ended
-            && self
-                .find(name, Question::One(key))
-                .await?
-                .is_some_and(|now| now.pid == Some(pid))
-        {
+        if !ended && self.is_kept_by(name, Some(pid)).await? {
             return Err(LockError::Unavailable {
                 operation: "forced release",
                 message: "the session that holds the lock did not end in time; try again".to_owned(),
@@ -145,6 +155,7 @@ impl Sessions {
         let pid = row.get(0)?.map(|_| row.number(0)).transpose()?;
         let locks = row.number(5)?;
         let told = pid.and_then(|pid| answers.told.remove(&(pid, key)));
+        let has_told = told.is_some();
         let mut holder = match told {
             Some(told) => told,
             None => of_session(row, locks == 1)?,
@@ -155,6 +166,7 @@ impl Sessions {
             locks,
             prepared: row.get(4)?.map(str::to_owned),
             answered: pid.is_some_and(|pid| answers.answered.contains(&pid)),
+            told: has_told,
             holder,
         }))
     }

@@ -78,6 +78,7 @@ mod to_its_end;
 mod tokens;
 mod transaction;
 mod ttl_class;
+mod unfinished;
 mod wait;
 mod wire;
 

@@ -130,6 +130,13 @@ impl Pool {
         }
     }
 
+    /// The session, for one more statement beside what it carries; none if something may have it to itself.
+    pub(crate) fn carry_beside(&self, session: &Arc<Session>) -> Option<Carried> {
+        let _sessions = self.lock();
+        let usable = session.is_useful() && !session.is_alone() && !session.is_silent();
+        usable.then(|| session.carry())
+    }
+
     /// Whether there is a session that is in use by attempts alone.
     fn may_become_free(&self) -> bool {
         self.lock()

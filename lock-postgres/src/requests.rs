@@ -14,6 +14,7 @@ use crate::session::{Carried, Session, Share};
 use crate::sessions::Sessions;
 use crate::tokens::Drawn;
 use crate::ttl_class::class_of;
+use crate::unfinished::Unfinished;
 
 /// How long a client that has woken another one for a lock leaves it to that one.
 const GIVE_WAY: Duration = Duration::from_millis(10);
@@ -179,7 +180,10 @@ impl Sessions {
         let Some(holding) = (if mine { turn.take() } else { None }) else {
             return Ok(Released::NotHeld);
         };
-        match holding.session.release(key).await {
+        let releasing = Unfinished::on(&holding.session);
+        let released = holding.session.release(key).await;
+        releasing.is_done();
+        match released {
             Ok(unlocked) => {
                 if unlocked.woke {
                     self.give_way(key);
@@ -238,7 +242,10 @@ impl Sessions {
         let Some(holding) = turn.take() else {
             return Err(Failure::Ended);
         };
-        match self.draw(&holding.session).await {
+        let drawing = Unfinished::on(&holding.session);
+        let drawn = self.draw(&holding.session).await;
+        drawing.is_done();
+        match drawn {
             Ok(drawn) => {
                 let Holding {
                     session, share, lease, ..

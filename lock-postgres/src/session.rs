@@ -337,17 +337,21 @@ impl Session {
         Ok(subscription)
     }
 
-    /// Takes that back, in the order of the messages. A wake-up that nobody has made use of is passed on.
-    pub(crate) async fn end_wait(&self, key: i64, slot: u32, pass_on: bool) {
-        let mut sql = commands::end_wait(&self.proof, key, slot);
-        if pass_on {
-            sql = sql + "; " + &commands::pass_on(&self.proof, key);
-        }
-        if let Err(failure) = self.ask_now(&sql).await
+    /// Takes that back, in the order of the messages.
+    pub(crate) async fn end_wait(&self, key: i64, slot: u32) {
+        if let Err(failure) = self.ask_now(&commands::end_wait(&self.proof, key, slot)).await
             && !self.is_over()
         {
             tracing::debug!(?failure, key = %shown(key), "what shows a wait could not be taken back");
             self.stale.store(true, Ordering::Release);
+        }
+    }
+
+    /// Wakes another of those who wait for the lock, if it is free. Only while the client does not hold it: it is taken for that.
+    pub(crate) async fn pass_on(&self, key: i64) {
+        if let Err(failure) = self.ask(&commands::pass_on(&self.proof, key)).await {
+            let failure = self.undo(key, failure).await;
+            tracing::debug!(?failure, key = %shown(key), "a wake-up could not be passed on");
         }
     }
 

@@ -19,6 +19,7 @@ use crate::counter::{self, CHUNK};
 use crate::failure::Failure;
 use crate::session::{Draw, Session};
 use crate::sessions::Sessions;
+use crate::unfinished::Unfinished;
 
 /// How long it takes until a ceiling is raised ahead of need again, after that has failed.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -126,9 +127,9 @@ impl Sessions {
         let all = self.pool.all();
         let sql = counter::raise_ceiling(&self.settings.schema, token);
         let patience = millis(limit / 2);
-        let ending = Ended(&raiser);
+        let raising = Unfinished::on(&raiser);
         let raised = raiser.ask(&format!("SET LOCAL lock_timeout = {patience}; {sql}")).await;
-        std::mem::forget(ending);
+        raising.is_done();
         let ceiling = match raised {
             Ok(rows) => rows.one()?.number(0)?,
             Err(failure) => {
@@ -142,15 +143,6 @@ impl Sessions {
         }
         self.spare(raiser);
         Ok(())
-    }
-}
-
-/// Ends a session that is given up while it may be waiting for a commit.
-struct Ended<'a>(&'a Arc<Session>);
-
-impl Drop for Ended<'_> {
-    fn drop(&mut self) {
-        self.0.wire().end();
     }
 }
 

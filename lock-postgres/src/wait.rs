@@ -7,8 +7,8 @@
 //! While the server is short of connections a client that merely waits keeps none: it connects to look, and leaves again.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
@@ -81,7 +81,11 @@ impl Sessions {
             let (sessions, wanted, stop) = (Arc::clone(self), claim.clone(), unwanted.clone());
             let looked = self.in_time(until, async move { sessions.look(&wanted, &stop).await });
             match looked.await {
-                Ok(granted @ Attempt::Granted(_)) => return Ok(granted),
+                Ok(granted @ Attempt::Granted(_)) => {
+                    // The wake-up has served its purpose, and so have those that came with it.
+                    shown.as_mut().into_iter().for_each(Shown::forget_wake_ups);
+                    return Ok(granted);
+                }
                 Ok(_) => (woken, failed, last) = (false, false, None),
                 Err(failure) if failure.is_about_room() => {
                     self.room.saw(0, self.clock.now());
@@ -142,6 +146,16 @@ impl Sessions {
         let (sessions, ttl) = (Arc::clone(self), claim.ttl());
         self.in_time(until, async move { Shown::new(&sessions, ttl, key).await })
             .await
+    }
+
+    /// Passes on a wake-up that nobody has made use of. In turn with whatever else is done about the lock: it is taken for that.
+    async fn pass_on(&self, session: &Arc<Session>, key: i64) {
+        let mut turn = self.holdings.turn(key).await;
+        if turn.held().is_none()
+            && let Some(session) = self.pool.carry_beside(session)
+        {
+            session.pass_on(key).await;
+        }
     }
 
     fn time_between_looks(&self, ttl: Duration, can_be_woken: bool) -> (Duration, Duration) {
@@ -212,6 +226,7 @@ impl Drop for Waiting<'_> {
 
 /// A wait that others can see, and by which it is woken. Taken back on drop.
 struct Shown {
+    sessions: Weak<Sessions>,
     session: Arc<Session>,
     key: i64,
     slot: u32,
@@ -229,6 +244,7 @@ impl Shown {
         let slot = fastrand::u32(..SLOTS);
         match session.begin_wait(key, slot).await {
             Ok(subscription) => Ok(Self {
+                sessions: Arc::downgrade(sessions),
                 session,
                 key,
                 slot,
@@ -248,6 +264,11 @@ impl Shown {
     fn is_over(&self) -> bool {
         self.session.is_over() || self.session.is_silent()
     }
+
+    fn forget_wake_ups(&mut self) {
+        self.woken = false;
+        self.subscription.clear();
+    }
 }
 
 impl Drop for Shown {
@@ -265,8 +286,12 @@ impl Drop for Shown {
         }
         let (key, slot) = (self.key, self.slot);
         let pass_on = self.woken || self.subscription.has_more();
+        let sessions = self.sessions.clone();
         let leaving = async move {
-            session.end_wait(key, slot, pass_on).await;
+            session.end_wait(key, slot).await;
+            if pass_on && let Some(sessions) = sessions.upgrade() {
+                sessions.pass_on(&session, key).await;
+            }
             session.remove_wait();
         };
         now_or_later(Box::pin(leaving), &self.runtime);

@@ -4,7 +4,10 @@
 
 mod server;
 
-use std::time::{Duration, SystemTime};
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::{Duration, Instant, SystemTime};
 
 use lock_core::{DistributedLock, Holder, Locks, LossReason};
 use lock_postgres::tokio_postgres::NoTls;
@@ -21,9 +24,53 @@ fn names(holders: &[Holder]) -> Vec<String> {
 
 /// A client behind a proxy, which can make it silent.
 async fn behind(proxy: &Proxy, server: &Server) -> PostgresLock {
-    let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
-    config.connect().await.unwrap()
+    at(proxy, server).connect().await.unwrap()
 }
+
+fn at(proxy: &Proxy, server: &Server) -> PostgresConfig {
+    PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable)
+}
+
+/// How long an operation of a victim may take: it is busy with a forced release for a sixth of that.
+const SHORT: Duration = Duration::from_secs(6);
+
+/// A client whose requests are sent as soon as they are polled.
+async fn victim(proxy: &Proxy, server: &Server) -> PostgresLock {
+    let config = at(proxy, server).runtime(tokio::runtime::Handle::current());
+    config.op_timeout(SHORT).connect().await.unwrap()
+}
+
+/// Sends a request, which goes on by itself.
+async fn send(request: impl Future) {
+    let mut request = pin!(request);
+    poll_fn(|cx| {
+        let _ = request.as_mut().poll(cx);
+        Poll::Ready(())
+    })
+    .await;
+}
+
+async fn until_held(proxy: &Proxy) {
+    let start = Instant::now();
+    while !proxy.holds_requests() {
+        assert!(start.elapsed() < PATIENCE, "no request comes");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Waits until that question yields true.
+async fn until(server: &Server, sql: &str) {
+    let plain = server.plain().await;
+    let start = Instant::now();
+    while !plain.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
+        assert!(start.elapsed() < PATIENCE, "never true: {sql}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// Whether a client has asked others, and waits for their answers.
+const ASKED: &str =
+    "SELECT count(*) > 0 FROM pg_stat_activity WHERE state = 'idle' AND query LIKE 'LISTEN %pg_notify(%'";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_client_sees_names_tokens_labels_and_times() {
@@ -162,4 +209,96 @@ async fn a_role_without_rights_on_the_schema_cannot_ask() {
         .await
         .unwrap();
     assert_eq!(lock.holder(&name("a")).await.unwrap().unwrap().token, Some(grant.token));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_that_is_given_up_on_the_way_leaves_no_lock_that_nobody_knows_of() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (lock, plain) = (victim(&proxy, &server).await, server.plain().await);
+    let grant = granted(&lock, &claim("a", TTL)).await;
+    let session = "SELECT pid, split_part(application_name, ' ', 2) FROM pg_stat_activity JOIN pg_locks USING (pid) \
+                   WHERE application_name LIKE 'fencelock %' AND locktype = 'advisory'";
+    let row = plain.query_one(session, &[]).await.unwrap();
+    let (pid, mark): (i32, String) = (row.get(0), row.get(1));
+    // As many statements as are under way at once: the release is behind them.
+    proxy.hold_requests_after(0);
+    for number in 0..8 {
+        send(lock.try_acquire(&claim(&format!("n {number}"), TTL))).await;
+    }
+    let request = format!(
+        "SELECT pg_notify((SELECT name FROM fencelock.channel), 'release {} {mark} fencelock_nobody {pid}')",
+        lock.key(&name("a"))
+    );
+    plain.batch_execute(&request).await.unwrap();
+    let start = Instant::now();
+    while grant.revoked().is_none() {
+        assert!(start.elapsed() < PATIENCE, "the request never came");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    // The client has answered by then that it could not.
+    tokio::time::sleep(SHORT / 4).await;
+    proxy.pass();
+    server.until_locks(0, PATIENCE).await;
+    assert_eq!(server.sessions().await, [pid]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_of_a_lock_that_its_client_is_busy_with_is_no_success_before_it_is_free() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let (lock, other) = (victim(&proxy, &server).await, server.client().await);
+    let mine = claim("a", TTL);
+    let grant = granted(&lock, &mine).await;
+    // What has the turn until it is answered.
+    proxy.hold_requests_after(1);
+    let theirs = lock.clone();
+    let busy = tokio::spawn(async move { theirs.try_acquire(&mine).await });
+    until_held(&proxy).await;
+    let asker = server.config().op_timeout(PATIENCE * 2).connect().await.unwrap();
+    let releasing = tokio::spawn(async move { asker.force_release(&name("a")).await });
+    until(&server, ASKED).await;
+    // The client has answered by then that it could not.
+    tokio::time::sleep(SHORT / 3).await;
+    proxy.pass();
+    let hit = in_time(releasing).await.unwrap().unwrap().unwrap();
+    let next = granted(&other, &claim("a", TTL)).await;
+    println!("{hit:?}");
+    assert!(busy.await.unwrap().is_ok());
+    assert!(next.token > grant.token, "{} after {}", next.token, grant.token);
+    assert!(grant.revoked().is_some(), "its holder was not told");
+    assert_eq!(
+        hit.also_released, None,
+        "it was released, and its session was not ended"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_forced_release_whose_last_request_is_lost_is_no_success() {
+    /// What ends the question before that. The next request is longer.
+    const LAST: usize = "Q1234UNLISTEN \"fencelock_01234567-0123-0123-0123-0123456789ab\"0".len();
+    let server = Server::start();
+    let (theirs, ours) = (Proxy::to(server.port()).await, Proxy::to(server.port()).await);
+    let silent = behind(&theirs, &server).await;
+    let grant = granted(&silent, &claim("a", TTL)).await;
+    theirs.hold_answers();
+    let asker = behind(&ours, &server).await;
+    let asking = asker.clone();
+    let releasing = tokio::spawn(async move { asking.force_release(&name("a")).await });
+    until(&server, ASKED).await;
+    ours.hold_requests_after(LAST + 9);
+    until_held(&ours).await;
+    ours.cut();
+    until(
+        &server,
+        "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name LIKE 'fencelock %'",
+    )
+    .await;
+    ours.pass();
+    let said = in_time(releasing).await.unwrap();
+    println!("{said:?}");
+    assert!(said.is_err() || server.locks().await == 0, "{said:?}, and it is held");
+    assert!(in_time(asker.force_release(&name("a"))).await.unwrap().is_some());
+    server.until_locks(0, PATIENCE).await;
+    drop(grant);
 }

@@ -275,3 +275,31 @@ async fn a_hand_over_wakes_a_few_however_many_wait() {
     println!("{few:.1} beside 25 waiters and {many:.1} beside 100");
     assert!(many < 25.0, "{many:.1}");
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_waiter_that_is_granted_the_lock_wakes_no_other() {
+    let server = Server::with(&["log_statement=all"]);
+    let mut clients = vec![server.client().await];
+    granted(&clients[0], &claim("a", TTL)).await;
+    let mut tasks = Vec::new();
+    for _ in 0..4 {
+        let lock = server.client().await;
+        clients.push(lock.clone());
+        tasks.push(tokio::spawn(async move {
+            let mine = claim("a", TTL);
+            lock.acquire(&mine, soon()).await.unwrap().granted().unwrap();
+            lock.release(&mine).await.unwrap();
+        }));
+    }
+    server.until_waiting("a", 4).await;
+    clients.remove(0).close().await.unwrap();
+    for task in tasks {
+        tokio::time::timeout(PATIENCE, task).await.unwrap().unwrap();
+    }
+    server.until_locks(0, PATIENCE).await;
+    let passed_on = server.log().matches("IS TRUE AND pg_try_advisory_lock(").count();
+    assert_eq!(
+        passed_on, 0,
+        "wake-ups were passed on by those who were granted the lock"
+    );
+}
