@@ -260,12 +260,12 @@ async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
 async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
-    let config = RedisConfig::new("127.0.0.1", proxy.port());
+    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LONG);
     let locks = Locks::new(config.connect().await.unwrap());
     // The scripts are known then, so that one request is all that it takes.
     locks.lock("warm").await.unwrap().renew_now().await.unwrap();
-    for (round_trips, word) in [(4, "renewal failed"), (1, "acquire failed")] {
-        let ttl = TTL / 4;
+    // The lock must not have ended when the renewal fails.
+    for (round_trips, ttl, word) in [(4, TTL * 3, "renewal failed"), (1, TTL / 4, "acquire failed")] {
         proxy.delay(ttl / round_trips * 11 / 10);
         let outcome = match locks.lock("n").ttl(ttl).await {
             Ok(guard) => guard.renew_now().await,

@@ -7,15 +7,20 @@ mod server;
 use std::time::Duration;
 
 use lock_core::{DistributedLock, Grant, LockError, Released};
-use lock_redis::RedisLock;
-use server::{LONG, Server, claim, granted, soon, until_queued};
+use lock_redis::{RedisConfig, RedisLock};
+use server::{LONG, Proxy, Server, claim, granted, soon, until, until_queued};
 use tokio::task::JoinHandle;
 
-const TTL: Duration = Duration::from_millis(400);
+/// Much longer than what is done within it, on a machine that is busy: the server's clock makes it pass.
+const TTL: Duration = Duration::from_secs(20);
 
-/// Waits for `n`, with a place that must be refreshed soon.
-async fn waiter(server: &Server) -> JoinHandle<Result<Option<Grant>, LockError>> {
-    let lock = server.client().await;
+/// By how many seconds the server's clock is set ahead between two refreshes: a third of the ttl and a little more.
+const STEP: i32 = 8;
+
+/// Waits for `n`, and releases it. Cutting the connection makes it refresh its place.
+async fn waiter(server: &Server) -> (JoinHandle<Result<Option<Grant>, LockError>>, Proxy) {
+    let proxy = Proxy::to(server.port()).await;
+    let lock = RedisConfig::new("127.0.0.1", proxy.port()).connect().await.unwrap();
     let wait = tokio::spawn(async move {
         let attempt = lock.acquire(&claim("n", TTL), soon()).await?;
         let grant = attempt.granted();
@@ -25,7 +30,14 @@ async fn waiter(server: &Server) -> JoinHandle<Result<Option<Grant>, LockError>>
         Ok(grant)
     });
     until_queued(server, "n", 1).await;
-    wait
+    (wait, proxy)
+}
+
+/// When the place of the waiter ends, by the server's clock, in milliseconds.
+async fn end_of_place(server: &Server) -> Option<u64> {
+    let entries: Vec<String> = server.command("HVALS {fencelock:n}:waiters").await;
+    let end = entries.first()?.split(' ').nth(1);
+    Some(end.unwrap().parse().unwrap())
 }
 
 async fn fill(server: &Server) {
@@ -39,13 +51,18 @@ async fn refused(lock: &RedisLock, name: &str) {
 
 #[tokio::test]
 async fn a_waiter_outlives_its_ttl_in_the_queue_and_is_granted_what_is_released() {
-    let server = Server::start();
+    let server = Server::with_wall_clock();
     let lock = server.client().await;
     let held = claim("n", LONG);
     granted(&lock, &held).await;
-    let wait = waiter(&server).await;
+    let (wait, proxy) = waiter(&server).await;
     fill(&server).await;
-    tokio::time::sleep(TTL * 5).await;
+    for step in 1..=3 {
+        let before = end_of_place(&server).await;
+        server.set_clock(step * STEP);
+        proxy.cut();
+        until("the place is refreshed", async || end_of_place(&server).await > before).await;
+    }
     assert_eq!(server.command::<usize>("ZCARD {fencelock:n}:order").await, 1);
     // Whoever comes now has no place.
     refused(&lock, "n").await;
@@ -57,11 +74,20 @@ async fn a_waiter_outlives_its_ttl_in_the_queue_and_is_granted_what_is_released(
 
 #[tokio::test]
 async fn a_waiter_is_granted_the_lock_of_a_holder_that_is_gone() {
-    let server = Server::start();
+    let server = Server::with_wall_clock();
     // Longer than the place of the waiter is kept without a refresh.
-    granted(&server.client().await, &claim("n", TTL * 5)).await;
-    let wait = waiter(&server).await;
+    granted(&server.client().await, &claim("n", TTL * 3 / 2)).await;
+    let (wait, proxy) = waiter(&server).await;
     fill(&server).await;
+    for step in 1..=4 {
+        let before = end_of_place(&server).await;
+        server.set_clock(step * STEP);
+        proxy.cut();
+        until("the place is refreshed, or the lock granted", async || {
+            wait.is_finished() || end_of_place(&server).await > before
+        })
+        .await;
+    }
     assert!(wait.await.unwrap().unwrap().is_some());
     assert_eq!(server.leftovers().await, Vec::<String>::new());
 }

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_core::{LockError, Locks};
-use server::{LONG, Server};
+use server::{LONG, Server, until};
 
 const WAITERS: usize = 40;
 
@@ -19,7 +19,9 @@ const KILLING: Duration = Duration::from_secs(4);
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_wait_with_time_left_fails_while_connections_are_killed() {
     let server = Server::start();
-    let clients = [Locks::new(server.client().await), Locks::new(server.client().await)];
+    // A first request fails if it gets no answer for that long, and there is none while connections are ended.
+    let config = server.config().op_timeout(LONG);
+    let clients = [config.clone().connect().await.unwrap(), config.connect().await.unwrap()].map(Locks::new);
     let over = Arc::new(AtomicBool::new(false));
     let served = Arc::new(AtomicUsize::new(0));
     let waits: Vec<_> = (0..WAITERS)
@@ -44,9 +46,10 @@ async fn no_wait_with_time_left_fails_while_connections_are_killed() {
             })
         })
         .collect();
-    while served.load(Ordering::SeqCst) < waits.len() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until("as many are served as there are", async || {
+        served.load(Ordering::SeqCst) >= waits.len()
+    })
+    .await;
     let (mut kills, began) = (0, Instant::now());
     while began.elapsed() < KILLING {
         kills += server.command::<usize>("CLIENT KILL TYPE pubsub").await;

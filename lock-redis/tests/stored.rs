@@ -5,11 +5,11 @@
 mod server;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lock_core::{DistributedLock, Locks, OwnerId};
-use server::{LONG, Server, busy, claim, granted, name, soon, until_queued};
+use server::{LONG, Server, busy, claim, granted, name, soon, until, until_queued};
 
 /// A lock that is held and waited for while the server is killed and comes back, after `before`.
 async fn restart(mut server: Server, before: &str) {
@@ -24,34 +24,42 @@ async fn restart(mut server: Server, before: &str) {
     let _: lock_redis::redis::Value = server.command(before).await;
     // All the time somebody tries to get in.
     let over = Arc::new(AtomicBool::new(false));
+    let answers = Arc::new(AtomicUsize::new(0));
     let trying = tokio::spawn({
-        let (other, over) = (other.clone(), Arc::clone(&over));
+        let (other, over, answers) = (other.clone(), Arc::clone(&over), Arc::clone(&answers));
         async move {
-            let mut answers = 0;
             while !over.load(Ordering::Acquire) {
                 if let Ok(attempt) = other.try_acquire(&claim("n", LONG)).await {
                     assert!(attempt.granted().is_none());
-                    answers += 1;
+                    answers.fetch_add(1, Ordering::SeqCst);
                 }
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            answers
         }
     });
     server.kill();
     server.revive();
     // The first requests may meet the connection that broke.
-    let mut found = other.holder(&name("n")).await;
-    while found.is_err() {
-        found = other.holder(&name("n")).await;
-    }
+    let mut found = None;
+    until("the server tells the holder", async || {
+        found = other.holder(&name("n")).await.ok();
+        found.is_some()
+    })
+    .await;
     assert_eq!(found.unwrap().unwrap().token, Some(guard.token()));
-    while guard.renew_now().await.is_err() {
+    until("a renewal succeeds", async || {
+        let renewed = guard.renew_now().await.is_ok();
         assert!(guard.is_held(), "a connection that broke loses no lock");
-    }
-    assert!(guard.is_held());
+        renewed
+    })
+    .await;
+    let before = answers.load(Ordering::SeqCst);
+    until("the server says that the lock is busy", async || {
+        answers.load(Ordering::SeqCst) > before
+    })
+    .await;
     over.store(true, Ordering::Release);
-    assert!(trying.await.unwrap() > 0, "the server never said that it is busy");
+    trying.await.unwrap();
     let token = guard.token();
     guard.release().await.unwrap();
     let (attempt, lock, wanted) = wait.await.unwrap();
@@ -122,7 +130,8 @@ async fn what_an_older_version_left_is_respected_and_ends() {
         .granted()
         .unwrap();
     assert!(u128::from(grant.token.get()) > token);
-    while server.command::<u8>("EXISTS {fencelock:n}:queue").await > 0 {
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
+    until("the older queue has ended", async || {
+        !server.command::<bool>("EXISTS {fencelock:n}:queue").await
+    })
+    .await;
 }

@@ -10,7 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockName, Stamp};
 use lock_redis::redis::aio::MultiplexedConnection;
@@ -155,6 +155,14 @@ impl Server {
         signal_process(self.pid(), signal);
     }
 
+    /// Waits until the lock of the name is stored, or is not any more.
+    pub(crate) async fn until_locked(&self, name: &str, locked: bool) {
+        until(&format!("the lock of {name} is there: {locked}"), async || {
+            self.command::<bool>(&format!("EXISTS {{fencelock:{name}}}:lock")).await == locked
+        })
+        .await;
+    }
+
     /// Makes it a replica of the server at that port of the loopback, or a primary again.
     pub(crate) async fn replicate(&self, primary: Option<u16>) {
         let of = primary.map_or("NO ONE".to_owned(), |port| format!("127.0.0.1 {port}"));
@@ -163,9 +171,10 @@ impl Server {
 
     /// Waits until `INFO` says so.
     pub(crate) async fn until_info(&self, section: &str, words: &str) {
-        while !self.command::<String>(&format!("INFO {section}")).await.contains(words) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        until(&format!("INFO {section} says {words}"), async || {
+            self.command::<String>(&format!("INFO {section}")).await.contains(words)
+        })
+        .await;
     }
 }
 
@@ -238,17 +247,23 @@ pub(crate) async fn busy(lock: &RedisLock, claim: &Claim) -> Busy {
     }
 }
 
+/// Waits until it is so, for no longer than any test should take.
+pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
+    let end = Instant::now() + LONG;
+    while !is_so().await {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+}
+
 /// Waits until that many claims are in the server's queue for the name.
 pub(crate) async fn until_queued(server: &Server, name: &str, waiters: usize) {
-    let mut con = server.plain().await;
+    let con = server.plain().await;
     let length = lock_redis::redis::cmd("ZCARD")
         .arg(format!("{{fencelock:{name}}}:order"))
         .clone();
-    loop {
-        let found: usize = length.query_async(&mut con).await.unwrap();
-        if found == waiters {
-            return;
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    until(&format!("{waiters} wait for {name}"), async || {
+        length.query_async::<usize>(&mut con.clone()).await.unwrap() == waiters
+    })
+    .await;
 }

@@ -8,6 +8,8 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::LONG;
+
 /// Passes bytes on, or holds them until it is told to pass them. What is held arrives even if its sender has gone.
 pub(crate) struct Proxy {
     port: u16,
@@ -85,7 +87,9 @@ impl Proxy {
     pub(crate) async fn until_accepted(&self, more: u32) {
         let mut accepted = self.accepted.clone();
         let wanted = *accepted.borrow() + more;
-        accepted.wait_for(|count| *count >= wanted).await.unwrap();
+        let accepted = accepted.wait_for(|count| *count >= wanted);
+        let accepted = tokio::time::timeout(LONG, accepted).await;
+        accepted.expect("as many connections in time").unwrap();
     }
 
     /// Makes each round trip that much longer.
