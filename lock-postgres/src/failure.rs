@@ -6,6 +6,8 @@ use std::io;
 use lock_core::LockError;
 use tokio_postgres::error::{Error, SqlState};
 
+use crate::proof::elsewhere;
+
 /// Why an operation failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -158,6 +160,10 @@ fn explain(operation: &'static str, error: Error) -> LockError {
             format!("{shown}; correct the database in the address, or create it"),
             error,
         );
+    }
+    // Nothing else of ours divides.
+    if code == SqlState::DIVISION_BY_ZERO {
+        return elsewhere();
     }
     if code == SqlState::T_R_DEADLOCK_DETECTED {
         return LockError::Deadlock { message: shown };

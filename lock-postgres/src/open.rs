@@ -17,7 +17,7 @@ use crate::safety::{self, Server};
 use crate::schema::{check_planted, literal};
 use crate::session::{Carried, Opened, Session};
 use crate::sessions::Sessions;
-use crate::tokens::unconfirmed;
+use crate::tokens::{locked, unconfirmed};
 use crate::wire::Wire;
 
 /// How long the first pause is before a server that had no connection left is asked again; the next ones are longer.
@@ -88,7 +88,7 @@ impl Sessions {
 
     async fn open_now(self: &Arc<Self>, ttl: Duration, counter: Counter) -> Result<Arc<Session>, Failure> {
         match self.open_once(ttl, counter).await {
-            // It waits for a standby, with a counter that can be used as it is.
+            // Something is in the way of putting the counter right, which can be used as it is.
             Err(Failure::Stuck) => self.open_once(ttl, Counter::AsItIs).await,
             opened => opened,
         }
@@ -122,7 +122,7 @@ impl Sessions {
             Err(Failure::Postgres(error)) if error.code() == Some(&SqlState::INVALID_PARAMETER_VALUE) => {}
             other => drop(other?),
         }
-        let start = self.begin(&wire, sequence?, counter).await?;
+        let start = self.begin(&wire, &proof, sequence?, counter).await?;
         if wire.ask(&commands::limits(&proof, ttl, limit)).await?.last().is_none() {
             return Err(elsewhere().into());
         }
@@ -144,7 +144,7 @@ impl Sessions {
 
     /// Where the counter is, once it is right. This session holds no lock so far, so it may wait for a commit, though not
     /// without limit.
-    async fn begin(&self, wire: &Wire, sequence: u32, counter: Counter) -> Result<Start, Failure> {
+    async fn begin(&self, wire: &Wire, proof: &Proof, sequence: u32, counter: Counter) -> Result<Start, Failure> {
         let (schema, seen) = (&self.settings.schema, self.seen.load(Ordering::Acquire));
         let rows = wire.ask(&counter::look(schema, sequence, seen)).await?;
         let look = counter::looked(&rows, sequence)?;
@@ -153,20 +153,22 @@ impl Sessions {
         }
         let limit = self.settings.op_timeout / if look.is_usable { 4 } else { 2 };
         let raise = counter::raise(schema, sequence, seen);
-        let raise = format!("SET LOCAL lock_timeout = {}; {raise}", millis(limit / 2));
-        let settle = counter::settle(schema, sequence);
+        let demand = proof.demand();
+        let raise = format!("{demand}SET LOCAL lock_timeout = {}; {raise}", millis(limit / 2));
+        let settle = demand.clone() + &counter::settle(schema, sequence);
+        let done = demand + &counter::done();
         let raising = async {
             wire.ask(&raise).await?;
             // In order: whoever is next finds all of it.
-            let (done, settled) = (counter::done(), wire.ask(&settle));
-            let (settled, done) = tokio::join!(settled, wire.ask(&done));
+            let (settled, done) = tokio::join!(wire.ask(&settle), wire.ask(&done));
             done?;
             settled
         };
         let raised = timeout(limit, raising).await;
         match raised {
-            Ok(Err(failure)) if failure.is_limit() && look.is_usable => Ok(look.start),
-            Ok(Err(failure)) if failure.is_limit() => Err(unconfirmed(limit).into()),
+            // Whatever failed, the session may still have the turn: it is given up.
+            Ok(Err(failure)) if failure.is_limit() && look.is_usable => Err(Failure::Stuck),
+            Ok(Err(failure)) if failure.is_limit() => Err(locked(limit).into()),
             Ok(rows) => counter::raised(&rows?, sequence),
             Err(_) if look.is_usable => {
                 tracing::warn!("a commit is not confirmed in time; tokens go on from where they are, below the clock");

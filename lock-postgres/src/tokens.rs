@@ -135,7 +135,7 @@ impl Sessions {
             Err(failure) => {
                 let stuck = failure.is_limit();
                 self.spare(raiser);
-                return Err(if stuck { unconfirmed(limit).into() } else { failure });
+                return Err(if stuck { locked(limit).into() } else { failure });
             }
         };
         for session in all {
@@ -153,6 +153,19 @@ pub(crate) fn unconfirmed(limit: Duration) -> LockError {
         message: format!(
             "the server did not confirm it within {limit:?}; if commits wait for a synchronous standby that is away, bring \
              it back, or change synchronous_standby_names"
+        ),
+        source: None,
+    }
+}
+
+/// Somebody else is at it, and does not come to an end.
+pub(crate) fn locked(limit: Duration) -> LockError {
+    LockError::Unavailable {
+        operation: "raising the ceiling of fencing tokens",
+        message: format!(
+            "another session kept the table \"counter\" of fencelock's schema locked for {limit:?}; if that session waits for a \
+             synchronous standby that is away, bring it back, or change synchronous_standby_names; if not, end it (pg_locks \
+             shows it)"
         ),
         source: None,
     }

@@ -7,6 +7,8 @@ mod server;
 use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, LockError, Locks};
+use lock_postgres::{PostgresConfig, Tls};
+use server::proxy::Proxy;
 use server::{PATIENCE, Server, claim, granted, soon};
 
 const TTL: Duration = Duration::from_secs(30);
@@ -14,6 +16,10 @@ const TTL: Duration = Duration::from_secs(30);
 /// Sessions that hold locks and wait for a standby.
 const STUCK: &str = "SELECT count(*) FROM pg_stat_activity a WHERE wait_event = 'SyncRep' AND EXISTS \
                      (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'advisory')";
+
+/// The clock is half a minute ahead of the tokens then.
+const BEHIND: &str = "UPDATE fencelock.counter SET start = start - 30000000, ceiling = ceiling - 30000000;
+    SELECT setval('fencelock.token', (SELECT last_value FROM fencelock.token) - 30000000)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_session_that_holds_locks_waits_for_a_standby_that_is_away() {
@@ -76,12 +82,7 @@ async fn a_client_starts_while_a_standby_is_away() {
     let server = Server::start();
     let first = granted(&server.client().await, &claim("a", TTL)).await;
     // The clock is half a minute ahead of the tokens, as after half a minute without any start.
-    server
-        .run_sql(
-            "UPDATE fencelock.counter SET start = start - 30000000, ceiling = ceiling - 30000000;
-             SELECT setval('fencelock.token', (SELECT last_value FROM fencelock.token) - 30000000)",
-        )
-        .await;
+    server.run_sql(BEHIND).await;
     server.loses_its_standby().await;
     let mut highest = 0;
     for _ in 0..3 {
@@ -99,6 +100,70 @@ async fn a_client_starts_while_a_standby_is_away() {
     let locks = Locks::new(server.client().await);
     let guard = locks.lock("a").wait_for(PATIENCE).await.unwrap();
     assert!(guard.token() > first.token, "up to the clock again");
+}
+
+/// What is locked while the counter is put right.
+const RAISING: i64 = 0x6665_6e63_656c_6f64;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_could_not_put_the_counter_right_does_not_keep_others_from_it() {
+    let server = Server::start();
+    drop(server.client().await);
+    server.until_locks(0, PATIENCE).await;
+    server.run_sql(BEHIND).await;
+    let mut plain = server.plain().await;
+    let tx = plain.transaction().await.unwrap();
+    tx.batch_execute("SELECT FROM fencelock.counter FOR UPDATE")
+        .await
+        .unwrap();
+    let config = server.config().op_timeout(Duration::from_secs(4));
+    let lock = config.connect().await.unwrap();
+    assert_eq!(server.locks().await, 0, "it is in the pool, and keeps its turn");
+    let held = granted(&lock, &claim("a", TTL)).await;
+    tx.rollback().await.unwrap();
+    let next = granted(&server.client().await, &claim("b", TTL)).await;
+    assert!(
+        next.token.get() > held.token.get() + 20_000_000,
+        "up to the clock again"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_stops_while_it_puts_the_counter_right_does_not_keep_others_from_it() {
+    let server = Server::start();
+    server
+        .run_sql(&lock_postgres::schema_sql("fencelock", None).unwrap())
+        .await;
+    let proxy = Proxy::to(server.port()).await;
+    let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
+    let plain = server.plain().await;
+    let turn = |what: &str| format!("SELECT pg_advisory_{what}({RAISING})");
+    plain.batch_execute(&turn("lock")).await.unwrap();
+    let stopped = tokio::spawn(config.op_timeout(Duration::from_secs(4)).connect());
+    server.until_locks(2, PATIENCE).await;
+    // Its next message never comes.
+    proxy.hold_everything();
+    plain.batch_execute(&turn("unlock")).await.unwrap();
+    server.until_locks(0, PATIENCE).await;
+    granted(&server.client().await, &claim("a", TTL)).await;
+    stopped.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_counter_that_somebody_keeps_locked_is_told_as_that() {
+    let server = Server::start();
+    server
+        .run_sql(&lock_postgres::schema_sql("fencelock", None).unwrap())
+        .await;
+    let mut plain = server.plain().await;
+    let tx = plain.transaction().await.unwrap();
+    tx.batch_execute("SELECT FROM fencelock.counter FOR UPDATE")
+        .await
+        .unwrap();
+    let config = server.config().op_timeout(Duration::from_secs(4));
+    let error = config.connect().await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("locked"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

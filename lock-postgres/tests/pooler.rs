@@ -6,11 +6,12 @@ mod server;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lock_core::{Clock, DistributedLock, Grant, LockError, Locks};
-use lock_postgres::{PostgresConfig, PostgresLock};
+use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 use server::bouncer::{Bouncer, simple};
+use server::proxy::Proxy;
 use server::{PATIENCE, Server, claim, granted, in_time, is_busy};
 
 const TTL: Duration = Duration::from_secs(20);
@@ -190,7 +191,74 @@ async fn a_pooler_of_which_the_wrong_thing_is_said_lets_no_two_hold() {
             refused += usize::from(one.is_err()) + usize::from(two.is_err());
         }
         println!("{settings:?}: {holders} holders one after the other, {refused} refused");
+        drop(bouncer);
+        server.until_locks(0, PATIENCE).await;
     }
+}
+
+/// How many sessions wait for a lock on a table or on a row of it.
+const BLOCKED: &str = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+
+async fn until_blocked(server: &Server, wanted: i64, or: impl Fn() -> bool) -> bool {
+    let start = Instant::now();
+    while server.value::<i64>(BLOCKED).await != wanted {
+        if or() {
+            return false;
+        }
+        assert!(start.elapsed() < PATIENCE, "{wanted} sessions never wait");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    true
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pooler_of_which_the_wrong_thing_is_said_keeps_nobody_from_putting_the_counter_right() {
+    let server = Server::start();
+    drop(server.client().await);
+    server.run_sql("UPDATE fencelock.counter SET era = ''").await;
+    let bouncer = Bouncer::start(&server, "pool_mode = transaction\ndefault_pool_size = 3");
+    let (proxy, strays) = (
+        Proxy::to(bouncer.port).await,
+        [bouncer.plain(&server).await, bouncer.plain(&server).await],
+    );
+    let mut plain = server.plain().await;
+    let look = plain.transaction().await.unwrap();
+    look.batch_execute("LOCK TABLE fencelock.counter IN ACCESS EXCLUSIVE MODE")
+        .await
+        .unwrap();
+    let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
+    let connecting = config.session_pooler(true).op_timeout(PATIENCE).connect();
+    let connecting = tokio::spawn(connecting);
+    until_blocked(&server, 1, || connecting.is_finished()).await;
+    // Between the look at the counter and what puts it right another client takes the session.
+    proxy.hold_answers();
+    look.rollback().await.unwrap();
+    let row = plain.transaction().await.unwrap();
+    row.batch_execute("SELECT FROM fencelock.counter FOR UPDATE")
+        .await
+        .unwrap();
+    until_blocked(&server, 0, || false).await;
+    simple(&strays[0], "BEGIN").await;
+    proxy.pass();
+    if until_blocked(&server, 1, || connecting.is_finished()).await {
+        // And once more before it is done.
+        proxy.hold_answers();
+        row.rollback().await.unwrap();
+        until_blocked(&server, 0, || false).await;
+        simple(&strays[1], "BEGIN").await;
+        simple(&strays[0], "ROLLBACK").await;
+        proxy.pass();
+    }
+    let connected = in_time(connecting).await.unwrap();
+    assert!(
+        matches!(connected, Err(LockError::UnsafeConfiguration { .. })),
+        "{connected:?}"
+    );
+    for stray in &strays {
+        simple(stray, "ROLLBACK").await;
+    }
+    let locks = server.locks().await;
+    assert_eq!(locks, 0, "a session of the pool keeps others from it");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
