@@ -72,7 +72,6 @@ fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
         _ => {}
     }
     let place = Place::find(arguments.common.url)?;
-    tracing::info!("the locks are kept in {place}");
     let runtime = Builder::new_current_thread()
         .enable_all()
         .build()

@@ -103,6 +103,8 @@ impl Place {
                 "locks of that address exist within one process only, so they would exclude nobody; choose another",
             ));
         }
+        // Not before: of what could not be read as an address nothing is known to be fit to be shown.
+        tracing::info!("the locks are kept in {self}");
         Ok(locks)
     }
 }
@@ -145,14 +147,26 @@ pub(crate) fn without_secrets(text: &str) -> String {
 
 /// Takes the same out of what is an address as a whole, or was meant to be one.
 fn address_without_secrets(address: &str) -> String {
-    let Some((scheme, rest)) = address.split_once(':') else {
-        return address.to_owned();
+    let scheme_ends = address.find([':', '=']);
+    let Some((scheme, rest)) = address
+        .split_once(':')
+        .filter(|(scheme, _)| Some(scheme.len()) == scheme_ends)
+    else {
+        // As libpq has it, if it is not read from an address.
+        return match address.split_once('=') {
+            Some((name, _)) if name.to_ascii_lowercase().contains("password") => format!("{name}=..."),
+            _ => address.to_owned(),
+        };
     };
+    let slashes = if rest.starts_with("//") { "//" } else { "" };
     let (rest, query) = match rest.split_once('?') {
+        // A password with a ? in it.
+        Some((rest, query)) if !slashes.is_empty() && query.contains('@') && !rest.contains('@') => {
+            return format!("{scheme}:{slashes}...");
+        }
         Some((rest, _)) => (rest, "?..."),
         None => (rest, ""),
     };
-    let slashes = if rest.starts_with("//") { "//" } else { "" };
     match rest.rsplit_once('@') {
         // A path may hold an @.
         Some((_, host)) if scheme != "sqlite" || !slashes.is_empty() => {
@@ -183,6 +197,8 @@ mod tests {
             ),
             ("joe:hunter2@host is no command", "joe:...@host is no command"),
             ("nothing here: or here", "nothing here: or here"),
+            ("'postgres://joe:hunter2?x@host/shop'", "'postgres://...'"),
+            ("'host=h password=hunter2 dbname=d'", "'host=h password=... dbname=d'"),
         ] {
             assert_eq!(without_secrets(text), clean);
         }

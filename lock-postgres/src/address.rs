@@ -75,6 +75,8 @@ const UNSUPPORTED: [&str; 33] = [
     "timezone",
 ];
 
+const SPECIAL: &str = "in a user or password, write # as %23, / as %2F, @ as %40";
+
 /// Reads an address. No error shows any of it but the names of parameters.
 pub(crate) fn read(url: &str) -> Result<PostgresConfig, LockError> {
     let (scheme, rest) = url.split_once("://").unwrap_or_default();
@@ -87,6 +89,11 @@ pub(crate) fn read(url: &str) -> Result<PostgresConfig, LockError> {
         return Err(wrong("holds a #; write it as %23"));
     }
     let (base, query) = rest.split_once('?').unwrap_or((rest, ""));
+    // What follows the first @ would be taken for the host, and be shown.
+    let (authority, database) = base.split_once('/').unwrap_or((base, ""));
+    if authority.matches('@').count() > 1 || database.contains('@') {
+        return Err(wrong(format!("has an @ that separates nothing; {SPECIAL}")));
+    }
     let mut ours = Vec::new();
     let mut theirs = Vec::new();
     let mut given = Vec::new();
@@ -94,6 +101,8 @@ pub(crate) fn read(url: &str) -> Result<PostgresConfig, LockError> {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         // Several hosts may be given one by one.
         if given.contains(&name) && !["host", "port", "hostaddr"].contains(&name) {
+            // A password with a & in it would look like a name here.
+            let name = if is_known(name) { name } else { "a parameter" };
             return Err(wrong(format!("gives {name} twice; give it once")));
         }
         given.push(name);
@@ -105,8 +114,11 @@ pub(crate) fn read(url: &str) -> Result<PostgresConfig, LockError> {
     }
     // Its errors may show a part of the address.
     let server = format!("postgres://{base}?{}", theirs.join("&")).parse();
-    let mut server: tokio_postgres::Config =
-        server.map_err(|_| wrong("cannot be read; it looks like postgres://user:password@host:5432/database"))?;
+    let mut server: tokio_postgres::Config = server.map_err(|_| {
+        wrong(format!(
+            "cannot be read; it looks like postgres://user:password@host:5432/database; {SPECIAL}"
+        ))
+    })?;
     if server.get_hosts().is_empty() && server.get_hostaddrs().is_empty() {
         return Err(wrong("names no host, as in postgres://localhost/shop"));
     }
@@ -131,6 +143,18 @@ pub(crate) fn read(url: &str) -> Result<PostgresConfig, LockError> {
     Keys::new(&config.namespace)?;
     Schema::new(&config.schema)?;
     Ok(config)
+}
+
+fn is_known(name: &str) -> bool {
+    LIBPQ.split(", ").any(|known| known == name)
+        || [
+            "namespace",
+            "schema",
+            "op_timeout",
+            "pool_mode",
+            "allow_unsafe_configuration",
+        ]
+        .contains(&name)
 }
 
 fn read_one(mut config: PostgresConfig, name: &str, value: &str) -> Result<PostgresConfig, LockError> {
@@ -367,6 +391,10 @@ mod tests {
         assert!(refusal("postgres:h").contains("postgres://localhost"));
         assert!(refusal("postgres:///shop").contains("no host"));
         assert!(refusal("postgres://h:port").contains("cannot be read"));
+        for url in ["postgres://u:a@b@h/d", "postgres://u:1/2@h/d", "postgres://u:a/b@h/d"] {
+            assert!(refusal(url).contains("@ as %40"), "{url}");
+        }
+        assert_eq!(refusal("postgres://u:1?x&x@h&x&x"), refusal("postgres://u:1?y&y"));
         assert!(refusal("postgres://h?timeout=1s").contains("known are namespace"));
         assert!(refusal("postgres://h?sslcrl=x").contains("sslcrl, which is not supported"));
         assert!(refusal("postgres://h?passfile=x").contains("passfile, which is not supported"));

@@ -13,9 +13,11 @@ use crate::transport::Place;
 const PARAMETERS: &str = "namespace, op_timeout (such as 5s), min_replicas, counter_retention (such as 10m), allow_unsafe_configuration (true or false), ca (with rediss:), \
                           and user, password and db (with redis+unix:)";
 
+const SPECIAL: &str = "in a user or password, write # as %23, / as %2F, @ as %40";
+
 /// Reads an address. No error shows any of it but the names of parameters.
 pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
-    let url = Url::parse(url).map_err(|e| wrong(format!("cannot be read: {e}")))?;
+    let url = Url::parse(url).map_err(|e| wrong(format!("cannot be read: {e}; {SPECIAL}")))?;
     if url.fragment().is_some() {
         return Err(wrong("holds a #; write it as %23"));
     }

@@ -70,7 +70,12 @@ impl SqliteConfig {
             return wrong("holds a #; write it as %23".to_owned());
         }
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let path = path.strip_prefix("//").unwrap_or(path);
+        let without_slashes = path.strip_prefix("//");
+        // Errors show the path.
+        if without_slashes.is_some_and(|path| !path.starts_with('/') && path.contains('@')) {
+            return wrong("names a user or a host, and a file has none; write an @ in a path as %40".to_owned());
+        }
+        let path = without_slashes.unwrap_or(path);
         let mut config = Self::new(OsString::from_vec(percent_decode_str(path).collect()));
         config.absolute()?;
         let mut given = Vec::new();
@@ -85,16 +90,14 @@ impl SqliteConfig {
                 "op_timeout" => match humantime::parse_duration(&value) {
                     Ok(limit) if !limit.is_zero() => config.op_timeout(limit),
                     _ => {
-                        return wrong(format!(
-                            "has op_timeout={value}; give a time above zero, such as 5s or 500ms"
-                        ));
+                        return wrong("has a wrong op_timeout; give a time above zero, such as 5s or 500ms".to_owned());
                     }
                 },
                 "allow_unsafe_configuration" => match value.parse() {
                     Ok(allow) => config.allow_unsafe_configuration(allow),
-                    Err(_) => return wrong(format!("has {name}={value}; give true or false")),
+                    Err(_) => return wrong(format!("has a wrong {name}; give true or false")),
                 },
-                _ => return wrong(format!("has the unknown parameter {name}; known are {PARAMETERS}")),
+                _ => return wrong(format!("has an unknown parameter; known are {PARAMETERS}")),
             };
         }
         Ok(config)
@@ -230,6 +233,7 @@ mod tests {
         assert!(refusal("sqlite:a.db?allow_unsafe_configuration").contains("true or false"));
         assert!(refusal("sqlite:a#b.db").contains("%23"));
         assert!(refusal("sqlite:a%00b.db").contains("nul byte"));
+        assert!(refusal("sqlite://joe:x@host/a.db").contains("%40"));
         for url in [
             "sqlite:/",
             "sqlite:/tmp/a.db/",

@@ -179,6 +179,75 @@ fn nothing_secret_is_echoed() {
 }
 
 #[test]
+fn nothing_secret_of_a_malformed_address_is_shown() {
+    const SECRET: &str = "hunter2";
+    let world = World::new();
+    // A port that nothing listens on.
+    let closed = std::net::TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap();
+    let mut urls = Vec::new();
+    for scheme in ["postgres", "redis", "etcd", "sqlite", "mysql"] {
+        for login in [
+            "joe:x@hunter2",
+            "joe:hunter2@x",
+            "joe:hunter2/x",
+            "joe:12/hunter2",
+            "joe:hunter2?x",
+            "joe:12?hunter2",
+            "joe:12?hunter2&hunter2&x",
+            "joe:hunter2#x",
+            "joe:hunter2 x",
+            "joe:x hunter2",
+            "joe@hunter2:x",
+        ] {
+            urls.push(format!("{scheme}://{login}@{closed}/shop"));
+        }
+        urls.push(format!("{scheme}://joe:hunter2"));
+    }
+    urls.push(format!(
+        "host={} port={} password=hunter2 dbname=shop",
+        closed.ip(),
+        closed.port()
+    ));
+    urls.push("joe:hunter2".to_owned());
+    urls.push("hunter2".to_owned());
+    let commands = [&["-vv", "run", "-n", "lock", "--", "true"][..], &["-v", "list"]];
+    let mut shown = Vec::new();
+    for url in &urls {
+        // The path of a file is not secret.
+        if url == "sqlite://joe:hunter2" {
+            continue;
+        }
+        for args in commands {
+            let by_option = Done::of(
+                world
+                    .fencelock()
+                    .args(["--url", url])
+                    .args(args)
+                    .env_remove("FENCELOCK_URL"),
+            );
+            let by_variable = Done::of(world.fencelock().args(args).env("FENCELOCK_URL", url));
+            assert!(by_option.code != Some(0) && by_variable.code != Some(0), "{url}");
+            for done in [by_option, by_variable] {
+                if format!("{done:?}").contains(SECRET) {
+                    shown.push(format!("{url} {args:?}: {done:?}"));
+                }
+            }
+        }
+    }
+    // As an argument that nobody expects.
+    for url in ["host=h password=hunter2 dbname=shop", "postgres://joe:hunter2?x@h/shop"] {
+        let done = world.run(["check", url]);
+        if format!("{done:?}").contains(SECRET) {
+            shown.push(format!("{url}: {done:?}"));
+        }
+    }
+    assert!(shown.is_empty(), "{}: {shown:#?}", shown.len());
+}
+
+#[test]
 fn without_a_home_there_is_no_default_place() {
     let world = World::new();
     for command in [&["run", "lock", "--", "true"][..], &["list"]] {
