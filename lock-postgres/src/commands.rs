@@ -106,6 +106,8 @@ pub(crate) fn settings(proof: &Proof, op_timeout: Duration, has_transaction_time
     let (patience, silence) = (millis(op_timeout / 2).to_string(), millis(op_timeout).to_string());
     let mut settings = vec![
         ("search_path", "pg_catalog"),
+        // What the server makes of expressions is compared.
+        ("quote_all_identifiers", "off"),
         ("default_transaction_isolation", "read committed"),
         ("default_transaction_read_only", "off"),
         ("default_transaction_deferrable", "off"),

@@ -120,9 +120,9 @@ pub(crate) fn quoted(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// A text as SQL wants it, whatever is in it. Valid whatever `standard_conforming_strings` says.
+/// A text as SQL wants it, whatever is in it. Valid whatever `standard_conforming_strings` and `backslash_quote` say.
 pub(crate) fn literal(text: &str) -> String {
-    format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"))
+    format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
 }
 
 /// Refuses tables that would run code of others.
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn names_and_texts_are_quoted_whatever_is_in_them() {
         assert_eq!(quoted(r#"a"b"#), r#""a""b""#);
-        assert_eq!(literal(r"a'b\c"), r"E'a\'b\\c'");
+        assert_eq!(literal(r"a'b\c"), r"E'a''b\\c'");
         assert!(Schema::new("").is_err());
         assert!(Schema::new(&"x".repeat(64)).is_err());
         assert!(Schema::new("a\nb").is_err());

@@ -23,6 +23,8 @@ async fn defaults_of_the_role_and_of_the_database_do_not_matter() {
         ("synchronous_commit", "off"),
         ("search_path", "nowhere"),
         ("standard_conforming_strings", "off"),
+        ("quote_all_identifiers", "on"),
+        ("backslash_quote", "off"),
     ] {
         for place in ["ROLE postgres", "DATABASE postgres"] {
             server.run_sql("DROP SCHEMA IF EXISTS fencelock CASCADE").await;
@@ -41,7 +43,10 @@ async fn defaults_of_the_role_and_of_the_database_do_not_matter() {
                 failed.len()
             );
             let lock = server.client().await;
-            granted(&lock, &claim("a", TTL)).await;
+            let claim = claim("Joe's \\", TTL);
+            let token = granted(&lock, &claim).await.token;
+            let holder = lock.holder(claim.name()).await.unwrap().expect("a holder");
+            assert_eq!(holder.token, Some(token), "{place} {setting}");
             lock.close().await.unwrap();
             let admin = server.plain().await;
             admin
