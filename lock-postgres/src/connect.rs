@@ -12,6 +12,7 @@ use tokio_postgres::config::{Host, LoadBalanceHosts, SslMode, TargetSessionAttrs
 use tokio_postgres::error::SqlState;
 use tokio_postgres::{Config, NoTls};
 
+use crate::commands::FREE_OF_DEFAULTS;
 use crate::config::Tls;
 use crate::failure::{self, Failure};
 use crate::password;
@@ -106,7 +107,8 @@ async fn open_host(
     for place in places {
         let opening = timeout(limit, async {
             let wire = open_place(settings, &place, runtime).await?;
-            if choosing && wire.ask("SELECT pg_is_in_recovery()").await?.one()?.truth(0)? {
+            let is_standby = format!("{FREE_OF_DEFAULTS}; SELECT pg_catalog.pg_is_in_recovery()");
+            if choosing && wire.ask(&is_standby).await?.one()?.truth(0)? {
                 return Err(Failure::Standby);
             }
             Ok(wire)
@@ -114,9 +116,9 @@ async fn open_host(
         match opening.await {
             Ok(Ok(wire)) => return Ok(wire),
             Ok(Err(failure)) => {
-                let is_last = is_an_answer(&failure);
+                let is_last = is_about_user(&failure);
                 failures.push((place.shown, failure));
-                // The same server would say the same at its other addresses.
+                // As with libpq: the same server would say the same at its other addresses, and may count such attempts.
                 if is_last {
                     break;
                 }
@@ -127,13 +129,18 @@ async fn open_host(
     Err(failures)
 }
 
-/// Whether a server that can be used otherwise refused the connection.
-fn is_an_answer(failure: &Failure) -> bool {
+/// Whether a server refused the user, the password or the database.
+fn is_about_user(failure: &Failure) -> bool {
     match failure {
-        Failure::Several(failures) => failures.iter().all(|(_, failure)| is_an_answer(failure)),
-        failure => failure
-            .code()
-            .is_some_and(|code| ![SqlState::CANNOT_CONNECT_NOW, SqlState::TOO_MANY_CONNECTIONS].contains(code)),
+        Failure::Several(failures) => failures.iter().all(|(_, failure)| is_about_user(failure)),
+        failure => matches!(
+            failure.code(),
+            Some(
+                &SqlState::INVALID_PASSWORD
+                    | &SqlState::INVALID_AUTHORIZATION_SPECIFICATION
+                    | &SqlState::INVALID_CATALOG_NAME
+            )
+        ),
     }
 }
 
