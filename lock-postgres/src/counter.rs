@@ -112,7 +112,7 @@ pub(crate) fn looked(rows: &Rows, sequence: u32) -> Result<Look, Failure> {
 }
 
 /// Taken while the counter is put right, which takes two transactions. A number like any other.
-const RAISING: i64 = 0x6665_6e63_656c_6f64;
+pub(crate) const RAISING: i64 = 0x6665_6e63_656c_6f64;
 
 /// Puts the counter right: the first of two messages, each of which is a transaction that cannot stay open. The second one is
 /// [`settle`], once this one is known to be durable, and then [`done`].

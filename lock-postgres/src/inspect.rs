@@ -5,26 +5,37 @@ use std::sync::Arc;
 
 use lock_core::{BackendVersion, Holder, LockError, LockName};
 
+use crate::counter::RAISING;
 use crate::failure::Failure;
 use crate::inquiry::{Answers, Question};
 use crate::keys::shown;
 use crate::rows::{Row, Rows};
+use crate::schema::MAKING;
 use crate::session::Session;
 use crate::sessions::Sessions;
 
-/// What keeps keys of 64 bits in this database: the server shows their halves apart. A prepared transaction has no session; it
-/// is found by the lock that it has on its own number, under the same virtual number.
+/// What keeps keys of 64 bits in this database, but for those that sessions take turns by: the server shows their halves
+/// apart. A prepared transaction has no session; it is found by the lock that it has on its own number, under the same
+/// virtual number.
 const LOCKS: &str = "SELECT l.pid, a.application_name, l.classid::bigint << 32 | l.objid::bigint, l.mode, p.gid, \
-    (SELECT count(*) FROM pg_locks o WHERE {one} AND o.pid = l.pid AND o.locktype = 'advisory' AND o.objsubid = 1 AND o.granted) \
+    (SELECT count(*) FROM pg_locks o WHERE {one} AND o.pid = l.pid AND o.locktype = 'advisory' AND o.objsubid = 1 AND o.granted \
+     AND o.classid::bigint << 32 | o.objid::bigint NOT IN ({turns})) \
     FROM pg_locks l LEFT JOIN pg_stat_activity a USING (pid) \
     LEFT JOIN pg_locks x ON l.pid IS NULL AND x.pid IS NULL AND x.locktype = 'transactionid' AND x.mode = 'ExclusiveLock' \
     AND x.virtualtransaction = l.virtualtransaction LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid \
     WHERE l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted \
+    AND l.classid::bigint << 32 | l.objid::bigint NOT IN ({turns}) \
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 
 /// All keys. How many of them a session has can be counted, which costs the server less.
 fn all_locks() -> String {
-    LOCKS.replace("{one}", "false")
+    locks("false")
+}
+
+fn locks(one: &str) -> String {
+    LOCKS
+        .replace("{one}", one)
+        .replace("{turns}", &format!("{MAKING}, {RAISING}"))
 }
 
 /// Those of one key. One of several that share it is as good as another.
@@ -32,7 +43,7 @@ fn locks_of(key: i64) -> String {
     let (high, low) = (key as u64 >> 32, key as u64 & 0xffff_ffff);
     format!(
         "{} AND l.classid = {high} AND l.objid = {low} ORDER BY l.pid DESC",
-        LOCKS.replace("{one}", "true")
+        locks("true")
     )
 }
 

@@ -6,7 +6,7 @@ use lock_core::LockError;
 pub(crate) const FORMAT: &str = "1";
 
 /// Taken while the schema is made: two that make it at once would hit each other's names. A number like any other.
-const MAKING: i64 = 0x6665_6e63_656c_6f63;
+pub(crate) const MAKING: i64 = 0x6665_6e63_656c_6f63;
 
 /// The name of a schema, and the statements that are about it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -106,6 +106,17 @@ async fn another_client_sees_names_tokens_labels_and_times() {
     let elsewhere = server.config().namespace("elsewhere").connect().await.unwrap();
     assert_eq!(elsewhere.list("").await.unwrap(), []);
     assert_eq!(elsewhere.holder(&name("c")).await.unwrap(), None);
+    // What clients take turns by while they open sessions is nobody's lock.
+    let mark: String = server
+        .value("SELECT split_part(application_name, ' ', 2) FROM pg_stat_activity WHERE application_name LIKE 'fencelock %' ORDER BY backend_start LIMIT 1")
+        .await;
+    let opening = server.plain().await;
+    let take = format!(
+        "SET application_name = 'fencelock {mark} 1 elsewhere'; \
+         SELECT pg_advisory_lock(x) FROM unnest(ARRAY[x'66656e63656c6f63'::bigint, x'66656e63656c6f64'::bigint]) x"
+    );
+    opening.batch_execute(&take).await.unwrap();
+    assert_eq!(names(&looker.list("").await.unwrap()), ["b/1", "b/2", "c"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
