@@ -92,9 +92,9 @@ pub(crate) fn pass_on(proof: &Proof, key: i64) -> String {
     )
 }
 
-/// Shows that as the name of the session.
+/// Shows that as the name of the session, which is ASCII: an encoding that lacks a letter of it would fail the statement.
 pub(crate) fn show(proof: &Proof, name: &str) -> String {
-    let name = literal(name);
+    let name = literal(&name.replace(|letter: char| !letter.is_ascii(), "?"));
     format!(", CASE WHEN {proof} THEN set_config('application_name', {name}, false) END")
 }
 

@@ -12,7 +12,8 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::{Holder, LossReason, OwnerId};
+use lock_core::{Holder, LockName, LossReason, OwnerId};
+use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
 
@@ -116,6 +117,9 @@ fn numbers(text: &str) -> Vec<i32> {
     text.split(',').filter_map(|pid| pid.parse().ok()).collect()
 }
 
+/// What is written as `%` and two digits in name and label, beside all that is not ASCII: not every encoding has every letter.
+const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
+
 /// One lock as it is told: key, session, token, owner, microseconds since 1970, milliseconds that are left, name, label.
 fn line(key: i64, session: i32, holder: &Holder) -> String {
     let since = holder.acquired_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
@@ -126,15 +130,22 @@ fn line(key: i64, session: i32, holder: &Holder) -> String {
         shown(holder.owner),
         shown(since.map(|since| since.as_micros())),
         shown(holder.remaining.map(|left| left.as_millis())),
-        // Neither has control characters.
-        shown(holder.name.as_ref()),
-        holder.label.clone().unwrap_or_default(),
+        escaped(holder.name.as_ref().map_or("", LockName::as_str)),
+        escaped(holder.label.as_deref().unwrap_or_default()),
     ];
     fields.join("\t")
 }
 
 fn shown(value: Option<impl ToString>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
+}
+
+fn escaped(text: &str) -> String {
+    utf8_percent_encode(text, ESCAPED).to_string()
+}
+
+fn unescaped(text: &str) -> Option<String> {
+    Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
 }
 
 fn read_line(line: &str, host: &str, process: &str) -> Option<((i32, i64), Holder)> {
@@ -145,15 +156,15 @@ fn read_line(line: &str, host: &str, process: &str) -> Option<((i32, i64), Holde
     let mut holder = Holder::new();
     let key = key.parse().ok()?;
     holder.key = Some(crate::keys::shown(key));
-    holder.host = Some(host.to_owned()).filter(|host| !host.is_empty());
+    holder.host = unescaped(host).filter(|host| !host.is_empty());
     holder.pid = process.parse().ok();
     holder.token = token.parse().ok();
     holder.owner = owner.parse().ok();
     let since = since.parse().ok().map(Duration::from_micros);
     holder.acquired_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
     holder.remaining = left.parse().ok().map(Duration::from_millis);
-    holder.name = name.parse().ok();
-    holder.label = Some(label.to_owned()).filter(|label| !label.is_empty());
+    holder.name = unescaped(name)?.parse().ok();
+    holder.label = Some(unescaped(label)?).filter(|label| !label.is_empty());
     Some(((session.parse().ok()?, key), holder))
 }
 
@@ -341,7 +352,7 @@ async fn answer(sessions: &Arc<Sessions>, session: &Arc<Session>, request: Reque
         return Ok(());
     }
     let lines = sessions.tell(request.question, &ours).await;
-    let lines = parts(lines, &host(), &ours);
+    let lines = parts(lines, &escaped(&host()), &ours);
     // A statement would keep a lock alive that is not to be renewed.
     if session.is_silent() {
         let other = sessions.any().await?;

@@ -120,6 +120,42 @@ async fn another_client_sees_names_tokens_labels_and_times() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn names_and_labels_need_no_letters_of_the_database() {
+    let server = Server::start();
+    server
+        .run_sql("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'")
+        .await;
+    let mut login = server.login();
+    login.dbname("latin");
+    let config = PostgresConfig::new(login).tls(Tls::Disable);
+    let (one, looker) = (config.clone().connect().await.unwrap(), config.connect().await.unwrap());
+    let wanted = [
+        ("\u{17c}\u{f3}\u{142}w 100%41", "\u{6f22} 100%"),
+        ("ascii", "\u{e9}"),
+        ("\u{6f22}", "label"),
+    ];
+    for (name, label) in wanted {
+        granted(&one, &claim(name, TTL).with_label(label)).await;
+    }
+    let listed = looker.list("").await.unwrap();
+    let mut listed: Vec<_> = listed
+        .iter()
+        .map(|holder| {
+            (
+                holder.name.as_ref().map_or("?", |name| name.as_str()),
+                holder.label.as_deref(),
+            )
+        })
+        .collect();
+    listed.sort_unstable();
+    let mut wanted = wanted.map(|(name, label)| (name, Some(label)));
+    wanted.sort_unstable();
+    assert_eq!(listed, wanted);
+    let released = looker.force_release(&name("\u{6f22}")).await.unwrap().unwrap();
+    assert_eq!(released.label.as_deref(), Some("label"));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_has_as_many_parts_as_it_takes() {
     const LOCKS: usize = 700;
     let server = Server::start();
