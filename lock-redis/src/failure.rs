@@ -16,6 +16,8 @@ pub(crate) enum Failure {
     Late { round_trip: Duration, ttl: Duration },
     /// Fewer replicas than wanted had the grant or the renewal in time.
     TooFew { reached: u32, wanted: u32 },
+    /// One of these keys is not of the type that the scripts give it.
+    Foreign(String),
     /// The answer is none that the scripts give.
     Nonsense,
     /// Known in the caller's words already.
@@ -42,6 +44,7 @@ impl Failure {
                      one of them was promoted, and this server is no longer the primary"
                 ),
             ),
+            Self::Foreign(keys) => LockError::configuration(foreign(&keys)),
             Self::Nonsense => unavailable(operation, "Redis answered with something else than what was asked for"),
             Self::Known(error) => error,
         }
@@ -64,6 +67,18 @@ impl From<LockError> for Failure {
 pub(crate) fn is_demotion(error: &RedisError) -> bool {
     let (code, words) = said(error);
     matches!(code, "READONLY" | "MASTERDOWN") || words.starts_with("Can not execute the command on a stale replica")
+}
+
+/// Whether a key was of another type; the server does not say which.
+pub(crate) fn is_wrong_type(error: &RedisError) -> bool {
+    said(error).0 == "WRONGTYPE"
+}
+
+fn foreign(what: &str) -> String {
+    format!(
+        "a key of the lock holds something that fencelock did not write ({what}); remove it, or choose another namespace. \
+         Nothing was changed"
+    )
 }
 
 /// The codes that a server older than 7.0 may wrap, as [`said`] describes.
@@ -151,14 +166,8 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
             error,
         );
     }
-    if code == "WRONGTYPE" || words.starts_with("fencelock: foreign value") {
-        return configuration(
-            format!(
-                "a key of the lock holds something that fencelock did not write ({shown}); remove it, or choose another \
-                 namespace. Nothing was changed"
-            ),
-            error,
-        );
+    if words.starts_with("fencelock: foreign value") || is_wrong_type(&error) {
+        return configuration(foreign(&shown), error);
     }
     let no_database = ["DB index is out of range", "SELECT is not allowed"];
     if no_database.iter().any(|refused| words.starts_with(refused)) {

@@ -161,10 +161,10 @@ impl DistributedLock for RedisLock {
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let asking = async {
             let link = self.session.link().await?;
-            self.session.holders_on(&link, std::slice::from_ref(name)).await
+            let holders = self.session.holders_on(&link, std::slice::from_ref(name)).await?;
+            holders.into_iter().next().unwrap_or(Ok(None))
         };
-        let holders = self.session.limited("asking who holds a lock", asking).await?;
-        Ok(holders.into_iter().next().flatten())
+        self.session.limited("asking who holds a lock", asking).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {

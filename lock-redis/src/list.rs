@@ -58,27 +58,33 @@ impl Session {
             .collect();
         for names in found.chunks(READ) {
             for (name, holder) in names.iter().zip(self.holders_on(link, names).await?) {
-                if let Some(holder) = holder {
-                    holders.insert(name.clone(), holder);
+                match holder {
+                    Ok(Some(holder)) => {
+                        holders.insert(name.clone(), holder);
+                    }
+                    Ok(None) => {}
+                    Err(failure) => tracing::warn!("left out of the list: {}", failure.explain("listing locks")),
                 }
             }
         }
         Ok(next)
     }
 
-    /// Returns who holds each of those names.
+    /// Returns who holds each of those names. It is an error of that name alone if its key is of another type.
     pub(crate) async fn holders_on(
         &self,
         link: &Arc<Link>,
         names: &[LockName],
-    ) -> Result<Vec<Option<Holder>>, Failure> {
+    ) -> Result<Vec<Result<Option<Holder>, Failure>>, Failure> {
         let keys: Vec<_> = names.iter().map(|name| self.settings().keys.lock(name)).collect();
         let mut answer = Fields::read(scripts::HOLDER.run(link, &keys, &[]).await?)?;
         let holder = |name: &LockName| {
             let value: Option<String> = answer.field()?;
-            let remaining = answer.lease()?;
+            let remaining = answer
+                .lease()
+                .map_err(|_| Failure::Foreign(self.settings().keys.lock(name)))?;
             Ok(value.map(|value| record::holder(name, &value, remaining)))
         };
-        names.iter().map(holder).collect()
+        Ok(names.iter().map(holder).collect())
     }
 }

@@ -9,7 +9,7 @@ use lock_core::{
 use redis::{FromRedisValue, Value};
 use tokio::time::timeout;
 
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::link::Link;
 use crate::scripts;
 use crate::session::Session;
@@ -330,7 +330,13 @@ impl Session {
         let keys = self.settings().keys.of(name);
         let retention = self.settings().counter_retention.as_millis().to_string();
         let arguments = [&[self.channels(), &retention], arguments].concat();
-        Fields::read(script.run(link, &keys, &arguments).await?)
+        let answer = script.run(link, &keys, &arguments).await;
+        // The server does not say which it was.
+        let answer = answer.map_err(|error| match failure::is_wrong_type(&error) {
+            true => Failure::Foreign(format!("one of {}", keys.join(", "))),
+            false => error.into(),
+        });
+        Fields::read(answer?)
     }
 }
 

@@ -264,6 +264,23 @@ async fn a_key_of_another_type_leaves_who_would_wait_without_a_place() {
 }
 
 #[tokio::test]
+async fn a_lock_of_another_type_is_named_and_left_out_of_a_list() {
+    let server = Server::start();
+    let lock = server.client().await;
+    granted(&lock, &claim("a", LONG)).await;
+    granted(&lock, &claim("c", LONG)).await;
+    let _: () = server.command("RPUSH {fencelock:b}:lock x").await;
+    let listed = lock.list("").await.unwrap();
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    let key = "{fencelock:b}:lock";
+    assert_configuration(&lock.holder(&name("b")).await.unwrap_err(), key);
+    assert_configuration(
+        &lock.try_acquire(&claim("b", LONG)).await.unwrap_err(),
+        "{fencelock:b}:",
+    );
+}
+
+#[tokio::test]
 async fn a_foreign_lock_is_not_released_by_force() {
     let server = Server::start();
     let lock = server.client().await;

@@ -61,7 +61,11 @@ async fn a_waiter_outlives_its_ttl_in_the_queue_and_is_granted_what_is_released(
         let before = end_of_place(&server).await;
         server.set_clock(step * STEP);
         proxy.cut();
-        until("the place is refreshed", async || end_of_place(&server).await > before).await;
+        until("the place is refreshed", async || {
+            assert!(!wait.is_finished(), "the wait has failed");
+            end_of_place(&server).await > before
+        })
+        .await;
     }
     assert_eq!(server.command::<usize>("ZCARD {fencelock:n}:order").await, 1);
     // Whoever comes now has no place.
