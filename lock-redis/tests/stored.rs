@@ -74,7 +74,9 @@ async fn restart(mut server: Server, before: &str) {
 
 #[tokio::test]
 async fn a_held_lock_survives_a_restart_with_an_append_only_file() {
-    restart(Server::with(&["--appendonly", "yes"]), "PING").await;
+    for fsync in ["everysec", "no", "always"] {
+        restart(Server::with(&["--appendonly", "yes", "--appendfsync", fsync]), "PING").await;
+    }
 }
 
 #[tokio::test]
