@@ -142,6 +142,16 @@ fn explain(operation: &'static str, error: Error) -> LockError {
             None => unavailable(shown, error),
         };
     };
+    // The server names the file in every language.
+    if code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION && shown.contains("pg_hba.conf") {
+        return configuration(
+            format!(
+                "Postgres does not admit this connection ({shown}); change sslmode in the address (require is encrypted, \
+                 disable is not), or add a line to pg_hba.conf"
+            ),
+            error,
+        );
+    }
     if [
         SqlState::INVALID_PASSWORD,
         SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
@@ -254,7 +264,8 @@ fn reason(error: &Error) -> Option<String> {
     let text = error.to_string();
     if is_about_tls(error) {
         return Some(format!(
-            "TLS with Postgres failed ({shown}); correct sslmode, or the server's certificate"
+            "TLS with Postgres failed ({shown}); correct sslmode, or the server's certificate, or give the file with the one to \
+             trust as sslrootcert=FILE"
         ));
     }
     if text.starts_with("invalid configuration") || text.starts_with("authentication error") {

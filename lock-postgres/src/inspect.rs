@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use lock_core::{BackendVersion, Holder, LockError, LockName};
+use tokio_postgres::error::SqlState;
 
 use crate::counter::RAISING;
 use crate::failure::Failure;
@@ -144,6 +145,9 @@ impl Sessions {
         let ended = match ended {
             // The answer is lost, or it was the session that asked.
             Err(_) if over => false,
+            Err(failure) if failure.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
+                return Err(may_not_end(failure));
+            }
             ended => ended?.one()?.truth(0)?,
         };
         // Should it have gone by itself, that is as good.
@@ -235,6 +239,20 @@ impl Sessions {
         self.spare(session);
         Ok(version)
     }
+}
+
+/// Why a session is not ended: the grants of the schema do not cover sessions of other roles.
+fn may_not_end(failure: Failure) -> Failure {
+    let error = failure.explain("forced release");
+    let said = std::error::Error::source(&error).map_or_else(String::new, |said| format!(" ({said})"));
+    LockError::Configuration {
+        message: format!(
+            "the client that holds the lock does not answer, and this role may not end its session{said}; \
+             GRANT pg_signal_backend TO this role (a superuser's session only a superuser may end), or do it as the holder's role"
+        ),
+        source: Some(error.into()),
+    }
+    .into()
 }
 
 /// Why a prepared transaction is not ended: it has no session, and what it has done is somebody's to decide on.

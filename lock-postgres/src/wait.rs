@@ -40,14 +40,14 @@ const DISTANT_LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::f
 const LEAVES: usize = 4;
 
 impl Sessions {
-    /// The first look of a claim that waits. `None`: the server has no connection left.
+    /// The first look of a claim that waits. `None`: the server has no connection left, or the look was cancelled.
     pub(crate) async fn look_first(
         self: &Arc<Self>,
         claim: &Claim,
         unwanted: &CancellationToken,
     ) -> Result<Option<Attempt>, Failure> {
         match self.look(claim, unwanted).await {
-            Err(failure) if failure.is_about_room() => Ok(None),
+            Err(failure) if failure.is_about_room() || failure.is_limit() => Ok(None),
             looked => looked.map(Some),
         }
     }
@@ -91,6 +91,8 @@ impl Sessions {
                     self.room.saw(0, self.clock.now());
                     last = Some(failure);
                 }
+                // A look that was cancelled, or that others kept waiting: the next one may not be.
+                Err(failure) if failure.is_limit() => last = Some(failure),
                 // One session may have ended unnoticed, with all others.
                 Err(failure @ Failure::Ended) if failed => return Err(failure),
                 Err(Failure::Ended) => failed = true,

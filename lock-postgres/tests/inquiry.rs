@@ -9,7 +9,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::{Duration, Instant, SystemTime};
 
-use lock_core::{DistributedLock, Holder, Locks, LossReason};
+use lock_core::{DistributedLock, Holder, LockError, Locks, LossReason};
 use lock_postgres::tokio_postgres::NoTls;
 use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 use server::proxy::Proxy;
@@ -187,6 +187,16 @@ async fn a_client_that_does_not_answer_is_shown_by_its_session_within_a_bound() 
     // Who asks for a name knows it.
     let holder = in_time(looker.holder(&name("a"))).await.unwrap().unwrap();
     assert_eq!((holder.name, holder.token), (Some(name("a")), None));
+    // Another role may lock, and may not end its session.
+    let grants = lock_postgres::schema_sql("fencelock", Some("joe")).unwrap();
+    server.run_sql(&format!("CREATE ROLE joe LOGIN; {grants}")).await;
+    let mut joe = server.login();
+    joe.user("joe");
+    let joe = PostgresConfig::new(joe).tls(Tls::Disable).connect().await.unwrap();
+    let error = in_time(joe.force_release(&name("a"))).await.unwrap_err();
+    assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+    let said = error.to_string();
+    assert!(said.contains("GRANT pg_signal_backend"), "{said}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -152,7 +152,11 @@ async fn a_connection_is_encrypted_as_the_address_wants_it() {
     assert!(!is_encrypted(&server, &url(&server, &socket, "sslmode=require")).await);
     // Not trusted; not the name in the certificate; no such file; nothing in it.
     assert!(refusal(&plain("localhost", "verify-ca")).await.contains("TLS"));
-    assert!(refusal(&plain("localhost", "verify-full")).await.contains("TLS"));
+    let refused = refusal(&plain("localhost", "verify-full")).await;
+    assert!(
+        refused.contains("TLS") && refused.contains("sslrootcert=FILE"),
+        "{refused}"
+    );
     assert!(
         refusal(&url(&server, "localhost", "sslrootcert=system"))
             .await
@@ -213,7 +217,10 @@ async fn allow_and_prefer_take_the_other_way_where_the_first_is_refused() {
     for (role, mode) in [("safe", "disable"), ("open", "require")] {
         let url = url(&server, "localhost", &format!("sslmode={mode}")).replace("postgres@", &format!("{role}@"));
         let refused = refusal(&url).await;
-        assert!(refused.contains("pg_hba.conf"), "{refused}");
+        assert!(
+            refused.contains("pg_hba.conf") && refused.contains("change sslmode"),
+            "{refused}"
+        );
     }
     // Both ways are told of.
     let nobody = url(&server, "localhost", "sslmode=prefer").replace("postgres@", "nobody@");

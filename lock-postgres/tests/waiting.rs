@@ -59,6 +59,43 @@ async fn an_index_is_made_while_others_wait_for_minutes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cancelled_statement_ends_no_wait() {
+    let server = Server::start();
+    let holder = server.client().await;
+    let mine = claim("a", TTL);
+    granted(&holder, &mine).await;
+    let locks = Locks::with_options(server.client().await, Options::new().ttl(TTL));
+    let wait = |name: &'static str| {
+        let waiter = locks.lock(name).wait_for(PATIENCE);
+        tokio::spawn(waiter.with(async |_guard| ()))
+    };
+    let waiting = wait("a");
+    server.until_waiting("a", 1).await;
+    // Whoever draws a token now waits for that.
+    let mut plain = server.plain().await;
+    let tx = plain.transaction().await.unwrap();
+    tx.batch_execute("ALTER SEQUENCE fencelock.token OWNED BY NONE")
+        .await
+        .unwrap();
+    holder.release(&mine).await.unwrap();
+    // A wait that is cancelled, and one whose first attempt is.
+    let waiting = [waiting, wait("b")];
+    let admin = server.plain().await;
+    let cancel = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%nextval%' \
+                  AND application_name LIKE 'fencelock %'";
+    let (mut cancelled, start) = (0, Instant::now());
+    while cancelled < 6 {
+        assert!(start.elapsed() < PATIENCE / 2, "{cancelled} statements were cancelled");
+        cancelled += admin.query_one(cancel, &[]).await.unwrap().get::<_, i64>(0);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    tx.rollback().await.unwrap();
+    for waiter in waiting {
+        waiter.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_on_our_tables_loses_none_of_a_thousand_held_locks() {
     const TTL: Duration = Duration::from_secs(3);
     let server = Server::start();
