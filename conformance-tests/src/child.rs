@@ -157,6 +157,18 @@ impl Child {
         }
     }
 
+    /// Has the process drop its guards and return from `main`, or call `exit` once the client has drained.
+    pub(crate) async fn end(mut self, exits: bool) -> Outcome {
+        self.send(if exits { "drain and exit" } else { "return" }).await?;
+        let ended = tokio::time::timeout(PATIENCE, self.process.wait()).await;
+        ensure!(
+            matches!(&ended, Ok(Ok(status)) if status.success()),
+            "a child process",
+            "it ends when it is told to; it said {ended:?}"
+        );
+        Ok(())
+    }
+
     /// Ends the process at once, as `kill -9` does.
     pub(crate) async fn kill(&mut self) -> Outcome {
         self.history.note(format!("process {}: killed", self.pid));

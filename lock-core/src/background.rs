@@ -7,6 +7,8 @@ use tokio::runtime::{Builder, Handle};
 
 use crate::LockError;
 
+static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
+
 /// The runtime on which locks are kept alive, started at the first call and shared by all clients of the process.
 ///
 /// It is one thread of its own: a user's runtime that is blocked, or that ends, neither delays a renewal nor takes a
@@ -16,7 +18,6 @@ use crate::LockError;
 ///
 /// [`LockError::Unavailable`] if the system refuses another thread; the next call tries again.
 pub fn background() -> Result<Handle, LockError> {
-    static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
     let mut started = HANDLE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = &*started {
         return Ok(handle.clone());
@@ -30,4 +31,9 @@ pub fn background() -> Result<Handle, LockError> {
         .map_err(failed)?;
     *started = Some(handle.clone());
     Ok(handle)
+}
+
+/// The same runtime, unless it has not been started.
+pub(crate) fn started() -> Option<Handle> {
+    HANDLE.lock().unwrap_or_else(PoisonError::into_inner).clone()
 }

@@ -13,6 +13,7 @@ use tracing::Instrument;
 
 use crate::acquire::Acquisition;
 use crate::ask::{ask, unbroken};
+use crate::exit::{self, ExitDelay};
 use crate::guard::LockGuard;
 use crate::locks::{Locks, Options};
 use crate::queue::LocalQueue;
@@ -36,6 +37,8 @@ pub(crate) struct Core {
     pub(crate) release_slots: ReleaseSlots,
     pub(crate) retry_slots: ReleaseSlots,
     tasks: TaskTracker,
+    /// Releases under way. Closed from the beginning, so that waiting for it ends whenever there is none.
+    releases: TaskTracker,
     pub(crate) closing: CancellationToken,
     /// How many locks could not be released at the end.
     closed: OnceCell<u64>,
@@ -44,6 +47,9 @@ pub(crate) struct Core {
 impl Core {
     pub(crate) fn new(backend: impl DistributedLock, options: Options) -> Self {
         let capabilities = backend.capabilities();
+        let releases = TaskTracker::new();
+        releases.close();
+        exit::watch();
         Self {
             clock: backend.clock(),
             ttl: options
@@ -62,6 +68,7 @@ impl Core {
             release_slots: ReleaseSlots::new(release_slots::FIRST_ATTEMPTS),
             retry_slots: ReleaseSlots::new(release_slots::RETRIES),
             tasks: TaskTracker::new(),
+            releases,
             closing: CancellationToken::new(),
             closed: OnceCell::new(),
         }
@@ -79,10 +86,26 @@ impl Core {
         self.tasks.token()
     }
 
+    /// Counts a release as under way for as long as the result lives.
+    pub(crate) fn releasing(&self) -> Releasing {
+        Releasing {
+            _counted: self.stats.releasing.hold(),
+            _drained: self.releases.token(),
+            _exit: ExitDelay::begin(),
+        }
+    }
+
+    /// Waits until no release is under way.
+    pub(crate) async fn drain(&self) {
+        // If nothing can be spawned, no request is under way.
+        let _ = self.executor.run("drain", exit::after_others()).await;
+        self.releases.wait().await;
+    }
+
     /// Starts work that lets go of something; `releasing` counts it as under way.
     pub(crate) fn spawn_release(
         &self,
-        releasing: Gauge,
+        releasing: Releasing,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> Result<(), LockError> {
         self.spawn(async move {
@@ -188,6 +211,13 @@ impl Core {
             }),
         }
     }
+}
+
+/// A release that is under way: for [`Stats`](crate::Stats), for [`Locks::drain`], and for the end of the process.
+pub(crate) struct Releasing {
+    _counted: Gauge,
+    _drained: TaskTrackerToken,
+    _exit: ExitDelay,
 }
 
 impl fmt::Debug for Core {

@@ -9,10 +9,9 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-use crate::engine::{Core, runtime_ended};
+use crate::engine::{Core, Releasing, runtime_ended};
 use crate::queue::Turn;
 use crate::request::{Renew, Wish};
-use crate::stats::Gauge;
 use crate::{Claim, FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, Lost, Released, Stamp};
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
@@ -293,10 +292,10 @@ impl Held {
     }
 
     /// Ends the hold, once: the first caller gets the turn and has to let go.
-    fn end_by(&self, reason: LossReason) -> Option<(Turn, Gauge)> {
+    fn end_by(&self, reason: LossReason) -> Option<(Turn, Releasing)> {
         let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner).take()?;
         self.core.watchdog.forget(self);
-        let releasing = self.core.stats.releasing.hold();
+        let releasing = self.core.releasing();
         self.core.stats.held.subtract();
         self.lost(self.core.clock.now());
         // Quietly: the watchdog has forgotten this guard.

@@ -240,6 +240,32 @@ impl Locks {
         self.core.shut_down().await
     }
 
+    /// Waits until no release of this client or its clones is under way: of dropped guards, and of requests that were dropped. The
+    /// client goes on; what is released meanwhile is waited for, too.
+    ///
+    /// A release that fails is tried again until the ttl is over, and `drain` waits as long. To wait for less, put it into
+    /// `tokio::time::timeout`.
+    ///
+    /// A program that returns from `main` or calls [`std::process::exit`] waits for releases by itself, for at most half a second.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// use lock_core::{Locks, MemoryLock};
+    ///
+    /// let locks = Locks::new(MemoryLock::new());
+    /// drop(locks.lock("stock/10000").await?);
+    /// locks.drain().await;
+    /// assert!(locks.holder("stock/10000").await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future stops no release.
+    pub async fn drain(&self) {
+        self.core.drain().await;
+    }
+
     /// What the client has done so far.
     #[must_use]
     pub fn stats(&self) -> Stats {

@@ -50,7 +50,7 @@ impl Core {
                 unreleased.done();
             }
         };
-        if let Err(error) = self.spawn_release(self.stats.releasing.hold(), work) {
+        if let Err(error) = self.spawn_release(self.releasing(), work) {
             tracing::warn!(%error, "an abandoned claim could not be cleaned up");
         }
     }
@@ -160,7 +160,7 @@ impl Core {
                 pause = (pause * 2).min(LAST_RETRY);
             }
         };
-        if let Err(error) = self.spawn_release(self.stats.releasing.hold(), work) {
+        if let Err(error) = self.spawn_release(self.releasing(), work) {
             tracing::warn!(%error, "a failed release could not be tried again");
         }
     }

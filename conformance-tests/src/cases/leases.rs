@@ -20,6 +20,7 @@ pub(crate) const CASES: &[Entry] = cases![
     a_lease_counts_from_the_request_and_not_from_the_reply,
     the_granted_ttl_is_at_least_the_one_asked_for,
     a_ttl_of_zero_or_beyond_the_bounds_is_refused,
+    a_process_that_ends_frees_what_it_held,
     a_killed_holder_frees_its_lock_within_a_ttl,
     a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_loss_when_it_wakes,
     the_longest_hold_ends_the_lock,
@@ -258,6 +259,24 @@ pub(crate) async fn a_ttl_of_zero_or_beyond_the_bounds_is_refused(case: Arc<Case
         "the client",
         "nothing is sent for an unusable ttl; {sent} requests were"
     );
+    Ok(())
+}
+
+/// The end of `main`, and `exit` after the client has drained.
+pub(crate) async fn a_process_that_ends_frees_what_it_held(case: Arc<Case>) -> Outcome {
+    const TIMES: usize = 10;
+    case.needs_processes()?;
+    let other = case.client().await?;
+    let ttl = case.ttl_of(Duration::from_secs(30));
+    for exits in [false, true] {
+        for time in 0..TIMES {
+            case.note(format!("end {time}, by exit: {exits}"));
+            let mut child = case.child().await?;
+            child.lock("n", ttl).await?;
+            child.end(exits).await?;
+            case.is_free(&other, &case.name("n")).await?;
+        }
+    }
     Ok(())
 }
 

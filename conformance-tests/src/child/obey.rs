@@ -48,7 +48,15 @@ pub(crate) fn obey(harness: &Arc<dyn Harness>, folder: PathBuf) -> ExitCode {
         };
         let mut commands = BufReader::new(tokio::io::stdin()).lines();
         while let Ok(Some(command)) = commands.next_line().await {
-            answer(&servant.obey(&command).await);
+            match command.as_str() {
+                "return" => return ExitCode::SUCCESS,
+                "drain and exit" => {
+                    servant.guards.clear();
+                    servant.locks.drain().await;
+                    std::process::exit(0)
+                }
+                command => answer(&servant.obey(command).await),
+            }
         }
         // The parent is gone or has let go of this child: nobody waits for an orderly end.
         std::process::exit(0)

@@ -1,0 +1,88 @@
+//! The end of the process waits for the releases that are under way.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::background;
+
+/// Longest delay of the end of the process, as when the server answers nothing.
+const LONGEST: Duration = Duration::from_millis(500);
+
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// Enough turns at the background thread for every task there that was woken before.
+const TURNS: usize = 8;
+
+/// The process that has clients; 0 if there is none. A forked child has none of its own.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Delays the end of the process while it lives, for at most half a second.
+///
+/// A process ends when `main` returns or when `std::process::exit` is called. Without this, the background thread would end in the
+/// middle of a release. A process that is killed or aborted ends at once.
+///
+/// The core has one for each release. A backend has one for what else it frees in the background when its client is dropped.
+#[derive(Debug)]
+pub struct ExitDelay {
+    process: u32,
+}
+
+impl ExitDelay {
+    /// Delays the end of the process from now on.
+    #[must_use]
+    pub fn begin() -> Self {
+        let process = std::process::id();
+        if PROCESS.swap(process, Ordering::AcqRel) != process {
+            // What was under way before a fork is under way in the parent.
+            UNDER_WAY.store(0, Ordering::Release);
+        }
+        UNDER_WAY.fetch_add(1, Ordering::AcqRel);
+        Self { process }
+    }
+}
+
+impl Drop for ExitDelay {
+    fn drop(&mut self) {
+        if self.process == PROCESS.load(Ordering::Acquire) {
+            UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+/// Has the end of this process wait for releases, from now on.
+pub(crate) fn watch() {
+    drop(ExitDelay::begin());
+}
+
+/// Lets the tasks run that were woken before, so that they notice requests that were dropped.
+pub(crate) async fn after_others() {
+    for _ in 0..TURNS {
+        tokio::task::yield_now().await;
+    }
+}
+
+/// Runs after `main` or in `exit`, while other threads still run.
+///
+/// Thread-local storage may have been destroyed, so it uses none: it polls.
+#[dtor::dtor(unsafe)]
+fn wait_for_releases() {
+    if PROCESS.load(Ordering::Acquire) != std::process::id() {
+        return;
+    }
+    let until = Instant::now() + LONGEST;
+    let noticed = Arc::new(AtomicBool::new(true));
+    if let Some(background) = background::started() {
+        noticed.store(false, Ordering::Release);
+        let notices = Arc::clone(&noticed);
+        background.spawn(async move {
+            after_others().await;
+            notices.store(true, Ordering::Release);
+        });
+    }
+    while !(noticed.load(Ordering::Acquire) && UNDER_WAY.load(Ordering::Acquire) == 0) && Instant::now() < until {
+        thread::sleep(POLL_INTERVAL);
+    }
+}
