@@ -207,6 +207,13 @@ impl Case {
         self.harness.leases_are_connections()
     }
 
+    pub(crate) fn needs_no_runtime(&self) -> Outcome {
+        if self.harness.connects_without_runtime() {
+            return Ok(());
+        }
+        Err(Stop::not_applicable("a client is made on a tokio runtime"))
+    }
+
     pub(crate) fn fewest_polls(&self) -> usize {
         self.harness.fewest_polls()
     }

@@ -157,6 +157,12 @@ pub trait Harness: Send + Sync + 'static {
         false
     }
 
+    /// Whether [`client`](Self::client) works outside of a tokio runtime, as those of fencelock's backends do. The cases that make
+    /// a client there are not applicable otherwise.
+    fn connects_without_runtime(&self) -> bool {
+        false
+    }
+
     /// In how many polls an acquisition of a free name takes at the least. A case that drops futures at every poll fails
     /// if it met fewer: it would show nothing.
     fn fewest_polls(&self) -> usize {

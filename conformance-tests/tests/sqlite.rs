@@ -65,6 +65,10 @@ impl Harness for Sqlite {
     fn fewest_polls(&self) -> usize {
         2
     }
+
+    fn connects_without_runtime(&self) -> bool {
+        true
+    }
 }
 
 fn database(namespace: &Namespace) -> PathBuf {

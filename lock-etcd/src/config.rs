@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Executor, LockError, Options};
@@ -203,7 +204,11 @@ impl EtcdConfig {
     /// - [`LockError::Unavailable`] if no endpoint can be reached, or none answered in time.
     pub async fn connect(self) -> Result<EtcdLock, LockError> {
         let lock = self.connect_lazy()?;
-        lock.session().greet().await?;
+        let session = Arc::clone(lock.session());
+        let executor = session.settings().executor.clone();
+        // The caller may be outside of a runtime.
+        let connecting = async move { session.greet().await };
+        executor.run("connecting", connecting).await??;
         Ok(lock)
     }
 

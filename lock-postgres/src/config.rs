@@ -3,6 +3,7 @@
 use std::fmt;
 #[cfg(feature = "tls")]
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Executor, LockError, Options};
@@ -236,7 +237,11 @@ impl PostgresConfig {
     /// - [`LockError::Unavailable`] if it cannot be reached, or did not answer in time.
     pub async fn connect(self) -> Result<PostgresLock, LockError> {
         let lock = self.connect_lazy()?;
-        lock.sessions().warm_up().await?;
+        let sessions = Arc::clone(lock.sessions());
+        let executor = sessions.settings.executor.clone();
+        // The caller may be outside of a runtime.
+        let connecting = async move { sessions.warm_up().await };
+        executor.run("connecting", connecting).await??;
         Ok(lock)
     }
 

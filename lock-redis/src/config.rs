@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Executor, LockError, Options};
@@ -248,10 +249,15 @@ impl RedisConfig {
     /// - [`LockError::Unavailable`] if it cannot be reached, or did not answer in time.
     pub async fn connect(self) -> Result<RedisLock, LockError> {
         let lock = self.connect_lazy()?;
-        let session = lock.session();
-        session
-            .limited("connecting", async { session.link().await.map(drop) })
-            .await?;
+        let session = Arc::clone(lock.session());
+        let executor = session.settings().executor.clone();
+        // The caller may be outside of a runtime.
+        let connecting = async move {
+            session
+                .limited("connecting", async { session.link().await.map(drop) })
+                .await
+        };
+        executor.run("connecting", connecting).await??;
         Ok(lock)
     }
 

@@ -101,7 +101,7 @@ impl RedisLock {
         }
     }
 
-    pub(crate) fn session(&self) -> &Session {
+    pub(crate) fn session(&self) -> &Arc<Session> {
         &self.session
     }
 }

@@ -3,9 +3,10 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{self, Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{LockError, Options};
+use lock_core::{Executor, LockError, Options};
 use percent_encoding::percent_decode_str;
 
 use crate::SqliteLock;
@@ -136,7 +137,10 @@ impl SqliteConfig {
     /// - [`LockError::Unavailable`] if it did not answer in time, or the disk is full.
     pub async fn connect(self) -> Result<SqliteLock, LockError> {
         let lock = self.connect_lazy()?;
-        lock.session().run("opening the database", |_, _| Ok(())).await?;
+        let session = Arc::clone(lock.session());
+        // The caller may be outside of a runtime.
+        let connecting = async move { session.run("opening the database", |_, _| Ok(())).await };
+        Executor::default().run("connecting", connecting).await??;
         Ok(lock)
     }
 

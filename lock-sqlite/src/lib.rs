@@ -117,7 +117,7 @@ impl SqliteLock {
         }
     }
 
-    pub(crate) fn session(&self) -> &Session {
+    pub(crate) fn session(&self) -> &Arc<Session> {
         &self.session
     }
 }

@@ -121,4 +121,8 @@ impl Harness for BrokenHarness {
     fn leases_are_connections(&self) -> bool {
         self.inner.leases_are_connections()
     }
+
+    fn connects_without_runtime(&self) -> bool {
+        self.inner.connects_without_runtime()
+    }
 }

@@ -25,6 +25,7 @@ pub(crate) const CASES: &[Entry] = cases![
     twenty_processes_lose_no_update,
     a_thousand_names_are_held_at_once_by_one_client,
     runtime::a_client_used_from_two_runtimes_outlives_the_one_that_ends,
+    runtime::a_client_is_made_and_used_outside_of_a_runtime,
     runtime::a_client_whose_own_runtime_ends_goes_on_without_it,
 ];
 

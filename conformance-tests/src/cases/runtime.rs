@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use futures_executor::block_on;
 use lock_core::LockError;
 use tokio::runtime::{Builder, Runtime};
 
@@ -34,6 +35,37 @@ pub(crate) async fn a_client_used_from_two_runtimes_outlives_the_one_that_ends(c
     first.release().await?;
     second.release().await?;
     Ok(())
+}
+
+pub(crate) async fn a_client_is_made_and_used_outside_of_a_runtime(case: Arc<Case>) -> Outcome {
+    case.needs_no_runtime()?;
+    let outside = Arc::clone(&case);
+    let used = std::thread::spawn(move || {
+        block_on(async {
+            let locks = outside.party().await?.locks;
+            let guard = locks.lock("n").await?;
+            let busy = locks.lock("n").wait_for(outside.ttl() / 4).await;
+            ensure!(
+                matches!(busy, Err(LockError::TimedOut { .. })),
+                "the client",
+                "a lock that is held is TimedOut outside of a runtime, too; it said {busy:?}"
+            );
+            let token = guard.token();
+            guard.release().await?;
+            let next = locks.lock("n").with(async |guard| guard.token()).await?;
+            ensure!(
+                next > token,
+                "the backend",
+                "the next token is higher; {next} came after {token}"
+            );
+            locks.shutdown().await?;
+            Ok(())
+        })
+    });
+    match tokio::task::spawn_blocking(move || used.join()).await? {
+        Ok(outcome) => outcome,
+        Err(_) => fail!("the client", "it works outside of a tokio runtime; it panicked"),
+    }
 }
 
 pub(crate) async fn a_client_whose_own_runtime_ends_goes_on_without_it(case: Arc<Case>) -> Outcome {

@@ -184,6 +184,10 @@ impl Harness for EtcdHarness {
     fn fewest_polls(&self) -> usize {
         2
     }
+
+    fn connects_without_runtime(&self) -> bool {
+        true
+    }
 }
 
 impl EtcdHarness {

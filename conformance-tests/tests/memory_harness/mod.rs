@@ -65,4 +65,8 @@ impl Harness for MemoryHarness {
         };
         Ok(Injection::Done)
     }
+
+    fn connects_without_runtime(&self) -> bool {
+        true
+    }
 }

@@ -194,6 +194,10 @@ impl Harness for PostgresHarness {
     fn leases_are_connections(&self) -> bool {
         true
     }
+
+    fn connects_without_runtime(&self) -> bool {
+        true
+    }
 }
 
 impl PostgresHarness {

@@ -157,6 +157,10 @@ impl Harness for RedisHarness {
     fn fewest_polls(&self) -> usize {
         2
     }
+
+    fn connects_without_runtime(&self) -> bool {
+        true
+    }
 }
 
 impl RedisHarness {
