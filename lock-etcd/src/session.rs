@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, ResponseHeader};
-use lock_core::{Claim, Clock, Executor, LockError, LockGuard};
+use lock_core::{Claim, Clock, Executor, ExitDelay, LockError, LockGuard};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
@@ -216,7 +216,9 @@ impl Drop for Session {
             return;
         };
         let limit = self.settings.op_timeout;
+        let delay = ExitDelay::begin();
         link.runtime().clone().spawn(async move {
+            let _delay = delay;
             if !matches!(timeout(limit, revoke(link, leases)).await, Ok(Ok(()))) {
                 tracing::debug!("leases of a client that was dropped were not revoked; they end by themselves");
             }
