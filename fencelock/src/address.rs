@@ -21,6 +21,11 @@ pub(crate) enum Address {
 
 impl Address {
     pub(crate) fn parse(url: &str, options: &Options) -> Result<Self, LockError> {
+        if url.trim() != url || url.chars().any(char::is_control) {
+            return Err(LockError::configuration(
+                "the address begins or ends with white space, or holds a control character such as a line break; remove it",
+            ));
+        }
         let Some((scheme, rest)) = split(url) else {
             return Err(LockError::configuration(format!(
                 "the address does not start with a scheme such as \"sqlite:\". {}",
@@ -204,6 +209,20 @@ mod tests {
             for (feature, _) in BACKENDS {
                 assert!(message.contains(feature), "{url}: {message}");
             }
+        }
+    }
+
+    #[test]
+    fn white_space_around_an_address_and_control_characters_are_refused() {
+        for url in [
+            "sqlite:a.db\n",
+            " sqlite:a.db",
+            "redis://h ",
+            "memory:a\tb",
+            "etcd://h\r\n",
+            "\u{a0}memory:",
+        ] {
+            assert!(refusal(url).contains("white space"), "{url:?}");
         }
     }
 

@@ -92,7 +92,11 @@ pub(crate) fn read(url: &str) -> Result<EtcdConfig, LockError> {
 }
 
 fn host(text: &str) -> Result<Host, LockError> {
-    let unusable = || wrong("names a host that cannot be used; write hosts as in etcd://etcd-1:2379,etcd-2:2379");
+    let unusable = || {
+        wrong(
+            "names a host that cannot be used; write hosts as in etcd://etcd-1:2379,etcd-2:2379; in a user or password, write # as %23, / as %2F, @ as %40",
+        )
+    };
     let url = Url::parse(&format!("etcd://{text}")).map_err(|_| unusable())?;
     // Whatever else the text has in it belongs to no host.
     if url.host_str().is_none_or(str::is_empty) || url.has_authority() && url.username() != "" {

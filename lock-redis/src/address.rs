@@ -45,6 +45,8 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
     if !by_socket {
         if !url.username().is_empty() {
             config.user = Some(decoded(url.username())?.into_owned());
+            // A user without a password logs in, too: with an empty one.
+            config = config.password("");
         }
         if let Some(password) = url.password() {
             config = config.password(decoded(password)?);
@@ -189,6 +191,7 @@ mod tests {
         );
         assert_eq!(config.user.as_deref(), Some("jöe"));
         assert_eq!(config.password, Some(Secret("p@ss:".into())));
+        assert_eq!(good("redis://joe@h").password, Some(Secret(String::new())));
         assert_eq!(config.database, 3);
         assert_eq!(config.namespace, "shop");
         assert_eq!(config.op_timeout, Duration::from_millis(500));
@@ -208,6 +211,8 @@ mod tests {
         assert!(refusal("postgres://h").contains("redis://localhost"));
         assert!(refusal("redis:").contains("host"));
         assert!(refusal("redis://").contains("host"));
+        assert!(refusal("redis://joe:a#b@h").contains("# as %23"));
+        assert!(refusal("redis://joe:a/b@h").contains("/ as %2F"));
         assert!(refusal("redis://h/x").contains("number"));
         assert!(refusal("redis://h/-1").contains("number"));
         assert!(refusal("redis://h?timeout=1s").contains("known are namespace"));

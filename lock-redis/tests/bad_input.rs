@@ -47,6 +47,23 @@ async fn wrong_credentials_are_said_to_be_wrong() {
 }
 
 #[tokio::test]
+async fn a_user_without_a_password_is_the_one_who_logs_in() {
+    let server = Server::start();
+    let _: String = server.command("ACL SETUSER joe on nopass ~* &* +@all").await;
+    let lock = RedisLock::connect(format!("redis://joe@127.0.0.1:{}", server.port()))
+        .await
+        .unwrap();
+    granted(&lock, &claim("n", LONG)).await;
+    let clients: String = server.command("CLIENT LIST").await;
+    assert!(clients.contains("user=joe"), "{clients}");
+    let _: String = server.command("ACL SETUSER joe resetpass >hunter2").await;
+    let error = RedisLock::connect(format!("redis://joe@127.0.0.1:{}", server.port()))
+        .await
+        .unwrap_err();
+    assert_configuration(&error, "user name or the password");
+}
+
+#[tokio::test]
 async fn a_database_that_is_not_there_is_refused_and_others_are_apart() {
     let server = Server::start();
     assert_configuration(&refused(server.config().database(99)).await, "database");

@@ -70,6 +70,11 @@ impl SqliteConfig {
         if rest.contains('#') {
             return wrong("holds a #; write it as %23".to_owned());
         }
+        if url.trim() != url || url.chars().any(char::is_control) {
+            return wrong(
+                "ends with white space, or holds a control character such as a line break; remove it".to_owned(),
+            );
+        }
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let without_slashes = path.strip_prefix("//");
         // Errors show the path.
@@ -77,6 +82,9 @@ impl SqliteConfig {
             return wrong("names a user or a host, and a file has none; write an @ in a path as %40".to_owned());
         }
         let path = without_slashes.unwrap_or(path);
+        if path.is_empty() {
+            return wrong("names no file, as in sqlite:locks.db or sqlite:///var/lib/locks.db".to_owned());
+        }
         let mut config = Self::new(OsString::from_vec(percent_decode_str(path).collect()));
         config.absolute()?;
         let mut given = Vec::new();
@@ -164,7 +172,7 @@ impl SqliteConfig {
     fn absolute(&self) -> Result<PathBuf, LockError> {
         if self.path.as_os_str().is_empty() || self.path.as_os_str() == ":memory:" {
             return Err(LockError::configuration(
-                "a database in memory excludes nobody else; give the path of a file, or use the memory backend",
+                "a SQLite database in memory excludes nobody else; give the path of a file",
             ));
         }
         let text = self.path.as_os_str().as_bytes();
@@ -236,6 +244,9 @@ mod tests {
         assert!(refusal("sqlite:a.db?op_timeout=1s&op_timeout=1s").contains("twice"));
         assert!(refusal("sqlite:a.db?allow_unsafe_configuration").contains("true or false"));
         assert!(refusal("sqlite:a#b.db").contains("%23"));
+        for url in ["sqlite:a.db\n", "sqlite:a.db ", "sqlite:a\tb.db"] {
+            assert!(refusal(url).contains("white space"), "{url:?}");
+        }
         assert!(refusal("sqlite:a%00b.db").contains("nul byte"));
         assert!(refusal("sqlite://joe:x@host/a.db").contains("%40"));
         for url in [
@@ -248,8 +259,9 @@ mod tests {
         ] {
             assert!(refusal(url).contains("give the path of a file"), "{url}");
         }
-        for url in ["sqlite:", "sqlite://", "sqlite::memory:", "sqlite:?op_timeout=1s"] {
-            assert!(refusal(url).contains("in memory"), "{url}");
+        for url in ["sqlite:", "sqlite://", "sqlite:?op_timeout=1s"] {
+            assert!(refusal(url).contains("names no file"), "{url}");
         }
+        assert!(refusal("sqlite::memory:").contains("in memory"));
     }
 }
