@@ -31,6 +31,18 @@ impl EtcdServer {
         format!("etcd://{}", self.server.authority())
     }
 
+    /// How many leases and keys there are.
+    fn leases_and_keys(&self) -> (usize, i64) {
+        self.runtime.block_on(async {
+            let mut etcd = etcd_client::Client::connect([self.server.authority()], None)
+                .await
+                .unwrap();
+            let leases = etcd.leases().await.unwrap().leases().len();
+            let all = etcd_client::GetOptions::new().with_all_keys().with_count_only();
+            (leases, etcd.get("", Some(all)).await.unwrap().count())
+        })
+    }
+
     fn kill(&self) {
         self.runtime.block_on(self.server.kill()).unwrap();
     }
@@ -51,6 +63,19 @@ fn a_cluster_that_is_not_there_is_69_and_no_secret_is_shown() {
         line.contains("cannot be reached") && !line.contains("hunter2"),
         "{line}"
     );
+}
+
+#[test]
+fn commands_that_end_leave_no_lease() {
+    let world = World::on(Backend::Etcd);
+    let run = || assert_eq!(world.run(["run", "--ttl", "1h", "lock", "--", "true"]).code, Some(0));
+    run();
+    let first = world.etcd().leases_and_keys();
+    run();
+    assert_eq!(world.run(["list"]).code, Some(0));
+    assert_eq!(world.run(["check"]).code, Some(0));
+    let (leases, keys) = world.etcd().leases_and_keys();
+    assert_eq!((leases, keys), (0, first.1), "{first:?}");
 }
 
 #[test]
