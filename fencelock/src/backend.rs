@@ -4,6 +4,6 @@
 //! `conformance-tests` crate.
 
 pub use lock_core::{
-    Attempt, Busy, Claim, Clock, DistributedLock, Grant, HandOver, Lease, LeaseId, ManualClock, Released, Renewal,
-    Revocation, Revoker, Stamp, background,
+    Attempt, Busy, BusySignal, Claim, Clock, DistributedLock, Executor, ExitDelay, Grant, HandOver, Lease, LeaseId,
+    ManualClock, Released, Renewal, Revocation, Revoker, Stamp, async_trait, background,
 };

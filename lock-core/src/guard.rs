@@ -22,6 +22,8 @@ use crate::{Claim, FencingToken, Grant, Lease, LockError, LockName, LossReason, 
 ///
 /// Dropping the guard releases in the background, from any thread, also outside of a runtime. To know that it is
 /// released, call [`release`](Self::release).
+///
+/// `let _ = locks.lock("job").await?` drops the guard at once, without a warning of the compiler. Give it a name, if only `_guard`.
 #[must_use = "dropping a guard releases its lock at once"]
 pub struct LockGuard {
     held: Arc<Held>,

@@ -4,7 +4,7 @@ mod store;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,15 +12,16 @@ use async_trait::async_trait;
 use tokio::sync::oneshot;
 
 use crate::{
-    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError,
-    LockName, LossReason, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, HandOver, Holder, Lease,
+    LockError, LockName, LossReason, Released, Renewal, Scope, Stamp,
 };
 use store::{Client, Entry, Store, Waiter};
 
 /// Locks in memory, with queues, tokens and leases like those of a server.
 ///
-/// [`expire`](Self::expire), [`steal`](Self::steal) and [`fail_next_renewal`](Self::fail_next_renewal) let a unit test
-/// see what its code does when a lock is lost. Keep a [`client`](Self::client) of the store for that:
+/// [`expire`](Self::expire), [`steal`](Self::steal), [`fail_next_acquire`](Self::fail_next_acquire) and
+/// [`fail_next_renewal`](Self::fail_next_renewal) let a unit test see what its code does when a lock is lost or the server is
+/// out of reach. Keep a [`client`](Self::client) of the store for that:
 ///
 /// ```
 /// use lock_core::{Locks, LossReason, MemoryLock};
@@ -32,6 +33,24 @@ use store::{Client, Entry, Store, Waiter};
 /// memory.steal(&"job".parse()?);
 /// assert!(!guard.is_held());
 /// assert_eq!(guard.lost().await, LossReason::NotHeld);
+/// # Ok(()) }
+/// ```
+///
+/// Leases end by the clock of the system, also in a test whose tokio time is paused: there, waits and renewals take no real time, so
+/// a ttl does not pass. A clock that the test moves by hand makes it pass:
+///
+/// ```
+/// use std::time::Duration;
+/// use lock_core::{Clock, Locks, MemoryLock, Options};
+/// use tokio::runtime::Handle;
+///
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+/// let (clock, hand) = Clock::manual();
+/// let memory = MemoryLock::with_clock(clock);
+/// let locks = Locks::with_options(memory.client(), Options::new().runtime(Handle::current()));
+/// let guard = locks.lock("job").ttl(Duration::from_secs(10)).await?;
+/// hand.advance(Duration::from_secs(11));
+/// assert!(!guard.is_held());
 /// # Ok(()) }
 /// ```
 pub struct MemoryLock {
@@ -104,6 +123,24 @@ impl MemoryLock {
         grant.ok().map(|grant| grant.token)
     }
 
+    /// Makes the next acquisition by this client, and by the [`Locks`](crate::Locks) made from it, fail with
+    /// [`LockError::Unavailable`], as if the server were out of reach for a moment. Calls add up.
+    ///
+    /// ```
+    /// use lock_core::{LockError, Locks, MemoryLock};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// let memory = MemoryLock::new();
+    /// memory.fail_next_acquire();
+    /// let locks = Locks::new(memory);
+    /// assert!(matches!(locks.lock("job").await, Err(LockError::Unavailable { .. })));
+    /// locks.lock("job").await?.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn fail_next_acquire(&self) {
+        self.client.failing_acquisitions.fetch_add(1, Ordering::SeqCst);
+    }
+
     /// Makes the next renewal by this client, and by the [`Locks`](crate::Locks) made from it, fail as if the server
     /// were out of reach for a moment. Calls add up.
     pub fn fail_next_renewal(&self) {
@@ -132,22 +169,13 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        told_to_fail(&self.client.failing_acquisitions, "acquire")?;
         let now = self.clock().now();
         self.client.store.lock().try_acquire(&self.client, claim, now)
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        let fails = self
-            .client
-            .failing_renewals
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1));
-        if fails.is_ok() {
-            return Err(LockError::Unavailable {
-                operation: "renewal",
-                message: "told to fail".to_owned(),
-                source: None,
-            });
-        }
+        told_to_fail(&self.client.failing_renewals, "renewal")?;
         let now = self.clock().now();
         Ok(self.client.store.lock().renew(lease, now))
     }
@@ -161,6 +189,7 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        told_to_fail(&self.client.failing_acquisitions, "acquire")?;
         let clock = self.clock();
         let (reply, mut granted) = oneshot::channel();
         {
@@ -260,6 +289,10 @@ impl DistributedLock for MemoryLock {
         Ok(holder)
     }
 
+    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+        Ok(BackendVersion::new("memory", env!("CARGO_PKG_VERSION")))
+    }
+
     async fn close(&self) -> Result<(), LockError> {
         let now = self.clock().now();
         let mut state = self.client.store.lock();
@@ -285,6 +318,18 @@ impl DistributedLock for MemoryLock {
 
     fn clock(&self) -> Clock {
         self.client.store.clock.clone()
+    }
+}
+
+/// Takes one from the failures that a test has ordered.
+fn told_to_fail(failures: &AtomicU32, operation: &'static str) -> Result<(), LockError> {
+    match failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
+        Ok(_) => Err(LockError::Unavailable {
+            operation,
+            message: "told to fail".to_owned(),
+            source: None,
+        }),
+        Err(_) => Ok(()),
     }
 }
 

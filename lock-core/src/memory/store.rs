@@ -16,6 +16,7 @@ pub(super) struct Client {
     pub(super) serial: u64,
     pub(super) store: Arc<Store>,
     pub(super) shares: bool,
+    pub(super) failing_acquisitions: AtomicU32,
     pub(super) failing_renewals: AtomicU32,
 }
 
@@ -27,6 +28,7 @@ impl Client {
             serial,
             store,
             shares,
+            failing_acquisitions: AtomicU32::new(0),
             failing_renewals: AtomicU32::new(0),
         })
     }
