@@ -79,7 +79,7 @@ pub(crate) enum Command {
 #[derive(Args, Debug)]
 #[command(override_usage = "fencelock run [OPTIONS] NAME -- COMMAND [ARG]...", after_help = RUN_EXAMPLES)]
 pub(crate) struct Run {
-    /// How long the lock outlives this process, should it be killed: 100ms, 30s, 5m.
+    /// How long the lock outlives this process, should it be killed: 100ms, 30s, 5m. A number alone means seconds.
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
     pub(crate) ttl: Duration,
     /// Give up when the lock is busy for that long. Without it, wait as long as it takes.
@@ -127,7 +127,14 @@ Exit codes:
   128 + signal if a signal ended the wait for the lock";
 
 pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
-    humantime::parse_duration(text).map_err(|_| "give a time such as 500ms, 30s or 5m")
+    // A number alone means seconds, as for flock and timeout.
+    let seconds = text
+        .parse()
+        .ok()
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    seconds
+        .or_else(|| humantime::parse_duration(text).ok())
+        .ok_or("give a time such as 5 (seconds), 500ms, 30s or 5m")
 }
 
 /// Say who holds a lock. Exit code 1 if nobody does.

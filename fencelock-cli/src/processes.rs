@@ -45,6 +45,13 @@ impl Process {
     }
 }
 
+/// Whether `/proc` shows the processes of this process's pid namespace, under the numbers that system calls know them by. It
+/// shows those of another one after `unshare --pid` without `--mount-proc`, for example.
+pub(crate) fn proc_is_ours() -> bool {
+    let own = getpid().as_raw_nonzero().get();
+    fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == own.to_string().as_str())
+}
+
 /// Everything alive that descends from this process.
 pub(crate) fn descendants() -> Vec<Process> {
     below(getpid().as_raw_nonzero().get(), &all())

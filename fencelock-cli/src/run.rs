@@ -13,6 +13,7 @@ use crate::exit::{Failure, LOST, by_signal};
 use crate::locker::{Locker, Outcome};
 use crate::manual::NO_COMMAND;
 use crate::place::Place;
+use crate::processes::proc_is_ours;
 use crate::say::say;
 use crate::signals::Signals;
 use crate::terminal::Terminal;
@@ -24,6 +25,12 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
     let name = LockName::new(&run.name)?;
     let timing = Timing::fit(run.ttl, run.grace)?;
     let command = command(run.command, run.shell)?;
+    if !proc_is_ours() {
+        return Err(Failure::unavailable(
+            "/proc does not show the processes of this pid namespace, so that what the command leaves behind could not be found \
+             and ended; mount it anew, as `unshare --mount-proc` does",
+        ));
+    }
     let failed = |e| Failure::unavailable(format!("signals cannot be received: {e}"));
     let mut signals = Signals::listen().map_err(failed)?;
     let patience = if run.no_wait { Some(Duration::ZERO) } else { run.wait };

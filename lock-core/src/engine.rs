@@ -204,7 +204,7 @@ impl Core {
             n => Err(LockError::Unavailable {
                 operation: "shutdown",
                 message: format!(
-                    "{n} held locks could not be released one by one; those that the server keeps by the client's session are \
+                    "{n} locks, or requests for locks without an answer, could not be released one by one; those that the server keeps by the client's session are \
                      free when it notices the end of that, all others when their ttl is over"
                 ),
                 source: None,

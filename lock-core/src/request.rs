@@ -90,7 +90,11 @@ impl LockRequest {
         self
     }
 
-    /// Waits at most that long for the lock.
+    /// Waits at most that long for a lock that others hold.
+    ///
+    /// The first answer of the server gets at least 1 s, or [`Options::op_timeout`](crate::Options::op_timeout) if that is less:
+    /// with a shorter limit, a server that does not answer is [`LockError::Unavailable`] after that time. So one that answers late is
+    /// told from a lock that is busy.
     pub fn wait_for(mut self, limit: Duration) -> Self {
         self.wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
         self
@@ -102,7 +106,8 @@ impl LockRequest {
         self
     }
 
-    /// Does not wait for a holder: busy is [`LockError::TimedOut`] at once. See also [`Locks::try_lock`].
+    /// Does not wait for a holder: busy is [`LockError::TimedOut`] with the server's first answer. That is waited for as long as one
+    /// request may take, [`Options::op_timeout`](crate::Options::op_timeout). See also [`Locks::try_lock`].
     pub fn no_wait(mut self) -> Self {
         self.wait = Wait::No;
         self

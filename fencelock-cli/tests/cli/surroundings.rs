@@ -227,6 +227,55 @@ fn a_command_stopped_without_a_terminal_keeps_its_lock() {
 }
 
 #[test]
+fn a_proc_of_another_pid_namespace_is_refused() {
+    let world = World::new();
+    let inside = |program: &str| {
+        let mut unshare = Command::new("unshare");
+        unshare.args(["--map-root-user", "--pid", "--fork", program]);
+        unshare.args(["run", "lock", "--", "touch", "ran"]);
+        Done::of(unshare.env("FENCELOCK_URL", world.url()).current_dir(world.dir()))
+    };
+    if inside("true").code != Some(0) {
+        // Written past the capture of output: what was not shown is said.
+        let _ = writeln!(std::io::stderr(), "not shown: this machine allows no pid namespaces");
+        return;
+    }
+    let done = inside(binary());
+    assert!(done.one_line(69).contains("--mount-proc"), "{done:?}");
+    assert!(!world.path("ran").exists());
+}
+
+#[test]
+fn a_supervisor_that_cannot_be_started_leaves_no_lock() {
+    let world = World::new();
+    let held = |name: &str| world.run(["holder", name]).code == Some(0);
+    let mut failed = 0;
+    // It needs more files than that one after the other: where they run out differs.
+    for files in 8..40 {
+        let name = format!("files {files}");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", r#"ulimit -n "$1"; exec "$0" run "$2" -- true"#, binary()]);
+        shell.args([files.to_string(), name.clone()]);
+        let done = Done::of(shell.env("FENCELOCK_URL", world.url()).current_dir(world.dir()));
+        failed += i32::from(done.code != Some(0));
+        assert!(!held(&name), "{files} files: {done:?}");
+    }
+    assert!((1..32).contains(&failed), "{failed} of 32 failed");
+}
+
+#[test]
+fn a_number_alone_means_seconds() {
+    let world = World::new();
+    let running = world.start(&["--ttl", "30"], "exec sleep 60");
+    let start = std::time::Instant::now();
+    let done = world.run(["run", "--wait", "0.2", "lock", "--", "true"]);
+    assert_eq!(done.code, Some(75), "{done:?}");
+    assert!(start.elapsed() >= std::time::Duration::from_millis(200));
+    running.command.clean_up();
+    assert_eq!(world.run(["run", "--wait", "-1", "lock", "--", "true"]).code, Some(64));
+}
+
+#[test]
 fn a_session_and_group_outside_the_pid_namespace_are_no_obstacle() {
     let world = World::new();
     // As in a sandbox or container that was entered without a new session: both have the number 0 then.
