@@ -40,7 +40,9 @@ use crate::waiting::spelt;
 pub(crate) struct Outcome {
     /// How and why it ended; `None` if the supervisor was killed, and everything with it.
     pub(crate) end: Option<(End, Why)>,
-    /// The lock was found lost while the command ran.
+    /// Whether the supervisor has started the command.
+    pub(crate) started: bool,
+    /// The lock was found lost while the command ran, or before it was started.
     pub(crate) lost: Option<LossReason>,
     /// Whether an end by SIGINT would be due to somebody at the terminal.
     pub(crate) typed_interrupt: bool,
@@ -168,11 +170,18 @@ impl Locker {
         if let (Some(terminal), Some(group)) = (&self.terminal, self.group) {
             terminal.take_back(group);
         }
+        let started = self.group.is_some();
+        let in_vain = !started && matches!(end, Some((_, Why::Deadline)));
+        if in_vain && self.lost.is_none() {
+            // The supervisor was faster, as the deadline of a lost lock has come.
+            self.lost = timeout(Duration::ZERO, loss.wait()).await.ok();
+        }
         // A lease that ran out while this process could not run: the supervisor has acted before, or the command had
         // ended by itself before.
-        let lost = self.lost.filter(|reason| *reason != LossReason::Expired);
+        let lost = self.lost.filter(|reason| in_vain || *reason != LossReason::Expired);
         let outcome = Outcome {
             end,
+            started,
             lost,
             typed_interrupt: self.lent || self.interrupted,
             lent: self.lent,

@@ -125,11 +125,7 @@ fn report(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> ExitC
     };
     match (why, outcome.lost) {
         (Why::Deadline, _) => {
-            // What keeps it from being released has most likely kept it from being renewed.
-            let trouble = trouble.map(|failure| format!(" ({failure})")).unwrap_or_default();
-            say(format_args!(
-                "the lock {name} could not be renewed in time{trouble}; the command was ended before it ran out"
-            ));
+            say(at_deadline(name, outcome, trouble));
             ExitCode::from(LOST)
         }
         (Why::Lost | Why::Orphaned, lost) | (_, lost @ Some(_)) => {
@@ -161,6 +157,22 @@ fn report(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> ExitC
     }
 }
 
+/// What the supervisor's end of the command at the lock's deadline was due to.
+fn at_deadline(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> String {
+    match outcome.lost {
+        // The deadline of a lock that is lost has come at once.
+        Some(lost) if !outcome.started => format!("the lock {name} was lost: {lost}; the command was not started"),
+        None if !outcome.started => {
+            format!("the command could not be started before the lock {name} might have ended; it was not started")
+        }
+        _ => {
+            // What keeps it from being released has most likely kept it from being renewed.
+            let trouble = trouble.map(|failure| format!(" ({failure})")).unwrap_or_default();
+            format!("the lock {name} could not be renewed in time{trouble}; the command was ended before it ran out")
+        }
+    }
+}
+
 /// The exit code for an end by `signal`. If Ctrl-C was typed, this process does not exit but dies of it as well: shells
 /// show the same 130 for both, and go on with a loop or a script unless they see the latter.
 fn died(signal: i32, typed: bool) -> ExitCode {
@@ -168,4 +180,30 @@ fn died(signal: i32, typed: bool) -> ExitCode {
         let _ = signal_hook::low_level::emulate_default_handler(signal);
     }
     ExitCode::from(by_signal(signal))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_that_ended_before_the_command_began_was_not_renewed_too_late() {
+        let name = "a".parse().unwrap();
+        let mut outcome = Outcome {
+            end: Some((End::Killed(Signal::KILL.as_raw()), Why::Deadline)),
+            started: false,
+            lost: Some(LossReason::Revoked),
+            typed_interrupt: false,
+            lent: false,
+        };
+        let said = at_deadline(&name, &outcome, None);
+        assert!(
+            said.contains("ended the session") && said.contains("not started"),
+            "{said}"
+        );
+        outcome.lost = None;
+        assert!(at_deadline(&name, &outcome, None).contains("not started"));
+        outcome.started = true;
+        assert!(at_deadline(&name, &outcome, None).contains("could not be renewed in time"));
+    }
 }
