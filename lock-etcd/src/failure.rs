@@ -67,6 +67,11 @@ impl Failure {
     }
 }
 
+/// Whether there was no connection because no member that can be reached has a leader.
+pub(crate) fn awaits_an_election(failure: &Failure) -> bool {
+    matches!(failure, Failure::Known(LockError::Unavailable { message, .. }) if message.contains(NO_LEADER))
+}
+
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
         if says(&error, "requested lease not found") || says(&error, "lease not found") {

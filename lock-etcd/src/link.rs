@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Host, Secret};
 use crate::failure::{self, Failure};
+use crate::keys::Keys;
 use crate::patience::Patience;
 use crate::safety::{self, Member};
 use crate::session::Settings;
@@ -47,6 +48,7 @@ pub(crate) struct Link {
     patience: Patience,
     op_timeout: Duration,
     runtime: Handle,
+    keys: Keys,
     state: State,
     base: Mutex<Option<Base>>,
     watches: Watches,
@@ -57,6 +59,15 @@ const LOGINS: u32 = 3;
 
 /// How often a connection on which nothing happens is tried. Members do not suffer more than one trial every five seconds.
 const HEARTBEAT: Duration = Duration::from_secs(10);
+
+/// How long a request waits at most before the member is asked whether it is there.
+const FIRST_PROBE: Duration = Duration::from_secs(1);
+
+/// How often the member is asked after that.
+const PROBE: Duration = Duration::from_millis(250);
+
+/// How long a request may still be answered once the leader has changed: what the new leader has of it is carried out at once.
+const ELECTED: Duration = Duration::from_millis(500);
 
 impl Link {
     /// Connects, logs in, and looks at the member. Must be called on `runtime`, which works the connection.
@@ -132,6 +143,7 @@ impl Link {
             patience,
             op_timeout: settings.op_timeout,
             runtime,
+            keys: settings.keys.clone(),
             state,
             base: Mutex::new(None),
         })
@@ -323,34 +335,71 @@ impl Link {
         self.opened + Duration::from_nanos(self.heard.load(Ordering::Acquire))
     }
 
-    /// Returns when the member has let nothing be heard for as long as there is [patience](Patience), and closes the connection. One
-    /// that has not answered for half of that is asked whether it is there.
+    /// Returns when a request that waits from now on is not going to be answered, and closes the connection:
+    ///
+    /// - if the member has let nothing be heard for as long as there is [patience](Patience). One that has not answered for half of that,
+    ///   or for a second, is asked whether it is there.
+    /// - if the leader has changed. A follower passes requests on to the leader that it knows of. If that one is dead, they are lost, and
+    ///   the follower tells so only after seven seconds with the usual `election-timeout`. What is not lost is answered soon after
+    ///   the election.
     async fn silence(&self) {
         let mut since = self.clock.now();
+        let known = self.state.leader_changes();
+        let (mut changed, mut longest) = (None, FIRST_PROBE);
         loop {
-            let half = self.patience.limit() / 2;
-            let left = half.saturating_sub(self.clock.now().since(since));
-            sleep(left).await;
+            let limit = self.patience.limit();
+            let before = longest.min(limit / 2);
+            sleep(before.saturating_sub(self.clock.now().since(since))).await;
+            longest = PROBE;
             let probing = self.probing.lock().await;
-            if self.heard() > since {
-                since = self.heard();
+            if self.heard() <= since {
+                if !matches!(timeout(limit - before, self.is_there()).await, Ok(true)) {
+                    tracing::debug!("the connection to etcd is silent; closing it");
+                    self.close();
+                    return;
+                }
+                self.heard_something();
+            }
+            drop(probing);
+            since = self.heard();
+            if self.state.leader_changes() == known {
                 continue;
             }
-            let mut member = self.client.maintenance_client();
-            let is_there = match timeout(half, member.status()).await {
-                Ok(Ok(_)) => true,
-                // Also a refusal is an answer.
-                Ok(Err(error)) => !failure::ends_connection(&error),
-                Err(_) => false,
-            };
-            if !is_there {
-                tracing::debug!("the connection to etcd is silent; closing it");
+            let now = self.clock.now();
+            if now.since(*changed.get_or_insert(now)) >= ELECTED.min(limit) {
+                tracing::debug!(
+                    "etcd has elected another leader, and a request was not answered; closing the connection"
+                );
                 self.close();
                 return;
             }
-            self.heard_something();
-            drop(probing);
         }
+    }
+
+    /// Whether the member answers. It tells its term, too.
+    async fn is_there(&self) -> bool {
+        let error = match self.client.maintenance_client().status().await {
+            Ok(status) => {
+                self.state.saw_term(status.raft_term());
+                return true;
+            }
+            Err(error) => error,
+        };
+        if failure::lacks_a_leader(&error) {
+            self.state.saw_leader_change();
+            return true;
+        }
+        if failure::keeps_its_status_to_itself(&error) {
+            // A read that no other member takes part in has the term in its answer.
+            let alone = GetOptions::new().with_serializable().with_keys_only();
+            if let Ok(answer) = self.client.kv_client().get(self.keys.base(), Some(alone)).await
+                && let Some(header) = answer.header()
+            {
+                self.state.saw_term(header.raft_term());
+            }
+        }
+        // Also a refusal is an answer.
+        !failure::ends_connection(&error)
     }
 }
 

@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::config::{Host, Secret, Tls};
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::keys::Keys;
 use crate::leases::Kept;
 use crate::line::Line;
@@ -34,6 +34,9 @@ pub(crate) struct Settings {
 
 /// How long a request that failed with its connection rests before it is repeated on another one.
 pub(crate) const PAUSE: Duration = Duration::from_millis(20);
+
+/// How long members that have no leader are left alone before they are asked again.
+const ELECTION: Duration = Duration::from_millis(100);
 
 /// What all clones of a client share.
 pub(crate) struct Session {
@@ -111,6 +114,11 @@ impl Session {
 
     /// Does `work`, which may be done twice, on the connection, within the time that one operation may take; again, with another member,
     /// as often as the connection ends under it.
+    ///
+    /// What changes something may be done twice because each transaction compares, or can only change, the claim's own key: a claim is put
+    /// where no key of its name is, or not under its own; a repeat finds the first one's key, and has it. A release deletes the
+    /// claim's own key, which no other claim has while it may be on its way, and other deletions name the create revision. A lease that
+    /// was made twice ends by itself.
     pub(crate) async fn on_link<T, F>(
         &self,
         operation: &'static str,
@@ -163,12 +171,24 @@ impl Session {
         }
     }
 
-    /// The connection; if there is none, or it is broken, a new one.
+    /// The connection; if there is none, or it is broken, a new one. Waits for an election, for most of an operation's time: what is left
+    /// when that is over is for telling why.
     pub(crate) async fn link(&self) -> Result<Arc<Link>, Failure> {
-        if self.is_closed() {
-            return Err(LockError::Closed.into());
+        let began = self.clock.now();
+        loop {
+            if self.is_closed() {
+                return Err(LockError::Closed.into());
+            }
+            match self.line.link().await {
+                Err(failure)
+                    if failure::awaits_an_election(&failure)
+                        && self.clock.now().since(began) < self.settings.op_timeout * 3 / 4 =>
+                {
+                    sleep(ELECTION).await;
+                }
+                linked => return linked,
+            }
         }
-        self.line.link().await
     }
 
     /// Connects, and finds out whether the user may read and write what locks need.

@@ -1,7 +1,7 @@
 //! Whether the answers of a connection are all of one state.
 
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use etcd_client::ResponseHeader;
 
@@ -15,12 +15,34 @@ pub(crate) struct State {
     /// The numbers of cluster and member.
     of: OnceLock<(u64, u64)>,
     revision: AtomicI64,
+    /// The highest term of Raft; zero until one is known.
+    term: AtomicU64,
+    /// How often the leader was seen to have changed, or to be missing.
+    leader_changes: AtomicU64,
 }
 
 impl State {
     /// The highest revision that was seen.
     pub(crate) fn revision(&self) -> i64 {
         self.revision.load(Ordering::Acquire)
+    }
+
+    /// Records the term that the member is in. Each leader has another, higher one.
+    pub(crate) fn saw_term(&self, term: u64) {
+        let before = self.term.fetch_max(term, Ordering::AcqRel);
+        if before != 0 && before < term {
+            self.saw_leader_change();
+        }
+    }
+
+    /// Records that the member has no leader, or a new one.
+    pub(crate) fn saw_leader_change(&self) {
+        self.leader_changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// How often the leader was seen to have changed, or to be missing.
+    pub(crate) fn leader_changes(&self) -> u64 {
+        self.leader_changes.load(Ordering::Acquire)
     }
 
     /// Takes note of an answer to a request that was sent when the highest revision was `before`, or says why it is of another state.
@@ -47,6 +69,7 @@ impl State {
             ));
         }
         self.revision.fetch_max(revision, Ordering::AcqRel);
+        self.saw_term(header.raft_term());
         Ok(())
     }
 }

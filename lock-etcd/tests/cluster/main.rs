@@ -8,6 +8,8 @@ mod peers;
 #[path = "../server/mod.rs"]
 mod server;
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use conformance_tests::servers::{Data, EtcdCluster};
@@ -302,6 +304,103 @@ async fn requests_go_to_another_member_when_the_one_that_is_used_stops() {
     assert!(trying.unwrap().is_some());
     assert!(waiting.unwrap().is_held());
     world.cluster.members()[at].resume().await.unwrap();
+}
+
+/// Takes and releases a lock until `over` is set, with one client for all turns or with one for each, and returns how long the slowest
+/// request took.
+async fn take_own_turns(
+    config: EtcdConfig,
+    name: String,
+    keeps: bool,
+    turns: Arc<AtomicUsize>,
+    over: Arc<AtomicBool>,
+) -> Duration {
+    const TTL: Duration = Duration::from_secs(3);
+    let connected = || lock_core::Locks::new(config.clone().connect_lazy().unwrap());
+    let (mut locks, mut slowest) = (connected(), Duration::ZERO);
+    while !over.load(Ordering::SeqCst) {
+        let asked = Instant::now();
+        let guard = locks.lock(&name).ttl(TTL).wait_for(PATIENCE).await;
+        let acquired = asked.elapsed();
+        let guard = guard.unwrap_or_else(|error| panic!("{name} is acquired after {acquired:?}: {error}"));
+        let asked = Instant::now();
+        let outcome = guard.release().await;
+        let released = asked.elapsed();
+        match outcome {
+            Ok(ReleaseOutcome::Released) => {}
+            // The leader that was killed was the client's own member, and had carried it out.
+            Err(error)
+                if error
+                    .to_string()
+                    .contains("whether it was held to the end is not known") =>
+            {
+                println!("{name}: {error}");
+            }
+            other => panic!("{name} is released after {released:?}: {other:?}"),
+        }
+        slowest = slowest.max(acquired).max(released);
+        if !keeps {
+            // What is not revoked ends by itself.
+            let _ = std::mem::replace(&mut locks, connected()).shutdown().await;
+        }
+        turns.fetch_add(1, Ordering::SeqCst);
+    }
+    slowest
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_under_way_when_the_leader_is_killed_is_done_by_its_successor() {
+    const CLIENTS: usize = 8;
+    const KILLS: usize = 3;
+    let world = World::start().await;
+    for kill in 0..KILLS {
+        let (leader, _) = world.agreed().await;
+        let over = Arc::new(AtomicBool::new(false));
+        let turns: [Arc<AtomicUsize>; CLIENTS] = Default::default();
+        let mut clients = tokio::task::JoinSet::new();
+        for (number, turns) in turns.iter().enumerate() {
+            let config = world.from(leader + number);
+            let config = match number % 4 {
+                3 => config.op_timeout(Duration::from_secs(15)),
+                _ => config,
+            };
+            let name = format!("own/{number}");
+            clients.spawn(take_own_turns(
+                config,
+                name,
+                number % 2 == 0,
+                Arc::clone(turns),
+                Arc::clone(&over),
+            ));
+        }
+        let counts = || turns.each_ref().map(|turns| turns.load(Ordering::SeqCst));
+        let mut more = async || {
+            let before = counts();
+            until(async || {
+                if let Some(ended) = clients.try_join_next() {
+                    ended.unwrap();
+                }
+                counts().iter().zip(before).all(|(now, before)| *now > before + 1)
+            })
+            .await;
+        };
+        more().await;
+        let member = &world.cluster.members()[leader];
+        member.kill().await.unwrap();
+        let killed = Instant::now();
+        if kill > 0 {
+            // Back before the others notice.
+            member.restart(Data::Kept).await.unwrap();
+        }
+        more().await;
+        println!("all go on {:?} after the kill", killed.elapsed());
+        over.store(true, Ordering::SeqCst);
+        let slowest = clients.join_all().await.into_iter().max();
+        println!("the slowest request took {slowest:?}");
+        if kill == 0 {
+            member.restart(Data::Kept).await.unwrap();
+        }
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
