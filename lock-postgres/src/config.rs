@@ -155,6 +155,8 @@ impl PostgresConfig {
     }
 
     /// The schema that the counter of tokens lives in, `fencelock` if not set. Made at the first connect if the role may.
+    /// The same for all clients of a lock: with another schema they exclude each other, but their tokens come from another counter
+    /// and may fall. What keeps locks apart is the [`namespace`](Self::namespace).
     #[must_use]
     pub fn schema(mut self, schema: impl Into<String>) -> Self {
         self.schema = schema.into();
@@ -211,8 +213,8 @@ impl PostgresConfig {
 
     /// Says that the pooler between, if there is one, gives each client a session of its own until the client disconnects,
     /// and cleans it up before it gives it to another: PgBouncer with `pool_mode = session` and `server_reset_query =
-    /// DISCARD ALL`. Every other pooler lets two hold the same lock; that cannot be found out from outside for certain, so
-    /// a pooler is refused unless this is set. Statements still make sure that they reach their session.
+    /// DISCARD ALL`. Any other mode may let two hold the same lock; that cannot be found out from outside for certain, so
+    /// a pooler that is noticed is refused unless this is set. Statements still make sure that they reach their session.
     #[must_use]
     pub fn session_pooler(mut self, is_one: bool) -> Self {
         self.session_pooler = is_one;

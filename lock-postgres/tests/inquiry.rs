@@ -13,7 +13,7 @@ use lock_core::{DistributedLock, Holder, LockError, Locks, LossReason};
 use lock_postgres::tokio_postgres::NoTls;
 use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 use server::proxy::Proxy;
-use server::{PATIENCE, Server, claim, granted, in_time, name};
+use server::{PATIENCE, Server, claim, granted, in_time, is_busy, name};
 
 const TTL: Duration = Duration::from_secs(20);
 
@@ -106,6 +106,9 @@ async fn another_client_sees_names_tokens_labels_and_times() {
     let elsewhere = server.config().namespace("elsewhere").connect().await.unwrap();
     assert_eq!(elsewhere.list("").await.unwrap(), []);
     assert_eq!(elsewhere.holder(&name("c")).await.unwrap(), None);
+    // With another schema it is the same lock.
+    let schema = server.config().schema("elsewhere").connect().await.unwrap();
+    assert!(is_busy(&schema, &claim("c", TTL)).await);
     // What clients take turns by while they open sessions is nobody's lock.
     let mark: String = server
         .value("SELECT split_part(application_name, ' ', 2) FROM pg_stat_activity WHERE application_name LIKE 'fencelock %' ORDER BY backend_start LIMIT 1")
