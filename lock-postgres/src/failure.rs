@@ -76,15 +76,17 @@ impl Failure {
         }
     }
 
-    /// Whether the server has no room for another session or lock.
+    /// Whether the server has no room for another session.
     pub(crate) fn is_about_room(&self) -> bool {
         if let Self::Several(failures) = self {
             return failures.iter().any(|(_, failure)| failure.is_about_room());
         }
-        matches!(
-            self.code(),
-            Some(&SqlState::TOO_MANY_CONNECTIONS | &SqlState::OUT_OF_MEMORY)
-        )
+        self.code() == Some(&SqlState::TOO_MANY_CONNECTIONS)
+    }
+
+    /// Whether the same statement may fare better later: it was cancelled, or the server's table of locks is full.
+    pub(crate) fn may_pass(&self) -> bool {
+        self.is_limit() || self.code() == Some(&SqlState::OUT_OF_MEMORY)
     }
 
     /// Whether a statement named, by its number, something that is not there any more.

@@ -191,7 +191,7 @@ impl Sessions {
     async fn inquire(self: &Arc<Self>, locks: &str, question: Question) -> Result<(Rows, Answers), Failure> {
         let session = match self.any().await {
             Ok(session) => session,
-            Err(failure) => match self.witness().filter(|_| failure.is_about_room()) {
+            Err(failure) => match self.pool.beside(|_| failure.is_about_room()) {
                 Some(session) => return self.inquire_in(&session, locks, question).await,
                 None => return Err(failure),
             },

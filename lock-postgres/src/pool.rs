@@ -117,7 +117,7 @@ impl Pool {
     fn free(sessions: &[Arc<Session>], ttl: Duration, also: impl Fn(&Session) -> bool) -> Found {
         let mut free = sessions
             .iter()
-            .filter(|session| session.is_free() && also(session) && session.is_useful());
+            .filter(|session| session.is_free() && !session.is_stale() && also(session) && session.is_useful());
         let Some(first) = free.next() else {
             return Found::Nothing;
         };
@@ -130,11 +130,15 @@ impl Pool {
         }
     }
 
-    /// The session, for one more statement beside what it carries; none if something may have it to itself.
-    pub(crate) fn carry_beside(&self, session: &Arc<Session>) -> Option<Carried> {
-        let _sessions = self.lock();
-        let usable = session.is_useful() && !session.is_alone() && !session.is_silent();
-        usable.then(|| session.carry())
+    /// The first session that matches, for one more statement beside what it carries; none that something has to itself.
+    pub(crate) fn beside(&self, matches: impl Fn(&Arc<Session>) -> bool) -> Option<Carried> {
+        let sessions = self.lock();
+        let fits = |session: &&Arc<Session>| !session.is_alone() && !session.is_silent() && !session.is_over();
+        sessions
+            .iter()
+            .filter(fits)
+            .find(|session| matches(session))
+            .map(Session::carry)
     }
 
     /// Whether there is a session that is in use by attempts alone.

@@ -339,12 +339,16 @@ impl Session {
 
     /// Takes that back, in the order of the messages.
     pub(crate) async fn end_wait(&self, key: i64, slot: u32) {
-        if let Err(failure) = self.ask_now(&commands::end_wait(&self.proof, key, slot)).await
-            && !self.is_over()
-        {
-            tracing::debug!(?failure, key = %shown(key), "what shows a wait could not be taken back");
-            self.stale.store(true, Ordering::Release);
+        let sql = commands::end_wait(&self.proof, key, slot);
+        for _ in 0..2 {
+            match self.ask_now(&sql).await {
+                Err(failure) if !self.is_over() => {
+                    tracing::debug!(?failure, key = %shown(key), "what shows a wait could not be taken back");
+                }
+                _ => return,
+            }
         }
+        self.make_stale();
     }
 
     /// Wakes another of those who wait for the lock, if it is free. Only while the client does not hold it: it is taken for that.
@@ -439,8 +443,16 @@ impl Session {
         self.stale.load(Ordering::Acquire)
     }
 
+    /// What is left on it of waits that have ended goes with it, as soon as it carries nothing.
     pub(crate) fn make_stale(&self) {
         self.stale.store(true, Ordering::Release);
+        self.end_if_stale();
+    }
+
+    fn end_if_stale(&self) {
+        if self.is_stale() && self.carries() == 0 {
+            self.wire.end();
+        }
     }
 
     /// Starts what keeps an unused session for a while, and ends one whose lease is over.
@@ -509,6 +521,7 @@ impl Drop for Carried {
             session.alone.store(false, Ordering::Release);
         } else {
             session.carried.fetch_sub(1, Ordering::AcqRel);
+            session.end_if_stale();
         }
     }
 }

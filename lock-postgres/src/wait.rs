@@ -40,14 +40,15 @@ const DISTANT_LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::f
 const LEAVES: usize = 4;
 
 impl Sessions {
-    /// The first look of a claim that waits. `None`: the server has no connection left, or the look was cancelled.
+    /// The first look of a claim that waits. `None`: the server has no connection left, its table of locks is full, or the look was
+    /// cancelled.
     pub(crate) async fn look_first(
         self: &Arc<Self>,
         claim: &Claim,
         unwanted: &CancellationToken,
     ) -> Result<Option<Attempt>, Failure> {
         match self.look(claim, unwanted).await {
-            Err(failure) if failure.is_about_room() || failure.is_limit() => Ok(None),
+            Err(failure) if failure.is_about_room() || failure.may_pass() => Ok(None),
             looked => looked.map(Some),
         }
     }
@@ -92,7 +93,7 @@ impl Sessions {
                     last = Some(failure);
                 }
                 // A look that was cancelled, or that others kept waiting: the next one may not be.
-                Err(failure) if failure.is_limit() => last = Some(failure),
+                Err(failure) if failure.may_pass() => last = Some(failure),
                 // One session may have ended unnoticed, with all others.
                 Err(failure @ Failure::Ended) if failed => return Err(failure),
                 Err(Failure::Ended) => failed = true,
@@ -154,7 +155,7 @@ impl Sessions {
     async fn pass_on(&self, session: &Arc<Session>, key: i64) {
         let mut turn = self.holdings.turn(key).await;
         if turn.held().is_none()
-            && let Some(session) = self.pool.carry_beside(session)
+            && let Some(session) = self.pool.beside(|other| Arc::ptr_eq(other, session))
         {
             session.pass_on(key).await;
         }

@@ -197,6 +197,21 @@ async fn a_full_table_of_locks_is_unavailable_and_keeps_what_is_held() {
     is_unavailable(&error, "max_locks_per_transaction");
     assert!(guards.iter().all(lock_core::LockGuard::is_held));
     println!("{} locks fit", guards.len());
+    // That is no lack of connections: a session that cannot be begun for it is not tried again and again.
+    drop(guards.split_off(guards.len() - 5));
+    server.until_locks(i64::try_from(guards.len()).unwrap(), PATIENCE).await;
+    server.run_sql("UPDATE fencelock.counter SET era = ''").await;
+    let plain = server.plain().await;
+    while plain
+        .batch_execute(&format!("SELECT pg_advisory_lock({})", fastrand::i64(..)))
+        .await
+        .is_ok()
+    {}
+    let errors = || server.log().matches("out of shared memory").count();
+    let before = errors();
+    is_unavailable(&refusal(server.config()).await, "max_locks_per_transaction");
+    assert_eq!(errors() - before, 1);
+    drop(plain);
     guards.pop().unwrap().release().await.unwrap();
     locks.lock("one more").no_wait().await.unwrap().release().await.unwrap();
 }
@@ -270,4 +285,26 @@ async fn what_is_unsafe_is_refused_at_each_connect_unless_it_is_allowed() {
     is_unsafe(&error, "CACHE 1");
     server.run_sql("ALTER SEQUENCE fencelock.token CACHE 1").await;
     granted(&lock, &claim("a", TTL)).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_whose_lock_is_not_to_be_renewed_is_asked_nothing_even_if_there_is_no_other() {
+    let server = Server::with(&[
+        "max_connections=6",
+        "superuser_reserved_connections=0",
+        "log_statement=all",
+        "log_line_prefix=[%p] ",
+    ]);
+    let config = server.config().op_timeout(Duration::from_secs(4));
+    let lock = config.connect().await.unwrap();
+    let grant = granted(&lock, &claim("a", PATIENCE).with_own_lease()).await;
+    let session = server.sessions().await[0];
+    let mut others = Vec::new();
+    while let Ok((client, connection)) = server.login().connect(NoTls).await {
+        tokio::spawn(connection);
+        others.push(client);
+    }
+    assert!(lock.holder(grant.claim.name()).await.is_err());
+    let asked = format!("[{session}] LOG:  statement: SELECT l.pid");
+    assert!(!server.log().contains(&asked), "it lengthened the lock");
 }

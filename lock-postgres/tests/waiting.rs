@@ -340,3 +340,45 @@ async fn a_waiter_that_is_granted_the_lock_wakes_no_other() {
         "wake-ups were passed on by those who were granted the lock"
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_on_which_a_wait_could_not_be_shown_ends_with_the_last_lock_that_it_carries() {
+    let server = Server::start();
+    let (holder, lock) = (server.client().await, server.client().await);
+    granted(&holder, &claim("a", 2 * PATIENCE)).await;
+    let kept = claim("kept", TTL);
+    granted(&lock, &kept).await;
+    let before = server.sessions().await;
+    // What waits are shown by: with it locked, one cannot be shown, and what came of it is not known.
+    let (plain, key) = (server.plain().await, lock.key(&server::name("a")));
+    let shown = format!("({}, {})", (key >> 32) as i32, key as i32);
+    plain
+        .batch_execute(&format!("SELECT pg_advisory_lock{shown}"))
+        .await
+        .unwrap();
+    let waiter = lock.clone();
+    let waiting = tokio::spawn(async move { waiter.acquire(&claim("a", TTL), soon()).await });
+    let start = Instant::now();
+    while !server.log().contains("canceling statement due to lock timeout") {
+        assert!(start.elapsed() < PATIENCE, "the wait was shown");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    waiting.abort();
+    plain
+        .batch_execute(&format!("SELECT pg_advisory_unlock{shown}"))
+        .await
+        .unwrap();
+    lock.release(&kept).await.unwrap();
+    let start = Instant::now();
+    while server
+        .sessions()
+        .await
+        .iter()
+        .filter(|pid| before.contains(pid))
+        .count()
+        == before.len()
+    {
+        assert!(start.elapsed() < PATIENCE, "what shows a wait that has ended is left");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
