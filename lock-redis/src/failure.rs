@@ -25,6 +25,11 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// Whether the connection ended under a request, which may have been carried out.
+    pub(crate) fn is_lost_connection(&self) -> bool {
+        matches!(self, Self::Redis(error) if error.is_connection_dropped())
+    }
+
     /// What the caller is told.
     pub(crate) fn explain(self, operation: &'static str) -> LockError {
         match self {

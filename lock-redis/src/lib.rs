@@ -117,8 +117,7 @@ impl DistributedLock for RedisLock {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         let asking = async {
-            let link = self.session.link().await?;
-            let (answer, _) = self.session.ask_for(&link, claim, false).await?;
+            let answer = self.session.try_for(claim).await?;
             self.session.attempt(answer).await
         };
         self.session.limited("acquire", asking).await

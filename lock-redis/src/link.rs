@@ -31,8 +31,7 @@ pub(crate) struct Link {
     /// When the server was last heard, in nanoseconds since the opening.
     heard: Arc<AtomicU64>,
     time: Mutex<ServerTime>,
-    /// When the server's settings are looked at next, in seconds since the opening.
-    next_look: AtomicU64,
+    next_look: Due,
     /// Whether a warning has been logged about what was seen then.
     warned: AtomicBool,
     probing: AtomicBool,
@@ -42,9 +41,6 @@ pub(crate) struct Link {
 
 /// Whoever gives up sooner than that had no time for an answer.
 const IMPATIENCE: Duration = Duration::from_millis(20);
-
-/// What is asked of the server about itself.
-const SECTIONS: [&str; 3] = ["server", "replication", "memory"];
 
 /// Between two looks at the settings of a server that are made beside renewals.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
@@ -95,10 +91,7 @@ impl Link {
         con.subscribe(channel).await?;
         let sent = clock.now();
         let mut questions = Pipeline::new();
-        for section in SECTIONS {
-            questions.cmd("INFO").arg(section);
-        }
-        questions.cmd("TIME");
+        questions.cmd("INFO").cmd("TIME");
         if settings.database != 0 {
             questions.cmd("SELECT").arg(settings.database);
         }
@@ -107,7 +100,7 @@ impl Link {
             .await?
             .into_iter();
         // What a Sentinel or a node of a cluster is asked after this, it does not understand.
-        let server = Server::read(&read_sections(&mut answers)?);
+        let server = Server::read(&read::<String>(&mut answers)?);
         server.check(settings.allow_unsafe, was_primary.load(Ordering::Acquire))?;
         let time: (u64, u64) = read(&mut answers)?;
         if settings.database != 0 {
@@ -126,7 +119,7 @@ impl Link {
             clock,
             opened,
             heard,
-            next_look: AtomicU64::new(0),
+            next_look: Due::default(),
             warned: AtomicBool::new(false),
             probing: AtomicBool::new(false),
             patience: settings.op_timeout,
@@ -183,27 +176,15 @@ impl Link {
 
     /// What the server says of itself now.
     pub(crate) async fn look(self: &Arc<Self>) -> Result<Server, Failure> {
-        let mut info = String::new();
-        for section in SECTIONS {
-            let answer = self.ask(redis::cmd("INFO").arg(section)).await?;
-            info += &redis::from_redis_value::<String>(answer).map_err(|_| Failure::Nonsense)?;
-        }
+        let answer = self.ask(&redis::cmd("INFO")).await?;
+        let info: String = redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)?;
         Ok(Server::read(&info))
     }
 
     /// Looks at the server's settings once more, beside other requests: with the first renewal on this connection, and then
     /// at most once a minute. They can be changed while it runs. What is unsafe now is logged as a warning, once.
     pub(crate) fn look_again(self: &Arc<Self>) {
-        let now = self.clock.now().since(self.opened).as_secs();
-        let due = self.next_look.load(Ordering::Acquire);
-        let next = now + LOOK_EVERY.as_secs();
-        let is_ours = || {
-            let taken = self
-                .next_look
-                .compare_exchange(due, next, Ordering::AcqRel, Ordering::Acquire);
-            taken.is_ok()
-        };
-        if now < due || !is_ours() {
+        if !self.next_look.take(self.clock.now().since(self.opened)) {
             return;
         }
         let link = Arc::clone(self);
@@ -272,9 +253,19 @@ fn read<T: FromRedisValue>(answers: &mut impl Iterator<Item = Value>) -> Result<
     redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)
 }
 
-fn read_sections(answers: &mut impl Iterator<Item = Value>) -> Result<String, Failure> {
-    let sections: Result<Vec<String>, Failure> = SECTIONS.iter().map(|_| read(answers)).collect();
-    Ok(sections?.concat())
+/// When the server's settings are looked at next, in seconds since the opening: at once, and then every [`LOOK_EVERY`].
+#[derive(Default)]
+struct Due(AtomicU64);
+
+impl Due {
+    /// Whether it is time; if so, for the caller alone.
+    fn take(&self, since_opened: Duration) -> bool {
+        let now = since_opened.as_secs();
+        let due = self.0.load(Ordering::Acquire);
+        let next = now + LOOK_EVERY.as_secs();
+        let taken = || self.0.compare_exchange(due, next, Ordering::AcqRel, Ordering::Acquire);
+        now >= due && taken().is_ok()
+    }
 }
 
 /// A question that is under way.
@@ -349,4 +340,18 @@ fn unwelcome(settings: &Settings, error: RedisError) -> Failure {
 /// The connection was not there in time.
 pub(crate) fn no_connection(limit: Duration) -> LockError {
     LockError::no_answer("connecting", limit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_are_looked_at_with_the_first_renewal_and_then_once_a_minute() {
+        let due = Due::default();
+        let looks: Vec<u64> = (3..200)
+            .filter(|&second| due.take(Duration::from_secs(second)))
+            .collect();
+        assert_eq!(looks, [3, 63, 123, 183]);
+    }
 }

@@ -87,6 +87,22 @@ impl Session {
         }
     }
 
+    /// Asks for the lock without waiting for it; once more if the connection ends under the request.
+    pub(crate) async fn try_for(&self, claim: &Claim) -> Result<Answer, Failure> {
+        let asked = self.ask_for(&self.link().await?, claim, false).await;
+        if !asked.as_ref().is_err_and(Failure::is_lost_connection) {
+            return Ok(asked?.0);
+        }
+        // If the first request was carried out, the same owner gets the same token.
+        let link = self.link().await?;
+        let (answer, _) = self.ask_for(&link, claim, false).await?;
+        if let Answer::Busy(_) = answer {
+            // The first request may have been carried out after the second.
+            self.release_on(&link, claim).await?;
+        }
+        Ok(answer)
+    }
+
     pub(crate) async fn renew_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Renewal, Failure> {
         let (owner, ttl) = (claim.owner().to_string(), millis(claim.ttl()));
         let mut round_trip = Duration::ZERO;

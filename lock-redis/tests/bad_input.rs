@@ -99,7 +99,7 @@ async fn a_server_older_than_6_2_is_refused() {
     let six = [
         "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n",
         ">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
-        &format!("{info}{info}{info}*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"),
+        &format!("{info}*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"),
     ];
     for answers in [&[before_6] as &[&str], &six] {
         let serving = async {

@@ -191,6 +191,31 @@ async fn a_push_that_was_lost_with_its_connection_is_made_up_for() {
 }
 
 #[tokio::test]
+async fn a_try_whose_connection_is_cut_is_repeated_and_draws_one_token() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port()).await;
+    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LONG);
+    let lock = config.connect().await.unwrap();
+    // The script is known then, so that one request is all that it takes.
+    granted(&lock, &claim("warm", LONG)).await;
+    let wanted = claim("n", LONG);
+    proxy.hold_answers();
+    let trying = tokio::spawn({
+        let (lock, wanted) = (lock.clone(), wanted.clone());
+        async move { lock.try_acquire(&wanted).await }
+    });
+    server.until_locked("n", true).await;
+    proxy.cut();
+    proxy.pass();
+    let grant = trying.await.unwrap().unwrap().granted().unwrap();
+    assert_eq!(
+        server.command::<String>("GET {fencelock:n}:fence").await,
+        grant.token.to_string()
+    );
+    assert_eq!(lock.release(&wanted).await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
 async fn a_wait_goes_on_when_its_connection_is_cut() {
     let server = Server::start();
     let (lock, proxy) = by_proxy(&server).await;
