@@ -182,7 +182,7 @@ impl Sessions {
         };
         let releasing = Unfinished::on(&holding.session);
         let released = holding.session.release(key).await;
-        releasing.is_done();
+        releasing.done();
         match released {
             Ok(unlocked) => {
                 if unlocked.woke {
@@ -244,7 +244,7 @@ impl Sessions {
         };
         let drawing = Unfinished::on(&holding.session);
         let drawn = self.draw(&holding.session).await;
-        drawing.is_done();
+        drawing.done();
         match drawn {
             Ok(drawn) => {
                 let Holding {

@@ -129,7 +129,7 @@ impl Sessions {
         let patience = millis(limit / 2);
         let raising = Unfinished::on(&raiser);
         let raised = raiser.ask(&format!("SET LOCAL lock_timeout = {patience}; {sql}")).await;
-        raising.is_done();
+        raising.done();
         let ceiling = match raised {
             Ok(rows) => rows.one()?.number(0)?,
             Err(failure) => {

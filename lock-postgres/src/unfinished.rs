@@ -12,7 +12,7 @@ impl Unfinished {
         Self(Some(Arc::clone(session)))
     }
 
-    pub(crate) fn is_done(mut self) {
+    pub(crate) fn done(mut self) {
         self.0 = None;
     }
 }
