@@ -233,10 +233,6 @@ impl Held {
         &self.core
     }
 
-    pub(crate) fn claim(&self) -> &Claim {
-        &self.grant.claim
-    }
-
     pub(crate) fn lease(&self) -> &Lease {
         &self.grant.lease
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
 use tokio::sync::Notify;
@@ -76,7 +76,8 @@ pub struct Revoker(Arc<Cell>);
 struct Cell {
     code: AtomicU8,
     notify: Notify,
-    alarm: OnceLock<Arc<Alarm>>,
+    /// What to raise, and the lease that it is about.
+    alarm: OnceLock<(Arc<Alarm>, u64)>,
 }
 
 impl Revocation {
@@ -92,11 +93,17 @@ impl Revocation {
         Revoker(Arc::clone(&self.0))
     }
 
-    /// Has `alarm` raised when it fires, or now if it has fired already.
-    pub(crate) fn alarm(&self, alarm: &Arc<Alarm>) {
-        let _ = self.0.alarm.set(Arc::clone(alarm));
+    /// Tells it from all others that are alive.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0).addr()
+    }
+
+    /// Has `alarm` raised when it fires, or now if it has fired already, for that lease or a guard on it.
+    pub(crate) fn alarm(&self, alarm: &Arc<Alarm>, lease: u64) {
+        let _ = self.0.alarm.set((Arc::clone(alarm), lease));
+        fence(Ordering::SeqCst);
         if self.reason().is_some() {
-            alarm.revoked();
+            alarm.revoked(lease, self.id());
         }
     }
 
@@ -104,7 +111,7 @@ impl Revocation {
     pub(crate) fn fire(&self, reason: LossReason) -> bool {
         let first = self.fire_quietly(reason);
         if first {
-            self.0.raise();
+            raise(&self.0);
         }
         first
     }
@@ -139,18 +146,20 @@ impl Revoker {
     /// Revokes for that reason. Later calls change nothing.
     pub fn revoke(&self, reason: LossReason) {
         if self.0.fire(reason) {
-            self.0.raise();
+            raise(&self.0);
         }
     }
 }
 
-impl Cell {
-    fn raise(&self) {
-        if let Some(alarm) = self.alarm.get() {
-            alarm.revoked();
-        }
+fn raise(cell: &Arc<Cell>) {
+    // So that this look and the one in `alarm` do not both miss the other's write.
+    fence(Ordering::SeqCst);
+    if let Some((alarm, lease)) = cell.alarm.get() {
+        alarm.revoked(*lease, Arc::as_ptr(cell).addr());
     }
+}
 
+impl Cell {
     fn fire(&self, reason: LossReason) -> bool {
         let first = self
             .code

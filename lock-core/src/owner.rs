@@ -13,9 +13,6 @@ use uuid::Uuid;
 pub struct OwnerId(Uuid);
 
 impl OwnerId {
-    /// Sorts behind every owner that is ever made.
-    pub(crate) const MAX: Self = Self(Uuid::max());
-
     /// A fresh, random owner.
     #[must_use]
     pub fn random() -> Self {

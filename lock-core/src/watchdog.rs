@@ -7,7 +7,6 @@
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -16,7 +15,7 @@ use tokio::sync::Notify;
 use crate::ask::unbroken;
 use crate::engine::Core;
 use crate::guard::Held;
-use crate::{Lease, LockError, LossReason, OwnerId, Renewal, Stamp};
+use crate::{Lease, LockError, LossReason, Renewal, Stamp};
 
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
@@ -43,14 +42,23 @@ const LONGEST_COMPANY: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
     notify: Notify,
-    /// Whether something was revoked since the last look.
-    revoked: AtomicBool,
+    /// What was revoked since the last look: the lease, and the revocation, which is the lease's own or that of a guard on it.
+    revoked: Mutex<Vec<(u64, usize)>>,
 }
 
 impl Alarm {
-    pub(crate) fn revoked(&self) {
-        self.revoked.store(true, Ordering::Release);
+    pub(crate) fn revoked(&self, lease: u64, revocation: usize) {
+        self.lock().push((lease, revocation));
         self.notify.notify_one();
+    }
+
+    fn take_revoked(&self) -> Vec<(u64, usize)> {
+        std::mem::take(&mut self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<(u64, usize)>> {
+        // Nothing here panics while holding the mutex.
+        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -59,7 +67,7 @@ struct State {
     leases: HashMap<u64, Entry>,
     schedule: BTreeSet<(Stamp, u64)>,
     /// Guards that end at a set time.
-    limits: BTreeSet<(Stamp, OwnerId, u64)>,
+    limits: BTreeSet<(Stamp, usize, u64)>,
     /// Alive while the task is.
     task: Weak<()>,
 }
@@ -97,40 +105,40 @@ impl State {
     }
 }
 
-/// The guards that one lease keeps. Mostly it is one, which takes no map.
+/// The guards that one lease keeps, by their revocations. Mostly it is one, which takes no map.
 #[derive(Debug)]
 #[expect(clippy::box_collection, reason = "every lease would have the room for a map")]
 enum Guards {
     One(Arc<Held>),
-    Many(Box<HashMap<OwnerId, Arc<Held>>>),
+    Many(Box<HashMap<usize, Arc<Held>>>),
 }
 
 impl Guards {
     fn insert(&mut self, held: &Arc<Held>) {
         if let Self::One(first) = self {
-            let guards = HashMap::from([(first.claim().owner(), Arc::clone(first))]);
+            let guards = HashMap::from([(id(first), Arc::clone(first))]);
             *self = Self::Many(Box::new(guards));
         }
         if let Self::Many(guards) = self {
-            guards.insert(held.claim().owner(), Arc::clone(held));
+            guards.insert(id(held), Arc::clone(held));
         }
     }
 
     /// True if none is left.
-    fn remove(&mut self, owner: OwnerId) -> bool {
+    fn remove(&mut self, guard: usize) -> bool {
         match self {
-            Self::One(held) => held.claim().owner() == owner,
+            Self::One(held) => id(held) == guard,
             Self::Many(guards) => {
-                guards.remove(&owner);
+                guards.remove(&guard);
                 guards.is_empty()
             }
         }
     }
 
-    fn get(&self, owner: OwnerId) -> Option<&Arc<Held>> {
+    fn get(&self, guard: usize) -> Option<&Arc<Held>> {
         match self {
-            Self::One(held) => Some(held).filter(|held| held.claim().owner() == owner),
-            Self::Many(guards) => guards.get(&owner),
+            Self::One(held) => Some(held).filter(|held| id(held) == guard),
+            Self::Many(guards) => guards.get(&guard),
         }
     }
 
@@ -147,10 +155,11 @@ impl Watchdog {
     /// Starts to watch a guard, and with it its lease.
     pub(crate) fn watch(&self, held: &Arc<Held>) {
         let lease = held.lease();
-        held.grant().revocation().alarm(&self.alarm);
         let serial = lease.serial();
         let mut state = self.lock();
         let state = &mut *state;
+        // With the mutex: should it raise the alarm at once, the guard is there when it is looked for.
+        held.grant().revocation().alarm(&self.alarm, serial);
         let mut earlier = false;
         match state.leases.entry(serial) {
             Slot::Occupied(mut known) => {
@@ -171,7 +180,7 @@ impl Watchdog {
                 }
             }
             Slot::Vacant(new) => {
-                lease.revocation().alarm(&self.alarm);
+                lease.revocation().alarm(&self.alarm, serial);
                 let due = first_due(lease, held.renews());
                 state.schedule.insert((due, serial));
                 earlier = true;
@@ -183,7 +192,7 @@ impl Watchdog {
             }
         }
         if let Some(limit) = held.limit() {
-            state.limits.insert((limit, held.claim().owner(), serial));
+            state.limits.insert((limit, id(held), serial));
             earlier = true;
         }
         // A runtime that the user brought may have ended.
@@ -199,12 +208,12 @@ impl Watchdog {
         let serial = held.lease().serial();
         let mut state = self.lock();
         if let Some(limit) = held.limit() {
-            state.limits.remove(&(limit, held.claim().owner(), serial));
+            state.limits.remove(&(limit, id(held), serial));
         }
         let Some(entry) = state.leases.get_mut(&serial) else {
             return;
         };
-        if entry.guards.remove(held.claim().owner()) {
+        if entry.guards.remove(id(held)) {
             let due = entry.due;
             state.leases.remove(&serial);
             state.schedule.remove(&(due, serial));
@@ -235,19 +244,18 @@ impl Watchdog {
         let mut due = Vec::new();
         let nap = {
             let mut state = self.lock();
-            if self.alarm.revoked.swap(false, Ordering::AcqRel) {
-                let revoked = |held: &&Arc<Held>| held.grant().revoked().is_some();
-                lost.extend(
-                    state
-                        .leases
-                        .values()
-                        .flat_map(|e| e.guards.iter())
-                        .filter(revoked)
-                        .cloned(),
-                );
+            for (serial, revocation) in self.alarm.take_revoked() {
+                let Some(entry) = state.leases.get(&serial) else {
+                    continue;
+                };
+                if entry.lease.revocation().id() == revocation {
+                    lost.extend(entry.guards.iter().cloned());
+                } else {
+                    lost.extend(entry.guards.get(revocation).cloned());
+                }
             }
-            for &(_, owner, serial) in state.limits.range(..=(now, OwnerId::MAX, u64::MAX)) {
-                lost.extend(state.leases.get(&serial).and_then(|e| e.guards.get(owner)).cloned());
+            for &(_, guard, serial) in state.limits.range(..=(now, usize::MAX, u64::MAX)) {
+                lost.extend(state.leases.get(&serial).and_then(|e| e.guards.get(guard)).cloned());
             }
             while let Some(&(at, serial)) = state.schedule.first().filter(|(at, _)| *at <= now) {
                 state.schedule.remove(&(at, serial));
@@ -307,6 +315,11 @@ impl Watchdog {
         // Nothing here panics while holding the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Tells a guard from all others that are held.
+fn id(held: &Held) -> usize {
+    held.grant().revocation().id()
 }
 
 fn first_due(lease: &Lease, renews: bool) -> Stamp {

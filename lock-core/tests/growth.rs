@@ -1,0 +1,39 @@
+//! What a client does for one lock costs the same whatever else it holds.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+use std::time::{Duration, Instant};
+
+use lock_core::{Locks, MemoryLock};
+
+const LOSSES: usize = 200;
+
+/// The median time from a forced release until the holder is told and has let go, beside that many locks that share one lease.
+async fn loss_beside(held: usize) -> Duration {
+    let memory = MemoryLock::new().sharing_leases();
+    let locks = Locks::new(memory.client());
+    let mut guards = Vec::new();
+    for lock in 0..held {
+        guards.push(locks.lock(lock.to_string()).await.unwrap());
+    }
+    let mut times = Vec::new();
+    for guard in guards.drain(..LOSSES) {
+        let before = locks.stats().held;
+        let start = Instant::now();
+        memory.expire(guard.name());
+        while locks.stats().held == before {
+            tokio::task::yield_now().await;
+        }
+        times.push(start.elapsed());
+    }
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn a_loss_costs_no_more_beside_many_locks() {
+    let few = loss_beside(2_000).await;
+    let many = loss_beside(30_000).await;
+    println!("told within {few:?} beside 2 000 locks, within {many:?} beside 30 000");
+    assert!(many < 30 * few, "{few:?} and {many:?}");
+}
