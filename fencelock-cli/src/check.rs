@@ -30,7 +30,8 @@ pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure
         false => None,
     };
     let warnings = match connected {
-        true => locks.warnings().await.unwrap_or_default(),
+        true => (locks.warnings().await)
+            .unwrap_or_else(|error| vec![format!("the settings of the server could not be looked at: {error}")]),
         false => Vec::new(),
     };
     let capabilities = locks.capabilities();

@@ -18,7 +18,6 @@ const BATCH: usize = 100;
 impl Session {
     /// Sees in the background to what a lease keeps: what should have gone goes, and what is held is watched from now on.
     pub(crate) fn look_after(self: &Arc<Self>, link: &Arc<Link>, kept: &Arc<Kept>) {
-        self.keeps();
         if !kept.is_to_be_looked_after() {
             return;
         }

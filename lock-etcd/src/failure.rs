@@ -1,5 +1,7 @@
 //! What can go wrong with the server, and what to tell the caller.
 
+use std::time::Duration;
+
 use etcd_client::Error;
 use lock_core::{LockError, Source};
 use tonic::{Code, Status};
@@ -18,6 +20,8 @@ pub(crate) enum Failure {
     Etcd(Box<Error>),
     /// The connection ended under the request.
     Broken,
+    /// The member did not answer in the time that the shortest ttl of the client's leases leaves it, if there are leases.
+    Silent(Option<Duration>),
     /// Nothing was done: the server has come to ask for users, and the connection was made before. The next one logs in.
     Nameless,
     /// The answer is of another state of the cluster than those before it on the same connection.
@@ -42,6 +46,14 @@ impl Failure {
         match self {
             Self::Etcd(error) => explain(operation, *error),
             Self::Broken => unavailable(operation, "the connection to etcd ended"),
+            Self::Silent(None) => unavailable(operation, "the member of etcd that is used does not answer"),
+            Self::Silent(Some(ttl)) => {
+                let ttl = humantime::format_duration(ttl);
+                let why = format!(
+                    "the member of etcd that is used does not answer in the time that a ttl of {ttl} leaves it"
+                );
+                unavailable(operation, &why)
+            }
             Self::Nameless => unavailable(operation, "etcd has just come to ask for users"),
             Self::OtherState(why) => unavailable(operation, &why),
             Self::LeaseGone => unavailable(operation, "etcd ended the lease meanwhile"),
@@ -61,6 +73,12 @@ impl Failure {
 }
 
 impl Failure {
+    /// Whether a request whose connection it ended is repeated on another one.
+    pub(crate) fn is_worth_another_connection(&self) -> bool {
+        // Behind a proxy that leads to one member after the other, every connection ends in that way.
+        !matches!(self, Self::OtherState(_))
+    }
+
     /// Whether the server has no room.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::Etcd(error) if says(error, FULL))
@@ -359,6 +377,13 @@ pub(crate) fn again(error: &LockError) -> LockError {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_connection_that_leads_to_several_members_is_not_made_again_for_the_same_request() {
+        assert!(!Failure::OtherState("two members".to_owned()).is_worth_another_connection());
+        assert!(Failure::Broken.is_worth_another_connection());
+        assert!(Failure::Nameless.is_worth_another_connection());
+    }
 
     #[test]
     fn only_etcd_itself_can_keep_its_status_to_itself() {

@@ -1,12 +1,15 @@
 //! Who holds what, for people to see, and to end.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::sync::{Mutex, PoisonError};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{GetOptions, KeyValue, Txn};
-use lock_core::{Holder, LockName};
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use lock_core::{Holder, LockError, LockName};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use crate::MIN_TTL;
 use crate::failure::Failure;
@@ -14,6 +17,10 @@ use crate::link::Link;
 use crate::record;
 use crate::requests::{PAGE, head, kvs, text};
 use crate::session::Session;
+
+/// How many leases are asked about within the time that one operation may take, and how many at once.
+const LEASES: usize = 500;
+const AT_ONCE: usize = 64;
 
 /// The key that a forced release is about to delete.
 pub(crate) struct Begun {
@@ -79,16 +86,23 @@ impl Session {
         Ok(holder)
     }
 
-    /// Everything that is held under names that start with `prefix`.
-    pub(crate) async fn list_on(&self, link: &Link, prefix: &str) -> Result<Vec<Holder>, Failure> {
+    /// Everything that is held under names that start with `prefix`: as many requests as there are pages and hundreds of leases, each
+    /// within the time that one operation may take.
+    pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        const LISTING: &str = "listing locks";
         let keys = &self.settings().keys;
         let mut heads: BTreeMap<LockName, KeyValue> = BTreeMap::new();
-        let mut from = keys.locks(prefix).into_bytes();
-        let end = after(&from);
-        loop {
-            let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
-            let answer = link.get(from.clone(), options).await?;
-            for kv in answer.kvs() {
+        let first = keys.locks(prefix).into_bytes();
+        let end = after(&first);
+        let mut next = Some(first);
+        while let Some(from) = next {
+            let (from, end) = (&from, &end);
+            let reading = |link: Arc<Link>| async move {
+                let options = GetOptions::new().with_range(end.clone()).with_limit(PAGE);
+                link.get(from.clone(), options).await
+            };
+            let page = self.on_link(LISTING, reading).await?;
+            for kv in page.kvs() {
                 let Some(name) = keys.read(kv.key()).filter(|name| name.as_str().starts_with(prefix)) else {
                     continue;
                 };
@@ -102,30 +116,31 @@ impl Session {
                     Entry::Occupied(_) => {}
                 }
             }
-            match answer.kvs().last() {
-                Some(last) if answer.more() => {
-                    from = last.key().to_vec();
-                    from.push(0);
-                }
-                _ => break,
-            }
+            let last = page.kvs().last().filter(|_| page.more());
+            next = last.map(|last| [last.key(), &[0]].concat());
         }
-        let mut remaining = BTreeMap::new();
-        let mut holders = Vec::with_capacity(heads.len());
-        for kv in heads.values() {
-            let left = match remaining.get(&kv.lease()) {
-                Some(left) => *left,
-                None => {
-                    let left = self.remaining(link, kv.lease()).await?;
-                    remaining.insert(kv.lease(), left);
-                    left
-                }
+        let leases: BTreeSet<i64> = heads.values().map(KeyValue::lease).collect();
+        let leases: Vec<i64> = leases.into_iter().collect();
+        let mut remaining = HashMap::with_capacity(leases.len());
+        for some in leases.chunks(LEASES) {
+            let asking = |link: Arc<Link>| async move {
+                let link = &link;
+                let asked = some.to_vec().into_iter();
+                let asked =
+                    asked.map(|lease| async move { Ok::<_, Failure>((lease, self.remaining(link, lease).await?)) });
+                stream::iter(asked)
+                    .buffer_unordered(AT_ONCE)
+                    .try_collect::<Vec<_>>()
+                    .await
             };
-            let mut holder = self.holder_of(kv);
-            holder.remaining = left;
-            holders.push(holder);
+            remaining.extend(self.on_link(LISTING, asking).await?);
         }
-        Ok(holders)
+        let holders = heads.values().map(|kv| {
+            let mut holder = self.holder_of(kv);
+            holder.remaining = remaining.get(&kv.lease()).copied().flatten();
+            holder
+        });
+        Ok(holders.collect())
     }
 
     /// What of the cluster's set-up makes locks last longer than they should, or may refuse them later.
@@ -144,17 +159,42 @@ impl Session {
                  shorter ttl is free {least} s after its holder has died; lower election-timeout if that is too long"
             ));
         }
-        // Only one of them is used at a time, and the others when that one fails.
-        for host in &self.settings().hosts {
-            let opening = Link::open(self.settings(), host, self.patience().clone(), link.runtime().clone());
-            if let Err(failure) = opening.await {
-                warnings.push(format!(
-                    "etcd at {host} cannot be used: {}",
-                    failure.explain("connecting")
-                ));
-            }
+        // Some versions tell it to root only.
+        let members = link.client().cluster_client().member_list().await;
+        let members = members.map_or(0, |members| members.members().len());
+        if members > 1 {
+            // A lease is kept for one and a half of it at least, in whole seconds.
+            let election = least.ttl() as f64 / 1.5;
+            warnings.push(format!(
+                "this etcd has {members} members: at each change of its leader, the lock of a dead holder stays taken for one more ttl, from the \
+                 election on; an election takes one to two times the election-timeout, which is {election:.1} s here at most"
+            ));
         }
+        warnings.extend(self.unusable_hosts(link).await);
         Ok(warnings)
+    }
+
+    /// Only one of the endpoints is used at a time, and the others when that one fails: what is wrong with each of them, in their order.
+    async fn unusable_hosts(&self, link: &Link) -> Vec<String> {
+        // The rest of the time is for the other warnings.
+        let limit = self.settings().op_timeout / 2;
+        let mut looks = JoinSet::new();
+        for (at, host) in self.settings().hosts.iter().cloned().enumerate() {
+            let (settings, patience) = (self.settings().clone(), self.patience().clone());
+            let runtime = link.runtime().clone();
+            let look = async move {
+                let opening = Link::open(&settings, &host, patience, runtime);
+                let why = match timeout(limit, opening).await {
+                    Ok(Ok(_)) => return None,
+                    Ok(Err(failure)) => failure.explain("connecting"),
+                    Err(_) => LockError::no_answer("connecting", limit),
+                };
+                Some((at, format!("etcd at {host} cannot be used: {why}")))
+            };
+            looks.spawn_on(look, link.runtime());
+        }
+        let found: BTreeMap<_, _> = looks.join_all().await.into_iter().flatten().collect();
+        found.into_values().collect()
     }
 
     /// How long a lease is kept unless it is renewed; in whole seconds, as etcd tells it.

@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex as StdMutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{Error, LeaseGrantOptions, LeaseKeepAliveStream, LeaseKeeper, PutOptions, Txn, TxnOp};
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use lock_core::{Claim, Lease, LeaseId, LossReason, OwnerId, Renewal, Stamp};
 use tokio::sync::Mutex;
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use crate::failure::{self, Failure};
 use crate::link::Link;
@@ -239,7 +240,6 @@ impl Session {
         let kept = Kept::new(id, ttl, sent, Err(key), written);
         kept.watch(link, written + 1);
         self.table().add(&kept, Some(seconds), self.clock().now());
-        self.keeps();
         Ok(kept)
     }
 
@@ -260,11 +260,6 @@ impl Session {
         }
         self.table().add(&kept, None, self.clock().now());
         Ok(kept)
-    }
-
-    /// How long members may be silent follows from the leases that there are.
-    pub(crate) fn keeps(&self) {
-        self.patience().keeps(self.table().shortest(self.clock().now()));
     }
 
     /// The server knows it no more.
@@ -306,11 +301,14 @@ impl Session {
         let mut stream = slot.take().filter(|stream| stream.link == link.serial());
         let sent = self.clock().now();
         // A follower passes a keepalive on to the leader that it knows of when it comes, and goes on waiting for that one if it has
-        // stopped and there is another. So one that takes long is sent anew, over another stream.
+        // stopped and there is another. So one that takes long is sent anew, over another stream. The first answer counts, and all
+        // other streams are dropped.
         let beating = async {
+            let mut beats = FuturesUnordered::from_iter([kept.beat_over(link, stream.take())]);
             loop {
-                if let Ok(beaten) = timeout(kept.ttl / 10, kept.beat_over(link, stream.take())).await {
-                    return beaten;
+                tokio::select! {
+                    Some(beaten) = beats.next() => return beaten,
+                    () = sleep(kept.ttl / 10) => beats.push(kept.beat_over(link, None)),
                 }
             }
         };

@@ -219,9 +219,7 @@ impl DistributedLock for EtcdLock {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        let session = &self.session;
-        let asking = |link: Arc<Link>| async move { session.list_on(&link, prefix).await };
-        session.on_link("listing locks", asking).await
+        self.session.list(prefix).await
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

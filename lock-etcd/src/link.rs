@@ -196,7 +196,7 @@ impl Link {
             biased;
             answer = request => answer,
             () = self.broken() => return Err(Failure::Broken),
-            () = self.silence() => return Err(Failure::Broken),
+            () = self.silence() => return Err(Failure::Silent(self.patience.shortest(self.clock.now()))),
         };
         match answer {
             Ok(answer) => {
@@ -347,7 +347,7 @@ impl Link {
         let known = self.state.leader_changes();
         let (mut changed, mut longest) = (None, FIRST_PROBE);
         loop {
-            let limit = self.patience.limit();
+            let limit = self.patience.limit(self.clock.now());
             let before = longest.min(limit / 2);
             sleep(before.saturating_sub(self.clock.now().since(since))).await;
             longest = PROBE;

@@ -48,8 +48,7 @@ impl Session {
             match taken.kvs(0)?.first() {
                 Some(head) if is_of(head, claim) || head.key() == key.as_bytes() => {
                     // Asked for again: with a full ttl.
-                    if self.stands(link, claim, &key, &kept, head).await? {
-                        let base = record::base(head.value()).ok_or(Failure::Nonsense)?;
+                    if let Some(base) = self.stands(link, claim, &key, &kept, head).await? {
                         let life = (text(head.key())?, head.create_revision());
                         let grant = self.grant(link, claim, &kept, base, life, self.clock().now())?;
                         return Ok(Attempt::Granted(grant));
@@ -310,8 +309,8 @@ impl Session {
         Ok(())
     }
 
-    /// Whether what was found, which is under the claim's own key or has its owner, is the claim, with a token that rises, on a lease
-    /// that this client can count on from now for a full ttl. If not, it is deleted.
+    /// The base of what was found, which is under the claim's own key or has its owner, if that is the claim, with a token that rises, on
+    /// a lease that this client can count on from now for a full ttl. If not, it is deleted.
     pub(crate) async fn stands(
         &self,
         link: &Link,
@@ -319,28 +318,34 @@ impl Session {
         own: &str,
         kept: &Kept,
         found: &KeyValue,
-    ) -> Result<bool, Failure> {
+    ) -> Result<Option<u64>, Failure> {
+        let is_own = found.key() == own.as_bytes();
         // What another client put for the claim is taken over if the lease is the claim's: whoever releases that ends all of it.
-        let ours = found.key() == own.as_bytes() || claim.own_lease();
-        let token = record::base(found.value()).and_then(|base| tokens::token(base, found.create_revision()).ok());
-        // What it put may have been put in a state that had gone back.
-        let floor = match found.key() == own.as_bytes() {
-            true => self.table().floor(claim),
-            false => 0,
+        let ours = is_of(found, claim) && (is_own || claim.own_lease()) && found.lease() == kept.id();
+        let life = (text(found.key())?, found.create_revision());
+        let base = match record::base(found.value()) {
+            // This client was to write it, and that went wrong.
+            None if ours && is_own => {
+                let holds = record::holder(found.value(), life.1).acquired_at.is_some();
+                self.told_later(link, Put { claim, kept, holds }, life).await?
+            }
+            base => base,
         };
-        let rises = token.is_some_and(|token| token.get() > floor);
-        if is_of(found, claim) && ours && rises && found.lease() == kept.id() {
+        // What it put may have been put in a state that had gone back.
+        let floor = if is_own { self.table().floor(claim) } else { 0 };
+        let token = base.and_then(|base| tokens::token(base, life.1).ok());
+        if ours && token.is_some_and(|token| token.get() > floor) {
             match self.keep_alive(link, kept).await {
                 Ok(()) => {
                     self.table().found(claim);
-                    return Ok(true);
+                    return Ok(base);
                 }
                 Err(Failure::LeaseGone) => {}
                 Err(failure) => return Err(failure),
             }
         }
-        self.remove(link, text(found.key())?, found.create_revision()).await?;
-        Ok(false)
+        self.remove(link, life.0, life.1).await?;
+        Ok(None)
     }
 
     /// The key and when it was created make the grant. `asked` is when the claim was asked for; when the claim waited, when it

@@ -44,7 +44,7 @@ pub(crate) struct Session {
     clock: Clock,
     line: Line,
     patience: Patience,
-    table: Table,
+    table: Arc<Table>,
     closing: AtomicBool,
     /// Held by whoever makes a shared lease.
     making: Mutex<()>,
@@ -58,13 +58,14 @@ impl Session {
     /// Starts without a connection; the first request makes one.
     pub(crate) fn new(settings: Settings) -> Self {
         let settings = Arc::new(settings);
-        let patience = Patience::new(settings.op_timeout);
+        let table = Arc::new(Table::default());
+        let patience = Patience::new(settings.op_timeout, Arc::clone(&table));
         Self {
             line: Line::new(Arc::clone(&settings), patience.clone()),
             patience,
             settings,
             clock: Clock::system(),
-            table: Table::default(),
+            table,
             closing: AtomicBool::new(false),
             making: Mutex::new(()),
             highest: AtomicU64::new(0),
@@ -72,7 +73,7 @@ impl Session {
         }
     }
 
-    pub(crate) fn settings(&self) -> &Settings {
+    pub(crate) fn settings(&self) -> &Arc<Settings> {
         &self.settings
     }
 
@@ -248,8 +249,7 @@ impl Drop for Session {
 
 /// Whether a request that failed on that connection is repeated on the next one.
 pub(crate) fn is_worth_another(link: &Link, failure: &Failure) -> bool {
-    // A proxy that leads to one member after the other ends each connection in that way.
-    link.is_broken() && !matches!(failure, Failure::OtherState(_))
+    link.is_broken() && failure.is_worth_another_connection()
 }
 
 /// Ends leases, and all that they keep.

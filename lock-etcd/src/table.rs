@@ -155,11 +155,11 @@ impl Table {
         leases.insert(kept.id(), Arc::clone(kept));
     }
 
-    /// The shortest ttl of the shared leases that are alive at `now`.
+    /// The shortest ttl of the shared leases that are alive at `now`; the others are forgotten.
     pub(crate) fn shortest(&self, now: Stamp) -> Option<Duration> {
-        let state = self.lock();
-        let alive = state.shared.values().filter(|kept| kept.is_valid(now));
-        alive.map(|kept| kept.ttl()).min()
+        let mut state = self.lock();
+        state.shared.retain(|_, kept| kept.is_valid(now));
+        state.shared.values().map(|kept| kept.ttl()).min()
     }
 
     pub(crate) fn lease(&self, id: i64) -> Option<Arc<Kept>> {

@@ -207,20 +207,40 @@ impl Session {
         {
             *before = base;
         }
-        // Whoever reads the key is to see its token.
+        let told = self.tell(link, put, (key, created), base.value).await?;
+        Ok(told.then_some(base.value))
+    }
+
+    /// Writes the base into a key that was put without it, for whoever reads the key. False if the key has gone.
+    async fn tell(&self, link: &Link, put: Put<'_>, (key, created): (&str, i64), base: u64) -> Result<bool, Failure> {
         let still = Compare::create_revision(key, CompareOp::Equal, created);
-        let told = Txn::new()
-            .when([still])
-            .and_then([put.with_base(key, Some(base.value))]);
+        let told = Txn::new().when([still]).and_then([put.with_base(key, Some(base))]);
         match link.txn(told).await {
-            Ok(answer) if answer.succeeded() => Ok(Some(base.value)),
-            Ok(_) => Ok(None),
+            Ok(answer) => Ok(answer.succeeded()),
             Err(Failure::LeaseGone) => {
                 self.lease_is_gone(put.kept);
-                Ok(None)
+                Ok(false)
             }
             Err(failure) => Err(failure),
         }
+    }
+
+    /// The base of the token of a key that was found without one, after it was written into the key. None if it is not known: only a base
+    /// that was not written since the key was created is the one that there was then. None also if it had been put back by then.
+    pub(crate) async fn told_later(
+        &self,
+        link: &Link,
+        put: Put<'_>,
+        (key, created): (&str, i64),
+    ) -> Result<Option<u64>, Failure> {
+        let answer = link.get(self.settings().keys.base(), GetOptions::new()).await?;
+        let base = answer.kvs().first().map(Base::read).transpose()?;
+        let is_that_one = |base: &Base| base.written <= created && base.value >= self.highest_base();
+        let Some(base) = base.filter(is_that_one) else {
+            return Ok(None);
+        };
+        let told = self.tell(link, put, (key, created), base.value).await?;
+        Ok(told.then_some(base.value))
     }
 }
 

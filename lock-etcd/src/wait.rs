@@ -10,7 +10,6 @@ use tokio::time::{sleep, timeout};
 use crate::failure::Failure;
 use crate::leases::Kept;
 use crate::link::Link;
-use crate::record;
 use crate::requests::{as_known, head, is_of, kvs, text};
 use crate::session::{PAUSE, Session, is_worth_another};
 use crate::tokens::Put;
@@ -153,11 +152,11 @@ impl Session {
         if !joined.put {
             match joined.kvs(0)?.first() {
                 Some(mine) => {
-                    if self.stands(link, claim, &key, &kept, mine).await? {
+                    if let Some(base) = self.stands(link, claim, &key, &kept, mine).await? {
                         *place = Some(Place {
                             key,
                             created: mine.create_revision(),
-                            base: record::base(mine.value()).ok_or(Failure::Nonsense)?,
+                            base,
                             kept,
                         });
                     }

@@ -6,11 +6,13 @@ mod server;
 
 use std::time::{Duration, Instant};
 
+use conformance_tests::faults::{Direction, Proxy, Traffic};
+use futures_util::StreamExt as _;
 use lock_core::{Attempt, Claim, Clock, DistributedLock, LockError, Locks, LossReason, Released};
 use lock_etcd::etcd_client::{Txn, TxnOp};
 use server::{
-    LONG, PATIENCE, SHORT, busy, claim, client, config, everything, granted, plain, queue, soon, start, until,
-    until_queued,
+    LONG, PATIENCE, SHORT, busy, claim, client, config, config_at, everything, granted, plain, queue, soon, start,
+    until, until_queued,
 };
 
 #[tokio::test]
@@ -301,4 +303,30 @@ async fn a_look_at_the_own_key_only_would_let_two_in() {
     // The bug that the verification is there for: granted, although the first one holds.
     assert!(broken.wait(&etcd).await.granted().is_some());
     assert_eq!(lock.release(&a).await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn many_holders_with_leases_of_their_own_are_listed_over_a_slow_connection() {
+    const LOCKS: usize = 2_000;
+    const ROUND_TRIP: Duration = Duration::from_millis(20);
+    let server = start().await;
+    let lock = client(&server).await;
+    let taking = futures_util::stream::iter(0..LOCKS).for_each_concurrent(64, |i| {
+        let lock = &lock;
+        async move { drop(granted(lock, &claim(&format!("n{i:04}"), LONG).with_own_lease()).await) }
+    });
+    taking.await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let far = config_at(&proxy.address().to_string()).connect().await.unwrap();
+    proxy.set(Direction::Both, Traffic::Delayed(ROUND_TRIP / 2));
+    let began = Instant::now();
+    let listed = far.list("").await.map(|listed| {
+        let known = listed.iter().filter(|holder| holder.remaining.is_some()).count();
+        (listed.len(), known)
+    });
+    println!(
+        "{listed:?} after {:?} with round trips of {ROUND_TRIP:?}",
+        began.elapsed()
+    );
+    assert_eq!(listed.unwrap(), (LOCKS, LOCKS));
 }

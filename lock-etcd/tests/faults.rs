@@ -6,10 +6,11 @@ mod server;
 
 use std::time::{Duration, Instant};
 
+use conformance_tests::faults::{Direction, Proxy, Traffic};
 use conformance_tests::servers::{Data, Kind, Server};
 use lock_core::{DistributedLock, Locks, LossReason};
 use lock_etcd::etcd_client::{AlarmAction, AlarmType};
-use server::{LONG, busy, claim, client, config, granted, plain, queue, soon, start, until_queued};
+use server::{LONG, busy, claim, client, config, config_at, granted, plain, queue, soon, start, until_queued};
 
 #[tokio::test]
 async fn a_lock_is_kept_across_a_restart_with_its_token_and_lets_nobody_else_in() {
@@ -129,4 +130,55 @@ async fn an_endpoint_that_cannot_be_used_is_warned_of() {
         warnings.len() == 1 && warnings[0].contains(gone.authority()),
         "{warnings:?}"
     );
+}
+
+#[tokio::test]
+async fn a_renewal_is_answered_over_a_connection_that_takes_more_than_a_tenth_of_the_ttl() {
+    const TTL: Duration = Duration::from_secs(20);
+    const ROUND_TRIP: Duration = Duration::from_millis(2300);
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let config = config_at(&proxy.address().to_string()).op_timeout(TTL);
+    let locks = Locks::new(config.connect().await.unwrap());
+    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    proxy.set(Direction::Both, Traffic::Delayed(ROUND_TRIP / 2));
+    let began = Instant::now();
+    let renewed = guard.renew_now().await;
+    println!(
+        "{renewed:?} after {:?} with round trips of {ROUND_TRIP:?}",
+        began.elapsed()
+    );
+    renewed.unwrap();
+    assert!(guard.is_held());
+    assert_eq!(proxy.counts().connections, 1);
+    proxy.set(Direction::Both, Traffic::Flows);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_endpoint_that_hangs_is_warned_of_beside_all_else() {
+    const ELECTION: [&str; 5] = [
+        "--unsafe-no-fsync",
+        "--heartbeat-interval",
+        "500",
+        "--election-timeout",
+        "4000",
+    ];
+    let server = Server::start_own(&Kind::ETCD, &ELECTION).await.unwrap();
+    let hung = [
+        Proxy::start(server.authority()).await.unwrap(),
+        Proxy::start(server.authority()).await.unwrap(),
+    ];
+    let mut config = config(&server);
+    for proxy in &hung {
+        config = config.endpoint("127.0.0.1", proxy.address().port());
+        proxy.set(Direction::Both, Traffic::Lost);
+    }
+    let locks = Locks::new(config.connect().await.unwrap());
+    let warnings = locks.warnings().await.unwrap();
+    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    assert!(warnings[0].contains("less than 6 s"), "{warnings:?}");
+    for (proxy, warning) in hung.iter().zip(&warnings[1..]) {
+        assert!(warning.contains(&proxy.address().to_string()), "{warning}");
+    }
 }

@@ -11,7 +11,7 @@ use conformance_tests::servers::{Data, Kind, Server};
 use lock_core::{DistributedLock, FencingToken, LockError, Locks};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Client, Txn, TxnOp};
-use server::{LONG, claim, client, config, config_at, granted, plain, queue, soon, start, until};
+use server::{LONG, claim, client, config, config_at, granted, plain, queue, soon, start, until, until_queued};
 
 const DAY: u64 = 86_400_000_000;
 const BASE: &str = "fencelock:base";
@@ -195,31 +195,71 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     assert_eq!(seen.token, Some(token));
 }
 
-/// A claim whose answer was lost when the base had changed has no token in its key.
+/// Takes the base out of the only key under a name, as if a second transaction had never told it.
+async fn untell(etcd: &Client, name: &str) {
+    let found = queue(etcd, name).await.remove(0);
+    let value = found.value_str().unwrap();
+    let untold = value.splitn(3, ' ').nth(2).unwrap();
+    let leased = lock_etcd::etcd_client::PutOptions::new().with_lease(found.lease());
+    let put = TxnOp::put(found.key(), format!("1 - {untold}"), Some(leased));
+    etcd.kv_client().txn(Txn::new().and_then([put])).await.unwrap();
+}
+
 #[tokio::test]
-async fn a_claim_without_a_token_in_its_key_is_put_anew() {
+async fn a_claim_without_a_token_in_its_key_is_put_anew_only_if_its_base_is_not_known_any_more() {
     let server = start().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
     let held = claim("n", LONG);
     let first = granted(&lock, &held).await;
-    let found = queue(&etcd, "n").await.remove(0);
-    let untold = found
-        .value_str()
-        .unwrap()
-        .split_once(' ')
-        .unwrap()
-        .1
-        .split_once(' ')
-        .unwrap()
-        .1;
-    let leased = lock_etcd::etcd_client::PutOptions::new().with_lease(found.lease());
-    let put = TxnOp::put(found.key(), format!("1 - {untold}"), Some(leased));
-    etcd.kv_client().txn(Txn::new().and_then([put])).await.unwrap();
+    untell(&etcd, "n").await;
     let seen = lock.holder(held.name()).await.unwrap().unwrap();
     assert_eq!(seen.token, None);
+    assert_eq!(granted(&lock, &held).await.token, first.token);
+    let seen = lock.holder(held.name()).await.unwrap().unwrap();
+    assert_eq!(seen.token, Some(first.token));
+    assert!(seen.acquired_at.is_some());
+
+    untell(&etcd, "n").await;
+    put_base(&etcd, base(&etcd).await).await;
     let again = granted(&lock, &held).await;
     assert!(again.token > first.token);
     assert_eq!(queue(&etcd, "n").await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
+    let server = start().await;
+    let etcd = plain(&server).await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let waiter = config_at(&proxy.address().to_string()).connect().await.unwrap();
+    let (holder, last) = (client(&server).await, client(&server).await);
+    let held = claim("n", LONG);
+    granted(&holder, &held).await;
+    let ahead = base(&etcd).await + DAY;
+    put_base(&etcd, ahead).await;
+    // The base as it is now is only in what tells of it.
+    let telling = proxy.hold(ahead.to_string().as_bytes());
+    let wait = |lock: EtcdLock| tokio::spawn(async move { lock.acquire(&claim("n", LONG), soon()).await });
+    let waiting = wait(waiter);
+    telling.caught().await;
+    let before = queue(&etcd, "n").await.remove(1);
+    let behind = wait(last);
+    until_queued(&etcd, "n", 2).await;
+    drop(telling);
+    until(async || {
+        let queued = queue(&etcd, "n").await;
+        queued.iter().all(|kv| !kv.value_str().unwrap().starts_with("1 -")) && queued.len() == 3
+    })
+    .await;
+    let queued = queue(&etcd, "n").await.remove(1);
+    assert_eq!(
+        (queued.key(), queued.create_revision()),
+        (before.key(), before.create_revision())
+    );
+    holder.release(&held).await.unwrap();
+    let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    assert_eq!(token.get(), ahead + before.create_revision() as u64);
+    behind.abort();
 }
 
 /// The proxy of etcd in front of a server, which says that it is one, or not.

@@ -411,6 +411,12 @@ async fn a_dead_holder_s_lock_is_free_one_ttl_after_the_last_change_of_the_leade
     let world = World::start().await;
     let (leader, _) = world.agreed().await;
     let other = world.from((leader + 1) % MEMBERS).connect().await.unwrap();
+    let warnings = other.warnings().await.unwrap();
+    let told = |text: &str| warnings.iter().any(|warning| warning.contains(text));
+    assert!(
+        warnings.len() == 1 && told("3 members") && told("1.3 s"),
+        "{warnings:?}"
+    );
     let dead = world.from((leader + 2) % MEMBERS).connect().await.unwrap();
     // Nobody renews it.
     granted(&dead, &claim("n", TTL)).await;
