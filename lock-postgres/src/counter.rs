@@ -114,8 +114,14 @@ pub(crate) fn looked(rows: &Rows, sequence: u32) -> Result<Look, Failure> {
 /// Taken while the counter is put right, which takes two transactions. A number like any other.
 pub(crate) const RAISING: i64 = 0x6665_6e63_656c_6f64;
 
-/// Puts the counter right: the first of two messages, each of which is a transaction that cannot stay open. The second one is
-/// [`settle`], once this one is known to be durable, and then [`done`].
+/// Takes the turn to put the counter right, if it is free. It is not waited for: a statement that gives up waiting is an error in
+/// the server's log, and of a crowd that starts at once each would leave one.
+pub(crate) fn take_turn() -> String {
+    format!("SELECT pg_try_advisory_lock({RAISING})")
+}
+
+/// Puts the counter right, in [turn](take_turn): the first of two messages, each of which is a transaction that cannot stay open.
+/// The second one is [`settle`], once this one is known to be durable, and then [`done`].
 ///
 /// Everybody who has something to put right takes turns. Where all is right, with enough to spare for the time that this
 /// takes, nothing is locked and nothing is written: a session could not be opened without a wait for the disk otherwise.
@@ -125,8 +131,7 @@ pub(crate) fn raise(schema: &Schema, sequence: u32, seen: u64) -> String {
     let intact = intact(&schema, &era, seen);
     let settled = settled(&intact);
     format!(
-        "SELECT pg_advisory_lock({RAISING});
-SELECT FROM {schema}.counter c WHERE NOT (
+        "SELECT FROM {schema}.counter c WHERE NOT (
     SELECT {settled} FROM {schema}.token t
 ) FOR UPDATE;
 WITH seen AS MATERIALIZED (

@@ -23,6 +23,9 @@ use crate::wire::Wire;
 /// How long the first pause is before a server that had no connection left is asked again; the next ones are longer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long the pauses of a session are at most that waits for its turn to put the counter right.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
 /// What becomes of a request if the server has no connection left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
@@ -146,14 +149,32 @@ impl Sessions {
     /// without limit.
     async fn begin(&self, wire: &Wire, proof: &Proof, sequence: u32, counter: Counter) -> Result<Start, Failure> {
         let (schema, seen) = (&self.settings.schema, self.seen.load(Ordering::Acquire));
-        let rows = wire.ask(&counter::look(schema, sequence, seen)).await?;
-        let look = counter::looked(&rows, sequence)?;
-        if look.is_settled || (look.is_usable && counter == Counter::AsItIs) {
-            return Ok(look.start);
-        }
-        let limit = self.settings.op_timeout / if look.is_usable { 4 } else { 2 };
-        let raise = counter::raise(schema, sequence, seen);
         let demand = proof.demand();
+        let take_turn = demand.clone() + &counter::take_turn();
+        let started = self.clock.now();
+        let mut pause = FIRST_PAUSE / 2;
+        let (look, limit) = loop {
+            let rows = wire.ask(&counter::look(schema, sequence, seen)).await?;
+            let look = counter::looked(&rows, sequence)?;
+            if look.is_settled || (look.is_usable && counter == Counter::AsItIs) {
+                return Ok(look.start);
+            }
+            let limit = self.settings.op_timeout / if look.is_usable { 4 } else { 2 };
+            if wire.ask(&take_turn).await?.one()?.truth(0)? {
+                break (look, limit);
+            }
+            // Another session has the turn. What it has put right is right for this one, too.
+            if self.clock.now() >= started + limit / 2 {
+                return if look.is_usable {
+                    Ok(look.start)
+                } else {
+                    Err(locked(limit / 2).into())
+                };
+            }
+            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        };
+        let raise = counter::raise(schema, sequence, seen);
         let raise = format!("{demand}SET LOCAL lock_timeout = {}; {raise}", millis(limit / 2));
         let settle = demand.clone() + &counter::settle(schema, sequence);
         let done = demand + &counter::done();

@@ -102,9 +102,6 @@ async fn a_client_starts_while_a_standby_is_away() {
     assert!(guard.token() > first.token, "up to the clock again");
 }
 
-/// What is locked while the counter is put right.
-const RAISING: i64 = 0x6665_6e63_656c_6f64;
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_session_that_could_not_put_the_counter_right_does_not_keep_others_from_it() {
     let server = Server::start();
@@ -136,14 +133,17 @@ async fn a_client_that_stops_while_it_puts_the_counter_right_does_not_keep_other
         .await;
     let proxy = Proxy::to(server.port()).await;
     let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
-    let plain = server.plain().await;
-    let turn = |what: &str| format!("SELECT pg_advisory_{what}({RAISING})");
-    plain.batch_execute(&turn("lock")).await.unwrap();
+    let mut plain = server.plain().await;
+    let tx = plain.transaction().await.unwrap();
+    tx.batch_execute("SELECT FROM fencelock.counter FOR UPDATE")
+        .await
+        .unwrap();
     let stopped = tokio::spawn(config.op_timeout(Duration::from_secs(4)).connect());
-    server.until_locks(2, PATIENCE).await;
+    // It has the turn, and waits.
+    server.until_locks(1, PATIENCE).await;
     // Its next message never comes.
     proxy.hold_everything();
-    plain.batch_execute(&turn("unlock")).await.unwrap();
+    tx.rollback().await.unwrap();
     server.until_locks(0, PATIENCE).await;
     granted(&server.client().await, &claim("a", TTL)).await;
     stopped.abort();

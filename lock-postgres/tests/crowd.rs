@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use lock_core::{Locks, Options};
+use lock_core::{DistributedLock, Locks, Options};
 use lock_postgres::tokio_postgres::NoTls;
 use lock_postgres::{PostgresConfig, Tls, schema_sql};
 use server::Server;
@@ -19,6 +19,44 @@ fn connections() -> u32 {
 }
 
 const WAIT: Duration = Duration::from_secs(120);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_start_while_another_puts_the_counter_right_leave_no_error_in_the_log() {
+    const CLIENTS: usize = 30;
+    let server = Server::with(&["max_connections=60"]);
+    drop(server.client().await);
+    server.until_locks(0, server::PATIENCE).await;
+    let last = "SELECT last_value FROM fencelock.token";
+    // The clock is half a minute ahead of the tokens.
+    let behind = format!(
+        "UPDATE fencelock.counter SET start = start - 30000000, ceiling = ceiling - 30000000;
+         SELECT setval('fencelock.token', ({last}) - 30000000)"
+    );
+    server.run_sql(&behind).await;
+    let before: i64 = server.value(last).await;
+    let plain = server.plain().await;
+    plain
+        .batch_execute("SELECT pg_advisory_lock(x'66656e63656c6f64'::bigint)")
+        .await
+        .unwrap();
+    let start_all = async || {
+        let config = || server.config().op_timeout(Duration::from_secs(20));
+        let starts: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(config().connect())).collect();
+        for start in starts {
+            start.await.unwrap().unwrap().close().await.unwrap();
+        }
+    };
+    // As long as the turn is another's, they take the counter as it is.
+    start_all().await;
+    assert_eq!(server.value::<i64>(last).await, before);
+    plain.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
+    start_all().await;
+    let after: i64 = server.value(last).await;
+    assert!(after >= before + 30_000_000, "{before} {after}");
+    let log = server.log();
+    let errors = log.lines().filter(|line| line.contains("ERROR")).count();
+    assert_eq!(errors, 0, "{log}");
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_times_as_many_clients_as_connections_get_their_turns_and_others_get_in() {
