@@ -16,7 +16,7 @@ use crate::timing::shown;
 /// Tries everything on locks of its own, and prints what came of it.
 pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure> {
     let locks = place.client()?;
-    let steps = try_all(&locks, &place.client()?).await;
+    let (steps, warnings) = try_all(&locks, &place.client()?).await;
     let connected = matches!(
         steps.first(),
         Some(Step {
@@ -28,11 +28,6 @@ pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure
         true => locks.backend_version().await.ok(),
         // The first step says why.
         false => None,
-    };
-    let warnings = match connected {
-        true => (locks.warnings().await)
-            .unwrap_or_else(|error| vec![format!("the settings of the server could not be looked at: {error}")]),
-        false => Vec::new(),
     };
     let capabilities = locks.capabilities();
     let ok = steps.iter().all(|step| !matches!(step.outcome, Outcome::Refused(_)));
@@ -70,7 +65,7 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 const ARRIVAL: Duration = Duration::from_millis(250);
 
 /// Tries everything, with two clients that share nothing but the server.
-async fn try_all(locks: &Locks, other: &Locks) -> Vec<Step> {
+async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Vec<String>) {
     let name = format!("fencelock-check/{}", OwnerId::random());
     let capabilities = locks.capabilities();
     let ttl = Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl);
@@ -81,7 +76,7 @@ async fn try_all(locks: &Locks, other: &Locks) -> Vec<Step> {
     };
     // The first request also connects, and finds what is unsafe.
     if steps.run("connect", locks.try_lock(&name)).await.is_none() {
-        return steps.done;
+        return (steps.done, Vec::new());
     }
     let guard = steps.run("acquire", request(locks, HAND_OVER).into_future()).await;
     if let Some(guard) = guard {
@@ -108,7 +103,8 @@ async fn try_all(locks: &Locks, other: &Locks) -> Vec<Step> {
         steps.run("release by force", locks.force_release(&name)).await;
         drop(victim);
     }
-    steps.done
+    let warnings = steps.run("look at settings", locks.warnings()).await;
+    (steps.done, warnings.unwrap_or_default())
 }
 
 /// Another client asks for what is held.

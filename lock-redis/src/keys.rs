@@ -32,6 +32,11 @@ impl Keys {
         format!("{{{}:{name}{LOCK}", self.namespace)
     }
 
+    /// A key that no name has.
+    pub(crate) fn unused(&self) -> String {
+        format!("{{{}:}}:none", self.namespace)
+    }
+
     /// All keys of the name, in the order in which the scripts expect them.
     pub(crate) fn of(&self, name: &LockName) -> [String; 4] {
         let key = |kind| format!("{{{}:{name}}}:{kind}", self.namespace);

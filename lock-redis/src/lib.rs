@@ -182,7 +182,11 @@ impl DistributedLock for RedisLock {
 
     async fn warnings(&self) -> Result<Vec<String>, LockError> {
         let min_replicas = self.session.settings().min_replicas;
-        let asking = async { Ok(self.session.link().await?.look().await?.warnings(min_replicas)) };
+        let asking = async {
+            let link = self.session.link().await?;
+            link.use_rare_commands(&self.session.settings().keys).await?;
+            Ok(link.look().await?.warnings(min_replicas))
+        };
         self.session
             .limited("asking for the settings of the server", asking)
             .await

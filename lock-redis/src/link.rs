@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::{self, Failure};
+use crate::keys::Keys;
 use crate::listeners::Listeners;
 use crate::safety::Server;
 use crate::server_time::ServerTime;
@@ -179,6 +180,16 @@ impl Link {
         let answer = self.ask(&redis::cmd("INFO")).await?;
         let info: String = redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)?;
         Ok(Server::read(&info))
+    }
+
+    /// Uses the commands that locks need only now and then, so that a user without the right to one of them is found out: what finds
+    /// out whether the server is silent, the text of a script that it does not know, and what removes dead waiters of a long queue.
+    pub(crate) async fn use_rare_commands(self: &Arc<Self>, keys: &Keys) -> Result<(), Failure> {
+        self.ask(&redis::cmd("PING")).await?;
+        let mut script = redis::cmd("EVAL");
+        script.arg("return redis.call('HRANDFIELD', KEYS[1], 1)").arg(1);
+        self.ask(script.arg(keys.unused())).await?;
+        Ok(())
     }
 
     /// Looks at the server's settings once more, beside other requests: with the first renewal on this connection, and then

@@ -114,7 +114,7 @@ fn a_check_tries_everything_and_leaves_nothing(backend: Backend) {
         (&report["ok"], &report["version"]),
         (&true.into(), &env!("CARGO_PKG_VERSION").into())
     );
-    assert_eq!(report["steps"].as_array().unwrap().len(), 10);
+    assert_eq!(report["steps"].as_array().unwrap().len(), 11);
     assert!(report["warnings"].is_array(), "{report}");
     let (product, version) = (&report["backend"]["product"], &report["backend"]["version"]);
     assert!(

@@ -66,9 +66,8 @@ fn a_check_needs_every_right_that_the_documentation_lists() {
         .split_once("ACL SETUSER locks ")
         .and_then(|(_, rest)| rest.split_once("```"));
     let rule: Vec<_> = rule.unwrap().0.split_whitespace().collect();
-    // Greetings, the choice of a database other than 0, the first use of a script, what finds out whether a server is silent, and what
-    // removes entries from the queue whose time is over.
-    let not_needed_here = ["+hello", "+select", "+eval", "+ping", "+hrandfield"];
+    // Greetings, and the choice of a database other than 0.
+    let not_needed_here = ["+hello", "+select"];
     let missing = rule
         .iter()
         .filter(|word| word.starts_with(['+', '&']) && !not_needed_here.contains(word));
