@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::engine::{Core, Releasing, runtime_ended};
 use crate::queue::Turn;
 use crate::request::{Renew, Wish};
-use crate::{Claim, FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, Lost, Released, Stamp};
+use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, Lost, Released, Stamp};
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
 ///
