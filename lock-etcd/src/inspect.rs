@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use etcd_client::{GetOptions, KeyValue, Txn};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lock_core::{Holder, LockError, LockName};
 use tokio::task::JoinSet;
@@ -15,7 +15,7 @@ use crate::MIN_TTL;
 use crate::failure::Failure;
 use crate::link::Link;
 use crate::record;
-use crate::requests::{PAGE, head, kvs, text};
+use crate::requests::{PAGE, head, kvs};
 use crate::session::Session;
 
 /// How many leases are asked about within the time that one operation may take, and how many at once.
@@ -57,7 +57,13 @@ impl Session {
                 created: head.create_revision(),
                 holder: holder.clone(),
             });
-            if self.remove(link, text(head.key())?, head.create_revision()).await? {
+            let still = Compare::create_revision(head.key(), CompareOp::Equal, head.create_revision());
+            let keys = [
+                head.key().to_vec(),
+                self.settings().keys.unforced(head.lease()).into_bytes(),
+            ];
+            let deletes = keys.map(|key| TxnOp::delete(key, None));
+            if link.txn(Txn::new().when([still]).and_then(deletes)).await?.succeeded() {
                 return Ok(Some(holder));
             }
             // It went by itself before.

@@ -35,6 +35,11 @@ impl Keys {
         format!("{}:lease/{id:016x}", self.namespace)
     }
 
+    /// The key that lives as long as a shared lease, unless a lock on that lease is released by force.
+    pub(crate) fn unforced(&self, id: i64) -> String {
+        format!("{}:unforced/{id:016x}", self.namespace)
+    }
+
     /// How the keys of all claims on a name begin.
     pub(crate) fn queue(&self, name: &LockName) -> String {
         format!("{}/", self.locks(name.as_str()))

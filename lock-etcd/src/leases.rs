@@ -234,8 +234,9 @@ impl Session {
         let granted = link.grant_lease(whole(seconds), None).await?;
         let (id, ttl) = (granted.id(), ttl(granted.ttl())?);
         let key = self.settings().keys.lease(id);
-        let put = TxnOp::put(key.clone(), "", Some(PutOptions::new().with_lease(id)));
-        let answer = link.txn(Txn::new().and_then([put])).await?;
+        let puts = [key.clone(), self.settings().keys.unforced(id)];
+        let puts = puts.map(|key| TxnOp::put(key, "", Some(PutOptions::new().with_lease(id))));
+        let answer = link.txn(Txn::new().and_then(puts)).await?;
         let written = self.seen(answer.header());
         let kept = Kept::new(id, ttl, sent, Err(key), written);
         kept.watch(link, written + 1);

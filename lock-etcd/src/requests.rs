@@ -1,7 +1,6 @@
 //! What is asked of the server, and what it answers: one transaction each.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use etcd_client::{
     Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, TxnResponse,
@@ -18,6 +17,14 @@ use crate::tokens::{self, Drawing, Put, Taken};
 
 /// How many keys are asked for at a time: an answer has to fit into four mebibytes.
 pub(crate) const PAGE: i64 = 500;
+
+/// The first attempt at a release, when it was sent.
+struct Begun {
+    /// The lease of the claim, if it was known to hold unless something else had deleted its key.
+    held: Option<Arc<Kept>>,
+    /// The revision of the cluster.
+    revision: i64,
+}
 
 impl Session {
     pub(crate) async fn try_on(self: &Arc<Self>, link: &Arc<Link>, claim: &Claim) -> Result<Attempt, Failure> {
@@ -78,23 +85,31 @@ impl Session {
         self.release_on(link, claim).await.map(drop)
     }
 
-    /// Lets go of a claim. If the answer to a deletion is lost and the key is gone when it is asked for again, then it is not known
-    /// whether the claim was held to the end, and that is an error.
+    /// Lets go of a claim. If the answer to a deletion is lost and the key is gone when it is asked for again, then either it can be shown
+    /// that nothing else deleted it, or it is not known whether the claim was held to the end, and that is an error.
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        let unheard = AtomicBool::new(false);
+        let first = OnceLock::new();
         let releasing = |link: Arc<Link>| {
-            let unheard = &unheard;
+            let first = &first;
             async move {
+                let begun = Begun {
+                    held: self.table().held_over(claim, link.serial()),
+                    revision: link.revision(),
+                };
                 match self.release_on(&link, claim).await {
-                    Ok(Released::NotHeld) if unheard.load(Ordering::Acquire) => Err(Failure::Known(unavailable(
-                        "release",
-                        "the connection to etcd ended before the answer came; the lock is free, and whether it was held to the end \
-                         is not known",
-                    ))),
+                    Ok(Released::NotHeld) => match first.get() {
+                        Some(begun) if self.is_its_doing(&link, begun).await? => Ok(Released::Released),
+                        Some(_) => Err(Failure::Known(unavailable(
+                            "release",
+                            "the connection to etcd ended before the answer came; the lock is free, and whether it was held to the \
+                             end is not known",
+                        ))),
+                        None => Ok(Released::NotHeld),
+                    },
                     // Nothing was done.
                     Err(Failure::Nameless) => Err(Failure::Nameless),
                     Err(failure) => {
-                        unheard.store(true, Ordering::Release);
+                        let _ = first.set(begun);
                         Err(failure)
                     }
                     done => done,
@@ -102,6 +117,20 @@ impl Session {
             }
         };
         self.on_link("release", releasing).await
+    }
+
+    /// Whether only that attempt at a release can have deleted the key of the claim, which is gone.
+    ///
+    /// The key that is looked at is deleted by a forced release of any lock of the same lease, in the same transaction, and by the end of
+    /// the lease. If it is there, neither of them deleted the claim's key. The claim was granted over the connection of that attempt, so
+    /// its key was in that state; a state that went back since has a lower revision. A key that is deleted by hand is not noticed.
+    async fn is_its_doing(&self, link: &Link, begun: &Begun) -> Result<bool, Failure> {
+        let Some(kept) = &begun.held else {
+            return Ok(false);
+        };
+        let unforced = self.settings().keys.unforced(kept.id());
+        let answer = link.get(unforced, GetOptions::new()).await?;
+        Ok(!answer.kvs().is_empty() && self.seen(answer.header()) >= begun.revision)
     }
 
     /// Lets go of a claim, and sees to it that no request of it that is still on its way is carried out later.

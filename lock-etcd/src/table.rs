@@ -277,6 +277,14 @@ impl Table {
         state.claims.get(&claim.owner()).map_or(0, |entry| entry.floor)
     }
 
+    /// The shared lease of a claim whose key, if that link shows it at all, is the head of its queue.
+    pub(crate) fn held_over(&self, claim: &Claim, link: u64) -> Option<Arc<Kept>> {
+        let state = self.lock();
+        let known = state.claims.get(&claim.owner())?.known();
+        let held = known.is_sure() && known.is_first_if_there(link) && known.kept.mark().is_some();
+        held.then_some(known.kept)
+    }
+
     /// The lease that the claim was asked for with last.
     pub(crate) fn lease_of(&self, claim: &Claim) -> Option<Arc<Kept>> {
         let state = self.lock();

@@ -124,13 +124,22 @@ async fn a_release_whose_answer_is_lost_is_not_told_as_a_loss() {
     let proxy = Proxy::start(server.authority()).await.unwrap();
     let etcd = plain(&server).await;
     let locks = Locks::new(config_at(&proxy.address().to_string()).connect().await.unwrap());
-    for renew in [lock_core::Renew::UntilReleased, lock_core::Renew::Never] {
+    let other = client(&server).await;
+    let (shared, own) = (lock_core::Renew::UntilReleased, lock_core::Renew::Never);
+    for (renew, is_forced) in [(shared, false), (own, false), (shared, true)] {
         let guard = locks.lock("n").ttl(LONG).renew(renew).await.unwrap();
         let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
+        if is_forced {
+            other.force_release(guard.name()).await.unwrap().unwrap();
+        }
         let released = guard.release().await;
         assert!(trap.has_sprung(), "the answer was lost");
-        // Whether it was held to the end cannot be known.
-        assert!(released.is_err(), "{renew:?}: {released:?}");
+        match released {
+            Ok(ReleaseOutcome::Released) if renew == shared && !is_forced => {}
+            // Whether it was held to the end cannot be known, or it was not.
+            Err(_) if renew == own || is_forced => {}
+            other => panic!("{renew:?}, forced {is_forced}: {other:?}"),
+        }
         assert!(queue(&etcd, "n").await.is_empty());
     }
     // It is known if the deletion did not reach the server.

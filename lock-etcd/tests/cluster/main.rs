@@ -326,18 +326,10 @@ async fn take_own_turns(
         let asked = Instant::now();
         let outcome = guard.release().await;
         let released = asked.elapsed();
-        match outcome {
-            Ok(ReleaseOutcome::Released) => {}
-            // The leader that was killed was the client's own member, and had carried it out.
-            Err(error)
-                if error
-                    .to_string()
-                    .contains("whether it was held to the end is not known") =>
-            {
-                println!("{name}: {error}");
-            }
-            other => panic!("{name} is released after {released:?}: {other:?}"),
-        }
+        assert!(
+            matches!(outcome, Ok(ReleaseOutcome::Released)),
+            "{name} is released after {released:?}: {outcome:?}"
+        );
         slowest = slowest.max(acquired).max(released);
         if !keeps {
             // What is not revoked ends by itself.
@@ -352,6 +344,10 @@ async fn take_own_turns(
 async fn what_is_under_way_when_the_leader_is_killed_is_done_by_its_successor() {
     const CLIENTS: usize = 8;
     const KILLS: usize = 3;
+    /// After which a follower itself gives up a request that it has passed on to a leader that is dead.
+    const GIVEN_UP: Duration = Duration::from_secs(7);
+    /// More than the default by a stall of this machine, and less than that.
+    const LIMIT: Duration = Duration::from_millis(6500);
     let world = World::start().await;
     for kill in 0..KILLS {
         let (leader, _) = world.agreed().await;
@@ -361,8 +357,8 @@ async fn what_is_under_way_when_the_leader_is_killed_is_done_by_its_successor() 
         for (number, turns) in turns.iter().enumerate() {
             let config = world.from(leader + number);
             let config = match number % 4 {
-                3 => config.op_timeout(Duration::from_secs(15)),
-                _ => config,
+                3 => config.op_timeout(GIVEN_UP * 2),
+                _ => config.op_timeout(LIMIT),
             };
             let name = format!("own/{number}");
             clients.spawn(take_own_turns(
@@ -397,6 +393,7 @@ async fn what_is_under_way_when_the_leader_is_killed_is_done_by_its_successor() 
         over.store(true, Ordering::SeqCst);
         let slowest = clients.join_all().await.into_iter().max();
         println!("the slowest request took {slowest:?}");
+        assert!(slowest < Some(GIVEN_UP), "{slowest:?}");
         if kill == 0 {
             member.restart(Data::Kept).await.unwrap();
         }
