@@ -131,7 +131,7 @@ impl Session {
         for some in leases.chunks(LEASES) {
             let asking = |link: Arc<Link>| async move {
                 let link = &link;
-                let asked = some.to_vec().into_iter();
+                let asked = some.iter().copied();
                 let asked =
                     asked.map(|lease| async move { Ok::<_, Failure>((lease, self.remaining(link, lease).await?)) });
                 stream::iter(asked)
