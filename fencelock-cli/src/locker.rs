@@ -121,7 +121,7 @@ impl Locker {
         let told = deadline(&guard);
         let order = Order::Start { deadline: told, timing };
         channel::send(&ours, order, Some(io::stdin().as_fd())).map_err(|e| failed(e.into()))?;
-        tracing::debug!(supervisor = supervisor.id(), token = %guard.token(), "command started");
+        tracing::debug!(target: "fencelock", supervisor = supervisor.id(), token = %guard.token(), "command started");
         Ok(Self {
             guard,
             timing,
@@ -191,7 +191,7 @@ impl Locker {
 
     fn order(&self, order: Order) {
         if let Err(error) = channel::send(&self.channel, order, None) {
-            tracing::debug!(%error, %order, "the supervisor does not listen");
+            tracing::debug!(target: "fencelock", %error, %order, "the supervisor does not listen");
         }
     }
 
@@ -199,7 +199,7 @@ impl Locker {
         let deadline = deadline(&self.guard);
         // What is left falls as time passes, so a difference is a renewal, or the inaccuracy of two readings.
         if self.guard.is_held() && deadline.since(self.told) > Duration::from_millis(1) {
-            tracing::trace!(left = ?self.guard.remaining(), "renewed");
+            tracing::trace!(target: "fencelock", left = ?self.guard.remaining(), "renewed");
             self.told = deadline;
             self.order(Order::Deadline(deadline));
         }
@@ -212,7 +212,7 @@ impl Locker {
             _ => {
                 self.interrupted |= signal == consts::SIGINT;
                 self.asked_to_stop |= signal == consts::SIGTSTP;
-                tracing::debug!(signal, "passed on");
+                tracing::debug!(target: "fencelock", signal, "passed on");
                 self.order(Order::Signal(signal));
             }
         }
@@ -358,7 +358,7 @@ async fn report(channel: &UnixDatagram) -> Option<Report> {
             Ok(report) => return report.map(|(report, _)| report),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(error) => {
-                tracing::error!(%error, "the supervisor cannot be understood");
+                tracing::error!(target: "fencelock", %error, "the supervisor cannot be understood");
                 return None;
             }
         }

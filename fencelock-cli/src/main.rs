@@ -95,7 +95,7 @@ fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
 fn log(verbose: u8) {
     let filter = match verbose {
         0 => return,
-        1 => "warn,fencelock=debug,lock_core=debug,lock_sqlite=debug",
+        1 => "warn,fencelock=debug",
         _ => "trace",
     };
     tracing_subscriber::fmt()

@@ -104,7 +104,7 @@ impl Place {
             ));
         }
         // Not before: of what could not be read as an address nothing is known to be fit to be shown.
-        tracing::info!("the locks are kept in {self}");
+        tracing::info!(target: "fencelock", "the locks are kept in {self}");
         Ok(locks)
     }
 }

@@ -40,7 +40,7 @@ impl Process {
         if let Err(error) = sent
             && error != Errno::SRCH
         {
-            tracing::warn!(pid = self.pid, %error, "a process could not be signalled");
+            tracing::warn!(target: "fencelock", pid = self.pid, %error, "a process could not be signalled");
         }
     }
 }

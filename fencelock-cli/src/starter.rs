@@ -23,7 +23,7 @@ pub(crate) fn main(mut args: ArgsOs) -> ExitCode {
         return ExitCode::from(NOT_EXECUTABLE);
     };
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
-        tracing::warn!(%error, "the command will not end with its supervisor");
+        tracing::warn!(target: "fencelock", %error, "the command will not end with its supervisor");
     }
     // It may have been killed before the wish was made.
     if getppid().map(|pid| pid.as_raw_nonzero().get()) != supervisor {

@@ -74,7 +74,7 @@ impl Terminal {
         stop.add(Signal::SIGTTOU);
         let before = stop.thread_swap_mask(SigmaskHow::SIG_BLOCK);
         if let Err(error) = tcsetpgrp(&self.device, group) {
-            tracing::debug!(%error, ?group, "the terminal could not be handed over");
+            tracing::debug!(target: "fencelock", %error, ?group, "the terminal could not be handed over");
         }
         if let Ok(before) = before {
             let _ = before.thread_set_mask();

@@ -64,13 +64,13 @@ impl Acquisition {
         match &outcome {
             Ok(guard) => {
                 stats.acquired.add();
-                tracing::debug!(token = %guard.token(), waited = ?self.waited(), "acquired");
+                tracing::debug!(target: "fencelock", token = %guard.token(), waited = ?self.waited(), "acquired");
             }
             Err(LockError::TimedOut { .. }) => stats.timed_out.add(),
             Err(LockError::Closed) if caller.is_closed() => stats.cancelled.add(),
             Err(error) => {
                 stats.failed.add();
-                tracing::debug!(%error, "not acquired");
+                tracing::debug!(target: "fencelock", %error, "not acquired");
             }
         }
         // If the caller is gone, this drops the guard, which releases.
@@ -126,7 +126,7 @@ impl Acquisition {
                     if !matches!(error, LockError::Unavailable { .. }) || self.is_over() {
                         return Err(error);
                     }
-                    tracing::debug!(%error, "asking again");
+                    tracing::debug!(target: "fencelock", %error, "asking again");
                     self.pause(caller, pause).await?;
                     pause = (pause * 2).min(LAST_RETRY);
                 }

@@ -116,7 +116,7 @@ impl Core {
 
     pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish) -> Result<LockGuard, LockError> {
         Options::usable_op_timeout(self.op_timeout)?;
-        let span = tracing::debug_span!("lock", name = %wish.name, ttl = ?wish.ttl);
+        let span = tracing::debug_span!(target: "fencelock", "lock", name = %wish.name, ttl = ?wish.ttl);
         let acquisition = Acquisition::new(Arc::clone(self), wish);
         loop {
             let starting = self.about_to_start();
@@ -194,7 +194,7 @@ impl Core {
                 self.tasks.close();
                 self.tasks.wait().await;
                 if let Err(error) = ask("close", self.op_timeout, async { self.backend.close().await }).await {
-                    tracing::warn!(%error, "the backend did not close cleanly");
+                    tracing::warn!(target: "fencelock", %error, "the backend did not close cleanly");
                 }
                 self.stats.unreleased.get()
             })

@@ -119,7 +119,7 @@ impl Executor {
 impl Chosen {
     fn leave(&self) {
         if !self.ended.swap(true, Ordering::AcqRel) {
-            tracing::warn!("the runtime of a lock client has ended; the client goes on on the background thread");
+            tracing::warn!(target: "fencelock", "the runtime of a lock client has ended; the client goes on on the background thread");
         }
     }
 }
@@ -171,7 +171,9 @@ impl<F: Future<Output = ()> + Send + Unpin + 'static> Drop for Movable<F> {
             Ok(background) => {
                 background.spawn(work);
             }
-            Err(error) => tracing::error!(%error, "a task of a lock client is lost with its runtime"),
+            Err(error) => {
+                tracing::error!(target: "fencelock", %error, "a task of a lock client is lost with its runtime")
+            }
         }
     }
 }

@@ -280,11 +280,11 @@ impl Held {
         let (core, claim) = (Arc::clone(&self.core), self.grant.claim.clone());
         let work = async move {
             if let Err(error) = core.let_go(claim.clone(), turn).await {
-                tracing::warn!(name = %claim.name(), %error, "release failed; trying again");
+                tracing::warn!(target: "fencelock", name = %claim.name(), %error, "release failed; trying again");
             }
         };
         if let Err(error) = self.core.spawn_release(releasing, work) {
-            tracing::warn!(name = %self.grant.claim.name(), %error, "the lock could not be released");
+            tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), %error, "the lock could not be released");
         }
         drop(starting);
     }
@@ -302,11 +302,11 @@ impl Held {
             None | Some(LossReason::Released) => {}
             Some(reason @ (LossReason::Shutdown | LossReason::MaxHold)) => {
                 self.core.stats.lost.add();
-                tracing::debug!(name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock ended");
+                tracing::debug!(target: "fencelock", name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock ended");
             }
             Some(reason) => {
                 self.core.stats.lost.add();
-                tracing::warn!(name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock lost");
+                tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock lost");
             }
         }
         Some((turn, releasing))

@@ -32,6 +32,7 @@ impl Core {
             unreleased.done();
             if released == Released::Released {
                 self.stats.released.add();
+                tracing::debug!(target: "fencelock", name = %claim.name(), "released");
             }
         }
         outcome
@@ -51,7 +52,7 @@ impl Core {
             }
         };
         if let Err(error) = self.spawn_release(self.releasing(), work) {
-            tracing::warn!(%error, "an abandoned claim could not be cleaned up");
+            tracing::warn!(target: "fencelock", %error, "an abandoned claim could not be cleaned up");
         }
     }
 
@@ -155,13 +156,15 @@ impl Core {
                 }
                 match core.release_once(&claim, &core.retry_slots).await {
                     Ok(_) => return unreleased.done(),
-                    Err(error) => tracing::warn!(name = %claim.name(), %error, "release failed; trying again"),
+                    Err(error) => {
+                        tracing::warn!(target: "fencelock", name = %claim.name(), %error, "release failed; trying again")
+                    }
                 }
                 pause = (pause * 2).min(LAST_RETRY);
             }
         };
         if let Err(error) = self.spawn_release(self.releasing(), work) {
-            tracing::warn!(%error, "a failed release could not be tried again");
+            tracing::warn!(target: "fencelock", %error, "a failed release could not be tried again");
         }
     }
 }

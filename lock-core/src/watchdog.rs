@@ -353,7 +353,7 @@ impl Core {
             .executor
             .spawn(Box::pin(watch(post, Arc::clone(&self.watchdog.alarm))))
         {
-            tracing::error!(%error, "locks are not renewed");
+            tracing::error!(target: "fencelock", %error, "locks are not renewed");
         }
         task
     }
@@ -376,13 +376,13 @@ impl Core {
             renewing.due = match outcome {
                 Ok(()) => asked + lease.ttl() / 3 - sooner(&lease, SPREAD),
                 Err(error) => {
-                    tracing::warn!(?lease, %error, "renewal failed; trying again");
+                    tracing::warn!(target: "fencelock", ?lease, %error, "renewal failed; trying again");
                     core.clock.now() + retry_pause(lease.ttl())
                 }
             };
         };
         if let Err(error) = self.spawn(work) {
-            tracing::error!(%error, "a lease could not be renewed");
+            tracing::error!(target: "fencelock", %error, "a lease could not be renewed");
         }
     }
 
@@ -397,6 +397,7 @@ impl Core {
             Ok(Renewal::Renewed) => {
                 self.stats.renewed.add();
                 lease.refreshed(sent, self.clock.now());
+                tracing::trace!(target: "fencelock", ?lease, "renewed");
                 Ok(())
             }
             Ok(Renewal::NotHeld) => {

@@ -31,7 +31,7 @@ impl Session {
                 session.sweep(&worked, kept).await
             };
             if let Err(failure) = looking.await {
-                tracing::debug!(?failure, "a lease is looked after again at its next renewal");
+                tracing::debug!(target: "fencelock", ?failure, "a lease is looked after again at its next renewal");
             }
         });
     }

@@ -280,7 +280,7 @@ impl Link {
     pub(crate) fn goes_on(&self, header: Option<&ResponseHeader>, before: i64) -> Result<(), Failure> {
         let Some(header) = header else { return Ok(()) };
         self.state.goes_on(header, before).map_err(|why| {
-            tracing::warn!("{why}; connecting anew");
+            tracing::warn!(target: "fencelock", "{why}; connecting anew");
             self.close();
             Failure::OtherState(why)
         })
@@ -354,7 +354,7 @@ impl Link {
             let probing = self.probing.lock().await;
             if self.heard() <= since {
                 if !matches!(timeout(limit - before, self.is_there()).await, Ok(true)) {
-                    tracing::debug!("the connection to etcd is silent; closing it");
+                    tracing::debug!(target: "fencelock", "the connection to etcd is silent; closing it");
                     self.close();
                     return;
                 }
@@ -367,8 +367,7 @@ impl Link {
             }
             let now = self.clock.now();
             if now.since(*changed.get_or_insert(now)) >= ELECTED.min(limit) {
-                tracing::debug!(
-                    "etcd has elected another leader, and a request was not answered; closing the connection"
+                tracing::debug!(target: "fencelock", "etcd has elected another leader, and a request was not answered; closing the connection"
                 );
                 self.close();
                 return;

@@ -77,7 +77,7 @@ impl Session {
             if claim.own_lease()
                 && let Err(failure) = self.revoke_own(link, claim).await
             {
-                tracing::debug!(?failure, "a lease that keeps nothing ends by itself");
+                tracing::debug!(target: "fencelock", ?failure, "a lease that keeps nothing ends by itself");
             }
             return Ok(());
         }

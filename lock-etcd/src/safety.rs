@@ -55,7 +55,7 @@ impl Member {
                 message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
             }));
         }
-        tracing::warn!("unsafe configuration of etcd: {message}");
+        tracing::warn!(target: "fencelock", "unsafe configuration of etcd: {message}");
         Ok(())
     }
 
@@ -94,7 +94,7 @@ pub(crate) fn check_way(members: &MemberListResponse, allow_unsafe: bool) -> Res
             message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
         }));
     }
-    tracing::warn!("unsafe configuration of etcd: {message}");
+    tracing::warn!(target: "fencelock", "unsafe configuration of etcd: {message}");
     Ok(())
 }
 

@@ -241,7 +241,7 @@ impl Drop for Session {
         link.runtime().clone().spawn(async move {
             let _delay = delay;
             if !matches!(timeout(limit, revoke(link, leases)).await, Ok(Ok(()))) {
-                tracing::debug!("leases of a client that was dropped were not revoked; they end by themselves");
+                tracing::debug!(target: "fencelock", "leases of a client that was dropped were not revoked; they end by themselves");
             }
         });
     }

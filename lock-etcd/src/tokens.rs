@@ -194,7 +194,7 @@ impl Session {
             // others can have drawn until then.
             self.saw(known.value, created);
             link.base().lock().await.take_if(|base| *base == known);
-            tracing::warn!(base = ?found, "the base of fencing tokens in etcd was lowered or deleted; raising it");
+            tracing::warn!(target: "fencelock", base = ?found, "the base of fencing tokens in etcd was lowered or deleted; raising it");
             self.remove(link, key, created).await?;
             return Ok(None);
         };

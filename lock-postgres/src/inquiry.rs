@@ -219,7 +219,9 @@ impl Sessions {
             Ok(subscription) => {
                 runtime.spawn(answering(Arc::downgrade(self), Arc::downgrade(session), subscription));
             }
-            Err(failure) => tracing::debug!(?failure, "a session does not hear who asks for its locks"),
+            Err(failure) => {
+                tracing::debug!(target: "fencelock", ?failure, "a session does not hear who asks for its locks")
+            }
         }
     }
 
@@ -303,12 +305,12 @@ impl Sessions {
         let mut turn = self.holdings.turn(key).await;
         let holding = turn.held().filter(|holding| pids.contains(&holding.session.pid))?;
         let (told, claim) = (holding.told(key), holding.claim.clone());
-        tracing::warn!(name = %claim.name(), "the lock is taken away by force");
+        tracing::warn!(target: "fencelock", name = %claim.name(), "the lock is taken away by force");
         holding.granted.revoker().revoke(LossReason::NotHeld);
         match self.release_in(&mut turn, key, &claim).await {
             Ok(_) => Some(told),
             Err(failure) => {
-                tracing::warn!(?failure, name = %claim.name(), "the lock was to be released by force and could not be");
+                tracing::warn!(target: "fencelock", ?failure, name = %claim.name(), "the lock was to be released by force and could not be");
                 None
             }
         }
@@ -337,7 +339,7 @@ async fn answer_all(sessions: Weak<Sessions>, session: Weak<Session>, mut subscr
             return;
         };
         if let Err(failure) = answer(&sessions, &session, request).await {
-            tracing::debug!(?failure, "a request for locks was not answered");
+            tracing::debug!(target: "fencelock", ?failure, "a request for locks was not answered");
         }
     }
 }

@@ -134,7 +134,7 @@ impl Sessions {
         let Some(pid) = keeper.pid else {
             return Err(prepared(keeper.prepared.as_deref()).into());
         };
-        tracing::warn!(%name, %holder, locks, "ending the session that holds the lock, and with it all of its locks");
+        tracing::warn!(target: "fencelock", %name, %holder, locks, "ending the session that holds the lock, and with it all of its locks");
         let session = self.any().await?;
         let patience = crate::commands::millis(self.settings.op_timeout / 4);
         let ended = session
@@ -213,7 +213,7 @@ impl Sessions {
             Ok(answers) => answers,
             // Keys are better than nothing.
             Err(failure) if !session.is_over() => {
-                tracing::debug!(?failure, "clients cannot be asked what they hold");
+                tracing::debug!(target: "fencelock", ?failure, "clients cannot be asked what they hold");
                 Answers::default()
             }
             Err(failure) => return Err(failure),

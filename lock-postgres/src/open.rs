@@ -192,7 +192,7 @@ impl Sessions {
             Ok(Err(failure)) if failure.is_limit() => Err(locked(limit).into()),
             Ok(rows) => counter::raised(&rows?, sequence),
             Err(_) if look.is_usable => {
-                tracing::warn!("a commit is not confirmed in time; tokens go on from where they are, below the clock");
+                tracing::warn!(target: "fencelock", "a commit is not confirmed in time; tokens go on from where they are, below the clock");
                 Err(Failure::Stuck)
             }
             Err(_) => Err(unconfirmed(limit).into()),

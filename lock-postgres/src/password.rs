@@ -13,7 +13,7 @@ pub(crate) fn find(host: &str, port: u16, database: &str, user: &str) -> Option<
     let file = file()?;
     let text = fs::read_to_string(&file).ok()?;
     if !is_private(&file) {
-        tracing::warn!(file = %file.display(), "others can read the password file, so it is not used; make it 0600");
+        tracing::warn!(target: "fencelock", file = %file.display(), "others can read the password file, so it is not used; make it 0600");
         return None;
     }
     look(&text, [host, &port.to_string(), database, user]).map(Secret)

@@ -222,7 +222,9 @@ impl Sessions {
                 Found::Ready(session) => return Some(session),
                 Found::Other(session) => match session.set_ttl(ttl).await {
                     Ok(()) => return Some(session),
-                    Err(failure) => tracing::debug!(?failure, "a session that carries nothing was of no use"),
+                    Err(failure) => {
+                        tracing::debug!(target: "fencelock", ?failure, "a session that carries nothing was of no use")
+                    }
                 },
                 Found::Nothing => {
                     if !self.pool.may_become_free() {

@@ -129,7 +129,7 @@ pub(crate) fn refuse(allow_unsafe: bool, message: &str) -> Result<(), LockError>
             message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
         });
     }
-    tracing::warn!("unsafe configuration of Postgres: {message}");
+    tracing::warn!(target: "fencelock", "unsafe configuration of Postgres: {message}");
     Ok(())
 }
 

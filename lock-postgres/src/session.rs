@@ -194,7 +194,7 @@ impl Session {
     /// A statement reached another session. Whatever this one has cannot be reached any more.
     fn is_elsewhere(&self) -> Failure {
         self.wire.end();
-        tracing::error!("a statement reached another session of Postgres: a pooler shares sessions");
+        tracing::error!(target: "fencelock", "a statement reached another session of Postgres: a pooler shares sessions");
         elsewhere().into()
     }
 
@@ -343,7 +343,7 @@ impl Session {
         for _ in 0..2 {
             match self.ask_now(&sql).await {
                 Err(failure) if !self.is_over() => {
-                    tracing::debug!(?failure, key = %shown(key), "what shows a wait could not be taken back");
+                    tracing::debug!(target: "fencelock", ?failure, key = %shown(key), "what shows a wait could not be taken back");
                 }
                 _ => return,
             }
@@ -355,7 +355,7 @@ impl Session {
     pub(crate) async fn pass_on(&self, key: i64) {
         if let Err(failure) = self.ask(&commands::pass_on(&self.proof, key)).await {
             let failure = self.undo(key, failure).await;
-            tracing::debug!(?failure, key = %shown(key), "a wake-up could not be passed on");
+            tracing::debug!(target: "fencelock", ?failure, key = %shown(key), "a wake-up could not be passed on");
         }
     }
 

@@ -63,8 +63,7 @@ impl Sessions {
         let Draw { token, sent, ceiling } = draw;
         if token <= before {
             // Somebody set the sequence back under our feet. The next session puts it right.
-            tracing::error!(
-                token,
+            tracing::error!(target: "fencelock", token,
                 seen = before,
                 "the sequence of fencing tokens went back; starting a new session"
             );
@@ -107,7 +106,7 @@ impl Sessions {
         tokio::spawn(async move {
             if let Err(failure) = sessions.raise_in(&mut turn, token).await {
                 let error = failure.explain("raising the ceiling of fencing tokens");
-                tracing::warn!(%error, "no higher ceiling of fencing tokens so far");
+                tracing::warn!(target: "fencelock", %error, "no higher ceiling of fencing tokens so far");
             }
         });
     }

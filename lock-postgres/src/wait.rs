@@ -112,7 +112,7 @@ impl Sessions {
                         // It may have been released before.
                         continue;
                     }
-                    Err(failure) => tracing::debug!(?failure, "a wait cannot be shown to others"),
+                    Err(failure) => tracing::debug!(target: "fencelock", ?failure, "a wait cannot be shown to others"),
                 },
             }
             let (least, most) = self.time_between_looks(claim.ttl(), shown.is_some());

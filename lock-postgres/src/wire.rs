@@ -95,9 +95,9 @@ impl Wire {
                 while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
                     match message {
                         Ok(AsyncMessage::Notification(notification)) => subscriptions.deliver(&notification),
-                        Ok(message) => tracing::trace!(?message, "a message of Postgres"),
+                        Ok(message) => tracing::trace!(target: "fencelock", ?message, "a message of Postgres"),
                         Err(error) => {
-                            tracing::debug!(%error, "a session on Postgres ended");
+                            tracing::debug!(target: "fencelock", %error, "a session on Postgres ended");
                             break;
                         }
                     }

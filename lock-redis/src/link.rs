@@ -205,7 +205,7 @@ impl Link {
                 && let Some(message) = server.evicts()
                 && !link.warned.swap(true, Ordering::AcqRel)
             {
-                tracing::warn!("locks may be lost: {message}");
+                tracing::warn!(target: "fencelock", "locks may be lost: {message}");
             }
         });
     }
@@ -243,7 +243,7 @@ impl Link {
             match timeout(limit, con.send_packed_command(&ping)).await {
                 Ok(Ok(_)) => link.heard_something(),
                 _ => {
-                    tracing::debug!("the connection to Redis is silent; closing it");
+                    tracing::debug!(target: "fencelock", "the connection to Redis is silent; closing it");
                     link.close();
                 }
             }

@@ -63,7 +63,9 @@ impl Session {
                         holders.insert(name.clone(), holder);
                     }
                     Ok(None) => {}
-                    Err(failure) => tracing::warn!("left out of the list: {}", failure.explain("listing locks")),
+                    Err(failure) => {
+                        tracing::warn!(target: "fencelock", "left out of the list: {}", failure.explain("listing locks"))
+                    }
                 }
             }
         }

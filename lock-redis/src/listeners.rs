@@ -67,7 +67,7 @@ impl Listeners {
     /// Passes on what came over the channel. What nobody listens for is void: whoever gave up releases.
     pub(crate) fn hear(&self, message: &[u8]) {
         let Some((owner, told)) = std::str::from_utf8(message).ok().and_then(read) else {
-            tracing::warn!("a message on the client's channel could not be read");
+            tracing::warn!(target: "fencelock", "a message on the client's channel could not be read");
             return;
         };
         let mut listeners = self.lock();

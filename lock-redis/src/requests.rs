@@ -222,9 +222,11 @@ impl Session {
             Ok(Ok(())) => {}
             Ok(Err(failure)) => {
                 let error = failure.explain("serving the next waiter");
-                tracing::debug!("the next refresh of a waiter for {name} serves it: {error}");
+                tracing::debug!(target: "fencelock", "the next refresh of a waiter for {name} serves it: {error}");
             }
-            Err(_) => tracing::debug!("the next refresh of a waiter for {name} serves it: no more time"),
+            Err(_) => {
+                tracing::debug!(target: "fencelock", "the next refresh of a waiter for {name} serves it: no more time")
+            }
         }
     }
 

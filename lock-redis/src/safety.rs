@@ -94,7 +94,7 @@ impl Server {
                 message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
             });
         }
-        tracing::warn!("unsafe configuration of Redis: {message}");
+        tracing::warn!(target: "fencelock", "unsafe configuration of Redis: {message}");
         Ok(())
     }
 

@@ -92,7 +92,7 @@ fn lists_mount_point(table: &[u8], path: &Path) -> bool {
 /// Refuses what would make locks unsafe, or warns if that was asked for.
 pub(crate) fn refuse(allow_unsafe: bool, message: String) -> Result<(), LockError> {
     if allow_unsafe {
-        tracing::warn!("allowed, but locks may not exclude: {message}");
+        tracing::warn!(target: "fencelock", "allowed, but locks may not exclude: {message}");
         Ok(())
     } else {
         Err(LockError::UnsafeConfiguration { message })

@@ -389,7 +389,7 @@ impl Worker {
     /// Undoes a grant that nobody heard of. Should that fail, it expires by itself.
     fn take_back(&mut self, claim: &Claim) {
         if let Err(failure) = self.on_store(|store| store.release(claim)) {
-            tracing::debug!(?failure, name = %claim.name(), "a grant that nobody heard of waits for its expiry");
+            tracing::debug!(target: "fencelock", ?failure, name = %claim.name(), "a grant that nobody heard of waits for its expiry");
         }
     }
 

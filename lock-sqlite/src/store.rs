@@ -171,7 +171,7 @@ impl Store {
                         .as_bytes()
                         .map(String::from_utf8_lossy)
                         .unwrap_or_default();
-                    tracing::warn!(%error, %name, "a damaged entry is left out of the list");
+                    tracing::warn!(target: "fencelock", %error, %name, "a damaged entry is left out of the list");
                 }
             }
         }
@@ -213,8 +213,7 @@ impl Store {
                 let mut checkpoint = self.conn.prepare("PRAGMA wal_checkpoint(RESTART)")?;
                 let blocked: bool = checkpoint.query_row([], |row| row.get(0)).map_err(|_| full)?;
                 drop(checkpoint);
-                tracing::warn!(
-                    blocked,
+                tracing::warn!(target: "fencelock", blocked,
                     "no room for the write-ahead log; starting over at its beginning"
                 );
                 self.write_once(wanted, &body)
@@ -273,7 +272,7 @@ impl Store {
             Ok(())
         });
         if let Err(error) = grown {
-            tracing::debug!(%error, "the database file could not grow");
+            tracing::debug!(target: "fencelock", %error, "the database file could not grow");
         }
     }
 }
@@ -409,7 +408,7 @@ fn read_holder(conn: &Connection, boot: &Boot, now: i64, name: &LockName) -> Res
         .query_row((name.as_str(), boot.id(), now), |row| Ok(holder_from(row, now)))
         .optional()?;
     held.transpose().map_err(|error| {
-        tracing::warn!(%error, %name, "a damaged entry");
+        tracing::warn!(target: "fencelock", %error, %name, "a damaged entry");
         Failure::Row(name.as_str().to_owned())
     })
 }

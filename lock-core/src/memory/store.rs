@@ -129,7 +129,7 @@ impl State {
                         self.locks.remove(name);
                     }
                 }
-                Err(error) => tracing::error!(%error, "a waiter is left without a lock"),
+                Err(error) => tracing::error!(target: "fencelock", %error, "a waiter is left without a lock"),
             }
         }
         if self.queues.get(name).is_some_and(VecDeque::is_empty) {
