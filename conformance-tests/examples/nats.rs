@@ -125,7 +125,7 @@ impl DistributedLock for NatsLock {
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        let claim = lease.claim().ok_or(LockError::Closed)?;
+        let claim = lease.claim().ok_or(LockError::closed())?;
         let kept = self.0.ask("renew", self.step(claim, Step::Keep)).await?;
         Ok(kept.map_or(Renewal::NotHeld, |_| Renewal::Renewed))
     }

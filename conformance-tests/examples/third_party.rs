@@ -50,7 +50,7 @@ impl DistributedLock for MapLock {
                 // Never below the clock, so that a new store outranks every older one.
                 let clock = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
                 store.last_token = (store.last_token + 1).max(clock.as_micros() as u64);
-                FencingToken::new(store.last_token).map_err(|e| LockError::unavailable("acquire", e))?
+                FencingToken::new(store.last_token).map_err(|e| LockError::failed("acquire", e))?
             }
         };
         let held = (claim.owner(), token, now + claim.ttl());
@@ -60,7 +60,7 @@ impl DistributedLock for MapLock {
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        let (now, claim) = (self.clock().now(), lease.claim().ok_or(LockError::Closed)?);
+        let (now, claim) = (self.clock().now(), lease.claim().ok_or(LockError::closed())?);
         match self.store(claim.name(), now).held.get_mut(claim.name()) {
             Some((owner, _, until)) if *owner == claim.owner() => *until = now + lease.ttl(),
             _ => return Ok(Renewal::NotHeld),

@@ -395,7 +395,7 @@ impl Broken {
         match &self.runtime {
             Some(runtime) if self.is(Bug::DeadWithItsRuntime) => {
                 let there = runtime.spawn(async {}).await;
-                there.map_err(|error| LockError::unavailable(operation, error))
+                there.map_err(|error| LockError::failed(operation, error))
             }
             _ => Ok(()),
         }
@@ -403,7 +403,7 @@ impl Broken {
 
     fn forwards(&self, operation: &'static str) -> Result<(), LockError> {
         if self.is(Bug::ProvidedMethodsAreNotForwarded) {
-            return Err(LockError::NotSupported { operation });
+            return Err(LockError::not_supported(operation));
         }
         Ok(())
     }

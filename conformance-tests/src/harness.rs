@@ -65,9 +65,7 @@ pub trait Harness: Send + Sync + 'static {
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
         let _ = (namespace, address);
-        Err(LockError::NotSupported {
-            operation: "reaching the server at another address",
-        })
+        Err(LockError::not_supported("reaching the server at another address"))
     }
 
     /// As [`client`](Self::client), with its connections worked on that runtime, which will end. The default, a client as any

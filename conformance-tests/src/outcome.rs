@@ -21,7 +21,7 @@ impl Stop {
 
 impl From<LockError> for Stop {
     fn from(error: LockError) -> Self {
-        Self::Failed(format!("an operation failed that should work: {error} ({error:?})"))
+        Self::Failed(format!("an operation failed that should work: {error:#} ({error:?})"))
     }
 }
 

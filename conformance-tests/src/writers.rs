@@ -61,7 +61,7 @@ async fn write_some(
             });
         }
         while let Some(done) = handful.join_next().await {
-            written.push(done.map_err(|panic| LockError::unavailable("writing", panic))??);
+            written.push(done.map_err(|panic| LockError::failed("writing", panic))??);
         }
         if fastrand::u8(..4) == 0 {
             tokio::time::sleep(Duration::from_micros(fastrand::u64(..2_000))).await;

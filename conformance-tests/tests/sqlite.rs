@@ -116,7 +116,7 @@ fn remove(namespace: &Namespace) -> Result<(), LockError> {
         file.push(end);
         match std::fs::remove_file(file) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(LockError::unavailable("removing the database", error));
+                return Err(LockError::failed("removing the database", error));
             }
             _ => {}
         }
@@ -132,7 +132,7 @@ fn copy(namespace: &Namespace) -> lock_sqlite::rusqlite::Result<()> {
 fn restore(namespace: &Namespace) -> Result<(), LockError> {
     remove(namespace)?;
     std::fs::rename(namespace.folder().join("copy.db"), database(namespace))
-        .map_err(|error| LockError::unavailable("restoring the database", error))
+        .map_err(|error| LockError::failed("restoring the database", error))
 }
 
 /// A number in a table of a user's own database, protected by the fence that the backend ships.
@@ -177,7 +177,7 @@ impl FencedRow {
         match fence::admit(&transaction, &self.resource, token) {
             Ok(()) => {}
             Err(FenceError::Stale(_)) => return Ok(false),
-            Err(error) => return Err(LockError::unavailable("admitting a token", error)),
+            Err(error) => return Err(LockError::failed("admitting a token", error)),
         }
         work(&transaction).and_then(|()| transaction.commit()).map_err(failed)?;
         Ok(true)
@@ -205,7 +205,7 @@ impl Resource for FencedRow {
 }
 
 fn failed(error: lock_sqlite::rusqlite::Error) -> LockError {
-    LockError::unavailable("looking at the database", error)
+    LockError::failed("looking at the database", error)
 }
 
 fn main() -> ExitCode {

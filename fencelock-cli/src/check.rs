@@ -128,7 +128,7 @@ fn granted(waited: Waited) -> Result<LockGuard, Problem> {
             shown(HAND_OVER)
         ))),
         Ok(done) => Ok(done?),
-        Err(error) => Err(Problem::Refused(format!("the wait ended by itself: {error}"))),
+        Err(error) => Err(Problem::Refused(format!("the wait ended by itself: {error:#}"))),
     }
 }
 

@@ -59,11 +59,11 @@ impl From<LockError> for Failure {
     fn from(error: LockError) -> Self {
         let code = match &error {
             LockError::TimedOut { .. } => BUSY,
-            LockError::Lost(_) => LOST,
+            LockError::Lost { .. } => LOST,
             LockError::InvalidName { .. } | LockError::InvalidTtl { .. } => USAGE,
             _ => UNAVAILABLE,
         };
-        Self::new(code, error.to_string())
+        Self::new(code, format!("{error:#}"))
     }
 }
 

@@ -83,7 +83,7 @@ impl Place {
     fn client_with(&self, options: Options) -> Result<Locks, Failure> {
         let locks = match self {
             Self::Address(url) => fencelock::connect_lazy_with(url, options).map_err(|error| match error {
-                LockError::Configuration { .. } => Failure::usage(error.to_string()),
+                LockError::Configuration { .. } => Failure::usage(format!("{error:#}")),
                 error => error.into(),
             })?,
             #[cfg(feature = "sqlite")]

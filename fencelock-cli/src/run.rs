@@ -70,7 +70,7 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
     match &released {
         Ok(lost) if outcome.lost.is_none() && outcome.is_own_end() => outcome.lost = *lost,
         Err(error) if outcome.is_own_end() => {
-            say(format_args!("{error}; the lock frees itself within {}", shown(ttl)));
+            say(format_args!("{error:#}; the lock frees itself within {}", shown(ttl)));
         }
         _ => {}
     }

@@ -13,6 +13,6 @@ pub(crate) fn print_it(of: &Schema) -> Result<ExitCode, Failure> {
     let sql = match of.database {
         Database::Postgres => schema_sql(&of.schema, of.role.as_deref()),
     };
-    print(&sql.map_err(|error| Failure::usage(error.to_string()))?)?;
+    print(&sql.map_err(|error| Failure::usage(format!("{error:#}")))?)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -138,8 +138,8 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 pub use lock_core::MemoryLock;
 pub use lock_core::{
     BackendVersion, Capabilities, FencingToken, Holder, InvalidToken, LockError, LockGuard, LockName, LockRequest,
-    Locks, LossReason, LossSignal, Lost, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source,
-    Stats, fence,
+    Locks, LossReason, LossSignal, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source, Stats,
+    fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;

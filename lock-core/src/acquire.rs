@@ -67,10 +67,10 @@ impl Acquisition {
                 tracing::debug!(target: "fencelock", token = %guard.token(), waited = ?self.waited(), "acquired");
             }
             Err(LockError::TimedOut { .. }) => stats.timed_out.add(),
-            Err(LockError::Closed) if caller.is_closed() => stats.cancelled.add(),
+            Err(LockError::Closed { .. }) if caller.is_closed() => stats.cancelled.add(),
             Err(error) => {
                 stats.failed.add();
-                tracing::debug!(target: "fencelock", %error, "not acquired");
+                tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "not acquired");
             }
         }
         // If the caller is gone, this drops the guard, which releases.
@@ -79,7 +79,7 @@ impl Acquisition {
 
     async fn outcome(&self, caller: &mut Answer) -> Result<LockGuard, LockError> {
         if caller.is_closed() || self.core.closing.is_cancelled() {
-            return Err(LockError::Closed);
+            return Err(LockError::closed());
         }
         let mut waited_at_server = false;
         let (mut pending, mut answer, mut told_busy) = match self.enter(caller).await? {
@@ -126,7 +126,7 @@ impl Acquisition {
                     if !matches!(error, LockError::Unavailable { .. }) || self.is_over() {
                         return Err(error);
                     }
-                    tracing::debug!(target: "fencelock", %error, "asking again");
+                    tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "asking again");
                     self.pause(caller, pause).await?;
                     pause = (pause * 2).min(LAST_RETRY);
                 }
@@ -245,7 +245,7 @@ impl Acquisition {
                 answer: Box::new(answer),
             }),
             Next::Refused(busy) => Err(self.timed_out(busy)),
-            Next::Failed(failure) => Err(failure.into()),
+            Next::Failed(failure) => Err(failure),
         }
     }
 
@@ -267,10 +267,7 @@ impl Acquisition {
     }
 
     fn timed_out(&self, busy: Busy) -> LockError {
-        LockError::TimedOut {
-            waited: self.waited(),
-            holder: busy.holder.map(Box::new),
-        }
+        LockError::timed_out(&self.wish.name, self.waited(), busy.holder)
     }
 
     fn waited(&self) -> Duration {
@@ -315,8 +312,8 @@ impl Acquisition {
     async fn unless_gone<T>(&self, caller: &mut Answer, work: impl Future<Output = T>) -> Result<T, LockError> {
         tokio::select! {
             biased;
-            () = self.core.closing.cancelled() => Err(LockError::Closed),
-            () = caller.closed() => Err(LockError::Closed),
+            () = self.core.closing.cancelled() => Err(LockError::closed()),
+            () = caller.closed() => Err(LockError::closed()),
             done = work => Ok(done),
         }
     }

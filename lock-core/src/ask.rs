@@ -29,11 +29,10 @@ pub(crate) async fn unbroken<T>(
     poll_fn(
         |cx| match catch_unwind(AssertUnwindSafe(|| request.as_mut().poll(cx))) {
             Ok(polled) => polled,
-            Err(_) => Poll::Ready(Err(LockError::Unavailable {
+            Err(_) => Poll::Ready(Err(LockError::unavailable(
                 operation,
-                message: "the backend panicked; please report it to its authors".to_owned(),
-                source: None,
-            })),
+                "the backend panicked; please report it to its authors".to_owned(),
+            ))),
         },
     )
     .await

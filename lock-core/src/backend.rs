@@ -114,9 +114,7 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// [`LockError::NotSupported`] where the server cannot tell, or if the backend failed.
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let _ = name;
-        Err(LockError::NotSupported {
-            operation: "asking who holds a lock",
-        })
+        Err(LockError::not_supported("asking who holds a lock"))
     }
 
     /// Everything that is held under names that start with `prefix`, in the order of their names.
@@ -129,9 +127,7 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// [`LockError::NotSupported`] where the server cannot tell, or if the backend failed.
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         let _ = prefix;
-        Err(LockError::NotSupported {
-            operation: "listing locks",
-        })
+        Err(LockError::not_supported("listing locks"))
     }
 
     /// Takes the name away from whoever holds it, and says who that was.
@@ -141,9 +137,7 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// [`LockError::NotSupported`] where that is not possible, or if the backend failed.
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let _ = name;
-        Err(LockError::NotSupported {
-            operation: "releasing a lock by force",
-        })
+        Err(LockError::not_supported("releasing a lock by force"))
     }
 
     /// Which program, of which version, keeps the locks.
@@ -152,9 +146,9 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     ///
     /// [`LockError::NotSupported`] where that cannot be told, or if the backend failed.
     async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        Err(LockError::NotSupported {
-            operation: "asking for the version of what keeps the locks",
-        })
+        Err(LockError::not_supported(
+            "asking for the version of what keeps the locks",
+        ))
     }
 
     /// Settings of the server that the backend works with, and that put locks at risk: one sentence each, which says what can

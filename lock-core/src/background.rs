@@ -22,7 +22,7 @@ pub fn background() -> Result<Handle, LockError> {
     if let Some(handle) = &*started {
         return Ok(handle.clone());
     }
-    let failed = |e| LockError::unavailable("starting the background thread", e);
+    let failed = |e| LockError::failed("starting the background thread", e);
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let handle = runtime.handle().clone();
     thread::Builder::new()

@@ -121,7 +121,7 @@ impl Core {
         loop {
             let starting = self.about_to_start();
             if self.closing.is_cancelled() {
-                return Err(LockError::Closed);
+                return Err(LockError::closed());
             }
             let may_end = self.executor.is_on_chosen_runtime();
             let (tell, told) = oneshot::channel();
@@ -162,7 +162,7 @@ impl Core {
         Options::usable_op_timeout(self.op_timeout)?;
         let starting = self.about_to_start();
         if self.closing.is_cancelled() {
-            return Err(LockError::Closed);
+            return Err(LockError::closed());
         }
         let (tell, told) = oneshot::channel();
         self.spawn(async move {
@@ -194,21 +194,20 @@ impl Core {
                 self.tasks.close();
                 self.tasks.wait().await;
                 if let Err(error) = ask("close", self.op_timeout, async { self.backend.close().await }).await {
-                    tracing::warn!(target: "fencelock", %error, "the backend did not close cleanly");
+                    tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "the backend did not close cleanly");
                 }
                 self.stats.unreleased.get()
             })
             .await;
         match stuck {
             0 => Ok(()),
-            n => Err(LockError::Unavailable {
-                operation: "shutdown",
-                message: format!(
+            n => Err(LockError::unavailable(
+                "shutdown",
+                format!(
                     "{n} locks, or requests for locks without an answer, could not be released one by one; those that the server keeps by the client's session are \
                      free when it notices the end of that, all others when their ttl is over"
                 ),
-                source: None,
-            }),
+            )),
         }
     }
 }
@@ -239,11 +238,7 @@ impl Drop for Core {
 
 /// The runtime that did the work ended.
 pub(crate) fn runtime_ended() -> LockError {
-    LockError::Unavailable {
-        operation: "the request",
-        message: "the runtime that worked on it ended".to_owned(),
-        source: None,
-    }
+    LockError::unavailable("the request", "the runtime that worked on it ended".to_owned())
 }
 
 #[cfg(test)]

@@ -1,46 +1,72 @@
 //! What can go wrong, and what to do about it.
 
 use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Holder, Lost};
+use crate::{Holder, LockName, LossReason};
 
-/// The source of an error, kept for whoever wants to look further.
+/// The cause of an error, as the constructors of [`LockError`] take it.
 pub type Source = Box<dyn Error + Send + Sync>;
 
 /// Why a lock operation failed.
 ///
-/// "Busy" and "broken" are never confused: a lock that somebody else held to the end of the wait is
+/// "Busy" and "broken" are never confused: a lock that another client held to the end of the wait is
 /// [`TimedOut`](Self::TimedOut), a server that did not answer is [`Unavailable`](Self::Unavailable).
-#[derive(Debug, thiserror::Error)]
+///
+/// # Display
+///
+/// `{}` is one line that names the lock. It repeats neither the cause, which is [`source`](Error::source), nor the holder, which is
+/// [`holder`](Self::holder): a handler may pass it on to strangers. `{:#}` is the line with all causes behind it, as `anyhow` prints
+/// them.
+///
+/// ```
+/// # use lock_core::LockError;
+/// let refused = std::io::Error::other("connection refused");
+/// let error = LockError::failed("acquire", refused).of(&"stock/1".parse()?);
+/// assert_eq!(error.to_string(), "lock \"stock/1\": acquire failed");
+/// assert_eq!(format!("{error:#}"), "lock \"stock/1\": acquire failed: connection refused");
+/// # Ok::<(), LockError>(())
+/// ```
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LockError {
-    /// The lock stayed busy until the wait was over.
-    #[error("the lock was still held after {waited:.1?}{}", by(holder.as_deref()))]
+    /// The lock stayed busy until the wait was over. See [`is_busy`](Self::is_busy).
+    #[non_exhaustive]
     TimedOut {
-        /// How long it was waited for.
+        /// The lock.
+        name: LockName,
+        /// The length of the wait.
         waited: Duration,
-        /// Who held it, as far as known.
+        /// The holder, if it is known.
         holder: Option<Box<Holder>>,
     },
 
     /// The backend could not be reached, or did not answer in time. Nothing is held. Worth a retry.
-    #[error("{operation} failed: {message}")]
+    #[non_exhaustive]
     Unavailable {
+        /// The lock, unless the operation is about all or none.
+        name: Option<LockName>,
         /// What was tried.
         operation: &'static str,
-        /// What happened.
-        message: String,
-        /// The cause, if there is one.
-        source: Option<Source>,
+        /// What happened, if the cause does not tell.
+        message: Option<String>,
+        /// The cause, if there is one; shared because several waiters may fail with one request.
+        source: Option<Arc<dyn Error + Send + Sync>>,
     },
 
-    /// The lock was held and is not any more.
-    #[error(transparent)]
-    Lost(#[from] Lost),
+    /// The lock was held and is not any more: the body outlived its lock, or was cancelled because the lock was lost.
+    #[non_exhaustive]
+    Lost {
+        /// The lock.
+        name: LockName,
+        /// Why.
+        reason: LossReason,
+    },
 
     /// The name cannot be used.
-    #[error("the lock name \"{name}\" is not usable: {reason}")]
+    #[non_exhaustive]
     InvalidName {
         /// The name, escaped and shortened.
         name: String,
@@ -49,9 +75,11 @@ pub enum LockError {
     },
 
     /// The ttl is outside of what the backend can keep.
-    #[error("a ttl of {ttl:?} is not possible here; choose one from {min:?} to {max:?}")]
+    #[non_exhaustive]
     InvalidTtl {
-        /// The ttl asked for.
+        /// The lock.
+        name: LockName,
+        /// The requested ttl.
         ttl: Duration,
         /// The shortest possible.
         min: Duration,
@@ -60,75 +88,183 @@ pub enum LockError {
     },
 
     /// The server found that this wait and another could only wait for each other.
-    #[error("deadlock: {message}; take locks in the same order everywhere")]
+    #[non_exhaustive]
     Deadlock {
-        /// What the server said.
-        message: String,
+        /// The lock, if it is known.
+        name: Option<LockName>,
+        /// The server's words, if there are any.
+        source: Option<Arc<dyn Error + Send + Sync>>,
     },
 
     /// The server is set up in a way under which locks would not exclude.
-    #[error("unsafe configuration: {message}")]
+    #[non_exhaustive]
     UnsafeConfiguration {
+        /// The lock, unless the operation is about all or none.
+        name: Option<LockName>,
         /// What is unsafe and what to change.
         message: String,
     },
 
     /// The address, the credentials, the permissions or the file are wrong. A retry will not help.
-    #[error("{message}")]
+    #[non_exhaustive]
     Configuration {
+        /// The lock, unless the operation is about all or none.
+        name: Option<LockName>,
         /// What is wrong and what to change.
         message: String,
-        /// The cause, if there is one.
-        source: Option<Source>,
+        /// The cause, if there is one; shared because several waiters may fail with one request.
+        source: Option<Arc<dyn Error + Send + Sync>>,
     },
 
     /// This backend cannot do that.
-    #[error("this backend does not support {operation}")]
+    #[non_exhaustive]
     NotSupported {
-        /// What was asked for.
+        /// The lock, unless the operation is about all or none.
+        name: Option<LockName>,
+        /// The operation.
         operation: &'static str,
     },
 
     /// The client was shut down.
-    #[error("the lock client was shut down; connect a new one")]
-    Closed,
+    #[non_exhaustive]
+    Closed {
+        /// The lock, unless the operation is about all or none.
+        name: Option<LockName>,
+    },
 }
 
 impl LockError {
-    /// The backend failed to do `operation`.
-    pub fn unavailable(operation: &'static str, source: impl Into<Source>) -> Self {
-        let source = source.into();
+    /// The lock stayed busy for `waited`.
+    #[must_use]
+    pub fn timed_out(name: &LockName, waited: Duration, holder: Option<Holder>) -> Self {
+        Self::TimedOut {
+            name: name.clone(),
+            waited,
+            holder: holder.map(Box::new),
+        }
+    }
+
+    /// The backend failed to do `operation`; `source` tells why.
+    pub fn failed(operation: &'static str, source: impl Into<Source>) -> Self {
         Self::Unavailable {
+            name: None,
             operation,
-            message: source.to_string(),
-            source: Some(source),
+            message: None,
+            source: Some(source.into().into()),
+        }
+    }
+
+    /// The backend failed to do `operation`; `message` tells why, and what to do.
+    pub fn unavailable(operation: &'static str, message: impl Into<String>) -> Self {
+        Self::Unavailable {
+            name: None,
+            operation,
+            message: Some(message.into()),
+            source: None,
         }
     }
 
     /// The backend did not answer `operation` within `limit`.
     #[must_use]
     pub fn no_answer(operation: &'static str, limit: Duration) -> Self {
-        Self::Unavailable {
-            operation,
-            message: format!("no answer within {limit:?}"),
-            source: None,
-        }
+        Self::unavailable(operation, format!("no answer within {limit:?}"))
     }
 
-    /// Something is wrong that only a person can change; `message` says what.
+    /// A configuration that only a person can change; `message` says how.
     pub fn configuration(message: impl Into<String>) -> Self {
         Self::Configuration {
+            name: None,
             message: message.into(),
             source: None,
         }
     }
 
-    /// What failed, and how: for a second caller that waited for the same request. `operation` if the error names none.
-    pub(crate) fn operation_and_message(&self, operation: &'static str) -> (&'static str, String) {
-        match self {
-            Self::Unavailable { operation, message, .. } => (operation, message.clone()),
-            other => (operation, other.to_string()),
+    /// A configuration under which locks would not exclude; `message` says what to change.
+    pub fn unsafe_configuration(message: impl Into<String>) -> Self {
+        Self::UnsafeConfiguration {
+            name: None,
+            message: message.into(),
         }
+    }
+
+    /// The server found a deadlock, in the words of `source`.
+    pub fn deadlock(source: impl Into<Source>) -> Self {
+        Self::Deadlock {
+            name: None,
+            source: Some(source.into().into()),
+        }
+    }
+
+    /// The backend cannot do `operation`.
+    #[must_use]
+    pub fn not_supported(operation: &'static str) -> Self {
+        Self::NotSupported { name: None, operation }
+    }
+
+    /// The client was shut down.
+    #[must_use]
+    pub fn closed() -> Self {
+        Self::Closed { name: None }
+    }
+
+    /// Adds the cause. Its text should not be in the message, as it is printed behind it. Only [`Unavailable`](Self::Unavailable),
+    /// [`Configuration`](Self::Configuration) and [`Deadlock`](Self::Deadlock) have causes; others stay as they are.
+    #[must_use]
+    pub fn with_source(mut self, cause: impl Into<Source>) -> Self {
+        if let Self::Unavailable { source, .. } | Self::Configuration { source, .. } | Self::Deadlock { source, .. } =
+            &mut self
+        {
+            *source = Some(cause.into().into());
+        }
+        self
+    }
+
+    /// The same error, about the lock `name` if it names none so far.
+    #[must_use]
+    pub fn of(mut self, lock: &LockName) -> Self {
+        match &mut self {
+            Self::Unavailable { name, .. }
+            | Self::Deadlock { name, .. }
+            | Self::UnsafeConfiguration { name, .. }
+            | Self::Configuration { name, .. }
+            | Self::NotSupported { name, .. }
+            | Self::Closed { name } => {
+                name.get_or_insert_with(|| lock.clone());
+            }
+            Self::TimedOut { .. } | Self::Lost { .. } | Self::InvalidName { .. } | Self::InvalidTtl { .. } => {}
+        }
+        self
+    }
+
+    /// The lock that the error is about, if it is about one with a usable name.
+    #[must_use]
+    pub fn name(&self) -> Option<&LockName> {
+        match self {
+            Self::TimedOut { name, .. } | Self::Lost { name, .. } | Self::InvalidTtl { name, .. } => Some(name),
+            Self::Unavailable { name, .. }
+            | Self::Deadlock { name, .. }
+            | Self::UnsafeConfiguration { name, .. }
+            | Self::Configuration { name, .. }
+            | Self::NotSupported { name, .. }
+            | Self::Closed { name } => name.as_ref(),
+            Self::InvalidName { .. } => None,
+        }
+    }
+
+    /// The client that held the lock at the end of the wait, if the error is [`TimedOut`](Self::TimedOut) and it is known. Its
+    /// label, host and process identifier are not meant for strangers.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        match self {
+            Self::TimedOut { holder, .. } => holder.as_deref(),
+            _ => None,
+        }
+    }
+
+    /// Whether another client held the lock to the end of the wait: the operation was refused, and nothing is broken.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::TimedOut { .. })
     }
 
     /// Whether the same call may succeed later without anyone changing anything.
@@ -136,42 +272,127 @@ impl LockError {
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Self::TimedOut { .. } | Self::Unavailable { .. } | Self::Lost(_) | Self::Deadlock { .. }
+            Self::TimedOut { .. } | Self::Unavailable { .. } | Self::Lost { .. } | Self::Deadlock { .. }
         )
+    }
+
+    fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self, self.name()) {
+            (Self::TimedOut { .. } | Self::Lost { .. } | Self::InvalidName { .. }, _) | (_, None) => {}
+            (_, Some(name)) => write!(f, "lock \"{name}\": ")?,
+        }
+        match self {
+            Self::TimedOut { name, waited, .. } => write!(f, "lock \"{name}\" was still held after {waited:.1?}"),
+            Self::Unavailable {
+                operation,
+                message: Some(message),
+                ..
+            } => write!(f, "{operation} failed: {message}"),
+            Self::Unavailable { operation, .. } => write!(f, "{operation} failed"),
+            Self::Lost { name, reason } => write!(f, "lock \"{name}\" was lost: {reason}"),
+            Self::InvalidName { name, reason } => write!(f, "the lock name \"{name}\" is not usable: {reason}"),
+            Self::InvalidTtl { ttl, min, max, .. } => {
+                write!(
+                    f,
+                    "a ttl of {ttl:?} is not possible here; choose one from {min:?} to {max:?}"
+                )
+            }
+            Self::Deadlock { .. } => {
+                f.write_str("the server found a deadlock; take locks in the same order everywhere")
+            }
+            Self::UnsafeConfiguration { message, .. } => write!(f, "unsafe configuration: {message}"),
+            Self::Configuration { message, .. } => f.write_str(message),
+            Self::NotSupported { operation, .. } => write!(f, "this backend does not support {operation}"),
+            Self::Closed { .. } => f.write_str("the lock client was shut down; connect a new one"),
+        }
     }
 }
 
-fn by(holder: Option<&Holder>) -> String {
-    holder.map(|h| format!(" by {h}")).unwrap_or_default()
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.line(f)?;
+        let mut cause = self.source().filter(|_| f.alternate());
+        let mut said = String::new();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            // Some libraries repeat the cause of their errors.
+            if !said.ends_with(&text) {
+                write!(f, ": {text}")?;
+                said = text;
+            }
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+impl Error for LockError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Unavailable { source, .. } | Self::Configuration { source, .. } | Self::Deadlock { source, .. } => {
+                source.as_deref().map(|source| source as _)
+            }
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn name() -> LockName {
+        "stock/1".parse().unwrap()
+    }
+
     #[test]
     fn messages_say_what_to_do() {
         let ttl = LockError::InvalidTtl {
+            name: name(),
             ttl: Duration::ZERO,
             min: Duration::from_millis(100),
             max: Duration::from_secs(60),
         };
         assert_eq!(
             ttl.to_string(),
-            "a ttl of 0ns is not possible here; choose one from 100ms to 60s"
+            "lock \"stock/1\": a ttl of 0ns is not possible here; choose one from 100ms to 60s"
         );
-        let busy = LockError::TimedOut {
-            waited: Duration::from_millis(5040),
-            holder: None,
-        };
-        assert_eq!(busy.to_string(), "the lock was still held after 5.0s");
+        let busy = LockError::timed_out(&name(), Duration::from_millis(5040), None);
+        assert_eq!(busy.to_string(), "lock \"stock/1\" was still held after 5.0s");
+        assert!(busy.is_busy());
     }
 
     #[test]
-    fn the_source_is_kept() {
-        let error = LockError::unavailable("renew", std::io::Error::other("broken pipe"));
+    fn strangers_are_not_told_who_holds_a_lock() {
+        let holder = Holder {
+            host: Some("db-7.internal".to_owned()),
+            ..Holder::default()
+        };
+        let busy = LockError::timed_out(&name(), Duration::from_secs(1), Some(holder));
+        assert!(!format!("{busy} {busy:#}").contains("db-7.internal"));
+        assert_eq!(
+            busy.holder().and_then(|holder| holder.host.as_deref()),
+            Some("db-7.internal")
+        );
+    }
+
+    #[test]
+    fn the_cause_is_kept_and_said_once() {
+        let error = LockError::failed("renewal", std::io::Error::other("broken pipe"));
         assert_eq!(error.source().unwrap().to_string(), "broken pipe");
+        assert_eq!(error.to_string(), "renewal failed");
+        assert_eq!(format!("{error:#}"), "renewal failed: broken pipe");
         assert!(error.is_retryable());
-        assert!(!LockError::Closed.is_retryable());
+        assert!(!LockError::closed().is_retryable());
+    }
+
+    #[test]
+    fn the_first_name_stays() {
+        let error = LockError::closed().of(&name()).of(&"other".parse().unwrap());
+        assert_eq!(error.name(), Some(&name()));
+        assert_eq!(
+            error.to_string(),
+            "lock \"stock/1\": the lock client was shut down; connect a new one"
+        );
     }
 }

@@ -79,10 +79,11 @@ impl Executor {
         self.spawn(Box::pin(async move {
             let _ = tell.send(work.await);
         }))?;
-        told.await.map_err(|_| LockError::Unavailable {
-            operation,
-            message: "the task that worked on it panicked, or its runtime ended".to_owned(),
-            source: None,
+        told.await.map_err(|_| {
+            LockError::unavailable(
+                operation,
+                "the task that worked on it panicked, or its runtime ended".to_owned(),
+            )
         })
     }
 
@@ -172,7 +173,7 @@ impl<F: Future<Output = ()> + Send + Unpin + 'static> Drop for Movable<F> {
                 background.spawn(work);
             }
             Err(error) => {
-                tracing::error!(target: "fencelock", %error, "a task of a lock client is lost with its runtime")
+                tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "a task of a lock client is lost with its runtime")
             }
         }
     }

@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::engine::{Core, Releasing, runtime_ended};
 use crate::queue::Turn;
 use crate::request::{Renew, Wish};
-use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, Lost, Released, Stamp};
+use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, Released, Stamp};
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
 ///
@@ -95,27 +95,27 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// [`Lost`] if the lock was lost before `work` ended; `work` is dropped at its next await then. Also if the loss
+    /// [`LockError::Lost`] if the lock was lost before `work` ended; `work` is dropped at its next await then. Also if the loss
     /// is noticed only afterwards, because `work` did not await in between.
     ///
     /// # Cancellation
     ///
     /// Dropping the future drops `work`; the guard stays held.
-    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Lost> {
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, LockError> {
         let signal = self.lost();
         let mut work = pin!(work);
         // The clock is read before each step of the work: the signal comes late if the machine slept.
         let watched = poll_fn(|cx| match self.held.lost(self.held.core.clock.now()) {
-            Some(reason) => Poll::Ready(Err(Lost::new(reason))),
+            Some(reason) => Poll::Ready(Err(self.held.loss(reason))),
             None => work.as_mut().poll(cx).map(Ok),
         });
         let done = tokio::select! {
             biased;
-            reason = signal.wait() => return Err(Lost::new(reason)),
+            reason = signal.wait() => return Err(self.held.loss(reason)),
             done = watched => done?,
         };
         match self.held.lost(self.held.core.clock.now()) {
-            Some(reason) => Err(Lost::new(reason)),
+            Some(reason) => Err(self.held.loss(reason)),
             None => Ok(done),
         }
     }
@@ -143,7 +143,8 @@ impl LockGuard {
             let _ = tell.send(core.let_go(claim, turn).await);
         })?;
         drop(starting);
-        match told.await.unwrap_or_else(|_| Err(runtime_ended()))? {
+        let told = told.await.unwrap_or_else(|_| Err(runtime_ended()));
+        match told.map_err(|error| error.of(held.grant.claim.name()))? {
             Released::Released if !lost => Ok(ReleaseOutcome::Released),
             _ => Ok(ReleaseOutcome::AlreadyLost),
         }
@@ -162,12 +163,11 @@ impl LockGuard {
     pub async fn renew_now(&self) -> Result<(), LockError> {
         let held = &self.held;
         if let Some(reason) = held.lost(held.core.clock.now()) {
-            return Err(Lost::new(reason).into());
+            return Err(held.loss(reason));
         }
         if held.renew == Renew::Never {
-            return Err(LockError::NotSupported {
-                operation: "renewing a lock that was asked for without renewal",
-            });
+            let operation = "renewing a lock that was asked for without renewal";
+            return Err(LockError::not_supported(operation).of(self.name()));
         }
         let starting = held.core.about_to_start();
         let (tell, told) = oneshot::channel();
@@ -176,9 +176,10 @@ impl LockGuard {
             let _ = tell.send(core.renew(&lease).await);
         })?;
         drop(starting);
-        told.await.unwrap_or_else(|_| Err(runtime_ended()))?;
+        let told = told.await.unwrap_or_else(|_| Err(runtime_ended()));
+        told.map_err(|error| error.of(self.name()))?;
         match held.lost(held.core.clock.now()) {
-            Some(reason) => Err(Lost::new(reason).into()),
+            Some(reason) => Err(held.loss(reason)),
             None => Ok(()),
         }
     }
@@ -245,6 +246,14 @@ impl Held {
         self.renew == Renew::UntilReleased
     }
 
+    /// The error that says that the lock was lost.
+    fn loss(&self, reason: LossReason) -> LockError {
+        LockError::Lost {
+            name: self.grant.claim.name().clone(),
+            reason,
+        }
+    }
+
     /// When the hold ends whatever the server says.
     pub(crate) fn limit(&self) -> Option<Stamp> {
         self.limit.map(|(at, _)| at)
@@ -280,11 +289,11 @@ impl Held {
         let (core, claim) = (Arc::clone(&self.core), self.grant.claim.clone());
         let work = async move {
             if let Err(error) = core.let_go(claim.clone(), turn).await {
-                tracing::warn!(target: "fencelock", name = %claim.name(), %error, "release failed; trying again");
+                tracing::warn!(target: "fencelock", name = %claim.name(), error = format_args!("{error:#}"), "release failed; trying again");
             }
         };
         if let Err(error) = self.core.spawn_release(releasing, work) {
-            tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), %error, "the lock could not be released");
+            tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), error = format_args!("{error:#}"), "the lock could not be released");
         }
         drop(starting);
     }

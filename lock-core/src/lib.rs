@@ -53,7 +53,7 @@ pub use guard::{LockGuard, ReleaseOutcome};
 pub use holder::Holder;
 pub use lease::{Lease, LeaseId};
 pub use locks::{Locks, Options};
-pub use loss::{LossReason, LossSignal, Lost, Revocation, Revoker};
+pub use loss::{LossReason, LossSignal, Revocation, Revoker};
 pub use memory::MemoryLock;
 pub use name::LockName;
 pub use owner::{OwnerId, ParseOwnerIdError};

@@ -162,8 +162,12 @@ impl Locks {
         let backend = Arc::clone(&self.core.backend);
         let holder = self
             .core
-            .call("holder", async move { backend.holder(&name).await })
-            .await?;
+            .call("holder", {
+                let name = name.clone();
+                async move { backend.holder(&name).await }
+            })
+            .await
+            .map_err(|error| error.of(&name))?;
         Ok(holder.map(|holder| self.seen_from_here(holder)))
     }
 
@@ -199,8 +203,12 @@ impl Locks {
         let backend = Arc::clone(&self.core.backend);
         let victim = self
             .core
-            .call("force_release", async move { backend.force_release(&name).await })
-            .await?;
+            .call("force_release", {
+                let name = name.clone();
+                async move { backend.force_release(&name).await }
+            })
+            .await
+            .map_err(|error| error.of(&name))?;
         Ok(victim.map(|holder| self.seen_from_here(holder)))
     }
 

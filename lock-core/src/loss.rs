@@ -50,21 +50,6 @@ impl LossReason {
     }
 }
 
-/// The body outlived its lock, or was cancelled because the lock was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
-#[error("the lock was lost: {reason}")]
-#[non_exhaustive]
-pub struct Lost {
-    /// Why.
-    pub reason: LossReason,
-}
-
-impl Lost {
-    pub(crate) fn new(reason: LossReason) -> Self {
-        Self { reason }
-    }
-}
-
 /// Whether something has been revoked, and why. Only whoever holds the [`Revoker`] can fire it, once.
 #[derive(Clone)]
 pub struct Revocation(Arc<Cell>);

@@ -217,11 +217,10 @@ impl DistributedLock for MemoryLock {
                 match (granted.try_recv(), state.locks.get(claim.name())) {
                     (Ok(grant), _) => return Ok(Attempt::Granted(grant)),
                     (Err(oneshot::error::TryRecvError::Closed), _) => {
-                        return Err(LockError::Unavailable {
-                            operation: "acquire",
-                            message: "the place in the queue is gone".to_owned(),
-                            source: None,
-                        });
+                        return Err(LockError::unavailable(
+                            "acquire",
+                            "the place in the queue is gone".to_owned(),
+                        ));
                     }
                     // Left before the store is let go of: nothing can be granted to a wait that is over.
                     (Err(_), entry) if deadline.is_some_and(|d| clock.now() >= d) => {
@@ -324,11 +323,7 @@ impl DistributedLock for MemoryLock {
 /// Takes one from the failures that a test has ordered.
 fn told_to_fail(failures: &AtomicU32, operation: &'static str) -> Result<(), LockError> {
     match failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
-        Ok(_) => Err(LockError::Unavailable {
-            operation,
-            message: "told to fail".to_owned(),
-            source: None,
-        }),
+        Ok(_) => Err(LockError::unavailable(operation, "told to fail".to_owned())),
         Err(_) => Ok(()),
     }
 }

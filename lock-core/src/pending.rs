@@ -114,23 +114,21 @@ impl Pending {
             Attempt::Granted(grant) => grant,
         };
         if grant.claim != self.claim {
-            return Err(LockError::Unavailable {
-                operation: "acquire",
-                message: "the backend granted another claim; please report it to its authors".to_owned(),
-                source: None,
-            });
+            return Err(LockError::unavailable(
+                "acquire",
+                "the backend granted another claim; please report it to its authors".to_owned(),
+            ));
         }
         let now = self.core.clock.now();
         if !grant.lease.is_valid(now) || grant.revoked().is_some() {
-            return Err(LockError::Unavailable {
-                operation: "acquire",
-                message: format!(
+            return Err(LockError::unavailable(
+                "acquire",
+                format!(
                     "the grant arrived after its lease of {:?} had run out; if round trips to the server take that long, raise \
                      the ttl",
                     grant.lease.ttl()
                 ),
-                source: None,
-            });
+            ));
         }
         let Some(turn) = self.turn.take() else {
             return Err(runtime_ended());
@@ -141,7 +139,7 @@ impl Pending {
         let guard = LockGuard::new(held);
         // A shutdown that began meanwhile may not have seen this one; dropping it releases.
         if self.core.closing.is_cancelled() {
-            Err(LockError::Closed)
+            Err(LockError::closed())
         } else {
             Ok(Outcome::Guard(guard))
         }

@@ -68,32 +68,10 @@ enum Known {
 
 /// Why a request failed that siblings waited for.
 #[derive(Clone)]
-pub(crate) struct RequestFailure {
+struct RequestFailure {
     /// Waiters up to this serial were there when it failed.
     up_to: u64,
-    operation: &'static str,
-    message: String,
-}
-
-impl RequestFailure {
-    fn new(error: &LockError, up_to: u64) -> Self {
-        let (operation, message) = error.operation_and_message("acquire");
-        Self {
-            up_to,
-            operation,
-            message,
-        }
-    }
-}
-
-impl From<RequestFailure> for LockError {
-    fn from(failure: RequestFailure) -> Self {
-        Self::Unavailable {
-            operation: failure.operation,
-            message: failure.message,
-            source: None,
-        }
-    }
+    error: LockError,
 }
 
 /// Someone who waits for the turn.
@@ -118,7 +96,7 @@ pub(crate) enum Next {
     /// It did not want to wait, and the lock is busy.
     Refused(Busy),
     /// The request it waited for could not reach the server.
-    Failed(RequestFailure),
+    Failed(LockError),
 }
 
 pub(crate) enum Entered {
@@ -237,7 +215,7 @@ impl Ticket {
     pub(crate) fn failure(&self) -> Option<LockError> {
         let slots = self.queue.lock();
         let failure = slots.get(&self.key)?.failure.as_deref()?;
-        (self.serial <= failure.up_to).then(|| failure.clone().into())
+        (self.serial <= failure.up_to).then(|| failure.error.clone())
     }
 
     /// Who holds the lock by the last word on it; `None` if there was none, or if the last word was a failure.
@@ -296,13 +274,16 @@ impl Turn {
     /// `is_final`: the request was the first one, and is not repeated. Then the waiters that wait for a first answer get this
     /// one too. Otherwise their own time for it goes on, as the owner of the turn tries again.
     pub(crate) fn failed(&self, error: &LockError, is_final: bool) {
-        let (failure, failed) = {
+        let failed: Vec<_> = {
             let mut slots = self.queue.lock();
             let Some(slot) = slots.get_mut(&self.key) else { return };
             slot.stage = Stage::Asking;
             slot.known = None;
-            let (told_up_to, failure) = (slot.told_up_to, RequestFailure::new(error, slot.serial));
-            slot.failure = Some(Box::new(failure.clone()));
+            let told_up_to = slot.told_up_to;
+            slot.failure = Some(Box::new(RequestFailure {
+                up_to: slot.serial,
+                error: error.clone(),
+            }));
             let Some(waiters) = &mut slot.waiters else { return };
             // Those who were not told stand behind those who were.
             let first = match is_final {
@@ -311,15 +292,14 @@ impl Turn {
                     .partition_point(|w| w.told_busy || w.serial <= told_up_to),
                 false => waiters.patient.len(),
             };
-            let failed: Vec<_> = waiters
+            waiters
                 .patient
                 .drain(first..)
                 .chain(waiters.impatient.drain(..))
-                .collect();
-            (failure, failed)
+                .collect()
         };
         for waiter in failed {
-            let _ = waiter.reply.send(Next::Failed(failure.clone()));
+            let _ = waiter.reply.send(Next::Failed(error.clone()));
         }
     }
 

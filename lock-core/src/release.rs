@@ -52,7 +52,7 @@ impl Core {
             }
         };
         if let Err(error) = self.spawn_release(self.releasing(), work) {
-            tracing::warn!(target: "fencelock", %error, "an abandoned claim could not be cleaned up");
+            tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "an abandoned claim could not be cleaned up");
         }
     }
 
@@ -95,15 +95,7 @@ impl Core {
         let (released, accepted) = match handed {
             Ok(handed) => (Ok(handed.from), to.accept(handed.to, &wish)),
             // Nothing is known of either claim: the caller sees to `from`, the waiter to its own.
-            Err(error) => {
-                let (operation, message) = error.operation_and_message("hand-over");
-                let told = LockError::Unavailable {
-                    operation,
-                    message,
-                    source: None,
-                };
-                (Err(error), Err(told))
-            }
+            Err(error) => (Err(error.clone()), Err(error)),
         };
         let next = match accepted {
             Ok(Outcome::Guard(guard)) => {
@@ -157,14 +149,14 @@ impl Core {
                 match core.release_once(&claim, &core.retry_slots).await {
                     Ok(_) => return unreleased.done(),
                     Err(error) => {
-                        tracing::warn!(target: "fencelock", name = %claim.name(), %error, "release failed; trying again")
+                        tracing::warn!(target: "fencelock", name = %claim.name(), error = format_args!("{error:#}"), "release failed; trying again")
                     }
                 }
                 pause = (pause * 2).min(LAST_RETRY);
             }
         };
         if let Err(error) = self.spawn_release(self.releasing(), work) {
-            tracing::warn!(target: "fencelock", %error, "a failed release could not be tried again");
+            tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "a failed release could not be tried again");
         }
     }
 }

@@ -43,7 +43,7 @@ impl ReleaseSlots {
         loop {
             let before = self.answered.load(Ordering::Relaxed);
             match timeout(limit, &mut free).await {
-                Ok(slot) => return slot.map_err(|_| LockError::Closed),
+                Ok(slot) => return slot.map_err(|_| LockError::closed()),
                 Err(_) if self.answered.load(Ordering::Relaxed) != before => {}
                 Err(_) => return Err(LockError::no_answer("release", limit)),
             }

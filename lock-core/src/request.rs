@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
-use crate::{Claim, LockError, LockName, LossReason, Lost};
+use crate::{Claim, LockError, LockName, LossReason};
 
 /// A lock that is asked for: set what matters, then await it.
 ///
@@ -150,12 +150,13 @@ impl LockRequest {
         F: AsyncFnOnce(&LockGuard) -> T,
     {
         let guard = self.await?;
-        let signal = guard.lost();
+        let (signal, name) = (guard.lost(), guard.name().clone());
         let value = guard.run(body(&guard)).await?;
         match guard.release().await {
             Ok(ReleaseOutcome::AlreadyLost) => {
                 let reason = signal.own.reason().filter(|reason| *reason != LossReason::Released);
-                Err(Lost::new(reason.unwrap_or(LossReason::NotHeld)).into())
+                let reason = reason.unwrap_or(LossReason::NotHeld);
+                Err(LockError::Lost { name, reason })
             }
             Ok(ReleaseOutcome::Released) | Err(_) => Ok(value),
         }
@@ -180,7 +181,7 @@ impl LockRequest {
             self.locks.core.capabilities.max_ttl,
         );
         if ttl < min || ttl > max {
-            return Err(LockError::InvalidTtl { ttl, min, max });
+            return Err(LockError::InvalidTtl { name, ttl, min, max });
         }
         let wait = match self.wait {
             Wait::No => Some(Duration::ZERO),
@@ -206,15 +207,15 @@ impl IntoFuture for LockRequest {
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
             let (locks, wish) = self.check()?;
-            locks.core.acquire(wish).await.map_err(|error| match error {
-                LockError::TimedOut {
-                    waited,
-                    holder: Some(holder),
-                } => LockError::TimedOut {
-                    waited,
-                    holder: Some(Box::new(locks.seen_from_here(*holder))),
-                },
-                other => other,
+            let name = wish.name.clone();
+            locks.core.acquire(wish).await.map_err(|mut error| {
+                if let LockError::TimedOut {
+                    holder: Some(holder), ..
+                } = &mut error
+                {
+                    **holder = locks.seen_from_here(std::mem::take(&mut **holder));
+                }
+                error.of(&name)
             })
         })
     }

@@ -353,7 +353,7 @@ impl Core {
             .executor
             .spawn(Box::pin(watch(post, Arc::clone(&self.watchdog.alarm))))
         {
-            tracing::error!(target: "fencelock", %error, "locks are not renewed");
+            tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "locks are not renewed");
         }
         task
     }
@@ -376,13 +376,13 @@ impl Core {
             renewing.due = match outcome {
                 Ok(()) => asked + lease.ttl() / 3 - sooner(&lease, SPREAD),
                 Err(error) => {
-                    tracing::warn!(target: "fencelock", ?lease, %error, "renewal failed; trying again");
+                    tracing::warn!(target: "fencelock", ?lease, error = format_args!("{error:#}"), "renewal failed; trying again");
                     core.clock.now() + retry_pause(lease.ttl())
                 }
             };
         };
         if let Err(error) = self.spawn(work) {
-            tracing::error!(target: "fencelock", %error, "a lease could not be renewed");
+            tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "a lease could not be renewed");
         }
     }
 
@@ -417,14 +417,13 @@ fn unanswered(limit: Duration, ttl: Duration) -> LockError {
     if limit < ttl / 4 {
         return LockError::no_answer("renewal", limit);
     }
-    LockError::Unavailable {
-        operation: "renewal",
-        message: format!(
+    LockError::unavailable(
+        "renewal",
+        format!(
             "no answer within {limit:?}, a quarter of the ttl of {ttl:?}; if round trips to the server take that long, raise \
              the ttl"
         ),
-        source: None,
-    }
+    )
 }
 
 /// A renewal under way. Dropping it sets when the lease is due again.

@@ -165,9 +165,36 @@ async fn a_body_is_cancelled_when_its_lock_is_lost() {
         })
         .await;
     assert!(
-        matches!(outcome, Err(LockError::Lost(lost)) if lost.reason == LossReason::NotHeld),
+        matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == LossReason::NotHeld),
         "{outcome:?}"
     );
+}
+
+#[tokio::test]
+async fn every_error_about_a_lock_names_it() {
+    let memory = MemoryLock::new();
+    let locks = Locks::new(memory.client()).scoped("shop");
+    let name: LockName = "shop/a".parse().unwrap();
+    memory.fail_next_acquire();
+    let mut errors = vec![locks.lock("a").await.unwrap_err()];
+    errors.push(locks.lock("a").ttl(Duration::ZERO).await.unwrap_err());
+    let guard = locks.lock("a").await.unwrap();
+    let busy = locks.lock("a").no_wait().await.unwrap_err();
+    assert!(busy.is_busy() && busy.holder().is_some());
+    errors.push(busy);
+    memory.steal(&name).unwrap();
+    errors.push(guard.run(std::future::pending::<()>()).await.unwrap_err());
+    locks.shutdown().await.unwrap();
+    errors.push(locks.lock("a").await.unwrap_err());
+    errors.push(locks.holder("a").await.unwrap_err());
+    for error in errors {
+        assert_eq!(error.name(), Some(&name), "{error}");
+        assert!(error.to_string().starts_with("lock \"shop/a\""), "{error}");
+        assert!(
+            !format!("{error:#}").contains(&format!(":{}", std::process::id())),
+            "{error:#}"
+        );
+    }
 }
 
 #[tokio::test]
@@ -179,16 +206,19 @@ async fn a_body_that_outlives_its_lock_without_awaiting_is_told() {
         .lock(name.as_str())
         .with(async |_| assert!(memory.expire(&name)))
         .await;
-    assert!(matches!(outcome, Err(LockError::Lost(_))), "{outcome:?}");
+    assert!(matches!(outcome, Err(LockError::Lost { .. })), "{outcome:?}");
 }
 
 #[tokio::test]
 async fn work_that_ends_after_its_lock_without_awaiting_is_told() {
     let memory = MemoryLock::new();
     let guard = Locks::new(memory.client()).lock("a").await.unwrap();
-    assert_eq!(guard.run(async { 7 }).await, Ok(7));
+    assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
     let outcome = guard.run(async { memory.expire(guard.name()) }).await;
-    assert_eq!(outcome.unwrap_err().reason, LossReason::Expired);
+    assert!(
+        matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == LossReason::Expired),
+        "{outcome:?}"
+    );
 }
 
 #[tokio::test]
@@ -290,10 +320,10 @@ async fn a_client_that_was_shut_down_releases_and_refuses() {
     };
     tokio::time::timeout(Duration::from_secs(20), is_waiting).await.unwrap();
     locks.shutdown().await.unwrap();
-    assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed)));
+    assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed { .. })));
     assert_eq!(guard.lost().await, LossReason::Shutdown);
-    assert!(matches!(locks.lock("a").await, Err(LockError::Closed)));
-    assert!(matches!(locks.holder("a").await, Err(LockError::Closed)));
+    assert!(matches!(locks.lock("a").await, Err(LockError::Closed { .. })));
+    assert!(matches!(locks.holder("a").await, Err(LockError::Closed { .. })));
     locks.shutdown().await.unwrap();
     assert!(Locks::new(memory).try_lock("a").await.unwrap().is_some());
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);

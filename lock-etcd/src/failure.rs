@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use etcd_client::Error;
-use lock_core::{LockError, Source};
+use lock_core::LockError;
 use tonic::{Code, Status};
 
 /// What etcd says when it has no room.
@@ -87,7 +87,7 @@ impl Failure {
 
 /// Whether there was no connection because no member that can be reached has a leader.
 pub(crate) fn awaits_an_election(failure: &Failure) -> bool {
-    matches!(failure, Failure::Known(LockError::Unavailable { message, .. }) if message.contains(NO_LEADER))
+    matches!(failure, Failure::Known(LockError::Unavailable { message: Some(message), .. }) if message.contains(NO_LEADER))
 }
 
 impl From<Error> for Failure {
@@ -159,11 +159,7 @@ fn is_the_servers(status: &Status) -> bool {
 }
 
 fn explain(operation: &'static str, error: Error) -> LockError {
-    let shown = shown(&error);
-    let configuration = |message: String, error: Error| LockError::Configuration {
-        message,
-        source: Some(error.into()),
-    };
+    let configuration = |message: String, error: Error| LockError::configuration(message).with_source(error);
     if says(&error, "authentication failed") || says(&error, "invalid user ID or password") {
         return configuration(
             "etcd refused the user name or the password; correct them in the address".to_owned(),
@@ -192,23 +188,18 @@ fn explain(operation: &'static str, error: Error) -> LockError {
         );
     }
     if says(&error, FULL) {
-        return LockError::Unavailable {
+        return LockError::unavailable(
             operation,
-            message:
-                "etcd is full: compact and defragment it, or raise its quota, then disarm its alarm. Locks that are \
+            "etcd is full: compact and defragment it, or raise its quota, then disarm its alarm. Locks that are \
                       held can be renewed and released"
-                    .to_owned(),
-            source: Some(error.into()),
-        };
+                .to_owned(),
+        )
+        .with_source(error);
     }
-    let message = match lacks_a_leader(&error) {
-        true => format!("this member of etcd cannot be used: {NO_LEADER}"),
-        false => shown,
-    };
-    LockError::Unavailable {
-        operation,
-        message,
-        source: Some(error.into()),
+    match lacks_a_leader(&error) {
+        true => LockError::unavailable(operation, format!("this member of etcd cannot be used: {NO_LEADER}"))
+            .with_source(error),
+        false => LockError::failed(operation, error),
     }
 }
 
@@ -216,15 +207,12 @@ fn explain(operation: &'static str, error: Error) -> LockError {
 pub(crate) fn not_connected(endpoint: &str, tls: bool, error: tonic::transport::Error) -> Failure {
     let shown = chain(&error);
     let wrong = |message: String, error: tonic::transport::Error| {
-        Failure::Known(LockError::Configuration {
-            message,
-            source: Some(error.into()),
-        })
+        Failure::Known(LockError::configuration(message).with_source(error))
     };
     if shown.contains("invalid peer certificate") {
         return wrong(
             format!(
-                "the certificate of etcd at {endpoint} is not trusted ({shown}); name its authority with ca=FILE, and it by \
+                "the certificate of etcd at {endpoint} is not trusted; name its authority with ca=FILE, and it by \
                  a name that is in the certificate"
             ),
             error,
@@ -232,7 +220,7 @@ pub(crate) fn not_connected(endpoint: &str, tls: bool, error: tonic::transport::
     }
     if refuses_certificate(&shown) {
         return wrong(
-            format!("etcd at {endpoint} refused this client ({shown}); {GIVE_CERTIFICATE}"),
+            format!("etcd at {endpoint} refused this client; {GIVE_CERTIFICATE}"),
             error,
         );
     }
@@ -247,21 +235,19 @@ pub(crate) fn not_connected(endpoint: &str, tls: bool, error: tonic::transport::
     } else {
         ""
     };
-    Failure::Known(LockError::Unavailable {
-        operation: "connecting",
-        message: format!("etcd cannot be reached at {endpoint}: {shown}{hint}"),
-        source: Some(error.into()),
-    })
+    Failure::Known(
+        LockError::unavailable("connecting", format!("etcd cannot be reached at {endpoint}{hint}")).with_source(error),
+    )
 }
 
 /// Why the member at that endpoint ended the connection before it let us in.
 pub(crate) fn not_let_in(endpoint: &str, tls: bool, error: Error) -> Failure {
     let shown = shown(&error);
     if refuses_certificate(&shown) {
-        return Failure::Known(LockError::Configuration {
-            message: format!("etcd at {endpoint} refused this client ({shown}); {GIVE_CERTIFICATE}"),
-            source: Some(error.into()),
-        });
+        return Failure::Known(
+            LockError::configuration(format!("etcd at {endpoint} refused this client; {GIVE_CERTIFICATE}"))
+                .with_source(error),
+        );
     }
     // A handshake may be over for the client when the server looks at its certificate, and why it hangs up may be lost.
     let hint = if tls {
@@ -299,15 +285,21 @@ pub(crate) fn no_endpoint(mut failures: Vec<LockError>) -> LockError {
     let shown: Vec<_> = failures
         .iter()
         .map(|error| match error {
-            LockError::Unavailable { message, .. } => message.clone(),
-            other => other.to_string(),
+            LockError::Unavailable {
+                message: Some(message),
+                source,
+                ..
+            } => match source {
+                Some(source) => format!("{message}: {}", chain(&**source)),
+                None => message.clone(),
+            },
+            other => format!("{other:#}"),
         })
         .collect();
-    LockError::Unavailable {
-        operation: "connecting",
-        message: format!("no endpoint of etcd can be used: {}", shown.join("; ")),
-        source: failures.into_iter().next().map(|error| Box::new(error) as Source),
-    }
+    LockError::unavailable(
+        "connecting",
+        format!("no endpoint of etcd can be used: {}", shown.join("; ")),
+    )
 }
 
 /// What went wrong, without what the client library wraps it in.
@@ -354,24 +346,7 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 pub(crate) fn unavailable(operation: &'static str, message: &str) -> LockError {
-    LockError::Unavailable {
-        operation,
-        message: message.to_owned(),
-        source: None,
-    }
-}
-
-/// The same error once more, for the next who waited for the same thing.
-pub(crate) fn again(error: &LockError) -> LockError {
-    match error {
-        LockError::Configuration { message, .. } => LockError::configuration(message.clone()),
-        LockError::UnsafeConfiguration { message } => LockError::UnsafeConfiguration {
-            message: message.clone(),
-        },
-        LockError::Closed => LockError::Closed,
-        LockError::Unavailable { operation, message, .. } => unavailable(operation, message),
-        other => unavailable("connecting", &other.to_string()),
-    }
+    LockError::unavailable(operation, message.to_owned())
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ enum State {
     Closed,
 }
 
-type Opened = Result<Arc<Link>, Arc<LockError>>;
+type Opened = Result<Arc<Link>, LockError>;
 
 impl Line {
     /// Starts without a connection; the first request makes one.
@@ -54,7 +54,7 @@ impl Line {
         let mut opening = {
             let mut state = self.lock();
             match &*state {
-                State::Closed => return Err(LockError::Closed.into()),
+                State::Closed => return Err(LockError::closed().into()),
                 State::Open(link) if !link.is_broken() => return Ok(Arc::clone(link)),
                 State::Opening(opening) if opening.has_changed().is_ok() => opening.clone(),
                 // None yet, a broken one, or an attempt that went down with its runtime.
@@ -68,8 +68,8 @@ impl Line {
         let opened = opening.wait_for(Option::is_some).await;
         match opened.ok().and_then(|opened| opened.clone()) {
             Some(Ok(link)) => Ok(link),
-            Some(Err(error)) => Err(failure::again(&error).into()),
-            None if self.is_closed() => Err(LockError::Closed.into()),
+            Some(Err(error)) => Err(error.into()),
+            None if self.is_closed() => Err(LockError::closed().into()),
             None => Err(Failure::Broken),
         }
     }
@@ -86,8 +86,8 @@ impl Line {
             let limit = settings.op_timeout;
             let opened = match timeout(limit, open_any(&settings, &patience, &next, Handle::current())).await {
                 Ok(Ok(link)) => Ok(Arc::new(link)),
-                Ok(Err(error)) => Err(Arc::new(error)),
-                Err(_) => Err(Arc::new(LockError::no_answer("connecting", limit))),
+                Ok(Err(error)) => Err(error),
+                Err(_) => Err(LockError::no_answer("connecting", limit)),
             };
             // Nobody is left, or the client was closed meanwhile: the link is dropped, and that closes it.
             let Some(state) = state.upgrade() else { return };

@@ -51,9 +51,9 @@ impl Member {
         }
         let Some(message) = self.danger() else { return Ok(()) };
         if !allow_unsafe {
-            return Err(Failure::Known(LockError::UnsafeConfiguration {
-                message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
-            }));
+            return Err(Failure::Known(LockError::unsafe_configuration(format!(
+                "{message}; allow_unsafe_configuration turns this refusal into a warning"
+            ))));
         }
         tracing::warn!(target: "fencelock", "unsafe configuration of etcd: {message}");
         Ok(())
@@ -90,9 +90,9 @@ pub(crate) fn check_way(members: &MemberListResponse, allow_unsafe: bool) -> Res
     let message = "this is etcd's grpc-proxy and no member of a cluster: locks get lost behind it and fencing tokens can fall; connect to \
                    the members, or through a proxy for TCP";
     if !allow_unsafe {
-        return Err(Failure::Known(LockError::UnsafeConfiguration {
-            message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
-        }));
+        return Err(Failure::Known(LockError::unsafe_configuration(format!(
+            "{message}; allow_unsafe_configuration turns this refusal into a warning"
+        ))));
     }
     tracing::warn!(target: "fencelock", "unsafe configuration of etcd: {message}");
     Ok(())

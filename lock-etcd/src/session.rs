@@ -178,7 +178,7 @@ impl Session {
         let began = self.clock.now();
         loop {
             if self.is_closed() {
-                return Err(LockError::Closed.into());
+                return Err(LockError::closed().into());
             }
             match self.line.link().await {
                 Err(failure)

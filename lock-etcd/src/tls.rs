@@ -12,10 +12,9 @@ impl Settings {
     pub(crate) async fn endpoint(&self, host: &Host) -> Result<Endpoint, Failure> {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         let endpoint = Endpoint::from_shared(format!("{scheme}://{host}")).map_err(|e| {
-            Failure::Known(LockError::Configuration {
-                message: "a host in the address of etcd cannot be used".to_owned(),
-                source: Some(e.into()),
-            })
+            Failure::Known(
+                LockError::configuration("a host in the address of etcd cannot be used".to_owned()).with_source(e),
+            )
         })?;
         #[cfg(feature = "tls")]
         if let Some(tls) = &self.tls {
@@ -55,8 +54,5 @@ async fn read(path: &std::path::Path) -> Result<Vec<u8>, Failure> {
 
 #[cfg(feature = "tls")]
 fn wrong(message: impl Into<String>, source: impl Into<lock_core::Source>) -> Failure {
-    Failure::Known(LockError::Configuration {
-        message: message.into(),
-        source: Some(source.into()),
-    })
+    Failure::Known(LockError::configuration(message.into()).with_source(source))
 }

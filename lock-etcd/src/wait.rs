@@ -77,7 +77,7 @@ impl Session {
             match self.next(deadline, &link, &behind, watched).await {
                 Next::Look => {}
                 Next::GiveUp => return self.give_up(claim, behind.busy).await,
-                Next::Closed => return Err(LockError::Closed),
+                Next::Closed => return Err(LockError::closed()),
             }
             if self.table().is_given_up(claim) {
                 // It was released under its own wait.

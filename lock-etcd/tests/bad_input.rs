@@ -25,12 +25,12 @@ async fn refused(config: EtcdConfig) -> LockError {
 
 fn assert_configuration(error: &LockError, words: &str) {
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-    assert!(error.to_string().contains(words), "{error}");
+    assert!(format!("{error:#}").contains(words), "{error}");
 }
 
 fn assert_unavailable(error: &LockError, words: &str) {
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains(words), "{error}");
+    assert!(format!("{error:#}").contains(words), "{error}");
 }
 
 /// An address at which nobody listens, for as long as the listener is not asked to.
@@ -271,7 +271,7 @@ async fn a_version_that_can_lose_revisions_is_refused_unless_that_is_allowed() {
     let at = telling(&server, &old).await.to_string();
     let error = refused(config_at(&at)).await;
     assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
-    assert!(error.to_string().contains(&old), "{error}");
+    assert!(format!("{error:#}").contains(&old), "{error}");
     let allowed = config_at(&at).allow_unsafe_configuration(true).connect().await.unwrap();
     granted(&allowed, &claim("n", LONG)).await;
     assert_eq!(

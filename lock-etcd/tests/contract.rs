@@ -31,10 +31,10 @@ async fn closing_leaves_nothing_but_the_base_of_tokens() {
     until_queued(&etcd, "c", 1).await;
     assert_eq!(etcd.lease_client().leases().await.unwrap().leases().len(), 3);
     lock.close().await.unwrap();
-    assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed)));
+    assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed { .. })));
     assert!(matches!(
         lock.try_acquire(&claim("a", LONG)).await,
-        Err(LockError::Closed)
+        Err(LockError::Closed { .. })
     ));
     other.close().await.unwrap();
     assert_eq!(everything(&etcd).await, ["fencelock:base"]);

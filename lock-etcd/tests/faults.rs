@@ -91,7 +91,7 @@ async fn a_full_server_grants_to_who_is_in_the_queue_and_to_nobody_else() {
     let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
     assert!(second > first);
     let refused = holder.try_acquire(&claim("m", LONG)).await.unwrap_err();
-    assert!(refused.to_string().contains("etcd is full"), "{refused}");
+    assert!(format!("{refused:#}").contains("etcd is full"), "{refused}");
     waiter.release(&wanted).await.unwrap();
     alarm(AlarmAction::Deactivate).await;
 }

@@ -85,7 +85,7 @@ impl Authority {
 async fn refused(config: EtcdConfig, words: &str) {
     let error = config.connect().await.unwrap_err();
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-    assert!(error.to_string().contains(words), "{error}");
+    assert!(format!("{error:#}").contains(words), "{error}");
 }
 
 #[tokio::test]
@@ -118,7 +118,7 @@ async fn a_client_shows_its_certificate() {
     for unwanted in [anonymous(), named(&stranger)] {
         // Whether the reason arrives before the connection is gone is not the client's to say.
         let error = unwanted.connect().await.unwrap_err();
-        assert!(error.to_string().contains("cert=FILE"), "{error:?}");
+        assert!(format!("{error:#}").contains("cert=FILE"), "{error:?}");
     }
 }
 
@@ -129,10 +129,10 @@ async fn tls_and_none_are_told_apart() {
     let tls = EtcdConfig::from_url(&format!("etcds://{without}")).unwrap();
     let error = tls.connect().await.unwrap_err();
     assert!(
-        error.to_string().contains("speak TLS") && error.to_string().contains("etcd:"),
+        format!("{error:#}").contains("speak TLS") && format!("{error:#}").contains("etcd:"),
         "{error}"
     );
     let port = authority.before(server.authority(), "localhost", None).await;
     let error = config_at(&format!("localhost:{port}")).connect().await.unwrap_err();
-    assert!(error.to_string().contains("etcds:"), "{error}");
+    assert!(format!("{error:#}").contains("etcds:"), "{error}");
 }

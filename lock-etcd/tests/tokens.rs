@@ -278,7 +278,7 @@ async fn the_proxy_of_etcd_is_refused() {
     let proxy = proxy(&server, true).await;
     let refused = config(&proxy).connect().await.unwrap_err();
     assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
-    assert!(refused.to_string().contains("grpc-proxy"), "{refused}");
+    assert!(format!("{refused:#}").contains("grpc-proxy"), "{refused}");
     config(&proxy).allow_unsafe_configuration(true).connect().await.unwrap();
 }
 

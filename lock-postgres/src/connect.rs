@@ -328,10 +328,9 @@ impl Place {
             return Ok(vec![self.clone()]);
         }
         let found = tokio::net::lookup_host((host.as_str(), port)).await;
-        let found = found.map_err(|error| LockError::Unavailable {
-            operation: "connecting",
-            message: format!("Postgres cannot be reached at {}: {error}", self.shown),
-            source: Some(error.into()),
+        let found = found.map_err(|error| {
+            LockError::unavailable("connecting", format!("Postgres cannot be reached at {}", self.shown))
+                .with_source(error)
         })?;
         let mut addresses: Vec<IpAddr> = Vec::new();
         for address in found {
@@ -353,11 +352,10 @@ impl Place {
         });
         let places: Vec<_> = places.collect();
         if places.is_empty() {
-            return Err(LockError::Unavailable {
-                operation: "connecting",
-                message: format!("Postgres cannot be reached at {}: the name has no address", self.shown),
-                source: None,
-            }
+            return Err(LockError::unavailable(
+                "connecting",
+                format!("Postgres cannot be reached at {}: the name has no address", self.shown),
+            )
             .into());
         }
         Ok(places)

@@ -33,11 +33,11 @@ impl Failure {
         match self {
             Self::Postgres(error) => explain(operation, error),
             Self::Stuck => unavailable(operation, "the server does not confirm a commit"),
-            Self::Standby => LockError::UnsafeConfiguration {
-                message: "this Postgres is a standby, or still recovering, and its locks are not those of the primary; connect \
+            Self::Standby => LockError::unsafe_configuration(
+                "this Postgres is a standby, or still recovering, and its locks are not those of the primary; connect \
                           to the primary"
                     .to_owned(),
-            },
+            ),
             Self::Ended => unavailable(operation, "the session on the Postgres server ended"),
             Self::Nonsense => unavailable(
                 operation,
@@ -129,26 +129,19 @@ pub(crate) fn is_final(error: &Error) -> bool {
 fn explain(operation: &'static str, error: Error) -> LockError {
     let shown = shown(&error);
     let code = error.code().cloned();
-    let configuration = |message: String, error: Error| LockError::Configuration {
-        message,
-        source: Some(error.into()),
-    };
-    let unavailable = |message: String, error: Error| LockError::Unavailable {
-        operation,
-        message,
-        source: Some(error.into()),
-    };
+    let configuration = |message: String, error: Error| LockError::configuration(message).with_source(error);
+    let unavailable = |message: String, error: Error| LockError::unavailable(operation, message).with_source(error);
     let Some(code) = code else {
         return match reason(&error) {
-            Some(reason) => configuration(reason, error),
-            None => unavailable(shown, error),
+            Some(reason) => configuration(reason.to_owned(), error),
+            None => LockError::failed(operation, error),
         };
     };
     // The server names the file in every language.
     if code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION && shown.contains("pg_hba.conf") {
         return configuration(
             format!(
-                "Postgres does not admit this connection ({shown}); change sslmode in the address (require is encrypted, \
+                "Postgres does not admit this connection; change sslmode in the address (require is encrypted, \
                  disable is not), or add a line to pg_hba.conf"
             ),
             error,
@@ -162,14 +155,14 @@ fn explain(operation: &'static str, error: Error) -> LockError {
     {
         return configuration(
             format!(
-                "Postgres refused the user or the password ({shown}); correct them in the address, in PGPASSWORD or in .pgpass"
+                "Postgres refused the user or the password; correct them in the address, in PGPASSWORD or in .pgpass"
             ),
             error,
         );
     }
     if code == SqlState::INVALID_CATALOG_NAME {
         return configuration(
-            format!("{shown}; correct the database in the address, or create it"),
+            "the database does not exist; correct it in the address, or create it".to_owned(),
             error,
         );
     }
@@ -178,12 +171,12 @@ fn explain(operation: &'static str, error: Error) -> LockError {
         return elsewhere();
     }
     if code == SqlState::T_R_DEADLOCK_DETECTED {
-        return LockError::Deadlock { message: shown };
+        return LockError::deadlock(error);
     }
     if code == SqlState::INSUFFICIENT_PRIVILEGE {
         return configuration(
             format!(
-                "the Postgres role lacks a right that locks need ({shown}); grant what `fencelock schema postgres --role ROLE` prints"
+                "the Postgres role lacks a right that locks need; grant what `fencelock schema postgres --role ROLE` prints"
             ),
             error,
         );
@@ -196,33 +189,31 @@ fn explain(operation: &'static str, error: Error) -> LockError {
     .contains(&code)
     {
         return configuration(
-            format!(
-                "the schema of fencelock is missing or damaged ({shown}); run what `fencelock schema postgres` prints"
-            ),
+            format!("the schema of fencelock is missing or damaged; run what `fencelock schema postgres` prints"),
             error,
         );
     }
     if code == SqlState::TOO_MANY_CONNECTIONS {
         return unavailable(
-            format!("Postgres has no connection left ({shown}); raise max_connections, or close some"),
+            format!("Postgres has no connection left; raise max_connections, or close some"),
             error,
         );
     }
     if code == SqlState::OUT_OF_MEMORY {
         return unavailable(
             format!(
-                "Postgres has no room for another lock ({shown}): raise max_locks_per_transaction. Locks that are held can be renewed and released"
+                "Postgres has no room for another lock: raise max_locks_per_transaction. Locks that are held can be renewed and released"
             ),
             error,
         );
     }
     if code == SqlState::CANNOT_CONNECT_NOW {
-        return unavailable(format!("Postgres is starting, stopping or recovering ({shown})"), error);
+        return unavailable("Postgres is starting, stopping or recovering".to_owned(), error);
     }
     if code == SqlState::FEATURE_NOT_SUPPORTED {
-        return configuration(format!("the server lacks what locks need ({shown})"), error);
+        return configuration("the server lacks what locks need".to_owned(), error);
     }
-    unavailable(shown, error)
+    LockError::failed(operation, error)
 }
 
 /// What each of several servers said. Worth a retry if it is for one of them: that may be the one to be used.
@@ -230,8 +221,18 @@ fn explain_all(operation: &'static str, failures: Vec<(String, Failure)>) -> Loc
     let errors = failures.into_iter().map(|(place, failure)| {
         let error = failure.explain(operation);
         let said = match &error {
-            LockError::Unavailable { message, .. } | LockError::UnsafeConfiguration { message } => message.clone(),
-            error => error.to_string(),
+            LockError::Unavailable {
+                message: Some(message),
+                source: None,
+                ..
+            }
+            | LockError::UnsafeConfiguration { message, .. } => message.clone(),
+            LockError::Unavailable {
+                message: Some(message),
+                source: Some(source),
+                ..
+            } => format!("{message}: {source}"),
+            error => format!("{error:#}"),
         };
         let said = if said.contains(&place) {
             said
@@ -249,14 +250,13 @@ fn explain_all(operation: &'static str, failures: Vec<(String, Failure)>) -> Loc
         .iter()
         .any(|error| matches!(error, LockError::UnsafeConfiguration { .. }))
     {
-        return LockError::UnsafeConfiguration { message };
+        return LockError::unsafe_configuration(message);
     }
     LockError::configuration(message)
 }
 
 /// What is wrong with the settings, where that is what an error without a code means.
-fn reason(error: &Error) -> Option<String> {
-    let shown = shown(error);
+fn reason(error: &Error) -> Option<&'static str> {
     let source = error.source();
     // A certificate that is not trusted comes as data that is not valid.
     let broken = |error: &io::Error| error.kind() != io::ErrorKind::InvalidData;
@@ -265,15 +265,13 @@ fn reason(error: &Error) -> Option<String> {
     }
     let text = error.to_string();
     if is_about_tls(error) {
-        return Some(format!(
-            "TLS with Postgres failed ({shown}); correct sslmode, or the server's certificate, or give the file with the one to \
-             trust as sslrootcert=FILE"
-        ));
+        return Some(
+            "TLS with Postgres failed; correct sslmode, or the server's certificate, or give the file with the one to \
+             trust as sslrootcert=FILE",
+        );
     }
     if text.starts_with("invalid configuration") || text.starts_with("authentication error") {
-        return Some(format!(
-            "Postgres cannot be logged in to ({shown}); give user and password"
-        ));
+        return Some("Postgres cannot be logged in to; give user and password");
     }
     None
 }
@@ -298,12 +296,9 @@ pub(crate) fn not_connected(place: &str, error: Error) -> Failure {
     if error.code().is_some() || reason(&error).is_some() {
         return error.into();
     }
-    let cause = error.source().map_or_else(|| shown(&error), ToString::to_string);
-    Failure::Known(LockError::Unavailable {
-        operation: "connecting",
-        message: format!("Postgres cannot be reached at {place}: {cause}"),
-        source: Some(error.into()),
-    })
+    Failure::Known(
+        LockError::unavailable("connecting", format!("Postgres cannot be reached at {place}")).with_source(error),
+    )
 }
 
 /// The error with its causes. The server's own words, never what was sent.
@@ -321,9 +316,5 @@ fn shown(error: &Error) -> String {
 }
 
 fn unavailable(operation: &'static str, message: &str) -> LockError {
-    LockError::Unavailable {
-        operation,
-        message: message.to_owned(),
-        source: None,
-    }
+    LockError::unavailable(operation, message.to_owned())
 }

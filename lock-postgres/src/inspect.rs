@@ -152,11 +152,10 @@ impl Sessions {
         };
         // Should it have gone by itself, that is as good.
         if !ended && self.is_kept_by(name, Some(pid)).await? {
-            return Err(LockError::Unavailable {
-                operation: "forced release",
-                message: "the session that holds the lock did not end in time; try again".to_owned(),
-                source: None,
-            }
+            return Err(LockError::unavailable(
+                "forced release",
+                "the session that holds the lock did not end in time; try again".to_owned(),
+            )
             .into());
         }
         holder.also_released = Some(locks.saturating_sub(1));
@@ -243,16 +242,14 @@ impl Sessions {
 
 /// Why a session is not ended: the grants of the schema do not cover sessions of other roles.
 fn may_not_end(failure: Failure) -> Failure {
-    let error = failure.explain("forced release");
-    let said = std::error::Error::source(&error).map_or_else(String::new, |said| format!(" ({said})"));
-    LockError::Configuration {
-        message: format!(
-            "the client that holds the lock does not answer, and this role may not end its session{said}; \
-             GRANT pg_signal_backend TO this role (a superuser's session only a superuser may end), or do it as the holder's role"
-        ),
-        source: Some(error.into()),
+    let error = LockError::configuration(
+        "the client that holds the lock does not answer, and this role may not end its session; \
+         GRANT pg_signal_backend TO this role (a superuser's session only a superuser may end), or do it as the holder's role",
+    );
+    match failure {
+        Failure::Postgres(denied) => error.with_source(denied).into(),
+        _ => error.into(),
     }
-    .into()
 }
 
 /// Why a prepared transaction is not ended: it has no session, and what it has done is somebody's to decide on.

@@ -190,7 +190,7 @@ impl DistributedLock for PostgresLock {
         tokio::select! {
             biased;
             attempt = waiting => attempt,
-            () = self.sessions.closed() => Err(LockError::Closed),
+            () = self.sessions.closed() => Err(LockError::closed()),
         }
     }
 

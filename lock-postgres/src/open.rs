@@ -83,7 +83,7 @@ impl Sessions {
         // It may have been closed meanwhile.
         if self.is_closed() {
             session.wire().end();
-            return Err(LockError::Closed.into());
+            return Err(LockError::closed().into());
         }
         self.listen(&session, &runtime).await;
         Ok(carried)
@@ -234,16 +234,13 @@ impl Sessions {
             Err(failure) if failure.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 let user = self.settings.server.get_user().unwrap_or("ROLE");
                 let sql = schema.create(unlogged) + &schema.grant(user);
-                let source = match failure {
-                    Failure::Postgres(error) => Some(error.into()),
-                    _ => None,
-                };
-                Err(LockError::Configuration {
-                    message: format!(
-                        "the schema of fencelock is missing in this database, and the role may not make it; have this run \
+                let error = LockError::configuration(format!(
+                    "the schema of fencelock is missing in this database, and the role may not make it; have this run \
                          by somebody who may:\n{sql}"
-                    ),
-                    source,
+                ));
+                Err(match failure {
+                    Failure::Postgres(denied) => error.with_source(denied),
+                    _ => error,
                 }
                 .into())
             }
@@ -254,13 +251,12 @@ impl Sessions {
 
 /// The connection is there, and nothing answers on it.
 fn unanswered(limit: Duration) -> LockError {
-    LockError::Unavailable {
-        operation: "connecting",
-        message: format!(
+    LockError::unavailable(
+        "connecting",
+        format!(
             "the connection was made, and the first statement got no answer within {:?}; if a pooler is between, it may have \
              no session left: each client needs one for each ttl that it uses, so raise default_pool_size",
             limit * 4 / 5
         ),
-        source: None,
-    }
+    )
 }

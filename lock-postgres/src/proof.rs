@@ -74,9 +74,9 @@ impl fmt::Display for Proof {
 
 /// A statement reached another session.
 pub(crate) fn elsewhere() -> LockError {
-    LockError::UnsafeConfiguration {
-        message: "statements of one connection reach different sessions of Postgres, so a pooler between them shares \
+    LockError::unsafe_configuration(
+        "statements of one connection reach different sessions of Postgres, so a pooler between them shares \
                   sessions; connect to the server itself, or set the pooler to pool_mode = session"
             .to_owned(),
-    }
+    )
 }

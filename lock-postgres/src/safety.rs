@@ -64,13 +64,11 @@ impl Server {
     /// Refuses what locks are not safe on, or warns if that is wanted.
     pub(crate) fn check(&self, allow_unsafe: bool) -> Result<(), Failure> {
         if self.version < 140_000 {
-            return Err(LockError::UnsafeConfiguration {
-                message: format!(
-                    "this Postgres has version {}, and locks need 14 or later, which can end silent sessions; update the \
+            return Err(LockError::unsafe_configuration(format!(
+                "this Postgres has version {}, and locks need 14 or later, which can end silent sessions; update the \
                      server",
-                    self.version / 10_000
-                ),
-            }
+                self.version / 10_000
+            ))
             .into());
         }
         if self.recovering {
@@ -125,9 +123,9 @@ pub(crate) fn sequence(cache: u64, cycle: bool, allow_unsafe: bool) -> Result<()
 
 pub(crate) fn refuse(allow_unsafe: bool, message: &str) -> Result<(), LockError> {
     if !allow_unsafe {
-        return Err(LockError::UnsafeConfiguration {
-            message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
-        });
+        return Err(LockError::unsafe_configuration(format!(
+            "{message}; allow_unsafe_configuration turns this refusal into a warning"
+        )));
     }
     tracing::warn!(target: "fencelock", "unsafe configuration of Postgres: {message}");
     Ok(())

@@ -113,7 +113,7 @@ impl Sessions {
         work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T, LockError> {
         if self.closed.is_cancelled() {
-            return Err(LockError::Closed);
+            return Err(LockError::closed());
         }
         let executor = &self.settings.executor;
         // Elsewhere it might not be polled for long, and keep others waiting meanwhile.

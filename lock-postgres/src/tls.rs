@@ -275,8 +275,5 @@ fn is_private(file: &Path) -> io::Result<bool> {
 }
 
 fn wrong(message: String, source: impl Into<lock_core::Source>) -> Failure {
-    Failure::Known(LockError::Configuration {
-        message,
-        source: Some(source.into()),
-    })
+    Failure::Known(LockError::configuration(message).with_source(source))
 }

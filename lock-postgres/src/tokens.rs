@@ -106,7 +106,7 @@ impl Sessions {
         tokio::spawn(async move {
             if let Err(failure) = sessions.raise_in(&mut turn, token).await {
                 let error = failure.explain("raising the ceiling of fencing tokens");
-                tracing::warn!(target: "fencelock", %error, "no higher ceiling of fencing tokens so far");
+                tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "no higher ceiling of fencing tokens so far");
             }
         });
     }
@@ -147,25 +147,23 @@ impl Sessions {
 
 /// Nobody knows whether the ceiling is durable.
 pub(crate) fn unconfirmed(limit: Duration) -> LockError {
-    LockError::Unavailable {
-        operation: "raising the ceiling of fencing tokens",
-        message: format!(
+    LockError::unavailable(
+        "raising the ceiling of fencing tokens",
+        format!(
             "the server did not confirm it within {limit:?}; if commits wait for a synchronous standby that is away, bring \
              it back, or change synchronous_standby_names"
         ),
-        source: None,
-    }
+    )
 }
 
 /// Somebody else is at it, and does not come to an end.
 pub(crate) fn locked(limit: Duration) -> LockError {
-    LockError::Unavailable {
-        operation: "raising the ceiling of fencing tokens",
-        message: format!(
+    LockError::unavailable(
+        "raising the ceiling of fencing tokens",
+        format!(
             "another session kept the table \"counter\" of fencelock's schema locked for {limit:?}; if that session waits for a \
              synchronous standby that is away, bring it back, or change synchronous_standby_names; if not, end it (pg_locks \
              shows it)"
         ),
-        source: None,
-    }
+    )
 }

@@ -78,14 +78,20 @@ impl PostgresLock {
         name: &LockName,
         wait: Option<Duration>,
     ) -> Result<FencingToken, LockError> {
+        self.lock_in(tx, name, wait).await.map_err(|error| error.of(name))
+    }
+
+    async fn lock_in(
+        &self,
+        tx: &mut Transaction<'_>,
+        name: &LockName,
+        wait: Option<Duration>,
+    ) -> Result<FencingToken, LockError> {
         let started = Clock::system().now();
         check_isolation(tx).await?;
         let locked = lock(tx, self.key(name), wait).await;
         if !locked.map_err(|failure| failure.explain("acquire"))? {
-            return Err(LockError::TimedOut {
-                waited: Clock::system().now().since(started),
-                holder: None,
-            });
+            return Err(LockError::timed_out(name, Clock::system().now().since(started), None));
         }
         let sql = self.transaction_sql().token;
         let seen = &self.sessions().seen;

@@ -121,7 +121,7 @@ impl Sessions {
             pause = if shown.is_some() { pause * 3 / 2 } else { pause * 2 };
             tokio::select! {
                 () = unwanted.cancelled() => return Ok(Attempt::busy()),
-                () = self.closed() => return Err(LockError::Closed.into()),
+                () = self.closed() => return Err(LockError::closed().into()),
                 () = woken_up(&mut shown) => {}
                 () = sleep(nap) => {}
             }

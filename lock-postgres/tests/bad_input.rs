@@ -24,17 +24,17 @@ async fn refusal(config: PostgresConfig) -> LockError {
 
 fn is_configuration(error: &LockError, words: &str) {
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-    assert!(error.to_string().contains(words), "{error}");
+    assert!(format!("{error:#}").contains(words), "{error}");
 }
 
 fn is_unsafe(error: &LockError, words: &str) {
     assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
-    assert!(error.to_string().contains(words), "{error}");
+    assert!(format!("{error:#}").contains(words), "{error}");
 }
 
 fn is_unavailable(error: &LockError, words: &str) {
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains(words), "{error}");
+    assert!(format!("{error:#}").contains(words), "{error}");
 }
 
 fn login(server: &Server, change: impl FnOnce(&mut lock_postgres::tokio_postgres::Config)) -> PostgresConfig {
@@ -87,7 +87,7 @@ async fn a_role_that_may_not_make_the_schema_is_shown_the_sql_and_needs_no_more_
     };
     let error = refusal(joe()).await;
     is_configuration(&error, "GRANT SELECT, UPDATE ON \"fencelock\".counter TO \"joe\"");
-    let sql = error.to_string();
+    let sql = format!("{error:#}");
     let (_, sql) = sql.split_once(":\n").unwrap();
     server.run_sql(sql).await;
     let lock = joe().connect().await.unwrap();

@@ -61,7 +61,7 @@ async fn holds_locks_while_a_standby_is_away(prepare: &str) {
         assert!(start.elapsed() < 2 * PATIENCE && drawn <= 2000, "{drawn} tokens");
     };
     assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
-    assert!(error.to_string().contains("standby"), "{error}");
+    assert!(format!("{error:#}").contains("standby"), "{error}");
     let stuck: i64 = server.value(STUCK).await;
     assert_eq!(stuck, 0, "sessions that hold locks wait for the standby");
     assert!(drawn >= 900, "{drawn}");
@@ -163,7 +163,7 @@ async fn a_counter_that_somebody_keeps_locked_is_told_as_that() {
     let config = server.config().op_timeout(Duration::from_secs(4));
     let error = config.connect().await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains("locked"), "{error}");
+    assert!(format!("{error:#}").contains("locked"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

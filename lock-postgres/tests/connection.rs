@@ -66,7 +66,7 @@ async fn all_servers_that_cannot_be_used_are_named_with_the_reason() {
 
     let none = refusal(&format!("{one},{two},{silent}"), "postgres").await;
     assert!(matches!(none, LockError::Unavailable { .. }), "{none:?}");
-    let said = none.to_string();
+    let said = format!("{none:#}");
     for part in [
         format!("cannot be reached at {one}: Connection refused"),
         format!("cannot be reached at {two}: Connection refused"),
@@ -79,7 +79,7 @@ async fn all_servers_that_cannot_be_used_are_named_with_the_reason() {
     // The one that is not there may be the right one.
     let some = refusal(&format!("{here},{one}"), "nowhere").await;
     assert!(matches!(some, LockError::Unavailable { .. }), "{some:?}");
-    let said = some.to_string();
+    let said = format!("{some:#}");
     assert!(
         said.contains(&format!("{here}: ")) && said.contains("role \"joe\" does not exist"),
         "{said}"

@@ -94,5 +94,5 @@ async fn a_holder_is_found_and_its_lock_can_be_taken_away() {
         Attempt::Granted(_)
     ));
     one.close().await.unwrap();
-    assert!(matches!(one.try_acquire(&mine).await, Err(LockError::Closed)));
+    assert!(matches!(one.try_acquire(&mine).await, Err(LockError::Closed { .. })));
 }

@@ -118,7 +118,7 @@ async fn three_times_as_many_clients_as_connections_get_their_turns_and_others_g
     let mut failed = Vec::new();
     for client in clients {
         if let Err(error) = client.await.unwrap() {
-            failed.push(error.to_string());
+            failed.push(format!("{error:#}"));
         }
     }
     println!("{} turns within {:?}", turns.load(Ordering::SeqCst), released.elapsed());

@@ -34,7 +34,7 @@ async fn defaults_of_the_role_and_of_the_database_do_not_matter() {
             for start in starts.collect::<Vec<_>>() {
                 match start.await.unwrap() {
                     Ok(lock) => lock.close().await.unwrap(),
-                    Err(error) => failed.push(error.to_string()),
+                    Err(error) => failed.push(format!("{error:#}")),
                 }
             }
             assert!(

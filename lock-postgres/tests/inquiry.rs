@@ -198,7 +198,7 @@ async fn a_client_that_does_not_answer_is_shown_by_its_session_within_a_bound() 
     let joe = PostgresConfig::new(joe).tls(Tls::Disable).connect().await.unwrap();
     let error = in_time(joe.force_release(&name("a"))).await.unwrap_err();
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-    let said = error.to_string();
+    let said = format!("{error:#}");
     assert!(said.contains("GRANT pg_signal_backend"), "{said}");
 }
 

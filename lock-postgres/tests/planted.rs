@@ -68,7 +68,7 @@ async fn tables_that_would_run_code_of_their_owner_are_refused_before_they_are_u
             matches!(error, LockError::UnsafeConfiguration { .. }),
             "{what}: {error:?}"
         );
-        assert!(error.to_string().contains(what), "{what}: {error}");
+        assert!(format!("{error:#}").contains(what), "{what}: {error}");
         let allowed = server.config().allow_unsafe_configuration(true).connect().await;
         assert!(
             !matches!(allowed, Err(LockError::UnsafeConfiguration { .. })),

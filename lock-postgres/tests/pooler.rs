@@ -132,7 +132,7 @@ async fn a_pooler_that_shares_nothing_is_used_if_that_is_said() {
     let bouncer = Bouncer::start(&server, SESSION);
     let error = bouncer.config(&server).connect().await.unwrap_err();
     assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
-    assert!(error.to_string().contains("pool_mode=session"), "{error}");
+    assert!(format!("{error:#}").contains("pool_mode=session"), "{error}");
     let url = format!(
         "postgres://postgres@127.0.0.1:{}/postgres?pool_mode=session",
         bouncer.port
@@ -275,7 +275,7 @@ async fn a_pooler_that_hands_on_sessions_as_they_are_is_found_out() {
     one.close().await.unwrap();
     let error = in_time(config().connect()).await.unwrap_err();
     assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
-    assert!(error.to_string().contains("server_reset_query"), "{error}");
+    assert!(format!("{error:#}").contains("server_reset_query"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -289,5 +289,5 @@ async fn a_pooler_without_a_session_left_is_told() {
     let _one = config().connect().await.unwrap();
     let error = config().connect().await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains("default_pool_size"), "{error}");
+    assert!(format!("{error:#}").contains("default_pool_size"), "{error}");
 }

@@ -88,7 +88,7 @@ fn url(server: &Server, host: &str, query: &str) -> String {
 async fn refusal(url: &str) -> String {
     let error = PostgresLock::connect(url).await.expect_err(url);
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-    error.to_string()
+    format!("{error:#}")
 }
 
 /// Connects, and looks whether that is encrypted.

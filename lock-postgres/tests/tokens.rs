@@ -124,7 +124,7 @@ async fn take(lock: PostgresLock, number: usize, stop: Arc<AtomicBool>, grants: 
             Err(error) => {
                 let gone = error.is_retryable() || matches!(error, LockError::UnsafeConfiguration { .. });
                 // While it is dropped and restored the schema is missing.
-                assert!(gone || error.to_string().contains("schema"), "{error}");
+                assert!(gone || format!("{error:#}").contains("schema"), "{error}");
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }

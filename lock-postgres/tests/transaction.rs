@@ -127,7 +127,7 @@ async fn two_count(server: &Server, lock: &PostgresLock, level: IsolationLevel) 
         Ok(_) => {}
         Err(error) => {
             assert!(matches!(error, LockError::Configuration { .. }), "{error}");
-            return (0, vec![error.to_string()]);
+            return (0, vec![format!("{error:#}")]);
         }
     }
     let theirs = async {
@@ -194,7 +194,7 @@ async fn a_prepared_transaction_is_shown_with_its_name_and_is_not_ended() {
     let holder = lock.holder(&name("a")).await.unwrap().expect("it is held");
     assert_eq!(holder.label.as_deref(), Some("prepared transaction order 7"));
     let error = lock.force_release(&name("a")).await.unwrap_err();
-    assert!(error.to_string().contains("ROLLBACK PREPARED 'order 7'"), "{error}");
+    assert!(format!("{error:#}").contains("ROLLBACK PREPARED 'order 7'"), "{error}");
     assert!(is_busy(&lock, &claim("a", TTL)).await);
     plain.batch_execute("ROLLBACK PREPARED 'order 7'").await.unwrap();
     assert_eq!(lock.holder(&name("a")).await.unwrap(), None);

@@ -148,15 +148,9 @@ const TRANSIENT: [(&str, &str); 3] = [
 fn explain(operation: &'static str, error: RedisError) -> LockError {
     let shown = error.to_string();
     let (code, words) = said(&error);
-    let configuration = |message: String, error: RedisError| LockError::Configuration {
-        message,
-        source: Some(error.into()),
-    };
-    let unavailable = |message: String, error: RedisError| LockError::Unavailable {
-        operation,
-        message,
-        source: Some(error.into()),
-    };
+    let configuration = |message: String, error: RedisError| LockError::configuration(message).with_source(error);
+    let unavailable =
+        |message: String, error: RedisError| LockError::unavailable(operation, message).with_source(error);
     if matches!(code, "WRONGPASS" | "NOAUTH") || error.kind() == ErrorKind::AuthenticationFailed {
         return configuration(
             "Redis refused the user name or the password; correct them in the address".to_owned(),
@@ -167,7 +161,7 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
     let denied = ["ACL failure in script", "The user executing the script can't"];
     if code == "NOPERM" || denied.iter().any(|denied| words.starts_with(denied)) {
         return configuration(
-            format!("the Redis user lacks a right that locks need ({shown}); grant what docs/redis.md lists"),
+            "the Redis user lacks a right that locks need; grant what docs/redis.md lists".to_owned(),
             error,
         );
     }
@@ -206,29 +200,12 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
     }
     match TRANSIENT.iter().find(|(transient, _)| *transient == code) {
         Some((_, meaning)) => unavailable((*meaning).to_owned(), error),
-        None => unavailable(shown, error),
+        None => LockError::failed(operation, error),
     }
 }
 
 fn unavailable(operation: &'static str, message: &str) -> LockError {
-    LockError::Unavailable {
-        operation,
-        message: message.to_owned(),
-        source: None,
-    }
-}
-
-/// The same error once more, for the next who waited for the same thing.
-pub(crate) fn again(error: &LockError) -> LockError {
-    match error {
-        LockError::Configuration { message, .. } => LockError::configuration(message.clone()),
-        LockError::UnsafeConfiguration { message } => LockError::UnsafeConfiguration {
-            message: message.clone(),
-        },
-        LockError::Closed => LockError::Closed,
-        LockError::Unavailable { operation, message, .. } => unavailable(operation, message),
-        other => unavailable("connecting", &other.to_string()),
-    }
+    LockError::unavailable(operation, message.to_owned())
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use crate::failure::{self, Failure};
+use crate::failure::Failure;
 use crate::link::{self, Link};
 use crate::listeners::Listeners;
 use crate::session::Settings;
@@ -31,7 +31,7 @@ enum State {
     Closed,
 }
 
-type Opened = Result<Arc<Link>, Arc<LockError>>;
+type Opened = Result<Arc<Link>, LockError>;
 
 impl Line {
     /// Starts without a connection; the first request makes one.
@@ -55,7 +55,7 @@ impl Line {
         let mut opening = {
             let mut state = self.lock();
             match &*state {
-                State::Closed => return Err(LockError::Closed.into()),
+                State::Closed => return Err(LockError::closed().into()),
                 State::Open(link) if !link.is_broken() => return Ok(Arc::clone(link)),
                 State::Opening(opening) if opening.has_changed().is_ok() => opening.clone(),
                 // None yet, a broken one, or an attempt that went down with its runtime.
@@ -69,8 +69,8 @@ impl Line {
         let opened = opening.wait_for(Option::is_some).await;
         match opened.ok().and_then(|opened| opened.clone()) {
             Some(Ok(link)) => Ok(link),
-            Some(Err(error)) => Err(failure::again(&error).into()),
-            None if self.is_closed() => Err(LockError::Closed.into()),
+            Some(Err(error)) => Err(error.into()),
+            None if self.is_closed() => Err(LockError::closed().into()),
             None => Err(Failure::Broken),
         }
     }
@@ -90,8 +90,8 @@ impl Line {
             let opened = timeout(limit, opening).await;
             let opened = match opened {
                 Ok(Ok(link)) => Ok(Arc::new(link)),
-                Ok(Err(failure)) => Err(Arc::new(failure.explain("connecting"))),
-                Err(_) => Err(Arc::new(link::no_connection(limit))),
+                Ok(Err(failure)) => Err(failure.explain("connecting")),
+                Err(_) => Err(link::no_connection(limit)),
             };
             // Nobody is left, or the client was closed meanwhile: the link is dropped, and that closes it.
             let Some(state) = state.upgrade() else { return };

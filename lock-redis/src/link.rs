@@ -338,14 +338,16 @@ fn unwelcome(settings: &Settings, error: RedisError) -> Failure {
     if !error.is_connection_dropped() {
         return error.into();
     }
-    Failure::Known(LockError::Unavailable {
-        operation: "connecting",
-        message: format!(
-            "Redis at {} closed the connection; if it wants TLS, use rediss:",
-            settings.place
-        ),
-        source: Some(error.into()),
-    })
+    Failure::Known(
+        LockError::unavailable(
+            "connecting",
+            format!(
+                "Redis at {} closed the connection; if it wants TLS, use rediss:",
+                settings.place
+            ),
+        )
+        .with_source(error),
+    )
 }
 
 /// The connection was not there in time.

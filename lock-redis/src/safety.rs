@@ -83,16 +83,12 @@ impl Server {
         }
         let Some(message) = self.danger() else { return Ok(()) };
         if !allow_unsafe && was_primary && self.is_replica() && !self.is_too_old() {
-            return Err(LockError::Unavailable {
-                operation: "connecting",
-                message: failure::DEMOTED.to_owned(),
-                source: None,
-            });
+            return Err(LockError::unavailable("connecting", failure::DEMOTED.to_owned()));
         }
         if !allow_unsafe {
-            return Err(LockError::UnsafeConfiguration {
-                message: format!("{message}; allow_unsafe_configuration turns this refusal into a warning"),
-            });
+            return Err(LockError::unsafe_configuration(format!(
+                "{message}; allow_unsafe_configuration turns this refusal into a warning"
+            )));
         }
         tracing::warn!(target: "fencelock", "unsafe configuration of Redis: {message}");
         Ok(())

@@ -40,18 +40,14 @@ pub(crate) async fn wrap(stream: TcpStream, host: &str, ca: Option<&Path>) -> Re
     connected.map_err(
         |e| match e.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
             Some(rustls::Error::InvalidCertificate(_)) => wrong(
-                format!("the certificate of Redis is not trusted for {host} ({e}); name its authority with ca=FILE"),
+                format!("the certificate of Redis is not trusted for {host}; name its authority with ca=FILE"),
                 e,
             ),
             Some(rustls::Error::InvalidMessage(_)) => wrong(
-                format!("the server does not speak TLS ({e}); use redis: instead of rediss:, or its TLS port"),
+                "the server does not speak TLS; use redis: instead of rediss:, or its TLS port".to_owned(),
                 e,
             ),
-            _ => Failure::Known(LockError::Unavailable {
-                operation: "connecting",
-                message: format!("TLS with {host} failed: {e}"),
-                source: Some(e.into()),
-            }),
+            _ => Failure::Known(LockError::unavailable("connecting", format!("TLS with {host} failed")).with_source(e)),
         },
     )
 }
@@ -83,8 +79,5 @@ fn from_system() -> Result<RootCertStore, Failure> {
 }
 
 fn wrong(message: String, source: impl Into<lock_core::Source>) -> Failure {
-    Failure::Known(LockError::Configuration {
-        message,
-        source: Some(source.into()),
-    })
+    Failure::Known(LockError::configuration(message).with_source(source))
 }

@@ -55,11 +55,9 @@ impl Place {
     }
 
     fn unreachable(&self, error: io::Error) -> Failure {
-        Failure::Known(LockError::Unavailable {
-            operation: "connecting",
-            message: format!("Redis cannot be reached at {self}: {error}"),
-            source: Some(error.into()),
-        })
+        Failure::Known(
+            LockError::unavailable("connecting", format!("Redis cannot be reached at {self}")).with_source(error),
+        )
     }
 }
 

@@ -44,7 +44,7 @@ impl Session {
                     return Ok(Attempt::Granted(grant));
                 }
                 Next::Ended => return Ok(waiting.busy.into()),
-                Next::Closed => return Err(LockError::Closed),
+                Next::Closed => return Err(LockError::closed()),
                 Next::GiveUp => return self.give_up(claim, waiting.busy).await,
             }
         }

@@ -29,7 +29,7 @@ async fn refused(config: RedisConfig) -> LockError {
 
 fn assert_configuration(error: &LockError, word: &str) {
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-    assert!(error.to_string().contains(word), "{error}");
+    assert!(format!("{error:#}").contains(word), "{error}");
 }
 
 #[tokio::test]
@@ -113,7 +113,7 @@ async fn a_server_older_than_6_2_is_refused() {
             let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
         };
         let ((), error) = tokio::join!(serving, refused(config.clone()));
-        assert!(error.to_string().contains("6.2"), "{error}");
+        assert!(format!("{error:#}").contains("6.2"), "{error}");
     }
 }
 
@@ -142,7 +142,7 @@ async fn a_read_only_replica_is_refused() {
     let _: () = server.command("REPLICAOF 127.0.0.1 1").await;
     let error = refused(server.config()).await;
     assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
-    assert!(error.to_string().contains("primary"), "{error}");
+    assert!(format!("{error:#}").contains("primary"), "{error}");
 }
 
 #[tokio::test]
@@ -167,7 +167,7 @@ async fn eviction_with_a_limit_is_refused_at_connect_and_after_a_reconnect() {
     let _: () = server.command("CONFIG SET maxmemory 100mb").await;
     let error = refused(server.config()).await;
     assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
-    assert!(error.to_string().contains("noeviction"), "{error}");
+    assert!(format!("{error:#}").contains("noeviction"), "{error}");
     server
         .config()
         .allow_unsafe_configuration(true)
@@ -347,7 +347,7 @@ async fn on_a_full_server_what_is_held_is_renewed_released_and_handed_on() {
     let _: () = server.command("CONFIG SET maxmemory 1").await;
     let error = a.try_acquire(&claim("other", LONG)).await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains("out of memory"), "{error}");
+    assert!(format!("{error:#}").contains("out of memory"), "{error}");
     assert!(error.is_retryable());
     assert_eq!(server.command::<u8>("EXISTS {fencelock:other}:lock").await, 0);
     // Busy is not broken.

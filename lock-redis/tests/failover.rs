@@ -93,7 +93,7 @@ async fn a_hold_outlasts_a_failover_within_its_ttl() {
     old.replicate(Some(new.port())).await;
     let error = until_failed(&guard, 3).await;
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains("failover"), "{error}");
+    assert!(format!("{error:#}").contains("failover"), "{error}");
     proxy.lead_to(new.port());
     until_renewed(&guard).await;
     assert!(guard.is_held());
@@ -145,7 +145,7 @@ async fn waits_and_holds_outlast_a_failed_background_save() {
     server.until_info("errorstats", "errorstat_MISCONF").await;
     let error = until_failed(&guard, 3).await;
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains("stop-writes-on-bgsave-error"), "{error}");
+    assert!(format!("{error:#}").contains("stop-writes-on-bgsave-error"), "{error}");
     std::fs::remove_dir(server.path("data.rdb")).unwrap();
     let _: () = server.command("BGSAVE").await;
     server.until_info("persistence", "rdb_last_bgsave_status:ok").await;

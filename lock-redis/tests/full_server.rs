@@ -46,7 +46,7 @@ async fn fill(server: &Server) {
 
 async fn refused(lock: &RedisLock, name: &str) {
     let error = lock.acquire(&claim(name, LONG), soon()).await.unwrap_err();
-    assert!(error.to_string().contains("out of memory"), "{error}");
+    assert!(format!("{error:#}").contains("out of memory"), "{error}");
 }
 
 #[tokio::test]

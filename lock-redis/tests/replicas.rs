@@ -45,7 +45,7 @@ async fn a_grant_that_too_few_replicas_have_is_given_back() {
     replica.signal(Signal::STOP);
     let error = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    assert!(format!("{error:#}").contains("0 of 1 replicas"), "{error}");
     assert!(lock.holder(&name("n")).await.unwrap().is_none());
     // Nobody else waits for replicas.
     let other = config.connect().await.unwrap();
@@ -95,7 +95,7 @@ async fn a_holder_whose_primary_was_replaced_is_told_within_its_ttl_if_it_needs_
     }
     assert_eq!(guard.lost().await, LossReason::Expired);
     let error = locks.lock("n").no_wait().await.unwrap_err();
-    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    assert!(format!("{error:#}").contains("0 of 1 replicas"), "{error}");
     assert!(successor.await.unwrap().unwrap().token() > guard.token());
 }
 
@@ -126,7 +126,7 @@ async fn a_renewal_that_too_few_replicas_have_does_not_count() {
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     replica.signal(Signal::STOP);
     let error = lock.renew(&grant.lease).await.unwrap_err();
-    assert!(error.to_string().contains("0 of 1 replicas"), "{error}");
+    assert!(format!("{error:#}").contains("0 of 1 replicas"), "{error}");
     replica.signal(Signal::CONT);
     // It takes the replica a moment to catch up.
     until("the replica has caught up", async || {

@@ -189,9 +189,8 @@ impl SqliteConfig {
                 self.path.display()
             )));
         }
-        path::absolute(&self.path).map_err(|e| LockError::Configuration {
-            message: format!("{} cannot be made absolute: {e}", self.path.display()),
-            source: Some(e.into()),
+        path::absolute(&self.path).map_err(|e| {
+            LockError::configuration(format!("{} cannot be made absolute", self.path.display())).with_source(e)
         })
     }
 }

@@ -65,11 +65,8 @@ impl Failure {
             Self::Refused(error) => return error,
             Self::Abandoned => return LockError::no_answer(operation, waited),
             Self::Unseen(path, error) => {
-                return LockError::Unavailable {
-                    operation,
-                    message: format!("{} cannot be looked at: {error}", path.display()),
-                    source: Some(error.into()),
-                };
+                return LockError::unavailable(operation, format!("{} cannot be looked at", path.display()))
+                    .with_source(error);
             }
             Self::Row(name) => return row_damaged(&name),
             Self::Moved(Moved(path)) => {
@@ -138,14 +135,10 @@ impl Failure {
                      stays, stop all its users and remove its -wal and -shm files"
                     )
                 }
-                _ => format!("{at}: {error}"),
+                _ => return LockError::unavailable(operation, format!("{at} cannot be used")).with_source(error),
             }
         };
-        LockError::Unavailable {
-            operation,
-            message,
-            source: Some(error.into()),
-        }
+        LockError::unavailable(operation, message).with_source(error)
     }
 }
 
@@ -173,19 +166,11 @@ pub(crate) fn unreadable(path: &Path, error: io::Error) -> LockError {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::AGAIN | Errno::INTR | Errno::IO
         )
     });
-    let message = format!("{} cannot be read: {error}", path.display());
-    let source = Some(error.into());
+    let message = format!("{} cannot be read", path.display());
     if shortage {
-        LockError::Unavailable {
-            operation: "opening the database",
-            message,
-            source,
-        }
+        LockError::unavailable("opening the database", message).with_source(error)
     } else {
-        LockError::Configuration {
-            message: format!("{message}; change the path, or what this process may see"),
-            source,
-        }
+        LockError::configuration(format!("{message}; change the path, or what this process may see")).with_source(error)
     }
 }
 
@@ -207,18 +192,11 @@ pub(crate) fn contention(error: &Error) -> bool {
 }
 
 fn unavailable(operation: &'static str, message: String) -> LockError {
-    LockError::Unavailable {
-        operation,
-        message,
-        source: None,
-    }
+    LockError::unavailable(operation, message)
 }
 
 fn configuration(message: String, source: Error) -> LockError {
-    LockError::Configuration {
-        message,
-        source: Some(source.into()),
-    }
+    LockError::configuration(message).with_source(source)
 }
 
 impl From<Error> for Failure {

@@ -95,7 +95,7 @@ pub(crate) fn refuse(allow_unsafe: bool, message: String) -> Result<(), LockErro
         tracing::warn!(target: "fencelock", "allowed, but locks may not exclude: {message}");
         Ok(())
     } else {
-        Err(LockError::UnsafeConfiguration { message })
+        Err(LockError::unsafe_configuration(message))
     }
 }
 

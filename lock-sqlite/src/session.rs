@@ -61,7 +61,7 @@ impl Session {
         thread::Builder::new()
             .name("fencelock-sqlite".to_owned())
             .spawn(move || worker.work(&queue))
-            .map_err(|e| LockError::unavailable("starting the thread that works the database", e))?;
+            .map_err(|e| LockError::failed("starting the thread that works the database", e))?;
         Ok(Self {
             jobs,
             closed: AtomicBool::new(false),
@@ -189,7 +189,7 @@ impl Session {
         job: impl FnOnce(&mut Worker, Reply<T>) + Send + 'static,
     ) -> Result<Answer<'_, T>, LockError> {
         if self.closed.load(Ordering::Acquire) {
-            return Err(LockError::Closed);
+            return Err(LockError::closed());
         }
         self.queue(claim, job)
     }
@@ -223,13 +223,12 @@ impl Session {
     /// Why the thread is not there any more.
     fn gone(&self) -> LockError {
         if self.closed.load(Ordering::Acquire) {
-            LockError::Closed
+            LockError::closed()
         } else {
-            LockError::Unavailable {
-                operation: "asking the thread that works the database",
-                message: "it ended unexpectedly; connect again".to_owned(),
-                source: None,
-            }
+            LockError::unavailable(
+                "asking the thread that works the database",
+                "it ended unexpectedly; connect again".to_owned(),
+            )
         }
     }
 }
@@ -255,11 +254,10 @@ impl<T: Send + 'static> Answer<'_, T> {
     async fn within(&mut self, operation: &'static str, limit: Duration) -> Result<T, LockError> {
         let asked = Instant::now();
         let Ok(answered) = tokio::time::timeout(limit, &mut self.answer).await else {
-            return Err(LockError::Unavailable {
+            return Err(LockError::unavailable(
                 operation,
-                message: failure::busy(&self.session.settings.path, asked.elapsed()),
-                source: None,
-            });
+                failure::busy(&self.session.settings.path, asked.elapsed()),
+            ));
         };
         self.claim = None;
         answered.unwrap_or_else(|_| Err(self.session.gone()))

@@ -171,7 +171,7 @@ impl Store {
                         .as_bytes()
                         .map(String::from_utf8_lossy)
                         .unwrap_or_default();
-                    tracing::warn!(target: "fencelock", %error, %name, "a damaged entry is left out of the list");
+                    tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), %name, "a damaged entry is left out of the list");
                 }
             }
         }
@@ -272,7 +272,7 @@ impl Store {
             Ok(())
         });
         if let Err(error) = grown {
-            tracing::debug!(target: "fencelock", %error, "the database file could not grow");
+            tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "the database file could not grow");
         }
     }
 }
@@ -408,7 +408,7 @@ fn read_holder(conn: &Connection, boot: &Boot, now: i64, name: &LockName) -> Res
         .query_row((name.as_str(), boot.id(), now), |row| Ok(holder_from(row, now)))
         .optional()?;
     held.transpose().map_err(|error| {
-        tracing::warn!(target: "fencelock", %error, %name, "a damaged entry");
+        tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), %name, "a damaged entry");
         Failure::Row(name.as_str().to_owned())
     })
 }

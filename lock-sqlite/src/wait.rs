@@ -148,7 +148,7 @@ impl Waiters {
             let _ = late.reply.send(if now.since(heard) < patience {
                 Ok(late.busy.into())
             } else {
-                Err(again(error))
+                Err(error.clone())
             });
         }
     }
@@ -162,7 +162,7 @@ impl Waiters {
     /// Tells everybody that it went wrong.
     pub(crate) fn fail(&mut self, error: &LockError) {
         for waiter in self.waiting.drain(..) {
-            let _ = waiter.reply.send(Err(again(error)));
+            let _ = waiter.reply.send(Err(error.clone()));
         }
     }
 
@@ -210,26 +210,6 @@ impl Waiter {
             store.release(&self.claim)?;
         }
         Ok(())
-    }
-}
-
-/// The same error once more, for the next who waits.
-fn again(error: &LockError) -> LockError {
-    match error {
-        LockError::Configuration { message, .. } => LockError::configuration(message.clone()),
-        LockError::UnsafeConfiguration { message } => LockError::UnsafeConfiguration {
-            message: message.clone(),
-        },
-        LockError::Unavailable { operation, message, .. } => LockError::Unavailable {
-            operation,
-            message: message.clone(),
-            source: None,
-        },
-        other => LockError::Unavailable {
-            operation: "acquire",
-            message: other.to_string(),
-            source: None,
-        },
     }
 }
 

@@ -17,7 +17,7 @@ use lock_sqlite::{SqliteConfig, SqliteLock};
 /// Why the path is refused for good.
 async fn refusal(path: impl Into<PathBuf>) -> String {
     match SqliteLock::open(path).await {
-        Err(error @ LockError::Configuration { .. }) => error.to_string(),
+        Err(error @ LockError::Configuration { .. }) => format!("{error:#}"),
         other => panic!("not refused as a wrong configuration: {other:?}"),
     }
 }
@@ -278,7 +278,7 @@ fn a_file_that_cannot_be_looked_at_for_a_while_is_not_lost() {
     let failed = renew().unwrap_err();
     mode(&outer, 0o755);
     assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
-    assert!(failed.to_string().contains("cannot be looked at"), "{failed}");
+    assert!(format!("{failed:#}").contains("cannot be looked at"), "{failed}");
     assert_eq!(renew().unwrap(), Renewal::Renewed);
 }
 

@@ -306,10 +306,10 @@ async fn closing_frees_what_the_client_holds_and_ends_it_for_good() {
     until_waiting(&a, waiting.as_mut()).await;
     a.close().await.unwrap();
     a.close().await.unwrap();
-    assert!(matches!(waiting.await, Err(LockError::Closed)));
-    assert!(matches!(a.try_acquire(&mine).await, Err(LockError::Closed)));
-    assert!(matches!(a.acquire(&mine, None).await, Err(LockError::Closed)));
-    assert!(matches!(a.release(&mine).await, Err(LockError::Closed)));
+    assert!(matches!(waiting.await, Err(LockError::Closed { .. })));
+    assert!(matches!(a.try_acquire(&mine).await, Err(LockError::Closed { .. })));
+    assert!(matches!(a.acquire(&mine, None).await, Err(LockError::Closed { .. })));
+    assert!(matches!(a.release(&mine).await, Err(LockError::Closed { .. })));
     granted(&b, &next).await;
     assert!(b.holder(other.name()).await.unwrap().is_some());
 }

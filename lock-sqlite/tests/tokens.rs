@@ -156,7 +156,7 @@ async fn a_counter_that_went_back_under_an_open_file_is_noticed() {
     let last = draw(&lock, 100).await;
     file.sql("UPDATE counter SET token = token - 50");
     let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    assert!(failed.to_string().contains("older state"), "{failed}");
+    assert!(format!("{failed:#}").contains("older state"), "{failed}");
     assert_eq!(file.rows(), 0);
     assert!(draw(&lock, 1).await > last);
 }
@@ -167,7 +167,7 @@ async fn a_counter_that_went_back_under_a_client_that_drew_nothing_yet_is_notice
     let lock = file.client().await;
     file.sql("UPDATE counter SET token = token - 1");
     let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    assert!(failed.to_string().contains("older state"), "{failed}");
+    assert!(format!("{failed:#}").contains("older state"), "{failed}");
     assert_eq!(file.rows(), 0);
     granted(&lock, &claim("n", LONG)).await;
 }
@@ -182,7 +182,7 @@ async fn the_end_of_the_counter_is_an_error_that_says_so() {
     assert_eq!(draw(&lock, 3).await, end);
     let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
     assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
-    assert!(failed.to_string().contains("2^53"), "{failed}");
+    assert!(format!("{failed:#}").contains("2^53"), "{failed}");
     assert_eq!(file.rows(), 0);
 }
 

@@ -26,7 +26,7 @@ async fn a_damaged_entry_hides_no_other_and_can_be_forced_free() {
         lock.acquire(&claim("b", LONG), None).await.map(drop).unwrap_err(),
     ] {
         assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
-        assert!(failed.to_string().contains("force the lock free"), "{failed}");
+        assert!(format!("{failed:#}").contains("force the lock free"), "{failed}");
     }
     let forced = lock.force_release(&file::name("b")).await.unwrap().unwrap();
     assert_eq!(forced.name, Some(file::name("b")));
@@ -47,7 +47,7 @@ async fn a_waiter_whose_entry_is_damaged_leaves_the_other_waiters_waiting() {
     file::until_waiting(&lock, bad.as_mut()).await;
     file.sql("UPDATE lock SET token = -1 WHERE name = 'bad'");
     let failed = bad.await.unwrap_err();
-    assert!(failed.to_string().contains("force the lock free"), "{failed}");
+    assert!(format!("{failed:#}").contains("force the lock free"), "{failed}");
     lock.release(&held).await.unwrap();
     assert!(good.await.unwrap().granted().is_some());
 }
@@ -63,7 +63,7 @@ async fn a_file_that_vanishes_is_told_once_and_made_again() {
         let failed = lock.try_acquire(&claim("other", LONG)).await.unwrap_err();
         assert!(failed.is_retryable(), "{failed}");
         assert!(
-            failed.to_string().contains("replaced or removed while it was in use"),
+            format!("{failed:#}").contains("replaced or removed while it was in use"),
             "{failed}"
         );
         let next = granted(&lock, &claim("other", LONG)).await;
@@ -98,7 +98,7 @@ async fn those_who_wait_hear_of_a_replaced_file_too() {
     file::until_waiting(&lock, waiting.as_mut()).await;
     fs::remove_file(file.path()).unwrap();
     let failed = waiting.await.unwrap_err();
-    assert!(failed.to_string().contains("replaced or removed"), "{failed}");
+    assert!(format!("{failed:#}").contains("replaced or removed"), "{failed}");
     assert!(lock.acquire(&wanted, None).await.unwrap().granted().is_some());
 }
 
@@ -112,7 +112,7 @@ async fn a_vanished_directory_is_refused_until_it_is_back() {
     fs::rename(&dir, &moved).unwrap();
     lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
     let refused = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    assert!(refused.to_string().contains("create it"), "{refused}");
+    assert!(format!("{refused:#}").contains("create it"), "{refused}");
     assert!(lock.renew(&grant.lease).await.is_err());
     fs::rename(&moved, &dir).unwrap();
     // The same file as before: nothing was lost after all.
@@ -140,7 +140,10 @@ async fn a_transaction_that_does_not_end_makes_requests_unavailable_in_time_and_
         started.elapsed()
     );
     assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
-    assert!(failed.to_string().contains("stopped inside a transaction"), "{failed}");
+    assert!(
+        format!("{failed:#}").contains("stopped inside a transaction"),
+        "{failed}"
+    );
     assert!(matches!(
         lock.renew(&grant.lease).await,
         Err(LockError::Unavailable { .. })
@@ -173,6 +176,6 @@ async fn a_wait_whose_time_ends_while_another_process_is_stuck_ends_in_time_and_
     let waited = started.elapsed();
     assert!(waited < wait + Duration::from_secs(2), "{waited:?}");
     assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
-    assert!(!failed.to_string().contains("within 20"), "{failed}");
+    assert!(!format!("{failed:#}").contains("within 20"), "{failed}");
     stuck.execute_batch("COMMIT").unwrap();
 }

@@ -40,7 +40,7 @@ impl Connection {
         // On fencelock's own thread: the connection must outlive the runtime that it was asked for from.
         let connected = background()?.spawn(async move { timeout(op_timeout, connecting).await? });
         let connected: Result<_, Error> = connected.await.map_err(Error::from).flatten();
-        let (server, bucket) = connected.map_err(|error| LockError::unavailable("connecting", error))?;
+        let (server, bucket) = connected.map_err(|error| LockError::failed("connecting", error))?;
         Ok(Self {
             bucket,
             op_timeout,
@@ -69,7 +69,7 @@ impl Connection {
                 // A server that lost its data has no bucket either. One that has it is not changed by this.
                 let _ = self.server.create_stream(config(&self.bucket.name)).await;
             }
-            done.map_err(|error| LockError::unavailable(what, error))
+            done.map_err(|error| LockError::failed(what, error))
         };
         let done = select! {
             done = timeout(limit, work) => done,
@@ -96,7 +96,7 @@ impl Connection {
     pub(crate) async fn changes(&self, key: &str) -> Result<Subscriber, LockError> {
         let (client, subject) = (self.server.client(), format!("fencelock.{}.{key}", self.bucket.name));
         let changes = client.subscribe(subject).await;
-        changes.map_err(|error| LockError::unavailable("subscribing", error))
+        changes.map_err(|error| LockError::failed("subscribing", error))
     }
 
     /// All that is stored.

@@ -197,5 +197,5 @@ async fn forget(bucket: &Store, keys: &str) -> Result<(), Error> {
 }
 
 fn failed(error: Error) -> LockError {
-    LockError::unavailable("looking at the server", error)
+    LockError::failed("looking at the server", error)
 }

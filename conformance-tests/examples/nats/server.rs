@@ -105,7 +105,7 @@ impl Server {
         let machine = self.machine.as_ref().ok_or_else(|| io::Error::other("it is not ours"));
         machine
             .and_then(work)
-            .map_err(|error| LockError::unavailable("seeing to nats-server", error))
+            .map_err(|error| LockError::failed("seeing to nats-server", error))
     }
 }
 
@@ -123,7 +123,7 @@ async fn ready(url: String, machine: Option<Machine>) -> Result<Server, LockErro
         match looked.await {
             Ok(version) => return Ok(Server { url, version, machine }),
             Err(_) if began.elapsed() < Duration::from_secs(10) => tokio::time::sleep(Duration::from_millis(10)).await,
-            Err(error) => return Err(LockError::unavailable("waiting for nats-server with JetStream", error)),
+            Err(error) => return Err(LockError::failed("waiting for nats-server with JetStream", error)),
         }
     }
 }

@@ -176,7 +176,7 @@ pub(crate) async fn shutdown_releases_everything_and_ends_every_wait(case: Arc<C
     }
     for waiter in waiting {
         match waiter.await? {
-            Err(LockError::Closed) => {}
+            Err(LockError::Closed { .. }) => {}
             other => fail!("the client", "a wait ends with Closed at a shutdown; it said {other:?}"),
         }
     }
@@ -186,7 +186,7 @@ pub(crate) async fn shutdown_releases_everything_and_ends_every_wait(case: Arc<C
         party.locks.clone().scoped("s").lock("n").await.map(drop),
     ] {
         ensure!(
-            matches!(answer, Err(LockError::Closed)),
+            matches!(answer, Err(LockError::Closed { .. })),
             "the client",
             "use after a shutdown is Closed; it said {answer:?}"
         );

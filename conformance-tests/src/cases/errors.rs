@@ -42,9 +42,9 @@ pub(crate) async fn a_refusing_server_is_unavailable(case: Arc<Case>) -> Outcome
             "a server that is out of reach may come back"
         );
         ensure!(
-            error.to_string().contains("connection refused"),
+            error.to_string().contains(case.name("n").as_str()) && format!("{error:#}").contains("connection refused"),
             "the client",
-            "it says what happened; it said {error}"
+            "it names the lock and says what happened; it said {error:#}"
         );
     }
     party.link.set(Weather::Fair);
@@ -95,7 +95,17 @@ pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome
             let Err(error @ LockError::TimedOut { .. }) = answer else {
                 fail!("the client", "a lock that stays busy is TimedOut; it said {answer:?}");
             };
-            ensure!(error.is_retryable(), "the client", "a busy lock may be free later");
+            ensure!(
+                error.is_busy() && error.is_retryable(),
+                "the client",
+                "a busy lock may be free later"
+            );
+            let (name, process) = (case.name("n"), format!(":{}", std::process::id()));
+            ensure!(
+                error.to_string().contains(name.as_str()) && !format!("{error:#}").contains(&process),
+                "the client",
+                "a busy lock is named, and its holder is told to nobody else; it said {error:#}"
+            );
         }
     }
     guard.release().await?;

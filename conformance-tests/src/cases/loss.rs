@@ -224,7 +224,7 @@ pub(crate) async fn run_cancels_its_work_on_loss(case: Arc<Case>) -> Outcome {
     let guard = party.locks.lock("n").ttl(case.ttl()).await?;
     let done = guard.run(async { 7 }).await;
     ensure!(
-        done == Ok(7),
+        matches!(done, Ok(7)),
         "the guard",
         "work under a held lock is done; it said {done:?}"
     );
@@ -238,7 +238,10 @@ pub(crate) async fn run_cancels_its_work_on_loss(case: Arc<Case>) -> Outcome {
     let limit = guard.ttl() + case.slack();
     let outcome = case.within(limit, "work is cancelled on loss", guard.run(work)).await?;
     match outcome {
-        Err(lost) if lost.reason == LossReason::Expired => {}
+        Err(LockError::Lost {
+            reason: LossReason::Expired,
+            ..
+        }) => {}
         other => fail!("the guard", "it says why the work was cancelled; it said {other:?}"),
     }
     ensure!(
@@ -270,7 +273,7 @@ pub(crate) async fn with_cancels_its_body_on_loss(case: Arc<Case>) -> Outcome {
         .within(case.ttl() + 2 * case.slack(), "the body is cancelled on loss", body)
         .await?
     {
-        Err(LockError::Lost(_)) => {}
+        Err(LockError::Lost { .. }) => {}
         other => fail!("the client", "a body cut short by a loss is Lost; it said {other:?}"),
     }
     ensure!(

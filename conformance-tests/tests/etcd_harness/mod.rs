@@ -354,7 +354,7 @@ fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn failed(error: Error) -> LockError {
-    LockError::unavailable("looking at the server", error)
+    LockError::failed("looking at the server", error)
 }
 
 /// Its debug output is what people should read.

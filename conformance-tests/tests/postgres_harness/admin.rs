@@ -42,5 +42,5 @@ pub(crate) async fn remove(url: &str, database: &str) -> Result<(), LockError> {
 }
 
 pub(crate) fn failed(error: Error) -> LockError {
-    LockError::unavailable("looking at the server", error)
+    LockError::failed("looking at the server", error)
 }

@@ -98,5 +98,5 @@ impl Drop for Bouncer {
 }
 
 fn failed(error: impl Into<lock_core::Source>) -> LockError {
-    LockError::unavailable("starting a PgBouncer", error)
+    LockError::failed("starting a PgBouncer", error)
 }

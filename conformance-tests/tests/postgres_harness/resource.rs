@@ -81,6 +81,6 @@ fn admitted(outcome: Result<(), FenceError>) -> Result<bool, LockError> {
     match outcome {
         Ok(()) => Ok(true),
         Err(FenceError::Stale(_)) => Ok(false),
-        Err(error) => Err(LockError::unavailable("admitting a token", error)),
+        Err(error) => Err(LockError::failed("admitting a token", error)),
     }
 }

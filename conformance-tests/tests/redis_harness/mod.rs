@@ -296,7 +296,7 @@ fn counter(namespace: &Namespace, name: &LockName) -> String {
 }
 
 fn failed(error: RedisError) -> LockError {
-    LockError::unavailable("looking at the server", error)
+    LockError::failed("looking at the server", error)
 }
 
 /// Its debug output is what people should read.

@@ -129,7 +129,9 @@ impl State {
                         self.locks.remove(name);
                     }
                 }
-                Err(error) => tracing::error!(target: "fencelock", %error, "a waiter is left without a lock"),
+                Err(error) => {
+                    tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "a waiter is left without a lock")
+                }
             }
         }
         if self.queues.get(name).is_some_and(VecDeque::is_empty) {
@@ -166,7 +168,7 @@ impl State {
             self.token = u64::try_from(since_epoch.as_micros()).unwrap_or(0);
         }
         self.token += 1;
-        FencingToken::new(self.token).map_err(|e| LockError::unavailable("drawing a token", e))
+        FencingToken::new(self.token).map_err(|e| LockError::failed("drawing a token", e))
     }
 
     /// The client's lease for that ttl; a new one if the last was not kept alive.
@@ -215,11 +217,7 @@ impl State {
 
     /// The same owner asks again: the same token, and a full ttl.
     fn rearm(&mut self, name: &LockName, now: Stamp) -> Result<Grant, LockError> {
-        let gone = || LockError::Unavailable {
-            operation: "acquire",
-            message: "the lock is gone".into(),
-            source: None,
-        };
+        let gone = || LockError::unavailable("acquire", "the lock is gone");
         let entry = self.locks.get_mut(name).ok_or_else(gone)?;
         match &mut entry.keeps {
             Keeps::Until(until) => {

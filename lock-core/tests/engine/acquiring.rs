@@ -106,6 +106,7 @@ async fn a_wait_ends_on_time_and_says_who_holds() {
     let LockError::TimedOut {
         holder: Some(holder),
         waited,
+        ..
     } = error
     else {
         panic!("{error}")

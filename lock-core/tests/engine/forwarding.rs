@@ -14,7 +14,7 @@ use lock_core::{
 struct Echo;
 
 fn echo<T>(operation: &'static str) -> Result<T, LockError> {
-    Err(LockError::NotSupported { operation })
+    Err(LockError::not_supported(operation))
 }
 
 #[async_trait]
@@ -69,7 +69,7 @@ impl DistributedLock for Echo {
 async fn forwards_everything(lock: impl DistributedLock) {
     fn told<T: std::fmt::Debug>(result: Result<T, LockError>) -> &'static str {
         match result.unwrap_err() {
-            LockError::NotSupported { operation } => operation,
+            LockError::NotSupported { operation, .. } => operation,
             other => panic!("{other}"),
         }
     }

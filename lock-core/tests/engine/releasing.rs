@@ -219,7 +219,7 @@ async fn a_shutdown_ends_requests_that_wait_at_the_server() {
     });
     world.pass(SECOND).await;
     world.locks.shutdown().await.unwrap();
-    assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed)));
+    assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed { .. })));
 }
 
 #[tokio::test(start_paused = true)]
@@ -232,7 +232,7 @@ async fn a_grant_that_arrives_during_a_shutdown_is_given_back() {
     });
     world.settle().await;
     world.locks.shutdown().await.unwrap();
-    assert!(matches!(request.await.unwrap(), Err(LockError::Closed)));
+    assert!(matches!(request.await.unwrap(), Err(LockError::Closed { .. })));
     assert!(!world.server.keeps("a"));
 }
 

@@ -236,7 +236,7 @@ async fn renewing_now_moves_the_deadline_and_tells_a_loss() {
     assert!(matches!(guard.renew_now().await, Err(LockError::Unavailable { .. })));
     assert!(guard.is_held());
     world.server.take_away("a");
-    assert!(matches!(guard.renew_now().await, Err(LockError::Lost(_))));
+    assert!(matches!(guard.renew_now().await, Err(LockError::Lost { .. })));
     assert!(!guard.is_held());
 }
 

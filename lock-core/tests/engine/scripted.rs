@@ -203,7 +203,7 @@ impl Scripted {
                     tokio::time::sleep(time).await;
                     work(&mut server.lock().unwrap(), clock.now())
                 });
-                late.await.map_err(|e| LockError::unavailable("the script", e))
+                late.await.map_err(|e| LockError::failed("the script", e))
             }
             Some(Fate::Panic) => panic!("told to panic"),
         }

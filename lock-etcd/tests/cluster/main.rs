@@ -205,7 +205,7 @@ async fn without_a_majority_nothing_is_granted_and_what_is_held_is_lost_in_time(
     loop {
         let refused = other.try_acquire(&claim("m", TTL)).await.unwrap_err();
         assert!(matches!(refused, lock_core::LockError::Unavailable { .. }), "{refused}");
-        let said = refused.to_string();
+        let said = format!("{refused:#}");
         assert!(!said.contains("TLS") && began.elapsed() < PATIENCE, "{said}");
         if said.contains("most members") {
             break;

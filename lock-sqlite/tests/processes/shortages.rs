@@ -157,7 +157,7 @@ pub(crate) async fn fill(path: &Path) {
         assert!(taken < 10_000, "the disk never became full");
     };
     assert!(matches!(refused, LockError::Unavailable { .. }), "{refused}");
-    assert!(refused.to_string().contains("free some space"), "{refused}");
+    assert!(format!("{refused:#}").contains("free some space"), "{refused}");
     assert_eq!(lock.list("").await.unwrap().len(), taken);
 }
 
