@@ -111,6 +111,16 @@ lint_features() {
     done
 }
 
+# Every event has the one target that users filter by.
+log_target() {
+    ! grep -rnE 'tracing::(trace|debug|info|warn|error)(_span)?!\(' --include='*.rs' -A1 lock-*/src fencelock*/src |
+        grep -v '^lock-bench' | awk '
+            /tracing::[a-z_]+!\($/ { open = $0; next }
+            open != "" { if ($0 !~ /target: "fencelock"/) { print open; bad = 1 } open = ""; next }
+            /tracing::[a-z_]+!\(/ && !/target: "fencelock"/ { print; bad = 1 }
+            END { exit !bad }'
+}
+
 run_tests() {
     cargo --config "target.'cfg(all())'.runner = ['sh', '$PWD/scripts/bounded.sh']" test "$@"
 }
@@ -124,6 +134,7 @@ package() {
 echo "Everything that a change has to pass; some minutes the first time."
 step lockfile "Cargo.lock fits the manifests" cargo metadata --locked --format-version 1
 step fmt "formatting" cargo fmt --all -- --check --color never
+step log-target "one log target" log_target
 step clippy-none "clippy, no features" lint --no-default-features
 step clippy-all "clippy, all features" lint --all-features
 step clippy-features "clippy, each feature of fencelock" lint_features

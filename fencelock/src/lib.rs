@@ -51,6 +51,13 @@
 //! | `?op_timeout=5s` | etcd, Postgres, Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
 //! | `?allow_unsafe_configuration=true` | etcd, Postgres, Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
 //!
+//! # Logs
+//!
+//! Events go to [`tracing`](https://docs.rs/tracing), with the target `fencelock` for every crate: `RUST_LOG=fencelock=debug` shows what is
+//! acquired, released and lost, and `fencelock=trace` the renewals as well. A lost lock is a warning.
+//!
+//! # Errors
+//!
 //! An address that this build cannot serve is a [`LockError::Configuration`] that names the feature to turn on. Errors
 //! never repeat an address, as it may hold a password.
 //!

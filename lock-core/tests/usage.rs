@@ -173,9 +173,10 @@ async fn a_body_is_cancelled_when_its_lock_is_lost() {
 #[tokio::test]
 async fn every_error_about_a_lock_names_it() {
     let memory = MemoryLock::new();
-    let locks = Locks::new(memory.client()).scoped("shop");
+    let client = memory.client();
+    client.fail_next_acquire();
+    let locks = Locks::new(client).scoped("shop");
     let name: LockName = "shop/a".parse().unwrap();
-    memory.fail_next_acquire();
     let mut errors = vec![locks.lock("a").await.unwrap_err()];
     errors.push(locks.lock("a").ttl(Duration::ZERO).await.unwrap_err());
     let guard = locks.lock("a").await.unwrap();

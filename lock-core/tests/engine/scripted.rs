@@ -182,10 +182,10 @@ impl Scripted {
         let server = Arc::clone(&self.server);
         match fate {
             None => Ok(work(&mut server.lock().unwrap(), now)),
-            Some(Fate::Fail) => Err(LockError::unavailable("the script", "refused")),
+            Some(Fate::Fail) => Err(LockError::failed("the script", "refused")),
             Some(Fate::FailAfter(time)) => {
                 tokio::time::sleep(time).await;
-                Err(LockError::unavailable("the script", "refused"))
+                Err(LockError::failed("the script", "refused"))
             }
             Some(Fate::Hang) => std::future::pending().await,
             Some(Fate::LoseReply) => {
