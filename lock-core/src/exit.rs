@@ -12,6 +12,9 @@ const LONGEST: Duration = Duration::from_millis(500);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
+/// A poll that took longer counts as this: the machine or the process stood still, and no release went on either.
+const LONGEST_POLL: Duration = Duration::from_millis(20);
+
 /// Enough turns at the background thread for every task there that was woken before.
 const TURNS: usize = 8;
 
@@ -19,7 +22,7 @@ const TURNS: usize = 8;
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
 
-/// Delays the end of the process while it lives, for at most half a second.
+/// Delays the end of the process while it lives, for at most half a second, not counting time in which the process stood still.
 ///
 /// A process ends when `main` returns or when `std::process::exit` is called. Without this, the background thread would end in the
 /// middle of a release. A process that is killed or aborted ends at once.
@@ -72,7 +75,6 @@ fn wait_for_releases() {
     if PROCESS.load(Ordering::Acquire) != std::process::id() {
         return;
     }
-    let until = Instant::now() + LONGEST;
     let noticed = Arc::new(AtomicBool::new(true));
     if let Some(background) = background::started() {
         noticed.store(false, Ordering::Release);
@@ -82,7 +84,10 @@ fn wait_for_releases() {
             notices.store(true, Ordering::Release);
         });
     }
-    while !(noticed.load(Ordering::Acquire) && UNDER_WAY.load(Ordering::Acquire) == 0) && Instant::now() < until {
+    let mut waited = Duration::ZERO;
+    while !(noticed.load(Ordering::Acquire) && UNDER_WAY.load(Ordering::Acquire) == 0) && waited < LONGEST {
+        let slept = Instant::now();
         thread::sleep(POLL_INTERVAL);
+        waited += slept.elapsed().min(LONGEST_POLL);
     }
 }
