@@ -4,7 +4,7 @@
 
 mod server;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, LockError, Locks};
 use lock_postgres::tokio_postgres::NoTls;
@@ -300,9 +300,19 @@ async fn a_session_whose_lock_is_not_to_be_renewed_is_asked_nothing_even_if_ther
     let grant = granted(&lock, &claim("a", PATIENCE).with_own_lease()).await;
     let session = server.sessions().await[0];
     let mut others = Vec::new();
-    while let Ok((client, connection)) = server.login().connect(NoTls).await {
-        tokio::spawn(connection);
-        others.push(client);
+    let start = Instant::now();
+    // A connection that has just been closed counts until its process has ended.
+    while others.len() < 5 {
+        match server.login().connect(NoTls).await {
+            Ok((client, connection)) => {
+                tokio::spawn(connection);
+                others.push(client);
+            }
+            Err(error) => {
+                assert!(start.elapsed() < PATIENCE, "{} connections, then {error}", others.len());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        }
     }
     assert!(lock.holder(grant.claim.name()).await.is_err());
     let asked = format!("[{session}] LOG:  statement: SELECT l.pid");

@@ -310,12 +310,12 @@ async fn a_forced_release_of_a_lock_that_its_client_is_busy_with_is_no_success_b
     let (lock, other) = (victim(&proxy, &server).await, server.client().await);
     let mine = claim("a", TTL);
     let grant = granted(&lock, &mine).await;
+    let asker = server.config().op_timeout(PATIENCE * 2).connect().await.unwrap();
     // What has the turn until it is answered.
     proxy.hold_requests_after(1);
     let theirs = lock.clone();
     let busy = tokio::spawn(async move { theirs.try_acquire(&mine).await });
     until_held(&proxy).await;
-    let asker = server.config().op_timeout(PATIENCE * 2).connect().await.unwrap();
     let releasing = tokio::spawn(async move { asker.force_release(&name("a")).await });
     until(&server, ASKED).await;
     // The client has answered by then that it could not.
@@ -342,7 +342,8 @@ async fn a_forced_release_whose_last_request_is_lost_is_no_success() {
     let silent = behind(&theirs, &server).await;
     let grant = granted(&silent, &claim("a", TTL)).await;
     theirs.hold_answers();
-    let asker = behind(&ours, &server).await;
+    // It waits for the answer for a third of that.
+    let asker = at(&ours, &server).op_timeout(2 * SHORT).connect().await.unwrap();
     let asking = asker.clone();
     let releasing = tokio::spawn(async move { asking.force_release(&name("a")).await });
     until(&server, ASKED).await;
