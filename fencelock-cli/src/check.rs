@@ -10,13 +10,15 @@ use serde_json::{Value, json};
 
 use crate::exit::{Failure, UNAVAILABLE};
 use crate::place::Place;
+use crate::run::leave;
 use crate::say::print;
 use crate::timing::shown;
 
 /// Tries everything on locks of its own, and prints what came of it.
 pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure> {
     let locks = place.client()?;
-    let (steps, warnings) = try_all(&locks, &place.client()?).await;
+    let other = place.client()?;
+    let (steps, warnings) = try_all(&locks, &other).await;
     let connected = matches!(
         steps.first(),
         Some(Step {
@@ -29,6 +31,8 @@ pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure
         // The first step says why.
         false => None,
     };
+    leave(&other).await;
+    leave(&locks).await;
     let capabilities = locks.capabilities();
     let ok = steps.iter().all(|step| !matches!(step.outcome, Outcome::Refused(_)));
     print(&if json {

@@ -64,7 +64,14 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
         Err(error) => return Err(error.into()),
     };
 
-    let (mut outcome, guard) = Locker::start(guard, &command, timing, signals).await?.run().await;
+    let locker = match Locker::start(guard, &command, timing, signals).await {
+        Ok(locker) => locker,
+        Err(failure) => {
+            leave(&locks).await;
+            return Err(failure);
+        }
+    };
+    let (mut outcome, guard) = locker.run().await;
     let ttl = guard.ttl();
     let released = let_go(guard).await;
     match &released {
@@ -113,7 +120,7 @@ async fn let_go(guard: LockGuard) -> Result<Option<LossReason>, Failure> {
 }
 
 /// Takes back on the server what is under way there. Not for long: it ends by itself.
-async fn leave(locks: &Locks) {
+pub(crate) async fn leave(locks: &Locks) {
     let _ = tokio::time::timeout(Duration::from_secs(2), locks.shutdown()).await;
 }
 

@@ -70,12 +70,20 @@ fn commands_that_end_leave_no_lease() {
     let world = World::on(Backend::Etcd);
     let run = || assert_eq!(world.run(["run", "--ttl", "1h", "lock", "--", "true"]).code, Some(0));
     run();
-    let first = world.etcd().leases_and_keys();
-    run();
-    assert_eq!(world.run(["list"]).code, Some(0));
-    assert_eq!(world.run(["check"]).code, Some(0));
-    let (leases, keys) = world.etcd().leases_and_keys();
-    assert_eq!((leases, keys), (0, first.1), "{first:?}");
+    // The end of a command waits for half a second. A cluster that stalls for longer keeps the lease, and must not always do.
+    let mut rounds = Vec::new();
+    while rounds.len() < 3 {
+        let before = world.etcd().leases_and_keys();
+        run();
+        assert_eq!(world.run(["list"]).code, Some(0));
+        assert_eq!(world.run(["check"]).code, Some(0));
+        let after = world.etcd().leases_and_keys();
+        if after == before {
+            return;
+        }
+        rounds.push((before, after));
+    }
+    panic!("leases and keys before and after: {rounds:?}");
 }
 
 #[test]

@@ -268,9 +268,9 @@ fn a_number_alone_means_seconds() {
     let world = World::new();
     let running = world.start(&["--ttl", "30"], "exec sleep 60");
     let start = std::time::Instant::now();
-    let done = world.run(["run", "--wait", "0.2", "lock", "--", "true"]);
+    let done = world.run(["run", "--wait", "2.5", "lock", "--", "true"]);
     assert_eq!(done.code, Some(75), "{done:?}");
-    assert!(start.elapsed() >= std::time::Duration::from_millis(200));
+    assert!(start.elapsed() >= std::time::Duration::from_millis(2_500));
     running.command.clean_up();
     assert_eq!(world.run(["run", "--wait", "-1", "lock", "--", "true"]).code, Some(64));
 }
