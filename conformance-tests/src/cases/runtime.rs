@@ -43,8 +43,9 @@ pub(crate) async fn a_client_is_made_and_used_outside_of_a_runtime(case: Arc<Cas
     let used = std::thread::spawn(move || {
         block_on(async {
             let locks = outside.party().await?.locks;
-            let guard = locks.lock("n").await?;
-            let busy = locks.lock("n").wait_for(outside.ttl() / 4).await;
+            let guard = locks.lock("n").ttl(outside.ttl_of(outside.patience())).await?;
+            // Longer than a machine stands still: without an answer by then it would be Unavailable.
+            let busy = locks.lock("n").wait_for(2 * outside.steady_ttl()).await;
             ensure!(
                 matches!(busy, Err(LockError::TimedOut { .. })),
                 "the client",
