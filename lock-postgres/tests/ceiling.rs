@@ -13,6 +13,9 @@ use server::{PATIENCE, Server, claim, granted, soon};
 
 const TTL: Duration = Duration::from_secs(30);
 
+/// Longer than it takes to draw thousands of tokens on a machine that is busy.
+const LONG: Duration = Duration::from_secs(120);
+
 /// Sessions that hold locks and wait for a standby.
 const STUCK: &str = "SELECT count(*) FROM pg_stat_activity a WHERE wait_event = 'SyncRep' AND EXISTS \
                      (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'advisory')";
@@ -43,7 +46,7 @@ async fn holds_locks_while_a_standby_is_away(prepare: &str) {
         .await
         .unwrap();
     let other = server.client().await;
-    let kept = granted(&lock, &claim("kept", TTL)).await;
+    let kept = granted(&lock, &claim("kept", LONG)).await;
     server
         .run_sql("SELECT setval('fencelock.token', (SELECT ceiling FROM fencelock.counter) - 2000)")
         .await;
@@ -51,7 +54,7 @@ async fn holds_locks_while_a_standby_is_away(prepare: &str) {
     // All tokens up to the ceiling can be drawn, and none above it.
     let (mut drawn, start) = (0, Instant::now());
     let error = loop {
-        let next = claim("next", TTL);
+        let next = claim("next", LONG);
         match lock.try_acquire(&next).await {
             Ok(attempt) => assert!(attempt.granted().is_some()),
             Err(error) => break error,
@@ -68,11 +71,11 @@ async fn holds_locks_while_a_standby_is_away(prepare: &str) {
     // What is held can be kept, and what is let go of goes to who waits.
     lock.renew(&kept.lease).await.unwrap();
     assert!(kept.lease.is_valid(lock_core::Clock::system().now()));
-    assert!(server::is_busy(&other, &claim("kept", TTL)).await);
+    assert!(server::is_busy(&other, &claim("kept", LONG)).await);
     lock.close().await.unwrap();
     server.until_locks(0, PATIENCE).await;
     server.forgets_its_standby().await;
-    let again = granted(&other, &claim("kept", TTL)).await;
+    let again = granted(&other, &claim("kept", LONG)).await;
     assert!(again.token > kept.token);
     println!("{drawn} tokens without a standby");
 }
