@@ -8,12 +8,13 @@ use std::time::{Duration, Instant};
 
 use lock_core::{Claim, DistributedLock, LockError, Locks, Released, Renewal};
 use lock_redis::{RedisConfig, RedisLock};
-use server::{LONG, Proxy, Server, claim, granted, name, soon, until_queued};
+use server::{LONG, Proxy, Server, claim, granted, name, soon, until, until_queued};
 
-const LIMIT: Duration = Duration::from_millis(400);
-const TTL: Duration = Duration::from_secs(2);
+/// Longer than a machine that is busy may not run a test or a server, as all other times here.
+const LIMIT: Duration = Duration::from_secs(4);
+const TTL: Duration = Duration::from_secs(10);
 
-/// A client whose requests have a short limit, and the way that it goes.
+/// A client whose requests have that limit, and the way that it goes.
 async fn by_proxy(server: &Server) -> (RedisLock, Proxy) {
     let proxy = Proxy::to(server.port()).await;
     let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LIMIT);
@@ -30,8 +31,8 @@ async fn scripts(server: &Server) -> u64 {
         .sum()
 }
 
-/// Gives a claim up while its request is held on the way, and delivers that after `delay`.
-async fn abandoned(server: &Server, claim: &Claim, delay: Duration) {
+/// Gives a claim up while its request is held on the way, and delivers that `delay` after it was sent, which is returned.
+async fn abandoned(server: &Server, claim: &Claim, delay: Duration) -> Instant {
     let (lock, proxy) = by_proxy(server).await;
     // The script is known, so that one request is all that it takes.
     granted(&lock, &server::claim("warm", TTL)).await;
@@ -49,6 +50,7 @@ async fn abandoned(server: &Server, claim: &Claim, delay: Duration) {
     while scripts(server).await == released {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
+    sent
 }
 
 #[tokio::test]
@@ -61,14 +63,18 @@ async fn a_request_that_arrives_after_half_of_its_ttl_does_nothing() {
 
 #[tokio::test]
 async fn a_request_that_arrives_after_its_release_is_gone_one_ttl_after_it_was_sent() {
+    /// It arrives long before half of it is over.
+    const TTL: Duration = Duration::from_secs(24);
+    const DELAY: Duration = Duration::from_secs(6);
     let server = Server::start();
     let late = claim("n", TTL);
-    let sent = Instant::now();
-    abandoned(&server, &late, LIMIT + LIMIT / 4).await;
+    let sent = abandoned(&server, &late, DELAY).await;
+    let elapsed = sent.elapsed();
     let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
     let left = Duration::from_millis(u64::try_from(left).expect("the request was carried out"));
-    let end = sent.elapsed() + left;
-    assert!(end <= TTL + Duration::from_millis(500), "{end:?}");
+    let end = elapsed + left;
+    // Not one ttl after it arrived.
+    assert!(end < TTL + DELAY * 2 / 3, "{end:?}");
 }
 
 #[tokio::test]
@@ -91,36 +97,37 @@ async fn a_renewal_that_arrives_after_half_of_its_ttl_does_nothing() {
     assert!(left < (TTL / 2).as_millis() as i64, "{left}");
 }
 
+/// The call fails when its time is over, and not long after that.
+async fn fails<T>(what: &str, call: impl Future<Output = Result<T, LockError>>) {
+    let began = Instant::now();
+    assert!(call.await.is_err(), "{what} succeeded");
+    let took = began.elapsed();
+    assert!(took < LIMIT + Duration::from_secs(10), "{what}: {took:?}");
+}
+
 #[tokio::test]
 async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself() {
     let server = Server::start();
     let (lock, proxy) = by_proxy(&server).await;
-    let (mine, other) = (claim("n", LONG), claim("other", LONG));
+    let (name, mine, other) = (name("n"), claim("n", LONG), claim("other", LONG));
     let grant = granted(&lock, &mine).await;
     proxy.hold_everything();
-    let fails = |what: &str, failed: bool, began: Instant| {
-        assert!(failed, "{what} succeeded");
-        assert!(
-            began.elapsed() < LIMIT + Duration::from_millis(300),
-            "{what}: {:?}",
-            began.elapsed()
-        );
-        Instant::now()
-    };
+    // First on the connection that has died, and then while there is none.
     for _ in 0..2 {
-        let began = Instant::now();
-        let began = fails("try", lock.try_acquire(&other).await.is_err(), began);
-        let began = fails("renew", lock.renew(&grant.lease).await.is_err(), began);
-        let began = fails("release", lock.release(&other).await.is_err(), began);
-        let began = fails("hand over", lock.hand_over(&mine, &other).await.is_err(), began);
-        let began = fails("holder", lock.holder(&name("n")).await.is_err(), began);
-        let began = fails("list", lock.list("").await.is_err(), began);
-        let began = fails("force", lock.force_release(&name("other")).await.is_err(), began);
-        fails("acquire", lock.acquire(&other, soon()).await.is_err(), began);
+        tokio::join!(
+            fails("try", lock.try_acquire(&other)),
+            fails("renew", lock.renew(&grant.lease)),
+            fails("release", lock.release(&other)),
+            fails("hand over", lock.hand_over(&mine, &other)),
+            fails("holder", lock.holder(&name)),
+            fails("list", lock.list("")),
+            fails("force", lock.force_release(other.name())),
+            fails("acquire", lock.acquire(&other, soon())),
+        );
     }
     proxy.pass();
     // What is held is still held, or was handed over by a request that arrived in the end.
-    while lock.release(&other).await.is_err() {}
+    until("the client has recovered", async || lock.release(&other).await.is_ok()).await;
     lock.release(&mine).await.unwrap();
     granted(&lock, &other).await;
 }
@@ -151,6 +158,7 @@ async fn a_holder_on_a_dead_connection_knows_before_the_server_lets_go() {
 
 #[tokio::test]
 async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
+    const TTL: Duration = Duration::from_secs(12);
     let server = Server::start();
     let proxy = Proxy::to(server.port()).await;
     // The limit of requests is of no help here.
@@ -160,7 +168,7 @@ async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
     let renewals = locks.stats().renewed;
     proxy.forget();
     // Longer than the lease would last.
-    let end = Instant::now() + TTL * 2;
+    let end = Instant::now() + TTL * 5 / 4;
     while Instant::now() < end {
         assert!(guard.is_held());
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -185,6 +193,8 @@ async fn a_push_that_was_lost_with_its_connection_is_made_up_for() {
     holder.release(&held).await.unwrap();
     until_queued(&server, "n", 0).await;
     proxy.cut();
+    // Passed on before the connection has ended, the push would not be lost.
+    proxy.until_accepted(1).await;
     proxy.pass();
     let (grant, _lock) = wait.await.unwrap();
     assert_eq!(grant.unwrap().claim, wanted);
@@ -206,6 +216,8 @@ async fn a_try_whose_connection_is_cut_is_repeated_and_draws_one_token() {
     });
     server.until_locked("n", true).await;
     proxy.cut();
+    // Passed on before the connection has ended, the answer would not be lost.
+    proxy.until_accepted(1).await;
     proxy.pass();
     let grant = trying.await.unwrap().unwrap().granted().unwrap();
     assert_eq!(
@@ -273,11 +285,7 @@ async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
     let began = Instant::now();
     holder.release(&held).await.unwrap();
     assert!(wait.await.unwrap().granted().is_some());
-    assert!(
-        began.elapsed() < TTL + Duration::from_millis(500),
-        "{:?}",
-        began.elapsed()
-    );
+    assert!(began.elapsed() < TTL * 3 / 2, "{:?}", began.elapsed());
     waiting.abort();
 }
 
@@ -290,8 +298,8 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
     // The scripts are known then, so that one request is all that it takes.
     locks.lock("warm").await.unwrap().renew_now().await.unwrap();
     // The lock must not have ended when the renewal fails.
-    for (round_trips, ttl, word) in [(4, TTL * 3, "renewal failed"), (1, TTL / 4, "acquire failed")] {
-        proxy.delay(ttl / round_trips * 11 / 10);
+    for (part, ttl, word) in [(4, TTL * 2, "renewal failed"), (1, TTL / 20, "acquire failed")] {
+        proxy.delay(ttl / part * 3 / 2);
         let outcome = match locks.lock("n").ttl(ttl).await {
             Ok(guard) => guard.renew_now().await,
             Err(error) => Err(error),

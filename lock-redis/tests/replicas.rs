@@ -39,7 +39,7 @@ async fn a_grant_is_on_the_replica_when_it_is_told_however_it_came_about() {
 async fn a_grant_that_too_few_replicas_have_is_given_back() {
     let (primary, replica) = pair().await;
     // Replicas are waited for during half of it.
-    let limit = Duration::from_secs(4);
+    let limit = Duration::from_secs(8);
     let config = primary.config().op_timeout(limit);
     let lock = config.clone().min_replicas(1).connect().await.unwrap();
     replica.signal(Signal::STOP);
@@ -80,7 +80,9 @@ async fn split(primary: &Server, replica: &Server) {
 #[tokio::test]
 async fn a_holder_whose_primary_was_replaced_is_told_within_its_ttl_if_it_needs_replicas() {
     let (old, new) = pair().await;
-    let locks = Locks::new(old.config().min_replicas(1).connect().await.unwrap());
+    // For half of the time of a request its grant waits for replicas; the rest is for all else that it does.
+    let config = old.config().min_replicas(1).op_timeout(Duration::from_secs(10));
+    let locks = Locks::new(config.connect().await.unwrap());
     let guard = locks.lock("n").ttl(TTL).await.unwrap();
     until_renewed(&guard).await;
     split(&old, &new).await;

@@ -106,15 +106,15 @@ async fn what_an_older_version_left_is_respected_and_ends() {
     let (token, millis) = (now.as_micros() + 3_600_000_000, now.as_millis());
     for words in [
         format!(
-            "SET {{fencelock:n}}:lock 1|{holder}|{token}|{}|client|7|host PX 1500",
+            "SET {{fencelock:n}}:lock 1|{holder}|{token}|{}|client|7|host PX 5000",
             now.as_micros()
         ),
         format!("SET {{fencelock:n}}:fence {token} PX 90000000"),
         format!(
-            "HSET {{fencelock:n}}:queue head 1 tail 1 1 {waiter} {waiter} 1|1|{}|2000|7|2000|client|7|host",
-            millis + 2000
+            "HSET {{fencelock:n}}:queue head 1 tail 1 1 {waiter} {waiter} 1|1|{}|7000|7|7000|client|7|host",
+            millis + 7000
         ),
-        "PEXPIRE {fencelock:n}:queue 2000".to_owned(),
+        "PEXPIRE {fencelock:n}:queue 7000".to_owned(),
     ] {
         let mut command = lock_redis::redis::Cmd::new();
         words.split(' ').for_each(|word| {
