@@ -12,8 +12,8 @@ use lock_core::{Attempt, DistributedLock, Locks, LossReason, Released};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Client, EventType, KeyValue, WatchOptions};
 use server::{
-    LONG, busy, claim, clean_up, client, config_at, deliver, fails, granted, plain, queue, raise_base, soon, start,
-    until_queued,
+    GIVEN_UP, LONG, busy, claim, clean_up, client, config_at, deliver, fails, granted, plain, queue, raise_base, soon,
+    start, until_queued,
 };
 
 /// The keys that there were under a name since the server was started, and how often each was created.
@@ -183,10 +183,10 @@ async fn a_lock_is_told_of_the_end_of_its_own_key_and_not_of_the_one_before() {
     assert_eq!(second.lost().wait().await, LossReason::NotHeld);
 }
 
-/// A client whose requests can be held back, which gives up early.
+/// A client whose requests can be held back, which gives them up.
 async fn through(proxy: &Proxy) -> EtcdLock {
     let config = config_at(&proxy.address().to_string());
-    config.op_timeout(Duration::from_millis(500)).connect().await.unwrap()
+    config.op_timeout(GIVEN_UP).connect().await.unwrap()
 }
 
 #[tokio::test]

@@ -282,10 +282,12 @@ async fn requests_go_to_another_member_when_the_one_that_is_used_stops() {
     let world = World::start().await;
     let (leader, _) = world.agreed().await;
     let at = (leader + 1) % MEMBERS;
-    let connected = async || lock_core::Locks::new(world.from(at).connect().await.unwrap());
+    // One half of it is for the member that has stopped, and one for the next.
+    let limit = Duration::from_secs(10);
+    let connected = async || lock_core::Locks::new(world.from(at).op_timeout(limit).connect().await.unwrap());
     let (short, usual) = (connected().await, connected().await);
     let (trying, waiting) = (connected().await, connected().await);
-    let guards = [(&short, "short", 6), (&usual, "usual", 30)]
+    let guards = [(&short, "short", 12), (&usual, "usual", 30)]
         .map(|(locks, name, ttl)| locks.lock(name).ttl(Duration::from_secs(ttl)).into_future());
     let [short, usual] = guards.map(tokio::spawn);
     let (short, usual) = (short.await.unwrap().unwrap(), usual.await.unwrap().unwrap());
@@ -405,9 +407,12 @@ async fn a_dead_holder_s_lock_is_free_one_ttl_after_the_last_change_of_the_leade
     const TTL: Duration = Duration::from_secs(4);
     /// Two of etcd's time limits for an election, what an expired lease is looked for with, and a stall of this machine.
     const ELECTION: Duration = Duration::from_secs(6);
+    /// Half of it is for a look at each member.
+    const LOOKING: Duration = Duration::from_secs(12);
     let world = World::start().await;
     let (leader, _) = world.agreed().await;
-    let other = world.from((leader + 1) % MEMBERS).connect().await.unwrap();
+    let other = world.from((leader + 1) % MEMBERS).op_timeout(LOOKING);
+    let other = other.connect().await.unwrap();
     let warnings = other.warnings().await.unwrap();
     let told = |text: &str| warnings.iter().any(|warning| warning.contains(text));
     assert!(

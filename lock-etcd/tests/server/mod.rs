@@ -19,6 +19,8 @@ pub(crate) const LONG: Duration = Duration::from_secs(120);
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
 /// Longer than anything takes that is to happen.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// For how long a request that is held back is waited for: longer than a machine that is busy may not run a test or a server.
+pub(crate) const GIVEN_UP: Duration = Duration::from_secs(8);
 
 /// A server that waits for no disk.
 pub(crate) async fn start() -> Server {
@@ -191,7 +193,8 @@ pub(crate) async fn fails<T: std::fmt::Debug>(
     request: impl Future<Output = Result<T, LockError>>,
 ) {
     let (answer, ()) = tokio::join!(request, async {
-        held.caught().await;
+        let caught = tokio::time::timeout(PATIENCE, held.caught()).await;
+        caught.expect("the request is held back");
         proxy.refuse().await;
     });
     assert!(answer.is_err(), "it is held back: {answer:?}");
