@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use tokio::runtime::{Builder, Handle};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::LockError;
 
@@ -25,12 +25,33 @@ pub fn background() -> Result<Handle, LockError> {
     let failed = |e| LockError::failed("starting the background thread", e);
     let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
     let handle = runtime.handle().clone();
+    let runtime = DroppedAnywhere(Some(runtime));
     thread::Builder::new()
         .name("fencelock".to_owned())
-        .spawn(move || runtime.block_on(std::future::pending::<()>()))
+        .spawn(move || runtime.run())
         .map_err(failed)?;
     *started = Some(handle.clone());
     Ok(handle)
+}
+
+/// A runtime without a thread so far. If the system refuses the thread, the runtime is dropped with what the thread was to run: on
+/// the caller's thread, where a plain [`Runtime`] panics if the caller is on a runtime itself.
+struct DroppedAnywhere(Option<Runtime>);
+
+impl DroppedAnywhere {
+    fn run(mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.block_on(std::future::pending::<()>());
+        }
+    }
+}
+
+impl Drop for DroppedAnywhere {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 /// The same runtime, unless it has not been started.
