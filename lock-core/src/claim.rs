@@ -52,6 +52,13 @@ impl Claim {
         self
     }
 
+    /// The same claim for the owner of another one of that name. For the release of what another process acquired.
+    #[must_use]
+    pub fn with_owner(mut self, owner: OwnerId) -> Self {
+        Arc::make_mut(&mut self.0).owner = owner;
+        self
+    }
+
     /// What is claimed.
     #[must_use]
     pub fn name(&self) -> &LockName {

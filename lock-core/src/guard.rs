@@ -12,7 +12,7 @@ use tokio::sync::oneshot;
 use crate::engine::{Core, Releasing, runtime_ended};
 use crate::queue::Turn;
 use crate::request::{Renew, Wish};
-use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, Released, Stamp};
+use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Stamp};
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
 ///
@@ -55,6 +55,14 @@ impl LockGuard {
     #[must_use]
     pub fn name(&self) -> &LockName {
         self.held.grant.claim.name()
+    }
+
+    /// The identifier of this acquisition. No other acquisition has the same one.
+    ///
+    /// With it another process can release this lock and no later one: [`Locks::release_owned`](crate::Locks::release_owned).
+    #[must_use]
+    pub fn owner(&self) -> OwnerId {
+        self.held.grant.claim.owner()
     }
 
     /// How long the server keeps the lock after the last sign of life; at least what was asked for, or the ttl of the

@@ -8,7 +8,9 @@ use tokio::runtime::Handle;
 use crate::engine::Core;
 use crate::guard::LockGuard;
 use crate::request::LockRequest;
-use crate::{BackendVersion, Capabilities, DistributedLock, Holder, LockError, LockName, Stats};
+use crate::{
+    BackendVersion, Capabilities, Claim, DistributedLock, Holder, LockError, LockName, OwnerId, Released, Stats,
+};
 
 /// A client for locks. Cheap to clone; all clones and scopes share one connection, one queue and one watchdog.
 ///
@@ -210,6 +212,33 @@ impl Locks {
             .await
             .map_err(|error| error.of(&name))?;
         Ok(victim.map(|holder| self.seen_from_here(holder)))
+    }
+
+    /// Releases the lock if the acquisition `owner` holds it, as [`LockGuard::owner`] gives it. A later acquisition is not harmed.
+    /// Returns whether `owner` held the lock until now.
+    ///
+    /// It is for a supervisor that outlives the process that holds the lock, and frees the lock before its ttl is over. Call it when
+    /// that process has ended and so has all that the lock protects: a guard that is still there learns of the release at its next
+    /// renewal at the latest. On Postgres only the client that acquired the lock can release it in this way, and the server frees the
+    /// lock as soon as that client's connection ends.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Unavailable`] if the backend failed.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future does not stop a request that was sent.
+    pub async fn release_owned(&self, name: impl AsRef<str>, owner: OwnerId) -> Result<bool, LockError> {
+        let name = self.full_name(name.as_ref())?;
+        let claim = Claim::new(name.clone(), self.core.ttl).with_owner(owner);
+        let backend = Arc::clone(&self.core.backend);
+        let released = self
+            .core
+            .call("release", async move { backend.release(&claim).await })
+            .await
+            .map_err(|error| error.of(&name))?;
+        Ok(released == Released::Released)
     }
 
     /// Which program, of which version, keeps the locks.

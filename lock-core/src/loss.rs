@@ -19,7 +19,7 @@ pub enum LossReason {
     #[error("the lease ran out before it could be renewed")]
     Expired = 1,
     /// The server said that this owner does not hold the lock: it was taken away, deleted, or forced free.
-    #[error("the server no longer knows this holder")]
+    #[error("it was released by force or deleted, or it expired where it is kept")]
     NotHeld = 2,
     /// What kept the lock alive ended early: a session was closed or a lease revoked.
     #[error("the server ended the session or lease that kept the lock")]

@@ -52,7 +52,10 @@ impl Subscriber for Events {
 fn one_target_shows_what_becomes_of_a_lock() {
     let events = Events::default();
     tracing::subscriber::set_global_default(events.clone()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
     runtime.block_on(async {
         let memory = MemoryLock::new();
         let locks = Locks::new(memory.client());
@@ -72,7 +75,9 @@ fn one_target_shows_what_becomes_of_a_lock() {
         (Level::DEBUG, "released"),
         (Level::WARN, "lock lost"),
     ] {
-        let found = told.iter().any(|(level, message)| (*level, message.as_str()) == expected);
+        let found = told
+            .iter()
+            .any(|(level, message)| (*level, message.as_str()) == expected);
         assert!(found, "{expected:?} is not among {told:?}");
     }
 }

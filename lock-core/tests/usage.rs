@@ -348,3 +348,17 @@ async fn any_limit_for_requests_but_zero_will_do() {
         assert!(error.to_string().contains("op_timeout is zero"), "{error}");
     }
 }
+
+#[tokio::test]
+async fn an_acquisition_is_released_by_its_owner_id_and_a_later_one_is_not() {
+    let memory = MemoryLock::new();
+    let (holder, supervisor) = (Locks::new(memory.client()), Locks::new(memory.client()));
+    let guard = holder.lock("a").await.unwrap();
+    let owner = guard.owner();
+    assert_eq!(supervisor.holder("a").await.unwrap().unwrap().owner, Some(owner));
+    assert!(!supervisor.release_owned("b", owner).await.unwrap());
+    assert!(supervisor.release_owned("a", owner).await.unwrap());
+    let next = supervisor.lock("a").no_wait().await.unwrap();
+    assert!(!supervisor.release_owned("a", owner).await.unwrap());
+    assert_eq!(holder.holder("a").await.unwrap().unwrap().owner, Some(next.owner()));
+}
