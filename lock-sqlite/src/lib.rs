@@ -35,7 +35,8 @@
 //!   files take their mode from it, whatever the umask. A file that a client makes has mode 644, less the umask.
 //! - **A process stopped inside a transaction** (by SIGSTOP or a debugger) blocks
 //!   every name in the file until it goes on or is killed. Others get [`Unavailable`](lock_core::LockError::Unavailable)
-//!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves. A process stopped anywhere else
+//!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves. [`try_lock`](lock_core::Locks::try_lock) and
+//!   `no_wait` fail earlier: after 1 s in which no process has written to the file. A process stopped anywhere else
 //!   blocks nobody. Most transactions last microseconds; one per connect and one per 1 024 grants wait for the disk, and
 //!   others wait with them for that long.
 //! - **Removing or replacing the file while it is in use** loses the locks in it. Every operation checks that the path
@@ -82,8 +83,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, BusySignal, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease,
+    LockError, LockName, Released, Renewal, Scope, Stamp,
 };
 
 pub use config::SqliteConfig;
@@ -120,6 +121,16 @@ impl SqliteLock {
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.session
     }
+
+    /// Takes the name if nobody holds it. `waits` tells whether the caller has time for a file that another process keeps.
+    async fn attempt(&self, claim: &Claim, waits: bool) -> Result<Attempt, LockError> {
+        let wish = claim.clone();
+        self.session
+            .run_granting("acquire", claim, waits, move |store, sent, wanted| {
+                store.try_acquire(&wish, sent, wanted)
+            })
+            .await
+    }
 }
 
 #[async_trait]
@@ -132,12 +143,7 @@ impl DistributedLock for SqliteLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        let wish = claim.clone();
-        self.session
-            .run_granting("acquire", claim, move |store, sent, wanted| {
-                store.try_acquire(&wish, sent, wanted)
-            })
-            .await
+        self.attempt(claim, false).await
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
@@ -153,7 +159,19 @@ impl DistributedLock for SqliteLock {
     }
 
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        let attempt = self.try_acquire(claim).await?;
+        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
+    }
+
+    async fn try_then_wait(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        mut busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
+        let attempt = self.attempt(claim, true).await?;
+        if let Attempt::Busy(found) = &attempt {
+            busy.tell(found);
+        }
         let over = deadline.is_some_and(|deadline| deadline <= Clock::system().now());
         match attempt {
             Attempt::Busy(_) if !over => self.session.wait(claim, deadline).await,
@@ -164,7 +182,7 @@ impl DistributedLock for SqliteLock {
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
         let (old, new) = (from.clone(), to.clone());
         self.session
-            .run_granting("hand-over", to, move |store, sent, wanted| {
+            .run_granting("hand-over", to, true, move |store, sent, wanted| {
                 store.hand_over(&old, &new, sent, wanted)
             })
             .await

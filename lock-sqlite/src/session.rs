@@ -40,6 +40,9 @@ const PASSING: Duration = Duration::from_millis(250);
 /// Between looks while another process keeps the file to itself.
 const RETRY: Duration = Duration::from_millis(20);
 
+/// How long a request that does not wait lets one transaction of another process keep it from the file.
+const STANDSTILL: Duration = Duration::from_secs(1);
+
 const CLOSE: &str = "close";
 
 type Job = Box<dyn FnOnce(&mut Worker) + Send>;
@@ -87,16 +90,21 @@ impl Session {
         .await
     }
 
-    /// As `run`, for what may grant `claim`: a grant that nobody hears of is taken back.
+    /// As `run`, for what may grant `claim`: a grant that nobody hears of is taken back. If it does not wait, it fails as soon as one
+    /// transaction of another process has kept it from the file for [`STANDSTILL`].
     pub(crate) async fn run_granting<T: Send + 'static>(
         &self,
         operation: &'static str,
         claim: &Claim,
+        waits: bool,
         work: impl FnOnce(&mut Store, Stamp, Wanted<'_>) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, LockError> {
         let granted = claim.clone();
         let mut answer = self.ask(Some(claim), move |worker, reply| {
             let sent = worker.clock.now();
+            if !waits {
+                patience::but_for_no_standstill(&worker.settings.path, STANDSTILL);
+            }
             let done = worker.on_store(|store| work(store, sent, &|| reply.is_wanted()));
             if reply.send(worker.explained(operation, done)).is_err() {
                 worker.take_back(&granted);
