@@ -37,6 +37,9 @@ pub(crate) struct Common {
     /// Say on stderr what happens; twice, in detail.
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
+    /// Say nothing on stderr but errors. A lock that is busy is none: the exit code tells it.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -74,24 +77,26 @@ pub(crate) enum Command {
 /// what the lock protects, so that a write that comes too late can be refused.
 ///
 /// A supervisor ends the command, and everything that the command has started, before the lock can pass to somebody
-/// else: also if fencelock itself is killed or stopped. Signals are passed on to the command. On Postgres alone the lock of
-/// a fencelock that is killed is free at once, while the command has its grace.
+/// else: also if fencelock itself is killed or stopped. If it is killed, the supervisor also releases the lock once all has
+/// ended. Signals are passed on to the command. On Postgres alone the lock of a fencelock that is killed is free at once, while
+/// the command has its grace.
 #[derive(Args, Debug)]
 #[command(override_usage = "fencelock run [OPTIONS] NAME -- COMMAND [ARG]...", after_help = RUN_EXAMPLES)]
 pub(crate) struct Run {
-    /// How long the lock outlives this process, should it be killed: 100ms, 30s, 5m. A number alone means seconds.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time)]
+    /// How long the lock outlives this process and its supervisor, should both be killed: 100ms, 30s, 5m. A number alone means
+    /// seconds.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
     /// Give up when the lock is busy for that long. Without it, wait as long as it takes.
-    #[arg(short, long, value_name = "TIME", value_parser = time)]
+    #[arg(short, long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
-    /// Give up at once when the lock is busy.
+    /// Give up at once when the lock is busy, or when another process has kept the SQLite file to itself for 1 s.
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
     /// When the lock is lost: the time that the command has between SIGTERM and SIGKILL. 5s, or less if the ttl is short.
     ///
     /// At most a third of the ttl, less a tenth of it or 1s.
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
     pub(crate) grace: Option<Duration>,
     /// The exit code if the lock stays busy.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = crate::exit::BUSY)]
@@ -119,14 +124,21 @@ Examples:
 Exit codes:
   the command's own, or 128 + the signal that ended it
   64   wrong arguments
-  69   the locks cannot be reached
+  69   the locks cannot be reached, or the system refuses a process or thread; worth a retry
   75   the lock stayed busy (-E changes it)
   76   the lock was lost while the command ran, and the command was ended
+  78   a wrong configuration, such as a password or the rights to a file; not worth a retry
   126  the command cannot be executed
   127  the command was not found
   128 + signal if a signal ended the wait for the lock";
 
 pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
+    if text
+        .strip_prefix('-')
+        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
+    {
+        return Err("a time cannot be negative; give one such as 5 (seconds), 500ms, 30s or 5m");
+    }
     // A number alone means seconds, as for flock and timeout.
     let seconds = text
         .parse()
@@ -150,7 +162,7 @@ pub(crate) struct HolderOf {
 
 /// List the locks that are held.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  fencelock list\n  fencelock list shop/ --json")]
+#[command(after_help = "Examples:\n  fencelock list\n  fencelock list shop/ --json\n  fencelock list --names")]
 pub(crate) struct List {
     /// Only those whose names start with it.
     #[arg(default_value = "", hide_default_value = true)]
@@ -158,6 +170,9 @@ pub(crate) struct List {
     /// Print JSON: an object with "location" and "locks".
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print nothing but the names, one on each line.
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) names: bool,
 }
 
 /// Take a lock away from whoever holds it. Exit code 1 if nobody does.
@@ -180,7 +195,8 @@ pub(crate) struct Release {
 /// Check that locks can be kept there, with all rights that it takes.
 ///
 /// Tries everything that fencelock may need on locks of its own, with two clients: one takes, renews and releases a lock, the
-/// other is refused, waits, and is granted it. Exit code 69 if anything is refused. Settings of the server that put locks at
+/// other is refused, waits, and is granted it. Exit code 78 if anything is refused that a person has to change first, and 69 if
+/// something else fails. Settings of the server that put locks at
 /// risk are printed as warnings, which do not change the exit code.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  fencelock check\n  fencelock check --url sqlite:/srv/shop/locks.db --json")]

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::str::{FromStr, SplitAsciiWhitespace};
 use std::time::Duration;
 
+use fencelock::OwnerId;
 use rustix::io::{Errno, Result};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -19,8 +20,10 @@ use rustix::net::{
 use crate::timing::{Instant, Timing};
 
 /// What the locker tells the supervisor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
+    /// Should the locker be killed, that acquisition is to be released once all has ended.
+    Claim(Claim),
     /// Start the command; its stdin comes along. The lease ends at `deadline`.
     Start { deadline: Instant, timing: Timing },
     /// The lease was renewed and ends then.
@@ -29,6 +32,24 @@ pub(crate) enum Order {
     Signal(i32),
     /// The lock is lost: end everything.
     End,
+    /// The locker has released the lock, or has given that up: nothing is left to do.
+    Over,
+}
+
+/// What it takes to release one acquisition, and no later one, from another process.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Claim {
+    pub(crate) owner: OwnerId,
+    /// Where the locks are kept, if the environment does not tell. It may be secret.
+    pub(crate) url: Option<String>,
+}
+
+impl fmt::Debug for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Claim")
+            .field("owner", &self.owner)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What the supervisor tells the locker.
@@ -72,17 +93,21 @@ const WHYS: [(Why, &str); 5] = [
     (Why::Orphaned, "orphaned"),
 ];
 
-/// Longer than any message.
-const BUFFER: usize = 128;
+/// The longest message: a claim with an address.
+const BUFFER: usize = 8_192;
 
 /// The two ends. Neither is inherited by a process that is started.
 pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd)> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
 }
 
-/// Sends one message, with a file descriptor if there is one. Never waits: a peer that does not read is no obstacle.
+/// Sends one message, with a file descriptor if there is one. Never waits: a peer that does not read is no obstacle. Fails with
+/// `MSGSIZE` if the message is too long.
 pub(crate) fn send(channel: impl AsFd, message: impl fmt::Display, fd: Option<BorrowedFd<'_>>) -> Result<()> {
     let text = message.to_string();
+    if text.len() > BUFFER {
+        return Err(Errno::MSGSIZE);
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut rights = SendAncillaryBuffer::new(&mut space);
     let fds = fd.map(|fd| [fd]);
@@ -127,6 +152,8 @@ pub(crate) fn receive<M: FromStr<Err = Errno>>(channel: impl AsFd) -> Result<Opt
 impl fmt::Display for Order {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Claim(Claim { owner, url: None }) => write!(f, "claim {owner}"),
+            Self::Claim(Claim { owner, url: Some(url) }) => write!(f, "claim {owner} {url}"),
             Self::Start { deadline, timing } => {
                 write!(
                     f,
@@ -139,6 +166,7 @@ impl fmt::Display for Order {
             Self::Deadline(deadline) => write!(f, "deadline {}", deadline.0),
             Self::Signal(signal) => write!(f, "signal {signal}"),
             Self::End => f.write_str("end"),
+            Self::Over => f.write_str("over"),
         }
     }
 }
@@ -147,6 +175,16 @@ impl FromStr for Order {
     type Err = Errno;
 
     fn from_str(text: &str) -> Result<Self> {
+        if let Some(claim) = text.strip_prefix("claim ") {
+            // An address may hold blanks.
+            let (owner, url) = claim
+                .split_once(' ')
+                .map_or((claim, None), |(owner, url)| (owner, Some(url)));
+            return Ok(Self::Claim(Claim {
+                owner: owner.parse().map_err(|_| Errno::PROTO)?,
+                url: url.map(str::to_owned),
+            }));
+        }
         let mut words = text.split_ascii_whitespace();
         Ok(match words.next() {
             Some("start") => Self::Start {
@@ -159,6 +197,7 @@ impl FromStr for Order {
             Some("deadline") => Self::Deadline(Instant(number(&mut words)?)),
             Some("signal") => Self::Signal(number(&mut words)?),
             Some("end") => Self::End,
+            Some("over") => Self::Over,
             _ => return Err(Errno::PROTO),
         })
     }
@@ -217,7 +256,17 @@ mod tests {
             grace: Duration::from_secs(u64::MAX / 1_000_000_000),
             margin: Duration::from_millis(20),
         };
+        let claim = |url: Option<&str>| {
+            let url = url.map(str::to_owned);
+            Order::Claim(Claim {
+                owner: OwnerId::random(),
+                url,
+            })
+        };
         let orders = [
+            claim(None),
+            claim(Some("sqlite:/srv/two words.db")),
+            claim(Some(&format!("redis://joe:{}@host", "x".repeat(8_000)))),
             Order::Start {
                 deadline: Instant(u64::MAX),
                 timing,
@@ -225,11 +274,16 @@ mod tests {
             Order::Deadline(Instant(17)),
             Order::Signal(15),
             Order::End,
+            Order::Over,
         ];
         for order in orders {
-            send(&locker, order, None).unwrap();
+            send(&locker, &order, None).unwrap();
             assert_eq!(receive::<Order>(&supervisor).unwrap().unwrap().0, order);
         }
+        assert_eq!(
+            send(&locker, claim(Some(&"x".repeat(8_192))), None),
+            Err(Errno::MSGSIZE)
+        );
         let mut reports = vec![Report::Started(42), Report::Stopped(20)];
         for (why, _) in WHYS {
             reports.extend([
@@ -280,7 +334,15 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused() {
-        for text in ["", "start 1 2", "signal x", "exited 256 itself", "killed 9 because"] {
+        for text in [
+            "",
+            "claim",
+            "claim 7",
+            "start 1 2",
+            "signal x",
+            "exited 256 itself",
+            "killed 9 because",
+        ] {
             assert!(text.parse::<Order>().is_err(), "{text}");
             assert!(text.parse::<Report>().is_err(), "{text}");
         }

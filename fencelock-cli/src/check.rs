@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use fencelock::{BackendVersion, Capabilities, LockError, LockGuard, LockRequest, Locks, OwnerId, Scope};
 use serde_json::{Value, json};
 
-use crate::exit::{Failure, UNAVAILABLE};
+use crate::exit::{CONFIGURATION, Failure, UNAVAILABLE};
 use crate::place::Place;
 use crate::run::leave;
 use crate::say::print;
@@ -34,7 +34,9 @@ pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure
     leave(&other).await;
     leave(&locks).await;
     let capabilities = locks.capabilities();
-    let ok = steps.iter().all(|step| !matches!(step.outcome, Outcome::Refused(_)));
+    let ok = steps
+        .iter()
+        .all(|step| !matches!(step.outcome, Outcome::Refused { .. }));
     print(&if json {
         format!(
             "{}\n",
@@ -43,11 +45,15 @@ pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure
     } else {
         in_words(place, backend.as_ref(), &capabilities, &steps, &warnings)
     })?;
-    Ok(if ok {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(UNAVAILABLE)
-    })
+    let codes = || {
+        steps.iter().filter_map(|step| match step.outcome {
+            Outcome::Refused { code, .. } => Some(code),
+            _ => None,
+        })
+    };
+    // One thing that a person has to change is enough.
+    let code = codes().find(|code| *code == CONFIGURATION).or_else(|| codes().next());
+    Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from))
 }
 
 struct Step {
@@ -58,7 +64,11 @@ struct Step {
 enum Outcome {
     Done(Duration),
     NotSupported,
-    Refused(String),
+    Refused {
+        why: String,
+        /// The exit code that it calls for.
+        code: u8,
+    },
 }
 
 /// How long the wait for a lock lasts at most once it has been released. Well below the ttl, within which the server would pass on
@@ -166,14 +176,16 @@ struct Steps {
 /// Why a step did not do what it should.
 enum Problem {
     NotSupported,
+    /// Another answer than expected: what keeps the locks does not do what locks need.
     Refused(String),
+    Failed(Failure),
 }
 
 impl From<LockError> for Problem {
     fn from(error: LockError) -> Self {
         match error {
             LockError::NotSupported { .. } => Self::NotSupported,
-            error => Self::Refused(Failure::from(error).to_string()),
+            error => Self::Failed(error.into()),
         }
     }
 }
@@ -189,8 +201,23 @@ impl Steps {
         let (outcome, value) = match done.map(|done| done.map_err(Into::into)) {
             Ok(Ok(value)) => (Outcome::Done(started.elapsed()), Some(value)),
             Ok(Err(Problem::NotSupported)) => (Outcome::NotSupported, None),
-            Ok(Err(Problem::Refused(why))) => (Outcome::Refused(why), None),
-            Err(_) => (Outcome::Refused(format!("no end within {}", shown(self.limit))), None),
+            Ok(Err(Problem::Refused(why))) => (
+                Outcome::Refused {
+                    why,
+                    code: CONFIGURATION,
+                },
+                None,
+            ),
+            Ok(Err(Problem::Failed(failure))) => {
+                let (why, code) = (failure.to_string(), failure.code);
+                // A lock of the check itself that is busy, or lost, is not what its user asked for.
+                let code = if code == CONFIGURATION { code } else { UNAVAILABLE };
+                (Outcome::Refused { why, code }, None)
+            }
+            Err(_) => {
+                let why = format!("no end within {}", shown(self.limit));
+                (Outcome::Refused { why, code: UNAVAILABLE }, None)
+            }
         };
         self.done.push(Step { name, outcome });
         value
@@ -221,7 +248,7 @@ fn in_words(
         let outcome = match &step.outcome {
             Outcome::Done(time) => format!("ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
             Outcome::NotSupported => "not supported here".to_owned(),
-            Outcome::Refused(why) => format!("refused  {why}"),
+            Outcome::Refused { why, .. } => format!("refused  {why}"),
         };
         let _ = writeln!(text, "  {:17} {outcome}", step.name);
     }
@@ -256,7 +283,7 @@ fn in_json(
         .map(|step| match &step.outcome {
             Outcome::Done(time) => json!({ "step": step.name, "outcome": "ok", "ms": time.as_secs_f64() * 1_000.0 }),
             Outcome::NotSupported => json!({ "step": step.name, "outcome": "not supported" }),
-            Outcome::Refused(why) => json!({ "step": step.name, "outcome": "refused", "why": why }),
+            Outcome::Refused { why, .. } => json!({ "step": step.name, "outcome": "refused", "why": why }),
         })
         .collect();
     json!({

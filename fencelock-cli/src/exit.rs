@@ -5,10 +5,12 @@ use std::fmt;
 use fencelock::LockError;
 
 use crate::place::without_secrets;
+use crate::say::{remark, say};
+use crate::timing::shown;
 
 /// Wrong arguments, or an address that no backend of this build answers to.
 pub(crate) const USAGE: u8 = 64;
-/// The backend cannot be reached, or refuses to work.
+/// The backend cannot be reached, or the system refuses a process, a thread or a file. It may work later.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The locks did what locks must not do.
 #[cfg(feature = "torture")]
@@ -19,6 +21,8 @@ pub(crate) const OUTPUT: u8 = 74;
 pub(crate) const BUSY: u8 = 75;
 /// The lock was lost while the command ran.
 pub(crate) const LOST: u8 = 76;
+/// Something is set up in a way that a person has to change first.
+pub(crate) const CONFIGURATION: u8 = 78;
 /// The command cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found.
@@ -36,6 +40,8 @@ pub(crate) fn by_signal(signal: i32) -> u8 {
 pub(crate) struct Failure {
     pub(crate) code: u8,
     message: String,
+    /// It is no error, so that `--quiet` applies to it.
+    is_remark: bool,
 }
 
 impl Failure {
@@ -43,6 +49,15 @@ impl Failure {
         Self {
             code,
             message: message.into(),
+            is_remark: false,
+        }
+    }
+
+    /// An outcome that is no error, such as a lock that is busy.
+    pub(crate) fn remark(code: u8, message: impl Into<String>) -> Self {
+        Self {
+            is_remark: true,
+            ..Self::new(code, message)
         }
     }
 
@@ -53,6 +68,15 @@ impl Failure {
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(UNAVAILABLE, message)
     }
+
+    pub(crate) fn configuration(message: impl Into<String>) -> Self {
+        Self::new(CONFIGURATION, message)
+    }
+
+    /// Tells it on stderr.
+    pub(crate) fn tell(&self) {
+        if self.is_remark { remark(self) } else { say(self) }
+    }
 }
 
 impl From<LockError> for Failure {
@@ -60,7 +84,16 @@ impl From<LockError> for Failure {
         let code = match &error {
             LockError::TimedOut { .. } => BUSY,
             LockError::Lost { .. } => LOST,
-            LockError::InvalidName { .. } | LockError::InvalidTtl { .. } => USAGE,
+            LockError::InvalidName { .. } => USAGE,
+            LockError::InvalidTtl { ttl, min, max, .. } => {
+                let [ttl, min, max] = [ttl, min, max].map(|time| shown(*time));
+                return Self::usage(format!(
+                    "a ttl of {ttl} is not possible here; choose one from {min} to {max}"
+                ));
+            }
+            LockError::Configuration { .. }
+            | LockError::UnsafeConfiguration { .. }
+            | LockError::NotSupported { .. } => CONFIGURATION,
             _ => UNAVAILABLE,
         };
         Self::new(code, format!("{error:#}"))

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::arguments::{HolderOf, List, Release};
 use crate::exit::{FREE, Failure};
 use crate::place::Place;
-use crate::say::{print, say};
+use crate::say::{print, remark};
 use crate::waiting::{held_by, spelt, visible};
 
 /// Says who holds a lock.
@@ -78,13 +78,17 @@ pub(crate) async fn list(place: &Place, list: &List) -> Result<ExitCode, Failure
         ))?;
         return Ok(ExitCode::SUCCESS);
     }
+    if list.names {
+        let names = held.iter().filter_map(|holder| holder.name.as_ref());
+        return print(&names.map(|name| format!("{name}\n")).collect::<String>()).map(|()| ExitCode::SUCCESS);
+    }
     let what = match (held.len(), list.prefix.as_str()) {
         (0, "") => "no locks are held".to_owned(),
         (0, prefix) => format!("no locks are held under {}", visible(prefix)),
         (1, _) => "1 lock is held".to_owned(),
         (n, _) => format!("{n} locks are held"),
     };
-    say(format_args!("{what} in {place}"));
+    remark(format_args!("{what} in {place}"));
     if !held.is_empty() {
         print(&table(&held))?;
     }

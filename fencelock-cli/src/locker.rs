@@ -6,8 +6,8 @@
 use std::ffi::OsString;
 use std::io::{self, IsTerminal, Write, stderr};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -25,10 +25,11 @@ use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 use tokio::time::{MissedTickBehavior, interval, sleep, timeout};
 
-use crate::channel::{self, End, Order, Report, Why};
+use crate::channel::{self, Claim, End, Order, Report, Why};
 use crate::exit::Failure;
+use crate::place::Place;
 use crate::processes::{companions, descendants, in_orphaned_group};
-use crate::say::say;
+use crate::say::{is_quiet, remark};
 use crate::signals::{HeldStop, Signals, not_ignored};
 use crate::supervisor;
 use crate::terminal::Terminal;
@@ -38,8 +39,10 @@ use crate::waiting::spelt;
 /// What became of the command.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// How and why it ended; `None` if the supervisor was killed, and everything with it.
+    /// How and why it ended; `None` if the supervisor ended before it, and everything was killed.
     pub(crate) end: Option<(End, Why)>,
+    /// The signal that killed the supervisor, if one did.
+    pub(crate) supervisor_killed_by: Option<i32>,
     /// Whether the supervisor has started the command.
     pub(crate) started: bool,
     /// The lock was found lost while the command ran, or before it was started.
@@ -54,6 +57,20 @@ impl Outcome {
     /// Whether the command ended without anybody ending it.
     pub(crate) fn is_own_end(&self) -> bool {
         matches!(self.end, Some((_, Why::Itself | Why::Leftovers)))
+    }
+}
+
+/// The supervisor of a command that has ended: it waits until the lock is released, and would do it in this process's place.
+pub(crate) struct Afterwards {
+    channel: UnixDatagram,
+    supervisor: Child,
+}
+
+impl Afterwards {
+    /// Ends the supervisor. The lock is released, or cannot be.
+    pub(crate) fn over(mut self) {
+        let _ = channel::send(&self.channel, Order::Over, None);
+        let _ = self.supervisor.wait();
     }
 }
 
@@ -84,6 +101,7 @@ impl Locker {
     /// Starts the supervisor, and with it the command.
     pub(crate) async fn start(
         guard: LockGuard,
+        place: &Place,
         command: &[OsString],
         timing: Timing,
         mut signals: Signals,
@@ -118,6 +136,13 @@ impl Locker {
             .process_group(0)
             .spawn()
             .map_err(failed)?;
+        let claim = Claim {
+            owner: guard.owner(),
+            url: place.needed_elsewhere().map(str::to_owned),
+        };
+        if let Err(error) = channel::send(&ours, Order::Claim(claim), None) {
+            tracing::warn!(target: "fencelock", %error, "should this process be killed, its lock will not be free before its ttl is over");
+        }
         let told = deadline(&guard);
         let order = Order::Start { deadline: told, timing };
         channel::send(&ours, order, Some(io::stdin().as_fd())).map_err(|e| failed(e.into()))?;
@@ -141,7 +166,7 @@ impl Locker {
     }
 
     /// Keeps the lock until the command has ended.
-    pub(crate) async fn run(mut self) -> (Outcome, LockGuard) {
+    pub(crate) async fn run(mut self) -> (Outcome, LockGuard, Afterwards) {
         let loss = self.guard.lost();
         // Three looks for every renewal would do; these are cheap.
         let mut look = interval((self.guard.ttl() / 20).clamp(Duration::from_millis(5), Duration::from_secs(1)));
@@ -163,10 +188,7 @@ impl Locker {
                 _ = look.tick() => self.tell_deadline(),
             }
         };
-        if end.is_none() {
-            self.end_orphans().await;
-        }
-        let _ = self.supervisor.wait();
+        let status = if end.is_none() { self.end_orphans().await } else { None };
         if let (Some(terminal), Some(group)) = (&self.terminal, self.group) {
             terminal.take_back(group);
         }
@@ -181,16 +203,21 @@ impl Locker {
         let lost = self.lost.filter(|reason| in_vain || *reason != LossReason::Expired);
         let outcome = Outcome {
             end,
+            supervisor_killed_by: status.and_then(|status| status.signal()),
             started,
             lost,
             typed_interrupt: self.lent || self.interrupted,
             lent: self.lent,
         };
-        (outcome, self.guard)
+        let afterwards = Afterwards {
+            channel: self.channel,
+            supervisor: self.supervisor,
+        };
+        (outcome, self.guard, afterwards)
     }
 
     fn order(&self, order: Order) {
-        if let Err(error) = channel::send(&self.channel, order, None) {
+        if let Err(error) = channel::send(&self.channel, &order, None) {
             tracing::debug!(target: "fencelock", %error, %order, "the supervisor does not listen");
         }
     }
@@ -275,11 +302,11 @@ impl Locker {
             return;
         }
         let left = self.timing.term_at(self.told).since(Instant::now());
-        if stderr().is_terminal() {
+        if stderr().is_terminal() && !is_quiet() {
             // The cursor stands behind the key that was typed.
             let _ = writeln!(stderr());
         }
-        say(format_args!(
+        remark(format_args!(
             "stopped; if it is not continued within {}, the command is ended and the lock freed",
             spelt(left)
         ));
@@ -315,9 +342,9 @@ impl Locker {
         self.asked_to_stop && self.last_heard.load(Ordering::SeqCst) == consts::SIGCONT as usize
     }
 
-    /// Ends what a killed supervisor has left.
-    async fn end_orphans(&mut self) {
-        let _ = self.supervisor.wait();
+    /// Ends what a supervisor has left that has ended too early. Says how it has ended.
+    async fn end_orphans(&mut self) -> Option<ExitStatus> {
+        let status = self.supervisor.wait().ok();
         loop {
             let mut left = false;
             if let Some(group) = self.group {
@@ -336,7 +363,7 @@ impl Locker {
                 };
             }
             if !left {
-                return;
+                return status;
             }
             sleep(Duration::from_millis(5)).await;
         }

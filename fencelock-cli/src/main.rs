@@ -10,6 +10,7 @@ compile_error!("the fencelock command needs Linux: subreapers, timers that run o
 mod arguments;
 mod channel;
 mod check;
+mod completions;
 mod exit;
 mod inspect;
 mod locker;
@@ -22,6 +23,7 @@ mod say;
 mod schema;
 mod signals;
 mod starter;
+mod streams;
 mod supervisor;
 mod terminal;
 mod timing;
@@ -39,9 +41,10 @@ use tracing_subscriber::EnvFilter;
 use arguments::{Arguments, Command};
 use exit::Failure;
 use place::Place;
-use say::say;
+use say::be_quiet;
 
 fn main() -> ExitCode {
+    streams::keep_closed();
     let mut args = env::args_os();
     match args.next() {
         Some(name) if name == supervisor::NAME => return supervisor::main(args),
@@ -55,15 +58,18 @@ fn main() -> ExitCode {
         Err(error) => return manual::answer(&error),
     };
     log(arguments.common.verbose);
+    if arguments.common.quiet {
+        be_quiet();
+    }
     carry_out(arguments).unwrap_or_else(|failure| {
-        say(&failure);
+        failure.tell();
         ExitCode::from(failure.code)
     })
 }
 
 fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
     match arguments.command {
-        Command::Completions { shell } => return manual::completions(shell),
+        Command::Completions { shell } => return completions::completions(shell),
         Command::Man { command } => return manual::page(command.as_deref()),
         #[cfg(feature = "postgres")]
         Command::Schema(of) => return schema::print_it(&of),

@@ -1,15 +1,15 @@
 //! What the command says about itself.
 
+use std::io::{Write, stdout};
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory};
-use clap_complete::Shell;
 use clap_mangen::Man;
 
 use crate::arguments::Arguments;
 use crate::exit::{Failure, USAGE};
-use crate::say::{print, say};
+use crate::say::{print, say, written};
 
 pub(crate) const NO_COMMAND: &str = "there is no command to run: fencelock run NAME -- COMMAND [ARG...]";
 
@@ -17,8 +17,13 @@ pub(crate) const NO_COMMAND: &str = "there is no command to run: fencelock run N
 pub(crate) fn answer(error: &clap::Error) -> ExitCode {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            let _ = error.print();
-            return ExitCode::SUCCESS;
+            return match written(error.print().and_then(|()| stdout().flush())) {
+                Ok(()) => ExitCode::SUCCESS,
+                Err(failure) => {
+                    failure.tell();
+                    ExitCode::from(failure.code)
+                }
+            };
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
@@ -52,14 +57,6 @@ fn in_one_line(error: &clap::Error) -> String {
         line += part.strip_prefix("error: ").unwrap_or(part);
     }
     line + "; see --help"
-}
-
-/// Prints completions for a shell.
-pub(crate) fn completions(shell: Shell) -> Result<ExitCode, Failure> {
-    let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Arguments::command(), "fencelock", &mut script);
-    print(&String::from_utf8_lossy(&script))?;
-    Ok(ExitCode::SUCCESS)
 }
 
 /// Prints the manual page of the whole, or of one command.

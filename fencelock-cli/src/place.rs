@@ -4,6 +4,8 @@ use std::env;
 use std::ffi::OsString;
 use std::fmt;
 #[cfg(feature = "sqlite")]
+use std::io::ErrorKind;
+#[cfg(feature = "sqlite")]
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -60,6 +62,14 @@ impl Place {
         )))
     }
 
+    /// The address that another process needs if it is not in the environment that it has from this one.
+    pub(crate) fn needed_elsewhere(&self) -> Option<&str> {
+        match self {
+            Self::Address(url) if env::var_os(ENV).is_none_or(|known| known != url.as_str()) => Some(url),
+            _ => None,
+        }
+    }
+
     /// A client that connects with its first request.
     pub(crate) fn client(&self) -> Result<Locks, Failure> {
         self.client_with(Options::new())
@@ -83,7 +93,8 @@ impl Place {
     fn client_with(&self, options: Options) -> Result<Locks, Failure> {
         let locks = match self {
             Self::Address(url) => fencelock::connect_lazy_with(url, options).map_err(|error| match error {
-                LockError::Configuration { .. } => Failure::usage(format!("{error:#}")),
+                // Locks in memory are refused below, so they are no advice.
+                LockError::Configuration { .. } => Failure::usage(format!("{error:#}").replace(" memory:,", "")),
                 error => error.into(),
             })?,
             #[cfg(feature = "sqlite")]
@@ -115,10 +126,15 @@ fn make_private(dir: &std::path::Path) -> Result<(), Failure> {
 
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|e| {
-        Failure::unavailable(format!(
-            "the directory {} cannot be made: {e}; make it writable, or give --url",
-            dir.display()
-        ))
+        let dir = dir.display();
+        match e.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Failure::unavailable(format!(
+                "the directory {dir} cannot be made: {e}; free some space, or give --url"
+            )),
+            _ => Failure::configuration(format!(
+                "the directory {dir} cannot be made: {e}; make it writable, or give --url"
+            )),
+        }
     })
 }
 

@@ -9,12 +9,12 @@ use rustix::process::{Signal, kill_current_process_group};
 
 use crate::arguments::Run;
 use crate::channel::{End, Why};
-use crate::exit::{Failure, LOST, by_signal};
+use crate::exit::{Failure, LOST, UNAVAILABLE, by_signal};
 use crate::locker::{Locker, Outcome};
 use crate::manual::NO_COMMAND;
 use crate::place::Place;
 use crate::processes::proc_is_ours;
-use crate::say::say;
+use crate::say::{remark, say};
 use crate::signals::Signals;
 use crate::terminal::Terminal;
 use crate::timing::{Timing, shown};
@@ -26,7 +26,7 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
     let timing = Timing::fit(run.ttl, run.grace)?;
     let command = command(run.command, run.shell)?;
     if !proc_is_ours() {
-        return Err(Failure::unavailable(
+        return Err(Failure::configuration(
             "/proc does not show the processes of this pid namespace, so that what the command leaves behind could not be found \
              and ended; mount it anew, as `unshare --mount-proc` does",
         ));
@@ -59,21 +59,22 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
             };
             let by = holder.map(|holder| waiting::held_by(&holder)).unwrap_or_default();
             let code = run.conflict_exit_code;
-            return Err(Failure::new(code, format!("{name} is busy{by}")));
+            return Err(Failure::remark(code, format!("{name} is busy{by}")));
         }
         Err(error) => return Err(error.into()),
     };
 
-    let locker = match Locker::start(guard, &command, timing, signals).await {
+    let locker = match Locker::start(guard, place, &command, timing, signals).await {
         Ok(locker) => locker,
         Err(failure) => {
             leave(&locks).await;
             return Err(failure);
         }
     };
-    let (mut outcome, guard) = locker.run().await;
+    let (mut outcome, guard, afterwards) = locker.run().await;
     let ttl = guard.ttl();
     let released = let_go(guard).await;
+    afterwards.over();
     match &released {
         Ok(lost) if outcome.lost.is_none() && outcome.is_own_end() => outcome.lost = *lost,
         Err(error) if outcome.is_own_end() => {
@@ -127,8 +128,7 @@ pub(crate) async fn leave(locks: &Locks) {
 /// Says what became of the command, and of its lock if `trouble` came up in letting go of it.
 fn report(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> ExitCode {
     let Some((how, why)) = outcome.end else {
-        say("the supervisor of the command was killed, so the command was, too");
-        return ExitCode::from(by_signal(Signal::KILL.as_raw()));
+        return without_supervisor(outcome);
     };
     match (why, outcome.lost) {
         (Why::Deadline, _) => {
@@ -147,7 +147,7 @@ fn report(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> ExitC
         }
         (why, None) => {
             if why == Why::Leftovers {
-                say("the command left processes behind in its session; they were ended with it");
+                remark("the command left processes behind in its session; they were ended with it");
             }
             match how {
                 End::Exited(code) => ExitCode::from(code),
@@ -160,6 +160,31 @@ fn report(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> ExitC
                     died(signal, typed)
                 }
             }
+        }
+    }
+}
+
+/// Says what became of a command whose supervisor ended first.
+fn without_supervisor(outcome: &Outcome) -> ExitCode {
+    let command = if outcome.started {
+        "the command was killed, too"
+    } else {
+        "the command was not started"
+    };
+    match outcome.supervisor_killed_by {
+        Some(signal) => {
+            say(format_args!(
+                "the supervisor of the command was killed by signal {signal}, so {command}"
+            ));
+            ExitCode::from(by_signal(Signal::KILL.as_raw()))
+        }
+        None => {
+            // It has said why.
+            let command = command.trim_end_matches(", too");
+            say(format_args!(
+                "the supervisor of the command ended too early, so {command}"
+            ));
+            ExitCode::from(UNAVAILABLE)
         }
     }
 }
@@ -198,6 +223,7 @@ mod tests {
         let name = "a".parse().unwrap();
         let mut outcome = Outcome {
             end: Some((End::Killed(Signal::KILL.as_raw()), Why::Deadline)),
+            supervisor_killed_by: None,
             started: false,
             lost: Some(LossReason::Revoked),
             typed_interrupt: false,

@@ -2,17 +2,20 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::sync::Arc;
 
 use nix::sys::signal::{SigSet, SigmaskHow, Signal as StopSignal, raise};
 use rustix::process::{Signal, getpid, kill_process};
 use signal_hook::consts;
+use signal_hook::flag::register;
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 use tokio::net::UnixStream;
 
 use crate::processes::ignored_signals;
 
-/// What is passed on to the command, and ends the wait for a lock.
+/// What is passed on to the command, and ends the wait for a lock: everything that asks a process to end, or would end it, except
+/// what the kernel sends for a mistake of the process itself.
 pub(crate) const FORWARDED: &[i32] = &[
     consts::SIGHUP,
     consts::SIGINT,
@@ -20,7 +23,21 @@ pub(crate) const FORWARDED: &[i32] = &[
     consts::SIGTERM,
     consts::SIGUSR1,
     consts::SIGUSR2,
+    consts::SIGABRT,
+    consts::SIGALRM,
+    consts::SIGIO,
+    consts::SIGPROF,
+    consts::SIGTRAP,
+    consts::SIGVTALRM,
+    consts::SIGXCPU,
+    StopSignal::SIGPWR as i32,
+    StopSignal::SIGSTKFLT as i32,
 ];
+
+/// Survives a limit for the size of files: what is written beyond it fails, and is told as an error.
+pub(crate) fn survive_file_size_limit() -> io::Result<()> {
+    not_ignored(&[consts::SIGXFSZ]).try_for_each(|signal| register(signal, Arc::default()).map(drop))
+}
 
 /// Signals as they come in, except those that this process was started to ignore. None is missed from the moment on in
 /// which its handler is there.
@@ -33,6 +50,7 @@ pub(crate) struct Signals {
 impl Signals {
     /// Listens to what is forwarded, from now on.
     pub(crate) fn listen() -> io::Result<Self> {
+        survive_file_size_limit()?;
         let (read, write) = UnixStream::pair()?;
         let write = write.into_std()?;
         Ok(Self {

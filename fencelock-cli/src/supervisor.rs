@@ -4,9 +4,12 @@
 //! kernel lets a SIGKILL through. The supervisor needs nobody for that: it knows the deadline, and reads the clock that
 //! the deadline is measured with.
 //!
+//! Should the locker be killed, it releases the lock once all has ended: that one acquisition, which the locker has named to it.
+//!
 //! It holds one end of the channel as its stdin; the command gets the stdin that came over the channel.
 
 mod ending;
+mod releasing;
 
 use std::env::ArgsOs;
 use std::ffi::OsString;
@@ -27,7 +30,7 @@ use rustix::time::{
 use signal_hook::iterator::backend::SignalDelivery;
 use signal_hook::iterator::exfiltrator::SignalOnly;
 
-use crate::channel::{self, End, Order, Report, Why};
+use crate::channel::{self, Claim, End, Order, Report, Why};
 use crate::exit::{NOT_EXECUTABLE, USAGE};
 use crate::processes::group_of;
 use crate::say::say;
@@ -45,9 +48,9 @@ pub(crate) const NAME: &str = "lock-supervisor";
 pub(crate) fn main(mut args: ArgsOs) -> ExitCode {
     // `ps` and `top` show this one; exec has made it "exe".
     let _ = rustix::thread::set_name(c"lock-supervisor");
-    let _name = args.next();
+    let name = args.next().unwrap_or_default();
     let command: Vec<OsString> = args.collect();
-    match supervise(&command) {
+    match supervise(&name.to_string_lossy(), &command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             say(format_args!("the supervisor of the command failed: {error}"));
@@ -56,14 +59,19 @@ pub(crate) fn main(mut args: ArgsOs) -> ExitCode {
     }
 }
 
-fn supervise(command: &[OsString]) -> io::Result<()> {
+fn supervise(name: &str, command: &[OsString]) -> io::Result<()> {
     let channel = rustix::stdio::stdin();
     let signals = listen()?;
     let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
     // Whatever loses its parent below becomes a child of this process, not of init, and can be found and waited for.
     set_child_subreaper(Some(getpid()))?;
     let locker = getppid();
-    let Some((deadline, timing, stdin)) = first_order(channel)? else {
+    let First { claim, start } = first_orders(channel)?;
+    let Some((deadline, timing, stdin)) = start else {
+        // The locker is gone, and nothing was started.
+        if let Some(claim) = claim {
+            releasing::release(name, claim, Instant::now().after(releasing::SHORT));
+        }
         return Ok(());
     };
     if Instant::now() >= timing.kill_at(deadline) {
@@ -84,7 +92,7 @@ fn supervise(command: &[OsString]) -> io::Result<()> {
             return Ok(channel::send(channel, report, None)?);
         }
     };
-    Supervisor {
+    let orphaned = Supervisor {
         locker,
         terminal: locker.and_then(group_of).and_then(Terminal::open),
         signals,
@@ -97,35 +105,68 @@ fn supervise(command: &[OsString]) -> io::Result<()> {
         ending: None,
         childless: false,
     }
-    .run(channel)
+    .run(channel)?;
+    if let (Some(Orphaned { deadline }), Some(claim)) = (orphaned, claim) {
+        releasing::release(name, claim, deadline);
+    }
+    Ok(())
 }
 
 /// Hears of its children. It is not ended by what ends or is passed on by the locker, as when a service manager sends
 /// SIGTERM to every process of a service: it has to outlive the command. What the caller ignores stays ignored.
 fn listen() -> io::Result<SignalDelivery<UnixStream, SignalOnly>> {
+    signals::survive_file_size_limit()?;
     let (read, write) = UnixStream::pair()?;
     read.set_nonblocking(true)?;
     let wanted = signals::not_ignored(FORWARDED).chain([signal_hook::consts::SIGCHLD]);
     SignalDelivery::with_pipe(read, write, SignalOnly, wanted)
 }
 
-/// Waits for the order to start. `None` if the locker went away before.
-fn first_order(channel: impl AsFd) -> io::Result<Option<(Instant, Timing, Option<OwnedFd>)>> {
+/// What the locker says first.
+struct First {
+    claim: Option<Claim>,
+    /// When the lease ends, and the command's stdin. `None` if the locker went away before.
+    start: Option<(Instant, Timing, Option<OwnedFd>)>,
+}
+
+/// Waits for the order to start.
+fn first_orders(channel: impl AsFd) -> io::Result<First> {
+    let mut claim = None;
     loop {
         match channel::receive::<Order>(&channel) {
-            Ok(Some((Order::Start { deadline, timing }, stdin))) => return Ok(Some((deadline, timing, stdin))),
-            Ok(Some(_)) => return Err(Errno::PROTO.into()),
-            Ok(None) => return Ok(None),
-            Err(Errno::AGAIN) => {
-                let mut fds = [PollFd::new(&channel, PollFlags::IN)];
-                match poll(&mut fds, None) {
-                    Ok(_) | Err(Errno::INTR) => {}
-                    Err(error) => return Err(error.into()),
-                }
+            Ok(Some((Order::Claim(of), _))) => claim = Some(of),
+            Ok(Some((Order::Start { deadline, timing }, stdin))) => {
+                let start = Some((deadline, timing, stdin));
+                return Ok(First { claim, start });
             }
+            Ok(Some(_)) => return Err(Errno::PROTO.into()),
+            Ok(None) => return Ok(First { claim, start: None }),
+            Err(Errno::AGAIN) => wait_for_order(&channel)?,
             Err(Errno::NOTSOCK) => return Err(io::Error::other("it is started by `fencelock run` only")),
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+/// Waits until the locker has released the lock. False if it was killed before.
+fn is_released(channel: impl AsFd) -> io::Result<bool> {
+    loop {
+        match channel::receive::<Order>(&channel) {
+            Ok(Some((Order::Over, _))) => return Ok(true),
+            // On its way when the command ended.
+            Ok(Some(_)) => {}
+            Ok(None) => return Ok(false),
+            Err(Errno::AGAIN) => wait_for_order(&channel)?,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn wait_for_order(channel: impl AsFd) -> io::Result<()> {
+    let mut fds = [PollFd::new(&channel, PollFlags::IN)];
+    match poll(&mut fds, None) {
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -140,6 +181,12 @@ fn spawn(command: &[OsString], stdin: Option<OwnedFd>) -> io::Result<Pid> {
         .process_group(0);
     let child = starter.spawn()?;
     Pid::from_raw(child.id() as i32).ok_or_else(|| io::Error::other("a process without a number"))
+}
+
+/// The locker has ended before it released the lock.
+struct Orphaned {
+    /// When the lease ends by itself.
+    deadline: Instant,
 }
 
 struct Supervisor {
@@ -161,7 +208,8 @@ struct Supervisor {
 }
 
 impl Supervisor {
-    fn run(mut self, channel: impl AsFd) -> io::Result<()> {
+    /// Runs until all has ended.
+    fn run(mut self, channel: impl AsFd) -> io::Result<Option<Orphaned>> {
         self.tell(&channel, Report::Started(self.child.as_raw_nonzero().get()));
         loop {
             self.reap(&channel);
@@ -170,8 +218,9 @@ impl Supervisor {
                 if let Some(terminal) = &self.terminal {
                     terminal.take_back(self.child);
                 }
-                self.tell(&channel, Report::Ended { how, why });
-                return Ok(());
+                let over = self.tell(&channel, Report::Ended { how, why }) && is_released(&channel)?;
+                let deadline = self.deadline;
+                return Ok((!over).then_some(Orphaned { deadline }));
             }
             self.set_timer()?;
             let own = self.connected.then(|| PollFd::new(&channel, PollFlags::IN));
@@ -197,7 +246,7 @@ impl Supervisor {
                 Ok(Some((Order::Deadline(deadline), _))) => self.deadline = self.deadline.max(deadline),
                 Ok(Some((Order::Signal(signal), _))) => self.signal_group(signal),
                 Ok(Some((Order::End, _))) => self.end(Why::Lost),
-                Ok(Some((Order::Start { .. }, _))) => return Err(Errno::PROTO.into()),
+                Ok(Some((Order::Claim(_) | Order::Start { .. } | Order::Over, _))) => return Err(Errno::PROTO.into()),
                 Ok(None) => {
                     self.connected = false;
                     self.end(Why::Orphaned);
@@ -310,9 +359,8 @@ impl Supervisor {
         self.ended.is_none().then_some(self.child)
     }
 
-    fn tell(&self, channel: impl AsFd, report: Report) {
-        if self.connected {
-            let _ = channel::send(channel, report, None);
-        }
+    /// Whether the locker was there to be told.
+    fn tell(&self, channel: impl AsFd, report: Report) -> bool {
+        self.connected && channel::send(channel, report, None).is_ok()
     }
 }

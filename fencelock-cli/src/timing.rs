@@ -102,9 +102,22 @@ fn smallest_ttl(grace: Duration) -> Duration {
     ttl
 }
 
-/// A time as people write it, to the millisecond.
+/// A time as people write it, to the millisecond: `1d 1h 1m 1s 1ms`. The options take it in the same form.
 pub(crate) fn shown(d: Duration) -> String {
-    humantime::format_duration(whole_millis(d)).to_string()
+    let (seconds, millis) = (d.as_secs(), u64::from(d.subsec_millis()));
+    let parts = [
+        (seconds / 86_400, "d"),
+        (seconds / 3_600 % 24, "h"),
+        (seconds / 60 % 60, "m"),
+        (seconds % 60, "s"),
+        (millis, "ms"),
+    ];
+    let parts = parts.iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts.map(|(count, unit)| format!("{count}{unit}")).collect();
+    if parts.is_empty() {
+        return "0s".to_owned();
+    }
+    parts.join(" ")
 }
 
 fn whole_millis(d: Duration) -> Duration {
@@ -148,6 +161,21 @@ mod tests {
             assert!(timing.kill_at(deadline) < deadline);
             assert!(timing.term_at(deadline) <= timing.kill_at(deadline));
             assert!(deadline.since(timing.term_at(deadline)) <= ttl / 3, "{ttl:?}");
+        }
+    }
+
+    #[test]
+    fn a_time_is_shown_in_units_that_the_options_take() {
+        for (millis, text) in [
+            (0, "0s"),
+            (100, "100ms"),
+            (63_000, "1m 3s"),
+            (86_400_000, "1d"),
+            (90_061_001, "1d 1h 1m 1s 1ms"),
+            (863_999_913_600_000, "9999999d"),
+        ] {
+            assert_eq!(shown(ms(millis)), text);
+            assert_eq!(crate::arguments::time(text), Ok(ms(millis)));
         }
     }
 

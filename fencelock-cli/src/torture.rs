@@ -23,7 +23,7 @@ pub(crate) use arguments::Torture;
 
 use crate::exit::{Failure, OUTPUT, VIOLATION, by_signal};
 use crate::place::Place;
-use crate::say::{print, say};
+use crate::say::{print, remark, say};
 use crate::signals::Signals;
 use crate::timing::shown;
 use progress::Line;
@@ -48,7 +48,7 @@ pub(crate) async fn torture(place: &Place, wanted: &Torture) -> Result<ExitCode,
     // A path that cannot be written is better known now than after the run.
     let files = Files::open(wanted)?;
     for (fault, why) in &unfit {
-        say(format_args!("{fault}: not applicable, because {why}"));
+        remark(format_args!("{fault}: not applicable, because {why}"));
     }
     let program = |url: Option<&str>| program(place, url);
     let here = torture::Place {
@@ -66,9 +66,9 @@ pub(crate) async fn torture(place: &Place, wanted: &Torture) -> Result<ExitCode,
     history.about = about(place, &locks, &config, wanted, &unfit).await;
     let outcome = Outcome::of(history);
     files.write(&outcome)?;
-    print(&outcome.to_string())?;
+    show(&outcome, wanted.json)?;
     if let Some(signal) = heard {
-        say(format_args!("the run was ended early, by signal {signal}"));
+        remark(format_args!("the run was ended early, by signal {signal}"));
     }
     Ok(match heard {
         _ if !outcome.is_good() => ExitCode::from(VIOLATION),
@@ -87,8 +87,16 @@ pub(crate) fn check(wanted: &Torture) -> Result<ExitCode, Failure> {
     let files = Files::open(wanted)?;
     let outcome = Outcome::of(history);
     files.write(&outcome)?;
-    print(&outcome.to_string())?;
+    show(&outcome, wanted.json)?;
     Ok(ExitCode::from(if outcome.is_good() { 0 } else { VIOLATION }))
+}
+
+fn show(outcome: &Outcome, json: bool) -> Result<(), Failure> {
+    print(&if json {
+        format!("{}\n", outcome.in_json())
+    } else {
+        outcome.to_string()
+    })
 }
 
 /// What a client process does, given the number of the one that started it.

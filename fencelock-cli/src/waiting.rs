@@ -8,7 +8,7 @@ use fencelock::{Holder, LockError, LockGuard, LockName, LockRequest, Locks};
 use tokio::time::{Instant, sleep_until};
 
 use crate::place::Place;
-use crate::say::say;
+use crate::say::{is_quiet, say};
 use crate::signals::Signals;
 use crate::terminal::{Terminal, width};
 
@@ -95,7 +95,7 @@ impl<'a> Line<'a> {
             locks,
             name,
             place,
-            terminal: stderr().is_terminal().then(Terminal::own).flatten(),
+            terminal: (stderr().is_terminal() && !is_quiet()).then(Terminal::own).flatten(),
             in_place: !kind.is_empty() && kind != "dumb",
             next: Instant::now() + TURN,
             shown: None,

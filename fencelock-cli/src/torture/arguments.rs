@@ -27,10 +27,10 @@ pub(crate) struct Torture {
     #[arg(long, value_name = "N", default_value = "4", value_parser = RangedU64ValueParser::<usize>::new().range(1..=1000))]
     pub(crate) names: usize,
     /// For how long: 60s, 10m.
-    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = time)]
+    #[arg(long = "for", value_name = "TIME", default_value = "60s", value_parser = time, allow_hyphen_values = true)]
     pub(crate) time: Duration,
     /// How long a lock outlives its holder; faults last up to twice as long.
-    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time)]
+    #[arg(long, value_name = "TIME", default_value = "2s", value_parser = time, allow_hyphen_values = true)]
     pub(crate) ttl: Duration,
     /// What happens to the clients, separated by commas [default: pause,kill,partition,latency,clock, without clock where
     /// libfaketime is missing].
@@ -45,6 +45,9 @@ pub(crate) struct Torture {
     /// Write the history, as JSON.
     #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath)]
     pub(crate) history: Option<PathBuf>,
+    /// Print JSON: an object with "ok", "violations" and the figures.
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Run nothing, but judge that history.
     #[arg(
         long,
@@ -67,6 +70,7 @@ Exit codes:
   69   the locks cannot be reached
   70   violations
   74   a file cannot be written
+  78   a wrong configuration, such as a password or the rights to a file
   128 + signal if a signal ended the run early";
 
 /// A fault as people ask for it.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use conformance_tests::torture::Progress;
 
+use crate::say::is_quiet;
 use crate::terminal::{Terminal, width};
 use crate::waiting::cut;
 
@@ -18,7 +19,7 @@ pub(super) struct Line {
 impl Line {
     pub(super) fn new(time: Duration) -> Self {
         let kind = std::env::var_os("TERM").unwrap_or_default();
-        let in_place = stderr().is_terminal() && !kind.is_empty() && kind != "dumb";
+        let in_place = stderr().is_terminal() && !is_quiet() && !kind.is_empty() && kind != "dumb";
         Self {
             terminal: in_place.then(Terminal::own).flatten(),
             time,

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use conformance_tests::oracle::{History, Verdict, judge};
 use conformance_tests::torture::{Figures, HandOvers};
+use serde_json::{Map, Value, json};
 
 /// How many violations are shown; the first ones tell the most.
 const SHOWN: usize = 20;
@@ -33,12 +34,45 @@ impl Outcome {
     pub(super) fn headline(&self) -> String {
         let verdict = &self.verdict;
         format!(
-            "{} operations / {} faults / {:.1} seconds / {} violations",
-            verdict.operations,
-            verdict.faults,
+            "{} / {} / {:.1} seconds / {}",
+            counted(verdict.operations, "operation"),
+            counted(verdict.faults, "fault"),
             verdict.seconds,
-            verdict.violations.len()
+            counted(verdict.violations.len(), "violation")
         )
+    }
+
+    /// For programs: times in milliseconds, null for what did not happen.
+    pub(super) fn in_json(&self) -> Value {
+        let (verdict, figures) = (&self.verdict, &self.figures);
+        let hand_overs = |times: &HandOvers| {
+            json!({
+                "count": times.count(),
+                "p50_ms": times.percentile(50).map(in_millis),
+                "p99_ms": times.percentile(99).map(in_millis),
+            })
+        };
+        let faults: Map<_, _> = figures
+            .faults
+            .iter()
+            .map(|(kind, count)| (kind.to_string(), json!(count)))
+            .collect();
+        let about: Map<_, _> = self.history.about.iter().map(|(k, v)| (k.clone(), json!(v))).collect();
+        json!({
+            "ok": self.is_good(),
+            "violations": verdict.violations.iter().map(ToString::to_string).collect::<Vec<_>>(),
+            "operations": verdict.operations,
+            "seconds": verdict.seconds,
+            "grants": figures.grants,
+            "faults": faults,
+            "losses": figures.losses,
+            "smallest_loss_margin_ms": figures.smallest_margin.map(in_millis),
+            "hand_over_calm": hand_overs(&figures.calm),
+            "hand_over_in_faults": hand_overs(&figures.stormy),
+            "stale_writes_refused": figures.refused,
+            "permitted_overlaps": verdict.permitted_overlaps,
+            "about": about,
+        })
     }
 
     /// The rest, with the names of the figures.
@@ -50,8 +84,8 @@ impl Outcome {
             .map(|(kind, count)| format!("{kind} {count}"))
             .collect();
         let margin = match figures.smallest_margin {
-            Some(margin) => format!("{} (of {} losses)", millis(margin), figures.losses),
-            None => format!("none ({} losses)", figures.losses),
+            Some(margin) => format!("{} (of {})", millis(margin), counted(figures.losses, "loss")),
+            None => format!("none ({})", counted(figures.losses, "loss")),
         };
         vec![
             ("grants", figures.grants.to_string()),
@@ -87,7 +121,7 @@ impl fmt::Display for Outcome {
             writeln!(f, "violation: {violation}")?;
         }
         if violations.len() > SHOWN {
-            writeln!(f, "and {} violations more", violations.len() - SHOWN)?;
+            writeln!(f, "and {} more", counted(violations.len() - SHOWN, "violation"))?;
         }
         Ok(())
     }
@@ -101,5 +135,18 @@ fn hand_overs(times: &HandOvers) -> String {
 }
 
 fn millis(time: Duration) -> String {
-    format!("{:.1} ms", time.as_secs_f64() * 1_000.0)
+    format!("{:.1} ms", in_millis(time))
+}
+
+fn in_millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1_000.0
+}
+
+/// `1 violation`, `2 violations`.
+fn counted(count: usize, what: &str) -> String {
+    match (count, what) {
+        (1, what) => format!("1 {what}"),
+        (n, "loss") => format!("{n} losses"),
+        (n, what) => format!("{n} {what}s"),
+    }
 }

@@ -46,10 +46,69 @@ fn a_time_that_cannot_be_read_is_refused_with_its_option() {
 }
 
 #[test]
-fn a_ttl_out_of_bounds_is_refused_with_the_bounds() {
-    for ttl in ["1ms", "10000days"] {
-        refused(&["run", "--ttl", ttl, "lock", "--", "true"], 64, "choose one from");
+fn a_negative_time_is_refused_as_one() {
+    for option in ["--ttl", "--wait", "--grace"] {
+        for time in ["-5s", "-5"] {
+            refused(&["run", option, time, "lock", "--", "true"], 64, "cannot be negative");
+        }
     }
+}
+
+#[test]
+fn a_ttl_out_of_bounds_is_refused_with_the_bounds_as_people_write_them() {
+    for (ttl, shown) in [("1ms", "1ms"), ("9999999d", "9999999d"), ("100000", "1d 3h 46m 40s")] {
+        let says = format!("a ttl of {shown} is not possible here; choose one from 100ms to 1d");
+        refused(&["run", "--ttl", ttl, "lock", "--", "true"], 64, &says);
+    }
+}
+
+#[test]
+fn no_advice_is_given_that_is_refused_in_turn() {
+    let done = World::new().run(["run", "--url", "mysql://h/shop", "lock", "--", "true"]);
+    assert!(!done.one_line(64).contains("memory:"), "{done:?}");
+    let world = World::new();
+    let running = world.start(&["--ttl", "2s"], "exec sleep 60");
+    world.run(["release", "--force", "lock"]);
+    let done = running.end();
+    // The locks are in a file.
+    assert!(!done.one_line(76).contains("server"), "{done:?}");
+}
+
+#[test]
+fn quiet_says_nothing_but_errors() {
+    let world = World::new();
+    let running = world.start(&[], "exec sleep 60");
+    let quiet = |args: &[&str]| {
+        let done = world.run([&["--quiet"], args].concat());
+        (done.code, done.stderr)
+    };
+    assert_eq!(quiet(&["run", "-n", "lock", "--", "true"]), (Some(75), String::new()));
+    assert_eq!(quiet(&["list"]), (Some(0), String::new()));
+    running.command.signal(rustix::process::Signal::TERM);
+    running.end();
+    let leaves = [
+        "run",
+        "-q",
+        "--ttl",
+        "1s",
+        "lock",
+        "--",
+        "sh",
+        "-c",
+        "sleep 60 > /dev/null 2>&1 & true",
+    ];
+    assert_eq!(quiet(&leaves), (Some(0), String::new()));
+    assert!(
+        quiet(&["run", "--ttl", "1ms", "lock", "--", "true"])
+            .1
+            .contains("a ttl of 1ms")
+    );
+    assert!(
+        quiet(&["run", "lock", "--", "no-such-command"])
+            .1
+            .contains("cannot be run")
+    );
+    refused(&["-q", "-v", "list"], 64, "cannot be used with");
 }
 
 #[test]
@@ -269,7 +328,7 @@ fn a_state_directory_that_cannot_be_made_or_written_is_named() {
             .env_remove("FENCELOCK_URL")
             .env("HOME", world.path("home")),
     );
-    let line = done.one_line(69);
+    let line = done.one_line(78);
     assert!(line.contains("home/.local/state/fencelock cannot be made"), "{line}");
 
     let state = world.path("state");
@@ -281,7 +340,7 @@ fn a_state_directory_that_cannot_be_made_or_written_is_named() {
             .env_remove("FENCELOCK_URL")
             .env("XDG_STATE_HOME", &state),
     );
-    let line = done.one_line(69);
+    let line = done.one_line(78);
     assert!(line.contains("locks.db is a directory"), "{line}");
 }
 
@@ -320,7 +379,7 @@ fn a_state_directory_without_the_right_to_write_is_named() {
         command.args(["run", "lock", "--", "true"]);
     }
     let done = Done::of(&mut command);
-    let line = done.one_line(69);
+    let line = done.one_line(78);
     assert!(line.contains("fencelock is not writable for this process"), "{line}");
 }
 

@@ -108,7 +108,7 @@ fn a_cluster_that_forgets_its_locks_ends_the_command_at_the_next_renewal() {
     let line = done.one_line(76);
     // Its lease is unknown there, which the client may learn in either way.
     let (gone, ended) = (
-        "the server no longer knows this holder",
+        crate::world::TAKEN_AWAY,
         "ended the session or lease that kept the lock",
     );
     assert!(line.contains(gone) || line.contains(ended), "{line}");

@@ -74,6 +74,9 @@ fn a_list_shows_what_is_held_under_a_prefix_and_where(backend: Backend) {
         format!("fencelock: no locks are held under other/ in {place}\n")
     );
 
+    let names = world.run(["list", "--names"]);
+    assert_eq!((names.stdout.as_str(), names.stderr.as_str()), ("lock\n", ""));
+
     running.command.signal(Signal::TERM);
     running.end();
 }
@@ -132,7 +135,7 @@ fn a_check_says_what_is_refused() {
     let world = World::new();
     std::fs::create_dir(world.path("locks.db")).unwrap();
     let done = world.run(["check"]);
-    assert_eq!(done.code, Some(69));
+    assert_eq!(done.code, Some(78));
     assert!(
         done.stdout.contains("refused") && done.stdout.contains("is a directory"),
         "{done:?}"
@@ -169,6 +172,49 @@ fn completions_and_manual_pages_are_printed() {
     let done = World::new().run(["man", "run"]);
     assert!(done.stdout.contains(".TH fencelock-run 1"), "{done:?}");
     assert!(done.stdout.contains("Exit codes"), "{done:?}");
+}
+
+#[test]
+fn bash_completes_held_names_and_the_command_after_the_dashes() {
+    let world = World::new();
+    let running = world.start(&[], "exec sleep 60");
+    let other = world.run(["run", "two words", "--", "true"]);
+    assert_eq!(other.code, Some(0));
+    std::fs::write(world.path("a-file"), "").unwrap();
+    // As bash calls the function: words are parted at colons too.
+    let complete = |line: &[&str]| {
+        let script = r#"source <("$0" completions bash)
+            COMP_WORDS=("$0" "${@:2}"); COMP_CWORD=$(($# - 1))
+            $(complete -p fencelock | sed 's/.*-F \([^ ]*\).*/\1/') "$0" "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+            printf '%s\n' "${COMPREPLY[@]}""#;
+        let mut bash = std::process::Command::new("bash");
+        bash.args(["--norc", "-c", script, crate::world::binary()]).args(line);
+        bash.env("FENCELOCK_URL", world.url()).current_dir(world.dir());
+        let done = Done::of(&mut bash);
+        assert_eq!(done.stderr, "", "{line:?}");
+        done.stdout.lines().map(str::to_owned).collect::<Vec<_>>()
+    };
+    let has = |line: &[&str], word: &str| {
+        let found = complete(line);
+        assert!(found.iter().any(|found| found == word), "{line:?}: {found:?}");
+    };
+    for command in ["run", "holder", "list", "release"] {
+        assert_eq!(complete(&["fencelock", command, ""]), ["lock"], "{command}");
+        assert_eq!(complete(&["fencelock", command, "lo"]), ["lock"], "{command}");
+        assert_eq!(complete(&["fencelock", command, "x"]), [""], "{command}");
+        has(&["fencelock", command, "--u"], "--url");
+    }
+    assert_eq!(complete(&["fencelock", "run", "--ttl", "5s", "lo"]), ["lock"]);
+    let elsewhere = complete(&["fencelock", "--url", "sqlite", ":", "elsewhere.db", "holder", ""]);
+    assert_eq!(elsewhere, [""]);
+    has(&["fencelock", "run", "lock", "--", "sle"], "sleep");
+    has(&["fencelock", "run", "--ttl", "5s", "lock", "--", "sle"], "sleep");
+    has(&["fencelock", "run", "lock", "--", "cat", "a-f"], "a-file");
+    has(&["fencelock", "run", "lock", "--", "cat", "-n", "a-f"], "a-file");
+    has(&["fencelock", "run", "--", "-name", "--", "sle"], "sleep");
+    has(&["fencelock", "hol"], "holder");
+    running.command.signal(Signal::TERM);
+    running.end();
 }
 
 fn a_verbose_run_tells_where_the_locks_are_and_what_happens(backend: Backend) {

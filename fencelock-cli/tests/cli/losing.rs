@@ -10,6 +10,7 @@ on_every_backend! {
     a_killed_locker_takes_the_command_and_all_its_offspring_along,
     a_stopped_locker_loses_command_and_lock_and_exits_with_76_when_it_wakes,
     a_killed_supervisor_takes_everything_along_at_once,
+    the_lock_of_a_killed_locker_is_free_long_before_its_ttl,
     a_lock_that_is_taken_away_ends_the_command_and_all_its_offspring,
     a_command_that_runs_for_many_ttls_keeps_its_lock,
 }
@@ -76,6 +77,99 @@ fn a_stopped_locker_loses_command_and_lock_and_exits_with_76_when_it_wakes(backe
     family.running.locker().signal(Signal::CONT);
     let done = family.running.end();
     assert!(done.one_line(76).contains("could not be renewed in time"), "{done:?}");
+}
+
+fn the_lock_of_a_killed_locker_is_free_long_before_its_ttl(backend: Backend) {
+    let world = World::on(backend);
+    let mut running = world.start(&["--ttl", "600s"], "exec sleep 60");
+    let since = Instant::now();
+    running.locker().signal(Signal::KILL);
+    running.child.wait().unwrap();
+    let done = world.run(["run", "--wait", "60s", "lock", "--", "sh", "-c", "true"]);
+    assert_eq!(done.code, Some(0), "{done:?} after {:?}", since.elapsed());
+    assert!(!running.command.is_alive());
+}
+
+#[test]
+fn the_address_of_a_killed_locker_is_not_shown_and_may_hold_anything() {
+    let world = World::new();
+    let url = format!("sqlite:{}", world.path("two words.db").display());
+    let mut running = world.start(&["--ttl", "600s", "--url", &url], "exec sleep 60");
+    let arguments = std::fs::read_to_string(format!("/proc/{}/cmdline", running.supervisor().0)).unwrap();
+    assert!(!arguments.contains("two words"), "{arguments}");
+    running.locker().signal(Signal::KILL);
+    running.child.wait().unwrap();
+    let done = world.run(["run", "--wait", "60s", "--url", &url, "lock", "--", "true"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+}
+
+#[test]
+fn a_killed_locker_does_not_release_what_another_holds_by_now() {
+    let world = World::new();
+    let mut first = world.start(
+        &["--ttl", "600s"],
+        "trap '' TERM; touch ready; while :; do sleep 0.01; done",
+    );
+    wait_until("the trap", || world.path("ready").exists());
+    let supervisor = first.supervisor();
+    // Its renewal is two thirds of the ttl away, so it learns nothing of this.
+    assert_eq!(world.run(["release", "--force", "lock"]).code, Some(0));
+    std::fs::remove_file(world.path("pid")).unwrap();
+    let second = world.start(&["--ttl", "600s"], "exec sleep 60");
+    let holder = || world.run(["holder", "lock", "--json"]).stdout;
+    let owner = |text: String| serde_json::from_str::<serde_json::Value>(&text).unwrap()["owner"].clone();
+    let before = owner(holder());
+    first.locker().signal(Signal::KILL);
+    first.child.wait().unwrap();
+    first.command.signal(Signal::KILL);
+    wait_until("the end of the supervisor", || !supervisor.is_alive());
+    assert_eq!(owner(holder()), before);
+    second.locker().signal(Signal::TERM);
+    assert_eq!(second.end().code, Some(143));
+}
+
+#[test]
+fn the_lock_of_a_locker_that_was_killed_while_it_released_is_free_long_before_its_ttl() {
+    let world = World::new();
+    let mut running = world.start(&["--ttl", "600s"], "while ! test -e end; do sleep 0.01; done");
+    let others = rusqlite::Connection::open(world.path("locks.db")).unwrap();
+    others.execute_batch("BEGIN IMMEDIATE").unwrap();
+    std::fs::write(world.path("end"), "").unwrap();
+    wait_until("the end of the command", || !running.command.is_alive());
+    let locker = running.locker();
+    assert!(locker.is_alive());
+    locker.signal(Signal::KILL);
+    running.child.wait().unwrap();
+    others.execute_batch("COMMIT").unwrap();
+    let done = world.run(["run", "--wait", "60s", "lock", "--", "true"]);
+    assert_eq!(done.code, Some(0), "{done:?}");
+}
+
+#[test]
+fn a_supervisor_that_fails_by_itself_is_not_called_killed() {
+    let world = World::new();
+    let running = world.start(&[], "exec sleep 60");
+    let supervisor = running.supervisor();
+    supervisor.signal(Signal::KILL);
+    let done = running.end();
+    assert!(done.one_line(137).contains("killed by signal 9"), "{done:?}");
+    // Too few files for it: it has more open than the locker, for a moment. Which limit that is differs.
+    let failed = (8..40).map(|files| {
+        let mut shell = std::process::Command::new("sh");
+        shell.args([
+            "-c",
+            r#"ulimit -n "$1"; exec "$0" run lock -- true"#,
+            crate::world::binary(),
+            &files.to_string(),
+        ]);
+        crate::world::Done::of(shell.env("FENCELOCK_URL", world.url()).current_dir(world.dir()))
+    });
+    let failed: Vec<_> = failed.filter(|done| done.code != Some(0)).collect();
+    assert!(!failed.is_empty());
+    for done in failed {
+        assert!(matches!(done.code, Some(69 | 126 | 127)), "{done:?}");
+        assert!(!done.stderr.contains("killed by"), "{done:?}");
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use conformance_tests::servers::{Data, Kind, Server};
 use rustix::process::Signal;
 use tokio::runtime::Runtime;
 
-use crate::world::{Backend, CEILING, SECRET, World, unavailable, wait_until, wait_within};
+use crate::world::{Backend, CEILING, SECRET, World, misconfigured, unavailable, wait_until, wait_within};
 
 /// A namespace on a server, which ends with the last of its namespaces.
 pub(crate) struct PostgresServer {
@@ -109,9 +109,12 @@ fn a_server_that_never_answers_is_69_within_the_limit() {
 }
 
 #[test]
-fn a_database_that_does_not_exist_is_69() {
+fn a_database_that_does_not_exist_is_78() {
     let world = World::on(Backend::Postgres);
-    unavailable(&world.url().replace("/postgres?", "/nowhere?"), "correct the database");
+    misconfigured(
+        &world.url().replace("/postgres?", "/nowhere?"),
+        "correct it in the address",
+    );
 }
 
 #[test]

@@ -11,20 +11,30 @@ on_every_backend! {
     a_signal_ends_the_wait_and_leaves_nothing_behind,
 }
 
-const FORWARDED: [(&str, Signal); 6] = [
+const FORWARDED: [(&str, Signal); 15] = [
     ("TERM", Signal::TERM),
     ("INT", Signal::INT),
     ("HUP", Signal::HUP),
     ("QUIT", Signal::QUIT),
     ("USR1", Signal::USR1),
     ("USR2", Signal::USR2),
+    ("ABRT", Signal::ABORT),
+    ("ALRM", Signal::ALARM),
+    ("IO", Signal::IO),
+    ("PROF", Signal::PROF),
+    ("PWR", Signal::POWER),
+    ("STKFLT", Signal::STKFLT),
+    ("TRAP", Signal::TRAP),
+    ("VTALRM", Signal::VTALARM),
+    ("XCPU", Signal::XCPU),
 ];
 
 #[test]
 fn every_forwarded_signal_reaches_the_command_which_decides() {
     for (name, signal) in FORWARDED {
         let world = World::new();
-        let script = format!("trap 'echo {name} came; exit 5' {name}; touch ready; while :; do sleep 0.01; done");
+        let number = signal.as_raw();
+        let script = format!("trap 'echo {name} came; exit 5' {number}; touch ready; while :; do sleep 0.01; done");
         let running = world.start(&[], &script);
         wait_until("the trap", || world.path("ready").exists());
         running.locker().signal(signal);
@@ -49,7 +59,21 @@ fn a_command_that_dies_of_a_forwarded_signal_gives_its_code() {
             (Some(128 + signal.as_raw()), ""),
             "{name}"
         );
+        assert_eq!(world.run(["holder", "lock"]).code, Some(1), "{name}");
     }
+}
+
+#[test]
+fn a_limit_for_the_size_of_files_is_an_error_and_kills_nobody() {
+    let world = World::new();
+    let mut shell = std::process::Command::new("sh");
+    shell.args([
+        "-c",
+        r#"ulimit -f 0; exec "$0" run lock -- true"#,
+        crate::world::binary(),
+    ]);
+    let done = crate::world::Done::of(shell.env("FENCELOCK_URL", world.url()).current_dir(world.dir()));
+    assert!(done.one_line(69).contains("there is no room to write"), "{done:?}");
 }
 
 #[test]
@@ -67,8 +91,8 @@ fn signals_to_the_supervisor_change_nothing() {
 }
 
 fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
+    let world = World::on(backend);
     for (name, signal) in FORWARDED {
-        let world = World::on(backend);
         let running = world.start(&[], "exec sleep 60");
         let mut waiting = world
             .fencelock()
@@ -94,6 +118,7 @@ fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
         running.end();
         assert_eq!(world.run(["holder", "lock"]).code, Some(1), "{name}");
         assert!(!world.path("ran").exists());
+        std::fs::remove_file(world.path("pid")).unwrap();
     }
 }
 

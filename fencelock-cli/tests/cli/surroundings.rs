@@ -179,7 +179,95 @@ fn a_closed_stdout_or_stderr_is_no_obstacle() {
             .trim(),
         "1"
     );
-    assert_eq!(run(r#""$0" completions bash > /dev/full; echo $?"#).stdout, "74\n");
+    for output in [
+        "completions bash",
+        "--help",
+        "--version",
+        "run --help",
+        "help",
+        "man",
+        "list --json",
+    ] {
+        for to in ["> /dev/full", ">&-"] {
+            let done = run(&format!(r#"code=$("$0" {output} {to}; echo $? >&3) 3> code; cat code"#));
+            assert_eq!(done.stdout, "74\n", "{output} {to}: {done:?}");
+        }
+        assert_eq!(
+            run(&format!(r#"("$0" {output}; echo $? > code) | true; cat code"#)).stdout,
+            "0\n"
+        );
+    }
+}
+
+#[test]
+fn what_is_closed_for_fencelock_is_closed_for_the_command() {
+    let world = World::new();
+    let look = r#"for fd in 0 1 2; do test -e /proc/$$/fd/$fd && echo "$fd is open" >> open; done; true"#;
+    for (closed, open) in [
+        ("", "0 is open\n1 is open\n2 is open\n"),
+        (">&-", "0 is open\n2 is open\n"),
+        ("2>&-", "0 is open\n1 is open\n"),
+        (">&- 2>&-", "0 is open\n"),
+        // It has always been /dev/null.
+        ("<&- >&-", "0 is open\n2 is open\n"),
+    ] {
+        let mut shell = Command::new("sh");
+        shell.args([
+            "-c",
+            &format!(r#"exec "$0" run lock -- sh -c "$1" {closed}"#),
+            binary(),
+            look,
+        ]);
+        let done = Done::of(shell.env("FENCELOCK_URL", world.url()).current_dir(world.dir()));
+        assert_eq!(done.code, Some(0), "{done:?}");
+        assert_eq!(fs::read_to_string(world.path("open")).unwrap(), open, "{closed}");
+        fs::remove_file(world.path("open")).unwrap();
+    }
+}
+
+#[test]
+fn where_no_thread_can_be_started_it_says_so_in_one_line_and_leaves_no_lock() {
+    use std::os::unix::process::CommandExt;
+
+    let world = World::new();
+    if !rustix::process::geteuid().is_root() {
+        // The limit counts all processes of a user, and only root can be another one.
+        let _ = writeln!(std::io::stderr(), "not shown: needs root");
+        return;
+    }
+    let copy = world.path("fencelock");
+    assert!(Command::new("cp").arg(binary()).arg(&copy).status().unwrap().success());
+    for path in [world.dir(), &copy] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    let place = world.path("place");
+    fs::create_dir(&place).unwrap();
+    // A user without other processes.
+    let user = 60_000 + std::process::id() % 5_000;
+    std::os::unix::fs::chown(&place, Some(user), Some(user)).unwrap();
+    let url = format!("sqlite:{}/locks.db", place.display());
+    let mut codes = Vec::new();
+    for processes in 1..12 {
+        let mut shell = Command::new("bash");
+        shell.args(["-c", r#"ulimit -u "$1"; exec "$0" run "$1" -- true"#]);
+        shell.arg(&copy).arg(processes.to_string());
+        let done = Done::of(shell.env("FENCELOCK_URL", &url).current_dir("/").uid(user).gid(user));
+        assert!(!done.stderr.contains("panicked"), "{processes}: {done:?}");
+        let lines = done.stderr.matches('\n').count();
+        assert_eq!(done.stdout, "");
+        match done.code {
+            Some(0) => assert_eq!(lines, 0, "{done:?}"),
+            // The supervisor or the starter says what has failed.
+            Some(69 | 126) => assert!((1..3).contains(&lines), "{processes}: {done:?}"),
+            _ => panic!("{processes}: {done:?}"),
+        }
+        codes.push(done.code);
+        let mut list = Command::new(&copy);
+        list.args(["list", "--names"]).env("FENCELOCK_URL", &url);
+        let held = Done::of(list.current_dir("/").uid(user).gid(user));
+        assert_eq!(held.stdout, "", "{processes}: {done:?}");
+    }
+    assert_eq!((codes[0], codes[10]), (Some(69), Some(0)), "{codes:?}");
 }
 
 #[test]
@@ -241,7 +329,7 @@ fn a_proc_of_another_pid_namespace_is_refused() {
         return;
     }
     let done = inside(binary());
-    assert!(done.one_line(69).contains("--mount-proc"), "{done:?}");
+    assert!(done.one_line(78).contains("--mount-proc"), "{done:?}");
     assert!(!world.path("ran").exists());
 }
 
@@ -259,6 +347,7 @@ fn a_supervisor_that_cannot_be_started_leaves_no_lock() {
         let done = Done::of(shell.env("FENCELOCK_URL", world.url()).current_dir(world.dir()));
         failed += i32::from(done.code != Some(0));
         assert!(!held(&name), "{files} files: {done:?}");
+        assert!(!done.stderr.contains("killed"), "{files} files: {done:?}");
     }
     assert!((1..32).contains(&failed), "{failed} of 32 failed");
 }

@@ -46,6 +46,20 @@ fn short_run(backend: Backend) {
     ] {
         assert!(done.stdout.contains(line), "{line}: {done:?}");
     }
+    let report = world.run(["torture", "--check", "history.json", "--json"]);
+    let report: Value = serde_json::from_str(&report.stdout).unwrap();
+    assert_eq!((&report["ok"], &report["violations"]), (&json!(true), &json!([])));
+    assert_eq!(report["operations"].as_f64(), Some(operations));
+    assert_eq!(report["about"]["seed"], "7");
+    for figure in [
+        "/grants",
+        "/losses",
+        "/hand_over_calm/count",
+        "/stale_writes_refused",
+        "/permitted_overlaps",
+    ] {
+        assert!(report.pointer(figure).is_some_and(Value::is_u64), "{figure}: {report}");
+    }
     let page = fs::read_to_string(world.path("page.html")).unwrap();
     assert!(page.contains("No violation") && page.ends_with("</html>\n"));
     let again = world.run(["torture", "--check", "history.json", "--report", "again.html"]);
@@ -348,7 +362,7 @@ fn a_bad_history_is_70_and_the_violation_is_named() {
     ] {
         let done = judged(&bad);
         assert_eq!(done.code, Some(70), "{done:?}");
-        assert!(done.stdout.contains(" / 1 violations\n"), "{done:?}");
+        assert!(done.stdout.contains(" / 1 violation\n"), "{done:?}");
         let violation = done.stdout.lines().find(|line| line.starts_with("violation: "));
         assert!(
             violation.is_some_and(|violation| violation.contains(says)),

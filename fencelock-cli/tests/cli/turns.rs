@@ -61,3 +61,17 @@ fn who_waits_for_the_lock_waits_for_a_busy_file_too() {
     others.execute_batch("COMMIT").unwrap();
     assert!(patient.wait().unwrap().success());
 }
+
+#[test]
+fn who_does_not_wait_does_not_wait_for_a_file_that_nobody_writes_to() {
+    let world = World::new();
+    assert_eq!(world.run(["run", "lock", "--", "true"]).code, Some(0));
+    let others = rusqlite::Connection::open(world.path("locks.db")).unwrap();
+    others.execute_batch("BEGIN IMMEDIATE").unwrap();
+    // Much longer than anything takes.
+    let url = format!("{}?op_timeout=90s", world.url());
+    let start = std::time::Instant::now();
+    let done = world.run(["run", "-n", "--url", &url, "lock", "--", "true"]);
+    assert!(done.one_line(69).contains("did not answer within"), "{done:?}");
+    assert!(start.elapsed() < crate::world::CEILING, "{:?}", start.elapsed());
+}

@@ -65,7 +65,7 @@ impl Backend {
 }
 
 /// Why a lock is lost that was taken away by force.
-pub(crate) const TAKEN_AWAY: &str = "the server no longer knows this holder";
+pub(crate) const TAKEN_AWAY: &str = "it was released by force or deleted, or it expired where it is kept";
 
 /// A folder, a place for locks, and nothing of the caller's environment.
 pub(crate) struct World {
@@ -236,6 +236,19 @@ pub(crate) fn binary() -> &'static str {
 #[cfg(any(feature = "postgres", feature = "redis"))]
 #[track_caller]
 pub(crate) fn unavailable(url: &str, says: &str) {
+    fails(url, 69, says);
+}
+
+/// As `unavailable`, for what a retry does not mend: 78.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[track_caller]
+pub(crate) fn misconfigured(url: &str, says: &str) {
+    fails(url, 78, says);
+}
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[track_caller]
+fn fails(url: &str, code: i32, says: &str) {
     let world = World::new();
     for args in [
         &["run", "lock", "--", "true"][..],
@@ -245,12 +258,12 @@ pub(crate) fn unavailable(url: &str, says: &str) {
         &["release", "--force", "lock"],
     ] {
         let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).args(args));
-        let line = done.one_line(69);
+        let line = done.one_line(code);
         assert!(line.contains(says), "{line}");
         assert!(!line.contains(SECRET), "{line}");
     }
     let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).arg("check"));
-    assert_eq!((done.code, done.stderr.as_str()), (Some(69), ""));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
     assert!(done.stdout.contains(says) && !done.stdout.contains(SECRET), "{done:?}");
 }
 
