@@ -100,14 +100,10 @@ docs() {
     RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps
 }
 
-# With all features of the workspace on, nobody sees what a user of a few compiles. fencelock has most of them.
+# With all features of the workspace on, nobody sees what a user of a few compiles. The backends are without TLS here.
 lint_features() {
     for features in '' etcd memory postgres redis sqlite; do
         cargo clippy -p fencelock --no-default-features --features "$features" -- -D warnings || return
-    done
-    # Nor what a backend is without TLS.
-    for backend in etcd postgres redis; do
-        cargo clippy -p "lock-$backend" --no-default-features -- -D warnings || return
     done
 }
 
@@ -128,7 +124,15 @@ run_tests() {
 package() {
     # A checkout under work may be packed too; one that is clean must be packed as it is. `make package` builds them too.
     if [ -z "$(git status --porcelain 2>/dev/null || echo none)" ]; then dirty=; else dirty=--allow-dirty; fi
-    cargo package --offline --no-verify $dirty
+    cargo package --offline --no-verify $dirty || return
+    # What people read who have only the package.
+    for crate in "$target"/package/*.crate; do
+        for file in README.md:400 LICENSE-MIT:1000 LICENSE-APACHE:10000; do
+            name=$(basename "$crate" .crate)
+            size=$(tar -xzOf "$crate" "$name/${file%:*}" | wc -c)
+            [ "$size" -ge "${file#*:}" ] || { echo "$name: ${file%:*} has $size bytes"; return 1; }
+        done
+    done
 }
 
 echo "Everything that a change has to pass; some minutes the first time."

@@ -63,7 +63,8 @@
 //!
 //! # Features
 //!
-//! `memory` (on by default), `etcd`, `postgres`, `redis` and `sqlite` turn on a backend each, `full` all of them. SQLite is not on by default,
+//! `memory` (on by default), `etcd`, `postgres`, `redis` and `sqlite` turn on a backend each, `full` all of them. `tls` (on by default) is for
+//! `etcds:` and `rediss:` addresses, and for what encrypts in Postgres' `sslmode`; it does nothing without these backends. SQLite is not on by default,
 //! because only one crate in a program may link it. With `etcd`, the crate `etcd-client` is built, which takes `protoc`, the
 //! compiler of Protocol Buffers: install it (Debian: `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), set
 //! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
@@ -167,5 +168,5 @@ pub use lock_sqlite::SqliteLock;
 
 // Compiles and runs what the README shows.
 #[cfg(all(doctest, feature = "memory", feature = "sqlite"))]
-#[doc = include_str!("../README.md")]
+#[doc = include_str!("../../README.md")]
 struct Readme;

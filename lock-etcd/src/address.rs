@@ -25,7 +25,7 @@ pub(crate) fn read(url: &str) -> Result<EtcdConfig, LockError> {
         #[cfg(feature = "tls")]
         "etcds" => true,
         #[cfg(not(feature = "tls"))]
-        "etcds" => return Err(wrong("asks for TLS; turn on the feature \"tls\" of lock-etcd")),
+        "etcds" => return Err(wrong("asks for TLS; turn on the feature \"tls\"")),
         _ => {
             return Err(wrong(
                 "must start with etcd:// or etcds://, as in etcd://localhost:2379",

@@ -279,7 +279,7 @@ fn tls(mode: &str) -> Result<Tls, LockError> {
 
 #[cfg(not(feature = "tls"))]
 fn without_tls() -> LockError {
-    wrong("asks for TLS; turn on the feature \"tls\" of lock-postgres")
+    wrong("asks for TLS; turn on the feature \"tls\"")
 }
 
 fn decoded(text: &str) -> Result<Cow<'_, str>, LockError> {

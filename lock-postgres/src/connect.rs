@@ -209,7 +209,7 @@ async fn open_as(settings: &Settings, place: &Place, mode: SslMode, runtime: &Ha
     if mode == SslMode::Require {
         return (
             true,
-            Err(LockError::configuration("TLS is wanted; turn on the feature \"tls\" of lock-postgres").into()),
+            Err(LockError::configuration("TLS is wanted; turn on the feature \"tls\"").into()),
         );
     }
     config.ssl_mode(SslMode::Disable);

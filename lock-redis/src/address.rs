@@ -32,7 +32,7 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
             RedisConfig::at(Place::Tls(host, port, None))
         }
         #[cfg(not(feature = "tls"))]
-        "rediss" | "valkeys" => return Err(wrong("asks for TLS; turn on the feature \"tls\" of lock-redis")),
+        "rediss" | "valkeys" => return Err(wrong("asks for TLS; turn on the feature \"tls\"")),
         #[cfg(unix)]
         "redis+unix" | "valkey+unix" => RedisConfig::at(Place::Unix(socket(&url)?)),
         _ => {
