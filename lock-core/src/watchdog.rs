@@ -251,7 +251,9 @@ impl Watchdog {
                 if entry.lease.revocation().id() == revocation {
                     lost.extend(entry.guards.iter().cloned());
                 } else {
-                    lost.extend(entry.guards.get(revocation).cloned());
+                    // The one that was revoked may be gone, and another one may be at its address.
+                    let guard = entry.guards.get(revocation);
+                    lost.extend(guard.filter(|held| held.grant().revoked().is_some()).cloned());
                 }
             }
             for &(_, guard, serial) in state.limits.range(..=(now, usize::MAX, u64::MAX)) {
@@ -474,4 +476,23 @@ impl Drop for Post {
 
 fn retry_pause(ttl: Duration) -> Duration {
     (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Locks, MemoryLock};
+
+    #[tokio::test]
+    async fn an_alarm_about_a_guard_that_is_gone_harms_no_other_at_its_address() {
+        let locks = Locks::new(MemoryLock::new().sharing_leases());
+        let guard = locks.lock("a").await.unwrap();
+        let watchdog = &locks.core.watchdog;
+        let held = watchdog.everything().remove(0);
+        // As the guard before it left it there. Nobody is woken, so that it is this look that finds it.
+        watchdog.alarm.lock().push((held.lease().serial(), id(&held)));
+        watchdog.tick(&locks.core);
+        assert!(guard.is_held(), "{:?}", held.grant().revoked());
+        assert_eq!(locks.stats().held, 1);
+    }
 }
