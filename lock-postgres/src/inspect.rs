@@ -74,7 +74,7 @@ impl Sessions {
     /// Every lock of this namespace, as the clients tell it that hold them. One whose client does not answer has its key and
     /// its session, and is of no prefix.
     pub(crate) async fn list(self: &Arc<Self>, prefix: &str) -> Result<Vec<Holder>, Failure> {
-        let (rows, mut answers) = self.inquire(&all_locks(), Question::All).await?;
+        let (rows, mut answers) = self.inquire(&all_locks(), Some(Question::All)).await?;
         let ours: Vec<_> = rows.iter().filter(|row| self.is_ours(row)).collect();
         let mut carried = HashMap::<i32, usize>::new();
         for row in &ours {
@@ -122,10 +122,15 @@ impl Sessions {
         self.end_keeper(name, keeper).await.map(Some)
     }
 
-    /// Whether that session still has the lock.
+    /// Whether that session still has the lock. Only the server is asked: while a client is, the lock may be released.
     async fn is_kept_by(self: &Arc<Self>, name: &LockName, pid: Option<i32>) -> Result<bool, Failure> {
-        let question = Question::One(self.settings.keys.of(name));
-        Ok(self.find(name, question).await?.is_some_and(|now| now.pid == pid))
+        let (rows, _) = self.inquire(&locks_of(self.settings.keys.of(name)), None).await?;
+        for row in rows.iter() {
+            if pid_of(row)? == pid {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Ends the session that has the lock, and with it all of its locks.
@@ -164,9 +169,9 @@ impl Sessions {
 
     async fn find(self: &Arc<Self>, name: &LockName, question: Question) -> Result<Option<Keeper>, Failure> {
         let key = self.settings.keys.of(name);
-        let (rows, mut answers) = self.inquire(&locks_of(key), question).await?;
+        let (rows, mut answers) = self.inquire(&locks_of(key), Some(question)).await?;
         let Some(row) = rows.last() else { return Ok(None) };
-        let pid = row.get(0)?.map(|_| row.number(0)).transpose()?;
+        let pid = pid_of(row)?;
         let locks = row.number(5)?;
         let told = pid.and_then(|pid| answers.told.remove(&(pid, key)));
         let has_told = told.is_some();
@@ -185,9 +190,9 @@ impl Sessions {
         }))
     }
 
-    /// Looks for locks, and asks the clients that have them; in a session that carries no lock, or in any if the server has no
-    /// room for another.
-    async fn inquire(self: &Arc<Self>, locks: &str, question: Question) -> Result<(Rows, Answers), Failure> {
+    /// Looks for locks, and asks the clients that have them if there is a question; in a session that carries no lock, or in any
+    /// if the server has no room for another.
+    async fn inquire(self: &Arc<Self>, locks: &str, question: Option<Question>) -> Result<(Rows, Answers), Failure> {
         let session = match self.any().await {
             Ok(session) => session,
             Err(failure) => match self.pool.beside(|_| failure.is_about_room()) {
@@ -200,8 +205,16 @@ impl Sessions {
         looked
     }
 
-    async fn inquire_in(&self, session: &Session, locks: &str, question: Question) -> Result<(Rows, Answers), Failure> {
+    async fn inquire_in(
+        &self,
+        session: &Session,
+        locks: &str,
+        question: Option<Question>,
+    ) -> Result<(Rows, Answers), Failure> {
         let rows = session.ask(locks).await?;
+        let Some(question) = question else {
+            return Ok((rows, Answers::default()));
+        };
         let mut pids = Vec::new();
         for row in rows.iter().filter(|row| self.is_ours(row)) {
             pids.push(row.number(0)?);
@@ -238,6 +251,11 @@ impl Sessions {
         self.spare(session);
         Ok(version)
     }
+}
+
+/// The session that has the lock. None: a prepared transaction.
+fn pid_of(row: &Row) -> Result<Option<i32>, Failure> {
+    row.get(0)?.map(|_| row.number(0)).transpose()
 }
 
 /// Why a session is not ended: the grants of the schema do not cover sessions of other roles.
