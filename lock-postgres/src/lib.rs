@@ -202,12 +202,15 @@ impl DistributedLock for PostgresLock {
         mut busy: BusySignal,
     ) -> Result<Attempt, LockError> {
         let found = match run!(self, "acquire", look_first(claim; unwanted))? {
-            Some(Attempt::Busy(found)) => found,
+            Some(Attempt::Busy(found)) => Some(found),
             Some(granted) => return Ok(granted),
-            None => Busy::default(),
+            None => None,
         };
-        busy.tell(&found);
-        if deadline.is_some_and(|deadline| self.clock().now() >= deadline) {
+        busy.tell(found.as_ref().unwrap_or(&Busy::default()));
+        // Without an answer so far the wait looks once more, and says what is in the way.
+        if let Some(found) = found
+            && deadline.is_some_and(|deadline| self.clock().now() >= deadline)
+        {
             return Ok(found.into());
         }
         self.acquire(claim, deadline).await

@@ -6,7 +6,7 @@ mod server;
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockError, Locks};
+use lock_core::{BusySignal, DistributedLock, LockError, Locks};
 use lock_postgres::tokio_postgres::NoTls;
 use lock_postgres::tokio_postgres::config::TargetSessionAttrs;
 use lock_postgres::{PostgresConfig, Tls, schema_sql};
@@ -179,6 +179,21 @@ async fn a_server_without_a_connection_left_is_unavailable_and_keeps_what_is_hel
     guard.release().await.unwrap();
     // Nor is there one for who must have a session to itself.
     locks.lock("b").await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_wait_that_ends_before_the_server_has_a_connection_left_says_so_and_not_that_the_lock_is_held() {
+    let server = Server::with(&["max_connections=4", "superuser_reserved_connections=0"]);
+    let lock = server.config().connect_lazy().unwrap();
+    let mut others = Vec::new();
+    while let Ok((client, connection)) = server.login().connect(NoTls).await {
+        tokio::spawn(connection);
+        others.push(client);
+    }
+    let deadline = lock.clock().now();
+    let signal = BusySignal::new(|_| {});
+    let answer = in_time(lock.try_then_wait(&claim("a", TTL), Some(deadline), signal)).await;
+    is_unavailable(&answer.unwrap_err(), "max_connections");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
