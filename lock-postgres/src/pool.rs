@@ -93,10 +93,12 @@ impl Pool {
         let fits = |session: &&Arc<Session>| {
             session.ttl() == class && !session.is_alone() && session.carries() < full && session.is_useful()
         };
+        // A stale one could not end if it were used on and on; it is better than none.
         let found = if full == usize::MAX {
-            sessions.iter().filter(fits).min_by_key(|session| session.carries())
+            let load = |session: &&Arc<Session>| (session.is_stale(), session.carries());
+            sessions.iter().filter(fits).min_by_key(load)
         } else {
-            sessions.iter().find(fits)
+            sessions.iter().filter(fits).find(|session| !session.is_stale())
         };
         match found {
             Some(session) => Found::Ready(session.carry()),

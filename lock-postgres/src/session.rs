@@ -521,8 +521,9 @@ impl Drop for Carried {
             session.alone.store(false, Ordering::Release);
         } else {
             session.carried.fetch_sub(1, Ordering::AcqRel);
-            session.end_if_stale();
         }
+        // It may have become stale since the look.
+        session.end_if_stale();
     }
 }
 

@@ -7,7 +7,7 @@ mod server;
 use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, LockGuard, Locks, Options};
-use server::{PATIENCE, Server, claim, granted, soon};
+use server::{PATIENCE, Server, claim, granted, in_time, is_busy, name, soon};
 
 const TTL: Duration = Duration::from_secs(20);
 
@@ -381,4 +381,62 @@ async fn a_session_on_which_a_wait_could_not_be_shown_ends_with_the_last_lock_th
         assert!(start.elapsed() < PATIENCE, "what shows a wait that has ended is left");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_could_not_take_back_a_wait_takes_no_more_locks_and_so_ends_under_load() {
+    let server = Server::start();
+    let (lock, other) = (server.client().await, server.client().await);
+    let first = claim("first", TTL);
+    granted(&other, &claim("wanted", TTL)).await;
+    let kept = granted(&lock, &first).await;
+    let keeper = async |wanted: &str| {
+        let key = lock.key(&name(wanted)) as u64;
+        let (high, low) = (key >> 32, key & 0xffff_ffff);
+        let of = format!("locktype = 'advisory' AND objsubid = 1 AND classid = {high} AND objid = {low}");
+        server
+            .value::<i32>(&format!("SELECT pid FROM pg_locks WHERE {of}"))
+            .await
+    };
+    let stale = keeper("first").await;
+    // In the way of what shows a wait to others, in the other space of keys.
+    let plain = server.plain().await;
+    let key = lock.key(&name("wanted"));
+    let halves = format!("'{}'::integer, '{}'::integer", (key >> 32) as i32, key as i32);
+    plain
+        .batch_execute(&format!("SELECT pg_advisory_lock({halves})"))
+        .await
+        .unwrap();
+    let waiter = lock.clone();
+    let waiting = tokio::spawn(async move { waiter.acquire(&claim("wanted", TTL), soon()).await });
+    in_time(async {
+        while !server.log().contains("pg_advisory_lock_shared") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    waiting.abort();
+    drop(plain);
+    // It carries a lock all the while.
+    let next = in_time(async {
+        for number in 0.. {
+            let next = claim(&format!("next {number}"), TTL);
+            granted(&lock, &next).await;
+            if keeper(next.name().as_str()).await != stale {
+                return next;
+            }
+            lock.release(&next).await.unwrap();
+            assert!(kept.lease.is_valid(lock.clock().now()), "it is used on and on");
+        }
+        unreachable!("there are numbers enough")
+    })
+    .await;
+    lock.release(&first).await.unwrap();
+    in_time(async {
+        while server.sessions().await.contains(&stale) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    assert!(is_busy(&other, &next).await, "the other lock is still held");
 }
