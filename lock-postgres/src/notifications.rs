@@ -80,11 +80,6 @@ impl Subscription {
         !self.received.is_empty()
     }
 
-    /// Drops what has come so far.
-    pub(crate) fn clear(&mut self) {
-        while self.received.try_recv().is_ok() {}
-    }
-
     /// The next notification; `None` once the connection has ended. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Option<Notification> {
         self.received.recv().await

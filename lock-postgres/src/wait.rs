@@ -83,8 +83,8 @@ impl Sessions {
             let looked = self.in_time(until, async move { sessions.look(&wanted, &stop).await });
             match looked.await {
                 Ok(granted @ Attempt::Granted(_)) => {
-                    // The wake-up has served its purpose, and so have those that came with it.
-                    shown.as_mut().into_iter().for_each(Shown::forget_wake_ups);
+                    // The wake-up has served its purpose, and so have those that come with it.
+                    shown.as_mut().into_iter().for_each(|shown| shown.granted = true);
                     return Ok(granted);
                 }
                 Ok(_) => (woken, failed, last) = (false, false, None),
@@ -236,6 +236,8 @@ struct Shown {
     subscription: Subscription,
     /// Whether it was woken, and has not looked since.
     woken: bool,
+    /// Whether the wait came to a grant, so that wake-ups are not passed on: the release will wake the next one.
+    granted: bool,
     runtime: Handle,
 }
 
@@ -253,6 +255,7 @@ impl Shown {
                 slot,
                 subscription,
                 woken: false,
+                granted: false,
                 runtime,
             }),
             Err(failure) => {
@@ -266,11 +269,6 @@ impl Shown {
 
     fn is_over(&self) -> bool {
         self.session.is_over() || self.session.is_silent()
-    }
-
-    fn forget_wake_ups(&mut self) {
-        self.woken = false;
-        self.subscription.clear();
     }
 }
 
@@ -288,7 +286,7 @@ impl Drop for Shown {
             return;
         }
         let (key, slot) = (self.key, self.slot);
-        let pass_on = self.woken || self.subscription.has_more();
+        let pass_on = !self.granted && (self.woken || self.subscription.has_more());
         let sessions = self.sessions.clone();
         let leaving = async move {
             session.end_wait(key, slot).await;
