@@ -146,13 +146,24 @@ impl Core {
         self.call_unlimited(ask(operation, limit, request)).await
     }
 
-    /// As [`call`](Self::call), for a call of as many requests as there are pages. The backend limits each of them.
+    /// As [`call`](Self::call), for a call of as many requests as there are pages. The backend limits each of them. It ends when the
+    /// caller goes away or the client is shut down.
     pub(crate) async fn call_in_pages<T: Send + 'static>(
         self: &Arc<Self>,
         operation: &'static str,
         request: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
-        self.call_unlimited(unbroken(operation, request)).await
+        // Cancelled with the client, or with this future.
+        let unwanted = self.closing.child_token();
+        let _wanted = unwanted.clone().drop_guard();
+        self.call_unlimited(async move {
+            tokio::select! {
+                biased;
+                answer = unbroken(operation, request) => answer,
+                () = unwanted.cancelled() => Err(LockError::closed()),
+            }
+        })
+        .await
     }
 
     async fn call_unlimited<T: Send + 'static>(

@@ -180,7 +180,8 @@ impl Locks {
     ///
     /// # Errors
     ///
-    /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
+    /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed, [`LockError::Closed`] if the
+    /// client was shut down before the end.
     pub async fn list(&self, prefix: impl AsRef<str>) -> Result<Vec<Holder>, LockError> {
         let prefix = match &self.scope {
             Some(scope) => format!("{}/{}", LockName::new(scope)?, prefix.as_ref()),

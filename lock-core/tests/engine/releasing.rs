@@ -1,6 +1,7 @@
 //! What is let go of is let go of, whatever happens on the way.
 
 use std::future::IntoFuture;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -258,6 +259,8 @@ async fn a_client_whose_last_clone_is_gone_leaves_no_task_behind() {
 struct OneByOne {
     memory: MemoryLock,
     turn: Mutex<()>,
+    /// Shared by each list that is under way.
+    listing: Arc<()>,
 }
 
 #[async_trait]
@@ -280,6 +283,7 @@ impl DistributedLock for OneByOne {
         self.memory.release(claim).await
     }
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        let _listing = Arc::clone(&self.listing);
         tokio::time::sleep(3 * OP_TIMEOUT).await;
         self.memory.list(prefix).await
     }
@@ -289,9 +293,14 @@ impl DistributedLock for OneByOne {
 const HANGING: &str = "hanging/";
 
 fn one_by_one(memory: &MemoryLock) -> Locks {
+    listing_one_by_one(memory, &Arc::default())
+}
+
+fn listing_one_by_one(memory: &MemoryLock, listing: &Arc<()>) -> Locks {
     let backend = OneByOne {
         memory: memory.client(),
         turn: Mutex::new(()),
+        listing: Arc::clone(listing),
     };
     Locks::with_options(backend, Options::new().runtime(Handle::current()))
 }
@@ -319,6 +328,28 @@ async fn a_list_may_take_longer_than_one_request() {
     let locks = one_by_one(&MemoryLock::new());
     let _guard = locks.lock("a").await.unwrap();
     assert_eq!(locks.list("").await.unwrap().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_ends_when_its_caller_goes_away() {
+    let listing = Arc::default();
+    let locks = listing_one_by_one(&MemoryLock::new(), &listing);
+    let idle = Arc::strong_count(&listing);
+    assert!(tokio::time::timeout(OP_TIMEOUT, locks.list("")).await.is_err());
+    tokio::time::sleep(SECOND / 1000).await;
+    assert_eq!(Arc::strong_count(&listing), idle, "it goes on");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_waits_for_no_list() {
+    let locks = one_by_one(&MemoryLock::new());
+    let theirs = locks.clone();
+    let listing = tokio::spawn(async move { theirs.list("").await });
+    tokio::time::sleep(SECOND / 1000).await;
+    let started = Instant::now();
+    locks.shutdown().await.unwrap();
+    assert!(started.elapsed() < OP_TIMEOUT, "{:?}", started.elapsed());
+    assert!(matches!(listing.await.unwrap(), Err(LockError::Closed { .. })));
 }
 
 #[tokio::test(start_paused = true)]
