@@ -14,13 +14,13 @@
 
 use std::future::Future;
 use std::pin::pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
 
 use crate::ask::unbroken;
-use crate::engine::{Core, runtime_ended};
+use crate::engine::{Core, Releasing, runtime_ended};
 use crate::guard::LockGuard;
 use crate::pending::{Outcome, Pending, signal};
 use crate::queue::{Entered, Next, Ticket, Turn};
@@ -39,6 +39,8 @@ pub(crate) struct Acquisition {
     wish: Arc<Wish>,
     started: Stamp,
     deadline: Option<Stamp>,
+    /// Set when the caller goes away: what the task lets go of counts as under way until the task has noticed.
+    given_up: Arc<OnceLock<Releasing>>,
 }
 
 type Answer = oneshot::Sender<Result<LockGuard, LockError>>;
@@ -52,7 +54,13 @@ impl Acquisition {
             wish: Arc::new(wish),
             started,
             deadline,
+            given_up: Arc::default(),
         }
+    }
+
+    /// The caller waits until the result is dropped.
+    pub(crate) fn caller(&self) -> Caller<'_> {
+        Caller(Some(self))
     }
 
     /// Runs to the end, or until the caller or the client goes away.
@@ -315,6 +323,24 @@ impl Acquisition {
             () = self.core.closing.cancelled() => Err(LockError::closed()),
             () = caller.closed() => Err(LockError::closed()),
             done = work => Ok(done),
+        }
+    }
+}
+
+/// Somebody who waits for the outcome.
+pub(crate) struct Caller<'a>(Option<&'a Acquisition>);
+
+impl Caller<'_> {
+    /// The task has ended.
+    pub(crate) fn is_answered(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        if let Some(acquisition) = self.0 {
+            let _ = acquisition.given_up.set(acquisition.core.releasing());
         }
     }
 }

@@ -127,7 +127,10 @@ impl Core {
             let (tell, told) = oneshot::channel();
             self.spawn(acquisition.clone().run(tell).instrument(span.clone()))?;
             drop(starting);
-            match told.await {
+            let caller = acquisition.caller();
+            let told = told.await;
+            caller.is_answered();
+            match told {
                 Ok(outcome) => return outcome,
                 // It went down with the runtime that the user chose, and starts again on the background thread.
                 Err(_) if may_end && !self.executor.is_on_chosen_runtime() => {}

@@ -1,7 +1,9 @@
 //! What is let go of is let go of, whatever happens on the way.
 
-use std::future::IntoFuture;
-use std::sync::Arc;
+use std::future::{IntoFuture, poll_fn};
+use std::pin::pin;
+use std::sync::{Arc, Barrier};
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -350,6 +352,56 @@ async fn a_shutdown_waits_for_no_list() {
     locks.shutdown().await.unwrap();
     assert!(started.elapsed() < OP_TIMEOUT, "{:?}", started.elapsed());
     assert!(matches!(listing.await.unwrap(), Err(LockError::Closed { .. })));
+}
+
+/// Its attempts keep their thread until they may go on.
+#[derive(Debug)]
+struct Stuck {
+    memory: MemoryLock,
+    begun: Arc<Barrier>,
+    go_on: Arc<Barrier>,
+}
+
+#[async_trait]
+impl DistributedLock for Stuck {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        self.begun.wait();
+        self.go_on.wait();
+        self.memory.try_acquire(claim).await
+    }
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        self.memory.renew(lease).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.memory.release(claim).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_a_dropped_request_that_a_busy_thread_has_not_noticed() {
+    let (begun, go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
+    let memory = MemoryLock::new();
+    let backend = Stuck {
+        memory: memory.client(),
+        begun: Arc::clone(&begun),
+        go_on: Arc::clone(&go_on),
+    };
+    let locks = Locks::with_options(backend, Options::new().runtime(Handle::current()));
+    {
+        let mut request = pin!(locks.lock("a").into_future());
+        assert!(poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx).is_pending())).await);
+        // This test has a thread of its own, beside the two of the runtime.
+        begun.wait();
+    }
+    let drained = tokio::time::timeout(SECOND / 5, locks.drain()).await;
+    let early = drained.is_ok().then(|| locks.stats());
+    go_on.wait();
+    assert_eq!(early, None, "drained before the task noticed");
+    locks.drain().await;
+    assert!(memory.list("").await.unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
