@@ -87,7 +87,7 @@ async fn a_role_that_may_not_make_the_schema_is_shown_the_sql_and_needs_no_more_
     };
     let error = refusal(joe()).await;
     is_configuration(&error, "GRANT SELECT, UPDATE ON \"fencelock\".counter TO \"joe\"");
-    let sql = format!("{error:#}");
+    let sql = error.to_string();
     let (_, sql) = sql.split_once(":\n").unwrap();
     server.run_sql(sql).await;
     let lock = joe().connect().await.unwrap();
