@@ -1,7 +1,7 @@
 //! What the client tells a subscriber of `tracing`.
 
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lock_core::{Locks, MemoryLock};
@@ -40,7 +40,7 @@ impl Subscriber for Events {
         let mut message = Message(String::new());
         event.record(&mut message);
         let told = (*event.metadata().level(), message.0);
-        self.0.lock().unwrap().push(told);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(told);
     }
 
     fn enter(&self, _: &Id) {}

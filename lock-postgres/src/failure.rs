@@ -140,10 +140,9 @@ fn explain(operation: &'static str, error: Error) -> LockError {
     // The server names the file in every language.
     if code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION && shown.contains("pg_hba.conf") {
         return configuration(
-            format!(
-                "Postgres does not admit this connection; change sslmode in the address (require is encrypted, \
+            "Postgres does not admit this connection; change sslmode in the address (require is encrypted, \
                  disable is not), or add a line to pg_hba.conf"
-            ),
+                .to_owned(),
             error,
         );
     }
@@ -154,9 +153,8 @@ fn explain(operation: &'static str, error: Error) -> LockError {
     .contains(&code)
     {
         return configuration(
-            format!(
-                "Postgres refused the user or the password; correct them in the address, in PGPASSWORD or in .pgpass"
-            ),
+            "Postgres refused the user or the password; correct them in the address, in PGPASSWORD or in .pgpass"
+                .to_owned(),
             error,
         );
     }
@@ -175,9 +173,8 @@ fn explain(operation: &'static str, error: Error) -> LockError {
     }
     if code == SqlState::INSUFFICIENT_PRIVILEGE {
         return configuration(
-            format!(
-                "the Postgres role lacks a right that locks need; grant what `fencelock schema postgres --role ROLE` prints"
-            ),
+
+                "the Postgres role lacks a right that locks need; grant what `fencelock schema postgres --role ROLE` prints".to_owned(),
             error,
         );
     }
@@ -189,21 +186,20 @@ fn explain(operation: &'static str, error: Error) -> LockError {
     .contains(&code)
     {
         return configuration(
-            format!("the schema of fencelock is missing or damaged; run what `fencelock schema postgres` prints"),
+            "the schema of fencelock is missing or damaged; run what `fencelock schema postgres` prints".to_owned(),
             error,
         );
     }
     if code == SqlState::TOO_MANY_CONNECTIONS {
         return unavailable(
-            format!("Postgres has no connection left; raise max_connections, or close some"),
+            "Postgres has no connection left; raise max_connections, or close some".to_owned(),
             error,
         );
     }
     if code == SqlState::OUT_OF_MEMORY {
         return unavailable(
-            format!(
-                "Postgres has no room for another lock: raise max_locks_per_transaction. Locks that are held can be renewed and released"
-            ),
+
+                "Postgres has no room for another lock: raise max_locks_per_transaction. Locks that are held can be renewed and released".to_owned(),
             error,
         );
     }

@@ -234,14 +234,11 @@ impl Sessions {
             Err(failure) if failure.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
                 let user = self.settings.server.get_user().unwrap_or("ROLE");
                 let sql = schema.create(unlogged) + &schema.grant(user);
-                let error = LockError::configuration(format!(
+                // Without the server's words, which would stand behind what is to be copied.
+                Err(LockError::configuration(format!(
                     "the schema of fencelock is missing in this database, and the role may not make it; have this run \
-                         by somebody who may:\n{sql}"
-                ));
-                Err(match failure {
-                    Failure::Postgres(denied) => error.with_source(denied),
-                    _ => error,
-                }
+                     by somebody who may:\n{sql}"
+                ))
                 .into())
             }
             Err(failure) => Err(failure),
