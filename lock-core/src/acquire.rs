@@ -332,7 +332,7 @@ pub(crate) struct Caller<'a>(Option<&'a Acquisition>);
 
 impl Caller<'_> {
     /// The task has ended.
-    pub(crate) fn is_answered(mut self) {
+    pub(crate) fn answered(mut self) {
         self.0 = None;
     }
 }

@@ -129,7 +129,7 @@ impl Core {
             drop(starting);
             let caller = acquisition.caller();
             let told = told.await;
-            caller.is_answered();
+            caller.answered();
             match told {
                 Ok(outcome) => return outcome,
                 // It went down with the runtime that the user chose, and starts again on the background thread.
