@@ -81,10 +81,10 @@ impl Session {
         let keys: Vec<_> = names.iter().map(|name| self.settings().keys.lock(name)).collect();
         let mut answer = Fields::read(scripts::HOLDER.run(link, &keys, &[]).await?)?;
         let holder = |name: &LockName| {
-            let value: Option<String> = answer.field()?;
-            let remaining = answer
-                .lease()
-                .map_err(|_| Failure::Foreign(self.settings().keys.lock(name)))?;
+            // Both are read in any case: those of the next name come after them.
+            let (value, remaining) = (answer.field::<Option<String>>(), answer.lease());
+            let foreign = |_| Failure::Foreign(self.settings().keys.lock(name));
+            let (value, remaining) = (value.map_err(foreign)?, remaining.map_err(foreign)?);
             Ok(value.map(|value| record::holder(name, &value, remaining)))
         };
         Ok(names.iter().map(holder).collect())

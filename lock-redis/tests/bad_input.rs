@@ -298,6 +298,25 @@ async fn a_lock_of_another_type_is_named_and_left_out_of_a_list() {
 }
 
 #[tokio::test]
+async fn a_lock_that_holds_no_text_is_named_and_hides_no_other_from_a_list() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let key = "{fencelock:foreign}:lock";
+    let set = lock_redis::redis::cmd("SET").arg(key).arg(b"\xff").clone();
+    server.ask::<()>(&set).await;
+    // The order in which the server lists its keys is by chance, and the foreign one must not be the last.
+    let names: Vec<_> = (100..120).map(|number| name(&format!("n{number}"))).collect();
+    for name in &names {
+        granted(&lock, &claim(name.as_str(), LONG)).await;
+    }
+    let listed = lock.list("").await.unwrap();
+    let listed: Vec<_> = listed.into_iter().filter_map(|holder| holder.name).collect();
+    assert_eq!(listed, names);
+    assert_configuration(&lock.holder(&name("foreign")).await.unwrap_err(), key);
+    assert_configuration(&lock.try_acquire(&claim("foreign", LONG)).await.unwrap_err(), key);
+}
+
+#[tokio::test]
 async fn a_foreign_lock_is_not_released_by_force() {
     let server = Server::start();
     let lock = server.client().await;
