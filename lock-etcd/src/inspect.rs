@@ -176,12 +176,12 @@ impl Session {
                  election on; an election takes one to two times the election-timeout, which is {election:.1} s here at most"
             ));
         }
-        warnings.extend(self.unusable_hosts(link).await);
+        warnings.extend(self.unusable_hosts(link).await?);
         Ok(warnings)
     }
 
     /// Only one of the endpoints is used at a time, and the others when that one fails: what is wrong with each of them, in their order.
-    async fn unusable_hosts(&self, link: &Link) -> Vec<String> {
+    async fn unusable_hosts(&self, link: &Link) -> Result<Vec<String>, Failure> {
         // The rest of the time is for the other warnings.
         let limit = self.settings().op_timeout / 2;
         let mut looks = JoinSet::new();
@@ -199,8 +199,16 @@ impl Session {
             };
             looks.spawn_on(look, link.runtime());
         }
-        let found: BTreeMap<_, _> = looks.join_all().await.into_iter().flatten().collect();
-        found.into_values().collect()
+        let mut found = BTreeMap::new();
+        while let Some(look) = looks.join_next().await {
+            let Ok(look) = look else {
+                // The runtime has ended, and the connection with it. The next one has another.
+                link.close();
+                return Err(Failure::Broken);
+            };
+            found.extend(look);
+        }
+        Ok(found.into_values().collect())
     }
 
     /// How long a lease is kept unless it is renewed; in whole seconds, as etcd tells it.
