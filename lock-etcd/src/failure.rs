@@ -20,8 +20,10 @@ pub(crate) enum Failure {
     Etcd(Box<Error>),
     /// The connection ended under the request.
     Broken,
-    /// The member did not answer in the time that the shortest ttl of the client's leases leaves it, if there are leases.
+    /// The member did not answer in time: in that which this ttl of one of the client's leases leaves it, or else in half of the request's.
     Silent(Option<Duration>),
+    /// The leader changed, and the request was not answered after that.
+    LeaderChanged,
     /// Nothing was done: the server has come to ask for users, and the connection was made before. The next one logs in.
     Nameless,
     /// The answer is of another state of the cluster than those before it on the same connection.
@@ -54,6 +56,10 @@ impl Failure {
                 );
                 unavailable(operation, &why)
             }
+            Self::LeaderChanged => unavailable(
+                operation,
+                "the leader of etcd changed, and the request was not answered after that",
+            ),
             Self::Nameless => unavailable(operation, "etcd has just come to ask for users"),
             Self::OtherState(why) => unavailable(operation, &why),
             Self::LeaseGone => unavailable(operation, "etcd ended the lease meanwhile"),

@@ -196,7 +196,7 @@ impl Link {
             biased;
             answer = request => answer,
             () = self.broken() => return Err(Failure::Broken),
-            () = self.silence() => return Err(Failure::Silent(self.patience.shortest(self.clock.now()))),
+            silence = self.silence() => return Err(silence),
         };
         match answer {
             Ok(answer) => {
@@ -335,19 +335,20 @@ impl Link {
         self.opened + Duration::from_nanos(self.heard.load(Ordering::Acquire))
     }
 
-    /// Returns when a request that waits from now on is not going to be answered, and closes the connection:
+    /// Returns why when a request that waits from now on is not going to be answered, and closes the connection:
     ///
     /// - if the member has let nothing be heard for as long as there is [patience](Patience). One that has not answered for half of that,
     ///   or for a second, is asked whether it is there.
     /// - if the leader has changed. A follower passes requests on to the leader that it knows of. If that one is dead, they are lost, and
     ///   the follower tells so only after seven seconds with the usual `election-timeout`. What is not lost is answered soon after
     ///   the election.
-    async fn silence(&self) {
+    async fn silence(&self) -> Failure {
         let mut since = self.clock.now();
         let known = self.state.leader_changes();
         let (mut changed, mut longest) = (None, FIRST_PROBE);
         loop {
-            let limit = self.patience.limit(self.clock.now());
+            let now = self.clock.now();
+            let (limit, ttl) = (self.patience.limit(now), self.patience.deciding_ttl(now));
             let before = longest.min(limit / 2);
             sleep(before.saturating_sub(self.clock.now().since(since))).await;
             longest = PROBE;
@@ -356,7 +357,7 @@ impl Link {
                 if !matches!(timeout(limit - before, self.is_there()).await, Ok(true)) {
                     tracing::debug!(target: "fencelock", "the connection to etcd is silent; closing it");
                     self.close();
-                    return;
+                    return Failure::Silent(ttl);
                 }
                 self.heard_something();
             }
@@ -370,7 +371,7 @@ impl Link {
                 tracing::debug!(target: "fencelock", "etcd has elected another leader, and a request was not answered; closing the connection"
                 );
                 self.close();
-                return;
+                return Failure::LeaderChanged;
             }
         }
     }

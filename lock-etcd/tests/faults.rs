@@ -162,6 +162,57 @@ async fn a_renewal_is_answered_over_a_connection_that_takes_more_than_a_tenth_of
 }
 
 #[tokio::test]
+async fn a_look_at_the_endpoints_goes_on_when_its_runtime_ends() {
+    let server = start().await;
+    let hung = Proxy::start(server.authority()).await.unwrap();
+    hung.set(Direction::Both, Traffic::Lost);
+    let ending = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let config = config(&server).endpoint("127.0.0.1", hung.address().port());
+    let lock = looking(config.runtime(ending.handle().clone())).await;
+    let before = hung.counts().connections;
+    let warning = tokio::spawn(async move { lock.warnings().await });
+    hung.counted(|counts| counts.connections > before).await;
+    ending.shutdown_background();
+    let warnings = warning.await.unwrap().unwrap();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains(&hung.address().to_string()),
+        "{warnings:?}"
+    );
+}
+
+/// What is said of a hand-over that a silent member does not answer, by a client with a lease of that ttl.
+async fn said_of_silence(ttl: Duration) -> String {
+    // Half of it is for the member.
+    const LIMIT: Duration = Duration::from_secs(16);
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let config = config_at(&proxy.address().to_string()).op_timeout(LIMIT);
+    let lock = config.connect().await.unwrap();
+    let from = claim("n", ttl);
+    granted(&lock, &from).await;
+    proxy.set(Direction::Both, Traffic::Lost);
+    let error = lock.hand_over(&from, &claim("n", ttl)).await.unwrap_err();
+    error.to_string()
+}
+
+#[tokio::test]
+async fn a_silent_member_is_told_with_a_ttl_only_if_that_was_what_limited_it() {
+    let (short, long) = tokio::join!(
+        said_of_silence(Duration::from_secs(30)),
+        said_of_silence(Duration::from_secs(60))
+    );
+    assert!(
+        short.contains("does not answer in the time that a ttl of 30s leaves it"),
+        "{short}"
+    );
+    assert!(long.contains("does not answer") && !long.contains("ttl"), "{long}");
+}
+
+#[tokio::test]
 async fn an_endpoint_that_hangs_is_warned_of_beside_all_else() {
     const ELECTION: [&str; 5] = [
         "--unsafe-no-fsync",
