@@ -21,6 +21,15 @@ pub(crate) struct State {
     leader_changes: AtomicU64,
 }
 
+/// What an answer says of the state that it is of.
+#[derive(Clone, Copy)]
+struct Told {
+    /// The numbers of cluster and member.
+    of: (u64, u64),
+    revision: i64,
+    term: u64,
+}
+
 impl State {
     /// The highest revision that was seen.
     pub(crate) fn revision(&self) -> i64 {
@@ -47,7 +56,18 @@ impl State {
 
     /// Takes note of an answer to a request that was sent when the highest revision was `before`, or says why it is of another state.
     pub(crate) fn goes_on(&self, header: &ResponseHeader, before: i64) -> Result<(), String> {
-        let of = (header.cluster_id(), header.member_id());
+        self.goes_on_with(
+            Told {
+                of: (header.cluster_id(), header.member_id()),
+                revision: header.revision(),
+                term: header.raft_term(),
+            },
+            before,
+        )
+    }
+
+    fn goes_on_with(&self, told: Told, before: i64) -> Result<(), String> {
+        let Told { of, revision, term } = told;
         let first = *self.of.get_or_init(|| of);
         if of.0 != first.0 {
             return Err(format!(
@@ -62,14 +82,84 @@ impl State {
                 first.1, of.1
             ));
         }
-        let revision = header.revision();
         if revision < before {
             return Err(format!(
                 "the state of etcd went back from revision {before} to {revision}"
             ));
         }
         self.revision.fetch_max(revision, Ordering::AcqRel);
-        self.saw_term(header.raft_term());
+        self.saw_term(term);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: Told = Told {
+        of: (1, 2),
+        revision: 10,
+        term: 3,
+    };
+
+    /// What is said of an answer that comes after the first and was asked for after it.
+    fn after_first(told: Told) -> (Result<(), String>, State) {
+        let state = State::default();
+        state.goes_on_with(FIRST, 0).unwrap();
+        let before = state.revision();
+        (state.goes_on_with(told, before), state)
+    }
+
+    #[test]
+    fn answers_of_one_member_whose_revision_does_not_fall_are_of_one_state() {
+        for revision in [10, 11] {
+            let (goes_on, state) = after_first(Told { revision, ..FIRST });
+            assert_eq!(goes_on, Ok(()));
+            assert_eq!(state.revision(), revision);
+        }
+    }
+
+    #[test]
+    fn an_answer_of_another_cluster_is_refused() {
+        let (goes_on, state) = after_first(Told {
+            of: (11, 2),
+            revision: 20,
+            term: 4,
+        });
+        let why = goes_on.unwrap_err();
+        assert!(why.contains("as cluster b, and as 1 before"), "{why}");
+        assert_eq!((state.revision(), state.leader_changes()), (10, 0));
+    }
+
+    #[test]
+    fn an_answer_of_another_member_is_refused() {
+        let (goes_on, state) = after_first(Told {
+            of: (1, 11),
+            revision: 20,
+            ..FIRST
+        });
+        let why = goes_on.unwrap_err();
+        assert!(why.contains("members 2 and b"), "{why}");
+        assert_eq!(state.revision(), 10);
+    }
+
+    #[test]
+    fn a_revision_that_fell_is_refused_unless_the_request_may_have_been_overtaken() {
+        let fallen = Told { revision: 9, ..FIRST };
+        let (goes_on, state) = after_first(fallen);
+        let why = goes_on.unwrap_err();
+        assert!(why.contains("went back from revision 10 to 9"), "{why}");
+        // Sent before the first answer was here.
+        assert_eq!(state.goes_on_with(fallen, 9), Ok(()));
+        assert_eq!(state.revision(), 10);
+    }
+
+    #[test]
+    fn only_a_higher_term_than_a_known_one_is_a_change_of_the_leader() {
+        for (term, changes) in [(2, 0), (3, 0), (4, 1)] {
+            let (goes_on, state) = after_first(Told { term, ..FIRST });
+            assert_eq!((goes_on, state.leader_changes()), (Ok(()), changes));
+        }
     }
 }
