@@ -123,7 +123,8 @@ impl Session {
     ///
     /// The key that is looked at is deleted by a forced release of any lock of the same lease, in the same transaction, and by the end of
     /// the lease. If it is there, neither of them deleted the claim's key. The claim was granted over the connection of that attempt, so
-    /// its key was in that state; a state that went back since has a lower revision. A key that is deleted by hand is not noticed.
+    /// its key was in that state; a state that went back since has a lower revision. A key that is deleted by hand is not noticed, nor one
+    /// that a client of an older version, which leaves the other key, releases by force.
     async fn is_its_doing(&self, link: &Link, begun: &Begun) -> Result<bool, Failure> {
         let Some(kept) = &begun.held else {
             return Ok(false);
