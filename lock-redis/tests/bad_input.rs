@@ -499,7 +499,7 @@ mod tls {
                 .op_timeout(LIMIT),
         )
         .await;
-        assert!(plain.to_string().contains("instead of rediss:"), "{plain}");
+        assert!(format!("{plain:#}").contains("instead of rediss:"), "{plain:#}");
         let no_tls = refused(RedisConfig::new("localhost", port)).await;
         assert!(no_tls.to_string().contains("use rediss:"), "{no_tls:?}");
         let no_file = refused(RedisConfig::tls("localhost", port).trust(folder.path().join("none"))).await;
