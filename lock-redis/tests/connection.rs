@@ -308,7 +308,10 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
         let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LONG);
         let locks = Locks::new(config.connect().await.unwrap());
         // The scripts are known then, so that one request is all that it takes.
-        locks.lock("warm").await.unwrap().renew_now().await.unwrap();
+        let warm = locks.lock("warm").await.unwrap();
+        warm.renew_now().await.unwrap();
+        // Nothing else is under way, which would hold up what comes after it.
+        warm.release().await.unwrap();
         proxy.delay(ttl / part * 3 / 2);
         // The release of the first may still be under way.
         let name = format!("n{part}");
