@@ -11,6 +11,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::SqliteLock;
 use crate::session::{Session, Settings};
+use crate::wait::PLANNED_LOOKS;
 
 /// The file that holds the locks, and how to work it.
 ///
@@ -165,6 +166,7 @@ impl SqliteConfig {
             path,
             op_timeout,
             allow_unsafe: self.allow_unsafe,
+            planned_looks: PLANNED_LOOKS,
         })?))
     }
 

@@ -1,19 +1,21 @@
-//! The thread that works the database for one client.
+//! The requests of one client, and the queue to the thread that works the database for it.
 
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lock_core::{Attempt, Claim, Clock, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
+use lock_core::{Attempt, Claim, Clock, Holder, LockError, LockName, Released, Renewal, Stamp};
 use tokio::sync::oneshot;
 
 use crate::failure::{self, Failure};
 use crate::patience;
 use crate::store::{Store, Wanted};
 use crate::wait::{Waiter, Waiters};
+use crate::wake::Alarm;
+use crate::worker::{Job, Worker};
 
 /// One client's way to the database: requests are worked one after the other, in the order in which they came.
 ///
@@ -21,6 +23,7 @@ use crate::wait::{Waiter, Waiters};
 /// whose caller has gone away does nothing any more.
 pub(crate) struct Session {
     jobs: mpsc::Sender<Job>,
+    alarm: Arc<Alarm>,
     closed: AtomicBool,
     settings: Settings,
 }
@@ -32,41 +35,28 @@ pub(crate) struct Settings {
     pub(crate) path: PathBuf,
     pub(crate) op_timeout: Duration,
     pub(crate) allow_unsafe: bool,
+    /// The time between looks while releases by other processes are told.
+    pub(crate) planned_looks: Duration,
 }
-
-/// How long others may be writing before a wait that ends meanwhile fails: what is stopped inside a transaction takes longer.
-const PASSING: Duration = Duration::from_millis(250);
-
-/// Between looks while another process keeps the file to itself.
-const RETRY: Duration = Duration::from_millis(20);
 
 /// How long a request that does not wait lets one transaction of another process keep it from the file.
 const STANDSTILL: Duration = Duration::from_secs(1);
 
 const CLOSE: &str = "close";
 
-type Job = Box<dyn FnOnce(&mut Worker) + Send>;
-
 impl Session {
     /// Starts the thread; the file is opened by the first request.
     pub(crate) fn start(settings: Settings) -> Result<Self, LockError> {
         let (jobs, queue) = mpsc::channel::<Job>();
-        let worker = Worker {
-            settings: settings.clone(),
-            client: OwnerId::random(),
-            clock: Clock::system(),
-            store: None,
-            seen: 0,
-            waiters: Waiters::default(),
-            asked: Instant::now(),
-            ended: false,
-        };
+        let alarm = Arc::new(Alarm::new());
+        let worker = Worker::new(settings.clone(), Clock::system(), Arc::clone(&alarm));
         thread::Builder::new()
             .name("fencelock-sqlite".to_owned())
             .spawn(move || worker.work(&queue))
             .map_err(|e| LockError::failed("starting the thread that works the database", e))?;
         Ok(Self {
             jobs,
+            alarm,
             closed: AtomicBool::new(false),
             settings,
         })
@@ -117,7 +107,7 @@ impl Session {
     pub(crate) async fn wait(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         let (waiting, since) = (claim.clone(), Clock::system().now());
         let mut answer = self.ask(Some(claim), move |worker, reply| {
-            worker.waiters.add(Waiter::new(waiting, since, deadline, reply));
+            worker.join(Waiter::new(waiting, since, deadline, reply));
         })?;
         // The thread answers at the deadline, unless it is stuck.
         let left = deadline.map_or(Duration::MAX, |deadline| deadline.since(since));
@@ -174,7 +164,7 @@ impl Session {
         }
         let mut answer = self.queue(None, |worker, reply| {
             worker.ended = true;
-            worker.waiters = Waiters::default();
+            worker.waiters = Waiters::new(worker.settings.planned_looks);
             let done = worker.store.take().map_or(Ok(()), |mut store| store.release_all());
             let _ = reply.send(worker.explained(CLOSE, done));
         })?;
@@ -225,7 +215,9 @@ impl Session {
     }
 
     fn send(&self, job: Job) -> Result<(), LockError> {
-        self.jobs.send(job).map_err(|_| self.gone())
+        self.jobs.send(job).map_err(|_| self.gone())?;
+        self.alarm.raise();
+        Ok(())
     }
 
     /// Why the thread is not there any more.
@@ -295,111 +287,5 @@ impl<T> Reply<T> {
     /// Fails if the caller has gone away.
     pub(crate) fn send(self, answer: Result<T, LockError>) -> Result<(), Result<T, LockError>> {
         self.0.send(answer)
-    }
-}
-
-/// What the thread owns.
-pub(crate) struct Worker {
-    settings: Settings,
-    client: OwnerId,
-    clock: Clock,
-    store: Option<Store>,
-    seen: u64,
-    waiters: Waiters,
-    /// When what is being done was asked for.
-    asked: Instant,
-    ended: bool,
-}
-
-impl Worker {
-    fn work(mut self, queue: &mpsc::Receiver<Job>) {
-        while !self.ended {
-            let job = match self.waiters.next_look(self.clock.now()) {
-                None => queue.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(pause) => queue.recv_timeout(pause),
-            };
-            match job {
-                Ok(job) => job(&mut self),
-                Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-            if self
-                .waiters
-                .next_look(self.clock.now())
-                .is_some_and(|pause| pause.is_zero())
-            {
-                self.look();
-            }
-        }
-    }
-
-    /// Sees to those who wait.
-    fn look(&mut self) {
-        let mut waiters = std::mem::take(&mut self.waiters);
-        let clock = self.clock.clone();
-        // Not for long: renewals queue behind this, and whoever gives up is to hear of it in time.
-        let longest = self.settings.op_timeout / 4;
-        let patience = match waiters.first_deadline() {
-            Some(end) => longest.min(end.since(clock.now())),
-            None => longest,
-        };
-        self.asked = Instant::now();
-        patience::until(self.asked + patience);
-        let looked = self.on_store(|store| waiters.look(store, &clock));
-        let now = clock.now();
-        match looked {
-            Ok(()) => waiters.expire(now),
-            Err(failure) => {
-                let passing = failure.is_contention();
-                let waited = waiters.unanswered(now).max(self.asked.elapsed());
-                let error = failure.explain("acquire", &self.settings.path, waited);
-                if passing {
-                    waiters.expire_unanswered(now, longest.min(PASSING), &error);
-                    waiters.schedule(now, RETRY);
-                } else {
-                    waiters.fail(&error);
-                }
-            }
-        }
-        self.waiters = waiters;
-    }
-
-    /// Runs `work` on the open database, opening it if need be, and closes it after whatever makes it doubtful.
-    fn on_store<T>(&mut self, work: impl FnOnce(&mut Store) -> Result<T, Failure>) -> Result<T, Failure> {
-        let store = match &mut self.store {
-            Some(store) => store,
-            none => {
-                let settings = &self.settings;
-                none.insert(Store::open(
-                    &settings.path,
-                    settings.allow_unsafe,
-                    self.client,
-                    self.seen,
-                )?)
-            }
-        };
-        let mut done = work(store);
-        self.seen = self.seen.max(store.seen());
-        if let Err(failure) = &done
-            && !failure.is_harmless()
-        {
-            // Most of what SQLite can say about a file that was replaced is better said so.
-            if let Err(moved @ Failure::Moved(_)) = store.check_place() {
-                done = Err(moved);
-            }
-            self.store = None;
-        }
-        done
-    }
-
-    /// Undoes a grant that nobody heard of. Should that fail, it expires by itself.
-    fn take_back(&mut self, claim: &Claim) {
-        if let Err(failure) = self.on_store(|store| store.release(claim)) {
-            tracing::debug!(target: "fencelock", ?failure, name = %claim.name(), "a grant that nobody heard of waits for its expiry");
-        }
-    }
-
-    fn explained<T>(&self, operation: &'static str, done: Result<T, Failure>) -> Result<T, LockError> {
-        done.map_err(|failure| failure.explain(operation, &self.settings.path, self.asked.elapsed()))
     }
 }

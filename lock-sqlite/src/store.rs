@@ -1,6 +1,6 @@
 //! The open database: one short transaction per operation.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use lock_core::{
@@ -15,6 +15,7 @@ use crate::counter;
 use crate::failure::Failure;
 use crate::place::Place;
 use crate::schema;
+use crate::wake::{Alarm, WakePipe};
 
 /// Asks whether somebody still waits for the answer.
 pub(crate) type Wanted<'a> = &'a dyn Fn() -> bool;
@@ -33,10 +34,20 @@ pub(crate) struct Store {
     swept: String,
     /// How many pages the database had when the log was last brought into it.
     pages: i64,
+    /// None if it could not be opened.
+    wake: Option<WakePipe>,
+    database: PathBuf,
 }
 
 /// How many rows each grant searches for expired ones. A grant adds one row at most, so more than one is enough.
 const SWEEP: usize = 4;
+
+/// Asks who holds a name.
+pub(crate) const HOLDER: &str = "SELECT name, owner, token, expires, label, host, pid, acquired_at FROM lock \
+                                 WHERE name = ?1 AND boot = ?2 AND expires > ?3";
+
+/// Asks whether another connection has changed the database.
+pub(crate) const VERSION: &str = "PRAGMA data_version";
 
 const COLUMNS: &str = "name, owner, token, expires, label, host, pid, acquired_at";
 
@@ -46,7 +57,8 @@ impl Store {
         schema::sound_library(allow_unsafe)?;
         let boot = Boot::find(allow_unsafe)?;
         let before = Place::inspect(path, allow_unsafe)?;
-        let mut conn = schema::open(before.real())?;
+        let database = before.real().to_owned();
+        let mut conn = schema::open(&database)?;
         // The raise writes, so the log and its index exist afterwards.
         let start = counter::raise(&mut conn, None, seen)?;
         let place = Place::settle(path, before)?;
@@ -64,6 +76,8 @@ impl Store {
             client,
             seen: start,
             swept: String::new(),
+            wake: None,
+            database,
         })
     }
 
@@ -88,10 +102,14 @@ impl Store {
         sent: Stamp,
         wanted: Wanted<'_>,
     ) -> Result<HandOver, Failure> {
-        self.drawing(wanted, |tx| {
+        let handed = self.drawing(wanted, |tx| {
             let released = tx.release(from)?;
             Ok(tx.grant(to, sent)?.map(|attempt| HandOver::new(released, attempt)))
-        })
+        })?;
+        if handed.from == Released::Released && from.name() != to.name() {
+            self.wake_others();
+        }
+        Ok(handed)
     }
 
     pub(crate) fn renew(&mut self, claim: &Claim, wanted: Wanted<'_>) -> Result<Renewal, Failure> {
@@ -116,11 +134,15 @@ impl Store {
     }
 
     pub(crate) fn release(&mut self, claim: &Claim) -> Result<Released, Failure> {
-        self.write(&|| true, |tx| tx.release(claim))
+        let released = self.write(&|| true, |tx| tx.release(claim))?;
+        if released == Released::Released {
+            self.wake_others();
+        }
+        Ok(released)
     }
 
     pub(crate) fn force_release(&mut self, name: &LockName) -> Result<Option<Holder>, Failure> {
-        self.write(&|| true, |tx| {
+        let forced = self.write(&|| true, |tx| {
             let holder = match tx.holder(name) {
                 Err(Failure::Row(_)) => {
                     let mut damaged = Holder::new();
@@ -132,7 +154,11 @@ impl Store {
             tx.prepare_cached("DELETE FROM lock WHERE name = ?1")?
                 .execute([name.as_str()])?;
             Ok(holder)
-        })
+        })?;
+        if forced.is_some() {
+            self.wake_others();
+        }
+        Ok(forced)
     }
 
     /// Lets go of everything that this client holds.
@@ -142,7 +168,9 @@ impl Store {
             tx.prepare_cached("DELETE FROM lock WHERE client = ?1")?
                 .execute([client.to_string()])?;
             Ok(())
-        })
+        })?;
+        self.wake_others();
+        Ok(())
     }
 
     /// Who holds the name, without keeping anybody from writing.
@@ -180,10 +208,51 @@ impl Store {
 
     /// Changes whenever another connection has changed the database.
     pub(crate) fn version(&self) -> Result<i64, Failure> {
-        Ok(self
+        Ok(self.conn.prepare_cached(VERSION)?.query_row([], |row| row.get(0))?)
+    }
+
+    /// Listens for releases by other clients. `None` if that is not possible.
+    pub(crate) fn listen(&mut self, alarm: &Alarm) -> Option<&WakePipe> {
+        let listening = self.wake_pipe()?.listen(alarm);
+        if let Err(error) = listening {
+            tracing::trace!(target: "fencelock", %error, "releases by other processes are looked for, not told");
+            return None;
+        }
+        self.wake.as_ref()
+    }
+
+    /// Whether a release by another client is told.
+    pub(crate) fn is_listening(&mut self) -> bool {
+        self.wake_pipe().is_some_and(|pipe| pipe.is_listening())
+    }
+
+    /// Tells clients in other processes that a name is free.
+    fn wake_others(&mut self) {
+        if let Some(pipe) = self.wake_pipe() {
+            pipe.wake_all();
+        }
+    }
+
+    /// The pipe that is there now.
+    fn wake_pipe(&mut self) -> Option<&mut WakePipe> {
+        if self.wake.as_ref().is_none_or(WakePipe::is_removed) {
+            let mut path = self.database.clone().into_os_string();
+            path.push("-wake");
+            self.wake = WakePipe::open(Path::new(&path), &self.database)
+                .inspect_err(|error| tracing::trace!(target: "fencelock", %error, "no pipe for wake-ups"))
+                .ok();
+        }
+        self.wake.as_mut()
+    }
+
+    /// How often that statement was run.
+    #[cfg(test)]
+    pub(crate) fn runs(&self, sql: &str) -> i32 {
+        let statement = self
             .conn
-            .prepare_cached("PRAGMA data_version")?
-            .query_row([], |row| row.get(0))?)
+            .prepare_cached(sql)
+            .expect("a statement that was prepared before");
+        statement.get_status(rusqlite::StatementStatus::Run)
     }
 
     /// As `write`, for what draws a token: raises the ceiling first where that is due.
@@ -401,8 +470,6 @@ impl std::ops::Deref for Tx<'_> {
 }
 
 fn read_holder(conn: &Connection, boot: &Boot, now: i64, name: &LockName) -> Result<Option<Holder>, Failure> {
-    const HOLDER: &str = "SELECT name, owner, token, expires, label, host, pid, acquired_at FROM lock \
-                          WHERE name = ?1 AND boot = ?2 AND expires > ?3";
     let mut statement = conn.prepare_cached(HOLDER)?;
     let held = statement
         .query_row((name.as_str(), boot.id(), now), |row| Ok(holder_from(row, now)))

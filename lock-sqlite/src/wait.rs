@@ -11,8 +11,12 @@ use crate::store::Store;
 /// Between looks after something changed in the database.
 const SHORTEST: Duration = Duration::from_millis(1);
 
-/// Between looks when nothing has changed for a while.
-const LONGEST: Duration = Duration::from_millis(10);
+/// The longest time between looks if releases by other processes are not told.
+pub(crate) const LONGEST: Duration = Duration::from_millis(10);
+
+/// The longest time between looks if they are: a process that ends between its release and the wake-up tells nobody, and a
+/// program other than fencelock never does.
+pub(crate) const PLANNED_LOOKS: Duration = Duration::from_millis(250);
 
 /// Those who wait, and when to look next.
 ///
@@ -20,14 +24,20 @@ const LONGEST: Duration = Duration::from_millis(10);
 /// changed something, a lease has run out, or this client let go, are the names themselves looked at; and only one that
 /// seems free is tried for. So waiting keeps nobody from writing, and holds up the requests of the same client no longer
 /// than one look takes.
+///
+/// A newcomer asks for its own name only. The others wait for the next planned look, however many newcomers there are.
 #[derive(Default)]
 pub(crate) struct Waiters {
     waiting: Vec<Waiter>,
     /// The version of the database at the last look.
     version: Option<i64>,
+    /// The longest time between looks while releases by other processes are told.
+    planned_looks: Duration,
     pause: Duration,
     /// When to look next; at once if there is none.
     wake: Option<Stamp>,
+    /// Not before this time after a wake-up by another process.
+    rest: Option<Stamp>,
     /// When the database last answered a look.
     heard: Option<Stamp>,
 }
@@ -55,12 +65,58 @@ impl Waiter {
             due: None,
         }
     }
+
+    pub(crate) fn deadline(&self) -> Option<Stamp> {
+        self.deadline
+    }
 }
 
 impl Waiters {
-    pub(crate) fn add(&mut self, waiter: Waiter) {
-        self.waiting.push(waiter);
-        self.wake = None;
+    pub(crate) fn new(planned_looks: Duration) -> Self {
+        Self {
+            planned_looks,
+            ..Self::default()
+        }
+    }
+
+    /// Asks for the newcomer's name. If it is busy, the newcomer waits with the others, whose next look stays as planned.
+    pub(crate) fn join(&mut self, mut newcomer: Waiter, store: &mut Store, clock: &Clock) -> Result<(), Failure> {
+        let asked = newcomer.ask(store, clock);
+        let (due, deadline) = (newcomer.due, newcomer.deadline);
+        let failed = match asked {
+            Ok(Some(attempt)) => return newcomer.answer(attempt, store),
+            Ok(None) => None,
+            Err(Failure::Row(name)) => {
+                let _ = newcomer.reply.send(Err(row_damaged(&name)));
+                return Ok(());
+            }
+            Err(failure) => Some(failure),
+        };
+        let is_first = self.waiting.is_empty();
+        self.waiting.push(newcomer);
+        if let Some(failure) = failed {
+            return Err(failure);
+        }
+        let now = clock.now();
+        self.heard = Some(now);
+        if is_first {
+            self.pause = SHORTEST;
+            self.schedule(now, SHORTEST);
+        } else if let Some(wake) = &mut self.wake {
+            for end in [due, deadline].into_iter().flatten() {
+                *wake = end.min(*wake);
+            }
+        }
+        Ok(())
+    }
+
+    /// Another client has freed a name.
+    pub(crate) fn woken(&mut self, now: Stamp) {
+        if let Some(wake) = &mut self.wake {
+            // Jitter, or the process that runs first would get every lock.
+            let soon = now + SHORTEST.mul_f64(fastrand::f64());
+            *wake = self.rest.map_or(soon, |rest| rest.max(soon)).min(*wake);
+        }
     }
 
     /// Ends the wait of a claim, if it waits.
@@ -122,18 +178,27 @@ impl Waiters {
         self.version = Some(version);
         let now = clock.now();
         self.heard = Some(now);
-        self.pause = if changed {
-            SHORTEST
+        let listening = store.is_listening();
+        let (shortest, longest) = if listening {
+            (self.planned_looks / 64, self.planned_looks)
         } else {
-            (self.pause * 5 / 4).clamp(SHORTEST, LONGEST)
+            (SHORTEST, LONGEST)
+        };
+        self.pause = if changed && !listening {
+            shortest
+        } else {
+            (self.pause * 5 / 4).clamp(shortest, longest)
         };
         // With very many names to look at, most of the time is still left for requests.
-        self.schedule(now, self.pause.max(now.since(begun) * 4));
+        let rest = now.since(begun) * 4;
+        self.rest = Some(now + rest.max(SHORTEST));
+        self.schedule(now, self.pause.max(rest));
+        self.expire(now);
         Ok(())
     }
 
     /// Tells those whose time is over that the name is busy.
-    pub(crate) fn expire(&mut self, now: Stamp) {
+    fn expire(&mut self, now: Stamp) {
         for late in self.waiting.extract_if(.., |w| w.is_over(now)) {
             let _ = late.reply.send(Ok(late.busy.into()));
         }
@@ -228,7 +293,7 @@ mod tests {
         let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(2));
         let (reply, mut answer) = oneshot::channel();
         let mut waiters = Waiters::default();
-        waiters.add(Waiter::new(claim, since, Some(end), Reply(reply)));
+        waiters.waiting.push(Waiter::new(claim, since, Some(end), Reply(reply)));
         waiters.heard = heard_before_the_end.map(|before| since + (Duration::from_secs(1) - before));
         waiters.expire_unanswered(end, PATIENCE, &LockError::unavailable("acquire", "no answer"));
         answer.try_recv().unwrap()
