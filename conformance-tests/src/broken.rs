@@ -229,7 +229,12 @@ impl DistributedLock for Broken {
         while self.is(Bug::CallsHaveNoLimit) && attempt.is_err() {
             attempt = self.inner.try_acquire(&self.sent(claim)).await;
         }
-        let attempt = attempt?;
+        let attempt = attempt.map_err(|error| match error {
+            LockError::Configuration { message, .. } if self.is(Bug::RefusalMayPass) => {
+                LockError::unavailable("acquire", message)
+            }
+            error => error,
+        })?;
         // Every other client is slow, so that a quick one can see what the slow one believes.
         if self.is(Bug::DeadlineFromTheReply) && self.number % 2 == 1 {
             tokio::time::sleep(claim.ttl() / 4).await;

@@ -230,6 +230,11 @@ pub enum Fault {
     Full,
     /// It has room again.
     Room,
+    /// The clients may take no lock any more, until a person mends it: their user lacks a right, or what keeps the locks cannot
+    /// be used. It does not matter whether what they hold can still be renewed and released.
+    Revoke,
+    /// They may again.
+    Permit,
     /// The server answers nobody for that long, and forgets nothing.
     Freeze(std::time::Duration),
     /// The server restarts and keeps its data.
@@ -255,6 +260,7 @@ impl Fault {
             Self::DeleteAll => "the deletion of everything",
             Self::DropPrepared => "the loss of prepared requests",
             Self::Full | Self::Room => "a full server",
+            Self::Revoke | Self::Permit => "a right that is taken away",
             Self::Freeze(_) => "a frozen server",
             Self::Restart => "a restart",
             Self::RestartWithoutData => "a restart without data",

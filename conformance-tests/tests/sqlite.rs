@@ -47,6 +47,16 @@ impl Harness for Sqlite {
                 })
             }
             Fault::Freeze(time) => freeze(namespace, *time),
+            // Where a directory is, no file can be.
+            Fault::Revoke => {
+                remove(namespace)?;
+                let made = std::fs::create_dir(database(namespace));
+                return made.map(|()| Injection::Done).map_err(blocked);
+            }
+            Fault::Permit => {
+                let removed = std::fs::remove_dir(database(namespace));
+                return removed.map(|()| Injection::Done).map_err(blocked);
+            }
             Fault::RestartWithoutData => return remove(namespace).map(|()| Injection::Done),
             Fault::Copy => copy(namespace),
             Fault::Restore => return restore(namespace).map(|()| Injection::Done),
@@ -202,6 +212,10 @@ impl Resource for FencedRow {
             transaction.execute(update, (number, &self.resource)).map(drop)
         })
     }
+}
+
+fn blocked(error: std::io::Error) -> LockError {
+    LockError::failed("putting a directory in the place of the database", error)
 }
 
 fn failed(error: lock_sqlite::rusqlite::Error) -> LockError {

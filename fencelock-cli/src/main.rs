@@ -15,6 +15,7 @@ mod exit;
 mod inspect;
 mod locker;
 mod manual;
+mod outages;
 mod place;
 mod processes;
 mod run;
@@ -100,7 +101,7 @@ fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 fn log(verbose: u8) {
     let filter = match verbose {
-        0 => return,
+        0 => return outages::tell(),
         1 => "warn,fencelock=debug",
         _ => "trace",
     };

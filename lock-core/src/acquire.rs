@@ -8,7 +8,8 @@
 //! ```
 //!
 //! The rule for failures: before the server has answered at all, a failure is an error at once. After one "busy",
-//! failures are retried until the wait is over, and the last answer decides between "timed out" and "unavailable".
+//! failures that may pass are retried until the wait is over, and the last answer decides between "timed out" and "unavailable".
+//! A failure that only a person can change ends every wait at once.
 //! Waiters in the local queue wait for the first answer to a sibling. A failure of its first request is theirs too; a failure
 //! of one that is repeated, or of a hand-over, is not: their own time for a first answer goes on.
 
@@ -25,7 +26,7 @@ use crate::guard::LockGuard;
 use crate::pending::{Outcome, Pending, signal};
 use crate::queue::{Entered, Next, Ticket, Turn};
 use crate::request::Wish;
-use crate::{Attempt, Busy, LockError, Stamp};
+use crate::{Attempt, Busy, LockError, Outage, Stamp};
 
 /// How long an answer is waited for at least, however short the wait that was asked for.
 const ONE_TRIP: Duration = Duration::from_secs(1);
@@ -110,10 +111,11 @@ impl Acquisition {
             }
         };
         let mut pause = FIRST_RETRY;
+        let mut outage: Option<Outage> = None;
         loop {
-            let failed = answer.is_err();
             match answer {
                 Ok(busy) => {
+                    outage.take().into_iter().for_each(Outage::end);
                     pending.busy(&busy);
                     told_busy = true;
                     if self.is_over() {
@@ -134,16 +136,24 @@ impl Acquisition {
                     if !matches!(error, LockError::Unavailable { .. }) || self.is_over() {
                         return Err(error);
                     }
-                    tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "asking again");
+                    match &outage {
+                        Some(_) => {
+                            tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "asking again")
+                        }
+                        None => outage = Some(self.core.outages.begin(&error)),
+                    }
                     self.pause(caller, pause).await?;
                     pause = (pause * 2).min(LAST_RETRY);
                 }
             }
             waited_at_server = true;
-            let waiting = self.until_overdue(pending.acquire(self.deadline, failed));
+            let waiting = self.until_overdue(pending.acquire(self.deadline, &mut outage));
             answer = match self.unless_gone(caller, waiting).await? {
                 Ok(attempt) => match pending.accept(attempt, &self.wish) {
-                    Ok(Outcome::Guard(guard)) => return Ok(guard),
+                    Ok(Outcome::Guard(guard)) => {
+                        outage.into_iter().for_each(Outage::end);
+                        return Ok(guard);
+                    }
                     Ok(Outcome::Busy(busy)) => Ok(busy),
                     Err(error) => Err(error),
                 },

@@ -21,7 +21,7 @@ use crate::release_slots::{self, ReleaseSlots};
 use crate::request::Wish;
 use crate::stats::{Counters, Gauge};
 use crate::watchdog::Watchdog;
-use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason};
+use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Outages};
 
 /// What all clones of a client share.
 pub(crate) struct Core {
@@ -34,6 +34,7 @@ pub(crate) struct Core {
     pub(crate) queue: Arc<LocalQueue>,
     pub(crate) watchdog: Watchdog,
     pub(crate) stats: Counters,
+    pub(crate) outages: Outages,
     pub(crate) release_slots: ReleaseSlots,
     pub(crate) retry_slots: ReleaseSlots,
     tasks: TaskTracker,
@@ -65,6 +66,7 @@ impl Core {
             queue: Arc::default(),
             watchdog: Watchdog::default(),
             stats: Counters::default(),
+            outages: Outages::default(),
             release_slots: ReleaseSlots::new(release_slots::FIRST_ATTEMPTS),
             retry_slots: ReleaseSlots::new(release_slots::RETRIES),
             tasks: TaskTracker::new(),

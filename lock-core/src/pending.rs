@@ -11,7 +11,7 @@ use crate::engine::{Core, runtime_ended};
 use crate::guard::{Held, LockGuard};
 use crate::queue::Turn;
 use crate::request::Wish;
-use crate::{Attempt, Busy, BusySignal, Claim, LockError, Stamp};
+use crate::{Attempt, Busy, BusySignal, Claim, LockError, Outage, Stamp};
 
 pub(crate) enum Outcome {
     Guard(LockGuard),
@@ -55,11 +55,15 @@ impl Pending {
         .await
     }
 
-    /// Waits at the server. After a failure nobody here knows that the name is busy, so that is told again then.
-    pub(crate) async fn acquire(&mut self, deadline: Option<Stamp>, failed: bool) -> Result<Attempt, LockError> {
+    /// Waits at the server. During an outage nobody here knows that the name is busy, so that is told again then.
+    pub(crate) async fn acquire(
+        &mut self,
+        deadline: Option<Stamp>,
+        outage: &mut Option<Outage>,
+    ) -> Result<Attempt, LockError> {
         self.send();
         let backend = &self.core.backend;
-        if !failed {
+        if outage.is_none() {
             return unbroken("acquire", async { backend.acquire(&self.claim, deadline).await }).await;
         }
         let (busy, mut told) = signal();
@@ -71,7 +75,10 @@ impl Pending {
                 self.hears(&mut told);
                 return done;
             }
-            Ok(busy) = &mut told => self.told(&busy),
+            Ok(busy) = &mut told => {
+                self.told(&busy);
+                outage.take().into_iter().for_each(Outage::end);
+            }
         }
         request.await
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lock_core::{Clock, Executor, LockError, Stamp};
+use lock_core::{Clock, Executor, LockError, Outages, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
@@ -70,6 +70,7 @@ pub(crate) struct Sessions {
     pub(crate) gave_way: Mutex<HashMap<i64, Stamp>>,
     /// How many claims wait.
     pub(crate) waiting: AtomicUsize,
+    pub(crate) outages: Outages,
     pub(crate) inquiries: Inquiries,
     closed: CancellationToken,
 }
@@ -87,6 +88,7 @@ impl Sessions {
             raising: Arc::default(),
             gave_way: Mutex::default(),
             waiting: AtomicUsize::new(0),
+            outages: Outages::default(),
             inquiries: Inquiries::default(),
             closed: CancellationToken::new(),
         }

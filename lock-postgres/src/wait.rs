@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, LockError, Stamp};
+use lock_core::{Attempt, Claim, LockError, Outage, Stamp};
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -66,7 +66,8 @@ impl Sessions {
         let mut pause = FIRST_LOOK;
         let mut failed = false;
         // What to say at the end, if the last look came to nothing.
-        let mut last = None;
+        let mut last: Option<LockError> = None;
+        let mut outage: Option<Outage> = None;
         loop {
             if shown.as_ref().is_some_and(Shown::is_over) {
                 shown = None;
@@ -85,22 +86,32 @@ impl Sessions {
                 Ok(granted @ Attempt::Granted(_)) => {
                     // The wake-up has served its purpose, and so have those that come with it.
                     shown.as_mut().into_iter().for_each(|shown| shown.granted = true);
+                    outage.into_iter().for_each(Outage::end);
                     return Ok(granted);
                 }
-                Ok(_) => (woken, failed, last) = (false, false, None),
-                Err(failure) if failure.is_about_room() => {
-                    self.room.saw(0, self.clock.now());
-                    last = Some(failure);
+                Ok(_) => {
+                    (woken, failed, last) = (false, false, None);
+                    outage.take().into_iter().for_each(Outage::end);
                 }
-                // A look that was cancelled, or that others kept waiting: the next one may not be.
-                Err(failure) if failure.may_pass() => last = Some(failure),
+                Err(failure) if failure.is_about_room() || failure.may_pass() => {
+                    if failure.is_about_room() {
+                        self.room.saw(0, self.clock.now());
+                    }
+                    // A look that was cancelled, or that others kept waiting: the next one may not be.
+                    let is_limit = failure.is_limit();
+                    let error = failure.explain("acquire");
+                    if !is_limit && outage.is_none() {
+                        outage = Some(self.outages.begin(&error));
+                    }
+                    last = Some(error);
+                }
                 // One session may have ended unnoticed, with all others.
                 Err(failure @ Failure::Ended) if failed => return Err(failure),
                 Err(Failure::Ended) => failed = true,
                 Err(failure) => return Err(failure),
             }
             if self.ends(deadline, unwanted) {
-                return last.map_or_else(|| Ok(Attempt::busy()), Err);
+                return last.map_or_else(|| Ok(Attempt::busy()), |error| Err(error.into()));
             }
             match &mut shown {
                 Some(shown) => shown.woken = woken,
@@ -126,7 +137,7 @@ impl Sessions {
                 () = sleep(nap) => {}
             }
             if self.ends(deadline, unwanted) {
-                return last.map_or_else(|| Ok(Attempt::busy()), Err);
+                return last.map_or_else(|| Ok(Attempt::busy()), |error| Err(error.into()));
             }
         }
     }

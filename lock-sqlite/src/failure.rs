@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use lock_core::LockError;
 use rusqlite::{Error, ErrorCode, ffi};
+use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 
-use crate::place::Moved;
+use crate::place::{Moved, with_suffix};
 
 /// Why an operation on the file failed.
 #[derive(Debug)]
@@ -64,10 +65,7 @@ impl Failure {
         let error = match self {
             Self::Refused(error) => return error,
             Self::Abandoned => return LockError::no_answer(operation, waited),
-            Self::Unseen(path, error) => {
-                return LockError::unavailable(operation, format!("{} cannot be looked at", path.display()))
-                    .with_source(error);
-            }
+            Self::Unseen(path, error) => return unseen(operation, &path, error),
             Self::Row(name) => return row_damaged(&name),
             Self::Moved(Moved(path)) => {
                 let at = path.display();
@@ -115,7 +113,10 @@ impl Failure {
                         error,
                     );
                 }
-                Some(ErrorCode::CannotOpen) => cannot_open(path),
+                Some(ErrorCode::CannotOpen) => match shut_out(path) {
+                    Some(why) => return configuration(why, error),
+                    None => cannot_open(path),
+                },
                 // Of SQLite's own mistakes with our statements only this one can come from the file.
                 Some(ErrorCode::Unknown) if error.to_string().contains("no such") => {
                     return configuration(
@@ -160,6 +161,10 @@ pub(crate) fn busy(path: &Path, waited: Duration) -> String {
 
 /// What is said when `path` cannot be looked at: a shortage passes by itself, anything else is for a person to change.
 pub(crate) fn unreadable(path: &Path, error: io::Error) -> LockError {
+    unseen("opening the database", path, error)
+}
+
+fn unseen(operation: &'static str, path: &Path, error: io::Error) -> LockError {
     let shortage = Errno::from_io_error(&error).is_some_and(|e| {
         matches!(
             e,
@@ -168,10 +173,31 @@ pub(crate) fn unreadable(path: &Path, error: io::Error) -> LockError {
     });
     let message = format!("{} cannot be read", path.display());
     if shortage {
-        LockError::unavailable("opening the database", message).with_source(error)
+        LockError::unavailable(operation, message).with_source(error)
     } else {
         LockError::configuration(format!("{message}; change the path, or what this process may see")).with_source(error)
     }
+}
+
+/// What this process lacks the right to, of what SQLite opens.
+fn shut_out(path: &Path) -> Option<String> {
+    let lacks = |path: &Path, access| {
+        let denied =
+            accessat(CWD, path, access, AtFlags::EACCESS).is_err_and(|e| matches!(e, Errno::ACCESS | Errno::ROFS));
+        denied.then(|| {
+            format!(
+                "{} may not be read and written by this process; change its owner or mode",
+                path.display()
+            )
+        })
+    };
+    let dir = lacks(path.parent().unwrap_or(path), Access::WRITE_OK | Access::EXEC_OK);
+    dir.or_else(|| {
+        let files = ["", "-wal", "-shm"].into_iter();
+        files
+            .map(|end| with_suffix(path, end))
+            .find_map(|file| lacks(&file, Access::READ_OK | Access::WRITE_OK))
+    })
 }
 
 /// Why SQLite cannot open the file. The file itself is not opened to find out: closing it would drop SQLite's locks.

@@ -266,7 +266,7 @@ fn usable(path: &Path, file: &fs::Metadata) -> Result<(), LockError> {
     Ok(())
 }
 
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = OsString::from(path);
     name.push(suffix);
     name.into()

@@ -13,7 +13,7 @@ use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehav
 use crate::boot::{Boot, after, until};
 use crate::counter;
 use crate::failure::Failure;
-use crate::place::Place;
+use crate::place::{Place, with_suffix};
 use crate::schema;
 use crate::wake::{Alarm, WakePipe};
 
@@ -236,9 +236,7 @@ impl Store {
     /// The pipe that is there now.
     fn wake_pipe(&mut self) -> Option<&mut WakePipe> {
         if self.wake.as_ref().is_none_or(WakePipe::is_removed) {
-            let mut path = self.database.clone().into_os_string();
-            path.push("-wake");
-            self.wake = WakePipe::open(Path::new(&path), &self.database)
+            self.wake = WakePipe::open(&with_suffix(&self.database, "-wake"), &self.database)
                 .inspect_err(|error| tracing::trace!(target: "fencelock", %error, "no pipe for wake-ups"))
                 .ok();
         }

@@ -20,7 +20,7 @@ const LONG: Duration = Duration::from_secs(3_600);
 
 /// So long between planned looks that none comes while a test runs.
 #[cfg(any(target_os = "linux", target_os = "android"))]
-const DAYS: Duration = Duration::from_hours(24 * 10);
+const DAYS: Duration = Duration::from_secs(864_000);
 
 fn settings(dir: &TempDir, planned_looks: Duration) -> Settings {
     Settings {

@@ -106,7 +106,7 @@ impl WakePipe {
             data: EventData::new_u64(0),
         }; 2];
         // A day is longer than anything that is waited for here.
-        let limit = Timespec::try_from(limit.min(Duration::from_hours(24))).ok();
+        let limit = Timespec::try_from(limit.min(Duration::from_secs(86_400))).ok();
         match epoll::wait(epoll, &mut events, limit.as_ref()) {
             Ok(count) => events[..count].iter().any(|event| event.data.u64() == PIPE),
             // Interrupted.

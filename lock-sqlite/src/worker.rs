@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
-use lock_core::{Claim, Clock, LockError, OwnerId, Stamp};
+use lock_core::{Claim, Clock, LockError, Outage, Outages, OwnerId, Stamp};
 
 use crate::failure::Failure;
 use crate::patience;
@@ -34,6 +34,9 @@ pub(crate) struct Worker {
     alarm: Arc<Alarm>,
     /// When the thread last took note of releases by others.
     listened: Stamp,
+    outages: Outages,
+    /// While other processes keep the file to themselves.
+    outage: Option<Outage>,
     pub(crate) ended: bool,
 }
 
@@ -49,6 +52,8 @@ impl Worker {
             seen: 0,
             asked: Instant::now(),
             alarm,
+            outages: Outages::default(),
+            outage: None,
             ended: false,
         }
     }
@@ -135,11 +140,16 @@ impl Worker {
             let waited = waiters.unanswered(now).max(self.asked.elapsed());
             let error = failure.explain("acquire", &self.settings.path, waited);
             if passing {
+                if waited >= longest && self.outage.is_none() {
+                    self.outage = Some(self.outages.begin(&error));
+                }
                 waiters.expire_unanswered(now, longest.min(PASSING), &error);
                 waiters.schedule(now, RETRY);
             } else {
                 waiters.fail(&error);
             }
+        } else if let Some(outage) = self.outage.take() {
+            outage.end();
         }
         self.waiters = waiters;
     }

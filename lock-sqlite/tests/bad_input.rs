@@ -5,13 +5,14 @@
 mod file;
 
 use std::fs;
+use std::future::IntoFuture;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use file::{File, LONG, claim, granted};
-use lock_core::{DistributedLock, LockError, Released, Renewal};
+use lock_core::{DistributedLock, LockError, Locks, Released, Renewal};
 use lock_sqlite::{SqliteConfig, SqliteLock};
 
 /// Why the path is refused for good.
@@ -277,9 +278,42 @@ fn a_file_that_cannot_be_looked_at_for_a_while_is_not_lost() {
     mode(&outer, 0o000);
     let failed = renew().unwrap_err();
     mode(&outer, 0o755);
-    assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
-    assert!(format!("{failed:#}").contains("cannot be looked at"), "{failed}");
+    assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
+    assert!(failed.to_string().contains("what this process may see"), "{failed}");
     assert_eq!(renew().unwrap(), Renewal::Renewed);
+}
+
+#[test]
+fn a_wait_ends_when_the_process_is_shut_out_of_the_directory() {
+    let file = File::new();
+    let (outer, dir) = (file.beside("outer"), file.beside("outer/d"));
+    fs::create_dir_all(&dir).unwrap();
+    mode(file.path().parent().unwrap(), 0o755);
+    mode(&dir, 0o777);
+    let open = || as_nobody(false, SqliteLock::open(dir.join("locks.db"))).unwrap();
+    let (holder, waiter) = (Locks::new(open()), Locks::new(open()));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let guard = holder.lock("n").ttl(LONG).await.unwrap();
+        let waits = [0, 1].map(|_| tokio::spawn(waiter.lock("n").into_future()));
+        while waiter.stats().waiting < 2 {
+            tokio::task::yield_now().await;
+        }
+        assert!(waiter.try_lock("n").await.unwrap().is_none());
+        mode(&outer, 0o000);
+        for wait in waits {
+            let failed = wait.await.unwrap().unwrap_err();
+            assert!(matches!(failed, LockError::Configuration { .. }), "{failed:?}");
+            assert!(failed.to_string().contains("what this process may see"), "{failed}");
+        }
+        mode(&outer, 0o755);
+        // The holder has not lost anything by it.
+        guard.renew_now().await.unwrap();
+        guard.release().await.unwrap();
+    });
 }
 
 #[tokio::test]

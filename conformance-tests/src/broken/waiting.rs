@@ -17,7 +17,7 @@ impl Broken {
         // Whoever watches that one may act on it at once, so it must have its place by then.
         let _in_line = (!self.is(Bug::OnlyItsOwnPlaceIsChecked)).then(in_line);
         match self.bug {
-            Bug::WaitReturnsAtOnce => self.try_acquire(claim).await,
+            Bug::WaitReturnsAtOnce | Bug::RefusalMayPass => self.try_acquire(claim).await,
             Bug::WaitRunsPastItsDeadline => self.inner.acquire(claim, None).await,
             Bug::WakeUpIsLost => match self.try_acquire(claim).await? {
                 Attempt::Busy(busy) => {

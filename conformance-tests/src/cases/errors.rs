@@ -17,6 +17,7 @@ pub(crate) const CASES: &[Entry] = cases![
     busy_is_never_reported_as_broken,
     a_failure_after_busy_is_waited_out,
     broken_to_the_end_of_the_wait_is_unavailable,
+    a_wait_ends_with_a_failure_that_only_a_person_can_mend,
     a_full_server_keeps_and_releases_what_is_held,
     the_bounds_of_ttls_make_sense,
     what_the_backend_says_it_can_do_it_does,
@@ -168,6 +169,42 @@ pub(crate) async fn broken_to_the_end_of_the_wait_is_unavailable(case: Arc<Case>
     );
     waiter.link.set(Weather::Fair);
     guard.release().await?;
+    Ok(())
+}
+
+pub(crate) async fn a_wait_ends_with_a_failure_that_only_a_person_can_mend(case: Arc<Case>) -> Outcome {
+    let (holder, waiter) = (case.party().await?.locks, case.party().await?.locks);
+    let guard = holder.lock("n").await?;
+    // The second one waits in the client for the first.
+    let waits = [0, 1].map(|_| tokio::spawn(waiter.lock("n").wait_forever().into_future()));
+    case.eventually("the client", "the requests are under way", case.patience(), || {
+        waiter.stats().waiting == 2
+    })
+    .await?;
+    // It awaits the answer that the request before it is given.
+    ensure!(
+        waiter.try_lock("n").await?.is_none(),
+        "the backend",
+        "a held lock is busy"
+    );
+    case.inject(Fault::Revoke).await?;
+    // Whether the server lets it go or not, it is free within its ttl.
+    let limit = guard.ttl() + case.patience();
+    drop(guard);
+    for wait in waits {
+        let answer = case.within(limit, "a wait that cannot succeed ends", wait).await??;
+        ensure!(
+            matches!(
+                answer,
+                Err(LockError::Configuration { .. } | LockError::UnsafeConfiguration { .. })
+            ),
+            "the backend",
+            "it says that a person must change something; it said {answer:?}"
+        );
+    }
+    case.inject(Fault::Permit).await?;
+    let again = case.party().await?.locks.lock("n").wait_for(limit).await?;
+    again.release().await?;
     Ok(())
 }
 

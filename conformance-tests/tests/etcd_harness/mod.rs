@@ -205,6 +205,8 @@ impl EtcdHarness {
                 let all = DeleteOptions::new().with_all_keys();
                 admin.kv_client().delete("", Some(all)).await.map_err(failed)?;
             }
+            Fault::Revoke => role::revoke(&admin).await?,
+            Fault::Permit => role::permit(&admin).await?,
             Fault::Full => self.alarm(&admin, AlarmAction::Activate).await?,
             Fault::Room => self.alarm(&admin, AlarmAction::Deactivate).await?,
             fault => {

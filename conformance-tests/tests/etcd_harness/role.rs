@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lock_core::LockError;
-use lock_etcd::etcd_client::{Client, ConnectOptions, Error, Permission};
+use lock_etcd::etcd_client::{Client, ConnectOptions, Error, Permission, RoleRevokePermissionOptions};
 
 use super::failed;
 
@@ -23,14 +23,31 @@ pub(crate) async fn set_up(authority: &str) -> Result<(), LockError> {
         auth.user_add(ROOT, PASSWORD, None).await?;
         auth.user_grant_role(ROOT, ROOT).await?;
         auth.role_add(USER).await?;
-        let prefix = Permission::read_write(prefix()).with_prefix();
-        auth.role_grant_permission(USER, prefix).await?;
+        auth.role_grant_permission(USER, right()).await?;
         auth.user_add(USER, PASSWORD, None).await?;
         auth.user_grant_role(USER, USER).await?;
         auth.auth_enable().await?;
         Ok::<_, Error>(())
     };
     set_up.await.map_err(failed)
+}
+
+/// Takes away what the user may do.
+pub(crate) async fn revoke(admin: &Client) -> Result<(), LockError> {
+    let range = RoleRevokePermissionOptions::new().with_prefix();
+    let mut auth = admin.auth_client();
+    let revoked = auth.role_revoke_permission(USER, prefix(), Some(range)).await;
+    revoked.map(drop).map_err(failed)
+}
+
+/// Gives it back.
+pub(crate) async fn permit(admin: &Client) -> Result<(), LockError> {
+    let granted = admin.auth_client().role_grant_permission(USER, right()).await;
+    granted.map(drop).map_err(failed)
+}
+
+fn right() -> Permission {
+    Permission::read_write(prefix()).with_prefix()
 }
 
 /// A client that may do everything: on a server of ours, as its root.

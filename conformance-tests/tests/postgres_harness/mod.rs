@@ -172,6 +172,20 @@ impl Harness for PostgresHarness {
                 let reset = client.batch_execute("SELECT setval('fencelock.token', 1)").await;
                 reset.map(|()| Injection::Done).map_err(admin::failed)
             }
+            // Each namespace has a database of its own.
+            Fault::Revoke => {
+                let revoke = format!(
+                    "REVOKE ALL ON ALL SEQUENCES IN SCHEMA fencelock FROM {ROLE};
+                     REVOKE ALL ON ALL TABLES IN SCHEMA fencelock FROM {ROLE}"
+                );
+                let revoked = self.admin(namespace).await?.batch_execute(&revoke).await;
+                revoked.map(|()| Injection::Done).map_err(admin::failed)
+            }
+            Fault::Permit => {
+                let grant = schema_sql("fencelock", Some(ROLE))?;
+                let granted = self.admin(namespace).await?.batch_execute(&grant).await;
+                granted.map(|()| Injection::Done).map_err(admin::failed)
+            }
             fault => self.inject_into_server(namespace, fault).await,
         }
     }

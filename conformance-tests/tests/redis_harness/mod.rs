@@ -180,6 +180,14 @@ impl RedisHarness {
                     .await
                     .map(|()| Injection::Done);
             }
+            Fault::Revoke => {
+                let no_keys = redis::cmd("ACL").arg("SETUSER").arg(USER).arg("resetkeys").clone();
+                return self.ask::<()>(namespace, &no_keys).await.map(|()| Injection::Done);
+            }
+            Fault::Permit => {
+                let user = redis::cmd("ACL").arg("SETUSER").arg(rule()).clone();
+                return self.ask::<()>(namespace, &user).await.map(|()| Injection::Done);
+            }
             Fault::Full => return self.limit_memory(namespace, "1").await,
             Fault::Room => return self.limit_memory(namespace, "0").await,
             Fault::Freeze(time) => server.pause_for(*time).await,

@@ -1,9 +1,12 @@
 //! Several processes take turns.
 
 use std::fs;
-use std::process::Child;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::Duration;
 
-use crate::world::{Backend, World};
+use crate::world::{Backend, CEILING, World, wait_until};
 
 on_every_backend! {
     twenty_processes_count_to_twenty_five_times_in_a_row,
@@ -45,6 +48,40 @@ fn a_waiter_goes_on_as_soon_as_the_lock_is_free(backend: Backend) {
     running.command.signal(rustix::process::Signal::TERM);
     running.end();
     assert!(waiting.wait_with_output().unwrap().status.success());
+}
+
+#[test]
+fn a_wait_that_others_hold_up_says_so_once_and_goes_on() {
+    let world = World::new();
+    let url = format!("{}?op_timeout=1s", world.url());
+    let holder = world.start(&["--ttl", "2s"], "exec sleep 60");
+    let mut waiting = world.fencelock();
+    waiting.args(["--url", &url, "run", "lock", "--", "true"]);
+    let mut waiting = waiting.stderr(Stdio::piped()).spawn().unwrap();
+    // It is woken through a pipe.
+    let descriptors = format!("/proc/{}/fd", waiting.id());
+    wait_until("it waits", || {
+        let mut open = fs::read_dir(&descriptors).unwrap().flatten();
+        open.any(|open| fs::read_link(open.path()).is_ok_and(|file| file == world.path("locks.db-wake")))
+    });
+    // The holder cannot renew its lock from here on, so that it is free after its ttl.
+    let others = rusqlite::Connection::open(world.path("locks.db")).unwrap();
+    others.busy_timeout(CEILING).unwrap();
+    others.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut lines = BufReader::new(waiting.stderr.take().unwrap()).lines();
+    let told = lines.next().unwrap().unwrap();
+    assert!(
+        told.contains("waiting goes on") && told.contains("did not answer within"),
+        "{told}"
+    );
+    // Several looks more come to nothing.
+    thread::sleep(Duration::from_secs(2));
+    others.execute_batch("COMMIT").unwrap();
+    assert!(waiting.wait().unwrap().success());
+    let rest: Vec<_> = lines.map(Result::unwrap).collect();
+    assert_eq!(rest.len(), 1, "{rest:?}");
+    assert!(rest[0].contains("answers those who wait again"), "{rest:?}");
+    holder.end();
 }
 
 #[test]
