@@ -31,8 +31,8 @@
 //!   held here. In containers mount the whole directory, since `-wal` and `-shm` files lie beside the database. Only on
 //!   Linux can this be checked.
 //! - **Several users** share a file through a common group. Give them the directory (`chgrp locks DIR; chmod 2770 DIR`)
-//!   and make the file before the first client starts: `touch DIR/locks.db; chmod 660 DIR/locks.db`. The `-wal` and `-shm`
-//!   files take their mode from it, whatever the umask. A file that a client makes has mode 644, less the umask.
+//!   and make the file before the first client starts: `touch DIR/locks.db; chmod 660 DIR/locks.db`. The `-wal`, `-shm`
+//!   and `-wake` files take their mode from it, whatever the umask. A file that a client makes has mode 644, less the umask.
 //! - **A process stopped inside a transaction** (by SIGSTOP or a debugger) blocks
 //!   every name in the file until it goes on or is killed. Others get [`Unavailable`](lock_core::LockError::Unavailable)
 //!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves. [`try_lock`](lock_core::Locks::try_lock) and
