@@ -42,7 +42,7 @@ use tracing_subscriber::EnvFilter;
 use arguments::{Arguments, Command};
 use exit::Failure;
 use place::Place;
-use say::be_quiet;
+use say::{be_quiet, is_quiet};
 
 fn main() -> ExitCode {
     streams::keep_closed();
@@ -58,10 +58,10 @@ fn main() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return manual::answer(&error),
     };
-    log(arguments.common.verbose);
     if arguments.common.quiet {
         be_quiet();
     }
+    log(arguments.common.verbose);
     carry_out(arguments).unwrap_or_else(|failure| {
         failure.tell();
         ExitCode::from(failure.code)
@@ -101,6 +101,8 @@ fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
 
 fn log(verbose: u8) {
     let filter = match verbose {
+        // An outage that passes is no error; one that does not comes out as one.
+        0 if is_quiet() => return,
         0 => return outages::tell(),
         1 => "warn,fencelock=debug",
         _ => "trace",

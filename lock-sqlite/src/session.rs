@@ -233,6 +233,13 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        // The end of the queue alone would not end a sleep of the thread.
+        let _ = self.send(Box::new(|worker| worker.ended = true));
+    }
+}
+
 impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session")

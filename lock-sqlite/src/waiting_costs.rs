@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+#[cfg(target_os = "linux")]
+use std::time::Instant;
 
 use lock_core::{Attempt, Claim, Clock, DistributedLock, LockName, Stamp};
 use rusqlite::Connection;
@@ -73,6 +75,24 @@ fn a_waiter_that_joins_while_others_write_asks_for_itself_alone() {
     let looks = [1_000, 4_000].map(looks_at_names);
     println!("1 000 and 4 000 waiters joined with {looks:?} looks at names");
     assert_eq!(looks, [1_000, 4_000]);
+}
+
+#[test]
+fn a_grant_that_is_taken_back_goes_to_a_waiter_of_the_same_client() {
+    let dir = tempfile::tempdir().unwrap();
+    // It stands still, so that no planned look becomes due.
+    let (clock, _hand) = Clock::manual();
+    let mut worker = Worker::new(settings(&dir, PLANNED_LOOKS), clock.clone(), Arc::new(Alarm::new()));
+    let (unheard, now) = (claim("n"), clock.now());
+    let granted = worker.on_store(|store| store.try_acquire(&unheard, now, &|| true));
+    assert!(granted.unwrap().granted().is_some());
+    let (reply, mut answer) = oneshot::channel();
+    let waiter = Waiter::new(claim("n"), now, None, Reply(reply));
+    worker.step(Some(Box::new(|worker| worker.join(waiter))));
+    answer.try_recv().unwrap_err();
+    worker.take_back(&unheard);
+    worker.step(None);
+    assert!(matches!(answer.try_recv(), Ok(Ok(Attempt::Granted(_)))));
 }
 
 async fn taken(lock: &SqliteLock, claim: &Claim, deadline: Option<Stamp>) {
@@ -160,5 +180,41 @@ async fn a_forced_release_and_the_end_of_a_client_are_told_as_well() {
         }
         waiting.await.unwrap();
         other.release(&wanted).await.unwrap();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn a_client_that_is_dropped_while_it_sleeps_ends_its_thread() {
+    let dir = tempfile::tempdir().unwrap();
+    let (holder, waiter) = (client(&dir, DAYS), client(&dir, DAYS));
+    let (held, other) = (claim("n"), claim("other"));
+    taken(&holder, &held, None).await;
+    taken(&holder, &other, None).await;
+    // The holder has the pipe open.
+    holder.release(&other).await.unwrap();
+    let before = looks(&waiter).await;
+    let waiting = tokio::spawn({
+        let waiter = waiter.clone();
+        async move { waiter.acquire(&claim("n"), None).await }
+    });
+    while looks(&waiter).await == before {
+        tokio::task::yield_now().await;
+    }
+    let pipe = dir.path().canonicalize().unwrap().join("locks.db-wake");
+    let open = || {
+        let descriptors = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        descriptors
+            .filter(|file| std::fs::read_link(file.path()).is_ok_and(|to| to == pipe))
+            .count()
+    };
+    assert_eq!(open(), 2);
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    drop(waiter);
+    let end = Instant::now() + Duration::from_secs(60);
+    while open() == 2 {
+        assert!(Instant::now() < end, "the thread still sleeps");
+        tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }

@@ -14,14 +14,15 @@ use std::time::Duration;
 
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::event::{EventfdFlags, Timespec, eventfd};
-use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Uid, fchmod, fchown, fstat, mknodat, open, stat};
+use rustix::fs::{CWD, FileType, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, lstat, mknodat, open, stat};
 use rustix::io::{Errno, read, write};
 
 /// Marks events of the pipe; those of the [`Alarm`] have another number.
 const PIPE: u64 = 1;
 
-/// Enough to make room in a pipe that somebody has filled.
+/// What is read at once, and how often, to empty a pipe that somebody has filled.
 const PAGE: usize = 4_096;
+const PAGES: usize = 16;
 
 /// The open pipe.
 #[derive(Debug)]
@@ -32,35 +33,32 @@ pub(crate) struct WakePipe {
 }
 
 impl WakePipe {
-    /// Opens the pipe at `path`, or makes one that the users of `database` may use.
+    /// Opens the pipe at `path`, or makes one, for all who may write to `database`.
     pub(crate) fn open(path: &Path, database: &Path) -> io::Result<Self> {
-        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let pipe = match open(path, flags, Mode::empty()) {
-            Err(Errno::NOENT) => {
-                let like = stat(database)?;
-                let mode = Mode::from_raw_mode(like.st_mode) & (Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP);
-                match mknodat(CWD, path, FileType::Fifo, mode, 0) {
-                    Ok(()) => {
-                        let pipe = open(path, flags, Mode::empty())?;
-                        // As SQLite does with its own files. Without it other users look more often.
-                        let _ = fchown(
-                            &pipe,
-                            Some(Uid::from_raw(like.st_uid)),
-                            Some(Gid::from_raw(like.st_gid)),
-                        );
-                        let _ = fchmod(&pipe, mode);
-                        pipe
-                    }
-                    // Another process was faster.
-                    Err(Errno::EXIST) => open(path, flags, Mode::empty())?,
-                    Err(error) => return Err(error.into()),
-                }
+        let like = stat(database)?;
+        if let Some(there) = existing(path)? {
+            // Not opened to find out: closing a database of that name would drop SQLite's locks on it.
+            if FileType::from_raw_mode(there.st_mode) != FileType::Fifo {
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a named pipe"));
             }
-            opened => opened?,
-        };
-        if FileType::from_raw_mode(fstat(&pipe)?.st_mode) != FileType::Fifo {
+        } else {
+            match mknodat(CWD, path, FileType::Fifo, mode_like(&like), 0) {
+                // Another process was faster.
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        let pipe = open(path, flags, Mode::empty())?;
+        let opened = fstat(&pipe)?;
+        if FileType::from_raw_mode(opened.st_mode) != FileType::Fifo {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a named pipe"));
         }
+        // It may be another program's, which a user of this directory has given this name.
+        if opened.st_nlink > 1 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a pipe with another name"));
+        }
+        share(&pipe, &opened, &like);
         Ok(Self { pipe, listening: None })
     }
 
@@ -71,8 +69,12 @@ impl WakePipe {
 
     /// Wakes every client that listens.
     pub(crate) fn wake_all(&self) {
-        // Some kernels report only a write into an empty pipe.
-        let _ = read(&self.pipe, &mut [0; PAGE][..]);
+        // Some kernels report only a write into an empty pipe, and a full one takes none. Mostly there is one byte in it.
+        for _ in 0..PAGES {
+            if read(&self.pipe, &mut [0; PAGE][..]) != Ok(PAGE) {
+                break;
+            }
+        }
         if let Err(error) = write(&self.pipe, b"1") {
             tracing::debug!(target: "fencelock", %error, "those who wait in other processes were not woken");
         }
@@ -112,6 +114,42 @@ impl WakePipe {
             // Interrupted.
             Err(_) => false,
         }
+    }
+}
+
+fn existing(path: &Path) -> io::Result<Option<Stat>> {
+    match lstat(path) {
+        Ok(file) => Ok(Some(file)),
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Both rights for everyone who may write to the database, and none for the others, who could only take wake-ups away.
+fn mode_like(database: &Stat) -> Mode {
+    let database = Mode::from_raw_mode(database.st_mode);
+    let classes = [
+        (Mode::WUSR, Mode::RUSR | Mode::WUSR),
+        (Mode::WGRP, Mode::RGRP | Mode::WGRP),
+        (Mode::WOTH, Mode::ROTH | Mode::WOTH),
+    ];
+    let allowed = classes.into_iter().filter(|(write, _)| database.contains(*write));
+    allowed.fold(Mode::empty(), |mode, (_, both)| mode | both)
+}
+
+/// Gives the pipe to the users of the database, which may have become others since it was made. Only its owner or root can.
+/// Users who cannot open it look more often.
+fn share(pipe: &OwnedFd, opened: &Stat, database: &Stat) {
+    let (owner, group) = (Uid::from_raw(database.st_uid), Gid::from_raw(database.st_gid));
+    // Only root can give it to another user, but its owner can to another group.
+    if (opened.st_uid, opened.st_gid) != (database.st_uid, database.st_gid)
+        && fchown(pipe, Some(owner), Some(group)).is_err()
+    {
+        let _ = fchown(pipe, None, Some(group));
+    }
+    let mode = mode_like(database);
+    if Mode::from_raw_mode(opened.st_mode) != mode {
+        let _ = fchmod(pipe, mode);
     }
 }
 
@@ -220,13 +258,33 @@ mod tests {
     }
 
     #[test]
-    fn the_users_of_the_database_may_use_the_pipe() {
+    fn who_may_write_to_the_database_may_use_the_pipe() {
         let dir = tempfile::tempdir().unwrap();
         let (path, database) = beside(&dir);
-        fs::set_permissions(&database, fs::Permissions::from_mode(0o660)).unwrap();
-        WakePipe::open(&path, &database).unwrap();
-        let mode = fs::metadata(&path).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o660);
+        // It is made once, and follows the database.
+        for (mode, wanted) in [(0o644, 0o600), (0o660, 0o660), (0o666, 0o666), (0o640, 0o600)] {
+            fs::set_permissions(&database, fs::Permissions::from_mode(mode)).unwrap();
+            WakePipe::open(&path, &database).unwrap();
+            let found = fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+            assert_eq!(found, wanted, "{found:o} instead of {wanted:o} for {mode:o}");
+        }
+    }
+
+    #[test]
+    fn a_pipe_that_somebody_filled_or_emptied_still_wakes() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, database) = beside(&dir);
+        let alarm = Alarm::new();
+        let mut pipe = WakePipe::open(&path, &database).unwrap();
+        pipe.listen(&alarm).unwrap();
+        let stranger = WakePipe::open(&path, &database).unwrap();
+        while write(&stranger.pipe, &[0; PAGE]).is_ok() {}
+        assert!(pipe.sleep(LONG));
+        stranger.wake_all();
+        assert!(pipe.sleep(LONG), "full");
+        while read(&stranger.pipe, &mut [0; PAGE][..]).is_ok() {}
+        stranger.wake_all();
+        assert!(pipe.sleep(LONG), "empty");
     }
 
     #[test]
@@ -236,6 +294,11 @@ mod tests {
         fs::write(&path, "").unwrap();
         WakePipe::open(&path, &database).unwrap_err();
         fs::remove_file(&path).unwrap();
+        WakePipe::open(&path, &database).unwrap();
+        let other = dir.path().join("other");
+        fs::hard_link(&path, &other).unwrap();
+        WakePipe::open(&path, &database).unwrap_err();
+        fs::remove_file(&other).unwrap();
         let pipe = WakePipe::open(&path, &database).unwrap();
         assert!(!pipe.is_removed());
         fs::remove_file(&path).unwrap();

@@ -187,6 +187,7 @@ impl Worker {
         if let Err(failure) = self.on_store(|store| store.release(claim)) {
             tracing::debug!(target: "fencelock", ?failure, name = %claim.name(), "a grant that nobody heard of waits for its expiry");
         }
+        self.waiters.freed(claim.name());
     }
 
     pub(crate) fn explained<T>(&self, operation: &'static str, done: Result<T, Failure>) -> Result<T, LockError> {

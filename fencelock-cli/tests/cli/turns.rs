@@ -55,14 +55,20 @@ fn a_wait_that_others_hold_up_says_so_once_and_goes_on() {
     let world = World::new();
     let url = format!("{}?op_timeout=1s", world.url());
     let holder = world.start(&["--ttl", "2s"], "exec sleep 60");
-    let mut waiting = world.fencelock();
-    waiting.args(["--url", &url, "run", "lock", "--", "true"]);
-    let mut waiting = waiting.stderr(Stdio::piped()).spawn().unwrap();
-    // It is woken through a pipe.
-    let descriptors = format!("/proc/{}/fd", waiting.id());
-    wait_until("it waits", || {
-        let mut open = fs::read_dir(&descriptors).unwrap().flatten();
-        open.any(|open| fs::read_link(open.path()).is_ok_and(|file| file == world.path("locks.db-wake")))
+    let [mut waiting, quiet] = [&[][..], &["--quiet"]].map(|options| {
+        let mut waiting = world.fencelock();
+        waiting
+            .args(["--url", &url])
+            .args(options)
+            .args(["run", "lock", "--", "true"]);
+        let waiting = waiting.stderr(Stdio::piped()).spawn().unwrap();
+        // It is woken through a pipe.
+        let descriptors = format!("/proc/{}/fd", waiting.id());
+        wait_until("it waits", || {
+            let mut open = fs::read_dir(&descriptors).unwrap().flatten();
+            open.any(|open| fs::read_link(open.path()).is_ok_and(|file| file == world.path("locks.db-wake")))
+        });
+        waiting
     });
     // The holder cannot renew its lock from here on, so that it is free after its ttl.
     let others = rusqlite::Connection::open(world.path("locks.db")).unwrap();
@@ -81,6 +87,8 @@ fn a_wait_that_others_hold_up_says_so_once_and_goes_on() {
     let rest: Vec<_> = lines.map(Result::unwrap).collect();
     assert_eq!(rest.len(), 1, "{rest:?}");
     assert!(rest[0].contains("answers those who wait again"), "{rest:?}");
+    let quiet = quiet.wait_with_output().unwrap();
+    assert!(quiet.status.success() && quiet.stderr.is_empty(), "{quiet:?}");
     holder.end();
 }
 
