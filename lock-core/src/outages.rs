@@ -20,7 +20,8 @@ pub struct Outages {
 /// A wait that fails at present. Dropping it takes it out of the count and tells nobody.
 #[derive(Debug)]
 pub struct Outage {
-    failing: Arc<AtomicUsize>,
+    /// None once it is out of the count.
+    failing: Option<Arc<AtomicUsize>>,
 }
 
 impl Outages {
@@ -32,22 +33,29 @@ impl Outages {
             tracing::debug!(target: "fencelock", outage = true, "one more wait goes on after a failure: {reason:#}");
         }
         Outage {
-            failing: Arc::clone(&self.failing),
+            failing: Some(Arc::clone(&self.failing)),
         }
     }
 }
 
 impl Outage {
     /// The server has answered the wait.
-    pub fn end(self) {
-        if self.failing.load(Ordering::Relaxed) == 1 {
+    pub fn end(mut self) {
+        if self.is_last() {
             tracing::info!(target: "fencelock", outage = true, "the server answers those who wait again");
         }
+    }
+
+    /// Takes it out of the count, and tells whether it was the last one there.
+    fn is_last(&mut self) -> bool {
+        let failing = self.failing.take();
+        // In one step: of two that end at once, one tells.
+        failing.is_some_and(|failing| failing.fetch_sub(1, Ordering::Relaxed) == 1)
     }
 }
 
 impl Drop for Outage {
     fn drop(&mut self) {
-        self.failing.fetch_sub(1, Ordering::Relaxed);
+        self.is_last();
     }
 }

@@ -17,11 +17,13 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+type Failing = fn() -> LockError;
+
 /// A store that can be made to fail, and to answer requests only as they are let through.
 #[derive(Debug)]
 struct Store {
     inner: MemoryLock,
-    error: Arc<Mutex<Option<fn() -> LockError>>>,
+    error: Arc<Mutex<Option<Failing>>>,
     let_through: Arc<Semaphore>,
 }
 
@@ -44,7 +46,7 @@ impl Store {
         Locks::with_options(client, Options::new().runtime(Handle::current()))
     }
 
-    fn fails(&self, error: Option<fn() -> LockError>) {
+    fn fails(&self, error: Option<Failing>) {
         *self.error.lock().unwrap() = error;
     }
 }
@@ -107,7 +109,7 @@ async fn a_failure_that_only_a_person_can_change_ends_every_wait() {
 
 #[tokio::test]
 async fn who_waits_for_the_answer_to_another_request_hears_whether_its_failure_may_pass() {
-    for (error, may_pass) in [(revoked as fn() -> LockError, false), (away, true)] {
+    for (error, may_pass) in [(revoked as Failing, false), (away, true)] {
         let store = Store::new();
         let locks = store.client();
         store.fails(Some(error));
