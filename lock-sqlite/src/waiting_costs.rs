@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 #[cfg(target_os = "linux")]
-use std::time::Instant;
+use std::{path::PathBuf, time::Instant};
 
 use lock_core::{Attempt, Claim, Clock, DistributedLock, LockName, Stamp};
 use rusqlite::Connection;
@@ -211,6 +211,13 @@ async fn a_client_that_is_dropped_while_it_sleeps_ends_its_thread() {
     assert_eq!(open(), 2);
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
+    let thread = waiter
+        .session()
+        .run("asking", |_, _| Ok(std::fs::read_link("/proc/thread-self").unwrap()));
+    let state = PathBuf::from("/proc").join(thread.await.unwrap()).join("stat");
+    while !std::fs::read_to_string(&state).unwrap().contains(") S ") {
+        tokio::task::yield_now().await;
+    }
     drop(waiter);
     let end = Instant::now() + Duration::from_secs(60);
     while open() == 2 {
