@@ -64,7 +64,7 @@ impl Config {
         Self {
             clients: 8,
             names: 4,
-            time: Duration::from_mins(1),
+            time: Duration::from_secs(60),
             ttl: Duration::from_secs(2),
             faults: vec![Fault::Pause, Fault::Kill, Fault::Partition, Fault::Latency],
             seed: fastrand::u64(..1 << 32),

@@ -51,7 +51,7 @@ impl Capabilities {
     pub fn new(scope: Scope) -> Self {
         Self {
             min_ttl: Duration::from_millis(100),
-            max_ttl: Duration::from_hours(24),
+            max_ttl: Duration::from_secs(24 * 60 * 60),
             ttl_granularity: Duration::from_millis(1),
             op_timeout: Duration::from_secs(5),
             fair: false,

@@ -39,7 +39,12 @@ impl Claim {
     #[must_use]
     pub fn with_label(mut self, label: impl AsRef<str>) -> Self {
         let label = label.as_ref();
-        let label = &label[..label.floor_char_boundary(Self::MAX_LABEL)];
+        let fits = label.char_indices().map(|(at, c)| at + c.len_utf8());
+        let end = fits
+            .take_while(|end| *end <= Self::MAX_LABEL)
+            .last()
+            .unwrap_or_default();
+        let label = &label[..end];
         let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
         Arc::make_mut(&mut self.0).label = Some(label.chars().map(printable).collect::<String>().into());
         self

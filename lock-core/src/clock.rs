@@ -38,7 +38,7 @@ impl Clock {
     #[must_use]
     pub fn manual() -> (Self, ManualClock) {
         // Not zero, so that stamps before the start can be expressed.
-        let nanos = Arc::new(AtomicU64::new(Duration::from_hours(1).as_nanos() as u64));
+        let nanos = Arc::new(AtomicU64::new(Duration::from_secs(60 * 60).as_nanos() as u64));
         (Self(Source::Manual(Arc::clone(&nanos))), ManualClock(nanos))
     }
 

@@ -158,7 +158,7 @@ impl MemoryLock {
 impl DistributedLock for MemoryLock {
     fn capabilities(&self) -> Capabilities {
         let capabilities = Capabilities::new(Scope::Process)
-            .with_ttl_range(Duration::from_millis(20), Duration::from_hours(24 * 365))
+            .with_ttl_range(Duration::from_millis(20), Duration::from_secs(365 * 24 * 60 * 60))
             .with_fairness()
             .with_inspection();
         if self.client.shares {

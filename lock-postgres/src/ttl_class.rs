@@ -10,7 +10,7 @@ const CLASSES: [f64; 37] = [
     43_200.0, 64_800.0, 86_400.0,
 ];
 
-const DAY: Duration = Duration::from_hours(24);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The ttl of the session that carries locks of that ttl: the next one of a few, never less, and at most one and a half
 /// times as much.

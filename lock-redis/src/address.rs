@@ -196,7 +196,7 @@ mod tests {
         assert_eq!(config.namespace, "shop");
         assert_eq!(config.op_timeout, Duration::from_millis(500));
         assert_eq!(config.min_replicas, 2);
-        assert_eq!(config.counter_retention, Duration::from_hours(1));
+        assert_eq!(config.counter_retention, Duration::from_secs(60 * 60));
         assert!(config.allow_unsafe);
         let config = good("redis://:secret@h");
         assert_eq!((config.user, config.password), (None, Some(Secret("secret".into()))));

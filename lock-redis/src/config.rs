@@ -43,7 +43,7 @@ pub struct RedisConfig {
 }
 
 /// For how long counters can be kept.
-const RETENTION: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_hours(365 * 24);
+const RETENTION: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 60 * 60);
 
 /// A text that is never shown.
 #[derive(Clone, PartialEq, Eq)]
@@ -83,7 +83,7 @@ impl RedisConfig {
             namespace: "fencelock".to_owned(),
             op_timeout: Duration::from_secs(5),
             min_replicas: 0,
-            counter_retention: Duration::from_mins(10),
+            counter_retention: Duration::from_secs(10 * 60),
             allow_unsafe: false,
             runtime: None,
         }

@@ -82,13 +82,13 @@ async fn a_counter_ahead_of_the_clock_goes_on_from_where_it_is() {
     let lock = server.client().await;
     // As after a clock that was set back.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64;
-    let ahead = now + Duration::from_hours(100).as_micros() as u64;
+    let ahead = now + Duration::from_secs(100 * 60 * 60).as_micros() as u64;
     let _: () = server.command(&format!("SET {{fencelock:n}}:fence {ahead}")).await;
     assert_eq!(token(&lock).await.get(), ahead + 1);
     assert_eq!(token(&lock).await.get(), ahead + 2);
     // It stays until the clock has passed it, and ten minutes.
     let kept: u64 = server.command("PTTL {fencelock:n}:fence").await;
-    let all = (Duration::from_hours(100) + Duration::from_mins(10)).as_millis() as u64;
+    let all = (Duration::from_secs(100 * 60 * 60) + Duration::from_secs(10 * 60)).as_millis() as u64;
     assert!(kept <= all && kept > all - 60_000, "{kept}");
 }
 
@@ -98,11 +98,14 @@ async fn a_counter_that_follows_the_clock_is_kept_for_as_long_as_is_configured()
     let usual = server.client().await;
     let longer = server
         .config()
-        .counter_retention(Duration::from_hours(2))
+        .counter_retention(Duration::from_secs(2 * 60 * 60))
         .connect()
         .await
         .unwrap();
-    for (lock, time) in [(usual, Duration::from_mins(10)), (longer, Duration::from_hours(2))] {
+    for (lock, time) in [
+        (usual, Duration::from_secs(10 * 60)),
+        (longer, Duration::from_secs(2 * 60 * 60)),
+    ] {
         token(&lock).await;
         let kept: u64 = server.command("PTTL {fencelock:n}:fence").await;
         let all = time.as_millis() as u64;

@@ -121,7 +121,7 @@ fn config(bucket: &str) -> Config {
         subjects: vec![format!("$KV.{bucket}.>")],
         max_messages_per_subject: 1,
         // Longer than any ttl; and by then the clock has passed every token.
-        max_age: Duration::from_hours(48),
+        max_age: Duration::from_secs(48 * 60 * 60),
         allow_direct: true,
         // Once it is stored: a subscription to the key itself could be told too early.
         republish: Some(Republish {

@@ -64,8 +64,8 @@ pub(crate) fn judge(act: usize, stock: u32, books: &Books, tills: &Tills) -> Out
 fn tokens_rise(books: &Books) -> bool {
     let mut sales = books.sales.clone();
     sales.sort_unstable_by_key(|sale| Reverse(sale.left));
-    let higher = |pair: &[Sale; 2]| pair[0].left > pair[1].left && pair[0].token < pair[1].token;
-    sales.iter().all(|sale| sale.token.is_some()) && sales.array_windows().all(higher)
+    let higher = |pair: &[Sale]| pair[0].left > pair[1].left && pair[0].token < pair[1].token;
+    sales.iter().all(|sale| sale.token.is_some()) && sales.windows(2).all(higher)
 }
 
 pub(crate) fn expect(as_expected: bool, otherwise: &str) -> Outcome<()> {

@@ -222,7 +222,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
     for then in [Then::Cut, Then::Silence] {
         case.note(format!("swallowed, and then {then:?}"));
         // So long that silence does not outlast it, and that no request for another reason than the lock's comes before it is over.
-        let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_mins(10)));
+        let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(10 * 60)));
         prepare(&case, &client, claim.ttl()).await?;
         let trap = case.swallow_reply(&proxy, then).await;
         let repeated = unheard_or_repeated(client.try_acquire(&claim).await)?;
