@@ -32,7 +32,9 @@
 //!   Linux can this be checked.
 //! - **Several users** share a file through a common group. Give them the directory (`chgrp locks DIR; chmod 2770 DIR`)
 //!   and make the file before the first client starts: `touch DIR/locks.db; chmod 660 DIR/locks.db`. The `-wal`, `-shm`
-//!   and `-wake` files take their mode from it, whatever the umask. A file that a client makes has mode 644, less the umask.
+//!   and `-wake` files take their mode from it, whatever the umask. A file that a client makes has mode 600, or 660 if the umask
+//!   admits the group. Do not let users read it who may not write to it: whoever can open the `-shm` file can lock bytes in it, and so
+//!   hold up every request until the locks that are held have ended. Clients and `fencelock check` warn of such files.
 //! - **A process stopped inside a transaction** (by SIGSTOP or a debugger) blocks
 //!   every name in the file until it goes on or is killed. Others get [`Unavailable`](lock_core::LockError::Unavailable)
 //!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves. [`try_lock`](lock_core::Locks::try_lock) and
@@ -192,6 +194,10 @@ impl DistributedLock for SqliteLock {
                 store.hand_over(&old, &new, sent, wanted)
             })
             .await
+    }
+
+    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        Ok(place::warnings(&self.session.settings().path))
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

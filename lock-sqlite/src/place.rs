@@ -106,6 +106,9 @@ impl Place {
             // Without this a power loss could take a new file away as a whole. Not every file system can do it.
             let _ = fs::File::open(parent).and_then(|dir| dir.sync_all());
         }
+        for message in warnings(path) {
+            tracing::warn!(target: "fencelock", "{message}");
+        }
         Ok(Self {
             path: path.to_owned(),
             files,
@@ -216,9 +219,17 @@ const LONGEST_NAME: usize = 247;
 /// Without opening it: closing it would drop the locks of another client in this process that was faster.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn made(path: &Path) -> Result<Option<Identity>, LockError> {
-    use rustix::fs::{FileType, Mode, mknodat};
+    use rustix::fs::{FileType, Mode, chmod, mknodat};
 
-    match mknodat(CWD, path, FileType::RegularFile, Mode::from_raw_mode(0o644), 0) {
+    // Who can read the index of the log can lock bytes in it, and so hold up every user of the file. A group that the umask admits
+    // may write, too.
+    let shared = Mode::RUSR | Mode::WUSR | Mode::RGRP | Mode::WGRP;
+    let made = mknodat(CWD, path, FileType::RegularFile, shared, 0);
+    if made.is_ok() && exposed(path) {
+        // Not every file system has modes; what is exposed there is warned of.
+        let _ = chmod(path, Mode::RUSR | Mode::WUSR);
+    }
+    match made {
         Ok(()) | Err(Errno::EXIST) => match fs::metadata(path) {
             Ok(file) => Ok(Some(Identity::of(&file))),
             Err(e) => Err(unreadable(path, e)),
@@ -231,6 +242,37 @@ fn made(path: &Path) -> Result<Option<Identity>, LockError> {
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 fn made(_path: &Path) -> Result<Option<Identity>, LockError> {
     Ok(None)
+}
+
+/// Whether a class of users may reach and read the file that may not write to it.
+fn exposed(path: &Path) -> bool {
+    let mode = |path: &Path| fs::metadata(path).map_or(0, |there| there.mode());
+    let (file, parent) = (mode(path), path.parent().map_or(0, mode));
+    [0o070, 0o007].into_iter().any(|class| {
+        let (read, write, search) = (class & 0o444, class & 0o222, class & 0o111);
+        parent & search != 0 && file & read != 0 && file & write == 0
+    })
+}
+
+/// Warns of files that users may read who may not write to them: they can hold up all locks in the file, and end what is held.
+pub(crate) fn warnings(path: &Path) -> Vec<String> {
+    let Ok((real, _)) = resolve(path) else {
+        return Vec::new();
+    };
+    let files = [real.clone(), with_suffix(&real, "-wal"), with_suffix(&real, "-shm")];
+    let open: Vec<_> = files
+        .into_iter()
+        .filter(|file| exposed(file))
+        .map(|file| file.display().to_string())
+        .collect();
+    if open.is_empty() {
+        return Vec::new();
+    }
+    vec![format!(
+        "users who cannot take locks may read {files}, and can so hold up all locks and end those that are held; make it private \
+         with chmod 600 (or 660 for a group)",
+        files = open.join(", ")
+    )]
 }
 
 /// Whether this process, with the rights that it acts with, may do that. What cannot be said is left to SQLite to find.
@@ -274,6 +316,8 @@ pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
 
     #[test]
@@ -307,6 +351,49 @@ mod tests {
         let refused = Place::inspect(&path, false).unwrap_err();
         assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused}");
         Place::inspect(&path, true).unwrap();
+    }
+
+    #[cfg(any(target_os = "linux", target_os = "android"))]
+    #[test]
+    fn nobody_may_read_a_new_file_who_may_not_write_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        let path = dir.path().join("a.db");
+        Place::inspect(&path, false).unwrap();
+        let mode = fs::metadata(&path).unwrap().mode() & 0o777;
+        assert!([0o600, 0o660].contains(&mode), "{mode:o}");
+        assert_eq!(warnings(&path), [""; 0]);
+    }
+
+    #[test]
+    fn files_that_others_may_only_read_are_warned_of() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        assert_eq!(warnings(&path), [""; 0], "the directory is private");
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
+        for (file, mode, warned) in [
+            ("a.db", 0o600, false),
+            ("a.db", 0o660, false),
+            ("a.db", 0o666, false),
+            ("a.db", 0o640, true),
+            ("a.db", 0o604, true),
+            ("a.db", 0o644, true),
+            ("a.db", 0o600, false),
+            ("a.db-shm", 0o644, true),
+            ("a.db-shm", 0o600, false),
+        ] {
+            let file = dir.path().join(file);
+            fs::write(&file, "").unwrap();
+            fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
+            let told = warnings(&path);
+            assert_eq!(!told.is_empty(), warned, "{mode:o} {told:?}");
+            assert!(
+                told.iter().all(|told| told.contains(&file.display().to_string())),
+                "{told:?}"
+            );
+        }
     }
 
     #[cfg(any(target_os = "linux", target_os = "android"))]
