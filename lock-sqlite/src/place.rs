@@ -371,6 +371,7 @@ mod tests {
         let path = dir.path().join("a.db");
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
         assert_eq!(warnings(&path), [""; 0], "the directory is private");
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
         for (file, mode, warned) in [
