@@ -218,16 +218,9 @@ fn explain_all(operation: &'static str, failures: Vec<(String, Failure)>) -> Loc
         let error = failure.explain(operation);
         let said = match &error {
             LockError::Unavailable {
-                message: Some(message),
-                source: None,
-                ..
+                message: Some(message), ..
             }
-            | LockError::UnsafeConfiguration { message, .. } => message.clone(),
-            LockError::Unavailable {
-                message: Some(message),
-                source: Some(source),
-                ..
-            } => format!("{message}: {source}"),
+            | LockError::UnsafeConfiguration { message, .. } => with_causes(message, error.source()),
             error => format!("{error:#}"),
         };
         let said = if said.contains(&place) {
@@ -292,9 +285,13 @@ pub(crate) fn not_connected(place: &str, error: Error) -> Failure {
     if error.code().is_some() || reason(&error).is_some() {
         return error.into();
     }
-    Failure::Known(
-        LockError::unavailable("connecting", format!("Postgres cannot be reached at {place}")).with_source(error),
-    )
+    let told = LockError::unavailable("connecting", format!("Postgres cannot be reached at {place}"));
+    // What the driver wraps the cause in says no more than that.
+    let shown = error.to_string();
+    Failure::Known(match error.into_source() {
+        Some(cause) => told.with_source(cause),
+        None => told.with_source(shown),
+    })
 }
 
 /// The error with its causes. The server's own words, never what was sent.
@@ -302,11 +299,14 @@ fn shown(error: &Error) -> String {
     if let Some(error) = error.as_db_error() {
         return error.message().to_owned();
     }
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
+    with_causes(&error.to_string(), error.source())
+}
+
+fn with_causes(message: &str, mut cause: Option<&(dyn std::error::Error + 'static)>) -> String {
+    let mut text = message.to_owned();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
     }
     text
 }
