@@ -313,3 +313,12 @@ async fn a_login_that_has_expired_is_refreshed() {
     server.restart(Data::Kept).await.unwrap();
     granted(&lock, &claim("m", LONG)).await;
 }
+
+#[tokio::test]
+async fn any_limit_for_requests_but_zero_will_do() {
+    let server = start().await;
+    let lock = config(&server).op_timeout(Duration::MAX).connect().await.unwrap();
+    let grant = granted(&lock, &claim("n", LONG)).await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    assert_configuration(&refused(config(&server).op_timeout(Duration::ZERO)).await, "op_timeout");
+}

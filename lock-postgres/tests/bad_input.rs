@@ -6,7 +6,7 @@ mod server;
 
 use std::time::{Duration, Instant};
 
-use lock_core::{BusySignal, DistributedLock, LockError, Locks};
+use lock_core::{BusySignal, DistributedLock, LockError, Locks, Renewal};
 use lock_postgres::tokio_postgres::NoTls;
 use lock_postgres::tokio_postgres::config::TargetSessionAttrs;
 use lock_postgres::{PostgresConfig, Tls, schema_sql};
@@ -332,4 +332,14 @@ async fn a_session_whose_lock_is_not_to_be_renewed_is_asked_nothing_even_if_ther
     assert!(lock.holder(grant.claim.name()).await.is_err());
     let asked = format!("[{session}] LOG:  statement: SELECT l.pid");
     assert!(!server.log().contains(&asked), "it lengthened the lock");
+}
+
+#[tokio::test]
+async fn any_limit_for_requests_but_zero_will_do() {
+    let server = Server::start();
+    let lock = server.config().op_timeout(Duration::MAX).connect().await.unwrap();
+    let grant = granted(&lock, &claim("n", TTL)).await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    let zero = server.config().op_timeout(Duration::ZERO);
+    is_configuration(&zero.connect().await.unwrap_err(), "op_timeout");
 }

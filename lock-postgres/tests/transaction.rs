@@ -193,6 +193,8 @@ async fn a_prepared_transaction_is_shown_with_its_name_and_is_not_ended() {
     assert!(is_busy(&lock, &claim("a", TTL)).await);
     let holder = lock.holder(&name("a")).await.unwrap().expect("it is held");
     assert_eq!(holder.label.as_deref(), Some("prepared transaction order 7"));
+    // Whose key it is, the server cannot tell.
+    assert_eq!(lock.list("").await.unwrap(), []);
     let error = lock.force_release(&name("a")).await.unwrap_err();
     assert!(format!("{error:#}").contains("ROLLBACK PREPARED 'order 7'"), "{error}");
     assert!(is_busy(&lock, &claim("a", TTL)).await);
