@@ -67,7 +67,7 @@
 //! `etcds:` and `rediss:` addresses, and for what encrypts in Postgres' `sslmode`; it does nothing without these backends. SQLite is not on by default,
 //! because only one crate in a program may link it. With `etcd`, the crate `etcd-client` is built, which takes `protoc`, the
 //! compiler of Protocol Buffers: install it (Debian: `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), set
-//! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
+//! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `macros` adds the attribute [`#[locked]`](macro@locked). `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
 //! and counters.
 //!
 //! # The usual forms
@@ -140,6 +140,63 @@ mod address;
 mod connect;
 #[cfg(feature = "memory")]
 mod memory;
+#[cfg(feature = "macros")]
+mod skip;
+
+/// Runs an async function under a lock, and releases it afterwards.
+///
+/// ```
+/// use fencelock::{LockError, Locks};
+///
+/// #[fencelock::locked("order/{order_id}", wait = "2s", guard = guard)]
+/// async fn ship(locks: &Locks, order_id: u64) -> Result<u64, LockError> {
+///     // Send the token with every write.
+///     Ok(guard.token().get())
+/// }
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), LockError> {
+/// # #[cfg(feature = "memory")] {
+/// # let locks = fencelock::connect("memory:").await?;
+/// # assert!(ship(&locks, 7).await? < ship(&locks, 7).await?);
+/// # let held = locks.lock("order/7").await?;
+/// # assert!(locks.holder("order/7").await?.is_some());
+/// # }
+/// # Ok(()) }
+/// ```
+///
+/// The function is `async` and returns a `Result` whose error is `From<LockError>`. It may be a method, also of a trait, and with the crate
+/// `async_trait` too: put `#[locked]` on the method. It does what [`LockRequest::with`] does: the body is cancelled, at its next
+/// await, as soon as the lock is lost, and the function returns [`LockError::Lost`] then. A failed release is no error. A body that panics
+/// releases the lock. Dropping the function's future cancels the body and releases the lock.
+///
+/// | argument | meaning | default |
+/// |---|---|---|
+/// | first | the name: a text, with values in braces as in `{order.id}` or `{id:08}`, or an expression that displays | required |
+/// | `ttl = "30s"` | see [`LockRequest::ttl`]; a text, or an expression of the type `Duration` | the client's |
+/// | `wait = "2s"` | how long to wait for a lock that is busy: a text, a `Duration`, or `forever` | no wait |
+/// | `busy = skip` | returns `Ok(())` or `Ok(None)` (see [`Skip`]) when the lock is busy: for jobs that run on one of many hosts | `error` |
+/// | `guard = IDENT` | what the body calls its `&LockGuard` | |
+/// | `label = EXPR` | see [`LockRequest::label`] | none |
+/// | `locks = EXPR` | the client ([`Locks`]) | the argument `locks`, or `self.locks` |
+///
+/// The expressions are evaluated before the body, and may use what it moves. The lock of a name is not re-entrant: a function that calls
+/// itself or another one under the same name finds it busy.
+///
+/// ```
+/// use std::time::Duration;
+/// use fencelock::{LockError, Locks};
+///
+/// struct Shop { locks: Locks, hold: Duration }
+///
+/// impl Shop {
+///     /// Runs on one of the hosts; the others return at once.
+///     #[fencelock::locked("nightly report", ttl = self.hold, busy = skip)]
+///     async fn report(&self) -> Result<Option<String>, LockError> {
+///         Ok(Some("written".to_owned()))
+///     }
+/// }
+/// ```
+#[cfg(feature = "macros")]
+pub use fencelock_macros::locked;
 
 pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, from_env};
 #[cfg(feature = "memory")]
@@ -165,6 +222,8 @@ pub use lock_redis::RedisLock;
 pub use lock_sqlite as sqlite;
 #[cfg(feature = "sqlite")]
 pub use lock_sqlite::SqliteLock;
+#[cfg(feature = "macros")]
+pub use skip::Skip;
 
 // Compiles and runs what the README shows.
 #[cfg(all(doctest, feature = "memory", feature = "sqlite"))]

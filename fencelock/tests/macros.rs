@@ -1,0 +1,292 @@
+//! `#[fencelock::locked]`: what the attribute makes of functions and methods.
+#![cfg(all(feature = "macros", feature = "memory"))]
+
+use std::future::Future;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use fencelock::{LockError, LockGuard, Locks, LossReason, MemoryLock, locked};
+use futures_util::FutureExt;
+
+#[derive(Debug)]
+enum ShopError {
+    Lock(LockError),
+    SoldOut,
+}
+
+impl From<LockError> for ShopError {
+    fn from(error: LockError) -> Self {
+        Self::Lock(error)
+    }
+}
+
+struct Order {
+    id: u64,
+}
+
+fn locks() -> Locks {
+    Locks::new(MemoryLock::new())
+}
+
+fn name_of(guard: &LockGuard) -> String {
+    guard.name().to_string()
+}
+
+#[locked("order/{order_id}", guard = guard)]
+async fn by_argument(locks: &Locks, order_id: u64) -> Result<String, LockError> {
+    Ok(name_of(guard))
+}
+
+#[locked("{{order}}/{order.id:04}/{u64::MAX}", guard = held, locks = shop)]
+async fn by_expression(shop: Locks, order: Order) -> Result<String, LockError> {
+    // The argument is still the body's own.
+    let Order { id } = order;
+    assert_eq!(id, 7);
+    Ok(name_of(held))
+}
+
+#[locked(order.id + 1, guard = guard,)]
+async fn by_value(locks: &Locks, order: &Order) -> Result<String, LockError> {
+    Ok(name_of(guard))
+}
+
+#[tokio::test]
+async fn names_come_from_arguments_and_expressions() {
+    let locks = locks();
+    assert_eq!(by_argument(&locks, 7).await.unwrap(), "order/7");
+    let order = Order { id: 7 };
+    assert_eq!(by_value(&locks, &order).await.unwrap(), "8");
+    let all = format!("{{order}}/0007/{}", u64::MAX);
+    assert_eq!(by_expression(locks, order).await.unwrap(), all);
+}
+
+#[tokio::test]
+async fn a_name_that_cannot_be_used_is_the_functions_error() {
+    #[locked("{name}")]
+    async fn anything(locks: &Locks, name: &str) -> Result<(), LockError> {
+        panic!("ran without a lock")
+    }
+    for name in ["", "two\nlines"] {
+        let refused = anything(&locks(), name).await.unwrap_err();
+        assert!(matches!(refused, LockError::InvalidName { .. }), "{refused}");
+    }
+}
+
+#[locked("door")]
+async fn at_once(locks: &Locks) -> Result<(), ShopError> {
+    Ok(())
+}
+
+#[locked("door", wait = "30ms")]
+async fn after_a_while(locks: &Locks) -> Result<(), ShopError> {
+    Ok(())
+}
+
+#[locked("door", wait = forever, guard = guard)]
+async fn whenever(locks: &Locks) -> Result<u64, ShopError> {
+    Ok(guard.token().get())
+}
+
+#[locked("door", busy = skip)]
+async fn or_not(locks: &Locks) -> Result<(), ShopError> {
+    Err(ShopError::SoldOut)
+}
+
+#[locked("door", busy = skip)]
+async fn or_none(locks: &Locks) -> Result<Option<u32>, ShopError> {
+    Ok(Some(5))
+}
+
+#[tokio::test]
+async fn a_busy_lock_is_an_error_or_skipped() {
+    let locks = locks();
+    assert_eq!(or_none(&locks).await.unwrap(), Some(5));
+    assert!(
+        matches!(or_not(&locks).await, Err(ShopError::SoldOut)),
+        "a free lock is not skipped"
+    );
+
+    let held = locks.lock("door").await.unwrap();
+    assert!(matches!(at_once(&locks).await, Err(ShopError::Lock(busy)) if busy.is_busy()));
+    let asked = Instant::now();
+    assert!(matches!(after_a_while(&locks).await, Err(ShopError::Lock(busy)) if busy.is_busy()));
+    assert!(asked.elapsed() >= Duration::from_millis(30));
+    or_not(&locks).await.unwrap();
+    assert_eq!(or_none(&locks).await.unwrap(), None);
+
+    let waits = tokio::spawn(async move { whenever(&locks).await });
+    let token = held.token().get();
+    held.release().await.unwrap();
+    assert!(waits.await.unwrap().unwrap() > token);
+}
+
+#[tokio::test]
+async fn other_failures_are_not_skipped() {
+    let locks = locks();
+    locks.shutdown().await.unwrap();
+    assert!(matches!(
+        or_not(&locks).await,
+        Err(ShopError::Lock(LockError::Closed { .. }))
+    ));
+}
+
+struct Till {
+    locks: Locks,
+    ttl: Duration,
+}
+
+impl Till {
+    #[locked("till", ttl = self.ttl, guard = guard, label = "till 1")]
+    async fn open(&mut self) -> Result<Duration, LockError> {
+        let holder = self.locks.holder("till").await?.unwrap_or_default();
+        assert_eq!(holder.label.as_deref(), Some("till 1"));
+        self.ttl += Duration::from_secs(1);
+        Ok(guard.ttl())
+    }
+
+    #[locked("till", ttl = "1m 30s", guard = guard)]
+    async fn into_ttl(self) -> Result<Duration, LockError> {
+        Ok(guard.ttl())
+    }
+
+    /// The future is returned as a value.
+    #[locked("till/{article}", guard = guard)]
+    fn later(&self, article: u64) -> impl Future<Output = Result<String, LockError>> + Send {
+        async move { Ok(name_of(guard)) }
+    }
+}
+
+#[tokio::test]
+async fn methods_use_their_client_and_their_fields() {
+    let mut till = Till {
+        locks: locks(),
+        ttl: Duration::from_secs(7),
+    };
+    assert_eq!(till.open().await.unwrap(), Duration::from_secs(7));
+    assert_eq!(till.open().await.unwrap(), Duration::from_secs(8));
+    assert_eq!(till.later(3).await.unwrap(), "till/3");
+    assert_eq!(till.into_ttl().await.unwrap(), Duration::from_secs(90));
+}
+
+#[async_trait]
+trait Sells: Sync {
+    async fn sell(&self, article: &str, count: u32) -> Result<String, ShopError>;
+
+    #[locked("default of {self.shop()}", locks = self.client(), guard = guard)]
+    async fn close(&self) -> Result<String, ShopError> {
+        Ok(name_of(guard))
+    }
+
+    fn client(&self) -> &Locks;
+
+    fn shop(&self) -> u32 {
+        3
+    }
+}
+
+#[async_trait]
+impl Sells for Till {
+    #[locked("{article}/{self.ttl.as_secs()}", wait = self.ttl, guard = guard)]
+    async fn sell(&self, article: &str, count: u32) -> Result<String, ShopError> {
+        if count == 0 {
+            return Err(ShopError::SoldOut);
+        }
+        self.locks.holder(guard.name()).await?;
+        Ok(name_of(guard))
+    }
+
+    fn client(&self) -> &Locks {
+        &self.locks
+    }
+}
+
+/// What traits write without a crate's help.
+trait Plain {
+    fn run(&self) -> impl Future<Output = Result<u64, LockError>> + Send;
+}
+
+impl Plain for Till {
+    #[locked("plain", guard = guard)]
+    async fn run(&self) -> Result<u64, LockError> {
+        Ok(guard.token().get())
+    }
+}
+
+#[tokio::test]
+async fn methods_of_traits_are_locked_with_async_trait_and_without() {
+    let till = Till {
+        locks: locks(),
+        ttl: Duration::from_secs(7),
+    };
+    let sells: &dyn Sells = &till;
+    assert_eq!(sells.sell("pen", 1).await.unwrap(), "pen/7");
+    assert!(matches!(sells.sell("pen", 0).await, Err(ShopError::SoldOut)));
+    assert_eq!(sells.close().await.unwrap(), "default of 3");
+    till.run().await.unwrap();
+}
+
+#[tokio::test]
+async fn futures_can_be_spawned_and_boxed() {
+    let locks = locks();
+    let client = locks.clone();
+    tokio::spawn(async move { by_argument(&client, 1).await })
+        .await
+        .unwrap()
+        .unwrap();
+    let boxed: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(by_argument(&locks, 1));
+    boxed.await.unwrap();
+}
+
+#[tokio::test]
+async fn nothing_runs_before_the_first_poll_and_a_drop_takes_the_request_back() {
+    let locks = locks();
+    let held = locks.lock("door").await.unwrap();
+    let mut waits = Box::pin(whenever(&locks));
+    assert!(waits.as_mut().now_or_never().is_none());
+    drop(waits);
+    held.release().await.unwrap();
+    locks.drain().await;
+    assert!(locks.try_lock("door").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_panic_releases() {
+    #[locked("door")]
+    async fn breaks(locks: &Locks) -> Result<(), LockError> {
+        panic!("on purpose")
+    }
+    let locks = locks();
+    AssertUnwindSafe(breaks(&locks)).catch_unwind().await.unwrap_err();
+    locks.drain().await;
+    assert!(locks.try_lock("door").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_loss_cancels_the_body_and_is_the_functions_error() {
+    struct Told(Option<tokio::sync::oneshot::Sender<()>>);
+    impl Drop for Told {
+        fn drop(&mut self) {
+            let _ = self.0.take().map(|tell| tell.send(()));
+        }
+    }
+    #[locked("door")]
+    async fn endless(locks: &Locks, told: Told, begun: tokio::sync::oneshot::Sender<()>) -> Result<(), ShopError> {
+        let _told = told;
+        let _ = begun.send(());
+        std::future::pending().await
+    }
+    let locks = locks();
+    let ((tell, told), (begin, begun)) = (tokio::sync::oneshot::channel(), tokio::sync::oneshot::channel());
+    let client = locks.clone();
+    let runs = tokio::spawn(async move { endless(&client, Told(Some(tell)), begin).await });
+    begun.await.unwrap();
+    locks.shutdown().await.unwrap();
+    told.await.unwrap();
+    let lost = runs.await.unwrap().unwrap_err();
+    let ShopError::Lock(LockError::Lost { name, reason, .. }) = lost else {
+        panic!("{lost:?}")
+    };
+    assert_eq!((name.as_str(), reason), ("door", LossReason::Shutdown));
+}
