@@ -52,6 +52,10 @@
 //! - **A virtual machine that is set back to a snapshot while clients run** sets back their memory with the file: they
 //!   repeat tokens, and nothing inside the machine can tell. Restart them after such a restore; a new client starts no
 //!   lower than the wall clock.
+//! - **SQLite 3.37.0 or later** is needed. With the feature `bundled` (on by default) it is compiled from the source that comes with
+//!   `libsqlite3-sys`; without it the SQLite of the system is linked. Any `rusqlite` from 0.32 to 0.43 will do, so that cargo can take
+//!   the one that goes with the other users of SQLite in the program:
+//!   [docs/sqlite.md](https://github.com/fencelock/fencelock/blob/main/docs/sqlite.md) has a table.
 //! - **Do not open the file by other means inside of the same process**, such as copying it with [`std::fs::copy`]: closing
 //!   it would drop the locks of SQLite, as POSIX has it. `sqlite3 locks.db` in another process is fine.
 //! - **A full disk**: what finds no room fails with [`Unavailable`](lock_core::LockError::Unavailable), and no new client
@@ -69,8 +73,10 @@ compile_error!("lock-sqlite needs a Unix system: it tells files apart by device 
 pub mod fence;
 
 mod boot;
+mod checkpoint;
 mod config;
 mod counter;
+mod database;
 mod failure;
 mod file_system;
 mod patience;
@@ -96,14 +102,14 @@ use lock_core::{
 };
 
 pub use config::SqliteConfig;
-/// The version of rusqlite that [`fence`] works with.
+/// The version of rusqlite that [`fence`] works with: the one that cargo has chosen for the program.
 pub use rusqlite;
 
 use session::Session;
 
 /// Locks in an SQLite file.
 ///
-/// Every client has one connection and one thread that works it; clones share them. Dropping the last clone closes the
+/// Every client has two connections, one of them for checkpoints, and one thread that works them; clones share them. Dropping the last clone closes the
 /// file in the background and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
 #[derive(Clone, Debug)]
 pub struct SqliteLock {

@@ -24,6 +24,14 @@ pub(crate) fn but_for_no_standstill(path: &Path, limit: Duration) {
     STANDSTILL.set(Some(Standstill::new(path, limit)));
 }
 
+/// Runs `work`, whose statements wait for no lock of another process.
+pub(crate) fn without_waiting<T>(work: impl FnOnce() -> T) -> T {
+    let end = UNTIL.take();
+    let done = work();
+    UNTIL.set(end);
+    done
+}
+
 /// Waits a little; false when the patience is at an end.
 ///
 /// SQLite's own timeout sleeps up to 100 ms at a time, a thousand times as long as one of our transactions takes.

@@ -3,10 +3,11 @@
 use std::path::Path;
 
 use lock_core::LockError;
-use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, Transaction, TransactionBehavior};
 
+use crate::checkpoint::Checkpointer;
+use crate::database::Database;
 use crate::failure::{self, Failure};
-use crate::file_system::refuse;
 use crate::patience;
 
 /// Marks the file as ours (`fncl`), so that no other program's database is ever written to.
@@ -44,28 +45,14 @@ INSERT INTO counter (only_row, token, ceiling) VALUES (1, 0, 0);
 /// the database must have room for what is in the log without growing.
 const ROOM: &str = "CREATE TABLE room (filler BLOB); INSERT INTO room VALUES (zeroblob(65536));";
 
-/// Brings what is in the log into the database, as far as others let it. The log keeps its length, as room for more.
-pub(crate) fn checkpoint(conn: &Connection) -> Result<(), rusqlite::Error> {
-    conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |_| Ok(()))
-}
-
 /// Opens the database, and lays out the tables if the file is new.
-pub(crate) fn open(path: &Path) -> Result<Connection, Failure> {
-    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_CREATE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    let mut conn = Connection::open_with_flags(path, flags)?;
-    conn.busy_handler(Some(patience::wait_for_the_other))?;
+pub(crate) fn open(path: &Path) -> Result<(Database, Checkpointer), Failure> {
+    let mut conn = Database::open(path, true)?;
     conn.set_prepared_statement_cache_capacity(32);
-    // Whoever made the file shall not run code of theirs in our process.
-    conn.pragma_update(None, "trusted_schema", false)?;
     // Before the journal mode, which is stored in the file: another program's database must stay untouched.
     let found = Found::look(&conn.transaction()?, path)?;
-    if conn.is_readonly("main")? {
-        return Err(Failure::Refused(LockError::configuration(format!(
-            "{} is read-only for this process; change its owner or mode, or the mount",
-            path.display()
-        ))));
-    }
     write_ahead(&conn, path)?;
+    let mut checkpointer = Checkpointer::open(path)?;
     if found == Found::Nothing {
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have been faster.
@@ -75,33 +62,12 @@ pub(crate) fn open(path: &Path) -> Result<Connection, Failure> {
             tx.pragma_update(None, "application_id", APPLICATION_ID)?;
             tx.pragma_update(None, "user_version", FORMAT)?;
             tx.commit()?;
-            checkpoint(&conn)?;
+            checkpointer.run(&conn)?;
             conn.execute_batch("DROP TABLE IF EXISTS room")?;
-            checkpoint(&conn)?;
+            checkpointer.run(&conn)?;
         }
     }
-    Ok(conn)
-}
-
-/// Refuses an SQLite that is known to fail us. The one that is built in does not; a build may have put another in its
-/// place.
-///
-/// Up to 3.51.2 two processes that write and checkpoint in the same instant can damage the database, and from 3.51.0 on
-/// closing a connection while another thread opens the same file can block every SQLite database of the process for
-/// ever.
-pub(crate) fn sound_library(allow_unsafe: bool) -> Result<(), LockError> {
-    const FIRST_SOUND: i32 = 3_051_003;
-    if rusqlite::version_number() >= FIRST_SOUND {
-        return Ok(());
-    }
-    refuse(
-        allow_unsafe,
-        format!(
-            "this program is linked with SQLite {}, which can damage a database that several processes write to; build \
-             it with SQLite 3.51.3 or later, as the feature \"bundled\" of rusqlite does",
-            rusqlite::version()
-        ),
-    )
+    Ok((conn, checkpointer))
 }
 
 /// The journal in which readers and one writer do not block each other.
@@ -122,9 +88,8 @@ fn write_ahead(conn: &Connection, path: &Path) -> Result<(), Failure> {
             path.display()
         ))));
     }
-    // On macOS a plain fsync leaves the data in the drive's cache. Elsewhere it changes nothing.
-    conn.pragma_update(None, "fullfsync", true)?;
     conn.pragma_update(None, "synchronous", "NORMAL")?;
+    Checkpointer::prepare(conn)?;
     Ok(())
 }
 
@@ -154,15 +119,5 @@ impl Found {
                 path.display()
             )),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_sqlite_that_is_built_in_is_sound() {
-        sound_library(false).unwrap();
     }
 }

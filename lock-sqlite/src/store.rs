@@ -11,8 +11,11 @@ use rusqlite::types::Type;
 use rusqlite::{Connection, OptionalExtension, Row, Transaction, TransactionBehavior};
 
 use crate::boot::{Boot, after, until};
+use crate::checkpoint::Checkpointer;
 use crate::counter;
+use crate::database::{self, Database};
 use crate::failure::Failure;
+use crate::patience;
 use crate::place::{Place, with_suffix};
 use crate::schema;
 use crate::wake::{Alarm, WakePipe};
@@ -23,7 +26,8 @@ pub(crate) type Wanted<'a> = &'a dyn Fn() -> bool;
 /// An open database and what was true when it was opened.
 #[derive(Debug)]
 pub(crate) struct Store {
-    conn: Connection,
+    conn: Database,
+    checkpointer: Checkpointer,
     boot: Boot,
     place: Place,
     /// Stored with every lock, so that a client can let go of all that it holds.
@@ -32,8 +36,6 @@ pub(crate) struct Store {
     seen: u64,
     /// Up to where the rows have been searched for expired ones.
     swept: String,
-    /// How many pages the database had when the log was last brought into it.
-    pages: i64,
     /// None if it could not be opened.
     wake: Option<WakePipe>,
     database: PathBuf,
@@ -54,11 +56,11 @@ const COLUMNS: &str = "name, owner, token, expires, label, host, pid, acquired_a
 impl Store {
     /// Opens the file, or makes it; `seen` is what the client's last store had seen.
     pub(crate) fn open(path: &Path, allow_unsafe: bool, client: OwnerId, seen: u64) -> Result<Self, Failure> {
-        schema::sound_library(allow_unsafe)?;
+        database::check_version()?;
         let boot = Boot::find(allow_unsafe)?;
         let before = Place::inspect(path, allow_unsafe)?;
         let database = before.real().to_owned();
-        let mut conn = schema::open(&database)?;
+        let (mut conn, mut checkpointer) = schema::open(&database)?;
         // The raise writes, so the log and its index exist afterwards.
         let start = counter::raise(&mut conn, None, seen)?;
         let place = Place::settle(path, before)?;
@@ -67,10 +69,11 @@ impl Store {
             "DELETE FROM lock WHERE boot <> ?1 OR expires <= ?2",
             (boot.id(), boot.now()),
         )?;
-        let pages = page_count(&conn)?;
+        // Processes that come and go bound the log, too.
+        checkpointer.run_if_due(&conn);
         Ok(Self {
             conn,
-            pages,
+            checkpointer,
             boot,
             place,
             client,
@@ -273,22 +276,32 @@ impl Store {
 
     /// Runs `body` in one transaction, and makes room and runs it again if the disk is full.
     fn write<T>(&mut self, wanted: Wanted<'_>, body: impl Fn(&mut Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
-        let done = match self.write_once(wanted, &body) {
-            Err(full) if full.is_full() => {
-                // Once the log's content is in the database, the log is written again from its start, in space that it
-                // has already. So a release mostly gets through on a full disk.
-                let mut checkpoint = self.conn.prepare("PRAGMA wal_checkpoint(RESTART)")?;
-                let blocked: bool = checkpoint.query_row([], |row| row.get(0)).map_err(|_| full)?;
-                drop(checkpoint);
+        /// Readers keep the log from beginning anew, for microseconds each.
+        const ATTEMPTS: i32 = 8;
+        let mut done = self.write_once(wanted, &body);
+        for attempt in 0..ATTEMPTS {
+            let Err(full) = done else { break };
+            if !full.is_full() {
+                return Err(full);
+            }
+            // Once the log's content is in the database, the log is written again from its start, in space that it has already. So a
+            // release mostly gets through on a full disk.
+            let blocked = match self.checkpointer.run(&self.conn) {
+                Ok(complete) => !complete,
+                Err(_) => return Err(full),
+            };
+            if attempt == 0 {
                 tracing::warn!(target: "fencelock", blocked,
                     "no room for the write-ahead log; starting over at its beginning"
                 );
-                self.write_once(wanted, &body)
             }
-            done => done,
-        };
+            done = self.write_once(wanted, &body);
+            if done.as_ref().is_err_and(Failure::is_full) && !patience::wait_for_the_other(attempt) {
+                break;
+            }
+        }
         if done.is_ok() {
-            self.grow();
+            self.checkpointer.run_if_due(&self.conn);
         }
         done
     }
@@ -327,20 +340,6 @@ impl Store {
             self.seen = seen;
         }
         Ok(done)
-    }
-
-    /// Lets the file grow as soon as the database does, while the disk has room: see [`schema::checkpoint`].
-    fn grow(&mut self) {
-        let grown = page_count(&self.conn).and_then(|pages| {
-            if pages > self.pages {
-                schema::checkpoint(&self.conn)?;
-                self.pages = pages;
-            }
-            Ok(())
-        });
-        if let Err(error) = grown {
-            tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "the database file could not grow");
-        }
     }
 }
 
@@ -496,11 +495,6 @@ fn holder_from(row: &Row<'_>, now: i64) -> rusqlite::Result<Holder> {
     let acquired = u64::try_from(row.get::<_, i64>(7)?).unwrap_or(0);
     holder.acquired_at = UNIX_EPOCH.checked_add(Duration::from_micros(acquired));
     Ok(holder)
-}
-
-fn page_count(conn: &Connection) -> rusqlite::Result<i64> {
-    conn.prepare_cached("PRAGMA page_count")?
-        .query_row([], |row| row.get(0))
 }
 
 fn nanos(d: Duration) -> i64 {
