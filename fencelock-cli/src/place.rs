@@ -75,6 +75,15 @@ impl Place {
         self.client_with(Options::new())
     }
 
+    /// A client that only looks. None if nothing can be held: the user's own file is made with the first lock.
+    pub(crate) fn inspector(&self) -> Result<Option<Locks>, Failure> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::File(path) if path.try_exists().is_ok_and(|exists| !exists) => Ok(None),
+            _ => self.client_with(Options::new().read_only(true)).map(Some),
+        }
+    }
+
     /// As `client`, for somebody who has that much time. Hundreds of processes that come to one file at once keep each
     /// other waiting for longer than a request may take otherwise. A server has no such queue in front of it.
     pub(crate) fn patient_client(&self, patience: Duration) -> Result<Locks, Failure> {
@@ -99,10 +108,10 @@ impl Place {
             })?,
             #[cfg(feature = "sqlite")]
             Self::File(path) => {
-                if let Some(dir) = path.parent() {
+                if let Some(dir) = path.parent().filter(|_| !options.is_read_only()) {
                     make_private(dir)?;
                 }
-                let mut config = fencelock::sqlite::SqliteConfig::new(path);
+                let mut config = fencelock::sqlite::SqliteConfig::new(path).read_only(options.is_read_only());
                 if let Some(limit) = options.get_op_timeout() {
                     config = config.op_timeout(limit);
                 }

@@ -80,11 +80,14 @@ impl Address {
             }
             #[cfg(feature = "sqlite")]
             "sqlite" => {
-                let config = lock_sqlite::SqliteConfig::from_url(&format!("sqlite:{rest}"))?;
-                Ok(Self::Sqlite(match options.get_op_timeout() {
-                    Some(limit) => config.op_timeout(limit),
-                    None => config,
-                }))
+                let mut config = lock_sqlite::SqliteConfig::from_url(&format!("sqlite:{rest}"))?;
+                if let Some(limit) = options.get_op_timeout() {
+                    config = config.op_timeout(limit);
+                }
+                if options.is_read_only() {
+                    config = config.read_only(true);
+                }
+                Ok(Self::Sqlite(config))
             }
             _ => Err(refused(&scheme)),
         }

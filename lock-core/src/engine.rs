@@ -30,6 +30,7 @@ pub(crate) struct Core {
     pub(crate) clock: Clock,
     pub(crate) ttl: Duration,
     pub(crate) op_timeout: Duration,
+    read_only: bool,
     pub(crate) executor: Executor,
     pub(crate) queue: Arc<LocalQueue>,
     pub(crate) watchdog: Watchdog,
@@ -60,6 +61,7 @@ impl Core {
                 .op_timeout
                 .unwrap_or(capabilities.op_timeout)
                 .min(Options::MAX_OP_TIMEOUT),
+            read_only: options.read_only,
             executor: Executor::new(options.runtime),
             capabilities,
             backend: Arc::new(backend),
@@ -118,6 +120,7 @@ impl Core {
 
     pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish) -> Result<LockGuard, LockError> {
         Options::usable_op_timeout(self.op_timeout)?;
+        self.may_write()?;
         let span = tracing::debug_span!(target: "fencelock", "lock", name = %wish.name, ttl = ?wish.ttl);
         let acquisition = Acquisition::new(Arc::clone(self), wish);
         loop {
@@ -139,6 +142,17 @@ impl Core {
                 Err(_) => return Err(runtime_ended()),
             }
         }
+    }
+
+    /// Fails if the client only looks at locks.
+    pub(crate) fn may_write(&self) -> Result<(), LockError> {
+        if self.read_only {
+            return Err(LockError::configuration(
+                "this client was made read-only, and can only tell what is held; make one without Options::read_only to take \
+                 or release locks",
+            ));
+        }
+        Ok(())
     }
 
     /// Sends one request to the backend, from the executor, and limits it to `op_timeout`.

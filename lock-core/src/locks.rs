@@ -41,6 +41,7 @@ pub struct Options {
     pub(crate) ttl: Option<Duration>,
     pub(crate) op_timeout: Option<Duration>,
     pub(crate) runtime: Option<Handle>,
+    pub(crate) read_only: bool,
 }
 
 impl Options {
@@ -87,6 +88,21 @@ impl Options {
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
+    }
+
+    /// A client that only looks at locks: [`holder`](Locks::holder), [`list`](Locks::list), [`warnings`](Locks::warnings) and
+    /// [`backend_version`](Locks::backend_version) work, and what would take or release a lock is a
+    /// [`LockError::Configuration`]. On SQLite it makes no file and writes to none, and needs the right to read only. What
+    /// rights other backends need to tell what is held is in their documentation.
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
+
+    /// Whether the client only looks, as set with [`read_only`](Self::read_only). For whoever makes the backend as well.
+    #[must_use]
+    pub fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     /// The limit set with [`op_timeout`](Self::op_timeout). For whoever makes the backend as well.
@@ -203,6 +219,7 @@ impl Locks {
     /// [`LockError::NotSupported`] where that is not possible, [`LockError::Unavailable`] if the backend failed.
     pub async fn force_release(&self, name: impl AsRef<str>) -> Result<Option<Holder>, LockError> {
         let name = self.full_name(name.as_ref())?;
+        self.core.may_write().map_err(|error| error.of(&name))?;
         let backend = Arc::clone(&self.core.backend);
         let victim = self
             .core
@@ -232,6 +249,7 @@ impl Locks {
     /// Dropping the future does not stop a request that was sent.
     pub async fn release_owned(&self, name: impl AsRef<str>, owner: OwnerId) -> Result<bool, LockError> {
         let name = self.full_name(name.as_ref())?;
+        self.core.may_write().map_err(|error| error.of(&name))?;
         let claim = Claim::new(name.clone(), self.core.ttl).with_owner(owner);
         let backend = Arc::clone(&self.core.backend);
         let released = self

@@ -28,9 +28,10 @@ pub struct SqliteConfig {
     path: PathBuf,
     op_timeout: Duration,
     allow_unsafe: bool,
+    read_only: bool,
 }
 
-const PARAMETERS: &str = "op_timeout (such as 5s) and allow_unsafe_configuration (true or false)";
+const PARAMETERS: &str = "op_timeout (such as 5s), mode (ro) and allow_unsafe_configuration (true or false)";
 
 impl SqliteConfig {
     /// Locks in the file at `path`, which is made if it is missing; its directory is not. A relative path counts from the
@@ -40,6 +41,7 @@ impl SqliteConfig {
             path: path.into(),
             op_timeout: Duration::from_secs(5),
             allow_unsafe: false,
+            read_only: false,
         }
     }
 
@@ -54,6 +56,7 @@ impl SqliteConfig {
     /// | parameter | meaning | default |
     /// |---|---|---|
     /// | `op_timeout` | see [`op_timeout`](Self::op_timeout); `500ms`, `5s`, `1m` | `5s` |
+    /// | `mode` | `ro`: see [`read_only`](Self::read_only) | locks can be taken |
     /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
     ///
     /// # Errors
@@ -103,6 +106,10 @@ impl SqliteConfig {
                         return wrong("has a wrong op_timeout; give a time above zero, such as 5s or 500ms".to_owned());
                     }
                 },
+                "mode" if value == "ro" => config.read_only(true),
+                "mode" => {
+                    return wrong("has a wrong mode; give ro to look at locks only, or leave it out".to_owned());
+                }
                 "allow_unsafe_configuration" => match value.parse() {
                     Ok(allow) => config.allow_unsafe_configuration(allow),
                     Err(_) => return wrong(format!("has a wrong {name}; give true or false")),
@@ -130,13 +137,26 @@ impl SqliteConfig {
         self
     }
 
+    /// Only looks at locks: [`holder`](lock_core::DistributedLock::holder), [`list`](lock_core::DistributedLock::list) and
+    /// [`warnings`](lock_core::DistributedLock::warnings) work. Everything that would take, renew or release a lock fails with
+    /// [`LockError::Configuration`].
+    ///
+    /// The client makes no file, and changes none. It needs the right to read the file and those beside it, and none to write.
+    /// A file that does not exist is a [`LockError::Configuration`]; one that is empty holds no locks. Each request opens the
+    /// file that is there then, and closes it.
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
+
     /// The path as it was given.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Opens the file, or makes it. Dropping the future leaves at most an empty database behind.
+    /// Opens the file, or makes it unless it is [`read_only`](Self::read_only). Dropping the future leaves at most an empty database behind.
     ///
     /// # Errors
     ///
@@ -148,7 +168,7 @@ impl SqliteConfig {
         let lock = self.connect_lazy()?;
         let session = Arc::clone(lock.session());
         // The caller may be outside of a runtime.
-        let connecting = async move { session.run("opening the database", |_, _| Ok(())).await };
+        let connecting = async move { session.read("opening the database", |_| Ok(())).await };
         Executor::default().run("connecting", connecting).await??;
         Ok(lock)
     }
@@ -166,6 +186,7 @@ impl SqliteConfig {
             path,
             op_timeout,
             allow_unsafe: self.allow_unsafe,
+            read_only: self.read_only,
             planned_looks: PLANNED_LOOKS,
         })?))
     }
@@ -231,6 +252,10 @@ mod tests {
                 .allow_unsafe_configuration(true)
         );
         assert_eq!(
+            SqliteConfig::from_url("sqlite:a.db?mode=ro").unwrap(),
+            SqliteConfig::new("a.db").read_only(true)
+        );
+        assert_eq!(
             SqliteConfig::from_url("sqlite:a.db?").unwrap(),
             SqliteConfig::new("a.db")
         );
@@ -242,6 +267,12 @@ mod tests {
         assert!(refusal("sqlite:a.db?timeout=1s").contains("known are op_timeout"));
         assert!(refusal("sqlite:a.db?op_timeout=0s").contains("such as 5s"));
         assert!(refusal("sqlite:a.db?op_timeout=soon").contains("such as 5s"));
+        for mode in ["", "rw", "rwc", "memory"] {
+            assert!(
+                refusal(&format!("sqlite:a.db?mode={mode}")).contains("give ro"),
+                "{mode}"
+            );
+        }
         assert!(refusal("sqlite:a.db?op_timeout=1s&op_timeout=1s").contains("twice"));
         assert!(refusal("sqlite:a.db?allow_unsafe_configuration").contains("true or false"));
         assert!(refusal("sqlite:a#b.db").contains("%23"));

@@ -1,10 +1,12 @@
 //! A connection to the database.
 
 use std::ops::{Deref, DerefMut};
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use lock_core::LockError;
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::patience;
@@ -34,6 +36,26 @@ impl Database {
         conn.pragma_update(None, "trusted_schema", false)?;
         // On macOS a plain fsync leaves the data in the drive's cache. Elsewhere it changes nothing.
         conn.pragma_update(None, "fullfsync", true)?;
+        Ok(database)
+    }
+
+    /// Opens the file at `path` to read it, and makes no other beside it. An `immutable` one must have no log; else the log and its index
+    /// must be there.
+    pub(crate) fn open_to_read(path: &Path, immutable: bool) -> Result<Self, rusqlite::Error> {
+        const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'/').remove(b'.').remove(b'-').remove(b'_');
+        let path = percent_encode(path.as_os_str().as_bytes(), PLAIN);
+        let how = if immutable { "immutable=1" } else { "readonly_shm=1" };
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let database = {
+            let _alone = OPENING_OR_CLOSING.lock().unwrap_or_else(PoisonError::into_inner);
+            Self(Some(Connection::open_with_flags(
+                format!("file://{path}?mode=ro&{how}"),
+                flags,
+            )?))
+        };
+        // A client that has the file to itself may be about to take the log with it, so the caller looks again.
+        database.busy_handler(None)?;
+        database.pragma_update(None, "trusted_schema", false)?;
         Ok(database)
     }
 }

@@ -31,6 +31,11 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// Another client of this process, or one that comes and goes, stood in the way.
+    pub(crate) fn busy() -> Self {
+        Self::Sqlite(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_BUSY), None))
+    }
+
     /// Whether another connection stood in the way.
     pub(crate) fn is_contention(&self) -> bool {
         matches!(self, Self::Sqlite(error) if contention(error))

@@ -21,6 +21,18 @@ pub(crate) fn shared_file_system(_path: &Path, _allow_unsafe: bool) -> Result<Op
     Ok(None)
 }
 
+/// Whether the path lies on overlayfs, as what is written in a container does unless it lies on a volume.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn is_on_overlay(path: &Path) -> bool {
+    const OVERLAYFS: u32 = 0x794C_7630;
+    rustix::fs::statfs(path).is_ok_and(|found| found.f_type as u32 == OVERLAYFS)
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn is_on_overlay(_path: &Path) -> bool {
+    false
+}
+
 /// Magic numbers as `statfs(2)` and the file systems' own sources list them.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn named(kind: u32) -> Option<&'static str> {

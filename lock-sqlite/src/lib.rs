@@ -81,9 +81,11 @@ mod failure;
 mod file_system;
 mod patience;
 mod place;
+mod reader;
 mod schema;
 mod session;
 mod store;
+mod turns;
 mod wait;
 #[cfg(test)]
 mod waiting_costs;
@@ -209,20 +211,14 @@ impl DistributedLock for SqliteLock {
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let name = name.clone();
         self.session
-            .run("asking who holds a lock", move |store, _| {
-                store.check_place()?;
-                store.holder(&name)
-            })
+            .read("asking who holds a lock", move |records| records.holder(&name))
             .await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         let prefix = prefix.to_owned();
         self.session
-            .run("listing locks", move |store, _| {
-                store.check_place()?;
-                store.list(&prefix)
-            })
+            .read("listing locks", move |records| records.list(&prefix))
             .await
     }
 

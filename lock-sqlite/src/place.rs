@@ -3,6 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 use std::{fs, io};
 
 use lock_core::LockError;
@@ -10,7 +11,7 @@ use rustix::fs::{Access, AtFlags, CWD, accessat};
 use rustix::io::Errno;
 
 use crate::failure::{Failure, unreadable};
-use crate::file_system::{is_mount_point, refuse, shared_file_system};
+use crate::file_system::{is_mount_point, is_on_overlay, refuse, shared_file_system};
 
 /// The files of an open database, as they were when it was opened.
 ///
@@ -34,43 +35,8 @@ impl Place {
     pub(crate) fn inspect(path: &Path, allow_unsafe: bool) -> Result<Before, LockError> {
         // Everything is asked of the file that a link leads to, since that is where SQLite works.
         let (real, file) = resolve(path)?;
+        examine(path, &real, file.as_ref(), allow_unsafe, Use::Locking)?;
         let parent = real.parent().unwrap_or(Path::new("/"));
-        for place in [Some(parent), file.is_some().then_some(&*real)].into_iter().flatten() {
-            if let Some(kind) = shared_file_system(place, allow_unsafe)? {
-                refuse(
-                    allow_unsafe,
-                    format!(
-                        "{} lies on {kind}, where other machines or a daemon may change the file unseen; use a local \
-                         disk, or a backend with a server",
-                        path.display()
-                    ),
-                )?;
-            }
-        }
-        if let Some(file) = &file {
-            usable(&real, file)?;
-            if file.nlink() > 1 {
-                refuse(
-                    allow_unsafe,
-                    format!(
-                        "{} has {} hard links; under another name it would get a write-ahead log of its own. Remove \
-                         the others",
-                        path.display(),
-                        file.nlink()
-                    ),
-                )?;
-            }
-            if is_mount_point(Path::new("/proc"), &real, allow_unsafe)? {
-                refuse(
-                    allow_unsafe,
-                    format!(
-                        "{} is mounted as a single file, so its write-ahead log is not shared with it; mount the whole \
-                         directory",
-                        path.display()
-                    ),
-                )?;
-            }
-        }
         if !permits(parent, Access::WRITE_OK | Access::EXEC_OK)? {
             return Err(LockError::configuration(format!(
                 "the directory {} is not writable for this process, and the write-ahead log must lie there; change its \
@@ -126,6 +92,166 @@ impl Place {
     }
 }
 
+/// What a client is going to do with the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Locking,
+    Reading,
+}
+
+/// Refuses places where locks would not exclude, or where a reader would not see them as they are.
+fn examine(
+    path: &Path,
+    real: &Path,
+    file: Option<&fs::Metadata>,
+    allow_unsafe: bool,
+    wanted: Use,
+) -> Result<(), LockError> {
+    let parent = real.parent().unwrap_or(Path::new("/"));
+    for place in [Some(parent), file.is_some().then_some(real)].into_iter().flatten() {
+        if let Some(kind) = shared_file_system(place, allow_unsafe)? {
+            refuse(
+                allow_unsafe,
+                format!(
+                    "{} lies on {kind}, where other machines or a daemon may change the file unseen; use a local disk, \
+                     or a backend with a server",
+                    path.display()
+                ),
+            )?;
+        }
+    }
+    let Some(file) = file else { return Ok(()) };
+    usable(real, file, wanted)?;
+    if file.nlink() > 1 {
+        refuse(
+            allow_unsafe,
+            format!(
+                "{} has {} hard links; under another name it would get a write-ahead log of its own. Remove the others",
+                path.display(),
+                file.nlink()
+            ),
+        )?;
+    }
+    if is_mount_point(Path::new("/proc"), real, allow_unsafe)? {
+        refuse(
+            allow_unsafe,
+            format!(
+                "{} is mounted as a single file, so its write-ahead log is not shared with it; mount the whole directory",
+                path.display()
+            ),
+        )?;
+    }
+    Ok(())
+}
+
+/// The files of a database that a reader looks at, as they are at one moment.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Files {
+    /// Where links lead to; SQLite puts the log beside it.
+    real: PathBuf,
+    identity: Identity,
+    length: u64,
+    /// Seconds and nanoseconds: when the content and the entry were changed last.
+    changed: [(i64, i64); 2],
+    log: Option<Identity>,
+    log_is_empty: bool,
+    index: Option<Identity>,
+    journal: Option<Identity>,
+}
+
+impl Files {
+    /// Looks at the path, and makes nothing.
+    pub(crate) fn look(path: &Path, allow_unsafe: bool) -> Result<Self, Failure> {
+        let missing = || {
+            LockError::configuration(format!(
+                "there is no file {}; check the path. The file is made with the first lock that is taken there",
+                path.display()
+            ))
+        };
+        if fs::metadata(path).is_err_and(|e| nothing_there(&e)) {
+            return Err(missing().into());
+        }
+        let (real, file) = resolve(path)?;
+        let file = file.ok_or_else(missing)?;
+        examine(path, &real, Some(&file), allow_unsafe, Use::Reading)?;
+        let beside = |suffix| {
+            let beside = with_suffix(&real, suffix);
+            let Some(file) = Identity::at(&beside)? else {
+                return Ok(None);
+            };
+            match accessat(CWD, &beside, Access::READ_OK, AtFlags::EACCESS) {
+                Err(Errno::ACCESS) => Err(Failure::Refused(unreadable_here(&beside))),
+                _ => Ok(Some(file)),
+            }
+        };
+        let log = beside("-wal")?;
+        let length = log.and_then(|_| fs::metadata(with_suffix(&real, "-wal")).ok());
+        Ok(Self {
+            identity: Identity::of(&file),
+            length: file.len(),
+            changed: [(file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec())],
+            log,
+            log_is_empty: length.is_none_or(|log| log.len() == 0),
+            index: beside("-shm")?,
+            journal: beside("-journal")?,
+            real,
+        })
+    }
+
+    /// The path to open.
+    pub(crate) fn real(&self) -> &Path {
+        &self.real
+    }
+
+    /// The number of the file.
+    pub(crate) fn number(&self) -> u64 {
+        self.identity.inode
+    }
+
+    /// Whether nothing was ever written to the file.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Whether a client has a log beside the database, or has left one there.
+    pub(crate) fn has_log(&self) -> bool {
+        self.log.is_some() && !self.has_bare_log()
+    }
+
+    /// Whether there is a log with nothing in it, and no client that has opened it to the end.
+    pub(crate) fn has_bare_log(&self) -> bool {
+        self.log.is_some() && self.log_is_empty && self.index.is_none()
+    }
+
+    /// The file that only a client that may write can put right; it may be about to.
+    pub(crate) fn unfinished(&self) -> Option<PathBuf> {
+        let suffix = if self.journal.is_some() {
+            "-journal"
+        } else if self.has_log() && self.index.is_none() {
+            "-wal"
+        } else {
+            return None;
+        };
+        Some(with_suffix(&self.real, suffix))
+    }
+
+    /// Whether they are still the same files as `before`; their content may have changed.
+    pub(crate) fn are_those(&self, before: &Self) -> bool {
+        (&self.real, self.identity, self.log, self.index, self.journal)
+            == (&before.real, before.identity, before.log, before.index, before.journal)
+    }
+
+    /// Whether the content was changed so lately that another change may leave the same time behind.
+    pub(crate) fn are_fresh(&self) -> bool {
+        // The coarsest clock of a kernel ticks a hundred times a second.
+        const TICKS: Duration = Duration::from_millis(20);
+        let [(seconds, nanos), _] = self.changed;
+        let written = u64::try_from(seconds).ok().zip(u32::try_from(nanos).ok());
+        let written = written.and_then(|(seconds, nanos)| UNIX_EPOCH.checked_add(Duration::new(seconds, nanos)));
+        written.is_some_and(|written| written.elapsed().is_ok_and(|age| age < TICKS))
+    }
+}
+
 /// What was at the path before it was opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Before {
@@ -140,6 +266,11 @@ impl Before {
     /// The path to open.
     pub(crate) fn real(&self) -> &Path {
         &self.real
+    }
+
+    /// The number of the file, or 0 if it was not there yet.
+    pub(crate) fn number(&self) -> u64 {
+        self.identity.map_or(0, |identity| identity.inode)
     }
 }
 
@@ -254,12 +385,26 @@ fn exposed(path: &Path) -> bool {
     })
 }
 
-/// Warns of files that users may read who may not write to them: they can hold up all locks in the file, and end what is held.
+/// What puts locks at risk at that path, although they can be kept there.
 pub(crate) fn warnings(path: &Path) -> Vec<String> {
     let Ok((real, _)) = resolve(path) else {
         return Vec::new();
     };
-    let files = [real.clone(), with_suffix(&real, "-wal"), with_suffix(&real, "-shm")];
+    let mut warnings = exposures(&real);
+    if real.parent().is_some_and(is_on_overlay) {
+        warnings.push(format!(
+            "{} lies on overlayfs, so mostly in this container's own layer: programs outside of the container, and other \
+             containers of the same image, have a file of their own there and are not excluded; put the file on a volume \
+             that all of them mount",
+            path.display()
+        ));
+    }
+    warnings
+}
+
+/// Warns of files that users may read who may not write to them: they can hold up all locks in the file, and end what is held.
+fn exposures(real: &Path) -> Vec<String> {
+    let files = [real.to_owned(), with_suffix(real, "-wal"), with_suffix(real, "-shm")];
     let open: Vec<_> = files
         .into_iter()
         .filter(|file| exposed(file))
@@ -287,7 +432,7 @@ fn permits(path: &Path, wanted: Access) -> Result<bool, LockError> {
 /// The smallest page that SQLite knows, so the smallest database.
 const SMALLEST: u64 = 512;
 
-fn usable(path: &Path, file: &fs::Metadata) -> Result<(), LockError> {
+fn usable(path: &Path, file: &fs::Metadata, wanted: Use) -> Result<(), LockError> {
     let wrong = |what: &str| Err(LockError::configuration(format!("{} {what}", path.display())));
     if file.is_dir() {
         return wrong("is a directory; give the path of a file");
@@ -300,12 +445,19 @@ fn usable(path: &Path, file: &fs::Metadata) -> Result<(), LockError> {
         return wrong("is not an SQLite database; choose another path");
     }
     if !permits(path, Access::READ_OK)? {
-        return wrong("is not readable for this process; change its owner or mode");
+        return Err(unreadable_here(path));
     }
-    if !permits(path, Access::WRITE_OK)? {
+    if wanted == Use::Locking && !permits(path, Access::WRITE_OK)? {
         return wrong("is read-only for this process; change its owner or mode, or the mount");
     }
     Ok(())
+}
+
+fn unreadable_here(path: &Path) -> LockError {
+    LockError::configuration(format!(
+        "{} is not readable for this process; change its owner or mode",
+        path.display()
+    ))
 }
 
 pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
@@ -362,7 +514,7 @@ mod tests {
         Place::inspect(&path, false).unwrap();
         let mode = fs::metadata(&path).unwrap().mode() & 0o777;
         assert!([0o600, 0o660].contains(&mode), "{mode:o}");
-        assert_eq!(warnings(&path), [""; 0]);
+        assert_eq!(exposures(&path), [""; 0]);
     }
 
     #[test]
@@ -372,7 +524,7 @@ mod tests {
         fs::write(&path, "").unwrap();
         fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o700)).unwrap();
-        assert_eq!(warnings(&path), [""; 0], "the directory is private");
+        assert_eq!(exposures(&path), [""; 0], "the directory is private");
         fs::set_permissions(dir.path(), PermissionsExt::from_mode(0o755)).unwrap();
         for (file, mode, warned) in [
             ("a.db", 0o600, false),
@@ -388,7 +540,7 @@ mod tests {
             let file = dir.path().join(file);
             fs::write(&file, "").unwrap();
             fs::set_permissions(&file, PermissionsExt::from_mode(mode)).unwrap();
-            let told = warnings(&path);
+            let told = exposures(&path);
             assert_eq!(!told.is_empty(), warned, "{mode:o} {told:?}");
             assert!(
                 told.iter().all(|told| told.contains(&file.display().to_string())),

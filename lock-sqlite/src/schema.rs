@@ -94,14 +94,14 @@ fn write_ahead(conn: &Connection, path: &Path) -> Result<(), Failure> {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Found {
+pub(crate) enum Found {
     Nothing,
     Ours,
 }
 
 impl Found {
     /// In a transaction, or another process could lay out its tables between one question and the next.
-    fn look(tx: &Transaction<'_>, path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn look(tx: &Transaction<'_>, path: &Path) -> Result<Self, Failure> {
         let pragma = |name| tx.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
         let (id, format) = (pragma("application_id")?, pragma("user_version")?);
         let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;

@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 
 use crate::failure::{self, Failure};
 use crate::patience;
-use crate::store::{Store, Wanted};
+use crate::reader;
+use crate::store::{Records, Store, Wanted};
 use crate::wait::{Waiter, Waiters};
 use crate::wake::Alarm;
 use crate::worker::{Job, Worker};
@@ -35,6 +36,8 @@ pub(crate) struct Settings {
     pub(crate) path: PathBuf,
     pub(crate) op_timeout: Duration,
     pub(crate) allow_unsafe: bool,
+    /// Nothing is written, and nothing is made.
+    pub(crate) read_only: bool,
     /// The time between looks while releases by other processes are told.
     pub(crate) planned_looks: Duration,
 }
@@ -68,6 +71,7 @@ impl Session {
 
     /// Does `work` on the open database and waits for the outcome, for at most the operation's time. Nothing is done if
     /// the caller has gone away by then.
+    #[cfg(test)]
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -80,7 +84,41 @@ impl Session {
         .await
     }
 
-    /// As `run`, for what may grant `claim`: a grant that nobody hears of is taken back. If it does not wait, it fails as soon as one
+    /// Reads what is held. A client that only reads opens the file for it anew.
+    pub(crate) async fn read<T: Default + Send + 'static>(
+        &self,
+        operation: &'static str,
+        work: impl Fn(&Records<'_>) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<T, LockError> {
+        self.submit(operation, move |worker, reply| {
+            let settings = &worker.settings;
+            let done = if settings.read_only {
+                patience::but_for_no_standstill(&settings.path, STANDSTILL);
+                reader::read(&settings.path, settings.allow_unsafe, &work)
+            } else {
+                worker.on_store(|store| {
+                    store.check_place()?;
+                    work(&store.records())
+                })
+            };
+            let _ = reply.send(worker.explained(operation, done));
+        })
+        .await
+    }
+
+    /// Fails if the client only reads.
+    fn may_write(&self) -> Result<(), LockError> {
+        if !self.settings.read_only {
+            return Ok(());
+        }
+        Err(LockError::configuration(format!(
+            "this client has opened {} read-only, and can only tell what is held; to take, renew or release locks, connect \
+             without mode=ro",
+            self.settings.path.display()
+        )))
+    }
+
+    /// Does `work` on the open database, for what may grant `claim`: a grant that nobody hears of is taken back. If it does not wait, it fails as soon as one
     /// transaction of another process has kept it from the file for [`STANDSTILL`].
     pub(crate) async fn run_granting<T: Send + 'static>(
         &self,
@@ -89,6 +127,7 @@ impl Session {
         waits: bool,
         work: impl FnOnce(&mut Store, Stamp, Wanted<'_>) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, LockError> {
+        self.may_write()?;
         let granted = claim.clone();
         let mut answer = self.ask(Some(claim), move |worker, reply| {
             let sent = worker.clock.now();
@@ -105,6 +144,7 @@ impl Session {
 
     /// Waits until the claim is granted, or for `deadline`.
     pub(crate) async fn wait(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        self.may_write()?;
         let (waiting, since) = (claim.clone(), Clock::system().now());
         let mut answer = self.ask(Some(claim), move |worker, reply| {
             worker.join(Waiter::new(waiting, since, deadline, reply));
@@ -118,6 +158,7 @@ impl Session {
 
     /// Keeps the claim for another ttl, if it is still there.
     pub(crate) async fn renew(&self, claim: &Claim) -> Result<Renewal, LockError> {
+        self.may_write()?;
         let claim = claim.clone();
         self.submit("renew", move |worker, reply| {
             let done = match worker.on_store(|store| store.renew(&claim, &|| reply.is_wanted())) {
@@ -132,6 +173,7 @@ impl Session {
 
     /// Lets go of the claim, also when the caller does not stay for the answer.
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.may_write()?;
         let claim = claim.clone();
         self.submit("release", move |worker, reply| {
             worker.waiters.remove(claim.owner());
@@ -148,6 +190,7 @@ impl Session {
 
     /// Takes the name away from whoever holds it, also when the caller does not stay for the answer.
     pub(crate) async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.may_write()?;
         let name = name.clone();
         self.submit("forced release", move |worker, reply| {
             let done = worker.on_store(|store| store.force_release(&name));

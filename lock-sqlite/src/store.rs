@@ -18,6 +18,7 @@ use crate::failure::Failure;
 use crate::patience;
 use crate::place::{Place, with_suffix};
 use crate::schema;
+use crate::turns;
 use crate::wake::{Alarm, WakePipe};
 
 /// Asks whether somebody still waits for the answer.
@@ -60,6 +61,7 @@ impl Store {
         let boot = Boot::find(allow_unsafe)?;
         let before = Place::inspect(path, allow_unsafe)?;
         let database = before.real().to_owned();
+        let _turn = turns::to_open(before.number())?;
         let (mut conn, mut checkpointer) = schema::open(&database)?;
         // The raise writes, so the log and its index exist afterwards.
         let start = counter::raise(&mut conn, None, seen)?;
@@ -176,37 +178,9 @@ impl Store {
         Ok(())
     }
 
-    /// Who holds the name, without keeping anybody from writing.
-    pub(crate) fn holder(&self, name: &LockName) -> Result<Option<Holder>, Failure> {
-        read_holder(&self.conn, &self.boot, self.boot.now(), name)
-    }
-
-    /// What is held under names that start with `prefix`, by name.
-    pub(crate) fn list(&self, prefix: &str) -> Result<Vec<Holder>, Failure> {
-        let now = self.boot.now();
-        let mut statement = self.conn.prepare_cached(&format!(
-            "SELECT {COLUMNS} FROM lock WHERE name >= ?1 AND boot = ?2 AND expires > ?3 ORDER BY name"
-        ))?;
-        let mut rows = statement.query((prefix, self.boot.id(), now))?;
-        let mut held = Vec::new();
-        // Text is compared byte for byte, so all that start with the prefix stand together.
-        while let Some(row) = rows.next()? {
-            if !row.get_ref(0)?.as_str().is_ok_and(|name| name.starts_with(prefix)) {
-                break;
-            }
-            match holder_from(row, now) {
-                Ok(holder) => held.push(holder),
-                Err(error) => {
-                    let name = row
-                        .get_ref(0)?
-                        .as_bytes()
-                        .map(String::from_utf8_lossy)
-                        .unwrap_or_default();
-                    tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), %name, "a damaged entry is left out of the list");
-                }
-            }
-        }
-        Ok(held)
+    /// What is held, without keeping anybody from writing.
+    pub(crate) fn records(&self) -> Records<'_> {
+        Records::new(&self.conn, &self.boot)
     }
 
     /// Changes whenever another connection has changed the database.
@@ -340,6 +314,52 @@ impl Store {
             self.seen = seen;
         }
         Ok(done)
+    }
+}
+
+/// What is held, as a connection of any kind reads it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Records<'a> {
+    conn: &'a Connection,
+    boot: &'a Boot,
+}
+
+impl<'a> Records<'a> {
+    pub(crate) fn new(conn: &'a Connection, boot: &'a Boot) -> Self {
+        Self { conn, boot }
+    }
+
+    /// Who holds the name.
+    pub(crate) fn holder(&self, name: &LockName) -> Result<Option<Holder>, Failure> {
+        read_holder(self.conn, self.boot, self.boot.now(), name)
+    }
+
+    /// What is held under names that start with `prefix`, by name.
+    pub(crate) fn list(&self, prefix: &str) -> Result<Vec<Holder>, Failure> {
+        let now = self.boot.now();
+        let mut statement = self.conn.prepare_cached(&format!(
+            "SELECT {COLUMNS} FROM lock WHERE name >= ?1 AND boot = ?2 AND expires > ?3 ORDER BY name"
+        ))?;
+        let mut rows = statement.query((prefix, self.boot.id(), now))?;
+        let mut held = Vec::new();
+        // Text is compared byte for byte, so all that start with the prefix stand together.
+        while let Some(row) = rows.next()? {
+            if !row.get_ref(0)?.as_str().is_ok_and(|name| name.starts_with(prefix)) {
+                break;
+            }
+            match holder_from(row, now) {
+                Ok(holder) => held.push(holder),
+                Err(error) => {
+                    let name = row
+                        .get_ref(0)?
+                        .as_bytes()
+                        .map(String::from_utf8_lossy)
+                        .unwrap_or_default();
+                    tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), %name, "a damaged entry is left out of the list");
+                }
+            }
+        }
+        Ok(held)
     }
 }
 

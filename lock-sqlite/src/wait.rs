@@ -254,7 +254,7 @@ impl Waiter {
 
     /// Takes the name if it is free. An answer ends the wait.
     fn ask(&mut self, store: &mut Store, clock: &Clock) -> Result<Option<Attempt>, Failure> {
-        let busy = match store.holder(self.claim.name())? {
+        let busy = match store.records().holder(self.claim.name())? {
             Some(holder) if holder.owner != Some(self.claim.owner()) => Busy::default()
                 .with_retry_after(holder.remaining.unwrap_or_default())
                 .with_holder(holder),

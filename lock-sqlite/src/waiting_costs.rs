@@ -29,6 +29,7 @@ fn settings(dir: &TempDir, planned_looks: Duration) -> Settings {
         path: dir.path().join("locks.db"),
         op_timeout: Duration::from_secs(60),
         allow_unsafe: false,
+        read_only: false,
         planned_looks,
     }
 }

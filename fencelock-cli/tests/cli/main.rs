@@ -13,8 +13,11 @@ mod etcd;
 mod exit_codes;
 mod inspection;
 mod losing;
+#[cfg(target_os = "linux")]
+mod overlay;
 #[cfg(feature = "postgres")]
 mod postgres;
+mod read_only;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "postgres")]

@@ -1,0 +1,122 @@
+//! Reading the database without a trace: no file is made, written to or removed, and no right to write is needed.
+//!
+//! If there is no log beside the database, all that was ever committed is in it. SQLite then reads it as an immutable file:
+//! an ordinary connection would make a log and its index. If there is a log, SQLite takes the index for read-only. It reads
+//! the log by itself if no client that may write keeps the index up to date.
+//!
+//! Clients come and go meanwhile. So the files are looked at before and after, and read again if they have changed.
+
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use lock_core::LockError;
+use rusqlite::ErrorCode;
+
+use crate::boot::Boot;
+use crate::database::{self, Database};
+use crate::failure::Failure;
+use crate::patience;
+use crate::place::Files;
+use crate::schema::Found;
+use crate::store::Records;
+use crate::turns;
+
+/// Reads what is held, as long as the patience lasts. A file in which nothing was ever held yields the default.
+pub(crate) fn read<T: Default>(
+    path: &Path,
+    allow_unsafe: bool,
+    work: &impl Fn(&Records<'_>) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    database::check_version()?;
+    let boot = Boot::find(allow_unsafe)?;
+    let mut tries = 0;
+    loop {
+        let number = std::fs::metadata(path).map_or(0, |file| file.ino());
+        let turn = turns::to_read(number)?;
+        let before = Files::look(path, allow_unsafe)?;
+        let done = read_once(&before, &boot, work);
+        let after = Files::look(path, allow_unsafe)?;
+        if before.has_log() && after.has_bare_log() {
+            tidy(&after);
+        }
+        drop(turn);
+        let immutable = !before.has_log();
+        let same = before.number() == number && after.are_those(&before);
+        let steady = same && (!immutable || (after == before && !before.are_fresh()));
+        let failure = match done {
+            Ok(value) if steady => return Ok(value),
+            Ok(_) => Failure::busy(),
+            Err(Unread::Passing(failure)) => failure,
+            Err(Unread::Failed(failure)) if steady => return Err(failure),
+            Err(Unread::Failed(failure)) => failure,
+        };
+        if !patience::wait_for_the_other(tries) {
+            return Err(failure);
+        }
+        tries += 1;
+    }
+}
+
+/// Why nothing was read.
+enum Unread {
+    /// Another client may be about to change that.
+    Passing(Failure),
+    Failed(Failure),
+}
+
+fn read_once<T: Default>(
+    files: &Files,
+    boot: &Boot,
+    work: &impl Fn(&Records<'_>) -> Result<T, Failure>,
+) -> Result<T, Unread> {
+    if let Some(unfinished) = files.unfinished() {
+        return Err(Unread::Passing(left_behind(&unfinished).into()));
+    }
+    if files.is_empty() {
+        return Ok(T::default());
+    }
+    let reading = || {
+        let conn = Database::open_to_read(files.real(), !files.has_log())?;
+        let tx = conn.unchecked_transaction()?;
+        match Found::look(&tx, files.real())? {
+            Found::Nothing => Ok(T::default()),
+            Found::Ours => work(&Records::new(&tx, boot)),
+        }
+    };
+    reading().map_err(|failure| match failure {
+        Failure::Sqlite(error) => match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::FileLockingProtocolFailed) => {
+                Unread::Passing(error.into())
+            }
+            Some(ErrorCode::ReadOnly) => Unread::Passing(left_behind(files.real()).with_source(error).into()),
+            Some(ErrorCode::CannotOpen) => Unread::Passing(
+                LockError::unavailable(
+                    "opening the database",
+                    format!("{} cannot be opened; were too many files open?", files.real().display()),
+                )
+                .with_source(error)
+                .into(),
+            ),
+            _ => Unread::Failed(error.into()),
+        },
+        failure => Unread::Failed(failure),
+    })
+}
+
+/// Removes the log that SQLite makes, against our will, for a reader that comes right after the last client has gone: whoever
+/// opens and closes the file as a client does takes it along.
+fn tidy(files: &Files) {
+    let tidied = Database::open(files.real(), false)
+        .and_then(|conn| conn.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(())));
+    if let Err(error) = tidied {
+        tracing::debug!(target: "fencelock", %error, "an empty log was left beside the database");
+    }
+}
+
+fn left_behind(file: &Path) -> LockError {
+    LockError::configuration(format!(
+        "{} was left behind unfinished, and this client is read-only; a client that may write puts it right, such as \
+         fencelock check",
+        file.display()
+    ))
+}
