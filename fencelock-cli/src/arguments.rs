@@ -150,6 +150,8 @@ pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
 }
 
 /// Say who holds a lock. Exit code 1 if nobody does.
+///
+/// It only looks: the right to read a file of locks is enough, and nothing is written to it. Exit code 78 if there is no such file.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  fencelock holder backup\n  fencelock holder backup --json")]
 pub(crate) struct HolderOf {
@@ -161,6 +163,8 @@ pub(crate) struct HolderOf {
 }
 
 /// List the locks that are held.
+///
+/// It only looks: the right to read a file of locks is enough, and nothing is written to it. Exit code 78 if there is no such file.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  fencelock list\n  fencelock list shop/ --json\n  fencelock list --names")]
 pub(crate) struct List {
@@ -196,8 +200,8 @@ pub(crate) struct Release {
 ///
 /// Tries everything that fencelock may need on locks of its own, with two clients: one takes, renews and releases a lock, the
 /// other is refused, waits, and is granted it. Exit code 78 if anything is refused that a person has to change first, and 69 if
-/// something else fails. Settings of the server that put locks at
-/// risk are printed as warnings, which do not change the exit code.
+/// something else fails. What puts locks at risk is printed as warnings, which do not change the exit code: settings of the server, and
+/// a file that others may only read, or that lies in a container's own layer.
 #[derive(Args, Debug)]
 #[command(after_help = "Examples:\n  fencelock check\n  fencelock check --url sqlite:/srv/shop/locks.db --json")]
 pub(crate) struct Check {

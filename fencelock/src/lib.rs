@@ -48,6 +48,7 @@
 //! | `?schema=fencelock` | Postgres: where the counter of tokens lives |
 //! | `?pool_mode=session` | Postgres: there is a pooler before the server, and it gives each client a session of its own |
 //! | `?counter_retention=10m` | Redis: for how long after its last use the server keeps a name's counter of tokens |
+//! | `?mode=ro` | SQLite: only looks at locks, as with [`Options::read_only`]: makes no file and changes none |
 //! | `?op_timeout=5s` | etcd, Postgres, Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
 //! | `?allow_unsafe_configuration=true` | etcd, Postgres, Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
 //!

@@ -35,6 +35,11 @@
 //!   and `-wake` files take their mode from it, whatever the umask. A file that a client makes has mode 600, or 660 if the umask
 //!   admits the group. Do not let users read it who may not write to it: whoever can open the `-shm` file can lock bytes in it, and so
 //!   hold up every request until the locks that are held have ended. Clients and `fencelock check` warn of such files.
+//! - **Containers.** A file in a container's own layer (overlayfs) excludes the processes of that container only, also if other
+//!   containers of the same image have a file at the same path. Clients and `fencelock check` warn of it. A mount that is private
+//!   to a container, such as a tmpfs, has the same effect and is not noticed.
+//! - **Looking at locks** takes the right to read alone: see [`SqliteConfig::read_only`]. Such a client makes no file and changes
+//!   none. But users who may read can hold up others, as said above.
 //! - **A process stopped inside a transaction** (by SIGSTOP or a debugger) blocks
 //!   every name in the file until it goes on or is killed. Others get [`Unavailable`](lock_core::LockError::Unavailable)
 //!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves. [`try_lock`](lock_core::Locks::try_lock) and
