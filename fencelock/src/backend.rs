@@ -5,5 +5,5 @@
 
 pub use lock_core::{
     Attempt, Busy, BusySignal, Claim, Clock, DistributedLock, Executor, ExitDelay, Grant, HandOver, Lease, LeaseId,
-    ManualClock, Outage, Outages, Released, Renewal, Revocation, Revoker, Stamp, async_trait, background,
+    ManualClock, Outage, Outages, Released, Renewal, Revocation, Revoker, Stamp, async_trait, background, process,
 };

@@ -1,15 +1,18 @@
 //! The stores behind `memory:` addresses.
 
 use std::collections::HashMap;
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
+
+use lock_core::process::PerProcess;
 
 use crate::{LockError, MemoryLock};
 
 /// A client of the store of that name, or of a store of its own if the name is empty.
 ///
-/// A named store lives as long as the process, so that its tokens go on rising when its last client is gone.
+/// A named store lives as long as the process, so that its tokens go on rising when its last client is gone. A forked child has
+/// stores of its own.
 pub(crate) fn store(name: &str) -> Result<MemoryLock, LockError> {
-    static STORES: LazyLock<Mutex<HashMap<String, MemoryLock>>> = LazyLock::new(Mutex::default);
+    static STORES: PerProcess<Mutex<HashMap<String, MemoryLock>>> = PerProcess::new();
     let name = name.strip_prefix("//").unwrap_or(name);
     if name.contains(|c: char| c == '?' || c == '#' || c.is_control()) {
         return Err(LockError::configuration(
@@ -19,6 +22,8 @@ pub(crate) fn store(name: &str) -> Result<MemoryLock, LockError> {
     if name.is_empty() {
         return Ok(MemoryLock::new());
     }
-    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(stores.entry(name.to_owned()).or_default().client())
+    Ok(STORES.with(|stores| {
+        let mut stores = stores.lock().unwrap_or_else(PoisonError::into_inner);
+        stores.entry(name.to_owned()).or_default().client()
+    }))
 }

@@ -349,7 +349,7 @@ impl Caller<'_> {
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        if let Some(acquisition) = self.0 {
+        if let Some(acquisition) = self.0.filter(|acquisition| acquisition.core.is_here()) {
             let _ = acquisition.given_up.set(acquisition.core.releasing());
         }
     }

@@ -6,10 +6,15 @@ use std::thread;
 use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::LockError;
+use crate::process::PerProcess;
 
-static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
+type Started = Mutex<Option<Handle>>;
 
-/// The runtime on which locks are kept alive, started at the first call and shared by all clients of the process.
+/// A forked child has none of its parent's threads, and starts its own.
+static STARTED: PerProcess<Started> = PerProcess::new();
+
+/// The runtime on which locks are kept alive, started at the first call and shared by all clients of the process. A forked child
+/// gets one of its own.
 ///
 /// It is one thread of its own: a user's runtime that is blocked, or that ends, neither delays a renewal nor takes a
 /// shared connection with it. Backends spawn here whatever a lease depends on.
@@ -18,7 +23,19 @@ static HANDLE: Mutex<Option<Handle>> = Mutex::new(None);
 ///
 /// [`LockError::Unavailable`] if the system refuses another thread; the next call tries again.
 pub fn background() -> Result<Handle, LockError> {
-    let mut started = HANDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    STARTED.with(start)
+}
+
+/// The same for a caller that knows the process it is in.
+pub(crate) fn background_in(process: u32) -> Result<Handle, LockError> {
+    match started_in(process) {
+        Some(handle) => Ok(handle),
+        None => background(),
+    }
+}
+
+fn start(started: &Started) -> Result<Handle, LockError> {
+    let mut started = started.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = &*started {
         return Ok(handle.clone());
     }
@@ -54,7 +71,8 @@ impl Drop for DroppedAnywhere {
     }
 }
 
-/// The same runtime, unless it has not been started.
-pub(crate) fn started() -> Option<Handle> {
-    HANDLE.lock().unwrap_or_else(PoisonError::into_inner).clone()
+/// The runtime of that process, which is this one, unless it has not been started.
+pub(crate) fn started_in(process: u32) -> Option<Handle> {
+    let handle = |started: &Started| started.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    STARTED.peek(process, handle).flatten()
 }

@@ -16,6 +16,7 @@ use crate::ask::{ask, unbroken};
 use crate::exit::{self, ExitDelay};
 use crate::guard::LockGuard;
 use crate::locks::{Locks, Options};
+use crate::process::{Confined, Told, inherited, is_here, leak};
 use crate::queue::LocalQueue;
 use crate::release_slots::{self, ReleaseSlots};
 use crate::request::Wish;
@@ -23,8 +24,12 @@ use crate::stats::{Counters, Gauge};
 use crate::watchdog::Watchdog;
 use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Outages};
 
-/// What all clones of a client share.
+/// Who waits for an answer.
+type Caller<T> = oneshot::Sender<Result<T, LockError>>;
+
+/// What all clones of a client share. It belongs to the process in which its backend was made.
 pub(crate) struct Core {
+    process: u32,
     pub(crate) backend: Arc<dyn DistributedLock>,
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
@@ -41,7 +46,7 @@ pub(crate) struct Core {
     tasks: TaskTracker,
     /// Releases under way. Closed from the beginning, so that waiting for it ends whenever there is none.
     releases: TaskTracker,
-    pub(crate) closing: CancellationToken,
+    pub(crate) closing: Arc<CancellationToken>,
     /// How many locks could not be released at the end.
     closed: OnceCell<u64>,
 }
@@ -53,6 +58,7 @@ impl Core {
         releases.close();
         exit::watch();
         Self {
+            process: backend.process().unwrap_or_else(std::process::id),
             clock: backend.clock(),
             ttl: options
                 .ttl
@@ -73,16 +79,41 @@ impl Core {
             retry_slots: ReleaseSlots::new(release_slots::RETRIES),
             tasks: TaskTracker::new(),
             releases,
-            closing: CancellationToken::new(),
+            closing: Arc::default(),
             closed: OnceCell::new(),
         }
     }
 
-    /// Starts work that a shutdown waits for. Callable from anywhere.
+    /// Whether this is the process of the client. In a forked child nothing may be locked, sent or dropped: other threads of the parent
+    /// may have held the mutexes, and the connections are shared with it.
+    pub(crate) fn is_here(&self) -> bool {
+        is_here(self.process)
+    }
+
+    pub(crate) fn process(&self) -> u32 {
+        self.process
+    }
+
+    fn here(&self) -> Result<(), LockError> {
+        if self.is_here() { Ok(()) } else { Err(inherited()) }
+    }
+
+    /// What a task of the client answers its caller.
+    pub(crate) fn channel<T>(&self) -> (oneshot::Sender<T>, Told<T>) {
+        Told::channel(self.process)
+    }
+
+    /// Why there is no answer.
+    pub(crate) fn unanswered(&self) -> LockError {
+        self.here().err().unwrap_or_else(runtime_ended)
+    }
+
+    /// Starts work that a shutdown waits for. Callable from anywhere in the process of the client.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<(), LockError> {
         // It is some kilobytes, and is moved several times on its way.
         let work = Box::pin(work);
-        self.executor.spawn(self.tasks.track_future(work.in_current_span()))
+        self.executor
+            .spawn_here(self.tasks.track_future(work.in_current_span()))
     }
 
     /// Keeps a shutdown from ending before what the caller is about to start.
@@ -95,7 +126,7 @@ impl Core {
         Releasing {
             _counted: self.stats.releasing.hold(),
             _drained: self.releases.token(),
-            _exit: ExitDelay::begin(),
+            _exit: ExitDelay::begin_in(self.process),
         }
     }
 
@@ -103,7 +134,8 @@ impl Core {
     pub(crate) async fn drain(&self) {
         // If nothing can be spawned, no request is under way.
         let _ = self.executor.run("drain", exit::after_others()).await;
-        self.releases.wait().await;
+        let releases = self.releases.clone();
+        Confined::new(Box::pin(async move { releases.wait().await }), Some(())).await;
     }
 
     /// Starts work that lets go of something; `releasing` counts it as under way.
@@ -119,6 +151,7 @@ impl Core {
     }
 
     pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish) -> Result<LockGuard, LockError> {
+        self.here()?;
         Options::usable_op_timeout(self.op_timeout)?;
         self.may_write()?;
         let span = tracing::debug_span!(target: "fencelock", "lock", name = %wish.name, ttl = ?wish.ttl);
@@ -129,17 +162,17 @@ impl Core {
                 return Err(LockError::closed());
             }
             let may_end = self.executor.is_on_chosen_runtime();
-            let (tell, told) = oneshot::channel();
+            let (tell, told) = self.channel();
             self.spawn(acquisition.clone().run(tell).instrument(span.clone()))?;
             drop(starting);
             let caller = acquisition.caller();
             let told = told.await;
             caller.answered();
             match told {
-                Ok(outcome) => return outcome,
+                Some(outcome) => return outcome,
                 // It went down with the runtime that the user chose, and starts again on the background thread.
-                Err(_) if may_end && !self.executor.is_on_chosen_runtime() => {}
-                Err(_) => return Err(runtime_ended()),
+                None if may_end && self.is_here() && !self.executor.is_on_chosen_runtime() => {}
+                None => return Err(self.unanswered()),
             }
         }
     }
@@ -162,7 +195,10 @@ impl Core {
         request: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
         let limit = self.op_timeout;
-        self.call_unlimited(ask(operation, limit, request)).await
+        let work = move |caller: Caller<T>| async move {
+            let _ = caller.send(ask(operation, limit, request).await);
+        };
+        self.answered(work).await
     }
 
     /// As [`call`](Self::call), for a call of as many requests as there are pages. The backend limits each of them. It ends when the
@@ -172,46 +208,47 @@ impl Core {
         operation: &'static str,
         request: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
-        // Cancelled with the client, or with this future.
-        let unwanted = self.closing.child_token();
-        let _wanted = unwanted.clone().drop_guard();
-        self.call_unlimited(async move {
-            tokio::select! {
+        let closing = Arc::clone(&self.closing);
+        let work = move |mut caller: Caller<T>| async move {
+            let answer = tokio::select! {
                 biased;
                 answer = unbroken(operation, request) => answer,
-                () = unwanted.cancelled() => Err(LockError::closed()),
-            }
-        })
-        .await
+                () = closing.cancelled() => Err(LockError::closed()),
+                () = caller.closed() => return,
+            };
+            let _ = caller.send(answer);
+        };
+        self.answered(work).await
     }
 
-    async fn call_unlimited<T: Send + 'static>(
-        self: &Arc<Self>,
-        request: impl Future<Output = Result<T, LockError>> + Send + 'static,
-    ) -> Result<T, LockError> {
+    /// Starts the work, and waits for what it answers the caller.
+    async fn answered<T: Send + 'static, F>(self: &Arc<Self>, work: impl FnOnce(Caller<T>) -> F) -> Result<T, LockError>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.here()?;
         Options::usable_op_timeout(self.op_timeout)?;
         let starting = self.about_to_start();
         if self.closing.is_cancelled() {
             return Err(LockError::closed());
         }
-        let (tell, told) = oneshot::channel();
-        self.spawn(async move {
-            let _ = tell.send(request.await);
-        })?;
+        let (tell, told) = self.channel();
+        self.spawn(work(tell))?;
         drop(starting);
-        told.await.unwrap_or_else(|_| Err(runtime_ended()))
+        told.await.unwrap_or_else(|| Err(self.unanswered()))
     }
 
     /// Ends everything, in a task of its own so that a caller who goes away stops nothing.
     pub(crate) async fn shut_down(self: &Arc<Self>) -> Result<(), LockError> {
+        self.here()?;
         self.closing.cancel();
         let core = Arc::clone(self);
-        let (tell, told) = oneshot::channel();
+        let (tell, told) = self.channel();
         // Not among the tasks that a shutdown waits for.
-        self.executor.spawn(Box::pin(async move {
+        self.executor.spawn_here(Box::pin(async move {
             let _ = tell.send(core.end().await);
         }))?;
-        told.await.unwrap_or_else(|_| Err(runtime_ended()))
+        told.await.unwrap_or_else(|| Err(self.unanswered()))
     }
 
     async fn end(&self) -> Result<(), LockError> {
@@ -252,8 +289,11 @@ pub(crate) struct Releasing {
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = self.stats.snapshot();
-        f.debug_struct("Core")
-            .field("backend", &self.backend)
+        let mut shown = f.debug_struct("Core");
+        if self.is_here() {
+            shown.field("backend", &self.backend);
+        }
+        shown
             .field("held", &stats.held)
             .field("waiting", &stats.waiting)
             .finish_non_exhaustive()
@@ -262,7 +302,14 @@ impl fmt::Debug for Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        self.watchdog.wake();
+        if self.is_here() {
+            return self.watchdog.wake();
+        }
+        // Whatever does something when it is dropped.
+        leak(&self.backend);
+        leak(&self.queue);
+        leak(&self.closing);
+        std::mem::forget((self.executor.clone(), self.tasks.clone(), self.releases.clone()));
     }
 }
 

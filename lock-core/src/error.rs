@@ -270,10 +270,12 @@ impl LockError {
     /// Whether the same call may succeed later without anyone changing anything.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        matches!(
-            self,
-            Self::TimedOut { .. } | Self::Unavailable { .. } | Self::Lost { .. } | Self::Deadlock { .. }
-        )
+        match self {
+            // In a forked child, which can never hold its parent's lock.
+            Self::Lost { reason, .. } => *reason != LossReason::Forked,
+            Self::TimedOut { .. } | Self::Unavailable { .. } | Self::Deadlock { .. } => true,
+            _ => false,
+        }
     }
 
     fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

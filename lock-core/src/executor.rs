@@ -8,35 +8,52 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::runtime::Handle;
-use tokio::sync::oneshot;
 
-use crate::{LockError, background};
+use crate::LockError;
+use crate::background::{background, background_in, started_in};
+use crate::process::{Told, inherited, is_here};
 
-/// Runs a client's tasks: on the runtime that the user chose, or on the [background thread](background()) if the user chose none
+/// Runs a client's tasks: on the runtime that the user chose, or on the [background thread](crate::background()) if the user chose none
 /// or the chosen runtime has ended.
 ///
 /// A backend that keeps connections has one of these, and opens every connection in a task that it [spawns](Self::spawn). When the
 /// chosen runtime ends, its connections end with it; the tasks that open the next ones run on the background thread.
 ///
 /// Cloning is cheap; clones notice the end of the runtime together.
-#[derive(Clone, Default)]
-pub struct Executor(Option<Arc<Chosen>>);
+#[derive(Clone)]
+pub struct Executor {
+    chosen: Option<Arc<Chosen>>,
+    process: u32,
+}
 
 struct Chosen {
     runtime: Handle,
     ended: AtomicBool,
+    process: u32,
+}
+
+impl Default for Executor {
+    fn default() -> Self {
+        Self::new(None)
+    }
 }
 
 impl Executor {
     /// Runs tasks on `runtime`, or on the background thread if it is `None`.
     #[must_use]
     pub fn new(runtime: Option<Handle>) -> Self {
-        Self(runtime.map(|runtime| {
+        let process = std::process::id();
+        let chosen = |runtime| {
             Arc::new(Chosen {
                 runtime,
                 ended: AtomicBool::new(false),
+                process,
             })
-        }))
+        };
+        Self {
+            chosen: runtime.map(chosen),
+            process,
+        }
     }
 
     /// Starts a task. Callable from any thread.
@@ -47,8 +64,17 @@ impl Executor {
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] if the system refuses to start the background thread.
+    /// [`LockError::Unavailable`] if the system refuses to start the background thread; [`LockError::Configuration`] in a forked child,
+    /// as the runtime is that of its parent.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + Unpin + 'static) -> Result<(), LockError> {
+        if !is_here(self.process) {
+            return Err(inherited());
+        }
+        self.spawn_here(work)
+    }
+
+    /// The same for a caller that knows that it is in the process of the executor.
+    pub(crate) fn spawn_here(&self, work: impl Future<Output = ()> + Send + Unpin + 'static) -> Result<(), LockError> {
         match self.chosen() {
             Some(chosen) => {
                 let work = Movable {
@@ -59,7 +85,7 @@ impl Executor {
                 chosen.runtime.spawn(work);
             }
             None => {
-                background()?.spawn(work);
+                background_in(self.process)?.spawn(work);
             }
         }
         Ok(())
@@ -75,16 +101,18 @@ impl Executor {
         operation: &'static str,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, LockError> {
-        let (tell, told) = oneshot::channel();
+        let (tell, told) = Told::channel(self.process);
         self.spawn(Box::pin(async move {
             let _ = tell.send(work.await);
         }))?;
-        told.await.map_err(|_| {
-            LockError::unavailable(
+        match told.await {
+            Some(done) => Ok(done),
+            None if !is_here(self.process) => Err(inherited()),
+            None => Err(LockError::unavailable(
                 operation,
                 "the task that worked on it panicked, or its runtime ended".to_owned(),
-            )
-        })
+            )),
+        }
     }
 
     /// Whether the caller runs where [`spawn`](Self::spawn) would start a task.
@@ -95,7 +123,7 @@ impl Executor {
         };
         match self.chosen() {
             Some(chosen) => chosen.runtime.id() == here.id(),
-            None => background().is_ok_and(|background| background.id() == here.id()),
+            None => started_in(self.process).is_some_and(|background| background.id() == here.id()),
         }
     }
 
@@ -107,13 +135,15 @@ impl Executor {
 
     /// Starts no more tasks on the chosen runtime, which has ended.
     pub(crate) fn leave_chosen_runtime(&self) {
-        if let Some(chosen) = &self.0 {
+        if let Some(chosen) = &self.chosen {
             chosen.leave();
         }
     }
 
     fn chosen(&self) -> Option<&Arc<Chosen>> {
-        self.0.as_ref().filter(|chosen| !chosen.ended.load(Ordering::Acquire))
+        self.chosen
+            .as_ref()
+            .filter(|chosen| !chosen.ended.load(Ordering::Acquire))
     }
 }
 
@@ -136,6 +166,8 @@ impl fmt::Debug for Executor {
 }
 
 /// A task on the chosen runtime. Nobody aborts it, so it is dropped unfinished only if the runtime ends.
+///
+/// A forked child that runs or drops the runtime that it inherited leaves the task to its parent.
 struct Movable<F: Future<Output = ()> + Send + Unpin + 'static> {
     // None once it has ended or panicked.
     work: Option<F>,
@@ -147,6 +179,9 @@ impl<F: Future<Output = ()> + Send + Unpin + 'static> Future for Movable<F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        if !is_here(self.chosen.process) {
+            return Poll::Pending;
+        }
         // Taken out while it is polled, so that work that panics does not count as unfinished.
         let Some(mut work) = self.work.take() else {
             return Poll::Ready(());
@@ -163,6 +198,10 @@ impl<F: Future<Output = ()> + Send + Unpin + 'static> Future for Movable<F> {
 impl<F: Future<Output = ()> + Send + Unpin + 'static> Drop for Movable<F> {
     fn drop(&mut self) {
         let Some(work) = self.work.take() else { return };
+        if !is_here(self.chosen.process) {
+            std::mem::forget(work);
+            return;
+        }
         // Before the work is dropped, which may spawn what cleans up.
         self.chosen.leave();
         if self.begun {

@@ -1,11 +1,12 @@
 //! The end of the process waits for the releases that are under way.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::background;
+use crate::process::{Count, Counted};
 
 /// Longest delay of the end of the process, as when the server answers nothing.
 const LONGEST: Duration = Duration::from_millis(500);
@@ -19,7 +20,7 @@ const LONGEST_POLL: Duration = Duration::from_millis(20);
 const TURNS: usize = 8;
 
 /// The delays of this process. A forked child has none of its parent's.
-static DELAYS: Delays = Delays::new();
+static DELAYS: Count = Count::new();
 
 /// Delays the end of the process while it lives, for at most half a second, not counting time in which the process stood still.
 ///
@@ -29,61 +30,22 @@ static DELAYS: Delays = Delays::new();
 /// The core has one for each release. A backend has one for what else it frees in the background when its client is dropped.
 #[derive(Debug)]
 pub struct ExitDelay {
-    process: u32,
+    _counted: Counted,
 }
 
 impl ExitDelay {
     /// Delays the end of the process from now on.
     #[must_use]
     pub fn begin() -> Self {
-        let process = std::process::id();
-        DELAYS.begin(process);
-        Self { process }
-    }
-}
-
-impl Drop for ExitDelay {
-    fn drop(&mut self) {
-        DELAYS.end(self.process);
-    }
-}
-
-/// How many delays are under way, and of which process: what was under way before a fork is under way in the parent only. Both in one
-/// value, the process in its upper half, so that threads that begin together agree on who was first.
-#[derive(Debug)]
-struct Delays(AtomicU64);
-
-impl Delays {
-    const fn new() -> Self {
-        Self(AtomicU64::new(0))
+        Self { _counted: DELAYS.one() }
     }
 
-    fn begin(&self, process: u32) {
-        let first = u64::from(process) << u32::BITS;
-        self.update(|state| Some(if of(state) == process { state } else { first } + 1));
+    /// The same for a caller that knows the process it is in.
+    pub(crate) fn begin_in(process: u32) -> Self {
+        Self {
+            _counted: DELAYS.one_in(process),
+        }
     }
-
-    fn end(&self, process: u32) {
-        self.update(|state| (of(state) == process && count(state) > 0).then(|| state - 1));
-    }
-
-    /// None: that process has had no delay so far.
-    fn under_way(&self, process: u32) -> Option<u32> {
-        let state = self.0.load(Ordering::Acquire);
-        (of(state) == process).then_some(count(state))
-    }
-
-    fn update(&self, change: impl Fn(u64) -> Option<u64>) {
-        let _ = self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, change);
-    }
-}
-
-fn of(state: u64) -> u32 {
-    (state >> u32::BITS) as u32
-}
-
-fn count(state: u64) -> u32 {
-    state as u32
 }
 
 /// Has the end of this process wait for releases, from now on.
@@ -104,11 +66,11 @@ pub(crate) async fn after_others() {
 #[dtor::dtor(unsafe)]
 fn wait_for_releases() {
     let process = std::process::id();
-    if DELAYS.under_way(process).is_none() {
+    if DELAYS.in_process(process).is_none() {
         return;
     }
     let noticed = Arc::new(AtomicBool::new(true));
-    if let Some(background) = background::started() {
+    if let Some(background) = background::started_in(process) {
         noticed.store(false, Ordering::Release);
         let notices = Arc::clone(&noticed);
         background.spawn(async move {
@@ -117,49 +79,9 @@ fn wait_for_releases() {
         });
     }
     let mut waited = Duration::ZERO;
-    while !(noticed.load(Ordering::Acquire) && DELAYS.under_way(process) == Some(0)) && waited < LONGEST {
+    while !(noticed.load(Ordering::Acquire) && DELAYS.in_process(process) == Some(0)) && waited < LONGEST {
         let slept = Instant::now();
         thread::sleep(POLL_INTERVAL);
         waited += slept.elapsed().min(LONGEST_POLL);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Barrier;
-
-    use super::*;
-
-    #[test]
-    fn delays_that_begin_together_are_all_counted() {
-        const THREADS: u32 = 4;
-        for round in 0..2_000 {
-            let (delays, together) = (Delays::new(), Barrier::new(THREADS as usize));
-            thread::scope(|scope| {
-                for _ in 0..THREADS {
-                    scope.spawn(|| {
-                        together.wait();
-                        delays.begin(7);
-                    });
-                }
-            });
-            assert_eq!(delays.under_way(7), Some(THREADS), "round {round}");
-        }
-    }
-
-    #[test]
-    fn a_forked_child_has_no_delay_of_its_parent() {
-        let delays = Delays::new();
-        assert_eq!(delays.under_way(7), None);
-        delays.begin(7);
-        delays.begin(7);
-        assert_eq!((delays.under_way(7), delays.under_way(8)), (Some(2), None));
-        delays.begin(8);
-        // One of the parent that is dropped in the child.
-        delays.end(7);
-        assert_eq!((delays.under_way(7), delays.under_way(8)), (None, Some(1)));
-        delays.end(8);
-        delays.end(8);
-        assert_eq!(delays.under_way(8), Some(0));
     }
 }

@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
-use crate::engine::{Core, Releasing, runtime_ended};
+use crate::engine::{Core, Releasing};
+use crate::process::leak;
 use crate::queue::Turn;
 use crate::request::{Renew, Wish};
 use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Stamp};
@@ -27,6 +26,8 @@ use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSig
 #[must_use = "dropping a guard releases its lock at once"]
 pub struct LockGuard {
     held: Arc<Held>,
+    /// Whether [`release`](Self::release) has ended the hold.
+    released: bool,
 }
 
 /// What releasing a guard came to.
@@ -42,7 +43,7 @@ pub enum ReleaseOutcome {
 impl LockGuard {
     pub(crate) fn new(held: Arc<Held>) -> Self {
         held.core.watchdog.watch(&held);
-        Self { held }
+        Self { held, released: false }
     }
 
     /// The fencing token of this grant. It never changes.
@@ -76,7 +77,7 @@ impl LockGuard {
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let now = self.held.core.clock.now();
-        match self.held.lost(now) {
+        match self.held.lost_here(now) {
             Some(_) => Duration::ZERO,
             None => self.held.end().since(now),
         }
@@ -87,7 +88,7 @@ impl LockGuard {
     /// While the server keeps its lease, this is false before the server may let go.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.lost(self.held.core.clock.now()).is_none()
+        self.held.lost_here(self.held.core.clock.now()).is_none()
     }
 
     /// A signal that tells when and why the lock is not held any more. Independent of the guard's lifetime.
@@ -96,6 +97,7 @@ impl LockGuard {
         LossSignal {
             own: self.held.grant.revocation().clone(),
             lease: self.held.grant.lease.revocation().clone(),
+            process: self.held.core.process(),
         }
     }
 
@@ -112,7 +114,8 @@ impl LockGuard {
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, LockError> {
         let signal = self.lost();
         let mut work = pin!(work);
-        // The clock is read before each step of the work: the signal comes late if the machine slept.
+        // The clock is read before each step of the work: the signal comes late if the machine slept. Whether this is the process of the
+        // guard, the signal has found out before.
         let watched = poll_fn(|cx| match self.held.lost(self.held.core.clock.now()) {
             Some(reason) => Poll::Ready(Err(self.held.loss(reason))),
             None => work.as_mut().poll(cx).map(Ok),
@@ -134,24 +137,29 @@ impl LockGuard {
     ///
     /// [`LockError::Unavailable`] if the server did not answer. The lock is not held any more from this process's view,
     /// and the release is tried again in the background until the server must have let go by itself.
+    /// [`LockError::Lost`] with [`LossReason::Forked`] in a forked child, where nothing is released.
     ///
     /// # Cancellation
     ///
     /// Dropping the future does not stop the release.
-    pub async fn release(self) -> Result<ReleaseOutcome, LockError> {
+    pub async fn release(mut self) -> Result<ReleaseOutcome, LockError> {
         let held = Arc::clone(&self.held);
-        let lost = held.lost(held.core.clock.now()).is_some();
+        let lost = match held.lost_here(held.core.clock.now()) {
+            Some(LossReason::Forked) => return Err(held.loss(LossReason::Forked)),
+            lost => lost.is_some(),
+        };
         let starting = held.core.about_to_start();
+        self.released = true;
         let Some((turn, releasing)) = held.end_by(LossReason::Released) else {
             return Ok(ReleaseOutcome::AlreadyLost);
         };
-        let (tell, told) = oneshot::channel();
+        let (tell, told) = held.core.channel();
         let (core, claim) = (Arc::clone(&held.core), held.grant.claim.clone());
         held.core.spawn_release(releasing, async move {
             let _ = tell.send(core.let_go(claim, turn).await);
         })?;
         drop(starting);
-        let told = told.await.unwrap_or_else(|_| Err(runtime_ended()));
+        let told = told.await.unwrap_or_else(|| Err(held.core.unanswered()));
         match told.map_err(|error| error.of(held.grant.claim.name()))? {
             Released::Released if !lost => Ok(ReleaseOutcome::Released),
             _ => Ok(ReleaseOutcome::AlreadyLost),
@@ -170,7 +178,7 @@ impl LockGuard {
     /// Dropping the future does not stop the renewal.
     pub async fn renew_now(&self) -> Result<(), LockError> {
         let held = &self.held;
-        if let Some(reason) = held.lost(held.core.clock.now()) {
+        if let Some(reason) = held.lost_here(held.core.clock.now()) {
             return Err(held.loss(reason));
         }
         if held.renew == Renew::Never {
@@ -178,13 +186,13 @@ impl LockGuard {
             return Err(LockError::not_supported(operation).of(self.name()));
         }
         let starting = held.core.about_to_start();
-        let (tell, told) = oneshot::channel();
+        let (tell, told) = held.core.channel();
         let (core, lease) = (Arc::clone(&held.core), held.grant.lease.clone());
         held.core.spawn(async move {
             let _ = tell.send(core.renew(&lease).await);
         })?;
         drop(starting);
-        let told = told.await.unwrap_or_else(|_| Err(runtime_ended()));
+        let told = told.await.unwrap_or_else(|| Err(held.core.unanswered()));
         told.map_err(|error| error.of(self.name()))?;
         match held.lost(held.core.clock.now()) {
             Some(reason) => Err(held.loss(reason)),
@@ -195,7 +203,14 @@ impl LockGuard {
 
 impl Drop for LockGuard {
     fn drop(&mut self) {
-        self.held.let_go_in_background(LossReason::Released);
+        if self.released {
+            return;
+        }
+        if self.held.core.is_here() {
+            self.held.let_go_in_background(LossReason::Released);
+        } else {
+            leak(&self.held);
+        }
     }
 }
 
@@ -285,6 +300,15 @@ impl Held {
             self.grant.revocation().fire(reason);
         }
         self.grant.revocation().reason()
+    }
+
+    /// The same, which is another reason in a forked child: the lock is its parent's.
+    fn lost_here(&self, now: Stamp) -> Option<LossReason> {
+        if self.core.is_here() {
+            self.lost(now)
+        } else {
+            Some(LossReason::Forked)
+        }
     }
 
     /// Ends the hold for that reason, unless it has ended before. What the server may still keep is released, and others

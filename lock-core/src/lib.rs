@@ -8,6 +8,7 @@
 //! is the resource's side.
 
 pub mod fence;
+pub mod process;
 
 mod acquire;
 mod ask;

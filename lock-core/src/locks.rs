@@ -297,7 +297,7 @@ impl Locks {
     }
 
     /// Waits until no release of this client or its clones is under way: of dropped guards, and of requests that were dropped. The
-    /// client goes on; what is released meanwhile is waited for, too.
+    /// client goes on; what is released meanwhile is waited for, too. In a forked child it returns at once.
     ///
     /// A release that fails is tried again until the ttl is over, and `drain` waits as long. To wait for less, put it into
     /// `tokio::time::timeout`.

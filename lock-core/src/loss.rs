@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use tokio::sync::Notify;
 
+use crate::process::Confined;
 use crate::watchdog::Alarm;
 
 /// Why a lock is no longer held. Terminal: a lost guard never comes back.
@@ -33,6 +34,9 @@ pub enum LossReason {
     /// The holder itself let go: the guard was released or dropped.
     #[error("the guard was released")]
     Released = 6,
+    /// The guard was made before a fork, and this process is the child. The parent goes on holding the lock.
+    #[error("the guard was made before a fork and belongs to the parent process")]
+    Forked = 7,
 }
 
 impl LossReason {
@@ -44,6 +48,7 @@ impl LossReason {
             Self::MaxHold,
             Self::Shutdown,
             Self::Released,
+            Self::Forked,
         ]
         .into_iter()
         .find(|reason| *reason as u8 == code)
@@ -177,16 +182,21 @@ impl fmt::Debug for Revoker {
 pub struct LossSignal {
     pub(crate) own: Revocation,
     pub(crate) lease: Revocation,
+    pub(crate) process: u32,
 }
 
 impl LossSignal {
-    /// Waits for the loss. Cancellation-safe.
+    /// Waits for the loss. Cancellation-safe. In a forked child it is [`LossReason::Forked`] at once.
     pub async fn wait(&self) -> LossReason {
-        tokio::select! {
-            biased;
-            reason = self.own.revoked() => reason,
-            reason = self.lease.revoked() => reason,
-        }
+        let (own, lease) = (self.own.clone(), self.lease.clone());
+        let revoked = async move {
+            tokio::select! {
+                biased;
+                reason = own.revoked() => reason,
+                reason = lease.revoked() => reason,
+            }
+        };
+        Confined::of(self.process, Box::pin(revoked), Some(LossReason::Forked)).await
     }
 }
 

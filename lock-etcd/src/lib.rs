@@ -85,6 +85,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::Compare;
+use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
     LockGuard, LockName, Released, Renewal, Scope, Stamp,
@@ -104,7 +105,7 @@ use session::Session;
 /// the background, if the process lives on for long enough; what could not be revoked ends with its ttl.
 #[derive(Clone, Debug)]
 pub struct EtcdLock {
-    session: Arc<Session>,
+    session: OfProcess<Session>,
 }
 
 /// The shortest ttl that etcd grants with its default settings.
@@ -151,12 +152,12 @@ impl EtcdLock {
 
     pub(crate) fn new(session: Session) -> Self {
         Self {
-            session: Arc::new(session),
+            session: OfProcess::new(session),
         }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
+        self.session.arc()
     }
 }
 
@@ -173,13 +174,13 @@ impl DistributedLock for EtcdLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        let session = &self.session;
+        let session = self.session();
         let asking = |link: Arc<Link>| async move { session.try_on(&link, claim).await };
         session.on_link("acquire", asking).await
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        let session = &self.session;
+        let session = self.session();
         let asking = |link: Arc<Link>| async move { session.renew_on(&link, lease).await };
         session.on_link("renew", asking).await
     }
@@ -202,18 +203,18 @@ impl DistributedLock for EtcdLock {
         if deadline.is_some_and(|deadline| deadline <= self.session.clock().now()) {
             return self.try_acquire(claim).await;
         }
-        self.session.wait(claim, deadline, busy).await
+        self.session().wait(claim, deadline, busy).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
         self.session.abandon(from);
-        let session = &self.session;
+        let session = self.session();
         let asking = |link: Arc<Link>| async move { session.hand_over_on(&link, from, to).await };
         session.on_link_once("hand-over", asking).await
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        let session = &self.session;
+        let session = self.session();
         let asking = |link: Arc<Link>| async move { session.holder_on(&link, name).await };
         session.on_link("asking who holds a lock", asking).await
     }
@@ -223,7 +224,7 @@ impl DistributedLock for EtcdLock {
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        let session = &self.session;
+        let session = self.session();
         let begun = Mutex::default();
         let asking = |link: Arc<Link>| {
             let begun = &begun;
@@ -238,12 +239,16 @@ impl DistributedLock for EtcdLock {
     }
 
     async fn warnings(&self) -> Result<Vec<String>, LockError> {
-        let session = &self.session;
+        let session = self.session();
         let asking = |link: Arc<Link>| async move { session.warnings_on(&link).await };
         session.on_link("looking at the settings of etcd", asking).await
     }
 
     async fn close(&self) -> Result<(), LockError> {
         self.session.close().await
+    }
+
+    fn process(&self) -> Option<u32> {
+        Some(self.session.process())
     }
 }

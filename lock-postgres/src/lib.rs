@@ -86,6 +86,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, Busy, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease,
     LockError, LockName, Released, Renewal, Scope, Stamp,
@@ -107,7 +108,7 @@ use sessions::{Sessions, Settings};
 /// [`close`](DistributedLock::close) does the same.
 #[derive(Clone, Debug)]
 pub struct PostgresLock {
-    sessions: Arc<Sessions>,
+    sessions: OfProcess<Sessions>,
 }
 
 impl PostgresLock {
@@ -123,12 +124,12 @@ impl PostgresLock {
 
     pub(crate) fn new(settings: Settings) -> Self {
         Self {
-            sessions: Arc::new(Sessions::new(settings)),
+            sessions: OfProcess::new(Sessions::new(settings)),
         }
     }
 
     pub(crate) fn sessions(&self) -> &Arc<Sessions> {
-        &self.sessions
+        self.sessions.arc()
     }
 
     /// The key of the advisory lock that a name stands for, for those who lock by SQL of their own.
@@ -141,7 +142,7 @@ impl PostgresLock {
 /// One call that is worked to its end. With `unwanted`, which comes last, it takes a lock only if somebody still wants it.
 macro_rules! run {
     ($self:ident, $operation:literal, $call:ident($($argument:ident),*)) => {{
-        let sessions = Arc::clone(&$self.sessions);
+        let sessions = Arc::clone($self.sessions.arc());
         $(let $argument = $argument.to_owned();)*
         $self
             .sessions
@@ -182,7 +183,7 @@ impl DistributedLock for PostgresLock {
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         let unwanted = CancellationToken::new();
         let _wanted = unwanted.clone().drop_guard();
-        let (sessions, claim) = (Arc::clone(&self.sessions), claim.clone());
+        let (sessions, claim) = (Arc::clone(self.sessions.arc()), claim.clone());
         let waiting = self.sessions.unlimited(
             "acquire",
             async move { sessions.wait(&claim, deadline, &unwanted).await },
@@ -243,5 +244,9 @@ impl DistributedLock for PostgresLock {
 
     fn queue_key(&self, name: &LockName) -> Arc<str> {
         keys::shown(self.key(name)).into()
+    }
+
+    fn process(&self) -> Option<u32> {
+        Some(self.sessions.process())
     }
 }

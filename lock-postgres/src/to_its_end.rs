@@ -3,6 +3,7 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use lock_core::process::confined;
 use tokio::runtime::Handle;
 
 type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -50,7 +51,7 @@ impl<T: Send + 'static> Drop for ToItsEnd<T> {
         if self.begun
             && let Some(work) = self.work.take()
         {
-            self.runtime.spawn(work);
+            self.runtime.spawn(confined(work));
         }
     }
 }

@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use lock_core::process::confined;
 use lock_core::{Clock, Lease, LossReason};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
@@ -89,7 +90,7 @@ impl Wire {
             subscriptions: subscriptions.clone(),
             lease,
         };
-        runtime.spawn(async move {
+        runtime.spawn(confined(async move {
             let _closing = closing;
             let working = async {
                 while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
@@ -107,7 +108,7 @@ impl Wire {
                 () = working => {}
                 () = ended.cancelled() => {}
             }
-        });
+        }));
         wire
     }
 

@@ -65,6 +65,7 @@ mod wait;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
     LockName, Released, Renewal, Scope, Stamp,
@@ -82,7 +83,7 @@ use session::Session;
 /// closes it and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
 #[derive(Clone, Debug)]
 pub struct RedisLock {
-    session: Arc<Session>,
+    session: OfProcess<Session>,
 }
 
 impl RedisLock {
@@ -97,12 +98,12 @@ impl RedisLock {
 
     pub(crate) fn new(session: Session) -> Self {
         Self {
-            session: Arc::new(session),
+            session: OfProcess::new(session),
         }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
+        self.session.arc()
     }
 }
 
@@ -194,5 +195,9 @@ impl DistributedLock for RedisLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.session.close().await
+    }
+
+    fn process(&self) -> Option<u32> {
+        Some(self.session.process())
     }
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use lock_core::process::confined;
 use lock_core::{BackendVersion, Clock, LockError, Stamp};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError, Value};
@@ -82,13 +83,13 @@ impl Link {
         let ended = broken.clone();
         // Also when the runtime ends, and drops this task.
         let closing = broken.clone().drop_guard();
-        runtime.spawn(async move {
+        runtime.spawn(confined(async move {
             let _closing = closing;
             tokio::select! {
                 () = driver => {}
                 () = ended.cancelled() => {}
             }
-        });
+        }));
         con.subscribe(channel).await?;
         let sent = clock.now();
         let mut questions = Pipeline::new();
@@ -199,7 +200,7 @@ impl Link {
             return;
         }
         let link = Arc::clone(self);
-        self.runtime.spawn(async move {
+        self.runtime.spawn(confined(async move {
             // If it fails, the renewals tell what is wrong with the connection.
             if let Ok(Ok(server)) = timeout(link.patience, link.look()).await
                 && let Some(message) = server.evicts()
@@ -207,7 +208,7 @@ impl Link {
             {
                 tracing::warn!(target: "fencelock", "locks may be lost: {message}");
             }
-        });
+        }));
     }
 
     /// Takes note of a reading of the server's clock, in microseconds, that was asked for at `sent`.
@@ -237,7 +238,7 @@ impl Link {
             return;
         }
         let link = Arc::clone(self);
-        self.runtime.spawn(async move {
+        self.runtime.spawn(confined(async move {
             let mut con = link.con.clone();
             let ping = redis::cmd("PING");
             match timeout(limit, con.send_packed_command(&ping)).await {
@@ -248,7 +249,7 @@ impl Link {
                 }
             }
             link.probing.store(false, Ordering::Release);
-        });
+        }));
     }
 }
 

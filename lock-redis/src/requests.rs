@@ -59,7 +59,7 @@ impl Session {
             let sent = self.clock().now();
             let answer = self
                 .run(
-                    &scripts::ACQUIRE,
+                    &scripts::ACQUIRE.get(),
                     link,
                     claim.name(),
                     &[
@@ -111,7 +111,7 @@ impl Session {
             // Twice as long as the core waits for the answer.
             let stop = link.server_millis(sent) + ttl / 2;
             let arguments: [&str; 3] = [&owner, &ttl.to_string(), &stop.to_string()];
-            let mut answer = self.run(&scripts::RENEW, link, claim.name(), &arguments).await?;
+            let mut answer = self.run(&scripts::RENEW.get(), link, claim.name(), &arguments).await?;
             round_trip = self.clock().now().since(sent);
             let (word, time) = (answer.word()?, answer.number()?);
             if word == "late" {
@@ -195,7 +195,7 @@ impl Session {
         let sent = self.clock().now();
         let owner = claim.owner().to_string();
         self.listeners().forget(claim.owner());
-        let mut answer = self.run(&scripts::RELEASE, link, claim.name(), &[&owner]).await?;
+        let mut answer = self.run(&scripts::RELEASE.get(), link, claim.name(), &[&owner]).await?;
         let released = answer.released()?;
         link.learn(answer.number()?, sent);
         if answer.number()? > 0 {
@@ -210,7 +210,7 @@ impl Session {
     async fn serve(&self, link: &Arc<Link>, name: &LockName, limit: Duration) {
         let serving = async {
             loop {
-                let mut answer = self.run(&scripts::RELEASE, link, name, &[NOBODY]).await?;
+                let mut answer = self.run(&scripts::RELEASE.get(), link, name, &[NOBODY]).await?;
                 answer.skip();
                 answer.skip();
                 if answer.number()? == 0 {
@@ -247,7 +247,7 @@ impl Session {
         self.listeners().forget(from.owner());
         let mut answer = self
             .run(
-                &scripts::HAND_OVER,
+                &scripts::HAND_OVER.get(),
                 link,
                 from.name(),
                 &[
@@ -270,7 +270,7 @@ impl Session {
 
     pub(crate) async fn force_release_on(&self, link: &Arc<Link>, name: &LockName) -> Result<Option<Holder>, Failure> {
         let sent = self.clock().now();
-        let mut answer = self.run(&scripts::FORCE_RELEASE, link, name, &[NOBODY]).await?;
+        let mut answer = self.run(&scripts::FORCE_RELEASE.get(), link, name, &[NOBODY]).await?;
         let word = answer.word()?;
         answer.skip();
         if answer.number()? > 0 {

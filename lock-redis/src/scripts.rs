@@ -1,7 +1,8 @@
 //! The scripts, as the server gets them.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::Arc;
 
+use lock_core::process::Computed;
 use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use crate::link::Link;
@@ -20,7 +21,7 @@ struct Text {
 
 macro_rules! scripts {
     ($($name:ident = $kind:ident($($file:literal),+);)+) => {
-        $(pub(crate) static $name: LazyLock<Source> = LazyLock::new(|| {
+        $(pub(crate) static $name: Computed<Source> = Computed::new(|| {
             Source::$kind(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))
         });)+
     };

@@ -6,10 +6,28 @@ use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use lock_core::LockError;
+use lock_core::process::{Count, Counted};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::patience;
+
+/// How many connections this process has or is about to open.
+static IN_USE: Count = Count::new();
+
+/// Counts a connection, which must be opened and closed, and the mutexes for that be locked, while the result lives.
+///
+/// Refuses a forked child whose parent had one: SQLite in the child believes in locks that only the parent has, and its mutexes and ours
+/// may have been held by another thread of the parent, for ever.
+pub(crate) fn use_here() -> Result<Counted, LockError> {
+    if IN_USE.inherited() > 0 {
+        return Err(LockError::configuration(
+            "the parent process had an SQLite client open at the fork, and SQLite cannot be used on both sides of a fork; connect after \
+             the fork, shut the client down before it, or start a new program (exec)",
+        ));
+    }
+    Ok(IN_USE.one())
+}
 
 /// Held while a connection of this process is opened or closed.
 ///

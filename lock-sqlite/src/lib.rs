@@ -103,6 +103,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, BusySignal, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease,
     LockError, LockName, Released, Renewal, Scope, Stamp,
@@ -120,7 +121,7 @@ use session::Session;
 /// file in the background and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
 #[derive(Clone, Debug)]
 pub struct SqliteLock {
-    session: Arc<Session>,
+    session: OfProcess<Session>,
 }
 
 impl SqliteLock {
@@ -135,12 +136,12 @@ impl SqliteLock {
 
     pub(crate) fn new(session: Session) -> Self {
         Self {
-            session: Arc::new(session),
+            session: OfProcess::new(session),
         }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
+        self.session.arc()
     }
 
     /// Takes the name if nobody holds it. `waits` tells whether the caller has time for a file that another process keeps.
@@ -237,5 +238,9 @@ impl DistributedLock for SqliteLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.session.close().await
+    }
+
+    fn process(&self) -> Option<u32> {
+        Some(self.session.process())
     }
 }

@@ -27,6 +27,7 @@ pub(crate) fn read<T: Default>(
     allow_unsafe: bool,
     work: &impl Fn(&Records<'_>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
+    let _in_use = database::use_here()?;
     database::check_version()?;
     let boot = Boot::find(allow_unsafe)?;
     let mut tries = 0;

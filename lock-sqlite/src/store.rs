@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use lock_core::process::Counted;
 use lock_core::{
     Attempt, Busy, Claim, FencingToken, Grant, HandOver, Holder, Lease, LockName, OwnerId, ParseOwnerIdError, Released,
     Renewal, Stamp,
@@ -40,6 +41,8 @@ pub(crate) struct Store {
     /// None if it could not be opened.
     wake: Option<WakePipe>,
     database: PathBuf,
+    /// Ends after the connection.
+    _in_use: Counted,
 }
 
 /// How many rows each grant searches for expired ones. A grant adds one row at most, so more than one is enough.
@@ -57,6 +60,7 @@ const COLUMNS: &str = "name, owner, token, expires, label, host, pid, acquired_a
 impl Store {
     /// Opens the file, or makes it; `seen` is what the client's last store had seen.
     pub(crate) fn open(path: &Path, allow_unsafe: bool, client: OwnerId, seen: u64) -> Result<Self, Failure> {
+        let in_use = database::use_here()?;
         database::check_version()?;
         let boot = Boot::find(allow_unsafe)?;
         let before = Place::inspect(path, allow_unsafe)?;
@@ -83,6 +87,7 @@ impl Store {
             swept: String::new(),
             wake: None,
             database,
+            _in_use: in_use,
         })
     }
 
