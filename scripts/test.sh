@@ -152,6 +152,7 @@ step tests "unit, integration and conformance tests" run_tests --all-features --
 step tests-default "fencelock with its default features" run_tests -p fencelock --lib
 step tests-none "fencelock with no features" run_tests -p fencelock --no-default-features --lib
 step doctests "examples in the documentation and README" run_tests --all-features --no-fail-fast --doc
+step neighbours "beside other users of SQLite" sh scripts/neighbours.sh
 step held "10 000 held locks" run_tests --all-features --bench held
 step demo "the demonstration" sh scripts/demo.sh
 step package "packages for the registry" package

@@ -68,7 +68,7 @@
 //! `etcds:` and `rediss:` addresses, and for what encrypts in Postgres' `sslmode`; it does nothing without these backends.
 //! `sqlite` is not on by default, as it takes a C compiler. It goes with other users of SQLite in the program, such as sqlx and diesel: cargo takes the
 //! `rusqlite` between 0.32 and 0.43 that links the same `libsqlite3-sys`. `bundled` (on by default) compiles SQLite from the source that comes
-//! along; without it, and if no other crate turns it on, the SQLite of the system is linked, which must be 3.37.0 or later. With `etcd`, the crate `etcd-client` is built, which takes `protoc`, the
+//! along; without it, and if no other crate turns it on, the SQLite of the system is linked, which must be 3.37.0 or later (3.44.0 with `rusqlite` 0.41 or later). With `etcd`, the crate `etcd-client` is built, which takes `protoc`, the
 //! compiler of Protocol Buffers: install it (Debian: `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), set
 //! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `macros` adds the attribute [`#[locked]`](macro@locked). `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
 //! and counters.
