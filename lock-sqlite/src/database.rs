@@ -4,6 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use lock_core::LockError;
 use lock_core::process::{Count, Counted};
@@ -72,7 +73,7 @@ impl Database {
             )?))
         };
         // A client that has the file to itself may be about to take the log with it, so the caller looks again.
-        database.busy_handler(None)?;
+        database.busy_timeout(Duration::ZERO)?;
         database.pragma_update(None, "trusted_schema", false)?;
         Ok(database)
     }
@@ -128,7 +129,6 @@ fn at_least_oldest(number: i32, version: &str) -> Result<(), LockError> {
 mod tests {
     use std::sync::mpsc;
     use std::thread;
-    use std::time::Duration;
 
     use super::*;
 
