@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, LockError, Released, Renewal};
 use lock_sqlite::SqliteLock;
-use rustix::process::Signal;
+use rustix::process::{Resource, Signal, getrlimit, setrlimit};
 
 use crate::file::{File, LONG, claim, granted};
 use crate::player::Player;
@@ -21,15 +21,11 @@ pub(crate) async fn few_descriptors() {
 
 /// Opens the file with as many descriptors as suffice, and before with each number that does not.
 pub(crate) async fn with_few_descriptors(path: &Path) {
-    use rustix::process::{Resource, getrlimit, setrlimit};
-
     let mut limit = getrlimit(Resource::Nofile);
     let mut failures = 0;
     for descriptors in 0.. {
         let lock = lock_sqlite::SqliteConfig::new(path).connect_lazy().unwrap();
-        // The limit is on the numbers, and some are taken already.
-        let free = |number: &u64| fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_err();
-        limit.current = (0..).filter(free).nth(descriptors);
+        limit.current = limit_for(descriptors);
         setrlimit(Resource::Nofile, limit).unwrap();
         let attempt = lock.try_acquire(&claim("held", LONG)).await;
         limit.current = limit.maximum.map(|most| most.min(1024));
@@ -54,6 +50,12 @@ pub(crate) async fn with_few_descriptors(path: &Path) {
         lock.close().await.unwrap();
     }
     assert!(failures >= 2, "only {failures} failures");
+}
+
+/// The limit with which that many more descriptors can be opened: it is on the numbers, and some are taken already.
+fn limit_for(descriptors: usize) -> Option<u64> {
+    let free = |number: &u64| fs::symlink_metadata(format!("/proc/self/fd/{number}")).is_err();
+    (0..).filter(free).nth(descriptors)
 }
 
 pub(crate) async fn stopped_inside() {
@@ -187,7 +189,7 @@ pub(crate) async fn really_full() {
     Player::spawn(command).finish();
 }
 
-/// Keeps a lock while somebody else uses up all space, and lets go of it.
+/// Keeps a lock while somebody else uses up all space, and all descriptors are in use, and lets go of it.
 pub(crate) async fn fill_disk(path: &Path) {
     let lock = SqliteLock::open(path).await.unwrap();
     let held = claim("held", LONG);
@@ -195,6 +197,10 @@ pub(crate) async fn fill_disk(path: &Path) {
     let mut filler = fs::File::create(path.with_file_name("filler")).unwrap();
     let full = std::iter::repeat_with(|| filler.write_all(&[1; 512])).find_map(Result::err);
     assert_eq!(full.unwrap().kind(), std::io::ErrorKind::StorageFull);
+    // To make room takes no descriptor either.
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit_for(0);
+    setrlimit(Resource::Nofile, limit).unwrap();
     for _ in 0..300 {
         assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     }
