@@ -117,6 +117,10 @@ impl Broken {
             return *token;
         }
         let number = match self.bug {
+            Bug::TokenIsKeptByForce => match state.forced.remove(claim.name()) {
+                Some(token) => token.get(),
+                None => return right,
+            },
             Bug::TokenRestartsAfterRelease | Bug::TokensAreLostWithTheStore => state.count(claim.name()),
             Bug::TokenFollowsACounterThatFell if state.set_back => state.count(claim.name()),
             Bug::TokensAreRandom => fastrand::u64(1..1 << 53),
@@ -371,6 +375,12 @@ impl DistributedLock for Broken {
                 self.inner.force_release(&other).await?;
             }
         }
+        if self.is(Bug::TokenIsKeptByForce) {
+            let mut state = self.shared.lock();
+            if let Some(token) = state.holder(name).map(|held| held.token) {
+                state.forced.insert(name.clone(), token);
+            }
+        }
         self.inner.force_release(name).await
     }
 
@@ -385,6 +395,13 @@ impl DistributedLock for Broken {
     fn queue_key(&self, name: &LockName) -> Arc<str> {
         if self.is(Bug::TwoTasksOfOneClientHold) {
             return OwnerId::random().to_string().into();
+        }
+        if self.is(Bug::QueueKeysHaveNoOrder) {
+            // To every other client their order is the reverse.
+            let forward = self.number % 2 == 1;
+            let bytes = name.as_str().bytes();
+            let key = bytes.map(|byte| char::from(if forward { byte } else { !byte }));
+            return key.collect::<String>().into();
         }
         self.inner.queue_key(name)
     }

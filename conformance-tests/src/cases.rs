@@ -19,6 +19,7 @@ pub(crate) mod loss;
 pub(crate) mod network;
 pub(crate) mod ownership;
 pub(crate) mod runtime;
+pub(crate) mod together;
 pub(crate) mod tokens;
 pub(crate) mod told;
 pub(crate) mod waiting;
@@ -62,6 +63,10 @@ pub(crate) const GROUPS: &[Group] = &[
     Group {
         name: "waiting",
         cases: waiting::CASES,
+    },
+    Group {
+        name: "together",
+        cases: together::CASES,
     },
     #[cfg(feature = "faults")]
     Group {

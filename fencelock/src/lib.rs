@@ -122,6 +122,18 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Several locks at once, all or none; and a body that runs on one of many hosts for as long as that one leads:
+//!
+//! ```
+//! # async fn serve(token: fencelock::FencingToken) {}
+//! # async fn example(locks: fencelock::Locks) -> Result<(), fencelock::LockError> {
+//! let accounts = locks.lock_all(["account/2", "account/1"]).await?;
+//! accounts.release().await?;
+//!
+//! locks.lock("leader").lead(|term| async move { serve(term.token()).await }).await?;
+//! # Ok(()) }
+//! ```
+//!
 //! A long body that looks after its lock itself:
 //!
 //! ```
@@ -205,9 +217,9 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 #[cfg(feature = "memory")]
 pub use lock_core::MemoryLock;
 pub use lock_core::{
-    BackendVersion, Capabilities, FencingToken, Holder, InvalidToken, LockError, LockGuard, LockName, LockRequest,
-    Locks, LossReason, LossSignal, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source, Stats,
-    fence,
+    BackendVersion, Capabilities, FencingToken, Holder, InvalidToken, LockAllRequest, LockError, LockGuard, LockGuards,
+    LockName, LockRequest, Locks, LossReason, LossSignal, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew,
+    Retry, Scope, Source, Stats, Term, fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;

@@ -130,6 +130,22 @@ impl Core {
         }
     }
 
+    /// Waits on the client's executor: the caller may be outside of a runtime.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Closed`] as soon as the client is shut down, [`LockError::Unavailable`] as [`Executor::run`].
+    pub(crate) async fn sleep(&self, pause: Duration) -> Result<(), LockError> {
+        let closing = self.closing.clone();
+        let closed = self
+            .executor
+            .run("waiting", async move {
+                tokio::time::timeout(pause, closing.cancelled()).await.is_ok()
+            })
+            .await?;
+        if closed { Err(LockError::closed()) } else { Ok(()) }
+    }
+
     /// Waits until no release is under way.
     pub(crate) async fn drain(&self) {
         // If nothing can be spawned, no request is under way.

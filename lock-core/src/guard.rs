@@ -1,17 +1,20 @@
 //! A lock that is held.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::pin;
+use std::slice;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
 
 use crate::engine::{Core, Releasing};
 use crate::process::leak;
 use crate::queue::Turn;
 use crate::request::{Renew, Wish};
-use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Stamp};
+use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Stamp, Term};
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
 ///
@@ -88,17 +91,13 @@ impl LockGuard {
     /// While the server keeps its lease, this is false before the server may let go.
     #[must_use]
     pub fn is_held(&self) -> bool {
-        self.held.lost_here(self.held.core.clock.now()).is_none()
+        self.held.is_held()
     }
 
     /// A signal that tells when and why the lock is not held any more. Independent of the guard's lifetime.
     #[must_use]
     pub fn lost(&self) -> LossSignal {
-        LossSignal {
-            own: self.held.grant.revocation().clone(),
-            lease: self.held.grant.lease.revocation().clone(),
-            process: self.held.core.process(),
-        }
+        self.held.signal()
     }
 
     /// Runs `work` for as long as the lock is held.
@@ -112,22 +111,28 @@ impl LockGuard {
     ///
     /// Dropping the future drops `work`; the guard stays held.
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, LockError> {
-        let signal = self.lost();
-        let mut work = pin!(work);
-        // The clock is read before each step of the work: the signal comes late if the machine slept. Whether this is the process of the
-        // guard, the signal has found out before.
-        let watched = poll_fn(|cx| match self.held.lost(self.held.core.clock.now()) {
-            Some(reason) => Poll::Ready(Err(self.held.loss(reason))),
-            None => work.as_mut().poll(cx).map(Ok),
-        });
-        let done = tokio::select! {
-            biased;
-            reason = signal.wait() => return Err(self.held.loss(reason)),
-            done = watched => done?,
-        };
+        run_while_held(slice::from_ref(self), work).await
+    }
+
+    /// Cancelled as soon as the lock is not held any more: lost, released, or its guard dropped. For code that takes such tokens.
+    ///
+    /// Each call starts a small task, which ends with the hold. Where it can, use [`run`](Self::run), which also reads the clock: like
+    /// [`lost`](Self::lost), the token is late if the machine was suspended.
+    #[must_use]
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.held.cancellation_token()
+    }
+
+    /// What a leader sees of its lock.
+    pub(crate) fn term(&self) -> Term {
+        Term::new(Arc::clone(&self.held))
+    }
+
+    /// The error if the lock is not held any more.
+    fn check(&self) -> Result<(), LockError> {
         match self.held.lost(self.held.core.clock.now()) {
             Some(reason) => Err(self.held.loss(reason)),
-            None => Ok(done),
+            None => Ok(()),
         }
     }
 
@@ -201,6 +206,40 @@ impl LockGuard {
     }
 }
 
+/// Runs `work` for as long as all of the locks are held.
+pub(crate) async fn run_while_held<F: Future>(guards: &[LockGuard], work: F) -> Result<F::Output, LockError> {
+    let check = || guards.iter().try_for_each(LockGuard::check);
+    let mut work = pin!(work);
+    // The clock is read before each step of the work: the signal comes late if the machine slept. Whether this is the process of the
+    // guards, the signals have found out before.
+    let watched = poll_fn(|cx| match check() {
+        Err(lost) => Poll::Ready(Err(lost)),
+        Ok(()) => work.as_mut().poll(cx).map(Ok),
+    });
+    let done = tokio::select! {
+        biased;
+        (at, reason) = first_loss(guards.iter().map(LockGuard::lost)) => return Err(guards[at].held.loss(reason)),
+        done = watched => done?,
+    };
+    check().map(|()| done)
+}
+
+/// Waits for the first of the signals, and tells which one it is.
+pub(crate) async fn first_loss(signals: impl IntoIterator<Item = LossSignal>) -> (usize, LossReason) {
+    let mut waits: Vec<_> = signals.into_iter().map(IntoFuture::into_future).collect();
+    poll_fn(|cx| {
+        let told = waits
+            .iter_mut()
+            .enumerate()
+            .find_map(|(at, wait)| match wait.as_mut().poll(cx) {
+                Poll::Ready(reason) => Some((at, reason)),
+                Poll::Pending => None,
+            });
+        told.map_or(Poll::Pending, Poll::Ready)
+    })
+    .await
+}
+
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if self.released {
@@ -267,6 +306,29 @@ impl Held {
 
     pub(crate) fn renews(&self) -> bool {
         self.renew == Renew::UntilReleased
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.lost_here(self.core.clock.now()).is_none()
+    }
+
+    pub(crate) fn signal(&self) -> LossSignal {
+        LossSignal {
+            own: self.grant.revocation().clone(),
+            lease: self.grant.lease.revocation().clone(),
+            process: self.core.process(),
+        }
+    }
+
+    pub(crate) fn cancellation_token(&self) -> CancellationToken {
+        let token = CancellationToken::new();
+        let (signal, cancelled) = (self.signal(), token.clone().drop_guard());
+        // A task that cannot be started, or that ends with its runtime, cancels as well: nothing else would tell the loss.
+        let _ = self.core.executor.spawn(Box::pin(async move {
+            signal.wait().await;
+            drop(cancelled);
+        }));
+        token
     }
 
     /// The error that says that the lock was lost.

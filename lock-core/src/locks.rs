@@ -9,7 +9,8 @@ use crate::engine::Core;
 use crate::guard::LockGuard;
 use crate::request::LockRequest;
 use crate::{
-    BackendVersion, Capabilities, Claim, DistributedLock, Holder, LockError, LockName, OwnerId, Released, Stats,
+    BackendVersion, Capabilities, Claim, DistributedLock, Holder, LockAllRequest, LockError, LockName, OwnerId,
+    Released, Stats,
 };
 
 /// A client for locks. Cheap to clone; all clones and scopes share one connection, one queue and one watchdog.
@@ -154,6 +155,28 @@ impl Locks {
     /// As when awaiting [`lock`](Self::lock), except that busy is no error.
     pub async fn try_lock(&self, name: impl AsRef<str>) -> Result<Option<LockGuard>, LockError> {
         self.lock(name).attempt().await
+    }
+
+    /// Asks for the locks of all `names` at once: all or none. Set what matters on the request, then await it.
+    ///
+    /// They are acquired one after the other, in an order that all clients share, so that requests with names in common never wait for
+    /// each other in a circle. Holding a lock of one request while awaiting another gives that up. A name that is given twice counts
+    /// once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// use lock_core::{Locks, MemoryLock};
+    ///
+    /// let locks = Locks::new(MemoryLock::new());
+    /// let accounts = locks.lock_all(["account/2", "account/1"]).await?;
+    /// assert!(locks.try_lock("account/1").await?.is_none());
+    /// println!("write to account 2 with token {:?}", accounts.token("account/2"));
+    /// accounts.release().await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn lock_all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> LockAllRequest {
+        let names = names.into_iter().map(|name| self.full_name(name.as_ref())).collect();
+        LockAllRequest::new(self.clone(), names)
     }
 
     /// A view in which every name has `scope` and a `/` in front. Scopes nest like folders: `a` within it is the same

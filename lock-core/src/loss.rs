@@ -198,6 +198,12 @@ impl LossSignal {
         };
         Confined::of(self.process, Box::pin(revoked), Some(LossReason::Forked)).await
     }
+
+    /// Why the lock was lost before it was released, for a release that found it lost.
+    pub(crate) fn before_release(&self) -> LossReason {
+        let reason = self.own.reason().filter(|reason| *reason != LossReason::Released);
+        reason.unwrap_or(LossReason::NotHeld)
+    }
 }
 
 impl IntoFuture for LossSignal {

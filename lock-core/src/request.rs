@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
-use crate::{Claim, LockError, LockName, LossReason};
+use crate::{Claim, LockError, LockName, Retry, Stamp};
 
 /// A lock that is asked for: set what matters, then await it.
 ///
@@ -17,13 +17,14 @@ use crate::{Claim, LockError, LockName, LossReason};
 #[must_use = "a lock request does nothing until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct LockRequest {
-    locks: Locks,
+    pub(crate) locks: Locks,
     name: Result<LockName, InvalidName>,
     ttl: Option<Duration>,
     wait: Wait,
     label: Option<Arc<str>>,
     renew: Renew,
     max_hold: Option<Duration>,
+    retry: Option<Retry>,
 }
 
 /// Whether a held lock is kept alive.
@@ -80,6 +81,7 @@ impl LockRequest {
             label: None,
             renew: Renew::UntilReleased,
             max_hold: None,
+            retry: None,
         }
     }
 
@@ -113,6 +115,16 @@ impl LockRequest {
         self
     }
 
+    /// Asks again and again instead of waiting in the server's queue: at most [`attempts`](Retry::new) times, each as with
+    /// [`no_wait`](Self::no_wait). What [`wait_for`](Self::wait_for) and the like have set counts no more.
+    ///
+    /// Waiting is better in every respect but one: it is served in order where the server has a queue, and a release is noticed at once.
+    /// This is for programs whose limits are given as a number of attempts.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.retry = Some(retry);
+        self
+    }
+
     /// A text for people, shown wherever the holder is shown; cut after [`Claim::MAX_LABEL`] bytes.
     pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
         self.label = Some(label.into());
@@ -125,7 +137,7 @@ impl LockRequest {
         self
     }
 
-    /// Ends the lock that long after the grant, with [`LossReason::MaxHold`], even if its holder is alive.
+    /// Ends the lock that long after the grant, with [`LossReason::MaxHold`](crate::LossReason::MaxHold), even if its holder is alive.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
         self
@@ -154,11 +166,56 @@ impl LockRequest {
         let value = guard.run(body(&guard)).await?;
         match guard.release().await {
             Ok(ReleaseOutcome::AlreadyLost) => {
-                let reason = signal.own.reason().filter(|reason| *reason != LossReason::Released);
-                let reason = reason.unwrap_or(LossReason::NotHeld);
+                let reason = signal.before_release();
                 Err(LockError::Lost { name, reason })
             }
             Ok(ReleaseOutcome::Released) | Err(_) => Ok(value),
+        }
+    }
+
+    /// The same request for another lock, with what is left of a wait that began at `started`.
+    pub(crate) fn for_name(&self, name: LockName, started: Stamp) -> Self {
+        let mut request = self.clone().with_wait_since(started);
+        request.name = Ok(name);
+        request
+    }
+
+    /// The same request with what is left of a wait that began at `started`.
+    pub(crate) fn with_wait_since(mut self, started: Stamp) -> Self {
+        if let Wait::For(limit) = self.wait {
+            let left = (started + limit).since(self.locks.core.clock.now());
+            self = self.wait_for(left);
+        }
+        self
+    }
+
+    /// Whether a wait that began at `started` is over.
+    pub(crate) fn is_over(&self, started: Stamp) -> bool {
+        match self.wait {
+            Wait::No => true,
+            Wait::For(limit) => self.locks.core.clock.now() >= started + limit,
+            Wait::Forever => false,
+        }
+    }
+
+    /// Asks as often as `retry` says.
+    async fn repeat(mut self, retry: Retry) -> Result<LockGuard, LockError> {
+        self.retry = None;
+        let core = Arc::clone(&self.locks.core);
+        let (request, started) = (self.no_wait(), core.clock.now());
+        let mut left = retry.attempts;
+        loop {
+            left = left.saturating_sub(1);
+            match request.clone().await {
+                Err(error) if left > 0 && (error.is_busy() || error.is_retryable()) => {
+                    core.sleep(retry.next_pause()).await?;
+                }
+                Err(LockError::TimedOut { name, holder, .. }) => {
+                    let waited = core.clock.now().since(started);
+                    return Err(LockError::TimedOut { name, waited, holder });
+                }
+                done => return done,
+            }
         }
     }
 
@@ -206,6 +263,9 @@ impl IntoFuture for LockRequest {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
+            if let Some(retry) = self.retry {
+                return self.repeat(retry).await;
+            }
             let (locks, wish) = self.check()?;
             let name = wish.name.clone();
             locks.core.acquire(wish).await.map_err(|mut error| {

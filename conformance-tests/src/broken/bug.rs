@@ -5,8 +5,8 @@ use lock_core::Capabilities;
 #[cfg(feature = "faults")]
 use crate::cases::network;
 use crate::cases::{
-    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, runtime, tokens, told,
-    waiting,
+    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, runtime, together,
+    tokens, told, waiting,
 };
 use crate::harness::Harness;
 
@@ -44,6 +44,7 @@ pub(crate) enum Bug {
     OwnerPerClient,
     ProvidedMethodsAreNotForwarded,
     QueueIsOutOfOrder,
+    QueueKeysHaveNoOrder,
     RefusalMayPass,
     ReleaseAlwaysSaysReleased,
     ReleaseDoesNothing,
@@ -53,6 +54,7 @@ pub(crate) enum Bug {
     RenewalResurrects,
     TokenPerAttempt,
     TokenFollowsACounterThatFell,
+    TokenIsKeptByForce,
     TokenPerSession,
     TokenRestartsAfterRelease,
     TokensAreLostWithTheStore,
@@ -96,6 +98,7 @@ impl Bug {
         Self::OwnerPerClient,
         Self::ProvidedMethodsAreNotForwarded,
         Self::QueueIsOutOfOrder,
+        Self::QueueKeysHaveNoOrder,
         Self::RefusalMayPass,
         Self::ReleaseAlwaysSaysReleased,
         Self::ReleaseDoesNothing,
@@ -105,6 +108,7 @@ impl Bug {
         Self::RenewalResurrects,
         Self::TokenPerAttempt,
         Self::TokenFollowsACounterThatFell,
+        Self::TokenIsKeptByForce,
         Self::TokenPerSession,
         Self::TokenRestartsAfterRelease,
         Self::TokensAreLostWithTheStore,
@@ -150,6 +154,7 @@ impl Bug {
             Self::OwnerPerClient => "an owner per client instead of per acquisition",
             Self::ProvidedMethodsAreNotForwarded => "a pointer does not forward the provided methods",
             Self::QueueIsOutOfOrder => "a queue that says it is fair is not",
+            Self::QueueKeysHaveNoOrder => "clients disagree on the order of queue keys",
             Self::RefusalMayPass => "a refusal that only a person can mend is told as one that may pass",
             Self::ReleaseAlwaysSaysReleased => "a release of what is not held says released",
             Self::ReleaseDoesNothing => "a dropped guard is not released",
@@ -159,6 +164,7 @@ impl Bug {
             Self::RenewalResurrects => "a renewal brings back what has expired",
             Self::TokenPerAttempt => "a token per attempt, not per grant",
             Self::TokenFollowsACounterThatFell => "a connected client draws from a counter that was set back",
+            Self::TokenIsKeptByForce => "the holder after a forced release gets the token of its victim",
             Self::TokenPerSession => "a session draws tokens before it has raised the counter",
             Self::TokenRestartsAfterRelease => "tokens start again after a release",
             Self::TokensAreLostWithTheStore => "tokens start again with an empty store",
@@ -226,6 +232,9 @@ impl Bug {
             Self::OwnerPerClient => cases![ownership::a_late_release_spares_the_successor],
             Self::ProvidedMethodsAreNotForwarded => cases![errors::what_the_backend_says_it_can_do_it_does],
             Self::QueueIsOutOfOrder => cases![waiting::waiters_of_different_clients_are_served_in_order],
+            Self::QueueKeysHaveNoOrder => {
+                cases![together::fifty_tasks_that_take_random_pairs_of_five_names_all_get_their_turns]
+            }
             Self::RefusalMayPass => cases![errors::a_wait_ends_with_a_failure_that_only_a_person_can_mend],
             Self::ReleaseAlwaysSaysReleased => cases![ownership::release_twice_is_not_held_the_second_time],
             Self::ReleaseDoesNothing => cases![cancellation::a_dropped_guard_is_released],
@@ -237,6 +246,7 @@ impl Bug {
             Self::RenewalResurrects => cases![ownership::renewal_never_brings_back_an_expired_lock],
             Self::TokenPerAttempt => cases![tokens::a_token_is_drawn_at_the_grant_and_not_at_the_attempt],
             Self::TokenFollowsACounterThatFell => cases![tokens::tokens_rise_across_a_counter_that_is_set_back],
+            Self::TokenIsKeptByForce => cases![together::one_leads_at_a_time_over_two_hundred_forced_changes],
             Self::TokenPerSession => cases![tokens::tokens_rise_across_a_new_client_and_a_closed_one],
             Self::TokensAreLostWithTheStore => cases![
                 tokens::tokens_rise_across_the_deletion_of_everything,
@@ -270,6 +280,7 @@ impl Bug {
             Self::CallsHaveNoLimit | Self::DeadlineFromALateReply if cfg!(not(feature = "faults")) => {
                 Err("the suite was built without its feature `faults`")
             }
+            Self::TokenIsKeptByForce if !capabilities.force_release => Err("the backend cannot release by force"),
             Self::ForceTakesAll if !(capabilities.force_release && capabilities.list) => {
                 Err("the backend cannot release by force, or cannot list what there is")
             }

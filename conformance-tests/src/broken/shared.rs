@@ -19,6 +19,8 @@ pub(super) struct State {
     pub(super) counters: HashMap<LockName, u64>,
     /// Whether the counter of the backend was set back.
     pub(super) set_back: bool,
+    /// The tokens of those whose locks were released by force.
+    pub(super) forced: HashMap<LockName, FencingToken>,
     pub(super) released: HashSet<OwnerId>,
     pub(super) abandoned: HashSet<OwnerId>,
     /// How many wait for each name.

@@ -1,0 +1,246 @@
+//! Several locks, held together.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::{Future, IntoFuture, poll_fn};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use crate::guard::{LockGuard, ReleaseOutcome, first_loss, run_while_held};
+use crate::request::{LockRequest, Renew};
+use crate::{FencingToken, LockError, LockName, Locks, LossReason};
+
+/// Several locks that are asked for together: set what matters, then await it.
+///
+/// Made by [`Locks::lock_all`]. Nothing happens before it is awaited. Dropping the future releases what it has so far.
+#[must_use = "a lock request does nothing until it is awaited"]
+#[derive(Clone, Debug)]
+pub struct LockAllRequest {
+    locks: Locks,
+    names: Result<Vec<LockName>, Arc<LockError>>,
+    /// What each of the locks is asked for with.
+    settings: LockRequest,
+}
+
+impl LockAllRequest {
+    pub(crate) fn new(locks: Locks, names: Result<Vec<LockName>, LockError>) -> Self {
+        Self {
+            settings: locks.lock(""),
+            locks,
+            names: names.map_err(Arc::new),
+        }
+    }
+
+    /// As [`LockRequest::ttl`], for each of the locks.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.settings = self.settings.ttl(ttl);
+        self
+    }
+
+    /// Waits at most that long for all of them together. See [`LockRequest::wait_for`].
+    pub fn wait_for(mut self, limit: Duration) -> Self {
+        self.settings = self.settings.wait_for(limit);
+        self
+    }
+
+    /// Waits as long as it takes. The default.
+    pub fn wait_forever(mut self) -> Self {
+        self.settings = self.settings.wait_forever();
+        self
+    }
+
+    /// Does not wait for a holder: if one of the locks is busy, the request is. See [`LockRequest::no_wait`].
+    pub fn no_wait(mut self) -> Self {
+        self.settings = self.settings.no_wait();
+        self
+    }
+
+    /// As [`LockRequest::label`], for each of the locks.
+    pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
+        self.settings = self.settings.label(label);
+        self
+    }
+
+    /// As [`LockRequest::renew`], for each of the locks.
+    pub fn renew(mut self, renew: Renew) -> Self {
+        self.settings = self.settings.renew(renew);
+        self
+    }
+
+    /// As [`LockRequest::max_hold`], for each of the locks, counted from the grant of each.
+    pub fn max_hold(mut self, limit: Duration) -> Self {
+        self.settings = self.settings.max_hold(limit);
+        self
+    }
+
+    /// Runs `body` under all of the locks and releases them afterwards. The body is cancelled, at its next await, as soon as one of them is
+    /// lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`LockRequest::with`].
+    pub async fn with<F, T>(self, body: F) -> Result<T, LockError>
+    where
+        F: AsyncFnOnce(&LockGuards) -> T,
+    {
+        let guards = self.await?;
+        let value = guards.run(body(&guards)).await?;
+        match guards.release().await {
+            Err(lost @ LockError::Lost { .. }) => Err(lost),
+            // The server frees the locks when their ttl is over.
+            Ok(()) | Err(_) => Ok(value),
+        }
+    }
+
+    async fn acquire(self) -> Result<LockGuards, LockError> {
+        let names = self.names.map_err(Arc::unwrap_or_clone)?;
+        let core = &self.locks.core;
+        let started = core.clock.now();
+        // Where the server keeps several names under one key, they are one lock to it: asked for twice, it would wait for itself.
+        let mut keys: BTreeMap<Arc<str>, Vec<LockName>> = BTreeMap::new();
+        for name in names {
+            let same = keys.entry(core.backend.queue_key(&name)).or_default();
+            if !same.contains(&name) {
+                same.push(name);
+            }
+        }
+        let mut all = LockGuards {
+            guards: Vec::with_capacity(keys.len()),
+            names: Vec::with_capacity(keys.len()),
+        };
+        for mut names in keys.into_values() {
+            // The same one whatever the order in which they were given.
+            names.sort();
+            all.guards
+                .push(self.settings.for_name(names[0].clone(), started).await?);
+            all.names.push(names);
+        }
+        Ok(all)
+    }
+}
+
+impl IntoFuture for LockAllRequest {
+    type Output = Result<LockGuards, LockError>;
+    type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        Box::pin(self.acquire())
+    }
+}
+
+/// Several locks that are held together. Lost as a whole when one of them is lost; the others stay held until this is released or dropped,
+/// so that a body that is coming to its end is still alone with them.
+///
+/// Dropping it releases all in the background.
+#[must_use = "dropping guards releases their locks at once"]
+pub struct LockGuards {
+    guards: Vec<LockGuard>,
+    /// What each guard stands for: more than one name if the server keeps them under one key.
+    names: Vec<Vec<LockName>>,
+}
+
+impl LockGuards {
+    /// The fencing token of the name, spelt with all scopes; none if it is not among these.
+    ///
+    /// Each lock has a token of its own. Send that of the resource that is written to.
+    #[must_use]
+    pub fn token(&self, name: impl AsRef<str>) -> Option<FencingToken> {
+        let name = name.as_ref();
+        self.iter()
+            .find(|(held, _)| held.as_str() == name)
+            .map(|(_, token)| token)
+    }
+
+    /// The names, with all scopes, and their fencing tokens.
+    pub fn iter(&self) -> impl Iterator<Item = (&LockName, FencingToken)> {
+        let each = self.guards.iter().zip(&self.names);
+        each.flat_map(|(guard, names)| names.iter().map(|name| (name, guard.token())))
+    }
+
+    /// Whether all of them can still be believed in. See [`LockGuard::is_held`].
+    #[must_use]
+    pub fn is_held(&self) -> bool {
+        self.guards.iter().all(LockGuard::is_held)
+    }
+
+    /// How long all of them are certain to be held if they are not renewed from now on. See [`LockGuard::remaining`].
+    #[must_use]
+    pub fn remaining(&self) -> Duration {
+        self.guards
+            .iter()
+            .map(LockGuard::remaining)
+            .min()
+            .unwrap_or(Duration::MAX)
+    }
+
+    /// Waits until one of them is lost, and tells which one and why. Never, if there are none. Cancellation-safe.
+    pub async fn lost(&self) -> (LockName, LossReason) {
+        let (at, reason) = first_loss(self.guards.iter().map(LockGuard::lost)).await;
+        (self.guards[at].name().clone(), reason)
+    }
+
+    /// Runs `work` for as long as all of them are held. See [`LockGuard::run`].
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] with the name of the first one that was lost.
+    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, LockError> {
+        run_while_held(&self.guards, work).await
+    }
+
+    /// Releases all of them and waits for the server's answers.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Lost`] if one had been lost before; else [`LockError::Unavailable`] if the server did not answer. The releases are
+    /// tried again in the background.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future stops no release that has begun; the others begin in the background.
+    pub async fn release(self) -> Result<(), LockError> {
+        // All at once: the releases take the time of the slowest.
+        let releases = self.guards.into_iter().map(|guard| async {
+            let (signal, name) = (guard.lost(), guard.name().clone());
+            match guard.release().await? {
+                ReleaseOutcome::Released => Ok(()),
+                ReleaseOutcome::AlreadyLost => Err(LockError::Lost {
+                    name,
+                    reason: signal.before_release(),
+                }),
+            }
+        });
+        let mut outcome = Ok(());
+        for released in all(releases).await {
+            if !matches!(outcome, Err(LockError::Lost { .. })) && released.is_err() {
+                outcome = released;
+            }
+        }
+        outcome
+    }
+}
+
+/// Runs the futures side by side, to the end of each.
+async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
+    let mut running: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
+    poll_fn(|cx| {
+        let mut ended = true;
+        for (future, output) in running.iter_mut().filter(|(_, output)| output.is_none()) {
+            match future.as_mut().poll(cx) {
+                Poll::Ready(done) => *output = Some(done),
+                Poll::Pending => ended = false,
+            }
+        }
+        if ended { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    running.into_iter().filter_map(|(_, output)| output).collect()
+}
+
+impl fmt::Debug for LockGuards {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(&self.guards).finish()
+    }
+}

@@ -1,0 +1,283 @@
+//! Several locks at once, leading, repeated attempts, and the token of cancellation, on the backend in memory.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use lock_core::{LockError, Locks, LossReason, MemoryLock, Retry};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+fn locks() -> Locks {
+    Locks::new(MemoryLock::new())
+}
+
+#[tokio::test]
+async fn all_locks_are_held_together_and_released_together() {
+    let locks = locks();
+    let shop = locks.scoped("shop");
+    let all = shop.lock_all(["b", "a", "b"]).label("both").await.unwrap();
+    let names: Vec<_> = all.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["shop/a", "shop/b"]);
+    let token = all.token("shop/a").unwrap();
+    assert!(all.token("shop/c").is_none() && all.is_held() && all.remaining() > Duration::from_secs(20));
+    for name in ["a", "b"] {
+        assert!(shop.try_lock(name).await.unwrap().is_none());
+        assert_eq!(shop.holder(name).await.unwrap().unwrap().label.as_deref(), Some("both"));
+    }
+    all.release().await.unwrap();
+    let again = shop.lock_all(["a"]).await.unwrap();
+    assert!(again.token("shop/a").unwrap() > token);
+    drop(again);
+    locks.drain().await;
+    assert_eq!(locks.list("").await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn none_at_all_is_held_for_ever_and_released() {
+    let none = locks().lock_all([""; 0]).await.unwrap();
+    assert!(none.is_held());
+    assert_eq!(none.run(async { 7 }).await.unwrap(), 7);
+    none.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn of_all_or_none_none_is_left_when_one_is_busy_or_unusable() {
+    let locks = locks();
+    let held = locks.lock("b").await.unwrap();
+    let busy = locks.lock_all(["a", "b", "c"]).no_wait().await.unwrap_err();
+    assert!(busy.is_busy() && busy.name().unwrap().as_str() == "b", "{busy}");
+    let limit = Duration::from_millis(20);
+    let busy = locks.lock_all(["a", "b"]).wait_for(limit).await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    let unusable = locks.lock_all(["a", "two\nlines"]).await.unwrap_err();
+    assert!(matches!(unusable, LockError::InvalidName { .. }), "{unusable}");
+    let short = locks.lock_all(["a"]).ttl(Duration::ZERO).await.unwrap_err();
+    assert!(matches!(short, LockError::InvalidTtl { .. }), "{short}");
+    let given_up = tokio::time::timeout(limit, locks.lock_all(["a", "b"]).into_future()).await;
+    assert!(given_up.is_err());
+    locks.drain().await;
+    let names: Vec<_> = locks
+        .list("")
+        .await
+        .unwrap()
+        .into_iter()
+        .filter_map(|h| h.name)
+        .collect();
+    assert_eq!(names, [held.name().clone()]);
+}
+
+/// One limit for all of them together: each next lock has what the ones before have left.
+#[tokio::test]
+async fn the_wait_for_all_is_one_wait() {
+    let locks = locks();
+    let limit = Duration::from_millis(1_000);
+    let (first, second) = (locks.lock("a").await.unwrap(), locks.lock("b").await.unwrap());
+    let waits = tokio::spawn(locks.lock_all(["a", "b"]).wait_for(limit).into_future());
+    tokio::time::sleep(limit.mul_f64(0.8)).await;
+    first.release().await.unwrap();
+    let began = Instant::now();
+    let busy = waits.await.unwrap().unwrap_err();
+    assert!(busy.is_busy() && busy.name().unwrap().as_str() == "b", "{busy}");
+    // With a wait of its own for each it would take the whole limit once more.
+    assert!(began.elapsed() < limit.mul_f64(0.8), "{:?}", began.elapsed());
+    drop(second);
+}
+
+#[tokio::test]
+async fn a_body_is_cancelled_when_one_of_its_locks_is_lost() {
+    let locks = locks();
+    let (begin, begun) = oneshot::channel();
+    let request = locks.lock_all(["a", "b", "c"]).ttl(Duration::from_millis(300));
+    let runs = tokio::spawn(request.with(async |_| {
+        let _ = begin.send(());
+        std::future::pending::<()>().await;
+    }));
+    begun.await.unwrap();
+    locks.force_release("b").await.unwrap();
+    let lost = runs.await.unwrap().unwrap_err();
+    assert!(lost.name().unwrap().as_str() == "b", "{lost}");
+    assert!(
+        matches!(
+            lost,
+            LockError::Lost {
+                reason: LossReason::NotHeld,
+                ..
+            }
+        ),
+        "{lost}"
+    );
+    locks.drain().await;
+    assert_eq!(locks.list("").await.unwrap(), [], "the others are released");
+}
+
+#[tokio::test]
+async fn a_loss_ends_the_whole_and_a_release_tells_it() {
+    let locks = locks();
+    let all = locks
+        .lock_all(["a", "b"])
+        .ttl(Duration::from_millis(300))
+        .await
+        .unwrap();
+    locks.force_release("b").await.unwrap();
+    let (name, reason) = all.lost().await;
+    assert_eq!((name.as_str(), reason), ("b", LossReason::NotHeld));
+    assert!(!all.is_held() && all.remaining().is_zero());
+    let lost = all.release().await.unwrap_err();
+    assert!(
+        matches!(&lost, LockError::Lost { name, .. } if name.as_str() == "b"),
+        "{lost}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_leads_again_after_a_loss_until_its_body_returns() {
+    let locks = locks();
+    let terms = Arc::new(AtomicUsize::new(0));
+    let (own, led) = (locks.clone(), Arc::clone(&terms));
+    let leads = tokio::spawn(async move {
+        let mut tokens = Vec::new();
+        let request = own.lock("leader").ttl(Duration::from_millis(300));
+        request
+            .lead(|term| {
+                assert!(term.is_held());
+                tokens.push(term.token());
+                let (last, tokens) = (led.fetch_add(1, Ordering::SeqCst) == 2, tokens.clone());
+                async move {
+                    if !last {
+                        term.lost().await;
+                        assert!(!term.is_held());
+                        std::future::pending::<()>().await;
+                    }
+                    tokens
+                }
+            })
+            .await
+    });
+    for term in 1..3 {
+        while terms.load(Ordering::SeqCst) < term {
+            tokio::task::yield_now().await;
+        }
+        locks.force_release("leader").await.unwrap();
+    }
+    let tokens = leads.await.unwrap().unwrap();
+    assert_eq!(tokens.len(), 3);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    assert!(locks.holder("leader").await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn two_candidates_lead_one_after_the_other_and_a_shutdown_ends_both() {
+    let memory = MemoryLock::new();
+    let candidates: Vec<_> = (0..2).map(|_| Locks::new(memory.client())).collect();
+    let leaders = Arc::new(AtomicUsize::new(0));
+    let mut campaigns = JoinSet::new();
+    for locks in &candidates {
+        let (locks, leaders) = (locks.clone(), Arc::clone(&leaders));
+        campaigns.spawn(async move {
+            let request = locks.lock("leader");
+            request
+                .lead(|_| async {
+                    assert_eq!(leaders.fetch_add(1, Ordering::SeqCst), 0, "one leads at a time");
+                    tokio::time::sleep(Duration::from_millis(5)).await;
+                    leaders.fetch_sub(1, Ordering::SeqCst);
+                })
+                .await
+        });
+    }
+    while let Some(ended) = campaigns.join_next().await {
+        ended.unwrap().unwrap();
+    }
+    let other = Locks::new(memory.client());
+    let held = other.lock("leader").await.unwrap();
+    for locks in &candidates {
+        let request = locks.lock("leader");
+        campaigns.spawn(request.lead(|_| async { unreachable!("the lock is held") }));
+    }
+    for locks in &candidates {
+        while locks.stats().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+        locks.shutdown().await.unwrap();
+    }
+    while let Some(ended) = campaigns.join_next().await {
+        let closed = ended.unwrap().unwrap_err();
+        assert!(matches!(closed, LockError::Closed { .. }), "{closed}");
+    }
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_campaign_waits_out_what_may_pass_and_not_what_will_not() {
+    let memory = Arc::new(MemoryLock::new());
+    let locks = Locks::new(Arc::clone(&memory));
+    for _ in 0..3 {
+        memory.fail_next_acquire();
+    }
+    assert_eq!(locks.lock("leader").lead(|_| async { 7 }).await.unwrap(), 7);
+    assert_eq!(locks.stats().failed, 3);
+    memory.fail_next_acquire();
+    let at_once = locks.lock("leader").no_wait().lead(|_| async { 7 }).await.unwrap_err();
+    assert!(matches!(at_once, LockError::Unavailable { .. }), "{at_once}");
+    let wrong = locks.lock("two\nlines").lead(|_| async { 7 }).await.unwrap_err();
+    assert!(matches!(wrong, LockError::InvalidName { .. }), "{wrong}");
+}
+
+#[tokio::test]
+async fn a_retry_asks_as_often_as_it_says() {
+    let memory = Arc::new(MemoryLock::new());
+    let locks = Locks::new(Arc::clone(&memory));
+    let held = locks.lock("a").await.unwrap();
+    let pause = Duration::from_millis(200);
+    let began = Instant::now();
+    let busy = locks.lock("a").retry(Retry::new(4, pause)).await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    assert!(
+        (3 * pause..4 * pause).contains(&began.elapsed()),
+        "{:?}",
+        began.elapsed()
+    );
+
+    locks.lock("a").retry(Retry::new(0, pause)).await.unwrap_err();
+    assert_eq!(locks.stats().timed_out, 5);
+
+    let waits = tokio::spawn(locks.lock("a").retry(Retry::new(9, pause).jitter(pause)).into_future());
+    while locks.stats().timed_out < 7 {
+        tokio::task::yield_now().await;
+    }
+    held.release().await.unwrap();
+    let guard = waits.await.unwrap().unwrap();
+    let began = Instant::now();
+    let wrong = locks.lock("two\nlines").retry(Retry::new(9, pause)).await.unwrap_err();
+    assert!(
+        matches!(wrong, LockError::InvalidName { .. }) && began.elapsed() < pause,
+        "{wrong}"
+    );
+    memory.fail_next_acquire();
+    let second = locks.lock("b").retry(Retry::new(2, pause)).await.unwrap();
+    assert_eq!(locks.stats().failed, 1);
+    drop(second);
+    drop(guard);
+}
+
+#[tokio::test]
+async fn a_cancellation_token_is_cancelled_with_the_hold() {
+    let locks = locks();
+    let guard = locks.lock("a").ttl(Duration::from_millis(300)).await.unwrap();
+    let token = guard.cancellation_token();
+    assert!(!token.is_cancelled());
+    locks.force_release("a").await.unwrap();
+    token.cancelled().await;
+    assert!(!guard.is_held());
+
+    let guard = locks.lock("b").await.unwrap();
+    let token = guard.cancellation_token();
+    guard.release().await.unwrap();
+    token.cancelled().await;
+}
