@@ -3,7 +3,7 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use lock_core::LockError;
@@ -241,14 +241,16 @@ impl Files {
             == (&before.real, before.identity, before.log, before.index, before.journal)
     }
 
-    /// Whether the content was changed so lately that another change may leave the same time behind.
-    pub(crate) fn are_fresh(&self) -> bool {
+    /// Whether the content was changed so shortly before `now` that another change may leave the same time behind.
+    pub(crate) fn are_fresh(&self, now: SystemTime) -> bool {
         // The coarsest clock of a kernel ticks a hundred times a second.
         const TICKS: Duration = Duration::from_millis(20);
         let [(seconds, nanos), _] = self.changed;
         let written = u64::try_from(seconds).ok().zip(u32::try_from(nanos).ok());
         let written = written.and_then(|(seconds, nanos)| UNIX_EPOCH.checked_add(Duration::new(seconds, nanos)));
-        written.is_some_and(|written| written.elapsed().is_ok_and(|age| age < TICKS))
+        // None: the clock was set back since.
+        let age = written.and_then(|written| now.duration_since(written).ok());
+        age.is_some_and(|age| age < TICKS)
     }
 }
 
@@ -491,6 +493,24 @@ mod tests {
             fs::remove_file(&file).unwrap();
             place.check().unwrap_err();
             fs::write(&file, [0; 512]).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_file_is_fresh_for_a_while_after_it_was_written_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.db");
+        fs::write(&path, "").unwrap();
+        let files = Files::look(&path, false).unwrap();
+        let written = fs::metadata(&path).unwrap().modified().unwrap();
+        let ms = Duration::from_millis;
+        for (now, fresh) in [
+            (written, true),
+            (written + ms(19), true),
+            (written + ms(20), false),
+            (written - ms(1), false),
+        ] {
+            assert_eq!(files.are_fresh(now), fresh, "{now:?}");
         }
     }
 

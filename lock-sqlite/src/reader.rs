@@ -8,6 +8,7 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::SystemTime;
 
 use lock_core::LockError;
 use rusqlite::ErrorCode;
@@ -35,6 +36,7 @@ pub(crate) fn read<T: Default>(
         let number = std::fs::metadata(path).map_or(0, |file| file.ino());
         let turn = turns::to_read(number)?;
         let before = Files::look(path, allow_unsafe)?;
+        let now = SystemTime::now();
         let done = read_once(&before, &boot, work);
         let after = Files::look(path, allow_unsafe)?;
         if before.has_log() && after.has_bare_log() {
@@ -43,7 +45,7 @@ pub(crate) fn read<T: Default>(
         drop(turn);
         let immutable = !before.has_log();
         let same = before.number() == number && after.are_those(&before);
-        let steady = same && (!immutable || (after == before && !before.are_fresh()));
+        let steady = same && (!immutable || (after == before && !before.are_fresh(now)));
         let failure = match done {
             Ok(value) if steady => return Ok(value),
             Ok(_) => Failure::busy(),
@@ -120,4 +122,117 @@ fn left_behind(file: &Path) -> LockError {
          fencelock check",
         file.display()
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fs;
+    use std::path::PathBuf;
+    use std::time::{Duration, Instant};
+
+    use lock_core::{Claim, OwnerId};
+    use rusqlite::Connection;
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::store::Store;
+
+    /// A client that holds those locks.
+    fn database(path: &Path, names: &[&str]) -> Store {
+        patience::until(Instant::now() + Duration::from_secs(20));
+        let mut store = Store::open(path, false, OwnerId::random(), 0).unwrap();
+        for name in names {
+            let claim = Claim::new(name.parse().unwrap(), Duration::from_secs(60));
+            let sent = lock_core::Clock::system().now();
+            store.try_acquire(&claim, sent, &|| true).unwrap().granted().unwrap();
+        }
+        store
+    }
+
+    fn dir() -> (TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("locks.db");
+        (dir, path)
+    }
+
+    /// What a reader sees if that happens while it reads for the first time, and how often it reads.
+    fn read_while(path: &Path, happens: impl Fn()) -> (Vec<String>, u32) {
+        let reads = Cell::new(0);
+        let names = read(path, false, &|records| {
+            let held = records.list("")?;
+            reads.set(reads.get() + 1);
+            if reads.get() == 1 {
+                happens();
+            }
+            Ok(held
+                .iter()
+                .filter_map(|holder| Some(holder.name.as_ref()?.to_string()))
+                .collect())
+        });
+        (names.unwrap(), reads.get())
+    }
+
+    /// Takes the age of its last change from the file, after which a reader would wait by itself.
+    fn grow_old(path: &Path) {
+        let there = || Files::look(path, false).unwrap();
+        while there().are_fresh(SystemTime::now()) {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn an_immutable_file_that_changes_meanwhile_is_read_again() {
+        let (_dir, path) = dir();
+        drop(database(&path, &["a"]));
+        grow_old(&path);
+        assert_eq!(read_while(&path, || ()), (vec!["a".to_owned()], 1));
+        let (names, reads) = read_while(&path, || {
+            // As a client of another process: it comes, writes and takes its log along.
+            let conn = Connection::open(&path).unwrap();
+            conn.execute("UPDATE lock SET name = 'b'", []).unwrap();
+        });
+        assert_eq!(names, ["b"]);
+        assert!(reads > 1);
+    }
+
+    #[test]
+    fn a_client_that_connects_meanwhile_is_not_overlooked() {
+        let (_dir, path) = dir();
+        drop(database(&path, &["a"]));
+        grow_old(&path);
+        let client = Cell::new(None);
+        let (names, _) = read_while(&path, || {
+            let conn = Connection::open(&path).unwrap();
+            // It stays in the log.
+            conn.execute("UPDATE lock SET name = 'b'", []).unwrap();
+            client.set(Some(conn));
+        });
+        assert_eq!(names, ["b"]);
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_meanwhile_is_read_again() {
+        let (dir, path) = dir();
+        let other = dir.path().join("other.db");
+        drop(database(&other, &["b"]));
+        for connected in [false, true] {
+            let store = Cell::new(Some(database(&path, &["a"])));
+            if !connected {
+                store.take();
+                grow_old(&path);
+            }
+            let (names, _) = read_while(&path, || {
+                let new = dir.path().join("new.db");
+                fs::copy(&other, &new).unwrap();
+                store.take();
+                fs::rename(new, &path).unwrap();
+                for left in ["locks.db-wal", "locks.db-shm"] {
+                    let _ = fs::remove_file(dir.path().join(left));
+                }
+            });
+            assert_eq!(names, ["b"], "connected: {connected}");
+            fs::remove_file(&path).unwrap();
+        }
+    }
 }
