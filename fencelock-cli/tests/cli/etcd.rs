@@ -43,6 +43,25 @@ impl EtcdServer {
         })
     }
 
+    /// Lets in users with a password only: `root`, and `look`, who may read what begins with that.
+    fn lock_up(&self, prefix: &str) {
+        use etcd_client::Permission;
+
+        self.runtime.block_on(async {
+            let mut etcd = etcd_client::Client::connect([self.server.authority()], None)
+                .await
+                .unwrap();
+            for name in ["root", "look"] {
+                etcd.role_add(name).await.unwrap();
+                etcd.user_add(name, "PASSWORD", None).await.unwrap();
+                etcd.user_grant_role(name, name).await.unwrap();
+            }
+            let read = Permission::read(prefix).with_prefix();
+            etcd.role_grant_permission("look", read).await.unwrap();
+            etcd.auth_enable().await.unwrap();
+        });
+    }
+
     fn kill(&self) {
         self.runtime.block_on(self.server.kill()).unwrap();
     }
@@ -113,4 +132,25 @@ fn a_cluster_that_forgets_its_locks_ends_the_command_at_the_next_renewal() {
     );
     assert!(line.contains(gone) || line.contains(ended), "{line}");
     assert!(!command.is_alive());
+}
+
+#[test]
+fn a_user_who_may_only_read_sees_the_locks_and_changes_none() {
+    let world = World::on(Backend::Etcd);
+    world.etcd().lock_up("fencelock:");
+    let run = |user: &str, args: &[&str]| {
+        let url = world.url().replace("etcd://", &format!("etcd://{user}:PASSWORD@"));
+        Done::of(world.fencelock().env("FENCELOCK_URL", url).args(args))
+    };
+    // With the output of `fencelock list` as its own, the command shows what is held while it runs.
+    let script =
+        r#"FENCELOCK_URL="$1" "$0" list --names; FENCELOCK_URL="$1" "$0" holder "$FENCELOCK_NAME" > /dev/null"#;
+    let look = world.url().replace("etcd://", "etcd://look:PASSWORD@");
+    let seen = run(
+        "root",
+        &["run", "lock", "--", "sh", "-c", script, crate::world::binary(), &look],
+    );
+    assert_eq!((seen.code, seen.stdout.as_str()), (Some(0), "lock\n"), "{seen:?}");
+    assert_eq!(run("look", &["holder", "lock"]).code, Some(1));
+    run("look", &["run", "-n", "lock", "--", "true"]).one_line(78);
 }

@@ -100,6 +100,43 @@ fn a_check_needs_every_right_that_the_documentation_lists() {
     });
 }
 
+/// The rights that the documentation lists for looking are enough to look, none of them is too much, and they change nothing.
+#[test]
+fn a_user_who_may_only_read_sees_the_locks_and_needs_every_right_that_the_documentation_lists() {
+    let page = include_str!("../../../docs/redis.md");
+    let rule = page
+        .split_once("ACL SETUSER look ")
+        .and_then(|(_, rest)| rest.split_once("```"));
+    let rule: Vec<_> = rule.unwrap().0.split_whitespace().collect();
+    let world = World::on(Backend::Redis);
+    let server = world.server();
+    let running = world.start(&["--ttl", "1h"], "exec sleep 60");
+    // As the user without one of the rights. The server knows no script, so that its text must be sent along.
+    let run = |without: &str, args: &[&str]| {
+        let words: Vec<_> = rule.iter().copied().filter(|word| *word != without).collect();
+        let set = server.ask(&format!("ACL SETUSER look reset {}", words.join(" ")));
+        assert_eq!((set.as_str(), server.ask("SCRIPT FLUSH").as_str()), ("+OK", "+OK"));
+        let url = server.url().replace("redis://", "redis://look:PASSWORD@");
+        Done::of(world.fencelock().env("FENCELOCK_URL", url).args(args))
+    };
+    let list = run("", &["list", "--names"]);
+    assert_eq!((list.code, list.stdout.as_str()), (Some(0), "lock\n"), "{list:?}");
+    assert_eq!(run("", &["holder", "lock"]).code, Some(0));
+    // Greetings, and the choice of a database other than 0.
+    let needed = rule
+        .iter()
+        .filter(|word| word.starts_with(['+', '&']) && !["+hello", "+select"].contains(word));
+    for missing in needed {
+        let list = run(missing, &["list"]);
+        assert_eq!(list.code, Some(78), "without {missing}: {list:?}");
+    }
+    run("", &["run", "-n", "other", "--", "true"]).one_line(78);
+    run("", &["release", "--force", "lock"]).one_line(78);
+    assert_eq!(world.run(["holder", "lock"]).code, Some(0));
+    running.command.signal(Signal::TERM);
+    running.end();
+}
+
 #[test]
 fn a_check_prints_what_the_backend_warns_of_and_passes() {
     let world = World::on(Backend::Redis);
