@@ -65,6 +65,9 @@ impl Address {
                 if let Some(runtime) = options.get_runtime() {
                     config = config.runtime(runtime.clone());
                 }
+                if options.is_read_only() {
+                    config = config.read_only(true);
+                }
                 Ok(Self::Postgres(Box::new(config)))
             }
             #[cfg(feature = "redis")]

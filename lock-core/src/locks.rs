@@ -93,8 +93,8 @@ impl Options {
 
     /// A client that only looks at locks: [`holder`](Locks::holder), [`list`](Locks::list), [`warnings`](Locks::warnings) and
     /// [`backend_version`](Locks::backend_version) work, and what would take or release a lock is a
-    /// [`LockError::Configuration`]. On SQLite it makes no file and writes to none, and needs the right to read only. What
-    /// rights other backends need to tell what is held is in their documentation.
+    /// [`LockError::Configuration`]. On SQLite it makes no file and writes to none, on Postgres it makes no schema, and it
+    /// needs rights to read only: each backend's documentation lists them.
     pub fn read_only(mut self, read_only: bool) -> Self {
         self.read_only = read_only;
         self

@@ -41,6 +41,7 @@ pub struct PostgresConfig {
     pub(crate) op_timeout: Duration,
     pub(crate) allow_unsafe: bool,
     pub(crate) session_pooler: bool,
+    read_only: bool,
     runtime: Option<Handle>,
 }
 
@@ -99,6 +100,7 @@ impl PostgresConfig {
             op_timeout: Duration::from_secs(5),
             allow_unsafe: false,
             session_pooler: false,
+            read_only: false,
             runtime: None,
         }
     }
@@ -221,6 +223,14 @@ impl PostgresConfig {
         self
     }
 
+    /// Only looks at locks: makes no schema, does not touch the counter of tokens, and needs no right to write. Everything that would
+    /// take, renew or release a lock fails with [`LockError::Configuration`].
+    #[must_use]
+    pub fn read_only(mut self, read_only: bool) -> Self {
+        self.read_only = read_only;
+        self
+    }
+
     /// Works sessions on that runtime instead of fencelock's own background thread. If it ends, its sessions end, and their locks
     /// are lost at once; the next request opens a session on the background thread.
     #[must_use]
@@ -229,7 +239,7 @@ impl PostgresConfig {
         self
     }
 
-    /// Connects, and makes the schema if it is missing. Dropping the future leaves nothing behind.
+    /// Connects, and makes the schema if it is missing, unless the client is [`read_only`](Self::read_only). Dropping the future leaves nothing behind.
     ///
     /// # Errors
     ///
@@ -264,6 +274,7 @@ impl PostgresConfig {
             op_timeout: Options::usable_op_timeout(self.op_timeout)?,
             allow_unsafe: self.allow_unsafe,
             session_pooler: self.session_pooler,
+            read_only: self.read_only,
             executor: Executor::new(self.runtime),
         }))
     }

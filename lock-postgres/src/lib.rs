@@ -169,18 +169,22 @@ impl DistributedLock for PostgresLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        self.sessions.may_write()?;
         run!(self, "acquire", try_acquire(claim; unwanted))
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        self.sessions.may_write()?;
         run!(self, "renew", renew(lease))
     }
 
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.sessions.may_write()?;
         run!(self, "release", release(claim))
     }
 
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        self.sessions.may_write()?;
         let unwanted = CancellationToken::new();
         let _wanted = unwanted.clone().drop_guard();
         let (sessions, claim) = (Arc::clone(self.sessions.arc()), claim.clone());
@@ -202,6 +206,7 @@ impl DistributedLock for PostgresLock {
         deadline: Option<Stamp>,
         mut busy: BusySignal,
     ) -> Result<Attempt, LockError> {
+        self.sessions.may_write()?;
         let found = match run!(self, "acquire", look_first(claim; unwanted))? {
             Some(Attempt::Busy(found)) => Some(found),
             Some(granted) => return Ok(granted),
@@ -218,6 +223,7 @@ impl DistributedLock for PostgresLock {
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        self.sessions.may_write()?;
         run!(self, "hand-over", hand_over(from, to; unwanted))
     }
 
@@ -230,6 +236,7 @@ impl DistributedLock for PostgresLock {
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.sessions.may_write()?;
         run!(self, "forced release", force_release(name))
     }
 

@@ -149,6 +149,14 @@ impl Sessions {
     /// without limit.
     async fn begin(&self, wire: &Wire, proof: &Proof, sequence: u32, counter: Counter) -> Result<Start, Failure> {
         let (schema, seen) = (&self.settings.schema, self.seen.load(Ordering::Acquire));
+        if self.settings.read_only {
+            // It draws no token.
+            return Ok(Start {
+                last: 0,
+                ceiling: 0,
+                sequence,
+            });
+        }
         let demand = proof.demand();
         let take_turn = demand.clone() + &counter::take_turn();
         let started = self.clock.now();
@@ -209,6 +217,10 @@ impl Sessions {
             schema.planted()
         );
         let mut rows = wire.ask(&look).await?;
+        if rows.last().is_none() && self.settings.read_only {
+            // Without a schema nothing is held, so the number is of no use to anybody.
+            return Ok(0);
+        }
         if rows.last().is_none() {
             let made = self.make_schema(wire, server).await;
             // If somebody else has made it anew since the first look, this role need not be able to.

@@ -40,6 +40,8 @@ pub(crate) struct Settings {
     pub(crate) allow_unsafe: bool,
     /// Whether a pooler is said to give each client a session of its own.
     pub(crate) session_pooler: bool,
+    /// Whether nothing is written: no schema is made, and the counter stays as it is.
+    pub(crate) read_only: bool,
     pub(crate) executor: Executor,
 }
 
@@ -136,6 +138,17 @@ impl Sessions {
             Ok(())
         })
         .await
+    }
+
+    /// Fails if the client only looks at locks.
+    pub(crate) fn may_write(&self) -> Result<(), LockError> {
+        if self.settings.read_only {
+            return Err(LockError::configuration(
+                "this client was made read-only, and can only tell what is held; make one without PostgresConfig::read_only to take, \
+                 renew or release locks",
+            ));
+        }
+        Ok(())
     }
 
     pub(crate) fn is_closed(&self) -> bool {

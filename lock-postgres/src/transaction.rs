@@ -87,6 +87,7 @@ impl PostgresLock {
         name: &LockName,
         wait: Option<Duration>,
     ) -> Result<FencingToken, LockError> {
+        self.sessions().may_write()?;
         let started = Clock::system().now();
         check_isolation(tx).await?;
         let locked = lock(tx, self.key(name), wait).await;
@@ -130,6 +131,7 @@ impl PostgresLock {
     ///
     /// As [`PostgresConfig::connect`](crate::PostgresConfig::connect).
     pub async fn prepare_tokens(&self) -> Result<(), LockError> {
+        self.sessions().may_write()?;
         let sessions = Arc::clone(self.sessions());
         self.sessions()
             .run("preparing tokens", async move { prepare(&sessions).await })
