@@ -362,3 +362,23 @@ async fn an_acquisition_is_released_by_its_owner_id_and_a_later_one_is_not() {
     assert!(!supervisor.release_owned("a", owner).await.unwrap());
     assert_eq!(holder.holder("a").await.unwrap().unwrap().owner, Some(next.owner()));
 }
+
+#[tokio::test]
+async fn a_client_that_is_read_only_looks_at_locks_and_takes_none() {
+    let memory = MemoryLock::new();
+    let locks = Locks::new(memory.client());
+    let looker = Locks::with_options(memory, Options::new().read_only(true));
+    let guard = locks.lock("held").await.unwrap();
+    assert_eq!(looker.list("").await.unwrap().len(), 1);
+    assert!(looker.holder("held").await.unwrap().is_some());
+    for refused in [
+        looker.lock("free").await.map(drop).unwrap_err(),
+        looker.try_lock("free").await.map(drop).unwrap_err(),
+        looker.force_release("held").await.map(drop).unwrap_err(),
+        looker.release_owned("held", guard.owner()).await.map(drop).unwrap_err(),
+    ] {
+        assert!(matches!(refused, LockError::Configuration { .. }), "{refused}");
+        assert!(refused.to_string().contains("read-only"), "{refused}");
+    }
+    guard.release().await.unwrap();
+}
