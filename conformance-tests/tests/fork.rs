@@ -157,6 +157,8 @@ mod linux {
             if fields.split_whitespace().nth(2) != Some(&group) {
                 continue;
             }
+            // With it, `nm` tells the name of a static that a thread waits for.
+            let maps = fs::read_to_string(process.path().join("maps")).unwrap_or_default();
             for task in fs::read_dir(process.path().join("task"))
                 .into_iter()
                 .flatten()
@@ -165,13 +167,14 @@ mod linux {
                 let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
                 let _ = writeln!(
                     waits,
-                    "  process {} thread {:?} ({}): waits in {} {}, system call {}",
+                    "  process {} thread {:?} ({}): waits in {} {}, system call {}; the program is at {}",
                     process.file_name().to_string_lossy(),
                     task.file_name(),
                     read("comm").trim(),
                     read("wchan").trim(),
                     read("stack").lines().next().unwrap_or_default(),
                     read("syscall").trim(),
+                    maps.split_whitespace().next().unwrap_or_default(),
                 );
             }
         }

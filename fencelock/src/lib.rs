@@ -37,7 +37,7 @@
 //!
 //! | part | meaning |
 //! |---|---|
-//! | `NAME` | any text without `?`, `#` and control characters, taken as it is. The store lives as long as the process |
+//! | `NAME` | any text without `?`, `#` and control characters, taken as it is. The store lives as long as the process; a forked child has stores of its own |
 //! | `PATH` | the database file, relative or absolute, also as `sqlite:///PATH`; made if it does not exist, in a directory that does, on a local file system. `?`, `#` and `%` are written as `%3F`, `%23` and `%25` |
 //! | `USER`, `PASSWORD` | what is special in addresses is written as `%` and two digits; `:PASSWORD@` alone means the default user |
 //! | `SOCKET` | the path from the root; its user, password and database are the parameters `user`, `password` and `db` |
@@ -51,6 +51,28 @@
 //! | `?mode=ro` | SQLite: only looks at locks, as with [`Options::read_only`]: makes no file and changes none |
 //! | `?op_timeout=5s` | etcd, Postgres, Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
 //! | `?allow_unsafe_configuration=true` | etcd, Postgres, Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
+//!
+//! # After a fork
+//!
+//! A client, its clones and its guards belong to the process that made them. A child made by `fork` connects a client of its own; the
+//! parent goes on holding its locks, and is not disturbed. What a child finds of its parent's client touches nothing, not even when it is
+//! dropped:
+//!
+//! | in the child | outcome, at once |
+//! |---|---|
+//! | an inherited client: a lock, `holder`, `list`, `shutdown` and the other requests | [`LockError::Configuration`], which says to connect anew |
+//! | an inherited guard: `is_held()`, `remaining()` | false, zero |
+//! | an inherited guard: `lost()`; `run`, `renew_now()`, `release()` | [`LossReason::Forked`]; [`LockError::Lost`] with that reason |
+//! | an inherited request that is polled | as of an inherited client |
+//! | a new client | as everywhere, with a background thread of its own. A store `memory:NAME` is a new one. SQLite is refused if the parent had a file open at the fork: see [`sqlite`](https://docs.rs/lock-sqlite) |
+//!
+//! Connect after the fork where you can: a child keeps the parent's sockets open until it ends or starts another program (`exec`). If
+//! the parent is killed before that, the server frees its locks when their ttl is over, not when the parent's connection ends.
+//!
+//! Runtimes of tokio do not go through a fork, whoever uses them. In the child make a new runtime. Do not run an inherited one, as it takes
+//! events away from the parent, and do not drop it, as that can wait for threads that are not there: pass it to [`std::mem::forget`].
+//! A fork in the very moment in which another thread starts a thread, or the first runtime, can leave the standard library or tokio locked
+//! in the child: then a request of a new client fails after 5 s.
 //!
 //! # Logs
 //!

@@ -1,12 +1,17 @@
 //! The thread that keeps locks alive.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError, mpsc};
 use std::thread;
+use std::time::Duration;
 
-use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::runtime::{Builder, Handle};
 
 use crate::LockError;
 use crate::process::PerProcess;
+
+/// The standard library locks a mutex while a thread starts, and tokio (with its feature `signal`) a `Once` while the first runtime is
+/// built: in a child that was forked in the middle of that, no thread comes up any more.
+const LONGEST_START: Duration = Duration::from_secs(5);
 
 type Started = Mutex<Option<Handle>>;
 
@@ -21,7 +26,7 @@ static STARTED: PerProcess<Started> = PerProcess::new();
 ///
 /// # Errors
 ///
-/// [`LockError::Unavailable`] if the system refuses another thread; the next call tries again.
+/// [`LockError::Unavailable`] if the system refuses another thread, or tokio another runtime; the next call tries again.
 pub fn background() -> Result<Handle, LockError> {
     STARTED.with(start)
 }
@@ -40,35 +45,32 @@ fn start(started: &Started) -> Result<Handle, LockError> {
         return Ok(handle.clone());
     }
     let failed = |e| LockError::failed("starting the background thread", e);
-    let runtime = Builder::new_current_thread().enable_all().build().map_err(failed)?;
-    let handle = runtime.handle().clone();
-    let runtime = DroppedAnywhere(Some(runtime));
+    let (tell, told) = mpsc::sync_channel(1);
     thread::Builder::new()
         .name("fencelock".to_owned())
-        .spawn(move || runtime.run())
+        .spawn(move || match Builder::new_current_thread().enable_all().build() {
+            Ok(runtime) if tell.send(Ok(runtime.handle().clone())).is_ok() => {
+                runtime.block_on(std::future::pending::<()>());
+            }
+            // Nobody waits for it any more.
+            Ok(_) => {}
+            Err(error) => drop(tell.send(Err(error))),
+        })
         .map_err(failed)?;
+    let handle = match told.recv_timeout(LONGEST_START) {
+        Ok(built) => built.map_err(failed)?,
+        Err(_) => {
+            return Err(LockError::unavailable(
+                "starting the background thread",
+                format!(
+                    "it has not come up within {LONGEST_START:?}; if this process was forked while its parent started a thread, the \
+                     standard library or tokio is locked here for ever: fork at another moment"
+                ),
+            ));
+        }
+    };
     *started = Some(handle.clone());
     Ok(handle)
-}
-
-/// A runtime without a thread so far. If the system refuses the thread, the runtime is dropped with what the thread was to run: on
-/// the caller's thread, where a plain [`Runtime`] panics if the caller is on a runtime itself.
-struct DroppedAnywhere(Option<Runtime>);
-
-impl DroppedAnywhere {
-    fn run(mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.block_on(std::future::pending::<()>());
-        }
-    }
-}
-
-impl Drop for DroppedAnywhere {
-    fn drop(&mut self) {
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
 }
 
 /// The runtime of that process, which is this one, unless it has not been started.

@@ -105,7 +105,8 @@ pub enum LockError {
         message: String,
     },
 
-    /// The address, the credentials, the permissions or the file are wrong. A retry will not help.
+    /// The address, the credentials, the permissions or the file are wrong, or this is a forked child and the client is its parent's. A
+    /// retry will not help.
     #[non_exhaustive]
     Configuration {
         /// The lock, unless the operation is about all or none.

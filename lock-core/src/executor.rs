@@ -294,6 +294,34 @@ mod tests {
     }
 
     #[test]
+    fn a_task_of_another_process_is_neither_polled_nor_dropped_nor_moved() {
+        let own = Builder::new_current_thread().enable_all().build().unwrap();
+        let chosen = Chosen {
+            runtime: own.handle().clone(),
+            ended: AtomicBool::new(false),
+            process: 0,
+        };
+        let chosen = Arc::new(chosen);
+        let (tell, told) = mpsc::channel();
+        let task = Movable {
+            work: Some(Box::pin(async move {
+                let _ = tell.send("polled");
+            })),
+            begun: false,
+            chosen: Arc::clone(&chosen),
+        };
+        own.spawn(task);
+        own.block_on(tokio::task::yield_now());
+        drop(own);
+        assert_eq!(
+            told.recv_timeout(Duration::from_millis(50)),
+            Err(mpsc::RecvTimeoutError::Timeout),
+            "the sender is there still"
+        );
+        assert!(!chosen.ended.load(Ordering::Acquire));
+    }
+
+    #[test]
     fn a_task_that_panics_is_an_error_and_says_nothing_of_the_runtime() {
         let own = runtime();
         let executor = Executor::new(Some(own.handle().clone()));

@@ -25,6 +25,8 @@ use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSig
 /// Dropping the guard releases in the background, from any thread, also outside of a runtime. To know that it is
 /// released, call [`release`](Self::release).
 ///
+/// In a forked child the guard is lost, with [`LossReason::Forked`], and dropping it does nothing: the lock is the parent's.
+///
 /// `let _ = locks.lock("job").await?` drops the guard at once, without a warning of the compiler. Give it a name, if only `_guard`.
 #[must_use = "dropping a guard releases its lock at once"]
 pub struct LockGuard {

@@ -5,7 +5,7 @@
 //!
 //! [`Locks`] turns a backend into a client: it queues the requests of one process, renews what is held, notices what is
 //! lost, and cleans up what was abandoned. [`MemoryLock`] is the backend for tests and single processes. [`fence`]
-//! is the resource's side.
+//! is the resource's side. [`process`] is what a backend needs so that a forked child does not disturb its parent.
 
 pub mod fence;
 pub mod process;

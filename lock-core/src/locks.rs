@@ -29,6 +29,9 @@ use crate::{
 ///
 /// Nothing here needs the caller to be on a particular runtime: the work is done on a background thread (or where
 /// [`Options::runtime`] says), and the futures only wait for it.
+///
+/// A client belongs to the process that made it. In a forked child its requests fail at once with [`LockError::Configuration`], and
+/// dropping it touches nothing: connect a new client there.
 #[derive(Clone, Debug)]
 pub struct Locks {
     pub(crate) core: Arc<Core>,
@@ -86,6 +89,8 @@ impl Options {
     /// runtime is blocked, renewals are late. If it ends, the client goes on on the background thread: requests to the server
     /// that were under way fail, waits start anew, and locks stay held unless the server kept them by a connection that ended with
     /// the runtime. Those are lost at once.
+    ///
+    /// In a forked child it must be a runtime of the child: an inherited one has no threads there.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self

@@ -401,8 +401,8 @@ impl<T> Drop for Told<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Barrier;
     use std::sync::atomic::AtomicUsize;
+    use std::sync::{Barrier, Mutex};
     use std::task::Waker;
     use std::thread;
 
@@ -447,6 +447,15 @@ mod tests {
         assert!(!Arc::ptr_eq(&first, &second));
         assert_eq!((values.peek(7, |_| ()), values.peek(8, |_| ())), (None, Some(())));
         assert_eq!(Arc::strong_count(&first), 2, "the one of the parent is kept");
+    }
+
+    #[test]
+    fn a_mutex_that_a_thread_of_the_parent_holds_is_not_waited_for() {
+        let values: PerProcess<Mutex<()>> = PerProcess::new();
+        values.with_in(7, |of_parent| {
+            let _held = of_parent.lock().unwrap();
+            assert!(values.with_in(8, |own| own.try_lock().is_ok()));
+        });
     }
 
     #[test]

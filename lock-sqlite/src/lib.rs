@@ -63,6 +63,9 @@
 //!   [docs/sqlite.md](https://github.com/fencelock/fencelock/blob/main/docs/sqlite.md) has a table.
 //! - **Do not open the file by other means inside of the same process**, such as copying it with [`std::fs::copy`]: closing
 //!   it would drop the locks of SQLite, as POSIX has it. `sqlite3 locks.db` in another process is fine.
+//! - **After a fork** a child can connect only if its parent had no client of this backend open at the fork: SQLite takes over what it
+//!   believed in the parent, and not its locks. Otherwise the child gets [`Configuration`](lock_core::LockError::Configuration) at once.
+//!   Connect after the fork, [shut down](lock_core::Locks::shutdown) before it, or start a new program in the child.
 //! - **A full disk**: what finds no room fails with [`Unavailable`](lock_core::LockError::Unavailable), and no new client
 //!   can connect. Renewals and releases of open clients go on in the space that the file and its log have already, which
 //!   is some 64 KiB at first and grows with use; those that cannot leave the lock to its expiry.

@@ -3,9 +3,10 @@
 use std::future::{IntoFuture, pending};
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fencelock::{FencingToken, LockError, LossReason, Options, OwnerId, ReleaseOutcome};
+use fencelock::{FencingToken, LockError, Locks, LossReason, Options, OwnerId, ReleaseOutcome};
 use futures_executor::block_on;
 
 use super::parent::{Inherited, OWNERS, is_shared};
@@ -16,6 +17,7 @@ pub(crate) fn finds(url: &str, inherited: Inherited, ending: Ending) -> ExitCode
         driver,
         locks,
         idle,
+        backend,
         held,
         released,
         polled,
@@ -49,6 +51,12 @@ pub(crate) fn finds(url: &str, inherited: Inherited, ending: Ending) -> ExitCode
         block_on(locks.drain());
         let _ = (locks.stats(), format!("{locks:?}"));
     }
+    let late = Locks::new(Arc::clone(&backend));
+    assert_inherited(
+        "child: try_lock of a client of an inherited backend",
+        Some("late"),
+        || block_on(late.try_lock("late")),
+    );
     step("child: the inherited runtime polls a request");
     assert_inherited("child: try_lock", Some(&format!("{scope}/free")), || {
         driver.run(idle.try_lock("free"))
@@ -75,12 +83,16 @@ pub(crate) fn finds(url: &str, inherited: Inherited, ending: Ending) -> ExitCode
     );
 
     step("child: drops what it inherited");
+    let tasks = driver.tasks();
     drop(dropped);
     drop(dropped_signal);
     drop(dropped_work);
     drop(held);
+    drop(late);
+    drop(backend);
     drop(idle);
     drop(locks);
+    assert_eq!(driver.tasks(), tasks, "nothing is left to the inherited runtime");
     match driver {
         // Its end would wait for its threads, which are not here.
         Driver::Threads(runtime) => std::mem::forget(runtime),
@@ -88,6 +100,8 @@ pub(crate) fn finds(url: &str, inherited: Inherited, ending: Ending) -> ExitCode
         Driver::CurrentThread(runtime) => runtime.shutdown_background(),
         Driver::Background => {}
     }
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().count();
+    assert_eq!(threads, 1, "nothing goes on in the child");
 
     if is_sqlite(url) {
         step("child: connects to the file that its parent has open");

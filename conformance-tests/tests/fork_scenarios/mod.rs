@@ -7,10 +7,12 @@ mod under_load;
 use std::fmt::Debug;
 use std::future::Future;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fencelock::{LockError, Locks, Options};
+use fencelock::backend::DistributedLock;
+use fencelock::{EtcdLock, LockError, Locks, MemoryLock, Options, PostgresLock, RedisLock, SqliteLock};
 use tokio::runtime::{Builder, Runtime};
 
 /// The ttl of all locks here: the shortest of etcd with its usual settings, and one more.
@@ -35,6 +37,8 @@ enum What {
     Held(Place, Ending),
     /// Forks while other threads take and release locks.
     UnderLoad,
+    /// Forks while another thread makes the first client of its process.
+    FirstConnect,
     /// A fork after the client was shut down.
     ShutDownBefore,
 }
@@ -75,6 +79,10 @@ impl Scenario {
             what: What::UnderLoad,
         },
         Self {
+            name: "twenty_forks_during_the_first_connect",
+            what: What::FirstConnect,
+        },
+        Self {
             name: "shut_down_before_the_fork",
             what: What::ShutDownBefore,
         },
@@ -96,14 +104,19 @@ impl Scenario {
     }
 
     pub(crate) fn is_for(&self, backend: &str) -> bool {
-        // Only SQLite cares.
-        self.what != What::ShutDownBefore || backend == "sqlite"
+        match self.what {
+            What::ShutDownBefore => backend == "sqlite",
+            // It refuses the child in the middle of a connect.
+            What::FirstConnect => backend != "sqlite",
+            What::Held(..) | What::UnderLoad => true,
+        }
     }
 
     pub(crate) fn play(self, url: &str) -> ExitCode {
         match self.what {
             What::Held(place, ending) => parent::forks(url, place, ending),
             What::UnderLoad => under_load::forks(url),
+            What::FirstConnect => under_load::forks_during_the_first_connect(url),
             What::ShutDownBefore => parent::forks_after_shutdown(url),
         }
     }
@@ -127,6 +140,18 @@ pub(crate) fn connect(url: &str, options: Options) -> Result<Locks, LockError> {
         url,
         options.ttl(TTL).op_timeout(Duration::from_secs(5)),
     ))
+}
+
+/// The backend alone, as somebody has it who makes the client later.
+pub(crate) async fn backend(url: &str) -> Result<Arc<dyn DistributedLock>, LockError> {
+    let (scheme, rest) = url.split_once(':').unwrap();
+    Ok(match scheme {
+        "memory" => Arc::new(MemoryLock::new()),
+        "sqlite" => Arc::new(SqliteLock::open(rest).await?),
+        "redis" => Arc::new(RedisLock::connect(url).await?),
+        "etcd" => Arc::new(EtcdLock::connect(url).await?),
+        _ => Arc::new(PostgresLock::connect(url).await?),
+    })
 }
 
 /// The names of one run, on a server that others use, too.
@@ -193,6 +218,14 @@ impl Driver {
         match self {
             Self::Background => futures_executor::block_on(work),
             Self::Threads(runtime) | Self::CurrentThread(runtime) => runtime.block_on(work),
+        }
+    }
+
+    /// How many tasks the runtime has.
+    pub(crate) fn tasks(&self) -> Option<usize> {
+        match self {
+            Self::Background => None,
+            Self::Threads(runtime) | Self::CurrentThread(runtime) => Some(runtime.metrics().num_alive_tasks()),
         }
     }
 

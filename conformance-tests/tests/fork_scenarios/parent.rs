@@ -6,13 +6,15 @@ use std::io::Read;
 use std::os::unix::net::UnixStream;
 use std::pin::Pin;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
+use fencelock::backend::DistributedLock;
 use fencelock::{FencingToken, LockError, LockGuard, Locks, LossReason, Options, OwnerId, ReleaseOutcome};
 use fork::Fork;
 
-use super::{Driver, Ending, LONG, Place, TTL, child, connect, is_memory, scope, step};
+use super::{Driver, Ending, LONG, Place, TTL, backend, child, connect, is_memory, scope, step};
 
 /// How many owners each side draws.
 pub(crate) const OWNERS: usize = 100;
@@ -24,6 +26,8 @@ pub(crate) struct Inherited {
     pub(crate) driver: Driver,
     pub(crate) locks: Locks,
     pub(crate) idle: Locks,
+    /// Of which there is no client so far.
+    pub(crate) backend: Arc<dyn DistributedLock>,
     pub(crate) held: LockGuard,
     /// That the child tries to release.
     pub(crate) released: LockGuard,
@@ -48,6 +52,7 @@ pub(crate) fn forks(url: &str, place: Place, ending: Ending) -> ExitCode {
     let locks = driver.run(connecting).unwrap().scoped(&scope);
     let connecting = fencelock::connect_with(url, options.ttl(TTL));
     let idle = driver.run(connecting).unwrap().scoped(&scope);
+    let backend = driver.run(backend(url)).unwrap();
     step("parent: acquires");
     let take = |name: &str| driver.run(locks.lock(name).wait_for(LONG).into_future()).unwrap();
     let (held, released) = (take("held"), take("released in the child"));
@@ -64,6 +69,7 @@ pub(crate) fn forks(url: &str, place: Place, ending: Ending) -> ExitCode {
         driver,
         locks,
         idle,
+        backend,
         held,
         released,
         last,
@@ -80,6 +86,7 @@ pub(crate) fn forks(url: &str, place: Place, ending: Ending) -> ExitCode {
         driver,
         locks,
         idle,
+        backend,
         held,
         released,
         polled,
@@ -141,6 +148,11 @@ pub(crate) fn forks(url: &str, place: Place, ending: Ending) -> ExitCode {
         assert_eq!(driver.run(guard.release()).unwrap(), ReleaseOutcome::Released);
         assert_eq!(client.stats().lost, 0);
     }
+    step("parent: makes a client of the backend that the child had, too");
+    let late = Locks::new(backend).scoped(&scope);
+    let guard = driver.run(late.try_lock("late")).unwrap().expect("it is free");
+    assert_eq!(driver.run(guard.release()).unwrap(), ReleaseOutcome::Released);
+    driver.run(late.shutdown()).unwrap();
     step("parent: ends");
     driver.run(idle.shutdown()).unwrap();
     driver.run(locks.shutdown()).unwrap();

@@ -2,18 +2,18 @@
 
 use std::future::IntoFuture;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use fencelock::{LockError, Options};
+use fencelock::{LockError, Options, ReleaseOutcome};
 use fork::Fork;
 use futures_executor::block_on;
 
 use super::{LONG, assert_inherited, connect, is_sqlite, scope, step, until};
 
-const FORKS: usize = 20;
+const FORKS: u32 = 20;
 const THREADS: usize = 4;
 
 pub(crate) fn forks(url: &str) -> ExitCode {
@@ -51,7 +51,15 @@ pub(crate) fn forks(url: &str) -> ExitCode {
                     block_on(locks.try_lock("x"))
                 });
                 drop(locks);
-                connects(url, &scope);
+                if is_sqlite(url) {
+                    step("child: connects");
+                    assert!(matches!(
+                        connect(url, Options::new()),
+                        Err(LockError::Configuration { .. })
+                    ));
+                } else {
+                    connects(url, &scope);
+                }
                 // The threads that are not here have handles that cannot be joined.
                 std::mem::forget(threads);
                 return ExitCode::SUCCESS;
@@ -75,18 +83,73 @@ pub(crate) fn forks(url: &str) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Each time by a process that has no client so far, and only forks.
+pub(crate) fn forks_during_the_first_connect(url: &str) -> ExitCode {
+    let scope = scope(std::process::id());
+    for fork in 0..FORKS {
+        step(&format!("fork {fork}"));
+        match fork::fork().unwrap() {
+            Fork::Child => {
+                fork_beside_a_connect(url, &scope, Duration::from_micros(50) * fork);
+                return ExitCode::SUCCESS;
+            }
+            Fork::Parent(child) => assert_eq!(fork::waitpid(child).unwrap(), 0, "the status of fork {fork}"),
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+fn fork_beside_a_connect(url: &str, scope: &str, delay: Duration) {
+    let (begin, begun) = mpsc::channel();
+    let connecting = thread::spawn({
+        let url = url.to_owned();
+        move || {
+            begin.send(()).unwrap();
+            connect(&url, Options::new())
+        }
+    });
+    begun.recv().unwrap();
+    // Not a sleep, which takes longer than it should.
+    let began = Instant::now();
+    while began.elapsed() < delay {
+        std::hint::spin_loop();
+    }
+    match fork::fork().unwrap() {
+        Fork::Child => {
+            std::mem::forget(connecting);
+            connects(url, scope);
+        }
+        Fork::Parent(child) => {
+            let locks = connecting.join().unwrap().unwrap().scoped(scope);
+            let guard = block_on(locks.lock("of the parent").wait_for(LONG).into_future()).unwrap();
+            let status = fork::waitpid(child).unwrap();
+            assert!([0, 9].contains(&status), "the status of the child: {status}");
+            assert_eq!(block_on(guard.release()).unwrap(), ReleaseOutcome::Released);
+            block_on(locks.shutdown()).unwrap();
+        }
+    }
+}
+
+/// The fork was in the middle of the start of a thread, with a mutex of the standard library or of tokio. The end of `main` would wait for
+/// it, too.
+fn no_thread_comes_up(error: &LockError) {
+    let told = matches!(error, LockError::Unavailable { .. }) && error.to_string().contains("has not come up within");
+    assert!(told, "{error:#}");
+    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL).unwrap();
+}
+
 fn connects(url: &str, scope: &str) {
     step("child: connects");
-    if is_sqlite(url) {
-        assert!(matches!(
-            connect(url, Options::new()),
-            Err(LockError::Configuration { .. })
-        ));
-        return;
-    }
-    let locks = connect(url, Options::new()).unwrap().scoped(scope);
+    let locks = match connect(url, Options::new()) {
+        Ok(locks) => locks.scoped(scope),
+        Err(LockError::Configuration { .. }) if is_sqlite(url) => return,
+        Err(error) => return no_thread_comes_up(&error),
+    };
     step("child: acquires");
-    let guard = block_on(locks.lock("of the child").wait_for(LONG).into_future()).unwrap();
+    let guard = match block_on(locks.lock("of the child").wait_for(LONG).into_future()) {
+        Ok(guard) => guard,
+        Err(error) => return no_thread_comes_up(&error),
+    };
     step("child: releases");
     block_on(guard.release()).unwrap();
 }
