@@ -7,7 +7,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use lock_core::{Attempt, Claim, Clock, Holder, LockError, LockName, Released, Renewal, Stamp};
+use lock_core::{Attempt, Claim, Clock, ExitDelay, Holder, LockError, LockName, Released, Renewal, Stamp};
 use tokio::sync::oneshot;
 
 use crate::failure::{self, Failure};
@@ -278,8 +278,15 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        // A process that ends in the middle of closing the file leaves a log without its index behind, which only a client that may write
+        // can put right.
+        let delay = ExitDelay::begin();
         // The end of the queue alone would not end a sleep of the thread.
-        let _ = self.send(Box::new(|worker| worker.ended = true));
+        let _ = self.send(Box::new(move |worker| {
+            worker.ended = true;
+            worker.store = None;
+            drop(delay);
+        }));
     }
 }
 

@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use holders::{hold, killed_holder, other_clock, stopped_holder, time_namespace};
 use libtest_mimic::{Arguments, Failed, Trial};
 use player::ROLE;
-use readers::{come_and_go, read_meanwhile};
+use readers::{come_and_go, come_once, ends, read_meanwhile};
 use shortages::{
     few_descriptors, fill, fill_disk, full_disk, really_full, small_disk, stop_inside, stopped_inside,
     with_few_descriptors,
@@ -47,6 +47,7 @@ fn main() -> ExitCode {
         trial("a_reader_sees_what_is_held_while_other_processes_come_and_go", || {
             run(read_meanwhile())
         }),
+        trial("a_process_that_ends_leaves_no_log_behind", || run(ends())),
         trial("a_killed_holder_is_followed_within_its_ttl", || run(killed_holder())),
         trial("a_stopped_holder_is_followed_and_sees_the_loss_when_it_wakes", || {
             run(stopped_holder())
@@ -82,6 +83,7 @@ async fn play(role: &str, path: PathBuf) {
         "increment" => increment(&path).await,
         "take turns" => take_turns(&path).await,
         "come and go" => come_and_go(&path).await,
+        "come once" => come_once(&path).await,
         "hold" => hold(&path).await,
         "stop inside" => stop_inside(&path),
         "fill" => fill(&path).await,

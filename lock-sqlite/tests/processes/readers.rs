@@ -44,3 +44,24 @@ pub(crate) async fn come_and_go(path: &Path) {
     }
     println!("last");
 }
+
+/// A process that returns from `main` closes the file to the end: a log without its index would be an obstacle to who only looks.
+pub(crate) async fn ends() {
+    let file = File::new();
+    for _ in 0..50 {
+        Player::start("come once", &file).finish();
+        for suffix in ["-wal", "-shm"] {
+            assert!(
+                !file.beside(&format!("locks.db{suffix}")).exists(),
+                "{suffix} was left behind"
+            );
+        }
+    }
+}
+
+/// Takes a lock, releases it, and drops the client.
+pub(crate) async fn come_once(path: &Path) {
+    let lock = SqliteLock::open(path).await.unwrap();
+    let grant = granted(&lock, &claim("passing", LONG)).await;
+    lock.release(&grant.claim).await.unwrap();
+}
