@@ -172,6 +172,7 @@
 //! ```
 
 pub mod backend;
+pub mod blocking;
 
 mod address;
 mod connect;
