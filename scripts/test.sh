@@ -102,7 +102,7 @@ docs() {
 
 # With all features of the workspace on, nobody sees what a user of a few compiles. The backends are without TLS here.
 lint_features() {
-    for features in '' etcd memory postgres redis sqlite; do
+    for features in '' etcd macros memory postgres redis sqlite tower; do
         cargo clippy -p fencelock --no-default-features --features "$features" -- -D warnings || return
     done
 }

@@ -92,7 +92,7 @@
 //! `rusqlite` between 0.32 and 0.43 that links the same `libsqlite3-sys`. `bundled` (on by default) compiles SQLite from the source that comes
 //! along; without it, and if no other crate turns it on, the SQLite of the system is linked, which must be 3.37.0 or later (3.44.0 with `rusqlite` 0.41 or later). With `etcd`, the crate `etcd-client` is built, which takes `protoc`, the
 //! compiler of Protocol Buffers: install it (Debian: `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), set
-//! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `macros` adds the attribute [`#[locked]`](macro@locked). `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
+//! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `macros` adds the attribute [`#[locked]`](macro@locked), `tower` the layer in the module `tower`, which runs HTTP requests under locks. `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
 //! and counters.
 //!
 //! # The usual forms
@@ -180,6 +180,8 @@ mod connect;
 mod memory;
 #[cfg(feature = "macros")]
 mod skip;
+#[cfg(feature = "tower")]
+pub mod tower;
 
 /// Runs an async function under a lock, and releases it afterwards.
 ///

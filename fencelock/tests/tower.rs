@@ -1,0 +1,316 @@
+//! The tower layer, around an axum service.
+#![cfg(all(feature = "tower", feature = "memory"))]
+
+use std::convert::Infallible;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{Extension, Path, Request};
+use axum::http::{StatusCode, header};
+use axum::response::Response;
+use axum::routing::get;
+use fencelock::tower::{LockBody, LockLayer};
+use fencelock::{FencingToken, Locks, LossSignal, MemoryLock};
+use futures_util::FutureExt;
+use http_body::Frame;
+use http_body_util::BodyExt;
+use tokio::sync::{mpsc, oneshot};
+use tower::{Layer, Service, ServiceExt, service_fn};
+
+fn layer(locks: &Locks) -> LockLayer {
+    LockLayer::new(locks.clone(), |request| {
+        Some(request.uri.path().strip_prefix("/orders/")?.to_owned())
+    })
+}
+
+fn app(layer: LockLayer) -> Router {
+    Router::new()
+        .route(
+            "/orders/{id}",
+            get(async |Path(id): Path<String>, Extension(token): Extension<FencingToken>| format!("{id}: {token}")),
+        )
+        .route("/", get(async || "no lock"))
+        .layer(layer)
+}
+
+async fn ask(app: &Router, path: &str) -> Response {
+    let request = Request::get(path).body(Body::empty()).unwrap();
+    app.clone().oneshot(request).await.unwrap()
+}
+
+async fn text<B: HttpBody<Data = Bytes>>(body: B) -> String
+where
+    B::Error: std::fmt::Debug,
+{
+    String::from_utf8(body.collect().await.unwrap().to_bytes().to_vec()).unwrap()
+}
+
+/// A refusal: with its status, when to ask again, and nothing of what others do.
+async fn is_refused(answer: Response, status: StatusCode, again: bool) {
+    assert_eq!(answer.status(), status);
+    assert_eq!(answer.headers()[header::CONTENT_TYPE], "application/problem+json");
+    assert_eq!(answer.headers().contains_key(header::RETRY_AFTER), again);
+    let problem = text(answer.into_body()).await;
+    let problem: std::collections::BTreeMap<&str, &str> = problem
+        .trim_matches(['{', '}'])
+        .split(",\"")
+        .map(|pair| pair.split_once("\":").unwrap())
+        .map(|(key, value)| (key.trim_matches('"'), value.trim_matches('"')))
+        .collect();
+    assert_eq!(problem["status"], status.as_u16().to_string());
+    assert_eq!(problem.len(), 4, "{problem:?}");
+    for word in problem.values() {
+        assert!(!word.contains("secret") && !word.contains("pid"), "{word}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_runs_under_the_lock_that_it_names() {
+    let locks = Locks::new(MemoryLock::new());
+    let app = app(layer(&locks));
+    let first = text(ask(&app, "/orders/7").await.into_body()).await;
+    let second = text(ask(&app, "/orders/7").await.into_body()).await;
+    let token = |answer: &str| answer.strip_prefix("7: ").unwrap().parse::<u64>().unwrap();
+    assert!(token(&second) > token(&first), "{first}, {second}");
+    assert_eq!(text(ask(&app, "/").await.into_body()).await, "no lock");
+    assert_eq!(locks.stats().acquired, 2);
+    assert_eq!(locks.list("").await.unwrap(), [], "released before the answer");
+}
+
+#[tokio::test]
+async fn a_busy_lock_is_423_and_waited_for_if_that_is_asked_for() {
+    let locks = Locks::new(MemoryLock::new());
+    let held = locks.lock("secret").label("secret").await.unwrap();
+    let answer = ask(&app(layer(&locks)), "/orders/secret").await;
+    assert_eq!(answer.headers()[header::RETRY_AFTER], "1");
+    is_refused(answer, StatusCode::LOCKED, true).await;
+    let patient = layer(&locks)
+        .wait_for(Duration::from_millis(20))
+        .retry_after(Duration::from_millis(1_500));
+    let answer = ask(&app(patient), "/orders/secret").await;
+    assert_eq!(answer.headers()[header::RETRY_AFTER], "2");
+    is_refused(answer, StatusCode::LOCKED, true).await;
+
+    let patient = app(layer(&locks).wait_for(Duration::from_secs(60)));
+    let waits = tokio::spawn(async move { ask(&patient, "/orders/secret").await });
+    while locks.stats().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    held.release().await.unwrap();
+    assert_eq!(waits.await.unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
+async fn a_broken_server_is_503_and_an_unusable_name_400() {
+    let memory = Arc::new(MemoryLock::new());
+    let locks = Locks::new(Arc::clone(&memory));
+    memory.fail_next_acquire();
+    is_refused(
+        ask(&app(layer(&locks)), "/orders/a").await,
+        StatusCode::SERVICE_UNAVAILABLE,
+        true,
+    )
+    .await;
+    let decoded = LockLayer::new(locks.clone(), |request| Some(request.uri.path().replace("%0A", "\n")));
+    for path in ["/orders/two%0Alines", &format!("/orders/{}", "x".repeat(600))] {
+        let answer = ask(&app(decoded.clone()), path).await;
+        is_refused(answer, StatusCode::BAD_REQUEST, false).await;
+    }
+    locks.shutdown().await.unwrap();
+    is_refused(
+        ask(&app(layer(&locks)), "/orders/a").await,
+        StatusCode::SERVICE_UNAVAILABLE,
+        true,
+    )
+    .await;
+}
+
+/// A service whose handler waits for ever, and tells when it begins and when it is dropped.
+fn endless(layer: &LockLayer) -> (Router, mpsc::UnboundedReceiver<&'static str>) {
+    struct Dropped(mpsc::UnboundedSender<&'static str>);
+    impl Drop for Dropped {
+        fn drop(&mut self) {
+            let _ = self.0.send("dropped");
+        }
+    }
+    let (tell, told) = mpsc::unbounded_channel();
+    let handler = async move |Extension(lost): Extension<LossSignal>| {
+        let _dropped = Dropped(tell.clone());
+        let _ = tell.send("begun");
+        lost.await;
+        std::future::pending::<()>().await;
+    };
+    (
+        Router::new().route("/orders/{id}", get(handler)).layer(layer.clone()),
+        told,
+    )
+}
+
+#[tokio::test]
+async fn a_loss_cancels_the_handler_and_is_503() {
+    let locks = Locks::new(MemoryLock::new());
+    let (app, mut told) = endless(&layer(&locks).ttl(Duration::from_millis(300)));
+    let asks = tokio::spawn(async move { ask(&app, "/orders/a").await });
+    assert_eq!(told.recv().await, Some("begun"));
+    locks.force_release("a").await.unwrap();
+    assert_eq!(told.recv().await, Some("dropped"));
+    is_refused(asks.await.unwrap(), StatusCode::SERVICE_UNAVAILABLE, true).await;
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_releases_and_leaves_no_waiter() {
+    let locks = Locks::new(MemoryLock::new());
+    let (app, mut told) = endless(&layer(&locks).wait_for(Duration::from_secs(60)));
+    let (first, second) = (app.clone(), app);
+    let holds = tokio::spawn(async move { ask(&first, "/orders/a").await });
+    assert_eq!(told.recv().await, Some("begun"));
+    let waits = tokio::spawn(async move { ask(&second, "/orders/a").await });
+    while locks.stats().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    waits.abort();
+    assert!(waits.await.unwrap_err().is_cancelled());
+    holds.abort();
+    assert_eq!(told.recv().await, Some("dropped"));
+    locks.drain().await;
+    assert!(locks.try_lock("a").await.unwrap().is_some());
+    assert_eq!(locks.stats().waiting, 0);
+}
+
+#[tokio::test]
+async fn a_panic_in_the_handler_releases() {
+    let locks = Locks::new(MemoryLock::new());
+    let panics = service_fn(async |_: Request| -> Result<Response, Infallible> { panic!("on purpose") });
+    let mut service = layer(&locks).layer(panics);
+    let request = Request::get("/orders/a").body(Body::empty()).unwrap();
+    let called = service.ready().await.unwrap().call(request);
+    AssertUnwindSafe(called).catch_unwind().await.unwrap_err();
+    locks.drain().await;
+    assert!(locks.try_lock("a").await.unwrap().is_some());
+}
+
+/// A body that has one part, and then waits for a word to end.
+struct Slow {
+    part: Option<&'static str>,
+    end: oneshot::Receiver<()>,
+}
+
+impl HttpBody for Slow {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if let Some(part) = self.part.take() {
+            return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(part.as_bytes())))));
+        }
+        Pin::new(&mut self.end).poll(cx).map(|_| None)
+    }
+}
+
+/// The answer of a service whose body ends when the sender says so, or is dropped.
+async fn slow_answer(layer: LockLayer) -> (Response<LockBody<Slow>>, oneshot::Sender<()>) {
+    let (end, ended) = oneshot::channel();
+    let slow = Arc::new(Mutex::new(Some(Slow {
+        part: Some("part"),
+        end: ended,
+    })));
+    let service = service_fn(move |_: Request| {
+        let body = slow.lock().unwrap().take().unwrap();
+        async move { Ok::<_, Infallible>(Response::new(body)) }
+    });
+    let request = Request::get("/orders/a").body(Body::empty()).unwrap();
+    let answer = layer.layer(service).oneshot(request).await.unwrap();
+    (answer, end)
+}
+
+#[tokio::test]
+async fn a_lock_can_be_held_until_the_body_has_ended() {
+    let locks = Locks::new(MemoryLock::new());
+    let (answer, _end) = slow_answer(layer(&locks)).await;
+    assert!(
+        locks.try_lock("a").await.unwrap().is_some(),
+        "not held unless that is asked for"
+    );
+    drop(answer);
+    locks.drain().await;
+
+    let (answer, end) = slow_answer(layer(&locks).until_end_of_body()).await;
+    let mut body = answer.into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "part");
+    assert!(locks.try_lock("a").await.unwrap().is_none());
+    end.send(()).unwrap();
+    assert!(body.frame().await.is_none());
+    locks.drain().await;
+    assert!(locks.try_lock("a").await.unwrap().is_some());
+    locks.drain().await;
+
+    let (answer, _end) = slow_answer(layer(&locks).until_end_of_body()).await;
+    drop(answer);
+    locks.drain().await;
+    assert!(
+        locks.try_lock("a").await.unwrap().is_some(),
+        "a body that is dropped releases"
+    );
+}
+
+#[tokio::test]
+async fn a_body_that_never_ends_is_ended_by_a_loss_and_by_the_longest_hold() {
+    let locks = Locks::new(MemoryLock::new());
+    let held = layer(&locks).ttl(Duration::from_millis(300)).until_end_of_body();
+    let (answer, _end) = slow_answer(held.clone()).await;
+    let mut body = answer.into_body();
+    body.frame().await.unwrap().unwrap();
+    locks.force_release("a").await.unwrap();
+    let lost = body.frame().await.unwrap().unwrap_err();
+    assert!(lost.to_string().contains("lost"), "{lost}");
+    assert!(body.frame().await.is_none());
+
+    let (answer, _end) = slow_answer(held.max_hold(Duration::from_millis(50))).await;
+    let mut body = answer.into_body();
+    body.frame().await.unwrap().unwrap();
+    body.frame().await.unwrap().unwrap_err();
+    locks.drain().await;
+    assert!(locks.try_lock("a").await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn of_ten_thousand_requests_for_one_name_few_wait_and_the_others_are_refused() {
+    const WAITING: usize = 100;
+    let locks = Locks::new(MemoryLock::new());
+    let held = locks.lock("a").await.unwrap();
+    let full = StatusCode::TOO_MANY_REQUESTS;
+    let limited = layer(&locks)
+        .wait_for(Duration::from_secs(60))
+        .max_waiting(WAITING)
+        .status_when_full(full);
+    let app = app(limited);
+    let refused = Arc::new(AtomicUsize::new(0));
+    let mut all = tokio::task::JoinSet::new();
+    for _ in 0..10_000 {
+        let (app, refused) = (app.clone(), Arc::clone(&refused));
+        all.spawn(async move {
+            let answer = ask(&app, "/orders/a").await;
+            if answer.status() == full {
+                is_refused(answer, full, true).await;
+                refused.fetch_add(1, Ordering::SeqCst);
+                return 0;
+            }
+            assert_eq!(answer.status(), StatusCode::OK);
+            1
+        });
+    }
+    while refused.load(Ordering::SeqCst) < 10_000 - WAITING {
+        assert!(locks.stats().waiting <= WAITING as u64);
+        tokio::task::yield_now().await;
+    }
+    held.release().await.unwrap();
+    let served: usize = all.join_all().await.into_iter().sum();
+    assert_eq!(served, WAITING);
+    assert_eq!(locks.list("").await.unwrap(), []);
+}
