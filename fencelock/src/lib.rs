@@ -269,3 +269,8 @@ pub use skip::Skip;
 #[cfg(all(doctest, feature = "memory", feature = "sqlite"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+// The same for the cookbook.
+#[cfg(all(doctest, feature = "macros", feature = "memory", feature = "tower"))]
+#[doc = include_str!("../../docs/cookbook.md")]
+struct Cookbook;
