@@ -87,6 +87,7 @@ mod counter;
 mod database;
 mod failure;
 mod file_system;
+mod files;
 mod patience;
 mod place;
 mod reader;

@@ -3,7 +3,6 @@
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use lock_core::LockError;
@@ -24,10 +23,11 @@ pub(crate) struct Place {
     files: Vec<(PathBuf, Identity)>,
 }
 
+/// Which file it is, whatever its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Identity {
+pub(crate) struct Identity {
     device: u64,
-    inode: u64,
+    pub(crate) inode: u64,
 }
 
 impl Place {
@@ -94,13 +94,13 @@ impl Place {
 
 /// What a client is going to do with the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Use {
+pub(crate) enum Use {
     Locking,
     Reading,
 }
 
 /// Refuses places where locks would not exclude, or where a reader would not see them as they are.
-fn examine(
+pub(crate) fn examine(
     path: &Path,
     real: &Path,
     file: Option<&fs::Metadata>,
@@ -144,116 +144,6 @@ fn examine(
     Ok(())
 }
 
-/// The files of a database that a reader looks at, as they are at one moment.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Files {
-    /// Where links lead to; SQLite puts the log beside it.
-    real: PathBuf,
-    identity: Identity,
-    length: u64,
-    /// Seconds and nanoseconds: when the content and the entry were changed last.
-    changed: [(i64, i64); 2],
-    log: Option<Identity>,
-    log_is_empty: bool,
-    index: Option<Identity>,
-    journal: Option<Identity>,
-}
-
-impl Files {
-    /// Looks at the path, and makes nothing.
-    pub(crate) fn look(path: &Path, allow_unsafe: bool) -> Result<Self, Failure> {
-        let missing = || {
-            LockError::configuration(format!(
-                "there is no file {}; check the path. The file is made with the first lock that is taken there",
-                path.display()
-            ))
-        };
-        if fs::metadata(path).is_err_and(|e| nothing_there(&e)) {
-            return Err(missing().into());
-        }
-        let (real, file) = resolve(path)?;
-        let file = file.ok_or_else(missing)?;
-        examine(path, &real, Some(&file), allow_unsafe, Use::Reading)?;
-        let beside = |suffix| {
-            let beside = with_suffix(&real, suffix);
-            let Some(file) = Identity::at(&beside)? else {
-                return Ok(None);
-            };
-            match accessat(CWD, &beside, Access::READ_OK, AtFlags::EACCESS) {
-                Err(Errno::ACCESS) => Err(Failure::Refused(unreadable_here(&beside))),
-                _ => Ok(Some(file)),
-            }
-        };
-        let log = beside("-wal")?;
-        let length = log.and_then(|_| fs::metadata(with_suffix(&real, "-wal")).ok());
-        Ok(Self {
-            identity: Identity::of(&file),
-            length: file.len(),
-            changed: [(file.mtime(), file.mtime_nsec()), (file.ctime(), file.ctime_nsec())],
-            log,
-            log_is_empty: length.is_none_or(|log| log.len() == 0),
-            index: beside("-shm")?,
-            journal: beside("-journal")?,
-            real,
-        })
-    }
-
-    /// The path to open.
-    pub(crate) fn real(&self) -> &Path {
-        &self.real
-    }
-
-    /// The number of the file.
-    pub(crate) fn number(&self) -> u64 {
-        self.identity.inode
-    }
-
-    /// Whether nothing was ever written to the file.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// Whether a client has a log beside the database, or has left one there.
-    pub(crate) fn has_log(&self) -> bool {
-        self.log.is_some() && !self.has_bare_log()
-    }
-
-    /// Whether there is a log with nothing in it, and no client that has opened it to the end.
-    pub(crate) fn has_bare_log(&self) -> bool {
-        self.log.is_some() && self.log_is_empty && self.index.is_none()
-    }
-
-    /// The file that only a client that may write can put right; it may be about to.
-    pub(crate) fn unfinished(&self) -> Option<PathBuf> {
-        let suffix = if self.journal.is_some() {
-            "-journal"
-        } else if self.has_log() && self.index.is_none() {
-            "-wal"
-        } else {
-            return None;
-        };
-        Some(with_suffix(&self.real, suffix))
-    }
-
-    /// Whether they are still the same files as `before`; their content may have changed.
-    pub(crate) fn are_those(&self, before: &Self) -> bool {
-        (&self.real, self.identity, self.log, self.index, self.journal)
-            == (&before.real, before.identity, before.log, before.index, before.journal)
-    }
-
-    /// Whether the content was changed so shortly before `now` that another change may leave the same time behind.
-    pub(crate) fn are_fresh(&self, now: SystemTime) -> bool {
-        // The coarsest clock of a kernel ticks a hundred times a second.
-        const TICKS: Duration = Duration::from_millis(20);
-        let [(seconds, nanos), _] = self.changed;
-        let written = u64::try_from(seconds).ok().zip(u32::try_from(nanos).ok());
-        let written = written.and_then(|(seconds, nanos)| UNIX_EPOCH.checked_add(Duration::new(seconds, nanos)));
-        // None: the clock was set back since.
-        let age = written.and_then(|written| now.duration_since(written).ok());
-        age.is_some_and(|age| age < TICKS)
-    }
-}
-
 /// What was at the path before it was opened.
 #[derive(Clone, Debug)]
 pub(crate) struct Before {
@@ -281,7 +171,7 @@ impl Before {
 pub(crate) struct Moved(pub(crate) PathBuf);
 
 impl Identity {
-    fn of(file: &fs::Metadata) -> Self {
+    pub(crate) fn of(file: &fs::Metadata) -> Self {
         Self {
             device: file.dev(),
             inode: file.ino(),
@@ -289,7 +179,7 @@ impl Identity {
     }
 
     /// None only if nothing is there.
-    fn at(path: &Path) -> Result<Option<Self>, Failure> {
+    pub(crate) fn at(path: &Path) -> Result<Option<Self>, Failure> {
         match fs::metadata(path) {
             Ok(file) => Ok(Some(Self::of(&file))),
             Err(e) if nothing_there(&e) => Ok(None),
@@ -298,12 +188,12 @@ impl Identity {
     }
 }
 
-fn nothing_there(error: &io::Error) -> bool {
+pub(crate) fn nothing_there(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 /// Follows links to the file, which may be missing; its directory may not.
-fn resolve(path: &Path) -> Result<(PathBuf, Option<fs::Metadata>), LockError> {
+pub(crate) fn resolve(path: &Path) -> Result<(PathBuf, Option<fs::Metadata>), LockError> {
     let (real, file) = match fs::canonicalize(path) {
         Ok(real) => {
             let file = fs::metadata(&real).map_err(|e| unreadable(path, e))?;
@@ -455,7 +345,7 @@ fn usable(path: &Path, file: &fs::Metadata, wanted: Use) -> Result<(), LockError
     Ok(())
 }
 
-fn unreadable_here(path: &Path) -> LockError {
+pub(crate) fn unreadable_here(path: &Path) -> LockError {
     LockError::configuration(format!(
         "{} is not readable for this process; change its owner or mode",
         path.display()
@@ -493,24 +383,6 @@ mod tests {
             fs::remove_file(&file).unwrap();
             place.check().unwrap_err();
             fs::write(&file, [0; 512]).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_file_is_fresh_for_a_while_after_it_was_written_to() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("a.db");
-        fs::write(&path, "").unwrap();
-        let files = Files::look(&path, false).unwrap();
-        let written = fs::metadata(&path).unwrap().modified().unwrap();
-        let ms = Duration::from_millis;
-        for (now, fresh) in [
-            (written, true),
-            (written + ms(19), true),
-            (written + ms(20), false),
-            (written - ms(1), false),
-        ] {
-            assert_eq!(files.are_fresh(now), fresh, "{now:?}");
         }
     }
 
