@@ -91,6 +91,7 @@ mod files;
 mod patience;
 mod place;
 mod reader;
+mod records;
 mod schema;
 mod session;
 mod store;

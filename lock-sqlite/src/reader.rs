@@ -18,8 +18,8 @@ use crate::database::{self, Database};
 use crate::failure::Failure;
 use crate::files::Files;
 use crate::patience;
+use crate::records::Records;
 use crate::schema::Found;
-use crate::store::Records;
 use crate::turns;
 
 /// Reads what is held, as long as the patience lasts. A file in which nothing was ever held yields the default.

@@ -11,8 +11,9 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use crate::SqliteLock;
+use crate::records::HOLDER;
 use crate::session::{Reply, Session, Settings};
-use crate::store::{HOLDER, VERSION};
+use crate::store::VERSION;
 use crate::wait::{PLANNED_LOOKS, Waiter};
 use crate::wake::Alarm;
 use crate::worker::Worker;
