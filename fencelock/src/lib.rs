@@ -72,7 +72,8 @@
 //! Runtimes of tokio do not go through a fork, whoever uses them. In the child make a new runtime. Do not run an inherited one, as it takes
 //! events away from the parent, and do not drop it, as that can wait for threads that are not there: pass it to [`std::mem::forget`].
 //! A fork in the very moment in which another thread starts a thread, or the first runtime, can leave the standard library or tokio locked
-//! in the child: then a request of a new client fails after 5 s.
+//! in the child: then a request of a new client fails after 5 s. A child that begins a pid namespace, and has the same identifier there as
+//! its parent in its own, is taken for its parent.
 //!
 //! # Logs
 //!
@@ -219,7 +220,8 @@ pub mod tower;
 /// | `locks = EXPR` | the client ([`Locks`]) | the argument `locks`, or `self.locks` |
 ///
 /// The expressions are evaluated before the body, and may use what it moves. The lock of a name is not re-entrant: a function that calls
-/// itself or another one under the same name finds it busy.
+/// itself or another one under the same name finds it busy. The code that the attribute writes names the crate `::fencelock`, so the
+/// dependency must not be renamed.
 ///
 /// ```
 /// use std::time::Duration;

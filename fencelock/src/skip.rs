@@ -15,3 +15,57 @@ impl<T> Skip for Option<T> {
         None
     }
 }
+
+/// What does not fit is an error of the compiler. An error that a lock's cannot be converted to:
+///
+/// ```compile_fail,E0277
+/// #[fencelock::locked("order")]
+/// async fn ship(locks: &fencelock::Locks) -> Result<(), std::fmt::Error> {
+///     Ok(())
+/// }
+/// ```
+///
+/// A function that returns no `Result`:
+///
+/// ```compile_fail,E0308
+/// #[fencelock::locked("order")]
+/// async fn ship(locks: &fencelock::Locks) -> u64 {
+///     7
+/// }
+/// ```
+///
+/// Nothing to return for what was skipped:
+///
+/// ```compile_fail,E0277
+/// #[fencelock::locked("order", busy = skip)]
+/// async fn ship(locks: &fencelock::Locks) -> Result<u64, fencelock::LockError> {
+///     Ok(7)
+/// }
+/// ```
+///
+/// A value in the name that does not display, and one that is not there:
+///
+/// ```compile_fail,E0277
+/// #[fencelock::locked("order/{order}")]
+/// async fn ship(locks: &fencelock::Locks, order: Vec<u64>) -> Result<(), fencelock::LockError> {
+///     Ok(())
+/// }
+/// ```
+///
+/// ```compile_fail,E0425
+/// #[fencelock::locked("order/{order}")]
+/// async fn ship(locks: &fencelock::Locks) -> Result<(), fencelock::LockError> {
+///     Ok(())
+/// }
+/// ```
+///
+/// A ttl of another type:
+///
+/// ```compile_fail,E0308
+/// #[fencelock::locked("order", ttl = ttl)]
+/// async fn ship(locks: &fencelock::Locks, ttl: u64) -> Result<(), fencelock::LockError> {
+///     Ok(())
+/// }
+/// ```
+#[cfg(doctest)]
+struct Misuse;

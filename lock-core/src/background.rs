@@ -1,6 +1,6 @@
 //! The thread that keeps locks alive.
 
-use std::sync::{Mutex, PoisonError, mpsc};
+use std::sync::{Mutex, PoisonError, TryLockError, mpsc};
 use std::thread;
 use std::time::Duration;
 
@@ -75,6 +75,11 @@ fn start(started: &Started) -> Result<Handle, LockError> {
 
 /// The runtime of that process, which is this one, unless it has not been started.
 pub(crate) fn started_in(process: u32) -> Option<Handle> {
-    let handle = |started: &Started| started.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // While a thread has it locked, the runtime is being started and runs nothing; the end of the process shall not wait for that.
+    let handle = |started: &Started| match started.try_lock() {
+        Ok(started) => started.clone(),
+        Err(TryLockError::Poisoned(started)) => started.into_inner().clone(),
+        Err(TryLockError::WouldBlock) => None,
+    };
     STARTED.peek(process, handle).flatten()
 }

@@ -94,7 +94,7 @@ impl Core {
         self.process
     }
 
-    fn here(&self) -> Result<(), LockError> {
+    pub(crate) fn here(&self) -> Result<(), LockError> {
         if self.is_here() { Ok(()) } else { Err(inherited()) }
     }
 
@@ -130,17 +130,22 @@ impl Core {
         }
     }
 
-    /// Waits on the client's executor: the caller may be outside of a runtime.
+    /// Waits on the client's executor, as the caller may be outside of a runtime. Dropping the future ends the task.
     ///
     /// # Errors
     ///
     /// [`LockError::Closed`] as soon as the client is shut down, [`LockError::Unavailable`] as [`Executor::run`].
     pub(crate) async fn sleep(&self, pause: Duration) -> Result<(), LockError> {
-        let closing = self.closing.clone();
+        let closing = Arc::clone(&self.closing);
+        let (_caller, caller_gone) = oneshot::channel::<()>();
         let closed = self
             .executor
             .run("waiting", async move {
-                tokio::time::timeout(pause, closing.cancelled()).await.is_ok()
+                tokio::select! {
+                    () = tokio::time::sleep(pause) => false,
+                    () = closing.cancelled() => true,
+                    _ = caller_gone => true,
+                }
             })
             .await?;
         if closed { Err(LockError::closed()) } else { Ok(()) }
@@ -151,7 +156,8 @@ impl Core {
         // If nothing can be spawned, no request is under way.
         let _ = self.executor.run("drain", exit::after_others()).await;
         let releases = self.releases.clone();
-        Confined::new(Box::pin(async move { releases.wait().await }), Some(())).await;
+        // Of the client's process, not of the caller's: the releases that a child has inherited never end there.
+        Confined::of(self.process, Box::pin(async move { releases.wait().await }), Some(())).await;
     }
 
     /// Starts work that lets go of something; `releasing` counts it as under way.

@@ -220,6 +220,14 @@ impl LockError {
         self
     }
 
+    /// The same error at the end of a wait of several parts, which took `total`.
+    pub(crate) fn after(mut self, total: Duration) -> Self {
+        if let Self::TimedOut { waited, .. } = &mut self {
+            *waited = total;
+        }
+        self
+    }
+
     /// The same error, about the lock `name` if it names none so far.
     #[must_use]
     pub fn of(mut self, lock: &LockName) -> Self {

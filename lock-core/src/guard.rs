@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::background::background;
 use crate::engine::{Core, Releasing};
 use crate::process::leak;
 use crate::queue::Turn;
@@ -325,11 +326,14 @@ impl Held {
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
         let token = CancellationToken::new();
         let (signal, cancelled) = (self.signal(), token.clone().drop_guard());
-        // A task that cannot be started, or that ends with its runtime, cancels as well: nothing else would tell the loss.
-        let _ = self.core.executor.spawn(Box::pin(async move {
-            signal.wait().await;
-            drop(cancelled);
-        }));
+        // On the background thread, as it would end with a runtime that the user chose, and the hold need not. A task that cannot be
+        // started cancels as well: nothing else would tell the loss.
+        if let Ok(background) = background() {
+            background.spawn(async move {
+                signal.wait().await;
+                drop(cancelled);
+            });
+        }
         token
     }
 

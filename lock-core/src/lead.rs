@@ -62,30 +62,27 @@ impl LockRequest {
     async fn campaign(&self) -> Result<LockGuard, LockError> {
         let core = &self.locks.core;
         let started = core.clock.now();
-        let mut outage = None;
+        let mut told = false;
         let mut pause = FIRST_PAUSE;
         loop {
             match self.clone().with_wait_since(started).await {
                 Err(error) if error.is_retryable() && !error.is_busy() && !self.is_over(started) => {
-                    outage.get_or_insert_with(|| core.outages.begin(&error));
-                    core.sleep(pause.mul_f64(0.5 + fastrand::f64())).await?;
+                    if !std::mem::replace(&mut told, true) {
+                        // Out of the count at once: a candidate may wait for days while the server answers, and what is counted as an
+                        // outage keeps later ones from being told.
+                        drop(core.outages.begin(&error));
+                    }
+                    self.pause(pause.mul_f64(0.5 + fastrand::f64())).await?;
                     pause = (pause * 2).min(LAST_PAUSE);
                 }
-                done => {
-                    if done.is_ok()
-                        && let Some(outage) = outage
-                    {
-                        outage.end();
-                    }
-                    return done;
-                }
+                done => return done,
             }
         }
     }
 }
 
-/// One term of a [leader](LockRequest::lead): from an acquisition of its lock to the end of that hold. Clones and kept ones hold
-/// nothing.
+/// One term of a [leader](LockRequest::lead): from an acquisition of its lock to the end of that hold. A clone that is kept
+/// holds no lock, but keeps the client connected.
 #[derive(Clone)]
 pub struct Term {
     held: Arc<Held>,

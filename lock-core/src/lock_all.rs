@@ -97,6 +97,10 @@ impl LockAllRequest {
     async fn acquire(self) -> Result<LockGuards, LockError> {
         let names = self.names.map_err(Arc::unwrap_or_clone)?;
         let core = &self.locks.core;
+        // Before the backend is asked for its keys: in a forked child it is not called.
+        if let Some(name) = names.first() {
+            core.here().map_err(|error| error.of(name))?;
+        }
         let started = core.clock.now();
         // Where the server keeps several names under one key, they are one lock to it: asked for twice, it would wait for itself.
         let mut keys: BTreeMap<Arc<str>, Vec<LockName>> = BTreeMap::new();
@@ -113,8 +117,11 @@ impl LockAllRequest {
         for mut names in keys.into_values() {
             // The same one whatever the order in which they were given.
             names.sort();
+            let request = self.settings.for_name(names[0].clone(), started);
+            // The loss of a lock that is held so far ends the request, instead of a grant of locks of which one is lost.
+            let next = run_while_held(&all.guards, request.into_future()).await?;
             all.guards
-                .push(self.settings.for_name(names[0].clone(), started).await?);
+                .push(next.map_err(|error| error.after(core.clock.now().since(started)))?);
             all.names.push(names);
         }
         Ok(all)

@@ -179,6 +179,15 @@ impl Locks {
     /// accounts.release().await?;
     /// # Ok(()) }
     /// ```
+    ///
+    /// # Errors
+    ///
+    /// As when awaiting [`lock`](Self::lock), about the first name that could not be locked; [`LockError::Lost`] if one of them was lost while
+    /// the next one was waited for. None is held then.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future releases what it has so far, in the background.
     pub fn lock_all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> LockAllRequest {
         let names = names.into_iter().map(|name| self.full_name(name.as_ref())).collect();
         LockAllRequest::new(self.clone(), names)

@@ -5,7 +5,8 @@
 //! an inherited connection comes between the parent and its server. So a client answers with an error in a child and touches nothing, not
 //! even when it is dropped; and what a client of the child needs is made anew.
 //!
-//! A process is known by its identifier, which the system is asked for each time.
+//! A process is known by its identifier, which the system is asked for each time. A child in another pid namespace can have the same
+//! one as its parent, as when each is the first of its namespace: it is then taken for the parent.
 
 use std::fmt;
 use std::future::Future;
@@ -411,6 +412,9 @@ mod tests {
     /// No process has it.
     const ANOTHER: u32 = 0;
 
+    /// Nor this: identifiers are small numbers, and in a container this process may have any of the first ones.
+    const PARENT: u32 = u32::MAX;
+
     struct Dropped<'a>(&'a AtomicUsize);
 
     impl Drop for Dropped<'_> {
@@ -492,27 +496,27 @@ mod tests {
                 for _ in 0..THREADS {
                     scope.spawn(|| {
                         together.wait();
-                        count.begin(7);
+                        count.begin(PARENT);
                     });
                 }
             });
-            assert_eq!(count.in_process(7), Some(THREADS), "round {round}");
+            assert_eq!(count.in_process(PARENT), Some(THREADS), "round {round}");
         }
     }
 
     #[test]
     fn a_forked_child_knows_what_its_parent_had_and_counts_its_own() {
         let count = Count::new();
-        assert_eq!((count.in_process(ANOTHER + 7), count.inherited()), (None, 0));
-        count.begin(7);
-        count.begin(7);
+        assert_eq!((count.in_process(PARENT), count.inherited()), (None, 0));
+        count.begin(PARENT);
+        count.begin(PARENT);
         let here = std::process::id();
-        assert_eq!((count.in_process(7), count.in_process(here)), (Some(2), None));
+        assert_eq!((count.in_process(PARENT), count.in_process(here)), (Some(2), None));
         assert_eq!(count.inherited(), 2);
         count.begin(here);
         // One of the parent that is dropped in the child.
-        count.end(7);
-        assert_eq!((count.in_process(7), count.in_process(here)), (None, Some(1)));
+        count.end(PARENT);
+        assert_eq!((count.in_process(PARENT), count.in_process(here)), (None, Some(1)));
         assert_eq!(count.inherited(), 0);
         count.end(here);
         count.end(here);

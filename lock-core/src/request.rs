@@ -192,6 +192,8 @@ impl LockRequest {
     /// Whether a wait that began at `started` is over.
     pub(crate) fn is_over(&self, started: Stamp) -> bool {
         match self.wait {
+            // The attempts that it may make are over with each error.
+            _ if self.retry.is_some() => true,
             Wait::No => true,
             Wait::For(limit) => self.locks.core.clock.now() >= started + limit,
             Wait::Forever => false,
@@ -208,7 +210,7 @@ impl LockRequest {
             left = left.saturating_sub(1);
             match request.clone().await {
                 Err(error) if left > 0 && (error.is_busy() || error.is_retryable()) => {
-                    core.sleep(retry.next_pause()).await?;
+                    request.pause(retry.next_pause()).await?;
                 }
                 Err(LockError::TimedOut { name, holder, .. }) => {
                     let waited = core.clock.now().since(started);
@@ -217,6 +219,15 @@ impl LockRequest {
                 done => return done,
             }
         }
+    }
+
+    /// Waits between two attempts. Fails, with the name of the lock, as soon as the client is shut down.
+    pub(crate) async fn pause(&self, pause: Duration) -> Result<(), LockError> {
+        let slept = self.locks.core.sleep(pause).await;
+        slept.map_err(|error| match &self.name {
+            Ok(name) => error.of(name),
+            Err(_) => error,
+        })
     }
 
     /// The lock, or `None` if somebody else holds it.

@@ -77,17 +77,38 @@ async fn of_all_or_none_none_is_left_when_one_is_busy_or_unusable() {
 #[tokio::test]
 async fn the_wait_for_all_is_one_wait() {
     let locks = locks();
-    let limit = Duration::from_millis(1_000);
+    let limit = Duration::from_secs(6);
     let (first, second) = (locks.lock("a").await.unwrap(), locks.lock("b").await.unwrap());
     let waits = tokio::spawn(locks.lock_all(["a", "b"]).wait_for(limit).into_future());
-    tokio::time::sleep(limit.mul_f64(0.8)).await;
+    tokio::time::sleep(limit / 2).await;
     first.release().await.unwrap();
     let began = Instant::now();
     let busy = waits.await.unwrap().unwrap_err();
     assert!(busy.is_busy() && busy.name().unwrap().as_str() == "b", "{busy}");
     // With a wait of its own for each it would take the whole limit once more.
-    assert!(began.elapsed() < limit.mul_f64(0.8), "{:?}", began.elapsed());
+    assert!(began.elapsed() < limit.mul_f64(0.9), "{:?}", began.elapsed());
     drop(second);
+}
+
+#[tokio::test]
+async fn a_lock_that_is_lost_while_the_next_one_is_waited_for_ends_the_request() {
+    let locks = locks();
+    let held = locks.lock("b").await.unwrap();
+    let request = locks.lock_all(["a", "b"]).ttl(Duration::from_millis(300));
+    let waits = tokio::spawn(request.into_future());
+    // "a" is held, and "b" waited for.
+    while locks.stats().held < 2 || locks.stats().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    locks.force_release("a").await.unwrap();
+    let lost = waits.await.unwrap().unwrap_err();
+    assert!(
+        matches!(&lost, LockError::Lost { name, .. } if name.as_str() == "a"),
+        "{lost}"
+    );
+    held.release().await.unwrap();
+    locks.drain().await;
+    assert_eq!(locks.list("").await.unwrap(), []);
 }
 
 #[tokio::test]
@@ -238,11 +259,8 @@ async fn a_retry_asks_as_often_as_it_says() {
     let began = Instant::now();
     let busy = locks.lock("a").retry(Retry::new(4, pause)).await.unwrap_err();
     assert!(busy.is_busy(), "{busy}");
-    assert!(
-        (3 * pause..4 * pause).contains(&began.elapsed()),
-        "{:?}",
-        began.elapsed()
-    );
+    assert!(began.elapsed() >= 3 * pause, "{:?}", began.elapsed());
+    assert_eq!(locks.stats().timed_out, 4);
 
     locks.lock("a").retry(Retry::new(0, pause)).await.unwrap_err();
     assert_eq!(locks.stats().timed_out, 5);
@@ -253,12 +271,10 @@ async fn a_retry_asks_as_often_as_it_says() {
     }
     held.release().await.unwrap();
     let guard = waits.await.unwrap().unwrap();
-    let began = Instant::now();
-    let wrong = locks.lock("two\nlines").retry(Retry::new(9, pause)).await.unwrap_err();
-    assert!(
-        matches!(wrong, LockError::InvalidName { .. }) && began.elapsed() < pause,
-        "{wrong}"
-    );
+    // Not asked again: it would take an hour.
+    let hourly = Retry::new(9, Duration::from_secs(3_600));
+    let wrong = locks.lock("two\nlines").retry(hourly).await.unwrap_err();
+    assert!(matches!(wrong, LockError::InvalidName { .. }), "{wrong}");
     memory.fail_next_acquire();
     let second = locks.lock("b").retry(Retry::new(2, pause)).await.unwrap();
     assert_eq!(locks.stats().failed, 1);

@@ -42,6 +42,8 @@ pub(crate) struct Checkpointer {
     pages: i64,
     /// A log that is longer is brought in.
     due: u64,
+    /// Whether the last attempt failed, which is told once.
+    fails: bool,
 }
 
 impl Checkpointer {
@@ -54,6 +56,7 @@ impl Checkpointer {
             conn,
             log: with_suffix(path, "-wal"),
             due: LOG,
+            fails: false,
         })
     }
 
@@ -68,12 +71,16 @@ impl Checkpointer {
     /// for more. `writer` must be a connection to the same database, in no transaction.
     pub(crate) fn run(&mut self, writer: &Connection) -> Result<bool, rusqlite::Error> {
         let lock = Transaction::new_unchecked(writer, TransactionBehavior::Immediate)?;
-        let (length, done): (i64, i64) = self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
-            Ok((row.get(1)?, row.get(2)?))
-        })?;
-        self.pages = page_count(&lock)?;
+        // Busy, with two equal numbers that mean nothing, if another program's connection is at a checkpoint.
+        let (busy, length, done): (bool, i64, i64) =
+            self.conn.query_row("PRAGMA wal_checkpoint(PASSIVE)", [], |row| {
+                Ok((row.get(0)?, row.get(1)?, row.get(2)?))
+            })?;
+        if !busy {
+            self.pages = page_count(&lock)?;
+        }
         lock.rollback()?;
-        Ok(done == length)
+        Ok(!busy && done == length)
     }
 
     /// As `run`, if the log is long, or the database has grown: the file grows while the disk has room. If another connection is writing
@@ -93,10 +100,20 @@ impl Checkpointer {
             Ok(())
         });
         match ran {
-            Err(error) if !contention(&error) => {
-                tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "the write-ahead log stays as it is");
+            Ok(()) => self.fails = false,
+            Err(error) if contention(&error) => {}
+            Err(error) if self.fails => {
+                tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "the write-ahead log still grows");
             }
-            _ => {}
+            Err(error) => {
+                self.fails = true;
+                tracing::warn!(
+                    target: "fencelock",
+                    error = format_args!("{error:#}"),
+                    log = %self.log.display(),
+                    "the write-ahead log cannot be brought into the database, and grows"
+                );
+            }
         }
     }
 

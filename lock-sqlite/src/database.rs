@@ -148,7 +148,7 @@ mod tests {
             let (path, ended) = (path.clone(), ended.clone());
             thread::spawn(move || {
                 patience::until(std::time::Instant::now() + Duration::from_secs(60));
-                for _ in 0..4_000 {
+                for _ in 0..2_000 {
                     assert_eq!(version(&Database::open(&path, false).unwrap()).unwrap(), 7);
                 }
                 ended.send(()).unwrap();

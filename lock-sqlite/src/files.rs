@@ -71,6 +71,14 @@ impl Files {
         &self.real
     }
 
+    /// Whether this process may write to the database, as far as can be told.
+    pub(crate) fn may_be_written(&self) -> bool {
+        !matches!(
+            accessat(CWD, &self.real, Access::WRITE_OK, AtFlags::EACCESS),
+            Err(Errno::ACCESS | Errno::ROFS)
+        )
+    }
+
     /// The number of the file.
     pub(crate) fn number(&self) -> u64 {
         self.identity.inode

@@ -106,9 +106,18 @@ fn read_once<T: Default>(
     })
 }
 
-/// Removes the log that SQLite makes, against our will, for a reader that comes right after the last client has gone: whoever
-/// opens and closes the file as a client does takes it along.
+/// Removes the empty log that SQLite makes for a reader that comes right after the last client has closed the file: a client that opens and
+/// closes the file takes it along.
 fn tidy(files: &Files) {
+    // SQLite would open the file read-only, make an index too, and leave both.
+    if !files.may_be_written() {
+        tracing::warn!(
+            target: "fencelock",
+            "an empty log was left beside {}, which this user may not write to; remove it if clients cannot open the database",
+            files.real().display()
+        );
+        return;
+    }
     let tidied = Database::open(files.real(), false)
         .and_then(|conn| conn.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(())));
     if let Err(error) = tidied {

@@ -119,8 +119,8 @@ impl Session {
         )))
     }
 
-    /// Does `work` on the open database, for what may grant `claim`: a grant that nobody hears of is taken back. If it does not wait, it fails as soon as one
-    /// transaction of another process has kept it from the file for [`STANDSTILL`].
+    /// Does `work` on the open database, for what may grant `claim`: a grant whose caller has gone away is taken back. If it does not wait, it
+    /// fails as soon as one transaction of another process has kept it from the file for [`STANDSTILL`].
     pub(crate) async fn run_granting<T: Send + 'static>(
         &self,
         operation: &'static str,

@@ -19,7 +19,7 @@ use tokio::runtime::{Builder, Runtime};
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 
 /// How long an inherited client may take to say what it is.
-pub(crate) const AT_ONCE: Duration = Duration::from_secs(1);
+pub(crate) const AT_ONCE: Duration = Duration::from_secs(3);
 
 /// How long anything may take that has a server to ask.
 pub(crate) const LONG: Duration = Duration::from_secs(20);
