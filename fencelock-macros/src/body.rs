@@ -64,10 +64,20 @@ fn under_lock(attribute: &Attribute, output: &Type, body: &TokenStream) -> Token
             }
         }
     });
+    // A closure's return type alone gives its body no expected type, so that values would not be coerced to it.
+    let value = hidden("value");
     quote! {
         let #ran = ::fencelock::LockRequest::with(
             #request,
-            async move |#guard: &::fencelock::LockGuard| -> #output #body,
+            async move |#guard: &::fencelock::LockGuard| -> #output {
+                if let ::core::option::Option::Some(#value) = ::core::option::Option::None::<#output> {
+                    return #value;
+                }
+                #[allow(clippy::diverging_sub_expression)]
+                let #value: #output = #body;
+                #[allow(unreachable_code)]
+                #value
+            },
         );
         match #ran.await {
             ::core::result::Result::Ok(#ran) => #ran,
@@ -120,7 +130,8 @@ impl Body {
 fn not_async(signature: &Signature) -> Error {
     Error::new_spanned(
         signature.fn_token,
-        "#[locked] takes an async function, or one that ends in an async block",
+        "#[locked] takes an async function, or one that ends in an async block; above other attributes that change the function, such as \
+         #[tokio::main]",
     )
 }
 

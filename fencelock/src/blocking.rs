@@ -191,7 +191,6 @@ pub struct LockGuard(crate::LockGuard);
 
 impl LockGuard {
     /// The guard for asynchronous code that this one blocks for.
-    #[must_use]
     pub fn get_ref(&self) -> &crate::LockGuard {
         &self.0
     }

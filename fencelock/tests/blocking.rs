@@ -1,4 +1,5 @@
 //! Locks without a runtime.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
 #![cfg(feature = "memory")]
 
 use std::sync::Arc;

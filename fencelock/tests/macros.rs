@@ -4,6 +4,7 @@
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -60,6 +61,90 @@ async fn names_come_from_arguments_and_expressions() {
     assert_eq!(by_value(&locks, &order).await.unwrap(), "8");
     let all = format!("{{order}}/0007/{}", u64::MAX);
     assert_eq!(by_expression(locks, order).await.unwrap(), all);
+}
+
+mod coercions {
+    use std::any::Any;
+    use std::error::Error;
+    use std::fmt::Debug;
+
+    use super::*;
+
+    type Failure = Box<dyn Error + Send + Sync>;
+
+    #[locked("boxed")]
+    async fn boxed(locks: &Locks, early: bool) -> Result<u8, Failure> {
+        if early {
+            return Err(Box::new(std::fmt::Error));
+        }
+        Err(Box::new(std::fmt::Error))
+    }
+
+    #[locked("closure")]
+    async fn closure(locks: &Locks, one: bool) -> Result<Box<dyn Fn() -> u8 + Send>, LockError> {
+        match one {
+            true => Ok(Box::new(|| 1)),
+            false => Ok(Box::new(|| 2)),
+        }
+    }
+
+    #[locked("slice")]
+    async fn slice(locks: &Locks) -> Result<&'static [u8], LockError> {
+        Ok(b"abc")
+    }
+
+    #[locked("function")]
+    async fn function(locks: &Locks) -> Result<fn(u8) -> u8, LockError> {
+        Ok(|x| x + 1)
+    }
+
+    #[locked("any")]
+    async fn any(locks: &Locks, value: Arc<u8>) -> Result<Arc<dyn Any + Send + Sync>, LockError> {
+        Ok(value)
+    }
+
+    #[locked("generic")]
+    async fn generic<T: Debug + Send>(locks: &Locks, value: &mut T) -> Result<String, LockError> {
+        Ok(format!("{value:?}"))
+    }
+
+    #[locked("never")]
+    async fn never(locks: &Locks) -> Result<u8, LockError> {
+        std::future::pending().await
+    }
+
+    struct Words {
+        locks: Locks,
+        words: Vec<String>,
+    }
+
+    impl Words {
+        #[locked("word/{i}")]
+        async fn word(&self, i: usize) -> Result<&str, LockError> {
+            Ok(&self.words[i])
+        }
+    }
+
+    #[tokio::test]
+    async fn values_are_coerced_to_the_return_type_as_without_the_attribute() {
+        let locks = locks();
+        boxed(&locks, true).await.unwrap_err();
+        boxed(&locks, false).await.unwrap_err();
+        assert_eq!(
+            closure(&locks, true).await.unwrap()() + closure(&locks, false).await.unwrap()(),
+            3
+        );
+        assert_eq!(slice(&locks).await.unwrap(), b"abc");
+        assert_eq!(function(&locks).await.unwrap()(1), 2);
+        assert!(any(&locks, Arc::new(7)).await.unwrap().is::<u8>());
+        assert_eq!(generic(&locks, &mut 7).await.unwrap(), "7");
+        assert!(never(&locks).now_or_never().is_none());
+        let words = Words {
+            locks,
+            words: vec!["pen".to_owned()],
+        };
+        assert_eq!(words.word(0).await.unwrap(), "pen");
+    }
 }
 
 #[tokio::test]

@@ -1,4 +1,5 @@
 //! The tower layer, around an axum service.
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
 #![cfg(all(feature = "tower", feature = "memory"))]
 
 use std::convert::Infallible;
