@@ -128,7 +128,10 @@ async fn take(lock: PostgresLock, number: usize, stop: Arc<AtomicBool>, grants: 
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
-        let _ = lock.release(&claim).await;
+        // Until it succeeds, as the core does: a request that failed may have got the lock.
+        while lock.release(&claim).await.is_err() && !stop.load(Ordering::SeqCst) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
     drawn
 }
