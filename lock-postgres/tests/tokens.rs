@@ -107,9 +107,6 @@ impl Crowd {
 
 async fn take(lock: PostgresLock, number: usize, stop: Arc<AtomicBool>, grants: Arc<AtomicUsize>) -> Vec<Drawn> {
     let mut drawn = Vec::new();
-    // When a request failed: the session that it was sent on may get the lock even now, and keeps it until the server notices that the
-    // connection has ended. Nothing of it outlives a ttl.
-    let mut failed: Option<Instant> = None;
     while !stop.load(Ordering::SeqCst) {
         let claim = claim(&format!("n {number}"), TTL);
         let asked = Instant::now();
@@ -122,25 +119,16 @@ async fn take(lock: PostgresLock, number: usize, stop: Arc<AtomicBool>, grants: 
                 });
                 grants.fetch_add(1, Ordering::SeqCst);
             }
-            Ok(busy) => {
-                let left_over = failed.is_some_and(|failed| failed.elapsed() < TTL);
-                assert!(left_over, "nobody else wants it: {busy:?}");
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
+            Ok(busy) => panic!("nobody else wants it: {busy:?}"),
             // There is no server at the moment.
             Err(error) => {
                 let gone = error.is_retryable() || matches!(error, LockError::UnsafeConfiguration { .. });
                 // While it is dropped and restored the schema is missing.
                 assert!(gone || format!("{error:#}").contains("schema"), "{error}");
                 tokio::time::sleep(Duration::from_millis(10)).await;
-                failed = Some(Instant::now());
             }
         }
-        // Until it succeeds, as the core does: a request that failed may have got the lock.
-        while lock.release(&claim).await.is_err() && !stop.load(Ordering::SeqCst) {
-            failed = Some(Instant::now());
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        let _ = lock.release(&claim).await;
     }
     drawn
 }

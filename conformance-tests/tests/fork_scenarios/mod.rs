@@ -142,7 +142,7 @@ pub(crate) fn connect(url: &str, options: Options) -> Result<Locks, LockError> {
     ))
 }
 
-/// The backend alone, as somebody has it who makes the client later.
+/// The backend alone, as a caller has it who makes the client later.
 pub(crate) async fn backend(url: &str) -> Result<Arc<dyn DistributedLock>, LockError> {
     let (scheme, rest) = url.split_once(':').unwrap();
     Ok(match scheme {
