@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BusySignal, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease,
-    LockError, LockName, OwnerId, Released, Renewal, Scope, Stamp,
+    Attempt, BusySignal, Capabilities, Changes, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder,
+    Lease, LockError, LockName, OwnerId, Released, Renewal, Scope, Stamp,
 };
 
 use tokio::runtime::Handle;
@@ -179,6 +179,15 @@ impl Broken {
         });
     }
 
+    /// Whether the claim has reserved its name.
+    fn has_reserved(&self, claim: &Claim) -> bool {
+        let state = self.shared.lock();
+        state
+            .reserved
+            .iter()
+            .any(|(_, reserved)| reserved.owner() == claim.owner())
+    }
+
     /// Whether the claim holds its name, as far as the clients know.
     fn holds(&self, claim: &Claim) -> bool {
         self.shared
@@ -247,6 +256,16 @@ impl DistributedLock for Broken {
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        if self.is(Bug::RenewalShortensAReservation) {
+            let reserved: Vec<_> = self.shared.lock().reserved.drain(..).collect();
+            for (_, claim) in reserved {
+                // The same lock, without what was reserved.
+                self.inner.release(&claim).await?;
+                let bare = Claim::new(claim.name().clone(), claim.ttl()).with_own_lease();
+                self.inner.try_acquire(&bare).await?;
+            }
+            return Ok(Renewal::Renewed);
+        }
         let renewal = self.inner.renew(lease).await?;
         let Some(claim) = lease.claim() else { return Ok(renewal) };
         match (self.bug, renewal) {
@@ -291,6 +310,9 @@ impl DistributedLock for Broken {
             }
         }
         let released = match (self.bug, holder) {
+            (Bug::ReservationOutlivesItsClaim, _) if self.has_reserved(claim) => {
+                self.inner.release_reserved(claim, claim.ttl()).await?
+            }
             (Bug::ReleaseDoesNothing, _) => return Ok(Released::Released),
             (Bug::ReleaseWithoutOwnerCheck, Some(holder)) => self.inner.release(&holder).await?,
             _ => self.inner.release(&self.sent(claim)).await?,
@@ -347,9 +369,47 @@ impl DistributedLock for Broken {
         Ok(HandOver::new(done.from, self.answered(to, done.to)?))
     }
 
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let reserved = self.inner.reserve(claim, length).await?;
+        match (self.bug, reserved) {
+            (Bug::ReservationWithoutOwnerCheck, Renewal::NotHeld) => {
+                let stand_in = Claim::new(claim.name().clone(), claim.ttl()).with_at_least(length);
+                if let Attempt::Granted(_) = self.inner.try_acquire(&stand_in).await? {
+                    self.inner.reserve(&stand_in, length).await?;
+                    self.inner.release_reserved(&stand_in, length).await?;
+                }
+            }
+            (_, Renewal::Renewed) => self.shared.lock().reserved.push((self.number, claim.clone())),
+            _ => {}
+        }
+        Ok(reserved)
+    }
+
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        match self.bug {
+            Bug::ReservationIsIgnored => self.inner.release(claim).await,
+            _ => self.inner.release_reserved(claim, rest).await,
+        }
+    }
+
+    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
+        self.inner.announce(name).await
+    }
+
+    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
+        if self.is(Bug::ChangesAreNotPushed) {
+            let (sender, changes) = Changes::channel();
+            // Listens for as long as anyone does, and says nothing.
+            tokio::spawn(async move { sender.closed().await });
+            return Ok(Some(changes));
+        }
+        self.inner.changes(name).await
+    }
+
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         self.forwards("asking who holds a lock")?;
-        self.inner.holder(name).await
+        let hidden = |holder: &Holder| self.is(Bug::ReservationIsHidden) && holder.is_reserved;
+        Ok(self.inner.holder(name).await?.filter(|holder| !hidden(holder)))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
@@ -389,6 +449,12 @@ impl DistributedLock for Broken {
     }
 
     async fn close(&self) -> Result<(), LockError> {
+        if self.is(Bug::ReservationEndsWithItsClient) {
+            let reserved = self.shared.lock().reserved.clone();
+            for (_, claim) in reserved.iter().filter(|(client, _)| *client == self.number) {
+                self.inner.force_release(claim.name()).await?;
+            }
+        }
         self.inner.close().await
     }
 

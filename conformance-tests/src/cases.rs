@@ -18,6 +18,7 @@ pub(crate) mod loss;
 #[cfg(feature = "faults")]
 pub(crate) mod network;
 pub(crate) mod ownership;
+pub(crate) mod reservations;
 pub(crate) mod runtime;
 pub(crate) mod together;
 pub(crate) mod tokens;
@@ -67,6 +68,10 @@ pub(crate) const GROUPS: &[Group] = &[
     Group {
         name: "together",
         cases: together::CASES,
+    },
+    Group {
+        name: "reservations",
+        cases: reservations::CASES,
     },
     #[cfg(feature = "faults")]
     Group {

@@ -109,6 +109,19 @@ impl Child {
         }
     }
 
+    /// Takes a lock that must be free, and reserves its name for `length`.
+    pub(crate) async fn reserve(&mut self, name: &str, ttl: Duration, length: Duration) -> Outcome<FencingToken> {
+        self.send(&format!("reserve {} {} {name}", ttl.as_millis(), length.as_millis()))
+            .await?;
+        match self.told(PATIENCE).await? {
+            Ok(Some(token)) => Ok(token),
+            other => fail!(
+                "the backend",
+                "{name:?} is reserved for a child process; it said {other:?}"
+            ),
+        }
+    }
+
     /// Lets go. Says whether the lock was held to that moment.
     pub(crate) async fn release(&mut self, name: &str) -> Outcome<bool> {
         self.send(&format!("release {name}")).await?;

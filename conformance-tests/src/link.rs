@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BusySignal, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Stamp,
+    Attempt, BusySignal, Capabilities, Changes, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError,
+    LockName, Released, Renewal, Stamp,
 };
 use tokio::sync::watch;
 
@@ -280,6 +280,29 @@ impl DistributedLock for Link {
         let (sent, done) = self.pass("hand_over", what, call).await?;
         self.granted(&done.to, sent);
         Ok(done)
+    }
+
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        self.pass("reserve", claim.shown(), self.inner.reserve(claim, length))
+            .await
+    }
+
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        self.counts.release.fetch_add(1, Ordering::SeqCst);
+        self.pass(
+            "release_reserved",
+            claim.shown(),
+            self.inner.release_reserved(claim, rest),
+        )
+        .await
+    }
+
+    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
+        self.inner.announce(name).await
+    }
+
+    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
+        self.inner.changes(name).await
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

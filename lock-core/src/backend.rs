@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use crate::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Stamp,
+    Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, Clock, HandOver, Holder, Lease, LockError,
+    LockName, Released, Renewal, Stamp,
 };
 
 /// What a backend implements. Users hold [`Locks`](crate::Locks) and never call this.
@@ -107,6 +107,63 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         Ok(HandOver::new(from, self.try_acquire(to).await?))
     }
 
+    /// Makes a reservation: if the claim holds the name, no other claim is granted it before `length` has passed from now on, even if the
+    /// claim is not renewed any more, its process ends, or it is [released](Self::release_reserved) before. For claims with
+    /// [`Claim::at_least`] only. [`Renewal::NotHeld`], and nothing is changed, if the claim does not hold the name.
+    ///
+    /// - Renewals never shorten a reservation.
+    /// - [`release`](Self::release) of the claim ends its reservation too: the core calls that for a claim that never became a guard.
+    /// - [`force_release`](Self::force_release) ends it.
+    /// - [`holder`](Self::holder) and [`list`](Self::list) show the name for as long as it is reserved.
+    /// - A request that reaches the server after the release of its claim changes nothing.
+    /// - A claim that waits is granted the name soon after the reservation has ended, as after the end of a lease.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where the server cannot, or if the backend failed; the core then releases the claim.
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let _ = (claim, length);
+        Err(LockError::not_supported(RESERVATIONS))
+    }
+
+    /// Releases a claim whose reservation has not ended, and leaves the name reserved for `rest` from now on: it is what is left by the
+    /// clock of the client. [`Released::NotHeld`], and the reservation is not changed, if the claim does not hold the name.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where the server cannot, or if the backend failed; the core then asks again.
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        let _ = (claim, rest);
+        Err(LockError::not_supported(RESERVATIONS))
+    }
+
+    /// Tells those who [listen](Self::changes) that the holder of the name has changed. The core calls it for leaders; it costs
+    /// other locks nothing.
+    ///
+    /// The provided one does nothing, which is right for a server that notices by itself, or that nobody can listen to.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed.
+    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
+        let _ = name;
+        Ok(())
+    }
+
+    /// Listens for changes of the holder of the name, from the return of this call on and until the result is dropped. A hint: the core
+    /// asks for the [holder](Self::holder) after each, and from time to time without one. `None` where the server does not push; the core
+    /// then polls.
+    ///
+    /// A connection that ends counts as a change, and the listening goes on on the next one.
+    ///
+    /// # Errors
+    ///
+    /// If the backend failed.
+    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
+        let _ = name;
+        Ok(None)
+    }
+
     /// Who holds the name now.
     ///
     /// # Errors
@@ -193,6 +250,9 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     }
 }
 
+/// The operation, in the words of [`LockError::NotSupported`].
+pub(crate) const RESERVATIONS: &str = "keeping the name of a released lock taken (at_least)";
+
 const FIRST_POLL: Duration = Duration::from_millis(5);
 const LAST_POLL: Duration = Duration::from_millis(250);
 
@@ -257,6 +317,22 @@ macro_rules! forward {
 
             async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
                 self.deref().hand_over(from, to).await
+            }
+
+            async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+                self.deref().reserve(claim, length).await
+            }
+
+            async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+                self.deref().release_reserved(claim, rest).await
+            }
+
+            async fn announce(&self, name: &LockName) -> Result<(), LockError> {
+                self.deref().announce(name).await
+            }
+
+            async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
+                self.deref().changes(name).await
             }
 
             async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

@@ -30,6 +30,8 @@ pub struct Capabilities {
     pub list: bool,
     /// Whether `force_release` answers.
     pub force_release: bool,
+    /// Whether `reserve` and `release_reserved` work.
+    pub reservations: bool,
 }
 
 /// Among whom a lock excludes.
@@ -61,6 +63,7 @@ impl Capabilities {
             holder: false,
             list: false,
             force_release: false,
+            reservations: false,
         }
     }
 
@@ -111,6 +114,13 @@ impl Capabilities {
     #[must_use]
     pub fn with_inspection(mut self) -> Self {
         (self.holder, self.list, self.force_release) = (true, true, true);
+        self
+    }
+
+    /// Says that `reserve` and `release_reserved` work.
+    #[must_use]
+    pub fn with_reservations(mut self) -> Self {
+        self.reservations = true;
         self
     }
 }

@@ -16,6 +16,7 @@ struct Inner {
     ttl: Duration,
     label: Option<Arc<str>>,
     own_lease: bool,
+    at_least: Option<Duration>,
 }
 
 impl Claim {
@@ -28,6 +29,7 @@ impl Claim {
             ttl,
             label: None,
             own_lease: false,
+            at_least: None,
         }))
     }
 
@@ -54,6 +56,13 @@ impl Claim {
     #[must_use]
     pub fn with_own_lease(mut self) -> Self {
         Arc::make_mut(&mut self.0).own_lease = true;
+        self
+    }
+
+    /// Announces a [reservation](crate::DistributedLock::reserve) of that length, which is made once the claim is granted.
+    #[must_use]
+    pub fn with_at_least(mut self, length: Duration) -> Self {
+        Arc::make_mut(&mut self.0).at_least = Some(length).filter(|length| !length.is_zero());
         self
     }
 
@@ -92,6 +101,12 @@ impl Claim {
     #[must_use]
     pub fn own_lease(&self) -> bool {
         self.0.own_lease
+    }
+
+    /// How long the name is to stay taken after the grant, whatever becomes of the holder.
+    #[must_use]
+    pub fn at_least(&self) -> Option<Duration> {
+        self.0.at_least
     }
 }
 

@@ -22,7 +22,7 @@ use crate::release_slots::{self, ReleaseSlots};
 use crate::request::Wish;
 use crate::stats::{Counters, Gauge};
 use crate::watchdog::Watchdog;
-use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Outages};
+use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LockName, LossReason, Outages};
 
 /// Who waits for an answer.
 type Caller<T> = oneshot::Sender<Result<T, LockError>>;
@@ -197,6 +197,18 @@ impl Core {
                 None => return Err(self.unanswered()),
             }
         }
+    }
+
+    /// Tells those who observe the lock that its holder has changed. A hint: they also look by themselves.
+    pub(crate) fn announce(self: &Arc<Self>, name: &LockName) {
+        let (backend, limit, name) = (Arc::clone(&self.backend), self.op_timeout, name.clone());
+        let work = async move {
+            if let Err(error) = ask("announcement", limit, async { backend.announce(&name).await }).await {
+                tracing::debug!(target: "fencelock", %name, error = format_args!("{error:#}"), "a new holder was not announced");
+            }
+        };
+        // If nothing can be spawned, the client has come to its end.
+        let _ = self.spawn(work);
     }
 
     /// Fails if the client only looks at locks.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::pin;
 use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -15,7 +15,9 @@ use crate::engine::{Core, Releasing};
 use crate::process::leak;
 use crate::queue::Turn;
 use crate::request::{Renew, Wish};
-use crate::{FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Stamp, Term};
+use crate::{
+    FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Renewal, Stamp, Term,
+};
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
 ///
@@ -163,14 +165,36 @@ impl LockGuard {
         };
         let (tell, told) = held.core.channel();
         let (core, claim) = (Arc::clone(&held.core), held.grant.claim.clone());
+        let reserved_until = held.reserved_until.get().copied();
         held.core.spawn_release(releasing, async move {
-            let _ = tell.send(core.let_go(claim, turn).await);
+            let _ = tell.send(core.let_go(claim, turn, reserved_until).await);
         })?;
         drop(starting);
         let told = told.await.unwrap_or_else(|| Err(held.core.unanswered()));
         match told.map_err(|error| error.of(held.grant.claim.name()))? {
             Released::Released if !lost => Ok(ReleaseOutcome::Released),
             _ => Ok(ReleaseOutcome::AlreadyLost),
+        }
+    }
+
+    /// Has the server reserve the name. Until that has succeeded, dropping the guard frees the name at once.
+    pub(crate) async fn reserve(&self, length: Duration) -> Result<(), LockError> {
+        let held = &self.held;
+        let (backend, claim) = (Arc::clone(&held.core.backend), held.grant.claim.clone());
+        let answer = held
+            .core
+            .call("reservation", async move { backend.reserve(&claim, length).await })
+            .await;
+        match answer.map_err(|error| error.of(self.name()))? {
+            Renewal::Renewed => {
+                // Later than the server counts from: at least that long.
+                let _ = held.reserved_until.set(held.core.clock.now() + length);
+                Ok(())
+            }
+            Renewal::NotHeld => {
+                held.grant.revocation().fire(LossReason::NotHeld);
+                Err(held.loss(LossReason::NotHeld))
+            }
         }
     }
 
@@ -273,6 +297,8 @@ pub(crate) struct Held {
     renew: Renew,
     /// When the hold ends whatever the server says, and why.
     limit: Option<(Stamp, LossReason)>,
+    /// Until when the name stays taken, whenever the hold ends.
+    reserved_until: OnceLock<Stamp>,
     /// Whoever takes it has to let go of the lock.
     turn: Mutex<Option<Turn>>,
 }
@@ -291,6 +317,7 @@ impl Held {
             grant,
             renew: wish.renew,
             limit,
+            reserved_until: OnceLock::new(),
             turn: Mutex::new(Some(turn)),
         })
     }
@@ -387,8 +414,9 @@ impl Held {
             return;
         };
         let (core, claim) = (Arc::clone(&self.core), self.grant.claim.clone());
+        let reserved_until = self.reserved_until.get().copied();
         let work = async move {
-            if let Err(error) = core.let_go(claim.clone(), turn).await {
+            if let Err(error) = core.let_go(claim.clone(), turn, reserved_until).await {
                 tracing::warn!(target: "fencelock", name = %claim.name(), error = format_args!("{error:#}"), "release failed; trying again");
             }
         };

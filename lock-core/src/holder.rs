@@ -26,6 +26,10 @@ pub struct Holder {
     pub acquired_at: Option<SystemTime>,
     /// How long the server keeps it unless it is renewed.
     pub remaining: Option<Duration>,
+    /// Whether the holder has released it, and the name is only reserved for what is left of its
+    /// [`at_least`](crate::LockRequest::at_least).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub is_reserved: bool,
     /// The key under which the server keeps it, where that is not the name itself.
     pub key: Option<String>,
     /// After a forced release that had to end more than this lock: how many other locks of the holder ended with it. `None` if the

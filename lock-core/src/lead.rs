@@ -44,10 +44,13 @@ impl LockRequest {
         let core = Arc::clone(&self.locks.core);
         loop {
             let guard = self.campaign().await?;
+            core.announce(guard.name());
             match guard.run(body(guard.term())).await {
                 Ok(value) => {
+                    let name = guard.name().clone();
                     // The server frees the lock at its ttl if this fails.
                     let _ = guard.release().await;
+                    core.announce(&name);
                     return Ok(value);
                 }
                 Err(LockError::Lost { .. }) if !core.closing.is_cancelled() => {

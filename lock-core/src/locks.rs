@@ -371,7 +371,7 @@ impl Locks {
         self.core.capabilities.clone()
     }
 
-    fn full_name(&self, name: &str) -> Result<LockName, LockError> {
+    pub(crate) fn full_name(&self, name: &str) -> Result<LockName, LockError> {
         match &self.scope {
             None => LockName::new(name),
             Some(scope) => {

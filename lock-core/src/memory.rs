@@ -161,7 +161,8 @@ impl DistributedLock for MemoryLock {
         let capabilities = Capabilities::new(Scope::Process)
             .with_ttl_range(Duration::from_millis(20), Duration::from_secs(365 * 24 * 60 * 60))
             .with_fairness()
-            .with_inspection();
+            .with_inspection()
+            .with_reservations();
         if self.client.shares {
             capabilities.with_shared_leases()
         } else {
@@ -259,6 +260,16 @@ impl DistributedLock for MemoryLock {
         Ok(HandOver::new(released, state.try_acquire(&self.client, to, now)?))
     }
 
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let now = self.clock().now();
+        Ok(self.client.store.lock().reserve(claim, now + length, now))
+    }
+
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        let now = self.clock().now();
+        Ok(self.client.store.lock().release_reserved(claim, now + rest, now))
+    }
+
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let now = self.clock().now();
         let mut state = self.client.store.lock();
@@ -305,13 +316,13 @@ impl DistributedLock for MemoryLock {
             .collect();
         let mut ended = Vec::new();
         for name in names {
-            ended.extend(state.locks.remove(&name));
+            ended.extend(state.end(&name, now));
             state.grant_next(&name, now);
         }
         state.sessions.retain(|session| session.client != self.client.serial);
         drop(state);
-        for entry in ended {
-            entry.tell(LossReason::Revoked);
+        for revoker in ended {
+            revoker.revoke(LossReason::Revoked);
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::engine::Core;
 use crate::pending::{Outcome, Pending};
 use crate::queue::{Next, Turn, Waiter};
 use crate::release_slots::ReleaseSlots;
-use crate::{Claim, LockError, Released};
+use crate::{Claim, LockError, Released, Stamp};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
 const STINT: Duration = Duration::from_millis(100);
@@ -16,14 +16,24 @@ const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
 impl Core {
-    /// Lets go of a lock that was held, in favour of the next in the local queue if there is one.
-    pub(crate) async fn let_go(self: &Arc<Self>, claim: Claim, turn: Turn) -> Result<Released, LockError> {
-        let unreleased = Unreleased::new(self, &claim);
+    /// Lets go of a lock that was held, in favour of the next in the local queue if there is one. If the name is reserved, nobody gets
+    /// it before `reserved_until`.
+    pub(crate) async fn let_go(
+        self: &Arc<Self>,
+        claim: Claim,
+        turn: Turn,
+        reserved_until: Option<Stamp>,
+    ) -> Result<Released, LockError> {
+        let unreleased = Unreleased::new(self, &claim, reserved_until);
         turn.releasing();
-        let outcome = match self.next_here(&turn) {
+        let next = match self.reservation(reserved_until) {
+            Some(_) => None,
+            None => self.next_here(&turn),
+        };
+        let outcome = match next {
             Some(waiter) => self.hand_over(&claim, turn, waiter).await,
             None => {
-                let outcome = self.release_once(&claim, &self.release_slots).await;
+                let outcome = self.release_once(&claim, reserved_until, &self.release_slots).await;
                 self.pass_on(turn);
                 outcome
             }
@@ -44,8 +54,8 @@ impl Core {
         self.stats.abandoned.add();
         let core = Arc::clone(self);
         let work = async move {
-            let unreleased = Unreleased::new(&core, &claim);
-            let outcome = core.release_once(&claim, &core.release_slots).await;
+            let unreleased = Unreleased::new(&core, &claim, None);
+            let outcome = core.release_once(&claim, None, &core.release_slots).await;
             drop(turn);
             if outcome.is_ok() {
                 unreleased.done();
@@ -116,9 +126,26 @@ impl Core {
         released
     }
 
-    async fn release_once(&self, claim: &Claim, slots: &ReleaseSlots) -> Result<Released, LockError> {
+    /// What is left of a reservation; `None` if that is nothing.
+    fn reservation(&self, until: Option<Stamp>) -> Option<Duration> {
+        let rest = until?.since(self.clock.now());
+        Some(rest).filter(|rest| !rest.is_zero())
+    }
+
+    async fn release_once(
+        &self,
+        claim: &Claim,
+        reserved_until: Option<Stamp>,
+        slots: &ReleaseSlots,
+    ) -> Result<Released, LockError> {
         let _slot = slots.take(self.op_timeout).await?;
-        let outcome = ask("release", self.op_timeout, async { self.backend.release(claim).await }).await;
+        let outcome = ask("release", self.op_timeout, async {
+            match self.reservation(reserved_until) {
+                Some(rest) => self.backend.release_reserved(claim, rest).await,
+                None => self.backend.release(claim).await,
+            }
+        })
+        .await;
         if outcome.is_ok() {
             slots.answered();
         }
@@ -126,11 +153,11 @@ impl Core {
     }
 
     /// Goes on trying until it works, or until the server must have let go by itself.
-    fn retry_release(self: &Arc<Self>, claim: Claim) {
+    fn retry_release(self: &Arc<Self>, claim: Claim, reserved_until: Option<Stamp>) {
         let core = Arc::clone(self);
         let until = self.clock.now() + claim.ttl();
         let work = async move {
-            let unreleased = Unreleased::new(&core, &claim);
+            let unreleased = Unreleased::new(&core, &claim, reserved_until);
             let mut pause = FIRST_RETRY;
             loop {
                 core.stats.release_errors.add();
@@ -146,7 +173,7 @@ impl Core {
                     () = tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())) => {}
                     () = core.closing.cancelled() => {}
                 }
-                match core.release_once(&claim, &core.retry_slots).await {
+                match core.release_once(&claim, reserved_until, &core.retry_slots).await {
                     Ok(_) => return unreleased.done(),
                     Err(error) => {
                         tracing::warn!(target: "fencelock", name = %claim.name(), error = format_args!("{error:#}"), "release failed; trying again")
@@ -166,13 +193,15 @@ impl Core {
 struct Unreleased {
     core: Arc<Core>,
     claim: Option<Claim>,
+    reserved_until: Option<Stamp>,
 }
 
 impl Unreleased {
-    fn new(core: &Arc<Core>, claim: &Claim) -> Self {
+    fn new(core: &Arc<Core>, claim: &Claim, reserved_until: Option<Stamp>) -> Self {
         Self {
             core: Arc::clone(core),
             claim: Some(claim.clone()),
+            reserved_until,
         }
     }
 
@@ -185,7 +214,7 @@ impl Unreleased {
 impl Drop for Unreleased {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
-            self.core.retry_release(claim);
+            self.core.retry_release(claim, self.reserved_until);
         }
     }
 }

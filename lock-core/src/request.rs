@@ -6,6 +6,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::backend::RESERVATIONS;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
 use crate::{Claim, LockError, LockName, Retry, Stamp};
@@ -25,6 +26,7 @@ pub struct LockRequest {
     renew: Renew,
     max_hold: Option<Duration>,
     retry: Option<Retry>,
+    at_least: Option<Duration>,
 }
 
 /// Whether a held lock is kept alive.
@@ -55,6 +57,7 @@ pub(crate) struct Wish {
     pub(crate) renew: Renew,
     pub(crate) max_hold: Option<Duration>,
     label: Option<Arc<str>>,
+    pub(crate) at_least: Option<Duration>,
 }
 
 /// What is kept of a name that did not parse until the request is awaited.
@@ -82,6 +85,7 @@ impl LockRequest {
             renew: Renew::UntilReleased,
             max_hold: None,
             retry: None,
+            at_least: None,
         }
     }
 
@@ -140,6 +144,38 @@ impl LockRequest {
     /// Ends the lock that long after the grant, with [`LossReason::MaxHold`](crate::LossReason::MaxHold), even if its holder is alive.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
+        self
+    }
+
+    /// The longest time for [`at_least`](Self::at_least): 366 days.
+    pub const MAX_AT_LEAST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
+
+    /// Keeps the name taken for at least that long after the grant, even if the guard is released or lost before, or the process ends. For
+    /// jobs that a scheduler starts on many machines, so that a job that ends soon is not started again by a machine that is late:
+    /// what ShedLock calls `lockAtLeastFor`.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// use std::time::Duration;
+    /// use lock_core::{Locks, MemoryLock};
+    ///
+    /// let locks = Locks::new(MemoryLock::new());
+    /// let guard = locks.lock("report").at_least(Duration::from_secs(60)).no_wait().await?;
+    /// guard.release().await?;
+    /// assert!(locks.try_lock("report").await?.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The time counts by the lock server from the moment when this request is granted, and costs a round trip more. Until it is over,
+    /// the name is busy for every client, and [`Locks::holder`] shows it as [reserved](crate::Holder::is_reserved) after the
+    /// release. [`Locks::force_release`] frees it. A request that is dropped or fails before it has returned the guard reserves nothing; if its
+    /// process ends at that moment, the name may stay reserved.
+    ///
+    /// What a reservation survives is written in the documentation of each backend. At most [`MAX_AT_LEAST`](Self::MAX_AT_LEAST): a
+    /// longer one is [`LockError::Configuration`]. [`LockError::NotSupported`] where the backend has no
+    /// [reservations](crate::Capabilities::reservations).
+    pub fn at_least(mut self, length: Duration) -> Self {
+        self.at_least = Some(length).filter(|length| !length.is_zero());
         self
     }
 
@@ -256,6 +292,21 @@ impl LockRequest {
             Wait::For(limit) => Some(limit),
             Wait::Forever => None,
         };
+        if let Some(length) = self.at_least {
+            let refused = if !self.locks.core.capabilities.reservations {
+                Some(LockError::not_supported(RESERVATIONS))
+            } else if length > Self::MAX_AT_LEAST {
+                let longest = Self::MAX_AT_LEAST.as_secs() / (24 * 60 * 60);
+                Some(LockError::configuration(format!(
+                    "at_least is {length:?}, and the longest possible is {longest} days"
+                )))
+            } else {
+                None
+            };
+            if let Some(refused) = refused {
+                return Err(refused.of(&name));
+            }
+        }
         let wish = Wish {
             name,
             ttl,
@@ -263,6 +314,7 @@ impl LockRequest {
             renew: self.renew,
             max_hold: self.max_hold,
             label: self.label,
+            at_least: self.at_least,
         };
         Ok((self.locks, wish))
     }
@@ -279,7 +331,9 @@ impl IntoFuture for LockRequest {
             }
             let (locks, wish) = self.check()?;
             let name = wish.name.clone();
-            locks.core.acquire(wish).await.map_err(|mut error| {
+            let at_least = wish.at_least;
+            let acquired = locks.core.acquire(wish).await;
+            let guard = acquired.map_err(|mut error| {
                 if let LockError::TimedOut {
                     holder: Some(holder), ..
                 } = &mut error
@@ -287,7 +341,11 @@ impl IntoFuture for LockRequest {
                     **holder = locks.seen_from_here(std::mem::take(&mut **holder));
                 }
                 error.of(&name)
-            })
+            })?;
+            if let Some(length) = at_least {
+                guard.reserve(length).await?;
+            }
+            Ok(guard)
         })
     }
 }
@@ -302,6 +360,9 @@ impl Wish {
         let mut claim = Claim::new(self.name.clone(), self.ttl);
         if let Some(label) = &self.label {
             claim = claim.with_label(label);
+        }
+        if let Some(length) = self.at_least {
+            claim = claim.with_at_least(length);
         }
         match self.renew {
             Renew::UntilReleased => claim,

@@ -5,8 +5,8 @@ use lock_core::Capabilities;
 #[cfg(feature = "faults")]
 use crate::cases::network;
 use crate::cases::{
-    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, runtime, together,
-    tokens, told, waiting,
+    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, reservations, runtime,
+    together, tokens, told, waiting,
 };
 use crate::harness::Harness;
 
@@ -21,6 +21,7 @@ pub(crate) enum Bug {
     BusyIsNotTold,
     CallsHaveNoLimit,
     CancelLeavesItsEntry,
+    ChangesAreNotPushed,
     DeadWithItsRuntime,
     DeadlineFromALateReply,
     DeadlineFromTheAcquireOnASharedLease,
@@ -52,6 +53,12 @@ pub(crate) enum Bug {
     RenewalDrawsAToken,
     RenewalLengthensTheSuccessor,
     RenewalResurrects,
+    RenewalShortensAReservation,
+    ReservationEndsWithItsClient,
+    ReservationIsHidden,
+    ReservationIsIgnored,
+    ReservationOutlivesItsClaim,
+    ReservationWithoutOwnerCheck,
     TokenPerAttempt,
     TokenFollowsACounterThatFell,
     TokenIsKeptByForce,
@@ -75,6 +82,7 @@ impl Bug {
         Self::BusyIsNotTold,
         Self::CallsHaveNoLimit,
         Self::CancelLeavesItsEntry,
+        Self::ChangesAreNotPushed,
         Self::DeadWithItsRuntime,
         Self::DeadlineFromALateReply,
         Self::DeadlineFromTheAcquireOnASharedLease,
@@ -106,6 +114,12 @@ impl Bug {
         Self::RenewalDrawsAToken,
         Self::RenewalLengthensTheSuccessor,
         Self::RenewalResurrects,
+        Self::RenewalShortensAReservation,
+        Self::ReservationEndsWithItsClient,
+        Self::ReservationIsHidden,
+        Self::ReservationIsIgnored,
+        Self::ReservationOutlivesItsClaim,
+        Self::ReservationWithoutOwnerCheck,
         Self::TokenPerAttempt,
         Self::TokenFollowsACounterThatFell,
         Self::TokenIsKeptByForce,
@@ -174,6 +188,13 @@ impl Bug {
             Self::TwoTasksOfOneClientHold => "two tasks of one client are both granted",
             Self::WaitReturnsAtOnce => "a wait returns at once",
             Self::WaitRunsPastItsDeadline => "a wait runs past its deadline",
+            Self::ChangesAreNotPushed => "changes of a holder are not pushed",
+            Self::RenewalShortensAReservation => "a renewal ends a reservation",
+            Self::ReservationEndsWithItsClient => "a reservation ends with its client",
+            Self::ReservationIsHidden => "a reservation is not shown",
+            Self::ReservationIsIgnored => "a release frees what is reserved",
+            Self::ReservationOutlivesItsClaim => "a claim that never became a guard leaves its reservation",
+            Self::ReservationWithoutOwnerCheck => "a late reservation takes a name that its claim does not hold",
             Self::WakeUpIsLost => "a wake-up is lost",
         }
     }
@@ -263,6 +284,22 @@ impl Bug {
             Self::WaitReturnsAtOnce | Self::WaitRunsPastItsDeadline => {
                 cases![waiting::a_wait_of_the_backend_ends_at_its_deadline]
             }
+            Self::ChangesAreNotPushed => cases![together::those_who_observe_see_each_leader],
+            Self::RenewalShortensAReservation => {
+                cases![reservations::a_name_stays_taken_when_its_holder_hangs_and_renewals_do_not_shorten_that]
+            }
+            Self::ReservationEndsWithItsClient => cases![reservations::a_name_stays_taken_when_its_client_is_shut_down],
+            Self::ReservationIsHidden => cases![reservations::a_reservation_is_shown_and_ends_by_force],
+            Self::ReservationIsIgnored => cases![
+                reservations::a_name_that_is_released_early_stays_taken_for_the_rest_of_its_time,
+                reservations::a_job_of_many_clients_runs_once_per_period,
+            ],
+            Self::ReservationOutlivesItsClaim => {
+                cases![reservations::a_claim_that_is_released_for_good_reserves_nothing]
+            }
+            Self::ReservationWithoutOwnerCheck => {
+                cases![reservations::a_claim_that_is_released_for_good_reserves_nothing]
+            }
             Self::WakeUpIsLost => cases![waiting::a_waiter_of_another_client_gets_the_lock_on_release],
         }
     }
@@ -286,6 +323,20 @@ impl Bug {
             }
             Self::ListIgnoresItsPrefix | Self::ListLeavesOutNames if !capabilities.list => {
                 Err("the backend cannot list locks")
+            }
+            Self::ChangesAreNotPushed if !capabilities.holder => Err("the backend cannot tell holders"),
+            Self::ReservationIsHidden if !(capabilities.holder && capabilities.list && capabilities.force_release) => {
+                Err("the backend cannot inspect locks")
+            }
+            Self::RenewalShortensAReservation
+            | Self::ReservationEndsWithItsClient
+            | Self::ReservationIsHidden
+            | Self::ReservationIsIgnored
+            | Self::ReservationOutlivesItsClaim
+            | Self::ReservationWithoutOwnerCheck
+                if !capabilities.reservations =>
+            {
+                Err("the backend has no reservations")
             }
             Self::ProvidedMethodsAreNotForwarded if !inspects => Err("there is nothing to forward"),
             _ => Ok(()),

@@ -12,13 +12,13 @@ use lock_core::{
     Attempt, Capabilities, Claim, DistributedLock, FencingToken, Lease, LockError, LockName, Locks, Options, Released,
     Renewal,
 };
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::{Entry, cases};
 use crate::case::Case;
 use crate::link::Link;
-use crate::outcome::{Outcome, ensure, fail};
+use crate::outcome::{Outcome, Stop, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
     fifty_tasks_that_take_random_pairs_of_five_names_all_get_their_turns,
@@ -27,6 +27,7 @@ pub(crate) const CASES: &[Entry] = cases![
     the_loss_of_one_of_several_locks_ends_them_all,
     one_leads_at_a_time_over_two_hundred_forced_changes,
     a_dead_leader_is_replaced_when_its_ttl_is_over,
+    those_who_observe_see_each_leader,
 ];
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -276,5 +277,63 @@ pub(crate) async fn a_dead_leader_is_replaced_when_its_ttl_is_over(case: Arc<Cas
         "the backend",
         "the next leader's token is higher; {new:?} came after {old:?}"
     );
+    Ok(())
+}
+
+pub(crate) async fn those_who_observe_see_each_leader(case: Arc<Case>) -> Outcome {
+    const TERMS: usize = 6;
+    case.needs(case.capabilities().holder, "the backend cannot tell holders")?;
+    let (candidates, observer) = ([case.party().await?, case.party().await?], case.party().await?);
+    let mut leaders = observer.locks.observe("leader");
+    let first = case
+        .within(case.patience(), "the holder is told", leaders.next())
+        .await??;
+    ensure!(
+        first.is_none(),
+        "the backend",
+        "nobody leads before the first does; it said {first:?}"
+    );
+    for term in 0..TERMS {
+        let label = format!("term {term}");
+        let (begin, begun) = oneshot::channel();
+        let (end, ended) = oneshot::channel::<()>();
+        let mut ends = Some((begin, ended));
+        let request = candidates[term % candidates.len()]
+            .locks
+            .lock("leader")
+            .label(label.as_str());
+        let leads = tokio::spawn(request.lead(move |_| {
+            let ends = ends.take();
+            async move {
+                if let Some((begin, ended)) = ends {
+                    let _ = begin.send(());
+                    let _ = ended.await;
+                }
+            }
+        }));
+        case.within(case.patience(), "a candidate leads", begun)
+            .await?
+            .map_err(|_| Stop::Failed("expected of the client: a term begins".to_owned()))?;
+        let seen = case
+            .within(case.slack(), "those who observe see the new leader", leaders.next())
+            .await??;
+        let shown = seen.as_ref().and_then(|leader| leader.label.as_deref());
+        ensure!(
+            shown == Some(label.as_str()),
+            "the backend",
+            "those who observe see the leader of {label:?}; they see {seen:?}"
+        );
+        let _ = end.send(());
+        case.within(case.patience(), "a term ends with its body", leads)
+            .await???;
+        let seen = case
+            .within(case.slack(), "those who observe see the end of a term", leaders.next())
+            .await??;
+        ensure!(
+            seen.is_none(),
+            "the backend",
+            "nobody leads between two terms; they see {seen:?}"
+        );
+    }
     Ok(())
 }

@@ -75,6 +75,7 @@ impl Servant {
     async fn obey(&mut self, command: &str) -> String {
         let done = match command.split_once(' ') {
             Some(("lock", rest)) => self.lock(rest).await,
+            Some(("reserve", rest)) => self.reserve(rest).await,
             Some(("release", name)) => self.release(name).await,
             Some(("held", name)) => Ok(self.guards.get(name).is_some_and(LockGuard::is_held).to_string()),
             Some(("count", rest)) => self.count(rest).await,
@@ -105,6 +106,17 @@ impl Servant {
             Err(LockError::TimedOut { .. }) => Ok("busy".to_owned()),
             Err(error) => Err(error.to_string()),
         }
+    }
+
+    async fn reserve(&mut self, arguments: &str) -> Result<String, String> {
+        let mut parts = arguments.splitn(3, ' ');
+        let (ttl, length) = (millis(parts.next())?, millis(parts.next())?);
+        let name = parts.next().ok_or("no name")?;
+        let guard = self.locks.lock(name).ttl(ttl).at_least(length).no_wait().await;
+        let guard = guard.map_err(|error| error.to_string())?;
+        let answer = format!("granted {}", guard.token());
+        self.guards.insert(name.to_owned(), guard);
+        Ok(answer)
     }
 
     async fn release(&mut self, name: &str) -> Result<String, String> {

@@ -68,9 +68,16 @@ pub(super) struct Entry {
     lease: Lease,
     keeps: Keeps,
     revoker: Revoker,
+    reserved_until: Option<Stamp>,
+    /// Whether it is only reserved.
+    released: bool,
 }
 
 impl Entry {
+    fn is_held_by(&self, claim: &Claim) -> bool {
+        !self.released && self.claim.owner() == claim.owner()
+    }
+
     /// Tells the holder. Not under the store's mutex: whoever is woken may come right back.
     pub(super) fn tell(&self, reason: LossReason) {
         self.revoker.revoke(reason);
@@ -98,10 +105,12 @@ pub(super) struct Waiter {
 
 impl State {
     pub(super) fn until(&self, entry: &Entry) -> Option<Stamp> {
-        match &entry.keeps {
+        let kept = match &entry.keeps {
+            _ if entry.released => None,
             Keeps::Until(until) => Some(*until),
             Keeps::Session(id) => self.sessions.iter().find(|s| s.id == *id).map(|s| s.until),
-        }
+        };
+        kept.max(entry.reserved_until)
     }
 
     /// Lets go of a lock whose lease is over, and serves its queue.
@@ -157,6 +166,8 @@ impl State {
             lease,
             keeps,
             revoker: grant.revoker(),
+            reserved_until: None,
+            released: false,
         };
         self.locks.insert(claim.name().clone(), entry);
         Ok(grant)
@@ -201,6 +212,7 @@ impl State {
         holder.token = Some(entry.token);
         holder.acquired_at = Some(entry.acquired_at);
         holder.remaining = self.until(entry).map(|until| until.since(now));
+        holder.is_reserved = entry.released;
         holder
     }
 
@@ -209,7 +221,7 @@ impl State {
         let Some(entry) = self.locks.get(claim.name()) else {
             return self.grant(client, claim, now).map(Attempt::Granted);
         };
-        if entry.claim.owner() == claim.owner() {
+        if entry.is_held_by(claim) {
             return Ok(Attempt::Granted(self.rearm(claim.name(), now)?));
         }
         let holder = self.holder(entry, now);
@@ -260,11 +272,46 @@ impl State {
         Released::Released
     }
 
+    pub(super) fn reserve(&mut self, claim: &Claim, until: Stamp, now: Stamp) -> Renewal {
+        self.settle(claim.name(), now);
+        match self.locks.get_mut(claim.name()) {
+            Some(entry) if entry.is_held_by(claim) => {
+                entry.reserved_until = Some(until);
+                Renewal::Renewed
+            }
+            _ => Renewal::NotHeld,
+        }
+    }
+
+    pub(super) fn release_reserved(&mut self, claim: &Claim, until: Stamp, now: Stamp) -> Released {
+        match self.reserve(claim, until, now) {
+            Renewal::Renewed => {
+                if let Some(entry) = self.locks.get_mut(claim.name()) {
+                    entry.released = true;
+                }
+                Released::Released
+            }
+            Renewal::NotHeld => Released::NotHeld,
+        }
+    }
+
+    /// Ends a hold whose client has ended. A name that is reserved stays taken. Returns the revoker of the hold.
+    pub(super) fn end(&mut self, name: &LockName, now: Stamp) -> Option<Revoker> {
+        let entry = self.locks.get_mut(name)?;
+        let revoker = entry.revoker.clone();
+        if entry.reserved_until.is_some_and(|until| until > now) {
+            entry.released = true;
+        } else {
+            self.locks.remove(name);
+        }
+        Some(revoker)
+    }
+
     pub(super) fn renew(&mut self, lease: &Lease, now: Stamp) -> Renewal {
         let until = match lease.id() {
             LeaseId::Claim(claim) => {
                 self.settle(claim.name(), now);
-                let mine = |entry: &&mut Entry| entry.claim.owner() == claim.owner();
+                let mine = |entry: &&mut Entry| entry.is_held_by(claim);
                 self.locks
                     .get_mut(claim.name())
                     .filter(mine)

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease,
+    Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, Clock, DistributedLock, HandOver, Holder, Lease,
     LockError, LockName, Released, Renewal, Scope, Stamp,
 };
 
@@ -39,6 +39,18 @@ impl DistributedLock for Echo {
     }
     async fn hand_over(&self, _: &Claim, _: &Claim) -> Result<HandOver, LockError> {
         echo("own hand_over")
+    }
+    async fn reserve(&self, _: &Claim, _: Duration) -> Result<Renewal, LockError> {
+        echo("own reserve")
+    }
+    async fn release_reserved(&self, _: &Claim, _: Duration) -> Result<Released, LockError> {
+        echo("own release_reserved")
+    }
+    async fn announce(&self, _: &LockName) -> Result<(), LockError> {
+        echo("own announce")
+    }
+    async fn changes(&self, _: &LockName) -> Result<Option<Changes>, LockError> {
+        echo("own changes")
     }
     async fn holder(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
         echo("own holder")
@@ -87,6 +99,14 @@ async fn forwards_everything(lock: impl DistributedLock) {
         "own try_then_wait"
     );
     assert_eq!(told(lock.hand_over(&claim, &claim).await), "own hand_over");
+    let second = Duration::from_secs(1);
+    assert_eq!(told(lock.reserve(&claim, second).await), "own reserve");
+    assert_eq!(
+        told(lock.release_reserved(&claim, second).await),
+        "own release_reserved"
+    );
+    assert_eq!(told(lock.announce(&name).await), "own announce");
+    assert_eq!(told(lock.changes(&name).await), "own changes");
     assert_eq!(told(lock.holder(&name).await), "own holder");
     assert_eq!(told(lock.list("").await), "own list");
     assert_eq!(told(lock.force_release(&name).await), "own force_release");

@@ -1,0 +1,55 @@
+//! Jobs that schedulers start on many machines, and that are to run on one of them.
+
+use std::time::Duration;
+
+use crate::{LockError, LockGuard, Locks};
+
+impl Locks {
+    /// Runs `body` under the lock, unless another client runs it or has begun to less than nine tenths of `period` ago: then it returns
+    /// `None` at once.
+    ///
+    /// For a job that schedulers such as cron start once per `period` on several machines. If their clocks, and the delays of their
+    /// schedulers, differ by less than a tenth of `period`, the job runs once per `period`, on the machine that is first. The tenth also
+    /// keeps a machine that is early from finding the run of the last period still in its way.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// use std::time::Duration;
+    /// use lock_core::{Locks, MemoryLock};
+    ///
+    /// let locks = Locks::new(MemoryLock::new());
+    /// let hour = Duration::from_secs(3600);
+    /// let first = locks.run_once_per("report", hour, async |guard| guard.token()).await?;
+    /// let second = locks.run_once_per("report", hour, async |guard| guard.token()).await?;
+    /// assert!(first.is_some() && second.is_none());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// It is short for [`no_wait`](crate::LockRequest::no_wait), [`at_least`](crate::LockRequest::at_least) with nine tenths of `period`, and
+    /// [`with`](crate::LockRequest::with). What `body` returns does not matter: a run that fails is not repeated within the period. A run
+    /// that takes longer than the period keeps the name, and the starts meanwhile are skipped.
+    ///
+    /// # Errors
+    ///
+    /// As [`with`](crate::LockRequest::with), except that busy is no error.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future drops `body`; the name stays taken.
+    pub async fn run_once_per<F, T>(
+        &self,
+        name: impl AsRef<str>,
+        period: Duration,
+        body: F,
+    ) -> Result<Option<T>, LockError>
+    where
+        F: AsyncFnOnce(&LockGuard) -> T,
+    {
+        let request = self.lock(name).no_wait().at_least(period / 10 * 9);
+        match request.with(body).await {
+            Ok(value) => Ok(Some(value)),
+            Err(error) if error.is_busy() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
