@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Changes, Holder, LockError, LockName, Locks};
+use crate::{Changes, Holder, LockError, LockName, Locks, Stamp};
 
 /// Between two looks where the server does not push.
 const POLL: Duration = Duration::from_millis(250);
@@ -62,8 +62,8 @@ pub struct Observation {
 enum State {
     /// There may be news.
     Look,
-    /// There is none before a change or before this time has passed.
-    Wait(Duration),
+    /// There is none before a change or before that time. Not a length, which a caller that drops the future early would begin anew.
+    WaitUntil(Stamp),
 }
 
 impl Observation {
@@ -81,22 +81,23 @@ impl Observation {
     pub async fn next(&mut self) -> Result<Option<Holder>, LockError> {
         let name = self.name.clone().map_err(Arc::unwrap_or_clone)?;
         loop {
-            if let State::Wait(longest) = self.state {
-                self.wait(longest).await.map_err(|error| error.of(&name))?;
+            if let State::WaitUntil(time) = self.state {
+                self.wait(time).await.map_err(|error| error.of(&name))?;
                 self.state = State::Look;
             }
             let holder = match self.look(&name).await {
                 Ok(holder) => holder,
                 Err(error) => {
                     self.changes = None;
-                    self.state = State::Wait(RETRY);
+                    self.state = State::WaitUntil(self.locks.core.clock.now() + RETRY);
                     return Err(error.of(&name));
                 }
             };
             let remaining = holder.as_ref().and_then(|holder| holder.remaining);
             let longest = if self.changes.is_some() { CHECK } else { POLL };
             // A lease that ends is pushed by no server.
-            self.state = State::Wait(remaining.map_or(longest, |left| left.max(POLL).min(longest)));
+            let pause = remaining.map_or(longest, |left| left.max(POLL).min(longest));
+            self.state = State::WaitUntil(self.locks.core.clock.now() + pause);
             let is_news = match &self.seen {
                 Some(seen) => !is_same(seen.as_ref(), holder.as_ref()),
                 None => true,
@@ -123,8 +124,9 @@ impl Observation {
         Ok(holder.filter(|holder| !holder.is_reserved))
     }
 
-    async fn wait(&mut self, longest: Duration) -> Result<(), LockError> {
-        let pause = self.locks.core.sleep(longest);
+    async fn wait(&mut self, until: Stamp) -> Result<(), LockError> {
+        let core = &self.locks.core;
+        let pause = core.sleep(until.since(core.clock.now()));
         let Some(changes) = &mut self.changes else {
             return pause.await;
         };

@@ -92,6 +92,7 @@ mod patience;
 mod place;
 mod reader;
 mod records;
+mod reservations;
 mod schema;
 mod session;
 mod store;
@@ -167,6 +168,7 @@ impl DistributedLock for SqliteLock {
             .with_op_timeout(self.session.settings().op_timeout)
             .with_give_way(Duration::from_millis(20))
             .with_inspection()
+            .with_reservations()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
@@ -213,6 +215,14 @@ impl DistributedLock for SqliteLock {
                 store.hand_over(&old, &new, sent, wanted)
             })
             .await
+    }
+
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        self.session.reserve(claim, length).await
+    }
+
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        self.session.release_reserved(claim, rest).await
     }
 
     async fn warnings(&self) -> Result<Vec<String>, LockError> {

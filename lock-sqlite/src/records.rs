@@ -10,10 +10,10 @@ use crate::boot::{Boot, until};
 use crate::failure::Failure;
 
 /// Asks who holds a name.
-pub(crate) const HOLDER: &str = "SELECT name, owner, token, expires, label, host, pid, acquired_at FROM lock \
+pub(crate) const HOLDER: &str = "SELECT name, owner, token, expires, label, host, pid, acquired_at, client = '' FROM lock \
                                  WHERE name = ?1 AND boot = ?2 AND expires > ?3";
 
-const COLUMNS: &str = "name, owner, token, expires, label, host, pid, acquired_at";
+const COLUMNS: &str = "name, owner, token, expires, label, host, pid, acquired_at, client = ''";
 
 /// What is held, as a connection of any kind reads it.
 #[derive(Clone, Copy, Debug)]
@@ -95,5 +95,6 @@ fn holder_from(row: &Row<'_>, now: i64) -> rusqlite::Result<Holder> {
     holder.pid = row.get(6)?;
     let acquired = u64::try_from(row.get::<_, i64>(7)?).unwrap_or(0);
     holder.acquired_at = UNIX_EPOCH.checked_add(Duration::from_micros(acquired));
+    holder.is_reserved = row.get(8)?;
     Ok(holder)
 }

@@ -18,7 +18,7 @@ const FORMAT: i32 = 1;
 
 /// `lock`: who holds what. A row counts while its boot is this one and its expiry is ahead; all others are free.
 /// `expires` is a reading of the boot clock in nanoseconds, `ttl` in nanoseconds, `acquired_at` in microseconds of Unix
-/// time. `counter`: the last token drawn, and the durable ceiling below which tokens may be drawn.
+/// time. `reserved`, `reserved_wall`, and an empty `client`: [`crate::reservations`]. `counter`: the last token drawn, and the durable ceiling below which tokens may be drawn.
 const TABLES: &str = "
 CREATE TABLE lock (
     name TEXT NOT NULL PRIMARY KEY,
@@ -31,7 +31,9 @@ CREATE TABLE lock (
     label TEXT,
     host TEXT,
     pid INTEGER,
-    acquired_at INTEGER NOT NULL
+    acquired_at INTEGER NOT NULL,
+    reserved INTEGER NOT NULL DEFAULT 0,
+    reserved_wall INTEGER NOT NULL DEFAULT 0
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE counter (
     only_row INTEGER NOT NULL PRIMARY KEY CHECK (only_row = 1),

@@ -159,28 +159,61 @@ impl Session {
 
     /// Keeps the claim for another ttl, if it is still there.
     pub(crate) async fn renew(&self, claim: &Claim) -> Result<Renewal, LockError> {
-        self.may_write()?;
         let claim = claim.clone();
-        self.submit("renew", move |worker, reply| {
-            let done = match worker.on_store(|store| store.renew(&claim, &|| reply.is_wanted())) {
+        self.keeping("renew", move |store, wanted| store.renew(&claim, wanted))
+            .await
+    }
+
+    /// Reserves the name if the claim holds it.
+    pub(crate) async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let claim = claim.clone();
+        self.keeping("reserve", move |store, wanted| store.reserve(&claim, length, wanted))
+            .await
+    }
+
+    /// Does `work`, for what keeps a claim, and answers that the claim is not held if the file is another one now.
+    async fn keeping(
+        &self,
+        operation: &'static str,
+        work: impl FnOnce(&mut Store, Wanted<'_>) -> Result<Renewal, Failure> + Send + 'static,
+    ) -> Result<Renewal, LockError> {
+        self.may_write()?;
+        self.submit(operation, move |worker, reply| {
+            let done = match worker.on_store(|store| work(store, &|| reply.is_wanted())) {
                 // Told at once: what lies there now knows of the lock at best what was true when it was copied.
                 Err(Failure::Moved(_) | Failure::WentBack) => Ok(Renewal::NotHeld),
                 done => done,
             };
-            let _ = reply.send(worker.explained("renew", done));
+            let _ = reply.send(worker.explained(operation, done));
         })
         .await
     }
 
-    /// Lets go of the claim, also when the caller does not stay for the answer.
+    /// Releases the claim, also when the caller does not stay for the answer.
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let released = claim.clone();
+        self.releasing(claim, move |store| store.release(&released)).await
+    }
+
+    /// The same, and leaves the name reserved for `rest`.
+    pub(crate) async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        let released = claim.clone();
+        self.releasing(claim, move |store| store.release_reserved(&released, rest))
+            .await
+    }
+
+    async fn releasing(
+        &self,
+        claim: &Claim,
+        release: impl Fn(&mut Store) -> Result<Released, Failure> + Send + 'static,
+    ) -> Result<Released, LockError> {
         self.may_write()?;
         let claim = claim.clone();
         self.submit("release", move |worker, reply| {
             worker.waiters.remove(claim.owner());
-            let done = match worker.on_store(|store| store.release(&claim)) {
+            let done = match worker.on_store(&release) {
                 // What lies there now may be a copy that has the lock.
-                Err(Failure::Moved(_) | Failure::WentBack) => worker.on_store(|store| store.release(&claim)),
+                Err(Failure::Moved(_) | Failure::WentBack) => worker.on_store(&release),
                 done => done,
             };
             worker.waiters.freed(claim.name());

@@ -17,6 +17,7 @@ use crate::failure::Failure;
 use crate::patience;
 use crate::place::{Place, with_suffix};
 use crate::records::{Records, read_holder};
+use crate::reservations;
 use crate::schema;
 use crate::turns;
 use crate::wake::{Alarm, WakePipe};
@@ -63,7 +64,8 @@ impl Store {
         // The raise writes, so the log and its index exist afterwards.
         let start = counter::raise(&mut conn, None, seen)?;
         let place = Place::settle(path, before)?;
-        // What another boot left can never count again, whatever its expiry says.
+        reservations::take_over(&conn, &boot)?;
+        // What else another boot left can never count again, whatever its expiry says.
         conn.execute(
             "DELETE FROM lock WHERE boot <> ?1 OR expires <= ?2",
             (boot.id(), boot.now()),
@@ -119,7 +121,8 @@ impl Store {
         self.write(wanted, |tx| {
             let renewed = tx
                 .prepare_cached(
-                    "UPDATE lock SET expires = ?1 WHERE name = ?2 AND owner = ?3 AND boot = ?4 AND expires > ?5",
+                    "UPDATE lock SET expires = max(?1, reserved) \
+                     WHERE name = ?2 AND owner = ?3 AND client <> '' AND boot = ?4 AND expires > ?5",
                 )?
                 .execute((
                     after(tx.now, claim.ttl()),
@@ -164,12 +167,14 @@ impl Store {
         Ok(forced)
     }
 
-    /// Lets go of everything that this client holds.
+    /// Lets go of everything that this client holds. What is reserved stays so.
     pub(crate) fn release_all(&mut self) -> Result<(), Failure> {
-        let client = self.client;
+        let client = self.client.to_string();
         self.write(&|| true, |tx| {
-            tx.prepare_cached("DELETE FROM lock WHERE client = ?1")?
-                .execute([client.to_string()])?;
+            tx.prepare_cached("DELETE FROM lock WHERE client = ?1 AND reserved <= ?2")?
+                .execute((&client, tx.now))?;
+            tx.prepare_cached("UPDATE lock SET client = '', expires = reserved WHERE client = ?1")?
+                .execute([&client])?;
             Ok(())
         })?;
         self.wake_others();
@@ -202,7 +207,7 @@ impl Store {
     }
 
     /// Tells clients in other processes that a name is free.
-    fn wake_others(&mut self) {
+    pub(crate) fn wake_others(&mut self) {
         if let Some(pipe) = self.wake_pipe() {
             pipe.wake_all();
         }
@@ -246,8 +251,24 @@ impl Store {
         }
     }
 
+    /// As `write`, and waits until what was written is on the disk.
+    pub(crate) fn write_durably<T>(
+        &mut self,
+        wanted: Wanted<'_>,
+        body: impl Fn(&mut Tx<'_>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
+        self.conn.pragma_update(None, "synchronous", "FULL")?;
+        let written = self.write(wanted, body);
+        self.conn.pragma_update(None, "synchronous", "NORMAL")?;
+        written
+    }
+
     /// Runs `body` in one transaction, and makes room and runs it again if the disk is full.
-    fn write<T>(&mut self, wanted: Wanted<'_>, body: impl Fn(&mut Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
+    pub(crate) fn write<T>(
+        &mut self,
+        wanted: Wanted<'_>,
+        body: impl Fn(&mut Tx<'_>) -> Result<T, Failure>,
+    ) -> Result<T, Failure> {
         /// Readers keep the log from beginning anew, for microseconds each.
         const ATTEMPTS: i32 = 8;
         let mut done = self.write_once(wanted, &body);
@@ -316,7 +337,7 @@ impl Store {
 }
 
 /// An operation under way, in its transaction.
-struct Tx<'a> {
+pub(crate) struct Tx<'a> {
     tx: Transaction<'a>,
     now: i64,
     boot: &'a Boot,
@@ -328,11 +349,20 @@ struct Tx<'a> {
 }
 
 impl Tx<'_> {
+    /// The reading of the machine's clock that the operation goes by.
+    pub(crate) fn now(&self) -> i64 {
+        self.now
+    }
+
+    pub(crate) fn boot(&self) -> &Boot {
+        self.boot
+    }
+
     /// Grants the name if it is free or already this owner's. `None`: the ceiling of tokens must be raised first.
     fn grant(&mut self, claim: &Claim, sent: Stamp) -> Result<Option<Attempt>, Failure> {
         let token = match self.holder(claim.name())? {
-            Some(holder) if holder.owner == Some(claim.owner()) && holder.token.is_some() => {
-                self.prepare_cached("UPDATE lock SET expires = ?1, ttl = ?2 WHERE name = ?3")?
+            Some(holder) if holder.owner == Some(claim.owner()) && holder.token.is_some() && !holder.is_reserved => {
+                self.prepare_cached("UPDATE lock SET expires = max(?1, reserved), ttl = ?2 WHERE name = ?3")?
                     .execute((after(self.now, claim.ttl()), nanos(claim.ttl()), claim.name().as_str()))?;
                 holder.token
             }
@@ -384,7 +414,9 @@ impl Tx<'_> {
 
     fn release(&self, claim: &Claim) -> Result<Released, Failure> {
         let held: Option<bool> = self
-            .prepare_cached("DELETE FROM lock WHERE name = ?1 AND owner = ?2 RETURNING boot = ?3 AND expires > ?4")?
+            .prepare_cached(
+                "DELETE FROM lock WHERE name = ?1 AND owner = ?2 RETURNING client <> '' AND boot = ?3 AND expires > ?4",
+            )?
             .query_row(
                 (
                     claim.name().as_str(),

@@ -1,0 +1,303 @@
+//! Reservations as the client asks for them, on a backend in memory that can fail.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test that cannot go on has failed"
+)]
+
+use std::future::IntoFuture;
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use lock_core::{
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, LockName, Locks, LossReason,
+    ManualClock, MemoryLock, Options, Released, Renewal,
+};
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const TTL: Duration = Duration::from_secs(30);
+
+/// What becomes of a reservation.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Fate {
+    Fails,
+    /// Never reaches the server.
+    Hangs,
+    /// Is made, and never answered.
+    LosesItsReply,
+    /// The lock is taken away before.
+    ComesTooLate,
+}
+
+/// A backend in memory that does what the test says.
+#[derive(Debug)]
+struct Trouble {
+    memory: MemoryLock,
+    fate: Mutex<Option<Fate>>,
+    reserving: Notify,
+    failing_releases: AtomicU32,
+    plain_releases: AtomicUsize,
+    hand_overs: AtomicUsize,
+    has_reservations: bool,
+}
+
+/// The backend behind a client, the client, and the hand of the clock.
+struct World {
+    server: Arc<Trouble>,
+    locks: Locks,
+    other: Locks,
+    hand: ManualClock,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(true)
+    }
+
+    fn with(has_reservations: bool) -> Self {
+        let (clock, hand) = Clock::manual();
+        let memory = MemoryLock::with_clock(clock);
+        let other = Locks::with_options(memory.client(), Options::new().runtime(Handle::current()));
+        let server = Arc::new(Trouble {
+            memory,
+            fate: Mutex::default(),
+            reserving: Notify::new(),
+            failing_releases: AtomicU32::new(0),
+            plain_releases: AtomicUsize::new(0),
+            hand_overs: AtomicUsize::new(0),
+            has_reservations,
+        });
+        let backend: Arc<dyn DistributedLock> = Arc::clone(&server) as _;
+        let options = Options::new().runtime(Handle::current()).ttl(TTL);
+        let locks = Locks::with_options(backend, options);
+        Self {
+            server,
+            locks,
+            other,
+            hand,
+        }
+    }
+
+    fn next(&self, fate: Fate) {
+        *self.server.fate.lock().unwrap() = Some(fate);
+    }
+
+    async fn is_free(&self) -> bool {
+        let guard = self.other.try_lock("job").await.unwrap();
+        let free = guard.is_some();
+        drop(guard);
+        self.other.drain().await;
+        free
+    }
+}
+
+#[async_trait]
+impl DistributedLock for Trouble {
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.memory.capabilities();
+        capabilities.reservations = self.has_reservations;
+        capabilities
+    }
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        self.memory.try_acquire(claim).await
+    }
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        self.memory.renew(lease).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.plain_releases.fetch_add(1, Ordering::SeqCst);
+        self.memory.release(claim).await
+    }
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<lock_core::HandOver, LockError> {
+        self.hand_overs.fetch_add(1, Ordering::SeqCst);
+        self.memory.hand_over(from, to).await
+    }
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let fate = *self.fate.lock().unwrap();
+        match fate {
+            Some(Fate::Fails) => return Err(LockError::unavailable("reserve", "told to fail")),
+            Some(Fate::Hangs) => {
+                self.reserving.notify_one();
+                std::future::pending().await
+            }
+            Some(Fate::LosesItsReply) => {
+                self.memory.reserve(claim, length).await?;
+                self.reserving.notify_one();
+                std::future::pending().await
+            }
+            Some(Fate::ComesTooLate) => {
+                self.memory.force_release(claim.name()).await?;
+            }
+            None => {}
+        }
+        self.memory.reserve(claim, length).await
+    }
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        let fails = |n: u32| n.checked_sub(1);
+        let failed = self
+            .failing_releases
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails);
+        if failed.is_ok() {
+            return Err(LockError::unavailable("release", "told to fail"));
+        }
+        self.memory.release_reserved(claim, rest).await
+    }
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.memory.holder(name).await
+    }
+    fn clock(&self) -> Clock {
+        self.memory.clock()
+    }
+}
+
+#[tokio::test]
+async fn a_name_is_taken_until_its_time_has_passed() {
+    let world = World::new();
+    let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
+    guard.release().await.unwrap();
+    let shown = world.other.holder("job").await.unwrap().unwrap();
+    assert!(shown.is_reserved && shown.remaining == Some(HOUR), "{shown:?}");
+    world.hand.advance(HOUR - Duration::from_millis(1));
+    assert!(!world.is_free().await);
+    world.hand.advance(Duration::from_millis(1));
+    assert!(world.is_free().await);
+}
+
+#[tokio::test]
+async fn a_hold_that_outlasts_its_reservation_is_released_as_any_other() {
+    let world = World::new();
+    let guard = world.locks.lock("job").ttl(3 * HOUR).at_least(HOUR).await.unwrap();
+    world.hand.advance(2 * HOUR);
+    guard.release().await.unwrap();
+    assert!(world.is_free().await);
+}
+
+#[tokio::test]
+async fn a_lost_lock_stays_reserved() {
+    let world = World::new();
+    let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
+    world.hand.advance(2 * TTL);
+    assert!(!guard.is_held());
+    drop(guard);
+    world.locks.drain().await;
+    assert!(!world.is_free().await);
+    world.hand.advance(HOUR);
+    assert!(world.is_free().await);
+}
+
+#[tokio::test]
+async fn a_request_that_is_dropped_before_its_guard_reserves_nothing() {
+    for fate in [Fate::Hangs, Fate::LosesItsReply] {
+        let world = World::new();
+        world.next(fate);
+        let request = tokio::spawn(world.locks.lock("job").at_least(HOUR).into_future());
+        world.server.reserving.notified().await;
+        assert!(!world.is_free().await, "it is held meanwhile");
+        request.abort();
+        assert!(request.await.unwrap_err().is_cancelled());
+        world.locks.drain().await;
+        assert!(world.is_free().await, "{fate:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_failed_reservation_is_an_error_and_leaves_nothing() {
+    for fate in [Fate::Fails, Fate::ComesTooLate] {
+        let world = World::new();
+        world.next(fate);
+        let error = world.locks.lock("job").at_least(HOUR).await.unwrap_err();
+        assert_eq!(error.name().unwrap().as_str(), "job");
+        match fate {
+            Fate::Fails => assert!(matches!(error, LockError::Unavailable { .. }), "{error}"),
+            _ => assert!(
+                matches!(
+                    error,
+                    LockError::Lost {
+                        reason: LossReason::NotHeld,
+                        ..
+                    }
+                ),
+                "{error}"
+            ),
+        }
+        world.locks.drain().await;
+        assert!(world.is_free().await, "{fate:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_failed_release_is_tried_again_and_leaves_the_reservation() {
+    let world = World::new();
+    let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
+    world.server.failing_releases.store(2, Ordering::SeqCst);
+    let error = guard.release().await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    world.locks.drain().await;
+    assert_eq!(world.server.failing_releases.load(Ordering::SeqCst), 0);
+    assert_eq!(world.server.plain_releases.load(Ordering::SeqCst), 0);
+    assert!(world.other.holder("job").await.unwrap().unwrap().is_reserved);
+}
+
+#[tokio::test]
+async fn no_waiter_of_the_same_client_is_handed_a_reserved_name() {
+    let world = World::new();
+    let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
+    let waits = tokio::spawn(world.locks.lock("job").into_future());
+    while world.locks.stats().waiting == 0 {
+        tokio::task::yield_now().await;
+    }
+    guard.release().await.unwrap();
+    assert_eq!(world.server.hand_overs.load(Ordering::SeqCst), 0);
+    assert!(world.other.holder("job").await.unwrap().unwrap().is_reserved);
+    world.hand.advance(HOUR);
+    assert!(waits.await.unwrap().unwrap().is_held());
+}
+
+#[tokio::test]
+async fn what_cannot_be_reserved_is_refused_before_anything_is_sent() {
+    let world = World::with(false);
+    let refused = world.locks.lock("job").at_least(HOUR).await.unwrap_err();
+    assert!(
+        matches!(refused, LockError::NotSupported { .. }) && refused.name().is_some(),
+        "{refused}"
+    );
+    let refused = world
+        .locks
+        .run_once_per("job", HOUR, async |_| panic!("it runs"))
+        .await
+        .unwrap_err();
+    assert!(matches!(refused, LockError::NotSupported { .. }), "{refused}");
+    assert_eq!(world.locks.stats().acquired, 0);
+    // None at all needs no reservation.
+    drop(world.locks.lock("job").at_least(Duration::ZERO).await.unwrap());
+
+    let world = World::new();
+    let too_long = lock_core::LockRequest::MAX_AT_LEAST + Duration::from_nanos(1);
+    let refused = world.locks.lock("job").at_least(too_long).await.unwrap_err();
+    assert!(
+        matches!(refused, LockError::Configuration { .. }) && refused.to_string().contains("366 days"),
+        "{refused}"
+    );
+    assert_eq!(world.locks.stats().acquired, 0);
+}
+
+#[tokio::test]
+async fn a_job_runs_once_per_period_whatever_it_returns() {
+    let world = World::new();
+    let run = async |locks: &Locks| {
+        let ran = locks.run_once_per("job", HOUR, async |_| Err::<(), _>("failed")).await;
+        ran.unwrap().is_some()
+    };
+    assert!(run(&world.locks).await);
+    assert!(!run(&world.locks).await && !run(&world.other).await);
+    world.hand.advance(HOUR * 9 / 10 - Duration::from_millis(1));
+    assert!(!run(&world.other).await);
+    world.hand.advance(Duration::from_millis(1));
+    assert!(run(&world.other).await);
+    assert!(!run(&world.locks).await);
+}
