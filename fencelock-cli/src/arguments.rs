@@ -78,7 +78,7 @@ pub(crate) enum Command {
 ///
 /// A supervisor ends the command, and everything that the command has started, before the lock can pass to somebody
 /// else: also if fencelock itself is killed or stopped. If it is killed, the supervisor also releases the lock once all has
-/// ended. Signals are passed on to the command. On Postgres alone the lock of a fencelock that is killed is free at once, while
+/// ended, unless --at-least is given. Signals are passed on to the command. On Postgres alone the lock of a fencelock that is killed is free at once, while
 /// the command has its grace.
 #[derive(Args, Debug)]
 #[command(override_usage = "fencelock run [OPTIONS] NAME -- COMMAND [ARG]...", after_help = RUN_EXAMPLES)]
@@ -93,6 +93,13 @@ pub(crate) struct Run {
     /// Give up at once when the lock is busy, or when another process has kept the SQLite file to itself for 1 s.
     #[arg(short, long, conflicts_with = "wait")]
     pub(crate) no_wait: bool,
+    /// Keep the lock taken for that long after it was granted, also if the command ends before, or this process is killed.
+    ///
+    /// For a command that a scheduler starts on several machines: with --no-wait it runs on the first of them, and the others are
+    /// told that the lock is busy. Give somewhat less than the time between two starts, and more than the clocks of the machines differ. The
+    /// exit code of the command does not matter. `fencelock release --force` frees the lock.
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    pub(crate) at_least: Option<Duration>,
     /// When the lock is lost: the time that the command has between SIGTERM and SIGKILL. 5s, or less if the ttl is short.
     ///
     /// At most a third of the ttl, less a tenth of it or 1s.
@@ -119,6 +126,7 @@ Examples:
   fencelock run backup -- /usr/local/bin/backup --full
   fencelock run --wait 10s --label nightly report -- make report
   fencelock run -n -E 0 cleanup -- find /tmp -mtime +7 -delete
+  fencelock run -n --at-least 55m hourly -- /usr/local/bin/report   (from cron, on every host)
   fencelock run --shell counter -- 'n=$(cat n); echo $((n + 1)) > n'
 
 Exit codes:

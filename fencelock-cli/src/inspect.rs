@@ -22,7 +22,10 @@ pub(crate) async fn holder(place: &Place, of: &HolderOf) -> Result<ExitCode, Fai
         let token = holder.token.map(|token| format!(", token {token}")).unwrap_or_default();
         let left = holder
             .remaining
-            .map(|left| format!(", freed in {} unless renewed", spelt(left)))
+            .map(|left| match holder.is_reserved {
+                true => format!(", free in {}", spelt(left)),
+                false => format!(", freed in {} unless renewed", spelt(left)),
+            })
             .unwrap_or_default();
         format!("{}{}{token}{left}", of.name, held_by(holder))
     })
@@ -110,11 +113,15 @@ fn table(held: &[Holder]) -> String {
             .as_ref()
             .map(ToString::to_string)
             .or_else(|| holder.key.clone());
-        let process = Holder::clone(holder);
         let label = holder.label.as_deref().unwrap_or_default();
+        let process = visible(&without_label(holder.clone()));
+        let process = match holder.is_reserved {
+            true => format!("reserved ({process})"),
+            false => process,
+        };
         [
             name.unwrap_or_default(),
-            visible(&without_label(process)),
+            process,
             visible(label),
             holder.token.map(|token| token.to_string()).unwrap_or_default(),
             holder
@@ -154,6 +161,7 @@ fn in_json(holder: &Holder) -> Value {
         "also_released": holder.also_released,
         "owner": holder.owner.map(|owner| owner.to_string()),
         "acquired_at": holder.acquired_at.map(|at| humantime::format_rfc3339_millis(at).to_string()),
+        "reserved": holder.is_reserved,
         "remaining_ms": holder.remaining.map(|left| left.as_millis() as u64),
     })
 }

@@ -98,13 +98,15 @@ pub(crate) struct Locker {
 }
 
 impl Locker {
-    /// Starts the supervisor, and with it the command.
+    /// Starts the supervisor, and with it the command. The supervisor does not release the lock of a killed locker if its name is
+    /// `reserved`: that would end the reservation.
     pub(crate) async fn start(
         guard: LockGuard,
         place: &Place,
         command: &[OsString],
         timing: Timing,
         mut signals: Signals,
+        reserved: bool,
     ) -> Result<Self, Failure> {
         // A lock on a lease that others use as well may come with little time left.
         if guard.remaining() < guard.ttl() / 2 {
@@ -140,7 +142,7 @@ impl Locker {
             owner: guard.owner(),
             url: place.needed_elsewhere().map(str::to_owned),
         };
-        if let Err(error) = channel::send(&ours, Order::Claim(claim), None) {
+        if !reserved && let Err(error) = channel::send(&ours, Order::Claim(claim), None) {
             tracing::warn!(target: "fencelock", %error, "should this process be killed, its lock will not be free before its ttl is over");
         }
         let told = deadline(&guard);

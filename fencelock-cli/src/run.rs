@@ -45,6 +45,9 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
         Some(limit) => request.wait_for(limit),
         None => request.wait_forever(),
     };
+    if let Some(length) = run.at_least {
+        request = request.at_least(length);
+    }
     let guard = match waiting::acquire(&locks, &name, place, request, &mut signals).await {
         Ok(Waited::Got(guard)) => guard,
         Ok(Waited::Left(signal)) => {
@@ -64,7 +67,7 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
         Err(error) => return Err(error.into()),
     };
 
-    let locker = match Locker::start(guard, place, &command, timing, signals).await {
+    let locker = match Locker::start(guard, place, &command, timing, signals, run.at_least.is_some()).await {
         Ok(locker) => locker,
         Err(failure) => {
             leave(&locks).await;

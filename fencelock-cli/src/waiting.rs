@@ -50,6 +50,9 @@ pub(crate) async fn acquire(
 
 /// `, held by host:pid (label) for 12 s`, as much of it as is known.
 pub(crate) fn held_by(holder: &Holder) -> String {
+    if holder.is_reserved {
+        return format!(", released by {} and reserved", visible(&holder.to_string()));
+    }
     let since = holder
         .acquired_at
         .and_then(|at| SystemTime::now().duration_since(at).ok());

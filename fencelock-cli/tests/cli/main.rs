@@ -5,6 +5,7 @@
 #[macro_use]
 mod backends;
 
+mod at_least;
 mod bad_input;
 #[cfg(target_os = "linux")]
 mod containers;
