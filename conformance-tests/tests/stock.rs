@@ -3,63 +3,46 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 #![cfg(target_os = "linux")]
 
+mod example;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use conformance_tests::servers::{Data, Kind, Server};
-use fencelock::etcd::etcd_client::{Client, GetOptions};
+use example::{connection, etcd_keys, keys, on_etcd, on_postgres, on_redis, on_sqlite, program, said};
+use fencelock::etcd::etcd_client::Client;
 use fencelock::postgres::tokio_postgres::{self, NoTls};
 use fencelock::redis::redis;
 use fencelock::sqlite::rusqlite::Connection;
-use tokio::runtime::Handle;
-use tokio::task::block_in_place;
 
 /// The end of patience, not a measure of speed.
 const LONG: Duration = Duration::from_secs(180);
 
-#[tokio::test]
-async fn all_acts_end_as_they_should_on_sqlite() {
-    let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
-    sale_at(&url, || {
-        let files = fs::read_dir(folder.path()).unwrap();
-        let files = files.map(|file| file.unwrap().file_name().into_string().unwrap());
-        files.filter(|file| file.contains("stock")).collect()
-    });
+#[test]
+fn all_acts_end_as_they_should_on_sqlite() {
+    on_sqlite(sale_at);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_acts_end_as_they_should_on_redis() {
-    let server = Server::start(&Kind::REDIS).await.unwrap();
-    sale_at(server.url(), || keys(server.url(), "{stock:*"));
+    on_redis(sale_at).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_acts_end_as_they_should_on_etcd() {
-    let server = Server::start(&Kind::ETCD).await.unwrap();
-    let client = Client::connect([server.authority()], None).await.unwrap();
-    sale_at(&server.url().replacen("http:", "etcd:", 1), || {
-        block_in_place(|| Handle::current().block_on(etcd_keys(&client, "stock:")))
-    });
+    on_etcd(sale_at).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn all_acts_end_as_they_should_on_postgres() {
-    let server = Server::start(&Kind::POSTGRES).await.unwrap();
-    let (client, connection) = tokio_postgres::connect(server.url(), NoTls).await.unwrap();
-    tokio::spawn(connection);
-    sale_at(server.url(), || {
-        let schemas = "SELECT nspname FROM pg_namespace WHERE nspname LIKE 'stock%'";
-        let found = block_in_place(|| Handle::current().block_on(client.query(schemas, &[])));
-        found.unwrap().iter().map(|row| row.get(0)).collect()
-    });
+    on_postgres(sale_at).await;
 }
 
 #[test]
@@ -257,7 +240,7 @@ async fn goes_away_mid_sale(store: &mut impl Goes, url: &str, books: impl AsyncF
 }
 
 /// A whole sale at that address, of which nothing may be left.
-fn sale_at(url: &str, left: impl Fn() -> Vec<String>) {
+fn sale_at(url: &str, left: &dyn Fn() -> Vec<String>) {
     let mut sale = stock(&["--url", url]).stdout(Stdio::piped()).spawn().unwrap();
     let act = AtomicUsize::new(0);
     let (text, stops) = thread::scope(|scope| {
@@ -338,59 +321,10 @@ fn is_stopped(process: u32) -> bool {
         .is_some_and(|(_, fields)| fields.starts_with('T'))
 }
 
-fn keys(url: &str, pattern: &str) -> Vec<String> {
-    redis::cmd("KEYS").arg(pattern).query(&mut connection(url)).unwrap()
-}
-
-async fn etcd_keys(client: &Client, prefix: &str) -> Vec<String> {
-    let all = GetOptions::new().with_prefix().with_keys_only();
-    let found = client.kv_client().get(prefix, Some(all)).await.unwrap();
-    found.kvs().iter().map(|kv| kv.key_str().unwrap().to_owned()).collect()
-}
-
-fn connection(url: &str) -> redis::Connection {
-    redis::Client::open(url).unwrap().get_connection().unwrap()
-}
-
-fn said(output: &Output) -> String {
-    [&output.stdout[..], &output.stderr]
-        .map(String::from_utf8_lossy)
-        .concat()
-}
-
 fn stock(arguments: &[&str]) -> Command {
     let mut command = Command::new(&*STOCK);
     command.args(arguments).env_remove(fencelock::ENV);
     command
 }
 
-/// The example, which cargo builds for tests only if it is asked to. It has been compiled with these features already: those
-/// that the default members, which are what cargo takes in their folder, have together.
-static STOCK: LazyLock<String> = LazyLock::new(|| {
-    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-    // What cargo tells a test of its package would have build scripts run again.
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if ["CARGO_PKG_", "CARGO_MANIFEST_"]
-            .iter()
-            .any(|start| name.starts_with(start))
-        {
-            cargo.env_remove(&*name);
-        }
-    }
-    let built = cargo
-        .args(["build", "--offline", "--all-features", "--example", "stock"])
-        .args(["--message-format", "json-render-diagnostics"])
-        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
-        .stderr(Stdio::inherit())
-        .output()
-        .unwrap();
-    assert!(built.status.success(), "the example does not compile");
-    let messages = String::from_utf8(built.stdout).unwrap();
-    let program = messages.lines().find_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let named = message["target"]["name"] == "stock";
-        message["executable"].as_str().filter(|_| named).map(str::to_owned)
-    });
-    program.expect("cargo says where the program is")
-});
+static STOCK: LazyLock<String> = LazyLock::new(|| program("stock"));

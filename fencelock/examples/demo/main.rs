@@ -5,6 +5,8 @@
 
 #[path = "../stage/crew.rs"]
 mod crew;
+#[path = "../stage/folder.rs"]
+mod folder;
 #[path = "../stage/interruption.rs"]
 mod interruption;
 #[path = "../stage/lines.rs"]
@@ -21,9 +23,9 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use crew::Worker;
+use folder::folder;
 use interruption::interruption;
 use screen::{Screen, complain};
-use tempfile::TempDir;
 
 type Outcome<T> = Result<T, Box<dyn Error + Send + Sync>>;
 
@@ -68,7 +70,7 @@ async fn play() -> ExitCode {
 
 async fn scenes(screen: &Screen) -> Outcome<()> {
     let start = Instant::now();
-    let dir = folder()?;
+    let dir = folder("fencelock-demo-")?;
     screen.title("fencelock: several real processes, one lock, no server")?;
     counting(screen, dir.path()).await?;
     let mut tokens = tokens_of_the_count(dir.path())?;
@@ -81,18 +83,6 @@ async fn scenes(screen: &Screen) -> Outcome<()> {
         start.elapsed().as_secs_f64()
     ))?;
     Ok(())
-}
-
-fn folder() -> Outcome<TempDir> {
-    let folder = tempfile::Builder::new().prefix("fencelock-demo-").tempdir();
-    folder.map_err(|error| {
-        let place = std::env::temp_dir();
-        format!(
-            "No folder can be made in {}: {error}. Set TMPDIR to a folder that you can write to.",
-            place.display()
-        )
-        .into()
-    })
 }
 
 /// The same program with and without the lock.

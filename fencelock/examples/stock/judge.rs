@@ -1,10 +1,8 @@
 //! What the books must look like after each act.
 
-use std::cmp::Reverse;
-
 use crate::Outcome;
 use crate::shop::Tills;
-use crate::store::{Books, Sale};
+use crate::store::Books;
 
 /// The result in a word, and what it means; or what is wrong with it.
 pub(crate) fn judge(act: usize, stock: u32, books: &Books, tills: &Tills) -> Outcome<(&'static str, String)> {
@@ -54,18 +52,10 @@ pub(crate) fn judge(act: usize, stock: u32, books: &Books, tills: &Tills) -> Out
         &format!("of {stock} articles {sold} were sold and {left} are left"),
     )?;
     expect(
-        tokens_rise(books),
+        books.tokens_rise(),
         "a token is not higher than that of the sale before it",
     )?;
     Ok(("exactly sold out", meaning))
-}
-
-/// In the order in which the stock fell.
-fn tokens_rise(books: &Books) -> bool {
-    let mut sales = books.sales.clone();
-    sales.sort_unstable_by_key(|sale| Reverse(sale.left));
-    let higher = |pair: &[Sale]| pair[0].left > pair[1].left && pair[0].token < pair[1].token;
-    sales.iter().all(|sale| sale.token.is_some()) && sales.windows(2).all(higher)
 }
 
 pub(crate) fn expect(as_expected: bool, otherwise: &str) -> Outcome<()> {

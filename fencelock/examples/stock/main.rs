@@ -11,6 +11,8 @@ mod acts;
 mod arguments;
 #[path = "../stage/crew.rs"]
 mod crew;
+#[path = "../stage/folder.rs"]
+mod folder;
 #[path = "../stage/interruption.rs"]
 mod interruption;
 mod judge;
@@ -23,7 +25,6 @@ mod store;
 mod till;
 
 use std::error::Error;
-use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -31,7 +32,6 @@ use acts::{ACTS, Act, Ending};
 use arguments::Arguments;
 use clap::Parser;
 use interruption::interruption;
-use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
 use screen::{Screen, complain};
 use shop::Shop;
 use tempfile::TempDir;
@@ -61,15 +61,7 @@ async fn main() -> ExitCode {
 
 /// Plays until it is over or somebody presses Ctrl-C. Either way no process and nothing in the store stays.
 async fn sale(screen: &Screen, arguments: Arguments) -> Outcome<()> {
-    let (url, folder) = match &arguments.url {
-        Some(url) => (url.clone(), None),
-        None => {
-            let folder = folder()?;
-            let path = folder.path().join("locks.db");
-            let path = percent_encode(path.as_os_str().as_bytes(), NON_ALPHANUMERIC).to_string();
-            (format!("sqlite:{path}"), Some(folder))
-        }
-    };
+    let (url, folder) = store::address(arguments.url.as_deref(), "fencelock-stock-")?;
     let shop = Shop::found(arguments, url).await?;
     let outcome = tokio::select! {
         biased;
@@ -81,18 +73,6 @@ async fn sale(screen: &Screen, arguments: Arguments) -> Outcome<()> {
     cleared?;
     folder.map_or(Ok(()), TempDir::close)?;
     Ok(())
-}
-
-fn folder() -> Outcome<TempDir> {
-    let folder = tempfile::Builder::new().prefix("fencelock-stock-").tempdir();
-    folder.map_err(|error| {
-        let place = std::env::temp_dir();
-        format!(
-            "No folder can be made in {}: {error}. Set TMPDIR to a folder that you can write to.",
-            place.display()
-        )
-        .into()
-    })
 }
 
 async fn play(screen: &Screen, shop: &Shop) -> Outcome<()> {

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fencelock::OwnerId;
 use futures_util::future::try_join_all;
 
 use crate::Outcome;
@@ -23,11 +22,10 @@ impl Shop {
     /// Fails if the locks or the store cannot be reached.
     pub(crate) async fn found(arguments: Arguments, url: String) -> Outcome<Self> {
         fencelock::connect(&url).await?.shutdown().await?;
-        let run = OwnerId::random().to_string();
         let shop = Self {
             arguments,
             url,
-            run: run.split('-').next().unwrap_or(&run).to_owned(),
+            run: store::new_run(),
         };
         shop.store(0).await?.clear().await?;
         Ok(shop)

@@ -8,15 +8,20 @@ mod postgres;
 mod redis;
 mod sqlite;
 
+use std::cmp::Reverse;
 use std::error::Error;
+use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use fencelock::FencingToken;
 use fencelock::fence::StaleToken;
+use fencelock::{FencingToken, OwnerId};
+use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
+use tempfile::TempDir;
 
 use crate::Outcome;
+use crate::folder::folder;
 
 /// One product, its books, and the sign at the door that some acts use for a lock.
 #[async_trait]
@@ -61,6 +66,16 @@ pub(crate) struct Books {
     pub(crate) sales: Vec<Sale>,
 }
 
+impl Books {
+    /// Whether each sale has a higher token than the one before, in the order in which the stock fell.
+    pub(crate) fn tokens_rise(&self) -> bool {
+        let mut sales = self.sales.clone();
+        sales.sort_unstable_by_key(|sale| Reverse(sale.left));
+        let higher = |pair: &[Sale]| pair[0].left > pair[1].left && pair[0].token < pair[1].token;
+        sales.iter().all(|sale| sale.token.is_some()) && sales.windows(2).all(higher)
+    }
+}
+
 #[derive(Debug)]
 pub(crate) enum StoreError {
     Stale(StaleToken),
@@ -71,6 +86,23 @@ impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for StoreError {
     fn from(error: E) -> Self {
         Self::Broken(error.into())
     }
+}
+
+/// The address that was given, or that of a SQLite file in a temporary folder.
+pub(crate) fn address(given: Option<&str>, prefix: &str) -> Outcome<(String, Option<TempDir>)> {
+    if let Some(url) = given {
+        return Ok((url.to_owned(), None));
+    }
+    let folder = folder(prefix)?;
+    let path = folder.path().join("locks.db");
+    let path = percent_encode(path.as_os_str().as_bytes(), NON_ALPHANUMERIC);
+    Ok((format!("sqlite:{path}"), Some(folder)))
+}
+
+/// A name that no other run has.
+pub(crate) fn new_run() -> String {
+    let run = OwnerId::random().to_string();
+    run.split('-').next().unwrap_or(&run).to_owned()
 }
 
 /// The part of the store at that address that one act of one run has to itself.
@@ -84,7 +116,7 @@ pub(crate) async fn connect(url: &str, run: &str, act: usize) -> Outcome<Arc<dyn
         "postgres" | "postgresql" => Arc::new(postgres::Postgres::connect(url, run, act).await?),
         #[cfg(feature = "redis")]
         "redis" | "valkey" => Arc::new(redis::Redis::connect(url, run, act).await?),
-        "memory" => return Err("locks in memory exclude within one process, and the tills are processes".into()),
+        "memory" => return Err("locks in memory exclude within one process, and this example starts several".into()),
         _ => return Err(format!("this example has no store for \"{scheme}:\" addresses").into()),
     })
 }
