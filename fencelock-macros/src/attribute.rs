@@ -9,13 +9,14 @@ use syn::{Expr, ExprLit, Ident, Lit, LitStr, Token};
 
 use crate::name::Name;
 
-const OPTIONS: &str = "ttl, wait, busy, guard, label and locks";
+const OPTIONS: &str = "ttl, wait, at_least, busy, guard, label and locks";
 
 /// `"order/{id}", wait = "2s", ...`.
 pub(crate) struct Attribute {
     pub(crate) name: Name,
     pub(crate) ttl: Option<TokenStream>,
     pub(crate) wait: Wait,
+    pub(crate) at_least: Option<TokenStream>,
     pub(crate) busy: Busy,
     pub(crate) guard: Option<Ident>,
     pub(crate) label: Option<Expr>,
@@ -46,6 +47,7 @@ impl Parse for Attribute {
             name: Name::parse(input)?,
             ttl: None,
             wait: Wait::No,
+            at_least: None,
             busy: Busy::Error,
             guard: None,
             label: None,
@@ -62,7 +64,10 @@ impl Parse for Attribute {
             if given.contains(&word) {
                 return Err(syn::Error::new(option.span(), format!("{word} is given twice")));
             }
-            if !matches!(&*word, "ttl" | "wait" | "busy" | "guard" | "label" | "locks") {
+            if !matches!(
+                &*word,
+                "ttl" | "wait" | "at_least" | "busy" | "guard" | "label" | "locks"
+            ) {
                 let message = format!("unknown option {word}; known are {OPTIONS}");
                 return Err(syn::Error::new(option.span(), message));
             }
@@ -70,6 +75,7 @@ impl Parse for Attribute {
             match &*word {
                 "ttl" => attribute.ttl = Some(duration(input.parse()?, "ttl")?),
                 "wait" => attribute.wait = wait(input.parse()?)?,
+                "at_least" => attribute.at_least = Some(duration(input.parse()?, "at_least")?),
                 "busy" => attribute.busy = busy(&input.parse()?)?,
                 "guard" => attribute.guard = Some(input.parse()?),
                 "label" => attribute.label = Some(input.parse()?),
@@ -135,8 +141,9 @@ impl Attribute {
             Wait::For(limit) => quote!(.wait_for(#limit)),
             Wait::Forever => quote!(.wait_forever()),
         };
+        let at_least = self.at_least.as_ref().map(|length| quote!(.at_least(#length)));
         let label = self.label.as_ref().map(|label| quote!(.label(#label)));
-        quote!(::fencelock::Locks::lock(&(#locks), #name) #ttl #wait #label)
+        quote!(::fencelock::Locks::lock(&(#locks), #name) #ttl #wait #at_least #label)
     }
 
     /// What the body calls its guard.

@@ -4,6 +4,7 @@
 //! `conformance-tests` crate.
 
 pub use lock_core::{
-    Attempt, Busy, BusySignal, Claim, Clock, DistributedLock, Executor, ExitDelay, Grant, HandOver, Lease, LeaseId,
-    ManualClock, Outage, Outages, Released, Renewal, Revocation, Revoker, Stamp, async_trait, background, process,
+    Attempt, Busy, BusySignal, ChangeSender, Changes, Claim, Clock, DistributedLock, Executor, ExitDelay, Grant,
+    HandOver, Lease, LeaseId, ManualClock, Outage, Outages, Released, Renewal, Revocation, Revoker, Stamp, async_trait,
+    background, process,
 };

@@ -100,6 +100,21 @@ impl Locks {
         block_on(self.0.list(prefix))
     }
 
+    /// Runs `body` under the lock, unless it has been run within nine tenths of `period`. See [`crate::Locks::run_once_per`]. As with
+    /// [`LockRequest::with`], `body` is not cancelled when the lock is lost.
+    ///
+    /// # Errors
+    ///
+    /// As [`crate::Locks::run_once_per`].
+    pub fn run_once_per<T>(
+        &self,
+        name: impl AsRef<str>,
+        period: Duration,
+        body: impl FnOnce(&crate::LockGuard) -> T,
+    ) -> Result<Option<T>, LockError> {
+        block_on(self.0.run_once_per(name, period, async |guard| body(guard)))
+    }
+
     /// Waits until no release of this client is under way. See [`crate::Locks::drain`].
     pub fn drain(&self) {
         block_on(self.0.drain());
@@ -159,6 +174,11 @@ impl LockRequest {
     /// Ends the lock that long after the grant. See [`crate::LockRequest::max_hold`].
     pub fn max_hold(self, limit: Duration) -> Self {
         Self(self.0.max_hold(limit))
+    }
+
+    /// Keeps the name taken for at least that long after the grant. See [`crate::LockRequest::at_least`].
+    pub fn at_least(self, length: Duration) -> Self {
+        Self(self.0.at_least(length))
     }
 
     /// Blocks until the lock is held or the wait is over.

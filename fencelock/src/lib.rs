@@ -214,6 +214,7 @@ pub mod tower;
 /// | first | the name: a text, with values in braces as in `{order.id}` or `{id:08}`, or an expression that displays | required |
 /// | `ttl = "30s"` | see [`LockRequest::ttl`]; a text, or an expression of the type `Duration` | the client's |
 /// | `wait = "2s"` | how long to wait for a lock that is busy: a text, a `Duration`, or `forever` | no wait |
+/// | `at_least = "55m"` | see [`LockRequest::at_least`]; a text, or a `Duration` | none |
 /// | `busy = skip` | returns `Ok(())` or `Ok(None)` (see [`Skip`]) when the lock is busy: for jobs that run on one of many hosts | `error` |
 /// | `guard = IDENT` | what the body calls its `&LockGuard` | |
 /// | `label = EXPR` | see [`LockRequest::label`] | none |
@@ -245,8 +246,8 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 pub use lock_core::MemoryLock;
 pub use lock_core::{
     BackendVersion, Capabilities, FencingToken, Holder, InvalidToken, LockAllRequest, LockError, LockGuard, LockGuards,
-    LockName, LockRequest, Locks, LossReason, LossSignal, Options, OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew,
-    Retry, Scope, Source, Stats, Term, fence,
+    LockName, LockRequest, Locks, LossReason, LossSignal, Observation, Options, OwnerId, ParseOwnerIdError,
+    ReleaseOutcome, Renew, Retry, Scope, Source, Stats, Term, fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;

@@ -1,18 +1,24 @@
 //! A [tower] layer that runs each request under a lock. For axum 0.8, tonic, hyper, and what else speaks `http` 1.
 //!
 //! ```
-//! # use fencelock::tower::LockLayer;
+//! # use fencelock::tower::{LockLayer, decoded_path};
 //! # async fn example(app: axum::Router, locks: fencelock::Locks) -> Result<axum::Router, fencelock::LockError> {
 //! use std::time::Duration;
 //!
 //! // One request for an order at a time; others wait for up to 2 s.
 //! let layer = LockLayer::new(locks, |request| {
-//!     let order = request.uri.path().strip_prefix("/orders/")?;
-//!     Some(format!("order/{order}"))
+//!     let path = decoded_path(request);
+//!     Some(format!("order/{}", path.strip_prefix("/orders/")?))
 //! });
 //! let app = app.layer(layer.wait_for(Duration::from_secs(2)));
 //! # Ok(app) }
 //! ```
+//!
+//! **A request without a name passes unlocked**, so the name has to follow from what the handler acts on, however the client spells it:
+//! `/orders/7` and `/orders/%37` are the same order to most routers. Take the path from [`decoded_path`]; if the handler reads a number
+//! from it, read the same number. A handler that takes its token from the extensions, and fails without it, is never run unlocked:
+//! the example `http_shop` has such an extractor for axum. Put the layer around the routes that need it (`Router::route_layer` in axum),
+//! so that requests for other paths take no lock.
 //!
 //! The handler finds its [`FencingToken`](crate::FencingToken) and its [`LossSignal`] among the extensions of the request.
 //!
@@ -21,16 +27,18 @@
 //! | the lock is busy to the end of the wait | 423 with `Retry-After` |
 //! | too many requests wait already | 503 with `Retry-After`, or [another status](LockLayer::status_when_full) |
 //! | the lock server fails, or its configuration is wrong | 503, and an event at the level `ERROR` |
-//! | the lock is lost | the handler is cancelled at its next await; 503 |
+//! | the lock is lost | the handler is cancelled at its next await; 503 without `Retry-After`, as a write that was under way may have been carried out |
 //! | the name cannot be used, such as one with control characters | 400 |
 //!
-//! These answers are `application/problem+json`, and name neither the lock nor its holder. A request without a name passes unlocked.
+//! These answers are `application/problem+json`, and name neither the lock nor its holder. Of two layers around each other, the
+//! handler finds the token of the inner one.
 //!
 //! The lock is released before the answer is sent, or with the [end of the body](LockLayer::until_end_of_body). A client that
 //! hangs up, and a handler that panics, release it too: their futures are dropped.
 //!
 //! [tower]: https://docs.rs/tower
 
+use std::borrow::Cow;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
@@ -44,6 +52,7 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use percent_encoding::percent_decode_str;
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -72,6 +81,13 @@ struct Settings {
     status_when_full: StatusCode,
     retry_after: Duration,
     until_end_of_body: bool,
+}
+
+/// Returns the path of a request with its percent-encoding removed, as routers hand its parts to handlers. Bytes that are not UTF-8 are
+/// replaced by U+FFFD; axum answers such a request with 400.
+#[must_use]
+pub fn decoded_path(request: &Parts) -> Cow<'_, str> {
+    percent_decode_str(request.uri.path()).decode_utf8_lossy()
 }
 
 impl LockLayer {
@@ -115,7 +131,7 @@ impl LockLayer {
     }
 
     /// How many requests may wait for locks at once, so that memory stays bounded: [`MAX_WAITING`](Self::MAX_WAITING) unless set. Further
-    /// ones are refused at once.
+    /// ones are refused at once. A request counts until the lock server has answered it, also if its lock is free.
     pub fn max_waiting(mut self, requests: usize) -> Self {
         self.settings.max_waiting = requests;
         self
@@ -303,7 +319,7 @@ impl Refusal {
         *answer.status_mut() = status;
         let headers = answer.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if !matches!(self, Self::Name) {
+        if !matches!(self, Self::Name | Self::Lost) {
             let seconds = settings.retry_after.as_nanos().div_ceil(1_000_000_000);
             headers.insert(
                 RETRY_AFTER,

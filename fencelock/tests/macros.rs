@@ -184,6 +184,28 @@ async fn or_none(locks: &Locks) -> Result<Option<u32>, ShopError> {
     Ok(Some(5))
 }
 
+#[fencelock::locked("hourly", at_least = "1h", busy = skip)]
+async fn hourly(locks: &Locks) -> Result<Option<u32>, LockError> {
+    Ok(Some(7))
+}
+
+#[fencelock::locked("rarely", at_least = pause, busy = skip)]
+async fn rarely(locks: &Locks, pause: Duration) -> Result<Option<u32>, LockError> {
+    Ok(Some(7))
+}
+
+#[tokio::test]
+async fn a_name_can_stay_taken_after_the_function() {
+    let locks = locks();
+    let hour = Duration::from_secs(3600);
+    let ran = [hourly(&locks).await, rarely(&locks, hour).await].map(Result::unwrap);
+    assert_eq!(ran, [Some(7), Some(7)]);
+    let ran = [hourly(&locks).await, rarely(&locks, hour).await].map(Result::unwrap);
+    assert_eq!(ran, [None, None]);
+    locks.force_release("hourly").await.unwrap();
+    assert_eq!(hourly(&locks).await.unwrap(), Some(7));
+}
+
 #[tokio::test]
 async fn a_busy_lock_is_an_error_or_skipped() {
     let locks = locks();
