@@ -139,6 +139,17 @@ impl Case {
         .await
     }
 
+    /// The same, with that wall clock.
+    #[cfg(all(unix, feature = "torture"))]
+    pub(crate) async fn child_with_clock(&self, clock: &crate::torture::WallClock) -> Outcome<Child> {
+        self.needs_processes()?;
+        let environment = self.harness.child_environment(&self.namespace);
+        Child::start_with(&self.namespace, environment, &self.history, |command| {
+            clock.govern(command);
+        })
+        .await
+    }
+
     // What this backend can do.
 
     pub(crate) fn capabilities(&self) -> &Capabilities {

@@ -42,13 +42,25 @@ impl Child {
         environment: Vec<(String, String)>,
         history: &Arc<History>,
     ) -> Outcome<Self> {
-        let mut process = Command::new(std::env::current_exe()?)
+        Self::start_with(namespace, environment, history, |_| {}).await
+    }
+
+    /// The same, and `adapt` changes how the process is started.
+    pub(crate) async fn start_with(
+        namespace: &Namespace,
+        environment: Vec<(String, String)>,
+        history: &Arc<History>,
+        adapt: impl FnOnce(&mut std::process::Command),
+    ) -> Outcome<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command
             .env(NAMESPACE, namespace.folder())
             .envs(environment)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()?;
+            .kill_on_drop(true);
+        adapt(command.as_std_mut());
+        let mut process = command.spawn()?;
         let no_pipe = || Stop::Failed("the child has no pipe".to_owned());
         let input = process.stdin.take().ok_or_else(no_pipe)?;
         let output = process.stdout.take().ok_or_else(no_pipe)?;

@@ -33,11 +33,11 @@ pub use figures::{Belief, End, Figures, HandOvers, beliefs};
 pub use route::Route;
 pub use task::{client, is_client};
 pub use wall::Missing;
+pub(crate) use wall::{WallClock, WallClocks};
 
 use field::Field;
 use plan::{Plan, Planned, What};
 use process::Client;
-use wall::WallClocks;
 
 /// What is to be tried.
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use super::{Entry, cases};
 use crate::case::Case;
 use crate::link::Link;
-use crate::outcome::{Outcome, ensure};
+use crate::outcome::{Outcome, Stop, ensure};
 
 pub(crate) const CASES: &[Entry] = cases![
     a_name_that_is_released_early_stays_taken_for_the_rest_of_its_time,
@@ -19,6 +19,7 @@ pub(crate) const CASES: &[Entry] = cases![
     a_name_stays_taken_when_its_client_is_shut_down,
     a_name_stays_taken_when_its_process_is_killed,
     a_name_stays_taken_when_its_holder_hangs_and_renewals_do_not_shorten_that,
+    the_wall_clock_of_a_holder_changes_no_reservation,
     a_claim_that_is_released_for_good_reserves_nothing,
     a_reservation_is_shown_and_ends_by_force,
     a_job_of_many_clients_runs_once_per_period,
@@ -186,6 +187,37 @@ pub(crate) async fn a_name_stays_taken_when_its_holder_hangs_and_renewals_do_not
     );
     // From here on nothing is heard of it.
     case.is_taken_for(&other, "job", asked, length).await
+}
+
+#[cfg(all(unix, feature = "torture"))]
+pub(crate) async fn the_wall_clock_of_a_holder_changes_no_reservation(case: Arc<Case>) -> Outcome {
+    use crate::torture::WallClocks;
+
+    const HOUR: i32 = 3600;
+    case.needs_reservations()?;
+    case.needs_processes()?;
+    let clocks = WallClocks::new().map_err(|error| Stop::not_applicable(error.to_string()))?;
+    let (other, length) = (case.client().await?, case.reservation());
+    // Where the clock stands at the grant, and at the release.
+    for (number, steps) in [[-HOUR, HOUR], [HOUR, -HOUR], [HOUR, HOUR]].into_iter().enumerate() {
+        let clock = clocks.of_client(number)?;
+        clock.set(steps[0])?;
+        let mut child = case.child_with_clock(&clock).await?;
+        let asked = case.now();
+        child.reserve("job", case.ttl(), length).await?;
+        clock.set(steps[1])?;
+        child.release("job").await?;
+        case.is_taken_for(&other, "job", asked, length).await?;
+        child.end(false).await?;
+    }
+    Ok(())
+}
+
+#[cfg(not(all(unix, feature = "torture")))]
+pub(crate) async fn the_wall_clock_of_a_holder_changes_no_reservation(_: Arc<Case>) -> Outcome {
+    Err(Stop::not_applicable(
+        "the suite was built without its feature `torture`",
+    ))
 }
 
 pub(crate) async fn a_claim_that_is_released_for_good_reserves_nothing(case: Arc<Case>) -> Outcome {

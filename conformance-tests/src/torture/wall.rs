@@ -63,20 +63,20 @@ pub(super) fn library() -> Result<OsString, Missing> {
 }
 
 /// The wall clocks of all clients.
-pub(super) struct WallClocks {
+pub(crate) struct WallClocks {
     library: OsString,
     folder: TempDir,
 }
 
 impl WallClocks {
-    pub(super) fn new() -> Result<Self, super::Failure> {
+    pub(crate) fn new() -> Result<Self, super::Failure> {
         let library = library()?;
         let folder = tempfile::tempdir()?;
         Ok(Self { library, folder })
     }
 
     /// That of one client. Right at first.
-    pub(super) fn of_client(&self, number: usize) -> io::Result<WallClock> {
+    pub(crate) fn of_client(&self, number: usize) -> io::Result<WallClock> {
         let clock = WallClock {
             library: self.library.clone(),
             file: self.folder.path().join(number.to_string()),
@@ -87,14 +87,14 @@ impl WallClocks {
 }
 
 /// The wall clock of one client, in all its lives.
-pub(super) struct WallClock {
+pub(crate) struct WallClock {
     library: OsString,
     file: PathBuf,
 }
 
 impl WallClock {
     /// Lets the processes of this command have this clock.
-    pub(super) fn govern(&self, command: &mut Command) {
+    pub(crate) fn govern(&self, command: &mut Command) {
         let mut libraries = self.library.clone();
         if let Some(others) = env::var_os(PRELOAD) {
             libraries.push(OsStr::new(":"));
@@ -113,7 +113,7 @@ impl WallClock {
     }
 
     /// Sets it ahead of the true time by that many seconds, or behind.
-    pub(super) fn set(&self, ahead: i32) -> io::Result<()> {
+    pub(crate) fn set(&self, ahead: i32) -> io::Result<()> {
         // At once, so that nobody reads half of it.
         let next = self.file.with_extension("next");
         fs::write(&next, format!("{ahead:+}\n"))?;
