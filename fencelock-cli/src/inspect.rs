@@ -22,10 +22,8 @@ pub(crate) async fn holder(place: &Place, of: &HolderOf) -> Result<ExitCode, Fai
         let token = holder.token.map(|token| format!(", token {token}")).unwrap_or_default();
         let left = holder
             .remaining
-            .map(|left| match holder.is_reserved {
-                true => format!(", free in {}", spelt(left)),
-                false => format!(", freed in {} unless renewed", spelt(left)),
-            })
+            .filter(|_| !holder.is_reserved)
+            .map(|left| format!(", freed in {} unless renewed", spelt(left)))
             .unwrap_or_default();
         format!("{}{}{token}{left}", of.name, held_by(holder))
     })

@@ -48,16 +48,18 @@ pub(crate) async fn acquire(
     }
 }
 
-/// `, held by host:pid (label) for 12 s`, as much of it as is known.
+/// `, held by host:pid (label) for 12 s`, or `, reserved by host:pid (label) for 5 min 0 s more`, as much of it as is known.
 pub(crate) fn held_by(holder: &Holder) -> String {
+    let by = visible(&holder.to_string());
     if holder.is_reserved {
-        return format!(", released by {} and reserved", visible(&holder.to_string()));
+        let left = holder.remaining.map(|left| format!(" for {} more", spelt(left)));
+        return format!(", reserved by {by}{}", left.unwrap_or_default());
     }
     let since = holder
         .acquired_at
         .and_then(|at| SystemTime::now().duration_since(at).ok());
     let time = since.map(|time| format!(" for {}", spelt(time))).unwrap_or_default();
-    format!(", held by {}{time}", visible(&holder.to_string()))
+    format!(", held by {by}{time}")
 }
 
 /// A time as a person reads it, in its two largest units.

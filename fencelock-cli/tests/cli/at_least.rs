@@ -39,13 +39,13 @@ fn a_name_stays_taken_after_its_command(backend: Backend) {
     let busy = world.run(["run", "-n", "lock", "--", "true"]);
     let line = busy.one_line(75);
     assert!(
-        line.contains("lock is busy, released by ") && line.ends_with("(nightly) and reserved"),
+        line.contains("lock is busy, reserved by ") && line.contains(" (nightly) for ") && line.ends_with(" s more"),
         "{line}"
     );
     let shown = world.run(["holder", "lock"]);
     assert_eq!(shown.code, Some(0), "{shown:?}");
     assert!(
-        shown.stdout.contains("(nightly) and reserved") && shown.stdout.contains(", free in "),
+        shown.stdout.starts_with("lock, reserved by ") && shown.stdout.contains(" (nightly) for "),
         "{shown:?}"
     );
     let listed = world.run(["list"]);
