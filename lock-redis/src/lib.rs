@@ -36,6 +36,8 @@
 //! - **A stopped waiter** (SIGSTOP, or a connection that the network forgot) still counts as a receiver for two thirds of its
 //!   ttl. If the lock is granted to it in that time it stays so until one ttl after its last sign of life.
 //! - **A full server** grants nothing new; what is held can be renewed, released and handed on.
+//! - **Reservations** (`at_least`) are the time to live of the lock's key: they survive what the key survives, and end by the server's
+//!   clock.
 //! - **Rights**: `docs/redis.md` of the project lists the least that a user of the server needs, and the protocol with all
 //!   that can go wrong in it.
 //!
@@ -53,6 +55,7 @@ mod list;
 mod listeners;
 mod record;
 mod requests;
+mod reserve;
 mod safety;
 mod scripts;
 mod server_time;
@@ -63,6 +66,7 @@ mod transport;
 mod wait;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::process::OfProcess;
@@ -114,6 +118,7 @@ impl DistributedLock for RedisLock {
             .with_op_timeout(self.session.settings().op_timeout)
             .with_fairness()
             .with_inspection()
+            .with_reservations()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
@@ -156,6 +161,19 @@ impl DistributedLock for RedisLock {
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
         let asking = async { self.session.hand_over_on(&self.session.link().await?, from, to).await };
         self.session.limited("hand-over", asking).await
+    }
+
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let asking = self.session.reserve(claim, length);
+        self.session.limited("reservation", asking).await
+    }
+
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        let asking = async {
+            let link = self.session.link().await?;
+            self.session.release_reserved_on(&link, claim, rest).await
+        };
+        self.session.limited("release", asking).await
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

@@ -4,16 +4,25 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Claim, FencingToken, Grant, LossReason, OwnerId, Revoker};
+use lock_core::{Claim, FencingToken, Grant, LossReason, OwnerId, Revoker, Stamp};
 use tokio::sync::watch;
 
-/// Those who wait, and those who hold.
+/// The claims that wait or hold.
 #[derive(Clone, Default)]
-pub(crate) struct Listeners(Arc<Mutex<HashMap<OwnerId, Listener>>>);
+pub(crate) struct Listeners {
+    claims: Arc<Mutex<HashMap<OwnerId, Listener>>>,
+}
 
 enum Listener {
     Waiting(watch::Sender<Option<Push>>),
-    Holding(Claim, Revoker),
+    Holding(Holding),
+}
+
+struct Holding {
+    claim: Claim,
+    token: FencingToken,
+    revoker: Revoker,
+    reserved_until: Option<Stamp>,
 }
 
 /// What a waiter is told.
@@ -46,8 +55,28 @@ impl Listeners {
 
     /// Listens for a claim that holds, until it is forgotten.
     pub(crate) fn hold(&self, grant: &Grant) {
-        let holding = Listener::Holding(grant.claim.clone(), grant.revoker());
+        let holding = Listener::Holding(Holding {
+            claim: grant.claim.clone(),
+            token: grant.token,
+            revoker: grant.revoker(),
+            reserved_until: None,
+        });
         self.lock().insert(grant.claim.owner(), holding);
+    }
+
+    /// The token of the claim that holds.
+    pub(crate) fn token(&self, owner: OwnerId) -> Option<FencingToken> {
+        match self.lock().get(&owner)? {
+            Listener::Holding(holding) => Some(holding.token),
+            Listener::Waiting(_) => None,
+        }
+    }
+
+    /// Takes note of a reservation by the claim that holds.
+    pub(crate) fn reserved(&self, owner: OwnerId, until: Stamp) {
+        if let Some(Listener::Holding(holding)) = self.lock().get_mut(&owner) {
+            holding.reserved_until = Some(until);
+        }
     }
 
     /// Ends whatever the claim does here. A wait of its own hears of it.
@@ -55,10 +84,10 @@ impl Listeners {
         self.lock().remove(&owner);
     }
 
-    /// Every claim that holds, as far as known.
-    pub(crate) fn holding(&self) -> Vec<Claim> {
+    /// Every claim that holds, as far as known, and until when its name is reserved.
+    pub(crate) fn holding(&self) -> Vec<(Claim, Option<Stamp>)> {
         let holding = |listener: &Listener| match listener {
-            Listener::Holding(claim, _) => Some(claim.clone()),
+            Listener::Holding(holding) => Some((holding.claim.clone(), holding.reserved_until)),
             Listener::Waiting(_) => None,
         };
         self.lock().values().filter_map(holding).collect()
@@ -75,8 +104,8 @@ impl Listeners {
             (Some(Listener::Waiting(tell)), Told::Push(push)) => {
                 tell.send_replace(Some(push));
             }
-            (Some(Listener::Holding(_, revoker)), Told::Taken) => {
-                revoker.revoke(LossReason::NotHeld);
+            (Some(Listener::Holding(holding)), Told::Taken) => {
+                holding.revoker.revoke(LossReason::NotHeld);
                 listeners.remove(&owner);
             }
             _ => {}
@@ -85,7 +114,7 @@ impl Listeners {
 
     fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Listener>> {
         // Nothing here panics while holding the mutex.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

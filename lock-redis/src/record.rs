@@ -17,6 +17,9 @@ pub(crate) fn info(claim: &Claim) -> String {
     info
 }
 
+/// Stands before the owner once the claim was released and the name is only reserved. The scripts write it.
+const RESERVED: &str = "reserved:";
+
 /// The holder that a lock's value tells of.
 pub(crate) fn holder(name: &LockName, value: &str, remaining: Option<Duration>) -> Holder {
     let mut holder = Holder::new();
@@ -24,7 +27,10 @@ pub(crate) fn holder(name: &LockName, value: &str, remaining: Option<Duration>) 
     holder.remaining = remaining;
     let mut parts = value.split(' ');
     let format = parts.next();
-    holder.owner = parts.next().and_then(|text| text.parse().ok());
+    let owner = parts.next().unwrap_or_default();
+    let reserved = owner.strip_prefix(RESERVED);
+    holder.is_reserved = reserved.is_some();
+    holder.owner = reserved.unwrap_or(owner).parse().ok();
     holder.token = parts.next().and_then(|text| text.parse().ok());
     // Later formats may go on differently.
     if format == Some("1") {
@@ -55,7 +61,7 @@ mod tests {
             }
             let value = format!("1 {} 42 1700000000000000 client {}", claim.owner(), info(&claim));
             let holder = holder(claim.name(), &value, None);
-            assert_eq!(holder.owner, Some(claim.owner()));
+            assert_eq!((holder.owner, holder.is_reserved), (Some(claim.owner()), false));
             assert_eq!(holder.token.unwrap().get(), 42);
             assert_eq!(holder.label.as_deref(), claim.label());
             assert_eq!(holder.host, Holder::of(&claim).host);
@@ -65,6 +71,15 @@ mod tests {
                 Some(UNIX_EPOCH + Duration::from_secs(1_700_000_000))
             );
         }
+    }
+
+    #[test]
+    fn a_name_that_is_only_reserved_is_told_with_its_last_owner() {
+        let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(1));
+        let value = format!("1 reserved:{} 42 1700000000000000 client 7 host", claim.owner());
+        let holder = holder(claim.name(), &value, None);
+        assert!(holder.is_reserved);
+        assert_eq!((holder.owner, holder.pid), (Some(claim.owner()), Some(7)));
     }
 
     #[test]

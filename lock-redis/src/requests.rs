@@ -110,8 +110,12 @@ impl Session {
             let sent = self.clock().now();
             // Twice as long as the core waits for the answer.
             let stop = link.server_millis(sent) + ttl / 2;
-            let arguments: [&str; 3] = [&owner, &ttl.to_string(), &stop.to_string()];
-            let mut answer = self.run(&scripts::RENEW.get(), link, claim.name(), &arguments).await?;
+            let arguments: [&str; 4] = [&owner, &ttl.to_string(), &stop.to_string(), "1"];
+            let arguments = match claim.at_least() {
+                Some(_) => &arguments[..],
+                None => &arguments[..3],
+            };
+            let mut answer = self.run(&scripts::RENEW.get(), link, claim.name(), arguments).await?;
             round_trip = self.clock().now().since(sent);
             let (word, time) = (answer.word()?, answer.number()?);
             if word == "late" {
@@ -177,18 +181,23 @@ impl Session {
 
     /// Renews, and waits for the replicas that are wanted; an error if too few have the renewal within `patience`.
     async fn renew_replicated(&self, link: &Arc<Link>, claim: &Claim, patience: Duration) -> Result<Renewal, Failure> {
-        let wanted = self.settings().min_replicas;
         let renewal = self.renew_on(link, claim).await?;
-        if renewal != Renewal::Renewed {
-            return Ok(renewal);
+        if renewal == Renewal::Renewed {
+            self.until_replicated(link, patience).await?;
         }
+        Ok(renewal)
+    }
+
+    /// Waits until the replicas that are wanted have what this connection wrote; an error if too few have it within `patience`.
+    pub(crate) async fn until_replicated(&self, link: &Arc<Link>, patience: Duration) -> Result<(), Failure> {
+        let wanted = self.settings().min_replicas;
         // 0 would wait for ever.
         let wait = redis::cmd("WAIT").arg(wanted).arg(millis(patience).max(1)).clone();
         let reached = redis::from_redis_value(link.ask(&wait).await?).map_err(|_| Failure::Nonsense)?;
         if reached < wanted {
             return Err(Failure::TooFew { reached, wanted });
         }
-        Ok(renewal)
+        Ok(())
     }
 
     pub(crate) async fn release_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Released, Failure> {
@@ -338,7 +347,7 @@ impl Session {
         grant
     }
 
-    async fn run(
+    pub(crate) async fn run(
         &self,
         script: &Source,
         link: &Arc<Link>,
@@ -359,7 +368,7 @@ impl Session {
 }
 
 /// The server counts in milliseconds; never less than what was asked for.
-fn millis(time: Duration) -> u64 {
+pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
@@ -383,7 +392,7 @@ impl Fields {
         self.field()
     }
 
-    fn number(&mut self) -> Result<u64, Failure> {
+    pub(crate) fn number(&mut self) -> Result<u64, Failure> {
         self.field()
     }
 

@@ -32,6 +32,7 @@ scripts! {
     RENEW = plain("shared", "renew_first", "queue", "renew");
     RELEASE = releasing("shared", "release_first", "queue", "release");
     HAND_OVER = releasing("shared", "hand_over_first", "queue", "hand_over");
+    RESERVE = releasing("shared", "queue", "reserve");
     FORCE_RELEASE = releasing("shared", "queue", "force_release");
     HOLDER = plain("holder");
 }

@@ -161,8 +161,11 @@ impl Session {
         let mut outcome = Ok(());
         if let Some(link) = self.line.current() {
             let releasing = async {
-                for claim in self.listeners.holding() {
-                    self.release_on(&link, &claim).await?;
+                for (claim, reserved_until) in self.listeners.holding() {
+                    match reserved_until.map(|until| until.since(self.clock.now())) {
+                        Some(rest) if !rest.is_zero() => self.release_reserved_on(&link, &claim, rest).await?,
+                        _ => self.release_on(&link, &claim).await?,
+                    };
                 }
                 Ok(())
             };

@@ -392,6 +392,11 @@ async fn the_rights_in_the_documentation_are_enough_and_one_less_is_named() {
     let (held, wanted) = (claim("n", LONG), claim("n", LONG));
     let grant = granted(&a, &held).await;
     assert_eq!(a.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    let reserved = claim("reserved", LONG).with_at_least(LONG);
+    granted(&a, &reserved).await;
+    assert_eq!(a.reserve(&reserved, LONG).await.unwrap(), Renewal::Renewed);
+    assert_eq!(a.release_reserved(&reserved, LONG).await.unwrap(), Released::Released);
+    assert!(a.force_release(reserved.name()).await.unwrap().is_some());
     let wait = tokio::spawn({
         let (b, wanted) = (b.clone(), wanted.clone());
         async move { b.acquire(&wanted, soon()).await.unwrap().granted() }

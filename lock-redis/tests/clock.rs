@@ -82,6 +82,27 @@ async fn a_waiter_is_served_across_steps_in_both_directions() {
     }
 }
 
+#[tokio::test]
+async fn a_reservation_ends_by_the_clock_of_the_server_and_tokens_rise_after_it() {
+    let hours = Duration::from_secs(2 * HOUR.unsigned_abs() as u64);
+    let server = Server::with_wall_clock();
+    let lock = server.client().await;
+    let mine = claim("n", LONG).with_at_least(hours);
+    let grant = granted(&lock, &mine).await;
+    lock.reserve(&mine, hours).await.unwrap();
+    lock.release_reserved(&mine, hours).await.unwrap();
+    server.set_clock(-HOUR);
+    assert!(left(&lock).await > hours);
+    server.set_clock(HOUR);
+    assert!(left(&lock).await <= hours / 2);
+    until("the counter has ended long before", async || {
+        !server.command::<bool>("EXISTS {fencelock:n}:fence").await
+    })
+    .await;
+    server.set_clock(2 * HOUR + 1);
+    assert!(granted(&lock, &claim("n", LONG)).await.token > grant.token);
+}
+
 /// The limit that the documentation states.
 #[tokio::test]
 async fn only_set_back_by_more_than_counters_are_kept_tokens_fall() {

@@ -6,7 +6,7 @@ mod server;
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Grant, LockError, Released};
+use lock_core::{DistributedLock, Grant, LockError, Released, Renewal};
 use lock_redis::{RedisConfig, RedisLock};
 use server::{LONG, Proxy, Server, claim, granted, soon, until, until_queued};
 use tokio::task::JoinHandle;
@@ -109,4 +109,17 @@ async fn a_waiter_is_granted_what_somebody_else_finds_free() {
     let _: () = server.command("DEL {fencelock:n}:lock").await;
     assert!(lock.try_acquire(&claim("n", LONG)).await.unwrap().granted().is_none());
     assert!(wait.await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn a_name_is_reserved_and_its_claim_released() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let held = claim("n", TTL).with_at_least(LONG);
+    granted(&lock, &held).await;
+    fill(&server).await;
+    assert_eq!(lock.reserve(&held, LONG).await.unwrap(), Renewal::Renewed);
+    assert_eq!(lock.release_reserved(&held, LONG).await.unwrap(), Released::Released);
+    let shown = lock.holder(held.name()).await.unwrap().unwrap();
+    assert!(shown.is_reserved && shown.remaining.unwrap() > TTL);
 }

@@ -139,6 +139,23 @@ async fn a_renewal_that_too_few_replicas_have_does_not_count() {
 }
 
 #[tokio::test]
+async fn a_reservation_is_on_the_replica_when_it_counts_and_fails_if_it_is_not() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let (primary, replica) = pair().await;
+    let lock = primary.config().min_replicas(1).connect().await.unwrap();
+    let [first, second] = ["n", "other"].map(|name| claim(name, LONG).with_at_least(HOUR));
+    granted(&lock, &first).await;
+    granted(&lock, &second).await;
+    assert_eq!(lock.reserve(&first, HOUR).await.unwrap(), Renewal::Renewed);
+    let left: u128 = replica.command("PTTL {fencelock:n}:lock").await;
+    assert!(left > (HOUR - LONG).as_millis(), "{left}");
+    replica.signal(Signal::STOP);
+    let error = lock.reserve(&second, HOUR).await.unwrap_err();
+    assert!(format!("{error:#}").contains("0 of 1 replicas"), "{error}");
+    replica.signal(Signal::CONT);
+}
+
+#[tokio::test]
 async fn a_primary_that_goes_on_without_its_replicas_is_warned_of() {
     let (primary, _replica) = pair().await;
     let lock = primary.client().await;

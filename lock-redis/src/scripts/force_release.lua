@@ -5,7 +5,7 @@ end
 local lease = redis.call('PTTL', LOCK)
 redis.call('DEL', LOCK)
 local client = string.match(value, '^%d+ %S+ %d+ %d+ (%S+)')
-if client then
+if client and string.sub(owner_of(value), 1, #RESERVED) ~= RESERVED then
     tell(client, 'taken', owner_of(value))
 end
 return { 'released', stamp, serve(), lease, value }

@@ -4,6 +4,9 @@
 -- How many waiters that are gone one script removes at most; the next script goes on with those that are left.
 local budget = 128
 
+-- Stands before the owner of a lock that was released and whose name is reserved, so that no owner matches.
+local RESERVED = 'reserved:'
+
 -- The number of clients that received it.
 local function tell(client, ...)
     return redis.call('PUBLISH', CHANNEL .. client, table.concat({ ... }, ' '))

@@ -1,9 +1,11 @@
--- ARGV: 4 ttl in ms, 5 server time in ms when the request is too late.
+-- ARGV: 4 ttl in ms, 5 server time in ms when the request is too late, 6 '1' if the name may be reserved for longer.
 local value = redis.call('GET', LOCK)
 if owner_of(value) == OWNER then
     if now > tonumber(ARGV[5]) then
         return { 'late', stamp }
     end
-    redis.call('PEXPIRE', LOCK, ARGV[4])
+    if not ARGV[6] or redis.call('PTTL', LOCK) < tonumber(ARGV[4]) then
+        redis.call('PEXPIRE', LOCK, ARGV[4])
+    end
     return { 'renewed', stamp }
 end

@@ -199,6 +199,56 @@ const BUGS: &[Bug] = &[
         to: "redis.call('DEL', LOCK)\nlocal released = let_go(OWNER)\n",
     },
     Bug {
+        what: "a renewal shortens a reservation",
+        from: "    if not ARGV[6] or redis.call('PTTL', LOCK) < tonumber(ARGV[4]) then\n",
+        to: "    if true then\n",
+    },
+    Bug {
+        what: "a renewal without a reservation keeps what is longer",
+        from: "    if not ARGV[6] or redis",
+        to: "    if redis",
+    },
+    Bug {
+        what: "a reservation without owner check",
+        from: "if owner_of(value) ~= OWNER or ARGV[4]",
+        to: "if not value or ARGV[4]",
+    },
+    Bug {
+        what: "a reservation of an earlier grant is honoured",
+        from: " or ARGV[4] ~= '' and token_of(value) ~= ARGV[4] then\n",
+        to: " then\n",
+    },
+    Bug {
+        what: "a late reservation is honoured",
+        from: "if now > tonumber(ARGV[6]) then\n",
+        to: "if false then\n",
+    },
+    Bug {
+        what: "a reservation shortens the lease",
+        from: "if ends or redis.call('PTTL', LOCK) < tonumber(ARGV[5]) then\n",
+        to: "if true then\n",
+    },
+    Bug {
+        what: "a release keeps the rest of the lease",
+        from: "' ' .. RESERVED, 1)), 'PX', ARGV[5])",
+        to: "' ' .. RESERVED, 1)), 'PX', math.max(ARGV[5], 100000))",
+    },
+    Bug {
+        what: "what is only reserved has an owner",
+        from: "(string.gsub(value, ' ', ' ' .. RESERVED, 1))",
+        to: "value",
+    },
+    Bug {
+        what: "the first waiter is not told that a lease has become a reservation",
+        from: "pcall(tell_first, tonumber(ARGV[5]))\n",
+        to: "",
+    },
+    Bug {
+        what: "a forced release tells an owner that holds no more",
+        from: "if client and string.sub(owner_of(value), 1, #RESERVED) ~= RESERVED then\n",
+        to: "if client then\n",
+    },
+    Bug {
         what: "a foreign value is taken for a free lock",
         from: "        error('fencelock: foreign value in ' .. LOCK)\n",
         to: "        redis.call('DEL', LOCK)\n        return nil\n",

@@ -30,10 +30,19 @@ pub(crate) enum Step {
         wait: bool,
         late: u64,
     },
-    /// `late` says whether it arrives when it is not wanted any more.
+    /// `late` says whether it arrives when it is not wanted any more, `reserves` whether the name may be reserved.
     Renew {
         owner: Owner,
         late: bool,
+        reserves: bool,
+    },
+    /// Reserves the name for that long, in percent of the ttl, by the grant at present or an old one, or ends the hold so.
+    Reserve {
+        owner: Owner,
+        length: u64,
+        late: bool,
+        old: bool,
+        ends: bool,
     },
     Release(Owner),
     HandOver {
@@ -77,6 +86,8 @@ pub(crate) struct Outcome {
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     holder: Option<Owner>,
+    /// Whether the holder has released the name, and it is only reserved.
+    reserved: bool,
     lease: u64,
     /// With how much life each came, in percent.
     queue: VecDeque<(Owner, u64)>,
@@ -105,6 +116,15 @@ impl Step {
             return Self::Renew {
                 owner: any,
                 late: random.bool(),
+                reserves: random.bool(),
+            };
+        }
+        // What is reserved for longer than a lease, a renewal must not shorten.
+        if model.holder.is_some() && model.lease > 100 && random.f32() < 0.3 {
+            return Self::Renew {
+                owner: holder,
+                late: false,
+                reserves: random.bool(),
             };
         }
         match random.u32(..100) {
@@ -116,8 +136,16 @@ impl Step {
             30..36 => Self::Renew {
                 owner: if random.bool() { holder } else { any },
                 late: random.f32() < 0.3,
+                reserves: random.bool(),
             },
-            36..56 => Self::Release(holder),
+            36..46 => Self::Reserve {
+                owner: holder,
+                length: [40, 60, 150, 300][random.usize(..4)],
+                late: random.f32() < 0.2,
+                old: random.f32() < 0.2,
+                ends: random.f32() < 0.4,
+            },
+            46..56 => Self::Release(holder),
             56..64 => Self::Release(waiter),
             64..74 => Self::HandOver { from: holder, to: any },
             74..78 => Self::ForceRelease,
@@ -139,12 +167,12 @@ impl Model {
         self.again = false;
         outcome.answer = match step {
             Step::Acquire { owner, wait, late } => self.acquire(*owner, *wait, *late, &mut outcome),
-            Step::Renew { owner, late } => {
+            Step::Renew { owner, late, reserves } => {
                 self.connect(*owner);
-                if self.holder == Some(*owner) && *late {
+                if self.holds(*owner) && *late {
                     vec!["late".to_owned()]
-                } else if self.holder == Some(*owner) {
-                    self.lease = 100;
+                } else if self.holds(*owner) {
+                    self.lease = if *reserves { self.lease.max(100) } else { 100 };
                     vec!["renewed".to_owned()]
                 } else {
                     if self.holder.is_none() && !self.spoilt_lock {
@@ -152,6 +180,16 @@ impl Model {
                     }
                     vec!["lost".to_owned()]
                 }
+            }
+            Step::Reserve {
+                owner,
+                length,
+                late,
+                old,
+                ends,
+            } => {
+                self.connect(*owner);
+                vec![self.reserve(*owner, *length, *late, *old, *ends, &mut outcome)]
             }
             Step::Release(owner) => {
                 self.connect(*owner);
@@ -168,7 +206,7 @@ impl Model {
             }
             Step::ForceRelease => self.force_release(&mut outcome),
             Step::Expire => {
-                self.holder = None;
+                self.free();
                 self.spoilt_lock = false;
                 Vec::new()
             }
@@ -195,7 +233,8 @@ impl Model {
             }
         };
         // What somebody else wrote there is cleared away after the look.
-        outcome.holder = self.holder.map(name_of);
+        let reserved = if self.reserved { "reserved:" } else { "" };
+        outcome.holder = self.holder.map(|owner| format!("{reserved}{}", name_of(owner)));
         if self.spoilt_lock {
             outcome.holder = Some("foreign".to_owned());
         } else if self.holder.is_some() {
@@ -268,7 +307,7 @@ impl Model {
         if self.spoilt_lock {
             return Err("foreign".to_owned());
         }
-        if self.holder == Some(owner) {
+        if self.holds(owner) {
             self.lease = self.lease.max(life);
             self.again = true;
             return Ok("granted".to_owned());
@@ -290,10 +329,47 @@ impl Model {
         Ok("granted".to_owned())
     }
 
+    fn holds(&self, owner: Owner) -> bool {
+        self.holder == Some(owner) && !self.reserved
+    }
+
+    fn free(&mut self) -> Option<Owner> {
+        self.reserved = false;
+        self.holder.take()
+    }
+
+    /// The answer to a reservation, or to a release that keeps one.
+    fn reserve(
+        &mut self,
+        owner: Owner,
+        length: u64,
+        late: bool,
+        old: bool,
+        ends: bool,
+        outcome: &mut Outcome,
+    ) -> String {
+        if self.spoilt_lock {
+            return "foreign".to_owned();
+        }
+        if !self.holds(owner) || old && !ends {
+            return "lost".to_owned();
+        }
+        if late {
+            return "late".to_owned();
+        }
+        if !ends {
+            self.lease = self.lease.max(length);
+            return "renewed".to_owned();
+        }
+        (self.lease, self.reserved) = (length, true);
+        self.tell_first(outcome);
+        "released".to_owned()
+    }
+
     fn let_go(&mut self, owner: Owner, outcome: &mut Outcome) -> String {
-        let released = self.holder == Some(owner);
+        let released = self.holds(owner);
         if released {
-            self.holder = None;
+            self.free();
         }
         let first = self.queue.front().is_some_and(|(first, _)| *first == owner);
         self.queue.retain(|(other, _)| *other != owner);
@@ -309,11 +385,14 @@ impl Model {
         if self.spoilt_lock {
             return vec!["foreign".to_owned()];
         }
-        let Some(victim) = self.holder.take() else {
+        let held = !self.reserved;
+        let Some(victim) = self.free() else {
             self.try_grant_next(outcome);
             return vec!["free".to_owned()];
         };
-        self.tell(victim, "taken", outcome);
+        if held {
+            self.tell(victim, "taken", outcome);
+        }
         self.try_grant_next(outcome);
         vec!["released".to_owned()]
     }

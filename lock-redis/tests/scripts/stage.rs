@@ -20,6 +20,7 @@ pub(crate) struct Scripts {
     renew: String,
     pub(crate) release: String,
     hand_over: String,
+    reserve: String,
     force_release: String,
 }
 
@@ -45,6 +46,7 @@ impl Scripts {
                 include_str!("../../src/scripts/hand_over_first.lua"),
                 include_str!("../../src/scripts/hand_over.lua"),
             ),
+            reserve: script("", include_str!("../../src/scripts/reserve.lua")),
             force_release: script("", include_str!("../../src/scripts/force_release.lua")),
         }
     }
@@ -58,6 +60,7 @@ impl Scripts {
             &mut scripts.renew,
             &mut scripts.release,
             &mut scripts.hand_over,
+            &mut scripts.reserve,
             &mut scripts.force_release,
         ] {
             assert!(text.matches(from).count() <= 1, "not the only one: {from}");
@@ -111,11 +114,33 @@ impl Stage {
                 let answer = self.run(*owner, self.scripts.acquire.clone(), &arguments).await;
                 attempted(answer, &mut outcome);
             }
-            Step::Renew { owner, late } => {
-                let stop = if *late { now() - 1 } else { now() + TTL / 2 }.to_string();
-                let answer = self
-                    .run(*owner, self.scripts.renew.clone(), &[&TTL.to_string(), &stop])
-                    .await;
+            Step::Renew { owner, late, reserves } => {
+                let (ttl, stop) = (TTL.to_string(), stop(*late));
+                let arguments = [&*ttl, &stop, "1"];
+                let arguments = &arguments[..if *reserves { 3 } else { 2 }];
+                let answer = self.run(*owner, self.scripts.renew.clone(), arguments).await;
+                outcome.answer.push(word(answer, 0));
+            }
+            Step::Reserve {
+                owner,
+                length,
+                late,
+                old,
+                ends,
+            } => {
+                let (length, stop) = ((TTL * length / 100).to_string(), stop(*late));
+                let value: Option<String> = self.plain("GET {t:n}:lock").await;
+                let token = value
+                    .as_deref()
+                    .and_then(|value| value.split(' ').nth(2))
+                    .unwrap_or("1");
+                let token = if *old { "1" } else { token };
+                let arguments = if *ends {
+                    ["", &length, &stop, "1"]
+                } else {
+                    [token, &length, &stop, "0"]
+                };
+                let answer = self.run(*owner, self.scripts.reserve.clone(), &arguments).await;
                 outcome.answer.push(word(answer, 0));
             }
             Step::Release(owner) => {
@@ -244,6 +269,11 @@ impl Stage {
         });
         command.query_async(&mut self.plain).await.unwrap()
     }
+}
+
+/// When a request is too late by the server's clock: half a ttl from now, or already.
+fn stop(late: bool) -> String {
+    if late { now() - 1 } else { now() + TTL / 2 }.to_string()
 }
 
 /// What an acquire was answered.
