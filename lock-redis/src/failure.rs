@@ -30,6 +30,11 @@ impl Failure {
         matches!(self, Self::Redis(error) if error.is_connection_dropped())
     }
 
+    /// Whether the user lacks a right.
+    pub(crate) fn is_denied(&self) -> bool {
+        matches!(self, Self::Redis(error) if is_denied(error))
+    }
+
     /// What the caller is told.
     pub(crate) fn explain(self, operation: &'static str) -> LockError {
         match self {
@@ -77,6 +82,13 @@ pub(crate) fn is_demotion(error: &RedisError) -> bool {
 /// Whether a key was of another type; the server does not say which.
 pub(crate) fn is_wrong_type(error: &RedisError) -> bool {
     said(error).0 == "WRONGTYPE"
+}
+
+fn is_denied(error: &RedisError) -> bool {
+    let (code, words) = said(error);
+    // What a script is refused is worded differently by each version.
+    let denied = ["ACL failure in script", "The user executing the script can't"];
+    code == "NOPERM" || denied.iter().any(|denied| words.starts_with(denied))
 }
 
 fn foreign(what: &str) -> String {
@@ -157,9 +169,7 @@ fn explain(operation: &'static str, error: RedisError) -> LockError {
             error,
         );
     }
-    // What a script is refused is worded differently by each version.
-    let denied = ["ACL failure in script", "The user executing the script can't"];
-    if code == "NOPERM" || denied.iter().any(|denied| words.starts_with(denied)) {
+    if is_denied(&error) {
         return configuration(
             "the Redis user lacks a right that locks need; grant what docs/redis.md lists".to_owned(),
             error,

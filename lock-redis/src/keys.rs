@@ -69,6 +69,11 @@ impl Keys {
     pub(crate) fn channels(&self) -> String {
         format!("{}:client:", self.namespace)
     }
+
+    /// The channel over which changes of the holder of the name are announced.
+    pub(crate) fn changes(&self, name: &LockName) -> String {
+        format!("{}:changes:{name}", self.namespace)
+    }
 }
 
 #[cfg(test)]

@@ -46,6 +46,7 @@
 pub mod fence;
 
 mod address;
+mod changes;
 mod config;
 mod failure;
 mod keys;
@@ -71,8 +72,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
-    LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease,
+    LockError, LockName, Released, Renewal, Scope, Stamp,
 };
 
 pub use config::RedisConfig;
@@ -174,6 +175,14 @@ impl DistributedLock for RedisLock {
             self.session.release_reserved_on(&link, claim, rest).await
         };
         self.session.limited("release", asking).await
+    }
+
+    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
+        self.session.limited("announcement", self.session.announce(name)).await
+    }
+
+    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
+        self.session.limited("listening", self.session().changes(name)).await
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

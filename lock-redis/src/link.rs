@@ -37,6 +37,8 @@ pub(crate) struct Link {
     /// Whether a warning has been logged about what was seen then.
     warned: AtomicBool,
     probing: AtomicBool,
+    /// Whether the server's user may not subscribe to changes of holders.
+    cannot_observe: AtomicBool,
     patience: Duration,
     runtime: Handle,
 }
@@ -72,6 +74,7 @@ impl Link {
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(Ear {
+                channel: channel.to_owned(),
                 listeners,
                 broken: broken.clone(),
                 heard: Arc::clone(&heard),
@@ -124,6 +127,7 @@ impl Link {
             next_look: Due::default(),
             warned: AtomicBool::new(false),
             probing: AtomicBool::new(false),
+            cannot_observe: AtomicBool::new(false),
             patience: settings.op_timeout,
             runtime,
         })
@@ -134,6 +138,11 @@ impl Link {
         self.broken.cancelled().await;
     }
 
+    /// Cancelled when the connection ends. It does not keep it.
+    pub(crate) fn ending(&self) -> CancellationToken {
+        self.broken.clone()
+    }
+
     pub(crate) fn is_broken(&self) -> bool {
         self.broken.is_cancelled()
     }
@@ -141,6 +150,16 @@ impl Link {
     /// Closes the connection; what has not been sent is not sent any more.
     pub(crate) fn close(&self) {
         self.broken.cancel();
+    }
+
+    /// Whether a subscription to changes has been refused on this connection.
+    pub(crate) fn cannot_observe(&self) -> bool {
+        self.cannot_observe.load(Ordering::Acquire)
+    }
+
+    /// Takes note of such a refusal. True for the first one.
+    pub(crate) fn observing_was_refused(&self) -> bool {
+        !self.cannot_observe.swap(true, Ordering::AcqRel)
     }
 
     /// The server that this leads to.
@@ -156,6 +175,27 @@ impl Link {
     /// Sends a command and waits for its answer. Dropping the future means that the caller has no more patience.
     pub(crate) async fn ask(self: &Arc<Self>, command: &Cmd) -> Result<Value, RedisError> {
         let mut con = self.con.clone();
+        self.answered(async move { con.send_packed_command(command).await?.extract_error() })
+            .await
+    }
+
+    /// Subscribes to one more channel, and waits for the confirmation.
+    pub(crate) async fn subscribe(self: &Arc<Self>, channel: &str) -> Result<(), RedisError> {
+        let mut con = self.con.clone();
+        self.answered(async move { con.subscribe(channel).await }).await
+    }
+
+    /// Ends the subscription to a channel, and waits for the confirmation.
+    pub(crate) async fn unsubscribe(self: &Arc<Self>, channel: &str) -> Result<(), RedisError> {
+        let mut con = self.con.clone();
+        self.answered(async move { con.unsubscribe(channel).await }).await
+    }
+
+    /// Waits for the answer to a request, for as long as the connection lasts.
+    async fn answered<T>(
+        self: &Arc<Self>,
+        request: impl Future<Output = Result<T, RedisError>>,
+    ) -> Result<T, RedisError> {
         let mut asked = Asked {
             link: self,
             sent: self.clock.now(),
@@ -163,11 +203,10 @@ impl Link {
         };
         let answer = tokio::select! {
             biased;
-            answer = con.send_packed_command(command) => answer,
+            answer = request => answer,
             () = self.broken() => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
         };
         asked.answered = true;
-        let answer = answer.and_then(|value| value.extract_error());
         match &answer {
             Ok(_) => self.heard_something(),
             Err(error) if error.is_unrecoverable_error() || failure::is_demotion(error) => self.close(),
@@ -306,6 +345,8 @@ impl Drop for Asked<'_> {
 
 /// Hears what the server says without being asked.
 struct Ear {
+    /// The client's own channel. All others are those of changes.
+    channel: String,
     listeners: Listeners,
     broken: CancellationToken,
     heard: Arc<AtomicU64>,
@@ -319,8 +360,12 @@ impl redis::aio::AsyncPushSender for Ear {
         match push.kind {
             PushKind::Disconnection => self.broken.cancel(),
             PushKind::Message => {
-                if let Some(Value::BulkString(message)) = push.data.last() {
-                    self.listeners.hear(message);
+                if let [Value::BulkString(channel), Value::BulkString(message)] = &*push.data {
+                    if *channel == self.channel.as_bytes() {
+                        self.listeners.hear(message);
+                    } else {
+                        self.listeners.changed(channel);
+                    }
                 }
             }
             _ => {}

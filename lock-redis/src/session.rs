@@ -146,6 +146,11 @@ impl Session {
         self.line.link().await
     }
 
+    /// The connection if there is one; none is made.
+    pub(crate) fn current_link(&self) -> Option<Arc<Link>> {
+        self.line.current()
+    }
+
     /// The connection on which replicas are waited for, if they are.
     pub(crate) fn replicas(&self) -> Option<&Line> {
         self.replicas.as_ref()
@@ -159,7 +164,7 @@ impl Session {
     /// Ends the session: what it holds is let go of, if there is a connection for it.
     pub(crate) async fn close(&self) -> Result<(), LockError> {
         let mut outcome = Ok(());
-        if let Some(link) = self.line.current() {
+        if let Some(link) = self.current_link() {
             let releasing = async {
                 for (claim, reserved_until) in self.listeners.holding() {
                     match reserved_until.map(|until| until.since(self.clock.now())) {
