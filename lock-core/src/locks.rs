@@ -273,7 +273,8 @@ impl Locks {
     /// Returns whether `owner` held the lock until now.
     ///
     /// It is for a supervisor that outlives the process that holds the lock, and frees the lock before its ttl is over. Call it when
-    /// that process has ended and so has all that the lock protects: a guard that is still there learns of the release at its next
+    /// that process has ended and so has all that the lock protects. It also ends what the acquisition has
+    /// [reserved](LockRequest::at_least), except on Postgres. A guard that is still there learns of the release at its next
     /// renewal at the latest. On Postgres only the client that acquired the lock can release it in this way, and the server frees the
     /// lock as soon as that client's connection ends.
     ///
@@ -336,7 +337,8 @@ impl Locks {
     /// Waits until no release of this client or its clones is under way: of dropped guards, and of requests that were dropped. The
     /// client goes on; what is released meanwhile is waited for, too. In a forked child it returns at once.
     ///
-    /// A release that fails is tried again until the ttl is over, and `drain` waits as long. To wait for less, put it into
+    /// A release that fails is tried again until the ttl is over, or for as long as the request would have
+    /// [reserved](LockRequest::at_least) the name, and `drain` waits as long. To wait for less, put it into
     /// `tokio::time::timeout`.
     ///
     /// A program that returns from `main` or calls [`std::process::exit`] waits for releases by itself, for at most half a second.

@@ -39,7 +39,7 @@ impl Locks {
         Observation {
             name: self.full_name(name.as_ref()).map_err(Arc::new),
             locks: self.clone(),
-            changes: None,
+            pushes: Pushes::Unknown,
             seen: None,
             state: State::Look,
         }
@@ -52,10 +52,18 @@ impl Locks {
 pub struct Observation {
     name: Result<LockName, Arc<LockError>>,
     locks: Locks,
-    changes: Option<Changes>,
+    pushes: Pushes,
     /// What was returned last; the outer `None` before that.
     seen: Option<Option<Holder>>,
     state: State,
+}
+
+enum Pushes {
+    /// Not asked for, or ended.
+    Unknown,
+    Some(Changes),
+    /// The server does not push.
+    None,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,13 +96,16 @@ impl Observation {
             let holder = match self.look(&name).await {
                 Ok(holder) => holder,
                 Err(error) => {
-                    self.changes = None;
+                    self.pushes = Pushes::Unknown;
                     self.state = State::WaitUntil(self.locks.core.clock.now() + RETRY);
                     return Err(error.of(&name));
                 }
             };
             let remaining = holder.as_ref().and_then(|holder| holder.remaining);
-            let longest = if self.changes.is_some() { CHECK } else { POLL };
+            let longest = match self.pushes {
+                Pushes::Some(_) => CHECK,
+                _ => POLL,
+            };
             // A lease that ends is pushed by no server.
             let pause = remaining.map_or(longest, |left| left.max(POLL).min(longest));
             self.state = State::WaitUntil(self.locks.core.clock.now() + pause);
@@ -112,11 +123,12 @@ impl Observation {
     /// Asks who holds the lock. Listens before, so that no change after the answer is missed.
     async fn look(&mut self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let core = &self.locks.core;
-        if self.changes.is_none() {
+        if matches!(self.pushes, Pushes::Unknown) {
             let (backend, name) = (Arc::clone(&core.backend), name.clone());
-            self.changes = core
+            let changes = core
                 .call("listening", async move { backend.changes(&name).await })
                 .await?;
+            self.pushes = changes.map_or(Pushes::None, Pushes::Some);
         }
         let (backend, name) = (Arc::clone(&core.backend), name.clone());
         let holder = core.call("holder", async move { backend.holder(&name).await }).await?;
@@ -127,14 +139,14 @@ impl Observation {
     async fn wait(&mut self, until: Stamp) -> Result<(), LockError> {
         let core = &self.locks.core;
         let pause = core.sleep(until.since(core.clock.now()));
-        let Some(changes) = &mut self.changes else {
+        let Pushes::Some(changes) = &mut self.pushes else {
             return pause.await;
         };
         tokio::select! {
             biased;
             change = changes.next() => {
                 if change.is_none() {
-                    self.changes = None;
+                    self.pushes = Pushes::Unknown;
                 }
                 Ok(())
             }

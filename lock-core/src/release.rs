@@ -155,7 +155,12 @@ impl Core {
     /// Goes on trying until it works, or until the server must have let go by itself.
     fn retry_release(self: &Arc<Self>, claim: Claim, reserved_until: Option<Stamp>) {
         let core = Arc::clone(self);
-        let until = self.clock.now() + claim.ttl();
+        // What never became a guard may have reserved its name, for longer than its ttl.
+        let kept = match reserved_until {
+            Some(_) => claim.ttl(),
+            None => claim.ttl().max(claim.at_least().unwrap_or_default()),
+        };
+        let until = self.clock.now() + kept;
         let work = async move {
             let unreleased = Unreleased::new(&core, &claim, reserved_until);
             let mut pause = FIRST_RETRY;

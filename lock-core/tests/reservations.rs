@@ -41,6 +41,7 @@ struct Trouble {
     fate: Mutex<Option<Fate>>,
     reserving: Notify,
     failing_releases: AtomicU32,
+    failing_plain_releases: AtomicU32,
     plain_releases: AtomicUsize,
     hand_overs: AtomicUsize,
     has_reservations: bool,
@@ -68,6 +69,7 @@ impl World {
             fate: Mutex::default(),
             reserving: Notify::new(),
             failing_releases: AtomicU32::new(0),
+            failing_plain_releases: AtomicU32::new(0),
             plain_releases: AtomicUsize::new(0),
             hand_overs: AtomicUsize::new(0),
             has_reservations,
@@ -111,6 +113,7 @@ impl DistributedLock for Trouble {
     }
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
         self.plain_releases.fetch_add(1, Ordering::SeqCst);
+        fail_if_told(&self.failing_plain_releases)?;
         self.memory.release(claim).await
     }
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<lock_core::HandOver, LockError> {
@@ -138,13 +141,7 @@ impl DistributedLock for Trouble {
         self.memory.reserve(claim, length).await
     }
     async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        let fails = |n: u32| n.checked_sub(1);
-        let failed = self
-            .failing_releases
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails);
-        if failed.is_ok() {
-            return Err(LockError::unavailable("release", "told to fail"));
-        }
+        fail_if_told(&self.failing_releases)?;
         self.memory.release_reserved(claim, rest).await
     }
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
@@ -152,6 +149,14 @@ impl DistributedLock for Trouble {
     }
     fn clock(&self) -> Clock {
         self.memory.clock()
+    }
+}
+
+fn fail_if_told(times: &AtomicU32) -> Result<(), LockError> {
+    let fails = |n: u32| n.checked_sub(1);
+    match times.fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails) {
+        Ok(_) => Err(LockError::unavailable("release", "told to fail")),
+        Err(_) => Ok(()),
     }
 }
 
@@ -203,6 +208,23 @@ async fn a_request_that_is_dropped_before_its_guard_reserves_nothing() {
         world.locks.drain().await;
         assert!(world.is_free().await, "{fate:?}");
     }
+}
+
+#[tokio::test]
+async fn what_a_dropped_request_has_reserved_is_released_after_an_outage_longer_than_its_ttl() {
+    let world = World::new();
+    world.next(Fate::LosesItsReply);
+    let request = tokio::spawn(world.locks.lock("job").at_least(HOUR).into_future());
+    world.server.reserving.notified().await;
+    world.server.failing_plain_releases.store(3, Ordering::SeqCst);
+    request.abort();
+    assert!(request.await.unwrap_err().is_cancelled());
+    while world.server.failing_plain_releases.load(Ordering::SeqCst) == 3 {
+        tokio::task::yield_now().await;
+    }
+    world.hand.advance(2 * TTL);
+    world.locks.drain().await;
+    assert!(world.is_free().await);
 }
 
 #[tokio::test]
