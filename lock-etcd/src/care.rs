@@ -40,10 +40,10 @@ impl Session {
     /// Releases once more what could not be released and would live as long as the lease.
     async fn sweep(&self, link: &Link, kept: &Kept) -> Result<(), Failure> {
         let patience = self.settings().op_timeout;
-        for claim in self.table().overdue(kept, self.clock().now() - patience) {
+        for (claim, after) in self.table().overdue(kept, self.clock().now() - patience) {
             // It may have been asked for again meanwhile.
             if self.table().is_given_up(&claim) {
-                self.release_on(link, &claim).await?;
+                self.release_on(link, &claim, after).await?;
             }
         }
         Ok(())

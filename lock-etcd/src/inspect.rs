@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use lock_core::process::confined;
 use lock_core::{Holder, LockError, LockName};
@@ -14,9 +14,11 @@ use tokio::time::timeout;
 
 use crate::MIN_TTL;
 use crate::failure::Failure;
+use crate::keys;
+use crate::leases::reservation_ids;
 use crate::link::Link;
 use crate::record;
-use crate::requests::{PAGE, head, kvs};
+use crate::requests::{FRONT, PAGE, front, head, is_reserved, kvs, place, text};
 use crate::session::Session;
 
 /// How many leases are asked about within the time that one operation may take, and how many at once.
@@ -59,12 +61,27 @@ impl Session {
                 holder: holder.clone(),
             });
             let still = Compare::create_revision(head.key(), CompareOp::Equal, head.create_revision());
+            let owner = holder.owner;
+            let reservation = owner
+                .map(|owner| text(head.key()).map(|key| keys::reservation(key, owner)))
+                .transpose()?;
             let keys = [
                 head.key().to_vec(),
                 self.settings().keys.unforced(head.lease()).into_bytes(),
             ];
-            let deletes = keys.map(|key| TxnOp::delete(key, None));
-            if link.txn(Txn::new().when([still]).and_then(deletes)).await?.succeeded() {
+            let keys = keys.into_iter().chain(reservation.map(String::into_bytes));
+            let deletes: Vec<_> = keys.map(|key| TxnOp::delete(key, None)).collect();
+            let answer = link.txn(Txn::new().when([still]).and_then(deletes)).await?;
+            if answer.succeeded() {
+                let reserved = match answer.op_responses().last() {
+                    Some(TxnOpResponse::Delete(done)) => done.deleted() > 0 || is_reserved(&head),
+                    _ => false,
+                };
+                if let Some(owner) = owner.filter(|_| reserved)
+                    && let Err(failure) = self.revoke_all(link, reservation_ids(owner)).await
+                {
+                    tracing::debug!(target: "fencelock", ?failure, "leases that keep nothing end by themselves");
+                }
                 return Ok(Some(holder));
             }
             // It went by itself before.
@@ -79,11 +96,11 @@ impl Session {
         }
     }
 
-    /// The oldest key under the name.
+    /// The first key under the name: the holder's, or that of a reservation.
     pub(crate) async fn head_of(&self, link: &Link, name: &LockName) -> Result<Option<KeyValue>, Failure> {
         let queue = self.settings().keys.queue(name);
-        let answer = link.txn(Txn::new().and_then([head(&queue, 1)])).await?;
-        Ok(kvs(&answer, 0)?.into_iter().next())
+        let answer = link.txn(Txn::new().and_then([head(&queue, FRONT)])).await?;
+        Ok(front(&kvs(&answer, 0)?).cloned())
     }
 
     /// A holder, and how long it has left.
@@ -117,7 +134,7 @@ impl Session {
                     Entry::Vacant(first) => {
                         first.insert(kv.clone());
                     }
-                    Entry::Occupied(mut seen) if kv.create_revision() < seen.get().create_revision() => {
+                    Entry::Occupied(mut seen) if place(kv) < place(seen.get()) => {
                         seen.insert(kv.clone());
                     }
                     Entry::Occupied(_) => {}
@@ -225,6 +242,7 @@ impl Session {
     pub(crate) fn holder_of(&self, kv: &KeyValue) -> Holder {
         let mut holder = record::holder(kv.value(), kv.create_revision());
         holder.name = self.settings().keys.read(kv.key());
+        holder.is_reserved = is_reserved(kv);
         holder
     }
 }

@@ -1,6 +1,6 @@
 //! What the keys in etcd are called.
 
-use lock_core::{LockError, LockName};
+use lock_core::{LockError, LockName, OwnerId};
 
 /// The namespace, and the keys in it.
 ///
@@ -60,6 +60,21 @@ impl Keys {
     }
 }
 
+/// How the last part of a reservation's key begins. The key of a claim begins with the number of its client, in hexadecimal.
+const RESERVED: &str = "reserved.";
+
+/// The key of the reservation of that owner's claim, in the queue that `beside` is, or in which that key is.
+pub(crate) fn reservation(beside: &str, owner: OwnerId) -> String {
+    let queue = beside.rsplit_once('/').map_or("", |(queue, _)| queue);
+    format!("{queue}/{RESERVED}{owner}")
+}
+
+/// Whether a key of a queue is that of a reservation, and not that of a claim.
+pub(crate) fn is_reservation(key: &[u8]) -> bool {
+    let last = key.rsplit(|byte| *byte == b'/').next();
+    last.is_some_and(|last| last.starts_with(RESERVED.as_bytes()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -113,6 +128,21 @@ mod tests {
                 assert_eq!(inside, one == other, "{one} and {other}");
             }
         }
+    }
+
+    #[test]
+    fn the_key_of_a_reservation_is_in_the_queue_of_its_name_and_told_from_that_of_a_claim() {
+        let keys = Keys::new("ns").unwrap();
+        let owner = OwnerId::random();
+        for text in NAMES {
+            let (queue, claim) = (keys.queue(&name(text)), claim(&keys, text));
+            let reserved = reservation(&claim, owner);
+            assert_eq!(reserved, reservation(&queue, owner));
+            assert!(reserved.starts_with(&queue));
+            assert_eq!(keys.read(reserved.as_bytes()), Some(name(text)));
+            assert!(is_reservation(reserved.as_bytes()) && !is_reservation(claim.as_bytes()));
+        }
+        assert!(!is_reservation(claim(&keys, "reserved.1").as_bytes()));
     }
 
     #[test]

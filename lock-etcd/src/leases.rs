@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::failure::{self, Failure};
 use crate::link::Link;
-use crate::requests::is_of;
+use crate::requests::{is_of, is_reserved};
 use crate::session::Session;
 use crate::watches::{Seen, Watch};
 
@@ -254,9 +254,7 @@ impl Session {
         match link.grant_lease(whole(seconds), Some(options)).await {
             Ok(_) => {}
             // By a request whose answer was not heard: it counts from the keepalive.
-            Err(Failure::Etcd(error)) if error.to_string().contains("lease already exists") => {
-                self.keep_alive(link, &kept).await?;
-            }
+            Err(failure) if already_exists(&failure) => self.keep_alive(link, &kept).await?,
             Err(failure) => return Err(failure),
         }
         self.table().add(&kept, None, self.clock().now());
@@ -357,7 +355,7 @@ impl Session {
         if let Some(claim) = lease.claim() {
             // Its key can have been deleted while its lease lives on.
             let head = self.head_of(link, claim.name()).await?;
-            if !head.is_some_and(|head| is_of(&head, claim)) {
+            if !head.is_some_and(|head| is_of(&head, claim) && !is_reserved(&head)) {
                 kept.ended();
                 return Ok(Renewal::NotHeld);
             }
@@ -374,16 +372,31 @@ pub(crate) fn own_id(owner: OwnerId) -> i64 {
     i64::from_be_bytes([a, b, c, d, e, f, g, h]) & i64::MAX
 }
 
+/// The leases of the reservation of a claim: the one that it is made with, and the one for the rest of its time after the release.
+///
+/// They are named after the owner as well, so every release of the claim can revoke them.
+pub(crate) fn reservation_ids(owner: OwnerId) -> [i64; 2] {
+    let [.., a, b, c, d, e, f, g, h] = *owner.as_bytes();
+    // Not zero.
+    let id = i64::from_be_bytes([a, b, c, d, e, f, g, h]) & i64::MAX | 2;
+    [id, id ^ 1]
+}
+
+/// Whether a lease was not granted because there is one of that number.
+pub(crate) fn already_exists(failure: &Failure) -> bool {
+    matches!(failure, Failure::Etcd(error) if error.to_string().contains("lease already exists"))
+}
+
 /// etcd counts in seconds; never less than what was asked for.
-fn seconds(ttl: Duration) -> u64 {
+pub(crate) fn seconds(ttl: Duration) -> u64 {
     ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)
 }
 
-fn whole(seconds: u64) -> i64 {
+pub(crate) fn whole(seconds: u64) -> i64 {
     i64::try_from(seconds).unwrap_or(i64::MAX)
 }
 
-fn ttl(seconds: i64) -> Result<Duration, Failure> {
+pub(crate) fn ttl(seconds: i64) -> Result<Duration, Failure> {
     let seconds = u64::try_from(seconds).map_err(|_| Failure::Nonsense)?;
     Ok(Duration::from_secs(seconds))
 }
@@ -400,9 +413,11 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_its_own_has_a_number_that_etcd_takes() {
+    fn leases_of_one_claim_have_numbers_that_etcd_takes() {
         for _ in 0..1000 {
-            assert!(own_id(OwnerId::random()) > 0);
+            let owner = OwnerId::random();
+            let [first, second] = reservation_ids(owner);
+            assert!(own_id(owner) > 0 && first > 0 && second > 0 && first != second);
         }
     }
 }

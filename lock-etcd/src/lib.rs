@@ -59,6 +59,7 @@ pub mod fence;
 
 mod address;
 mod care;
+mod changes;
 mod config;
 mod failure;
 mod inspect;
@@ -69,6 +70,7 @@ mod link;
 mod patience;
 mod record;
 mod requests;
+mod reservations;
 mod safety;
 mod session;
 mod slots;
@@ -87,8 +89,8 @@ use async_trait::async_trait;
 use etcd_client::Compare;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
-    LockGuard, LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease,
+    LockError, LockGuard, LockName, Released, Renewal, Scope, Stamp,
 };
 
 pub use config::EtcdConfig;
@@ -96,6 +98,7 @@ pub use config::EtcdConfig;
 pub use etcd_client;
 
 use link::Link;
+use requests::After;
 use session::Session;
 
 /// Locks in an etcd cluster.
@@ -171,6 +174,7 @@ impl DistributedLock for EtcdLock {
             .with_fairness()
             .with_shared_leases()
             .with_inspection()
+            .with_reservations()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
@@ -186,8 +190,8 @@ impl DistributedLock for EtcdLock {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.session.abandon(claim);
-        self.session.release(claim).await
+        self.session.abandon(claim, After::Free);
+        self.session.release(claim, After::Free).await
     }
 
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
@@ -207,10 +211,26 @@ impl DistributedLock for EtcdLock {
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        self.session.abandon(from);
+        self.session.abandon(from, After::Free);
         let session = self.session();
         let asking = |link: Arc<Link>| async move { session.hand_over_on(&link, from, to).await };
         session.on_link_once("hand-over", asking).await
+    }
+
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let session = self.session();
+        let asking = |link: Arc<Link>| async move { session.reserve_on(&link, claim, length).await };
+        session.on_link("reservation", asking).await
+    }
+
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        let after = After::Reserved(self.session.clock().now() + rest);
+        self.session.abandon(claim, after);
+        self.session.release(claim, after).await
+    }
+
+    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
+        self.session().changes(name).await.map(Some)
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

@@ -8,7 +8,8 @@ use etcd_client::{
 use lock_core::{Attempt, Busy, Claim, Grant, HandOver, LockError, Released, Stamp};
 
 use crate::failure::{Failure, unavailable};
-use crate::leases::Kept;
+use crate::keys;
+use crate::leases::{Kept, reservation_ids};
 use crate::link::Link;
 use crate::record;
 use crate::session::Session;
@@ -17,6 +18,17 @@ use crate::tokens::{self, Drawing, Put, Taken};
 
 /// How many keys are asked for at a time: an answer has to fit into four mebibytes.
 pub(crate) const PAGE: i64 = 500;
+
+/// How many of the oldest keys in a queue are read to know the first: it can have a reservation beside it.
+pub(crate) const FRONT: i64 = 2;
+
+/// What becomes of the name of a claim that is released.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    Free,
+    /// It stays taken until then.
+    Reserved(Stamp),
+}
 
 /// The first attempt at a release, when it was sent.
 struct Begun {
@@ -39,8 +51,8 @@ impl Session {
             };
             let taken = self.take(link, claim, &queue, &kept, drawing, |key| {
                 let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
-                let free = as_known(free, &kept);
-                self.taking(free, put, key, drawing, Vec::new(), vec![head(&queue, 1)])
+                let free = as_known([free], &kept);
+                self.taking(free, put, key, drawing, Vec::new(), vec![head(&queue, FRONT)])
             });
             let Some((key, created, taken)) = taken.await? else {
                 continue;
@@ -52,8 +64,8 @@ impl Session {
                 };
                 return Ok(Attempt::Granted(self.grant(link, claim, &kept, base, life, asked)?));
             }
-            match taken.kvs(0)?.first() {
-                Some(head) if is_of(head, claim) || head.key() == key.as_bytes() => {
+            match front(&taken.kvs(0)?) {
+                Some(head) if is_of(head, claim) && !is_reserved(head) || head.key() == key.as_bytes() => {
                     // Asked for again: with a full ttl.
                     if let Some(base) = self.stands(link, claim, &key, &kept, head).await? {
                         let life = (text(head.key())?, head.create_revision());
@@ -81,13 +93,13 @@ impl Session {
             }
             return Ok(());
         }
-        self.abandon(claim);
-        self.release_on(link, claim).await.map(drop)
+        self.abandon(claim, After::Free);
+        self.release_on(link, claim, After::Free).await.map(drop)
     }
 
     /// Lets go of a claim. If the answer to a deletion is lost and the key is gone when it is asked for again, then either it can be shown
     /// that nothing else deleted it, or it is not known whether the claim was held to the end, and that is an error.
-    pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    pub(crate) async fn release(&self, claim: &Claim, after: After) -> Result<Released, LockError> {
         let first = OnceLock::new();
         let releasing = |link: Arc<Link>| {
             let first = &first;
@@ -96,13 +108,17 @@ impl Session {
                     held: self.table().held_over(claim, link.serial()),
                     revision: link.revision(),
                 };
-                match self.release_on(&link, claim).await {
+                let released = match after {
+                    After::Free => self.release_on(&link, claim, after).await,
+                    After::Reserved(until) => self.release_reserved_on(&link, claim, until).await,
+                };
+                match released {
                     Ok(Released::NotHeld) => match first.get() {
                         Some(begun) if self.is_its_doing(&link, begun).await? => Ok(Released::Released),
                         Some(_) => Err(Failure::Known(unavailable(
                             "release",
-                            "the connection to etcd ended before the answer came; the lock is free, and whether it was held to the \
-                             end is not known",
+                            "the connection to etcd ended before the answer came; the lock is not held any more, and whether it was \
+                             held to the end is not known",
                         ))),
                         None => Ok(Released::NotHeld),
                     },
@@ -134,14 +150,18 @@ impl Session {
         Ok(!answer.kvs().is_empty() && self.seen(answer.header()) >= begun.revision)
     }
 
-    /// Lets go of a claim, and sees to it that no request of it that is still on its way is carried out later.
-    pub(crate) async fn release_on(&self, link: &Link, claim: &Claim) -> Result<Released, Failure> {
+    /// Lets go of a claim, and sees to it that no request of it that is still on its way is carried out later. What it has reserved ends
+    /// in the same step, unless it is to stay.
+    pub(crate) async fn release_on(&self, link: &Link, claim: &Claim, after: After) -> Result<Released, Failure> {
         let Some(known) = self.table().deleting(claim, |known| !known.adopted) else {
-            return self.release_found(link, claim).await;
+            return self.release_found(link, claim, after).await;
         };
         let mut operations = vec![TxnOp::delete(&*known.key, None)];
         if !known.is_first_if_there(link.serial()) {
-            operations.insert(0, head(&self.settings().keys.queue(claim.name()), 1));
+            operations.insert(0, head(&self.settings().keys.queue(claim.name()), FRONT));
+        }
+        if let (After::Free, Some(reservation)) = (after, reservation_of(&known.key, claim)) {
+            operations.push(TxnOp::delete(reservation, None));
         }
         let plain = operations.clone();
         let mark = known.kept.mark().filter(|_| known.unclear);
@@ -167,12 +187,12 @@ impl Session {
             Err(failure) => return Err(failure),
         };
         self.table().deleted(claim, &known.key);
-        self.over(link, claim, Some(&known.key)).await?;
+        self.over(link, claim, Some(&known.key), after).await?;
         Ok(released(was_first))
     }
 
     /// Lets go of a claim whose key another client put, if there is one; its owner tells it.
-    async fn release_found(&self, link: &Link, claim: &Claim) -> Result<Released, Failure> {
+    async fn release_found(&self, link: &Link, claim: &Claim, after: After) -> Result<Released, Failure> {
         let queue = self.settings().keys.queue(claim.name());
         let own = self.table().key_of(claim);
         let (mut first, mut was_first, mut from) = (None, false, 0);
@@ -181,8 +201,10 @@ impl Session {
             let answer = link.get(&*queue, page).await?;
             for found in answer.kvs() {
                 let first = *first.get_or_insert(found.create_revision());
-                if is_of(found, claim) && self.remove(link, text(found.key())?, found.create_revision()).await? {
-                    was_first |= found.create_revision() == first;
+                let goes = is_of(found, claim) && (after == After::Free || !is_reserved(found));
+                let life = (text(found.key())?, found.create_revision());
+                if goes && self.remove(link, life, None).await? {
+                    was_first |= life.1 == first && !is_reserved(found);
                 }
             }
             match answer.kvs().last() {
@@ -190,21 +212,40 @@ impl Session {
                 _ => break,
             }
         }
-        self.over(link, claim, own.as_deref()).await?;
+        self.over(link, claim, own.as_deref(), after).await?;
         Ok(released(was_first))
     }
 
-    /// Deletes the key that was created then. One that is put in its place is not harmed, however late this arrives.
-    pub(crate) async fn remove(&self, link: &Link, key: &str, created: i64) -> Result<bool, Failure> {
+    /// Deletes the key that was created then, and the reservation beside it. One that is put in its place is not harmed, however late this
+    /// arrives.
+    pub(crate) async fn remove(
+        &self,
+        link: &Link,
+        (key, created): (&str, i64),
+        reservation: Option<String>,
+    ) -> Result<bool, Failure> {
         let still = Compare::create_revision(key, CompareOp::Equal, created);
-        let txn = Txn::new().when([still]).and_then([TxnOp::delete(key, None)]);
-        Ok(link.txn(txn).await?.succeeded())
+        let keys = [key.to_owned()].into_iter().chain(reservation);
+        let deletes: Vec<_> = keys.map(|key| TxnOp::delete(key, None)).collect();
+        Ok(link.txn(Txn::new().when([still]).and_then(deletes)).await?.succeeded())
     }
 
     /// The claim is gone from the server, with the key that it had of this client, if any.
-    async fn over(&self, link: &Link, claim: &Claim, own: Option<&str>) -> Result<(), Failure> {
+    pub(crate) async fn over(
+        &self,
+        link: &Link,
+        claim: &Claim,
+        own: Option<&str>,
+        after: After,
+    ) -> Result<(), Failure> {
         if claim.own_lease() {
             self.revoke_own(link, claim).await?;
+        }
+        if after == After::Free && claim.at_least().is_some() {
+            let leases = self.table().reservation(claim, |reserved| reserved.leases.clone());
+            // Another client may have granted them.
+            let leases = leases.unwrap_or_else(|| reservation_ids(claim.owner()).to_vec());
+            self.revoke_all(link, leases).await?;
         }
         if let Some(own) = own {
             self.table().gone(claim, own);
@@ -220,7 +261,7 @@ impl Session {
     ) -> Result<HandOver, Failure> {
         // One step is only for one queue: who came after `from` says nothing of another.
         if from.name() != to.name() {
-            let released = self.release_on(link, from).await?;
+            let released = self.release_on(link, from, After::Free).await?;
             return Ok(HandOver::new(released, self.try_on(link, to).await?));
         }
         let asked = self.clock().now();
@@ -229,7 +270,7 @@ impl Session {
             let (kept, drawing) = self.prepare(link, to).await?;
             let known = self.table().deleting(from, Known::is_sure);
             let Some((old, created)) = known.and_then(|known| Some((known.key, known.created?))) else {
-                let released = self.release_on(link, from).await?;
+                let released = self.release_on(link, from, After::Free).await?;
                 return Ok(HandOver::new(released, self.try_on(link, to).await?));
             };
             let put = Put {
@@ -239,25 +280,21 @@ impl Session {
             };
             let taken = self.take(link, to, &queue, &kept, drawing, |new| {
                 let still = Compare::create_revision(&*old, CompareOp::Equal, created);
-                let mut compares = as_known(still, &kept);
+                let mut compares = as_known([still], &kept);
                 // Nobody came after it.
                 compares.push(Compare::create_revision(&*queue, CompareOp::Less, created + 1).with_prefix());
-                let delete = || TxnOp::delete(&*old, None);
-                self.taking(
-                    compares,
-                    put,
-                    new,
-                    drawing,
-                    vec![delete()],
-                    vec![head(&queue, 2), delete()],
-                )
+                let keys = [old.to_string()].into_iter().chain(reservation_of(&old, from));
+                let deletes: Vec<_> = keys.map(|key| TxnOp::delete(key, None)).collect();
+                let mut otherwise = deletes.clone();
+                otherwise.insert(0, head(&queue, 2 * FRONT));
+                self.taking(compares, put, new, drawing, deletes, otherwise)
             });
             let taken = taken.await?;
             self.table().deleted(from, &old);
             let Some((new, created, taken)) = taken else {
                 continue;
             };
-            self.over(link, from, Some(&old)).await?;
+            self.over(link, from, Some(&old), After::Free).await?;
             if taken.put {
                 let life = (&*new, created);
                 let to = match self.drawn(link, drawing, put, life, &taken).await? {
@@ -267,11 +304,10 @@ impl Session {
                 return Ok(HandOver::new(Released::Released, to));
             }
             let found = taken.kvs(0)?;
-            let was_first = found
-                .first()
-                .is_some_and(|head| head.key() == old.as_bytes() && is_of(head, from));
-            let mut others = found.iter().filter(|kv| kv.key() != old.as_bytes());
-            let to = match others.next() {
+            let was_first = front(&found).is_some_and(|head| head.key() == old.as_bytes() && is_of(head, from));
+            let reservation = reservation_of(&old, from);
+            let of_from = |key: &[u8]| [Some(&*old), reservation.as_deref()].contains(&std::str::from_utf8(key).ok());
+            let to = match front(found.iter().filter(|kv| !of_from(kv.key()))) {
                 Some(head) => {
                     let busy = self.busy(head);
                     self.leave_nothing(link, to).await?;
@@ -374,7 +410,9 @@ impl Session {
                 Err(failure) => return Err(failure),
             }
         }
-        self.remove(link, life.0, life.1).await?;
+        let owner = record::owner(found.value());
+        let reservation = owner.map(|owner| keys::reservation(life.0, owner));
+        self.remove(link, life, reservation).await?;
         Ok(None)
     }
 
@@ -409,10 +447,18 @@ impl Session {
     async fn revoke_own(&self, link: &Link, claim: &Claim) -> Result<(), Failure> {
         let id = crate::leases::own_id(claim.owner());
         self.table().forget_lease(id);
-        match link.revoke(id).await {
-            Ok(_) | Err(Failure::LeaseGone) => Ok(()),
-            Err(failure) => Err(failure),
+        self.revoke_all(link, [id]).await
+    }
+
+    /// Ends leases, as far as they are there.
+    pub(crate) async fn revoke_all(&self, link: &Link, ids: impl IntoIterator<Item = i64>) -> Result<(), Failure> {
+        for id in ids {
+            match link.revoke(id).await {
+                Ok(_) | Err(Failure::LeaseGone) => {}
+                Err(failure) => return Err(failure),
+            }
         }
+        Ok(())
     }
 }
 
@@ -442,7 +488,7 @@ pub(crate) fn nested(answer: &TxnResponse) -> Option<TxnResponse> {
 fn was_first(answer: &TxnResponse, key: &str, claim: &Claim) -> Result<bool, Failure> {
     match answer.op_responses().first() {
         Some(TxnOpResponse::Get(found)) => {
-            let first = found.kvs().first();
+            let first = front(found.kvs());
             Ok(first.is_some_and(|first| first.key() == key.as_bytes() && is_of(first, claim)))
         }
         Some(TxnOpResponse::Delete(done)) => Ok(done.deleted() > 0),
@@ -463,15 +509,35 @@ pub(crate) fn is_of(found: &KeyValue, claim: &Claim) -> bool {
     record::owner(found.value()) == Some(claim.owner())
 }
 
+/// The key of the reservation of a claim whose own key is `beside` it, if it announces one.
+pub(crate) fn reservation_of(beside: &str, claim: &Claim) -> Option<String> {
+    claim.at_least().map(|_| keys::reservation(beside, claim.owner()))
+}
+
+pub(crate) fn is_reserved(found: &KeyValue) -> bool {
+    keys::is_reservation(found.key())
+}
+
+/// The first of a queue, among the oldest keys that were found in it. A reservation was created together with the key of its claim, and
+/// comes after that.
+pub(crate) fn front<'a>(found: impl IntoIterator<Item = &'a KeyValue>) -> Option<&'a KeyValue> {
+    found.into_iter().min_by_key(|kv| place(kv))
+}
+
+/// How the keys of a queue are ordered.
+pub(crate) fn place(kv: &KeyValue) -> (i64, bool) {
+    (kv.create_revision(), is_reserved(kv))
+}
+
 pub(crate) fn text(key: &[u8]) -> Result<&str, Failure> {
     std::str::from_utf8(key).map_err(|_| Failure::Nonsense)
 }
 
 /// `first`, and that the lease is as this client knows it.
-pub(crate) fn as_known(first: Compare, kept: &Kept) -> Vec<Compare> {
+pub(crate) fn as_known(first: impl IntoIterator<Item = Compare>, kept: &Kept) -> Vec<Compare> {
     let mark = kept.mark();
     let mark = mark.map(|(key, written)| Compare::mod_revision(key, CompareOp::Equal, written));
-    [first].into_iter().chain(mark).collect()
+    first.into_iter().chain(mark).collect()
 }
 
 /// Reads the oldest keys of a queue.

@@ -19,6 +19,7 @@ use crate::leases::Kept;
 use crate::line::Line;
 use crate::link::Link;
 use crate::patience::Patience;
+use crate::requests::After;
 use crate::table::Table;
 
 /// What the client was configured with.
@@ -119,8 +120,8 @@ impl Session {
     ///
     /// What changes something may be done twice because each transaction compares, or can only change, the claim's own key: a claim is put
     /// where no key of its name is, or not under its own; a repeat finds the first one's key, and has it. A release deletes the
-    /// claim's own key, which no other claim has while it may be on its way, and other deletions name the create revision. A lease that
-    /// was made twice ends by itself.
+    /// claim's own key, which no other claim has while it may be on its way, and other deletions name the create revision, as reservations
+    /// do. A lease that was made twice ends by itself.
     pub(crate) async fn on_link<T, F>(
         &self,
         operation: &'static str,
@@ -200,8 +201,8 @@ impl Session {
     }
 
     /// The claim is given up: its core will release it.
-    pub(crate) fn abandon(&self, claim: &Claim) {
-        self.table.leave(claim, self.clock.now());
+    pub(crate) fn abandon(&self, claim: &Claim, after: After) {
+        self.table.leave(claim, after, self.clock.now());
     }
 
     pub(crate) fn compares(&self, guard: &LockGuard) -> Option<Vec<Compare>> {

@@ -7,6 +7,8 @@ use std::time::Duration;
 use lock_core::{Claim, FencingToken, LockName, OwnerId, Revoker, Stamp};
 
 use crate::leases::Kept;
+use crate::requests::After;
+use crate::reservations::Holding;
 use crate::slots::{Slot, Slots};
 use crate::watches::Watch;
 
@@ -55,8 +57,27 @@ struct Entry {
     /// Whether it was put, or found on the server.
     there: bool,
     held: Option<Held>,
-    /// Since when the claim is to go.
-    leaving: Option<Stamp>,
+    /// Since when the claim is to go, and what is to become of its name.
+    leaving: Option<(Stamp, After)>,
+    reserved: Reserved,
+}
+
+/// What is known of the reservation of a claim.
+#[derive(Default)]
+pub(crate) struct Reserved {
+    /// Until when it lasts at least, once it was made.
+    pub(crate) until: Option<Stamp>,
+    /// Its leases that may be on the server.
+    pub(crate) leases: Vec<i64>,
+}
+
+impl Reserved {
+    /// A request that grants this lease is about to be sent.
+    pub(crate) fn is_granted(&mut self, lease: i64) {
+        if !self.leases.contains(&lease) {
+            self.leases.push(lease);
+        }
+    }
 }
 
 struct Held {
@@ -196,6 +217,7 @@ impl Table {
                 there: false,
                 held: None,
                 leaving: None,
+                reserved: Reserved::default(),
             }
         });
         if entry.kept.id() != kept.id() {
@@ -313,9 +335,10 @@ impl Table {
     }
 
     /// The claim is to go: nothing is to be heard of it any more.
-    pub(crate) fn leave(&self, claim: &Claim, now: Stamp) {
+    pub(crate) fn leave(&self, claim: &Claim, after: After, now: Stamp) {
         if let Some(entry) = self.lock().claims.get_mut(&claim.owner()) {
-            entry.leaving.get_or_insert(now);
+            let since = entry.leaving.map_or(now, |(since, _)| since);
+            entry.leaving = Some((since, after));
             if let Some(held) = &mut entry.held {
                 held.watch = None;
             }
@@ -341,11 +364,41 @@ impl Table {
         Some(Arc::clone(&entry.key))
     }
 
-    /// The claims on that lease that should have gone before `then`.
-    pub(crate) fn overdue(&self, kept: &Kept, then: Stamp) -> Vec<Claim> {
-        let overdue = |entry: &&Entry| entry.kept.id() == kept.id() && entry.leaving.is_some_and(|since| since < then);
+    /// The claims on that lease that should have gone before `then`, and what is to become of their names.
+    pub(crate) fn overdue(&self, kept: &Kept, then: Stamp) -> Vec<(Claim, After)> {
+        let overdue = |entry: &Entry| {
+            let (_, after) = entry.leaving.filter(|(since, _)| *since < then)?;
+            (entry.kept.id() == kept.id()).then(|| (entry.claim.clone(), after))
+        };
         let state = self.lock();
-        state.claims.values().filter(overdue).map(|e| e.claim.clone()).collect()
+        state.claims.values().filter_map(overdue).collect()
+    }
+
+    /// Looks at the reservation of a claim, or changes it; `None` if nothing is known of the claim.
+    pub(crate) fn reservation<T>(&self, claim: &Claim, look: impl FnOnce(&mut Reserved) -> T) -> Option<T> {
+        let mut state = self.lock();
+        let entry = state.claims.get_mut(&claim.owner())?;
+        Some(look(&mut entry.reserved))
+    }
+
+    /// The key by which the claim was granted.
+    pub(crate) fn holding_of(&self, claim: &Claim) -> Option<Holding> {
+        let state = self.lock();
+        let held = state.claims.get(&claim.owner())?.held.as_ref()?;
+        Some(Holding {
+            key: Arc::clone(&held.key),
+            created: held.created,
+            base: u64::try_from(held.created)
+                .ok()
+                .and_then(|created| held.token.get().checked_sub(created)),
+        })
+    }
+
+    /// Whether the claim was granted for its own key, and nothing else is to be heard of it.
+    pub(crate) fn is_sure(&self, claim: &Claim) -> bool {
+        let state = self.lock();
+        let entry = state.claims.get(&claim.owner());
+        entry.is_some_and(|entry| entry.known().is_sure())
     }
 
     /// The claims on that lease that are held and not watched over that link.

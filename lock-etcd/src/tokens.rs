@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::leases::Kept;
 use crate::link::Link;
 use crate::record;
-use crate::requests::{kvs, nested};
+use crate::requests::{kvs, nested, reservation_of};
 use crate::session::Session;
 
 /// The base as it was seen last.
@@ -57,6 +57,12 @@ impl Put<'_> {
     fn with_base(&self, key: &str, base: Option<u64>) -> TxnOp {
         let lease = PutOptions::new().with_lease(self.kept.id());
         TxnOp::put(key, record::value(self.claim, base, self.holds), Some(lease))
+    }
+
+    /// The operation that puts the key of the reservation beside it, if the claim announces one.
+    fn reservation(&self, key: &str, base: Option<u64>) -> Option<TxnOp> {
+        let key = reservation_of(key, self.claim)?;
+        Some(self.with_base(&key, base))
     }
 }
 
@@ -155,8 +161,9 @@ impl Session {
         let base = self.settings().keys.base();
         let as_known = Compare::mod_revision(base.clone(), CompareOp::Equal, drawing.base.written);
         let with = |value, last: Option<TxnOp>| -> Vec<_> {
-            let put = put.with_base(key, value);
-            [put].into_iter().chain(more.clone()).chain(last).collect()
+            let (claim, reservation) = (put.with_base(key, value), put.reservation(key, value));
+            let all = [claim].into_iter().chain(more.clone());
+            all.chain(reservation).chain(last).collect()
         };
         let without_base = Txn::new()
             .when(conditions.clone())
@@ -195,7 +202,8 @@ impl Session {
             self.saw(known.value, created);
             link.base().lock().await.take_if(|base| *base == known);
             tracing::warn!(target: "fencelock", base = ?found, "the base of fencing tokens in etcd was lowered or deleted; raising it");
-            self.remove(link, key, created).await?;
+            self.remove(link, (key, created), reservation_of(key, put.claim))
+                .await?;
             return Ok(None);
         };
         self.saw(base.value, created);

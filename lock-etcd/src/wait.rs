@@ -8,9 +8,9 @@ use lock_core::{Attempt, Busy, BusySignal, Claim, Grant, LockError, Stamp};
 use tokio::time::{sleep, timeout};
 
 use crate::failure::Failure;
-use crate::leases::Kept;
+use crate::leases::{Kept, reservation_ids};
 use crate::link::Link;
-use crate::requests::{as_known, head, is_of, kvs, text};
+use crate::requests::{After, FRONT, as_known, front, head, is_of, kvs, reservation_of, text};
 use crate::session::{PAUSE, Session, is_worth_another};
 use crate::tokens::Put;
 use crate::watches::{Seen, Waiting};
@@ -102,7 +102,8 @@ impl Session {
                 }
                 Some(known) if !known.kept.is_valid(self.clock().now()) => {
                     // What it kept may be there for a moment longer, and is not to be believed in.
-                    self.remove(link, &known.key, known.created).await?;
+                    let reservation = reservation_of(&known.key, claim);
+                    self.remove(link, (&known.key, known.created), reservation).await?;
                     *place = None;
                 }
                 Some(known) => match self.verify(link, claim, known).await? {
@@ -131,12 +132,14 @@ impl Session {
         };
         let taken = self.take(link, claim, &queue, &kept, drawing, |key| {
             let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
-            let new = Compare::create_revision(key, CompareOp::Equal, 0);
-            let more = vec![youngest(&queue, GetOptions::new(), 2), head(&queue, 1)];
-            let mine = vec![TxnOp::get(key, None)];
-            let join = self.taking(as_known(new, &kept), put(false), key, drawing, more, mine);
+            let mine: Vec<_> = [key.to_owned()].into_iter().chain(reservation_of(key, claim)).collect();
+            let absent = |key: &String| Compare::create_revision(&**key, CompareOp::Equal, 0);
+            let new = as_known(mine.iter().map(absent), &kept);
+            let more = vec![youngest(&queue, GetOptions::new(), 2), head(&queue, FRONT)];
+            let mine = mine.into_iter().map(|key| TxnOp::get(key, None)).collect();
+            let join = self.taking(new, put(false), key, drawing, more, mine);
             let join = vec![TxnOp::txn(join)];
-            self.taking(as_known(free, &kept), put(true), key, drawing, Vec::new(), join)
+            self.taking(as_known([free], &kept), put(true), key, drawing, Vec::new(), join)
         });
         let Some((key, revision, taken)) = taken.await? else {
             return Ok(None);
@@ -150,8 +153,9 @@ impl Session {
         }
         let joined = taken.instead()?;
         if !joined.put {
-            match joined.kvs(0)?.first() {
-                Some(mine) => {
+            let reservation = claim.at_least().map(|_| joined.kvs(1)).transpose()?;
+            match (joined.kvs(0)?.first(), reservation.iter().flatten().next()) {
+                (Some(mine), _) => {
                     if let Some(base) = self.stands(link, claim, &key, &kept, mine).await? {
                         *place = Some(Place {
                             key,
@@ -161,7 +165,22 @@ impl Session {
                         });
                     }
                 }
-                None => self.learn(link, &kept).await?,
+                // The claim was released, and comes again before its reservation has ended.
+                (None, Some(reserved)) if reservation_ids(claim.owner()).contains(&reserved.lease()) => {
+                    return Ok(Some(Standing::Behind(Box::new(Behind {
+                        busy: self.busy(reserved),
+                        before: text(reserved.key())?.to_owned(),
+                        mine: key,
+                        revision,
+                        kept,
+                    }))));
+                }
+                // Left by another client of the claim, or its key was deleted by hand.
+                (None, Some(left)) => {
+                    self.remove(link, (text(left.key())?, left.create_revision()), None)
+                        .await?;
+                }
+                (None, None) => self.learn(link, &kept).await?,
             }
             return Ok(None);
         }
@@ -174,7 +193,7 @@ impl Session {
             kept,
         });
         let queued = joined.kvs(0)?;
-        match (queued.get(1), joined.kvs(1)?.first()) {
+        match (queued.get(1), front(&joined.kvs(1)?)) {
             (Some(before), Some(head)) => self.behind(link, claim, known, (head, before), revision).await,
             // It was not free a moment before, in the same transaction.
             _ => Err(Failure::Nonsense),
@@ -198,14 +217,14 @@ impl Session {
                 Compare::create_revision(key, CompareOp::Equal, place.created),
                 Compare::create_revision(&*queue, CompareOp::Greater, place.created - 1).with_prefix(),
             ])
-            .or_else([TxnOp::get(key, None), youngest(&queue, older, 1), head(&queue, 1)]);
+            .or_else([TxnOp::get(key, None), youngest(&queue, older, 1), head(&queue, FRONT)]);
         let answer = link.txn(txn).await?;
         if answer.succeeded() {
             return self.hold(link, claim, place).map(Some);
         }
         let (mine, before, head) = (kvs(&answer, 0)?, kvs(&answer, 1)?, kvs(&answer, 2)?);
         let mine = mine.first().filter(|kv| kv.create_revision() == place.created);
-        match (mine, before.first(), head.first()) {
+        match (mine, before.first(), front(&head)) {
             (Some(_), Some(before), Some(head)) => {
                 let revision = self.seen(answer.header());
                 self.behind(link, claim, place, (head, before), revision).await
@@ -225,7 +244,8 @@ impl Session {
     ) -> Result<Option<Standing>, Failure> {
         if is_of(head, claim) {
             // Another client put it. It is this one now that the claim is asked for through.
-            self.remove(link, text(head.key())?, head.create_revision()).await?;
+            let life = (text(head.key())?, head.create_revision());
+            self.remove(link, life, None).await?;
             return Ok(None);
         }
         Ok(Some(Standing::Behind(Box::new(Behind {
@@ -273,8 +293,8 @@ impl Session {
 
     /// Leaves the queue. Should the lock have been granted meanwhile, it is let go of.
     async fn give_up(&self, claim: &Claim, busy: Busy) -> Result<Attempt, LockError> {
-        self.abandon(claim);
-        let leaving = |link: Arc<Link>| async move { self.release_on(&link, claim).await };
+        self.abandon(claim, After::Free);
+        let leaving = |link: Arc<Link>| async move { self.release_on(&link, claim, After::Free).await };
         self.on_link("acquire", leaving).await?;
         Ok(busy.into())
     }

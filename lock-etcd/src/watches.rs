@@ -13,6 +13,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
+use crate::record;
+
 /// How long a key stays watched that nobody waits for any more: who wants a name again and again waits behind the same ones.
 const LINGER: Duration = Duration::from_secs(3);
 /// How many such keys a connection watches at most.
@@ -59,14 +61,16 @@ struct Wait {
 struct Sight {
     /// The last revision before the watch, once it has begun.
     began: Option<i64>,
-    /// When the key was deleted last, since then.
-    deleted: Option<i64>,
+    /// When the key was deleted last, or the queue changed, since then.
+    changed: Option<i64>,
 }
 
 enum Order {
     Watch {
         id: i64,
         key: String,
+        /// Whether it is a prefix, and all keys that begin with it are watched.
+        all: bool,
         /// The revision to begin with; without one, the next.
         ///
         /// etcd serves a watch that begins with the next one at once. One that begins with a revision that there is already it
@@ -121,6 +125,7 @@ impl Watches {
         let _ = self.orders.send(Order::Watch {
             id,
             key,
+            all: false,
             from: Some(from),
             known: Known::Once(Some(tell)),
         });
@@ -134,6 +139,15 @@ impl Watches {
 
     /// Watches a key for somebody who waits for it to go. One that was waited for a moment ago is watched already.
     pub(crate) fn wait(&self, key: &str) -> Waiting {
+        self.share(key, false)
+    }
+
+    /// Watches a queue. All who do so share one watch.
+    pub(crate) fn queue(&self, queue: &str) -> Waiting {
+        self.share(queue, true)
+    }
+
+    fn share(&self, key: &str, all: bool) -> Waiting {
         let mut waits = lock(&self.waits);
         let Awaited { keys, resting } = &mut *waits;
         let known = keys.get_mut(key);
@@ -159,6 +173,7 @@ impl Watches {
             let _ = self.orders.send(Order::Watch {
                 id,
                 key: key.to_owned(),
+                all,
                 from: None,
                 known: Known::Lasting(tell),
             });
@@ -204,7 +219,7 @@ impl Waiting {
     pub(crate) async fn seen(&mut self, looked: i64) -> Seen {
         loop {
             let sight = *self.sight.borrow_and_update();
-            if sight.deleted.is_some_and(|deleted| deleted > looked) {
+            if sight.changed.is_some_and(|deleted| deleted > looked) {
                 return Seen::Deleted;
             }
             if sight.began.is_some_and(|began| began > looked) {
@@ -214,6 +229,18 @@ impl Waiting {
                 return Seen::Unclear;
             }
         }
+    }
+}
+
+impl Waiting {
+    /// Waits until the watch has begun: what comes later is told. False if it has ended.
+    pub(crate) async fn begun(&mut self) -> bool {
+        self.sight.wait_for(|sight| sight.began.is_some()).await.is_ok()
+    }
+
+    /// Waits until something new is seen. False if the watch has ended. Dropping the future loses nothing.
+    pub(crate) async fn changed(&mut self) -> bool {
+        self.sight.changed().await.is_ok()
     }
 }
 
@@ -310,8 +337,14 @@ async fn stream(
             None => return Ended::Failed,
             Some(Order::Forget { .. }) => {}
             Some(Order::Rest { key, since }) => resting.push_back((since, key)),
-            Some(Order::Watch { id, key, from, known }) => {
-                let options = enter(&watched, id, from, known);
+            Some(Order::Watch {
+                id,
+                key,
+                all,
+                from,
+                known,
+            }) => {
+                let options = enter(&watched, id, all, from, known);
                 break client.watch_client().watch(key, Some(options)).await;
             }
         }
@@ -348,8 +381,14 @@ async fn ask(
         };
         let sent = match order {
             None => return,
-            Some(Order::Watch { id, key, from, known }) => {
-                let options = enter(watched, id, from, known);
+            Some(Order::Watch {
+                id,
+                key,
+                all,
+                from,
+                known,
+            }) => {
+                let options = enter(watched, id, all, from, known);
                 requests.watch(key, Some(options)).await
             }
             Some(Order::Forget { id }) => {
@@ -410,7 +449,7 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) -> Ended {
             }
             continue;
         }
-        let deleted = deleted(&response);
+        let changed = changed(&response);
         let mut watched = lock(watched);
         match watched.get_mut(&id) {
             Some(Known::Lasting(sight)) => {
@@ -418,10 +457,10 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) -> Ended {
                 let began = began.map(|header| header.revision());
                 sight.send_modify(|sight| {
                     sight.began = began.or(sight.began);
-                    sight.deleted = deleted.or(sight.deleted);
+                    sight.changed = changed.or(sight.changed);
                 });
             }
-            Some(Known::Once(tell)) if deleted.is_some() => {
+            Some(Known::Once(tell)) if changed.is_some() => {
                 let tell = tell.take();
                 drop(watched);
                 if let Some(tell) = tell {
@@ -434,20 +473,24 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) -> Ended {
     Ended::Failed
 }
 
-/// The revision of the last deletion that is told of.
-fn deleted(response: &WatchResponse) -> Option<i64> {
-    let deletions = response
-        .events()
-        .iter()
-        .filter(|event| event.event_type() == EventType::Delete);
-    deletions.filter_map(|event| Some(event.kv()?.mod_revision())).max()
+/// The revision of the last event that is told of and may have changed a holder: a deletion, or in a queue the put of a claim that holds.
+fn changed(response: &WatchResponse) -> Option<i64> {
+    let changes = response.events().iter().filter_map(|event| {
+        let kv = event.kv()?;
+        let changes = event.event_type() == EventType::Delete || record::holds(kv.value());
+        changes.then(|| kv.mod_revision())
+    });
+    changes.max()
 }
 
 /// Takes note of a watch that is about to be asked for.
-fn enter(watched: &Watched, id: i64, from: Option<i64>, known: Known) -> WatchOptions {
-    let options = WatchOptions::new()
-        .with_watch_id(id)
-        .with_filters([WatchFilterType::NoPut]);
+fn enter(watched: &Watched, id: i64, all: bool, from: Option<i64>, known: Known) -> WatchOptions {
+    let options = WatchOptions::new().with_watch_id(id);
+    let options = if all {
+        options.with_prefix()
+    } else {
+        options.with_filters([WatchFilterType::NoPut])
+    };
     lock(watched).insert(id, known);
     match from {
         Some(from) => options.with_start_revision(from),
