@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use conformance_tests::servers::{Data, EtcdCluster};
 use load::Load;
-use lock_core::{Claim, DistributedLock, ReleaseOutcome};
+use lock_core::{Claim, DistributedLock, Locks, ReleaseOutcome};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Client;
 use peers::Peers;
@@ -437,4 +437,32 @@ async fn a_dead_holder_s_lock_is_free_one_ttl_after_the_last_change_of_the_leade
     assert!(since > TTL, "the new leader gives it a full ttl: {since:?}");
     assert!(since < TTL + ELECTION, "{since:?}");
     drop(dead);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_stays_reserved_when_the_leader_is_killed_and_counts_anew_from_there() {
+    const LENGTH: Duration = Duration::from_secs(5);
+    /// Two of etcd's time limits for an election, what an expired lease is looked for with, and a stall of this machine.
+    const ELECTION: Duration = Duration::from_secs(6);
+    let world = World::start().await;
+    let (leader, _) = world.agreed().await;
+    let (locks, other) = (
+        Locks::new(world.from(leader).connect().await.unwrap()),
+        world.from((leader + 1) % MEMBERS).connect().await.unwrap(),
+    );
+    let guard = locks.lock("n").ttl(LONG).at_least(LENGTH).await.unwrap();
+    let asked = Instant::now();
+    world.cluster.members()[leader].kill().await.unwrap();
+    let killed = Instant::now();
+    guard.release().await.unwrap();
+    let found = other.holder(&"n".parse().unwrap()).await.unwrap();
+    assert!(found.as_ref().is_some_and(|found| found.is_reserved), "{found:?}");
+    let wanted = claim("n", LONG);
+    other.acquire(&wanted, soon()).await.unwrap().granted().unwrap();
+    let (taken, since) = (asked.elapsed(), killed.elapsed());
+    assert!(
+        taken >= LENGTH && since < LENGTH + ELECTION,
+        "{taken:?}, {since:?} after the kill"
+    );
+    other.release(&wanted).await.unwrap();
 }
