@@ -16,7 +16,7 @@ use crate::watches::Waiting;
 const RETRY: Duration = Duration::from_secs(1);
 
 impl Session {
-    /// Listens for changes of the holder. All who listen for one name share one watch, on the stream that waiters use.
+    /// Listens for changes of the holder. All listeners of one name share one watch, on the stream that waiters use.
     pub(crate) async fn changes(self: &Arc<Self>, name: &LockName) -> Result<Changes, LockError> {
         let queue = self.settings().keys.queue(name);
         let (watching, link) = self.watch_queue(&queue).await?;
@@ -57,7 +57,7 @@ async fn tell(session: &Weak<Session>, queue: &str, mut watching: Waiting, sende
             sender.send();
         }
         watching = loop {
-            // Not kept longer: what is dropped with the session must not wait for those who listen.
+            // Not kept for longer: listeners must not keep a client alive that was dropped.
             let Some(session) = session.upgrade() else { return };
             match session.watch_queue(queue).await {
                 Ok((watching, _)) => break watching,

@@ -17,8 +17,8 @@ use crate::failure::Failure;
 use crate::keys;
 use crate::leases::reservation_ids;
 use crate::link::Link;
+use crate::queue::{FRONT, PAGE, front, head, is_reserved, kvs, place, text};
 use crate::record;
-use crate::requests::{FRONT, PAGE, front, head, is_reserved, kvs, place, text};
 use crate::session::Session;
 
 /// How many leases are asked about within the time that one operation may take, and how many at once.

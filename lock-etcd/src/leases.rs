@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use crate::failure::{self, Failure};
 use crate::link::Link;
-use crate::requests::{is_of, is_reserved};
+use crate::queue::{is_of, is_reserved};
 use crate::session::Session;
 use crate::watches::{Seen, Watch};
 

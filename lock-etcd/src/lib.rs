@@ -45,6 +45,8 @@
 //!   protects the resource.
 //! - **ttls** are rounded up to whole seconds, and are two seconds at the least, or one and a half times the `election-timeout` of
 //!   etcd.
+//! - **Reservations** ([`LockRequest::at_least`](lock_core::LockRequest::at_least)) outlive the holder and its client. Each change of the
+//!   leader begins their time anew.
 //! - **Proxies** for HTTP/2 or gRPC between a client and the members do not work; `etcd grpc-proxy` is refused. Proxies for TCP do.
 //! - **A killed or stopped waiter** holds up those behind it until its lease ends, one ttl at the most.
 //! - **Compaction** should be on (`--auto-compaction-retention` of etcd, which is off by default): the history grows with every
@@ -68,6 +70,7 @@ mod leases;
 mod line;
 mod link;
 mod patience;
+mod queue;
 mod record;
 mod requests;
 mod reservations;

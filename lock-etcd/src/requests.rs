@@ -2,25 +2,18 @@
 
 use std::sync::{Arc, OnceLock};
 
-use etcd_client::{
-    Compare, CompareOp, GetOptions, KeyValue, PutOptions, SortOrder, SortTarget, Txn, TxnOp, TxnOpResponse, TxnResponse,
-};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
 use lock_core::{Attempt, Busy, Claim, Grant, HandOver, LockError, Released, Stamp};
 
 use crate::failure::{Failure, unavailable};
 use crate::keys;
 use crate::leases::{Kept, reservation_ids};
 use crate::link::Link;
+use crate::queue::{FRONT, PAGE, front, head, is_of, is_reserved, nested, oldest, reservation_of, text};
 use crate::record;
 use crate::session::Session;
 use crate::table::Known;
 use crate::tokens::{self, Drawing, Put, Taken};
-
-/// How many keys are asked for at a time: an answer has to fit into four mebibytes.
-pub(crate) const PAGE: i64 = 500;
-
-/// How many of the oldest keys in a queue are read to know the first: it can have a reservation beside it.
-pub(crate) const FRONT: i64 = 2;
 
 /// What becomes of the name of a claim that is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -462,25 +455,9 @@ impl Session {
     }
 }
 
-/// What the operation at that place of a transaction found.
-pub(crate) fn kvs(answer: &TxnResponse, at: usize) -> Result<Vec<KeyValue>, Failure> {
-    match answer.op_responses().into_iter().nth(at) {
-        Some(TxnOpResponse::Get(mut found)) => Ok(found.take_kvs()),
-        _ => Err(Failure::Nonsense),
-    }
-}
-
 /// Whether a transaction that was to put a claim's key, in whichever of its parts, has done so.
 fn was_put(answer: &TxnResponse) -> bool {
     answer.succeeded() || nested(answer).is_some_and(|part| was_put(&part))
-}
-
-/// What the transaction came to that a transaction was made up of.
-pub(crate) fn nested(answer: &TxnResponse) -> Option<TxnResponse> {
-    match answer.op_responses().into_iter().next() {
-        Some(TxnOpResponse::Txn(nested)) => Some(nested),
-        _ => None,
-    }
 }
 
 /// Whether the key that a release deleted was the head of its queue, and still the claim's: it was read, or there was nothing
@@ -504,50 +481,9 @@ fn released(was_first: bool) -> Released {
     }
 }
 
-/// Whether it is that claim's owner who is in the queue there.
-pub(crate) fn is_of(found: &KeyValue, claim: &Claim) -> bool {
-    record::owner(found.value()) == Some(claim.owner())
-}
-
-/// The key of the reservation of a claim whose own key is `beside` it, if it announces one.
-pub(crate) fn reservation_of(beside: &str, claim: &Claim) -> Option<String> {
-    claim.at_least().map(|_| keys::reservation(beside, claim.owner()))
-}
-
-pub(crate) fn is_reserved(found: &KeyValue) -> bool {
-    keys::is_reservation(found.key())
-}
-
-/// The first of a queue, among the oldest keys that were found in it. A reservation was created together with the key of its claim, and
-/// comes after that.
-pub(crate) fn front<'a>(found: impl IntoIterator<Item = &'a KeyValue>) -> Option<&'a KeyValue> {
-    found.into_iter().min_by_key(|kv| place(kv))
-}
-
-/// How the keys of a queue are ordered.
-pub(crate) fn place(kv: &KeyValue) -> (i64, bool) {
-    (kv.create_revision(), is_reserved(kv))
-}
-
-pub(crate) fn text(key: &[u8]) -> Result<&str, Failure> {
-    std::str::from_utf8(key).map_err(|_| Failure::Nonsense)
-}
-
 /// `first`, and that the lease is as this client knows it.
 pub(crate) fn as_known(first: impl IntoIterator<Item = Compare>, kept: &Kept) -> Vec<Compare> {
     let mark = kept.mark();
     let mark = mark.map(|(key, written)| Compare::mod_revision(key, CompareOp::Equal, written));
     first.into_iter().chain(mark).collect()
-}
-
-/// Reads the oldest keys of a queue.
-pub(crate) fn head(queue: &str, limit: i64) -> TxnOp {
-    TxnOp::get(queue, Some(oldest(limit)))
-}
-
-fn oldest(limit: i64) -> GetOptions {
-    GetOptions::new()
-        .with_prefix()
-        .with_sort(SortTarget::Create, SortOrder::Ascend)
-        .with_limit(limit)
 }

@@ -17,8 +17,9 @@ use crate::failure::{Failure, unavailable};
 use crate::keys;
 use crate::leases::{Kept, already_exists, reservation_ids, seconds, ttl, whole};
 use crate::link::Link;
+use crate::queue::{is_of, is_reserved, kvs, text};
 use crate::record;
-use crate::requests::{After, is_of, is_reserved, kvs, text};
+use crate::requests::After;
 use crate::session::Session;
 
 /// The key by which a claim holds its name.
@@ -27,6 +28,24 @@ pub(crate) struct Holding {
     pub(crate) created: i64,
     /// What its token counts from, if it is known.
     pub(crate) base: Option<u64>,
+}
+
+/// What is known of the reservation of a claim.
+#[derive(Default)]
+pub(crate) struct Reserved {
+    /// Until when it lasts at least, once it was made.
+    pub(crate) until: Option<Stamp>,
+    /// Its leases that may be on the server.
+    pub(crate) leases: Vec<i64>,
+}
+
+impl Reserved {
+    /// A request that grants this lease is about to be sent.
+    pub(crate) fn is_granted(&mut self, lease: i64) {
+        if !self.leases.contains(&lease) {
+            self.leases.push(lease);
+        }
+    }
 }
 
 impl Session {

@@ -8,7 +8,7 @@ use lock_core::{Claim, FencingToken, LockName, OwnerId, Revoker, Stamp};
 
 use crate::leases::Kept;
 use crate::requests::After;
-use crate::reservations::Holding;
+use crate::reservations::{Holding, Reserved};
 use crate::slots::{Slot, Slots};
 use crate::watches::Watch;
 
@@ -60,24 +60,6 @@ struct Entry {
     /// Since when the claim is to go, and what is to become of its name.
     leaving: Option<(Stamp, After)>,
     reserved: Reserved,
-}
-
-/// What is known of the reservation of a claim.
-#[derive(Default)]
-pub(crate) struct Reserved {
-    /// Until when it lasts at least, once it was made.
-    pub(crate) until: Option<Stamp>,
-    /// Its leases that may be on the server.
-    pub(crate) leases: Vec<i64>,
-}
-
-impl Reserved {
-    /// A request that grants this lease is about to be sent.
-    pub(crate) fn is_granted(&mut self, lease: i64) {
-        if !self.leases.contains(&lease) {
-            self.leases.push(lease);
-        }
-    }
 }
 
 struct Held {

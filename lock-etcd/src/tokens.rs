@@ -13,8 +13,8 @@ use lock_core::{Claim, FencingToken};
 use crate::failure::Failure;
 use crate::leases::Kept;
 use crate::link::Link;
+use crate::queue::{kvs, nested, reservation_of};
 use crate::record;
-use crate::requests::{kvs, nested, reservation_of};
 use crate::session::Session;
 
 /// The base as it was seen last.

@@ -142,7 +142,7 @@ impl Watches {
         self.share(key, false)
     }
 
-    /// Watches a queue. All who do so share one watch.
+    /// Watches a queue. All listeners share one watch.
     pub(crate) fn queue(&self, queue: &str) -> Waiting {
         self.share(queue, true)
     }
