@@ -166,7 +166,7 @@ impl LockRequest {
     /// # Ok(()) }
     /// ```
     ///
-    /// The time counts by the lock server from the moment when this request is granted, and costs a round trip more. Until it is over,
+    /// The time counts by the lock server from the moment when this request is granted, and costs one or two round trips more. Until it is over,
     /// the name is busy for every client, and [`Locks::holder`] shows it as [reserved](crate::Holder::is_reserved) after the
     /// release. [`Locks::force_release`] frees it. A request that is dropped or fails before it has returned the guard reserves nothing; if its
     /// process ends at that moment, the name may stay reserved.
