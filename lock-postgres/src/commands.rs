@@ -2,11 +2,23 @@
 
 use std::time::Duration;
 
+use lock_core::OwnerId;
+
+use crate::counter::NOW;
 use crate::proof::Proof;
-use crate::schema::literal;
+use crate::schema::{Schema, literal};
+
+/// The channel for changes of holders. Each has the key that has changed.
+pub(crate) const CHANGES: &str = "fencelock changes";
 
 /// How many of those who wait for a lock are told apart. A release wakes those of one of them.
 pub(crate) const SLOTS: u32 = 32;
+
+/// Taken, for a moment, by a session that raises the sequence `reserved_until`. A number like any other.
+pub(crate) const RESERVING: i64 = 0x6665_6e63_656c_6f65;
+
+/// How many reservations that are over are deleted with each new one, at most.
+const SWEPT: u32 = 4;
 
 /// How long a statement has at least, on a machine that is busy.
 const SHORTEST_STATEMENT: Duration = Duration::from_millis(100);
@@ -18,10 +30,162 @@ pub(crate) const ROOM: &str = "(pg_catalog.current_setting('max_connections')::b
     - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_get_activity(NULL) WHERE datid IS NOT NULL)) \
     * 100 / least(100, pg_catalog.current_setting('max_connections')::bigint)";
 
-/// Takes the lock if it is free, and draws the token after that. Null: it is not free. Negative: this is another session.
-pub(crate) fn try_lock(proof: &Proof, key: i64, sequence: u32) -> String {
+/// Takes the lock if it is free, and draws the token after that. Null: it is not free. Zero: this is another session. Negative: it is
+/// taken, and [`draw_unless_reserved`] has to say whether it may be kept.
+pub(crate) fn try_lock(proof: &Proof, key: i64, sequence: u32, some_reserved: &str) -> String {
     format!(
-        "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN -1 WHEN pg_try_advisory_lock({key}) THEN nextval({sequence}) END"
+        "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN 0 WHEN pg_try_advisory_lock({key}) THEN \
+         CASE WHEN {some_reserved} THEN -1 ELSE nextval({sequence}) END END"
+    )
+}
+
+/// Whether any key may be reserved. Read at the moment of its evaluation, and not as of a snapshot: so after the lock, if it comes after
+/// that in a `CASE`. True if it cannot be told, or if the session was opened before the schema had reservations.
+pub(crate) fn some_reserved(schema: &Schema, reserved_until: Option<u32>) -> String {
+    match reserved_until {
+        Some(sequence) => some_reserved_by(&sequence.to_string()),
+        None => format!("to_regclass({}) IS NOT NULL", schema.literal_of("reserved_until")),
+    }
+}
+
+/// The same for a session that knows the sequence by its name only, and may have no right to read it.
+pub(crate) fn some_reserved_by_name(schema: &Schema) -> String {
+    let sequence = format!("to_regclass({})", schema.literal_of("reserved_until"));
+    format!(
+        "CASE WHEN {sequence} IS NULL THEN false WHEN has_sequence_privilege({sequence}, 'SELECT') THEN {} ELSE true END",
+        some_reserved_by(&sequence)
+    )
+}
+
+fn some_reserved_by(sequence: &str) -> String {
+    format!("coalesce(pg_sequence_last_value({sequence}) > date_part('epoch', clock_timestamp()) * 1000000, true)")
+}
+
+/// Draws the token for a lock that an earlier statement has taken, or unlocks it if its key is reserved: the snapshot of this
+/// statement is of a time after the lock. `taken` says whether the lock was taken.
+///
+/// The columns: the token, null without one, zero in another session; whether the lock was taken; how many microseconds are left of the
+/// reservation, or null; its holder; whether any key may be reserved.
+pub(crate) fn draw_unless_reserved(
+    proof: &Proof,
+    key: i64,
+    sequence: u32,
+    schema: &Schema,
+    some_reserved: &str,
+    taken: &str,
+) -> String {
+    format!(
+        "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN 0 WHEN NOT {taken} THEN NULL WHEN r.key IS NULL THEN nextval({sequence}) \
+         WHEN pg_advisory_unlock({key}) THEN NULL END, {taken}, r.until - {NOW}, r.holder, {some_reserved} \
+         FROM (SELECT) AS one LEFT JOIN {}.reservation r ON r.key = {key} AND NOT r.withdrawn AND r.until > {NOW}",
+        schema.quoted()
+    )
+}
+
+/// Both in one message: takes the lock if it is free, and keeps it if it is not reserved. As [`draw_unless_reserved`].
+pub(crate) fn try_lock_unless_reserved(
+    proof: &Proof,
+    key: i64,
+    sequence: u32,
+    schema: &Schema,
+    some_reserved: &str,
+    show: &str,
+) -> String {
+    let taken = "current_setting('fencelock.taken')::boolean";
+    let draw = draw_unless_reserved(proof, key, sequence, schema, some_reserved, taken);
+    format!(
+        "SELECT set_config('fencelock.taken', \
+         (CASE WHEN ({proof}) IS TRUE THEN pg_try_advisory_lock({key}) ELSE false END)::text, true){show}; {draw}"
+    )
+}
+
+/// Raises the sequence `reserved_until` to so many microseconds from now, if it is lower, and says what time it is. No row: this is
+/// another session.
+///
+/// One session at a time, or a lower value could replace a higher one; for no longer than this message, whose commit waits for nothing.
+pub(crate) fn raise_reserved_until(proof: &Proof, reserved_until: u32, length: i64) -> String {
+    format!(
+        "SELECT pg_advisory_xact_lock({RESERVING}) WHERE {proof}; \
+         SELECT setval({reserved_until}, aim.until) FROM (SELECT {NOW} + {length} OFFSET 0) AS aim (until) \
+         WHERE ({proof}) AND pg_sequence_last_value({reserved_until}) < aim.until; \
+         SELECT {NOW} WHERE {proof}"
+    )
+}
+
+/// A claim that has, or had, a reservation.
+pub(crate) struct Row<'a> {
+    pub(crate) key: i64,
+    pub(crate) owner: OwnerId,
+    pub(crate) namespace: &'a str,
+    /// Text for people.
+    pub(crate) holder: &'a str,
+}
+
+/// What commits of the table of reservations wait for: the disk of this server, and no standby.
+const DURABLE: &str = "SET LOCAL synchronous_commit = local";
+
+/// Makes the reservation, of so many microseconds, unless the message comes after `not_after` or after the claim was withdrawn: then
+/// there is no row.
+pub(crate) fn reserve(
+    proof: &Proof,
+    schema: &Schema,
+    reserved_until: u32,
+    row: &Row<'_>,
+    length: i64,
+    not_after: i64,
+) -> String {
+    let schema = schema.quoted();
+    let (key, owner, namespace, holder) = (row.key, row.owner, literal(row.namespace), literal(row.holder));
+    format!(
+        "{DURABLE}; \
+         WITH t AS MATERIALIZED (SELECT {NOW} AS now) \
+         INSERT INTO {schema}.reservation AS r (key, owner, until, withdrawn, namespace, holder) \
+         SELECT {key}, '{owner}', t.now + {length}, false, {namespace}, {holder} FROM t \
+         WHERE ({proof}) AND t.now <= {not_after} AND pg_sequence_last_value({reserved_until}) >= t.now + {length} \
+         ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, until = excluded.until, withdrawn = false, \
+         namespace = excluded.namespace, holder = excluded.holder WHERE r.owner <> excluded.owner OR NOT r.withdrawn \
+         RETURNING r.until; \
+         DELETE FROM {schema}.reservation WHERE key IN (SELECT key FROM {schema}.reservation \
+         WHERE until < (extract(epoch FROM now()) * 1000000)::bigint ORDER BY until LIMIT {SWEPT} FOR UPDATE SKIP LOCKED)"
+    )
+}
+
+/// Deletes the reservation of that claim. No row: this is another session.
+pub(crate) fn withdraw(proof: &Proof, schema: &Schema, key: i64, owner: &str) -> String {
+    let (schema, owner) = (schema.quoted(), literal(owner));
+    format!(
+        "{DURABLE}; DELETE FROM {schema}.reservation WHERE key = {key} AND owner = {owner} AND ({proof}); \
+         SELECT WHERE {proof}"
+    )
+}
+
+/// The same where a request to [`reserve`] may still be on its way, on the session that had the lock: for so many microseconds a row
+/// says that the claim was withdrawn.
+pub(crate) fn withdraw_for(proof: &Proof, schema: &Schema, row: &Row<'_>, length: i64) -> String {
+    let schema = schema.quoted();
+    let (key, owner, namespace) = (row.key, row.owner, literal(row.namespace));
+    format!(
+        "{DURABLE}; \
+         INSERT INTO {schema}.reservation AS r (key, owner, until, withdrawn, namespace, holder) \
+         SELECT {key}, '{owner}', {NOW} + {length}, true, {namespace}, '' WHERE {proof} \
+         ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, until = excluded.until, withdrawn = true, \
+         namespace = excluded.namespace, holder = '' WHERE r.owner = excluded.owner OR r.until < {NOW}; \
+         SELECT WHERE {proof}"
+    )
+}
+
+/// Whether the key `$1` is reserved.
+pub(crate) fn is_reserved(schema: &Schema) -> String {
+    let schema = schema.quoted();
+    format!("SELECT EXISTS (SELECT FROM {schema}.reservation WHERE key = $1 AND NOT withdrawn AND until > {NOW})")
+}
+
+/// The reservations that are not over: key, owner, microseconds that are left, and holder.
+pub(crate) fn reservations(schema: &Schema, condition: &str) -> String {
+    let schema = schema.quoted();
+    format!(
+        "SELECT key, owner, until - {NOW}, holder FROM {schema}.reservation \
+         WHERE NOT withdrawn AND until > {NOW} AND {condition}"
     )
 }
 
@@ -82,6 +246,10 @@ pub(crate) fn end_wait(proof: &Proof, key: i64, slot: u32) -> String {
         "{demand}UNLISTEN \"{channel}\"; \
          SELECT pg_advisory_unlock_shared({high}, {low}), pg_advisory_unlock_shared({high}, {slot})"
     )
+}
+
+pub(crate) fn notify_change(key: i64) -> String {
+    format!("SELECT pg_notify('{CHANGES}', '{key}')")
 }
 
 /// Passes on a wake-up that is of no use any more, if the lock is still free: taken and released, it wakes another.
@@ -171,6 +339,13 @@ fn halves(key: i64) -> (String, String) {
 /// The second number of a slot.
 fn of_slot(key: i64, slot: u32) -> i32 {
     key as i32 ^ (1 + (slot & (SLOTS - 1))) as i32
+}
+
+/// Whole microseconds, never less than what was asked for.
+pub(crate) fn micros(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos().div_ceil(1000))
+        .unwrap_or(i64::MAX / 4)
+        .min(i64::MAX / 4)
 }
 
 /// The server counts in milliseconds; never less than what was asked for.

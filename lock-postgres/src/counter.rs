@@ -62,8 +62,8 @@ fn era(sequence: &str) -> String {
     )
 }
 
-/// A clock beyond all tokens says nothing.
-const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
+/// Microseconds since 1970, by the server's clock. A clock beyond all tokens says nothing.
+pub(crate) const NOW: &str = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
 
 /// The last token, whether or not one has been drawn.
 const LAST: &str = "CASE WHEN t.is_called THEN t.last_value ELSE t.last_value - 1 END";

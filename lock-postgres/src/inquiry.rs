@@ -122,7 +122,7 @@ fn numbers(text: &str) -> Vec<i32> {
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
 /// One lock as it is told: key, session, token, owner, microseconds since 1970, milliseconds that are left, name, label.
-fn line(key: i64, session: i32, holder: &Holder) -> String {
+pub(crate) fn line(key: i64, session: i32, holder: &Holder) -> String {
     let since = holder.acquired_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
     let fields = [
         key.to_string(),
@@ -141,7 +141,7 @@ fn shown(value: Option<impl ToString>) -> String {
     value.map(|value| value.to_string()).unwrap_or_default()
 }
 
-fn escaped(text: &str) -> String {
+pub(crate) fn escaped(text: &str) -> String {
     utf8_percent_encode(text, ESCAPED).to_string()
 }
 
@@ -149,7 +149,7 @@ fn unescaped(text: &str) -> Option<String> {
     Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
 }
 
-fn read_line(line: &str, host: &str, process: &str) -> Option<((i32, i64), Holder)> {
+pub(crate) fn read_line(line: &str, host: &str, process: &str) -> Option<((i32, i64), Holder)> {
     let fields: Vec<_> = line.split('\t').collect();
     let [key, session, token, owner, since, left, name, label] = *fields.as_slice() else {
         return None;
@@ -303,7 +303,7 @@ impl Sessions {
     }
 
     /// Tells the holder of its loss, and then releases the lock.
-    async fn give_up(&self, key: i64, pids: &[i32]) -> Option<(i64, i32, Holder)> {
+    async fn give_up(self: &Arc<Self>, key: i64, pids: &[i32]) -> Option<(i64, i32, Holder)> {
         let mut turn = self.holdings.turn(key).await;
         let holding = turn.held().filter(|holding| pids.contains(&holding.session.pid))?;
         let (told, claim) = (holding.told(key), holding.claim.clone());

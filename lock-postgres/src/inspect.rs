@@ -6,13 +6,15 @@ use std::sync::Arc;
 use lock_core::{BackendVersion, Holder, LockError, LockName};
 use tokio_postgres::error::SqlState;
 
+use crate::commands::RESERVING;
 use crate::counter::RAISING;
 use crate::failure::Failure;
 use crate::inquiry::{Answers, Question};
 use crate::keys::shown;
+use crate::reserve::Reserved;
 use crate::rows::{Row, Rows};
-use crate::schema::MAKING;
-use crate::session::Session;
+use crate::schema::{MAKING, literal};
+use crate::session::{Carried, Session};
 use crate::sessions::Sessions;
 
 /// What keeps keys of 64 bits in this database, but for those that sessions take turns by: the server shows their halves
@@ -36,7 +38,7 @@ fn all_locks() -> String {
 fn locks(one: &str) -> String {
     LOCKS
         .replace("{one}", one)
-        .replace("{turns}", &format!("{MAKING}, {RAISING}"))
+        .replace("{turns}", &format!("{MAKING}, {RAISING}, {RESERVING}"))
 }
 
 /// Those of one key. One of several that share it is as good as another.
@@ -68,13 +70,19 @@ impl Sessions {
     pub(crate) async fn holder(self: &Arc<Self>, name: &LockName) -> Result<Option<Holder>, Failure> {
         let key = self.settings.keys.of(name);
         let found = self.find(name, Question::One(key)).await?;
-        Ok(found.map(|keeper| keeper.holder))
+        let reserved = self.reservation(key).await?;
+        let mut holder = seen(reserved, found.map(Seen::from));
+        holder.iter_mut().for_each(|holder| holder.name = Some(name.clone()));
+        Ok(holder)
     }
 
     /// Every lock of this namespace, as the clients tell it that hold them. One whose client does not answer has its key and
     /// its session, and is of no prefix.
     pub(crate) async fn list(self: &Arc<Self>, prefix: &str) -> Result<Vec<Holder>, Failure> {
         let (rows, mut answers) = self.inquire(&all_locks(), Some(Question::All)).await?;
+        let condition = format!("namespace = {}", literal(&self.settings.keys.mark()));
+        let reserved = self.reservations_that(&condition).await?.into_iter();
+        let mut reserved: HashMap<_, _> = reserved.map(|reserved| (reserved.key, reserved)).collect();
         let ours: Vec<_> = rows.iter().filter(|row| self.is_ours(row)).collect();
         let mut carried = HashMap::<i32, usize>::new();
         for row in &ours {
@@ -83,30 +91,61 @@ impl Sessions {
         let mut holders = Vec::new();
         for row in ours {
             let (pid, key) = (row.number(0)?, row.number(2)?);
-            let holder = match answers.told.remove(&(pid, key)) {
-                Some(told) => told,
-                None => of_session(row, carried.get(&pid) == Some(&1))?,
+            let told = answers.told.remove(&(pid, key));
+            let held = Seen {
+                answered: answers.answered.contains(&pid),
+                told: told.is_some(),
+                holder: match told {
+                    Some(told) => told,
+                    None => of_session(row, carried.get(&pid) == Some(&1))?,
+                },
             };
-            let fits = match &holder.name {
-                Some(name) => name.as_str().starts_with(prefix),
-                None => prefix.is_empty(),
-            };
-            if fits {
-                holders.push(holder);
-            }
+            holders.extend(seen(reserved.remove(&key), Some(held)));
         }
+        holders.extend(reserved.into_values().filter_map(|reserved| seen(Some(reserved), None)));
+        holders.retain(|holder| match &holder.name {
+            Some(name) => name.as_str().starts_with(prefix),
+            None => prefix.is_empty(),
+        });
         holders.sort_by(|a, b| (&a.name, &a.key).cmp(&(&b.name, &b.key)));
         Ok(holders)
     }
 
-    /// Has the holder give the lock up. If its client does not answer, ends the session, with all that it holds.
+    /// Ends the hold and the reservation of the name.
     pub(crate) async fn force_release(self: &Arc<Self>, name: &LockName) -> Result<Option<Holder>, Failure> {
+        // Whose that is: the next holder's is to stay.
+        let reserved = self.reservation(self.settings.keys.of(name)).await?;
+        let session = reserved.as_ref().and_then(|reserved| reserved.session);
+        let forced = self.force_holder(name, session).await?;
+        let Some(reserved) = reserved else { return Ok(forced) };
+        self.end_reservation(&reserved).await?;
+        let told = forced.as_ref().is_some_and(|forced| forced.owner.is_some());
+        if told {
+            return Ok(forced);
+        }
+        let mut holder = reserved.holder;
+        holder.name = Some(name.clone());
+        holder.is_reserved = forced.is_none();
+        holder.also_released = forced.and_then(|forced| forced.also_released);
+        Ok(Some(holder))
+    }
+
+    /// Has the holder give the lock up. If its client does not answer, ends the session, with all that it holds.
+    /// While the name is reserved, only that session can hold it: another one has it locked for the time of an attempt.
+    async fn force_holder(
+        self: &Arc<Self>,
+        name: &LockName,
+        reserving: Option<i32>,
+    ) -> Result<Option<Holder>, Failure> {
         let key = self.settings.keys.of(name);
         let Some(keeper) = self.find(name, Question::GiveUp(key)).await? else {
             return Ok(None);
         };
         if keeper.told {
             return Ok(Some(keeper.holder));
+        }
+        if reserving.is_some() && keeper.pid != reserving {
+            return Ok(None);
         }
         if keeper.answered {
             // It may have been released by itself; or its client was busy with it, and is not any more.
@@ -190,16 +229,17 @@ impl Sessions {
         }))
     }
 
-    /// Looks for locks, and asks the clients that have them if there is a question; in a session that carries no lock, or in any
-    /// if the server has no room for another.
+    /// A session that carries no lock, or any if the server has no room for another.
+    pub(crate) async fn for_a_look(self: &Arc<Self>) -> Result<Carried, Failure> {
+        match self.any().await {
+            Ok(session) => Ok(session),
+            Err(failure) => self.pool.beside(|_| failure.is_about_room()).ok_or(failure),
+        }
+    }
+
+    /// Looks for locks, and asks the clients that have them if there is a question.
     async fn inquire(self: &Arc<Self>, locks: &str, question: Option<Question>) -> Result<(Rows, Answers), Failure> {
-        let session = match self.any().await {
-            Ok(session) => session,
-            Err(failure) => match self.pool.beside(|_| failure.is_about_room()) {
-                Some(session) => return self.inquire_in(&session, locks, question).await,
-                None => return Err(failure),
-            },
-        };
+        let session = self.for_a_look().await?;
         let looked = self.inquire_in(&session, locks, question).await;
         self.spare(session);
         looked
@@ -250,6 +290,46 @@ impl Sessions {
         let version = session.version.clone();
         self.spare(session);
         Ok(version)
+    }
+}
+
+/// What was found out about a lock.
+struct Seen {
+    answered: bool,
+    told: bool,
+    holder: Holder,
+}
+
+impl From<Keeper> for Seen {
+    fn from(keeper: Keeper) -> Self {
+        Self {
+            answered: keeper.answered,
+            told: keeper.told,
+            holder: keeper.holder,
+        }
+    }
+}
+
+/// What is shown of a key that is reserved, held or both. An attempt locks a reserved key for a moment, and its client does not tell that
+/// it holds it.
+fn seen(reserved: Option<Reserved>, held: Option<Seen>) -> Option<Holder> {
+    let Some(reserved) = reserved else {
+        return held.map(|held| held.holder);
+    };
+    match held {
+        Some(Seen {
+            told: true, mut holder, ..
+        }) => {
+            if holder.owner.is_some_and(|owner| owner.to_string() == reserved.owner) {
+                holder.remaining = holder.remaining.max(reserved.holder.remaining);
+            }
+            Some(holder)
+        }
+        held => {
+            let mut holder = reserved.holder;
+            holder.is_reserved = held.is_none_or(|held| held.answered);
+            Some(holder)
+        }
     }
 }
 

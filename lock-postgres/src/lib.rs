@@ -51,6 +51,7 @@ pub mod fence;
 
 mod address;
 mod backend_key;
+mod changes;
 mod commands;
 mod config;
 mod connect;
@@ -66,6 +67,7 @@ mod password;
 mod pool;
 mod proof;
 mod requests;
+mod reserve;
 mod room;
 mod rows;
 mod safety;
@@ -88,7 +90,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, Busy, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease,
+    Attempt, BackendVersion, Busy, BusySignal, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease,
     LockError, LockName, Released, Renewal, Scope, Stamp,
 };
 use tokio_util::sync::CancellationToken;
@@ -166,6 +168,7 @@ impl DistributedLock for PostgresLock {
             .with_give_way(Duration::ZERO)
             .with_shared_leases()
             .with_inspection()
+            .with_reservations()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
@@ -225,6 +228,26 @@ impl DistributedLock for PostgresLock {
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
         self.sessions.may_write()?;
         run!(self, "hand-over", hand_over(from, to; unwanted))
+    }
+
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        self.sessions.may_write()?;
+        let length = &length;
+        run!(self, "reservation", reserve(claim, length))
+    }
+
+    /// Leaves the reservation as it was made: the server counts it from its statement, and `rest` counts from the answer to that.
+    async fn release_reserved(&self, claim: &Claim, _rest: Duration) -> Result<Released, LockError> {
+        self.sessions.may_write()?;
+        run!(self, "release", release_reserved(claim))
+    }
+
+    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
+        run!(self, "announcement", announce(name))
+    }
+
+    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
+        run!(self, "listening", changes(name)).map(Some)
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

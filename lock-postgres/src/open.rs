@@ -14,7 +14,7 @@ use crate::counter::{self, Start};
 use crate::failure::Failure;
 use crate::proof::{Proof, elsewhere};
 use crate::safety::{self, Server};
-use crate::schema::{check_planted, literal};
+use crate::schema::{Schema, check_planted};
 use crate::session::{Carried, Opened, Session};
 use crate::sessions::Sessions;
 use crate::tokens::{locked, unconfirmed};
@@ -120,12 +120,13 @@ impl Sessions {
             return Err(elsewhere().into());
         }
         let check = commands::check_connection(&proof, ttl);
-        let (checking, sequence) = tokio::join!(wire.ask(&check), self.sequence(&wire, &server));
+        let (checking, sequences) = tokio::join!(wire.ask(&check), self.sequences(&wire, &server));
         match checking {
             Err(Failure::Postgres(error)) if error.code() == Some(&SqlState::INVALID_PARAMETER_VALUE) => {}
             other => drop(other?),
         }
-        let start = self.begin(&wire, &proof, sequence?, counter).await?;
+        let sequences = sequences?;
+        let start = self.begin(&wire, &proof, sequences.token, counter).await?;
         if wire.ask(&commands::limits(&proof, ttl, limit)).await?.last().is_none() {
             return Err(elsewhere().into());
         }
@@ -139,6 +140,8 @@ impl Sessions {
             proof,
             version: server.named(),
             start,
+            schema: settings.schema.clone(),
+            reserved_until: sequences.reserved_until,
             application_name: settings.application_name(),
             op_timeout: limit,
             ttl,
@@ -207,19 +210,18 @@ impl Sessions {
         }
     }
 
-    /// The sequence, which is made with its schema if it is missing.
-    async fn sequence(&self, wire: &Wire, server: &Server) -> Result<u32, Failure> {
+    /// The sequences, which are made with their schema if it is missing.
+    async fn sequences(&self, wire: &Wire, server: &Server) -> Result<Sequences, Failure> {
         let schema = &self.settings.schema;
-        let name = literal(&format!("{}.token", schema.quoted()));
-        let look = format!(
-            "SELECT seqrelid::oid::bigint, seqcache, seqcycle, {} FROM pg_catalog.pg_sequence \
-             WHERE seqrelid = pg_catalog.to_regclass({name})",
-            schema.planted()
-        );
+        let read_only = self.settings.read_only;
+        let look = look_for_sequences(schema);
         let mut rows = wire.ask(&look).await?;
-        if rows.last().is_none() && self.settings.read_only {
+        if rows.last().is_none() && read_only {
             // Without a schema nothing is held, so the number is of no use to anybody.
-            return Ok(0);
+            return Ok(Sequences {
+                token: 0,
+                reserved_until: None,
+            });
         }
         if rows.last().is_none() {
             let made = self.make_schema(wire, server).await;
@@ -231,11 +233,30 @@ impl Sessions {
                     rows = looked?;
                 }
             }
+        } else if rows.one()?.get(4)?.is_none() && rows.one()?.truth(5)? && !read_only {
+            let lockers = wire.ask(&schema.lockers()).await?;
+            let lockers = lockers.iter().map(|row| row.text(0)).collect::<Result<Vec<_>, _>>()?;
+            if let Err(failure) = wire.ask(&schema.add_reservations(lockers.into_iter())).await {
+                tracing::debug!(target: "fencelock", ?failure, "the schema of an earlier version could not be completed");
+            }
+            rows = wire.ask(&look).await?;
         }
         let row = rows.one()?;
         safety::sequence(row.number(1)?, row.truth(2)?, self.settings.allow_unsafe)?;
         check_planted(row.get(3)?, self.settings.allow_unsafe)?;
-        row.number(0)
+        let reserved_until = row.get(4)?.map(|_| row.number(4)).transpose()?;
+        let may_read = reserved_until.is_none() || row.truth(6)?;
+        if !may_read && !read_only {
+            return Err(LockError::configuration(
+                "the Postgres role may not read which names are reserved, so its locks would not respect that; grant what \
+                 `fencelock schema postgres --role ROLE` prints",
+            )
+            .into());
+        }
+        Ok(Sequences {
+            token: row.number(0)?,
+            reserved_until: reserved_until.filter(|_| may_read),
+        })
     }
 
     async fn make_schema(&self, wire: &Wire, server: &Server) -> Result<(), Failure> {
@@ -256,6 +277,29 @@ impl Sessions {
             Err(failure) => Err(failure),
         }
     }
+}
+
+/// The sequences of the schema, as the server numbers them.
+struct Sequences {
+    token: u32,
+    /// None: nothing can be reserved.
+    reserved_until: Option<u32>,
+}
+
+/// The sequence of tokens, its settings, what is planted on the tables, the sequence `reserved_until`, whether the role may make that, and
+/// whether it may read it.
+fn look_for_sequences(schema: &Schema) -> String {
+    let (token, schema_name, planted) = (schema.literal_of("token"), schema.literal(), schema.planted());
+    let (reservation, reserved_until) = (schema.literal_of("reservation"), schema.literal_of("reserved_until"));
+    format!(
+        "SELECT t.seqrelid::oid::bigint, t.seqcache, t.seqcycle, {planted}, r.seqrelid::oid::bigint, \
+         pg_catalog.has_schema_privilege({schema_name}, 'CREATE'), \
+         pg_catalog.has_sequence_privilege(r.seqrelid, 'SELECT') \
+         AND pg_catalog.has_table_privilege(pg_catalog.to_regclass({reservation}), 'SELECT') \
+         FROM pg_catalog.pg_sequence t LEFT JOIN pg_catalog.pg_sequence r \
+         ON r.seqrelid = pg_catalog.to_regclass({reserved_until}) AND pg_catalog.to_regclass({reservation}) IS NOT NULL \
+         WHERE t.seqrelid = pg_catalog.to_regclass({token})"
+    )
 }
 
 /// The connection is there, and nothing answers on it.

@@ -52,7 +52,7 @@ impl Sessions {
     /// The attempt; without the lock if its caller has gone. The release that follows may have overtaken it on another
     /// thread, and another attempt for the same claim may be next: so before the turn ends.
     pub(crate) async fn if_wanted(
-        &self,
+        self: &Arc<Self>,
         turn: &mut Turn,
         key: i64,
         claim: &Claim,
@@ -104,19 +104,19 @@ impl Sessions {
         let session = session.map_err(|failure| (failure, false))?;
         let tried = self.try_lock(&session, key, claim.label()).await;
         match tried {
-            Ok(Some(drawn)) if alone => {
+            Ok(Ok(drawn)) if alone => {
                 let lease = own_lease(&session, claim, &drawn);
                 Ok(held(turn, claim, &drawn, lease, session, None))
             }
-            Ok(Some(drawn)) => {
+            Ok(Ok(drawn)) => {
                 let (lease, share) = session.share(drawn.sent);
                 Ok(held(turn, claim, &drawn, lease, session, Some(share)))
             }
-            Ok(None) => {
+            Ok(Err(busy)) => {
                 if alone {
                     self.spare(session);
                 }
-                Ok(Attempt::busy())
+                Ok(busy.into())
             }
             Err(failure) => {
                 let over = !session.is_useful();
@@ -166,13 +166,27 @@ impl Sessions {
         }
     }
 
-    pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, Failure> {
+    pub(crate) async fn release(self: &Arc<Self>, claim: &Claim) -> Result<Released, Failure> {
         let key = self.settings.keys.of(claim.name());
         let mut turn = self.holdings.turn(key).await;
         self.release_in(&mut turn, key, claim).await
     }
 
-    pub(crate) async fn release_in(&self, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Released, Failure> {
+    /// Unlocks, and ends the reservation, if there is one. What is left of it after a failure, the next release ends.
+    pub(crate) async fn release_in(
+        self: &Arc<Self>,
+        turn: &mut Turn,
+        key: i64,
+        claim: &Claim,
+    ) -> Result<Released, Failure> {
+        // Before the lock is free, or the next one would find it reserved.
+        let withdrawn = self.withdraw(turn, key, claim.owner()).await;
+        let released = self.unlock_in(turn, key, claim).await;
+        withdrawn.and(released)
+    }
+
+    /// Unlocks, and leaves a reservation as it is.
+    pub(crate) async fn unlock_in(&self, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Released, Failure> {
         let mine = turn
             .held()
             .is_some_and(|holding| holding.claim.owner() == claim.owner());
@@ -234,6 +248,8 @@ impl Sessions {
         to: &Claim,
     ) -> Result<HandOver, Failure> {
         let same_kind = from.own_lease() == to.own_lease() && same_ttl(from, to) && from.label() == to.label();
+        // The lock stays locked, so there is no look for reservations: only that of `from` can have been made.
+        let same_kind = same_kind && !self.reservations.contains(from.owner());
         let mine = turn.held().is_some_and(|holding| holding.claim.owner() == from.owner());
         if !mine || !same_kind {
             let released = self.release_in(turn, key, from).await?;

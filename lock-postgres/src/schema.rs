@@ -1,4 +1,4 @@
-//! What the database holds: four small things in a schema of their own.
+//! What the database holds: six small things in a schema of their own.
 
 use lock_core::LockError;
 
@@ -31,11 +31,22 @@ impl Schema {
         quoted(&self.0)
     }
 
+    /// One of the things in the schema, as a literal of SQL.
+    pub(crate) fn literal_of(&self, thing: &str) -> String {
+        literal(&format!("{}.{thing}", self.quoted()))
+    }
+
+    /// The name of the schema as a literal of SQL.
+    pub(crate) fn literal(&self) -> String {
+        literal(&self.0)
+    }
+
     /// Makes what is missing. To be run by whoever may create a schema in the database.
     ///
     /// `counter` says below what tokens may be drawn; it is what survives a crash. `token` is where they are drawn from, and
     /// `era` what knows whether `token` is still what it was: both are lost in a crash, which costs nothing to write. `channel`
-    /// is where clients are asked what they hold: who may read its name may ask.
+    /// is where clients are asked what they hold: who may read its name may ask. The rest is for
+    /// [reservations](Self::create_reservations).
     pub(crate) fn create(&self, unlogged_sequences: bool) -> String {
         let schema = self.quoted();
         let unlogged = if unlogged_sequences { "UNLOGGED " } else { "" };
@@ -59,7 +70,48 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {schema}.era (
     era text NOT NULL
 );
 CREATE {unlogged}SEQUENCE IF NOT EXISTS {schema}.token MAXVALUE 9007199254740991 CACHE 1 NO CYCLE;
+{}",
+            self.create_reservations()
+        )
+    }
+
+    /// Makes what reservations need, which schemas of earlier versions lack.
+    ///
+    /// `reservation` has a row for each reserved key. The last value of `reserved_until` is no less than the end of each of them, in
+    /// microseconds since 1970; it is never null, so null means that the role may not read it.
+    pub(crate) fn create_reservations(&self) -> String {
+        let (schema, reserved_until) = (self.quoted(), self.literal_of("reserved_until"));
+        format!(
+            "CREATE TABLE IF NOT EXISTS {schema}.reservation (
+    key bigint PRIMARY KEY,
+    owner text NOT NULL,
+    until bigint NOT NULL,
+    withdrawn boolean NOT NULL,
+    namespace text NOT NULL,
+    holder text NOT NULL
+);
+CREATE INDEX IF NOT EXISTS reservation_until ON {schema}.reservation (until);
+CREATE SEQUENCE IF NOT EXISTS {schema}.reserved_until CACHE 1 NO CYCLE;
+SELECT setval({reserved_until}, 1) WHERE pg_sequence_last_value({reserved_until}) IS NULL;
 "
+        )
+    }
+
+    /// The roles that may draw tokens, one in each row: who may lock may also reserve.
+    pub(crate) fn lockers(&self) -> String {
+        format!(
+            "SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END \
+             FROM pg_class, aclexplode(relacl) WHERE oid = to_regclass({}) AND privilege_type = 'UPDATE'",
+            self.literal_of("token")
+        )
+    }
+
+    /// Makes what reservations need in a schema of an earlier version, in one transaction, and grants it to those roles.
+    pub(crate) fn add_reservations<'a>(&self, lockers: impl Iterator<Item = &'a str>) -> String {
+        let grants: String = lockers.map(|role| self.grant_reservations(role)).collect();
+        format!(
+            "SET LOCAL synchronous_commit = local; SELECT pg_advisory_xact_lock({MAKING});\n{}{grants}",
+            self.create_reservations()
         )
     }
 
@@ -76,8 +128,7 @@ CREATE {unlogged}SEQUENCE IF NOT EXISTS {schema}.token MAXVALUE 9007199254740991
     /// Triggers, rules, policies, and expressions of columns, constraints and indexes run with the rights of each role that uses
     /// a table. Whoever made the schema first could have them run by all roles that lock.
     pub(crate) fn planted(&self) -> String {
-        let schema = self.quoted();
-        let tables = ["counter", "era", "channel"].map(|table| literal(&format!("{schema}.{table}")));
+        let tables = ["counter", "era", "channel", "reservation"].map(|table| self.literal_of(table));
         let tables = format!(
             "IN ({})",
             tables.map(|table| format!("to_regclass({table})")).join(", ")
@@ -110,6 +161,17 @@ GRANT SELECT, UPDATE ON {schema}.counter TO {role};
 GRANT SELECT, INSERT, UPDATE ON {schema}.era TO {role};
 GRANT SELECT ON {schema}.channel TO {role};
 GRANT SELECT, USAGE, UPDATE ON SEQUENCE {schema}.token TO {role};
+{}",
+            self.grant_reservations(&role)
+        )
+    }
+
+    /// The same for reservations; the role as SQL names it.
+    fn grant_reservations(&self, role: &str) -> String {
+        let schema = self.quoted();
+        format!(
+            "GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.reservation TO {role};
+GRANT SELECT, UPDATE ON SEQUENCE {schema}.reserved_until TO {role};
 "
         )
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use lock_core::process::confined;
-use lock_core::{BackendVersion, Clock, Lease, Stamp};
+use lock_core::{BackendVersion, Busy, Clock, Lease, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -24,7 +24,9 @@ use crate::failure::Failure;
 use crate::keys::shown;
 use crate::notifications::Subscription;
 use crate::proof::{Proof, elsewhere};
+use crate::reserve::found_reserved;
 use crate::rows::Rows;
+use crate::schema::Schema;
 use crate::wire::Wire;
 
 /// How many statements are on their way at once. A heartbeat waits for no more than these, each of which the server gives
@@ -43,6 +45,8 @@ pub(crate) struct Opened {
     pub(crate) proof: Proof,
     pub(crate) version: BackendVersion,
     pub(crate) start: Start,
+    pub(crate) schema: Schema,
+    pub(crate) reserved_until: Option<u32>,
     pub(crate) application_name: String,
     pub(crate) op_timeout: Duration,
     pub(crate) ttl: Duration,
@@ -53,10 +57,15 @@ pub(crate) struct Session {
     wire: Wire,
     id: Arc<str>,
     clock: Clock,
-    proof: Proof,
+    pub(crate) proof: Proof,
     pub(crate) pid: i32,
     pub(crate) version: BackendVersion,
     pub(crate) start: Start,
+    pub(crate) schema: Schema,
+    /// The sequence of that name, as the server numbers it. None: there was none when the session was opened.
+    pub(crate) reserved_until: Option<u32>,
+    /// Whether there may be reservations, as the last attempt has found: then each attempt looks for one in the same message.
+    looks_for_reservations: AtomicBool,
     ceiling: AtomicU64,
     ttl: Mutex<Duration>,
     /// Locks that it carries, and attempts.
@@ -99,6 +108,8 @@ impl Session {
             proof,
             version,
             start,
+            schema,
+            reserved_until,
             application_name,
             op_timeout,
             ttl,
@@ -113,6 +124,9 @@ impl Session {
             version,
             ceiling: AtomicU64::new(start.ceiling),
             start,
+            schema,
+            reserved_until,
+            looks_for_reservations: AtomicBool::new(false),
             ttl: Mutex::new(ttl),
             carried: AtomicUsize::new(0),
             alone: AtomicBool::new(false),
@@ -130,6 +144,11 @@ impl Session {
 
     pub(crate) fn wire(&self) -> &Wire {
         &self.wire
+    }
+
+    /// How long one operation takes at most.
+    pub(crate) fn op_timeout(&self) -> Duration {
+        self.op_timeout
     }
 
     pub(crate) fn ttl(&self) -> Duration {
@@ -193,7 +212,7 @@ impl Session {
     }
 
     /// A statement reached another session. Whatever this one has cannot be reached any more.
-    fn is_elsewhere(&self) -> Failure {
+    pub(crate) fn is_elsewhere(&self) -> Failure {
         self.wire.end();
         tracing::error!(target: "fencelock", "a statement reached another session of Postgres: a pooler shares sessions");
         elsewhere().into()
@@ -235,24 +254,51 @@ impl Session {
         Ok(())
     }
 
-    /// Takes the lock if it is free. None: somebody has it.
+    /// Takes the lock if it is free and not reserved.
     ///
     /// The token comes from the sequence itself, after the lock: a table would be read as it was before.
-    pub(crate) async fn try_lock(&self, key: i64, label: Option<&str>) -> Result<Option<Draw>, Failure> {
+    pub(crate) async fn try_lock(&self, key: i64, label: Option<&str>) -> Result<Result<Draw, Busy>, Failure> {
         let show = self.relabel(label);
-        let sql = commands::try_lock(&self.proof, key, self.start.sequence) + &show;
         let (ceiling, sent) = (self.ceiling(), self.clock.now());
-        let answer = self.ask(&sql).await.and_then(|rows| match rows.one()?.get(0)? {
-            Some(token) => Ok(Some(token.parse::<i64>().map_err(|_| Failure::Nonsense)?)),
-            None => Ok(None),
-        });
-        match answer {
-            Ok(None) => Ok(None),
-            Ok(Some(token)) => match u64::try_from(token) {
-                Ok(token) => Ok(Some(Draw { token, sent, ceiling })),
-                Err(_) => Err(self.is_elsewhere()),
-            },
+        match self.take(key, &show).await {
+            Ok(taken) => Ok(taken.map(|token| Draw { token, sent, ceiling })),
             Err(failure) => Err(self.undo(key, failure).await),
+        }
+    }
+
+    /// The only way to a lock that the session does not have.
+    ///
+    /// **Invariant.** A lock that was taken is kept only after a look for a reservation that began once the lock was there. Without
+    /// any reservation, one at the sequence `reserved_until` will do, in the same statement.
+    async fn take(&self, key: i64, show: &str) -> Result<Result<u64, Busy>, Failure> {
+        let (proof, sequence) = (&self.proof, self.start.sequence);
+        let some_reserved = commands::some_reserved(&self.schema, self.reserved_until);
+        let sql = if self.looks_for_reservations.load(Ordering::Acquire) {
+            commands::try_lock_unless_reserved(proof, key, sequence, &self.schema, &some_reserved, show)
+        } else {
+            let rows = self
+                .ask(&(commands::try_lock(proof, key, sequence, &some_reserved) + show))
+                .await?;
+            match rows.one()?.get(0)? {
+                None => return Ok(Err(Busy::default())),
+                Some("0") => return Err(self.is_elsewhere()),
+                Some("-1") => {}
+                Some(token) => return token.parse().map(Ok).map_err(|_| Failure::Nonsense),
+            }
+            if self.reserved_until.is_none() {
+                // The schema has reservations now, which the next session knows.
+                self.dry.store(true, Ordering::Release);
+                return Err(Failure::Ended);
+            }
+            commands::draw_unless_reserved(proof, key, sequence, &self.schema, &some_reserved, "true")
+        };
+        let rows = self.ask(&sql).await?;
+        let row = rows.one()?;
+        self.looks_for_reservations.store(row.truth(4)?, Ordering::Release);
+        match row.get(0)? {
+            Some("0") => Err(self.is_elsewhere()),
+            Some(token) => token.parse().map(Ok).map_err(|_| Failure::Nonsense),
+            None => Ok(Err(found_reserved(key, row)?)),
         }
     }
 

@@ -12,6 +12,7 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::changes::Observers;
 use crate::config::Tls;
 use crate::connect::Tcp;
 use crate::failure::Failure;
@@ -19,6 +20,7 @@ use crate::holdings::Holdings;
 use crate::inquiry::Inquiries;
 use crate::keys::Keys;
 use crate::pool::Pool;
+use crate::reserve::Reservations;
 use crate::room::Room;
 use crate::schema::Schema;
 #[cfg(feature = "tls")]
@@ -74,6 +76,8 @@ pub(crate) struct Sessions {
     pub(crate) waiting: AtomicUsize,
     pub(crate) outages: Outages,
     pub(crate) inquiries: Inquiries,
+    pub(crate) reservations: Reservations,
+    pub(crate) observers: Arc<Observers>,
     closed: CancellationToken,
 }
 
@@ -92,6 +96,8 @@ impl Sessions {
             waiting: AtomicUsize::new(0),
             outages: Outages::default(),
             inquiries: Inquiries::default(),
+            reservations: Reservations::default(),
+            observers: Arc::default(),
             closed: CancellationToken::new(),
         }
     }
@@ -153,6 +159,11 @@ impl Sessions {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.is_cancelled()
+    }
+
+    /// Cancelled when the client is closed.
+    pub(crate) fn closing(&self) -> CancellationToken {
+        self.closed.clone()
     }
 
     /// Ends when the client is closed.

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lock_core::process::confined;
-use lock_core::{FencingToken, LockError, Stamp};
+use lock_core::{Busy, FencingToken, LockError, Stamp};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
 
@@ -35,19 +35,20 @@ pub(crate) struct Drawn {
 pub(crate) type NotBefore = Option<Stamp>;
 
 impl Sessions {
-    /// Takes the lock if it is free. None: somebody has it.
+    /// Takes the lock if it is free and not reserved.
     pub(crate) async fn try_lock(
         self: &Arc<Self>,
         session: &Arc<Session>,
         key: i64,
         label: Option<&str>,
-    ) -> Result<Option<Drawn>, Failure> {
+    ) -> Result<Result<Drawn, Busy>, Failure> {
         let before = self.seen.load(Ordering::Acquire);
-        let Some(draw) = session.try_lock(key, label).await? else {
-            return Ok(None);
+        let draw = match session.try_lock(key, label).await? {
+            Ok(draw) => draw,
+            Err(busy) => return Ok(Err(busy)),
         };
         match self.sure_of(session, draw, before).await {
-            Ok(drawn) => Ok(Some(drawn)),
+            Ok(drawn) => Ok(Ok(drawn)),
             Err(failure) => Err(session.undo(key, failure).await),
         }
     }

@@ -5,14 +5,26 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lock_core::{Clock, FencingToken, LockError, LockName};
+use tokio::time::sleep;
 use tokio_postgres::Transaction;
 use tokio_postgres::error::SqlState;
 
 use crate::PostgresLock;
-use crate::commands::millis;
+use crate::commands::{self, millis};
 use crate::counter;
 use crate::failure::Failure;
 use crate::sessions::Sessions;
+
+/// How far apart looks at a reservation are, which may be ended by force.
+const LOOKS: Duration = Duration::from_millis(500);
+
+/// What came of an attempt.
+enum Locked {
+    Yes,
+    No,
+    /// For so long.
+    Reserved(Duration),
+}
 
 /// The statements of [`PostgresLock::in_transaction`], for other drivers.
 ///
@@ -28,6 +40,9 @@ pub struct TransactionSql {
     /// Draws a token, once the lock is there. Null: nobody has put the counter right since the server started, or it is
     /// about to run into its ceiling. [`PostgresLock::prepare_tokens`] sees to both; then draw again.
     pub token: String,
+    /// Whether the key `$1`, a `bigint`, is [reserved](lock_core::LockRequest::at_least): yields true or false. To be asked after the
+    /// lock, in a transaction that is `READ COMMITTED`; if true, roll back to before the lock. Only where requests with `at_least` are made.
+    pub reserved: String,
 }
 
 impl PostgresLock {
@@ -46,8 +61,8 @@ impl PostgresLock {
     /// transaction is refused. A `SERIALIZABLE` one sees old data just as well, but the server then ends it with error 40001
     /// instead of a commit, if all transactions that touch the data are `SERIALIZABLE`; repeat it, as always.
     ///
-    /// Excludes whoever locks the same name by any client of the same database, namespace and schema. Waits at most for
-    /// `wait`, or for ever if there is none; with zero it takes the lock only if it is free. No setting of the
+    /// Excludes whoever locks the same name by any client of the same database, namespace and schema, and is not granted while the name is
+    /// [reserved](lock_core::LockRequest::at_least). Waits at most for `wait`, or for ever if there is none; with zero it takes the lock only if it is free. No setting of the
     /// transaction is changed.
     ///
     /// ```no_run
@@ -90,9 +105,17 @@ impl PostgresLock {
         self.sessions().may_write()?;
         let started = Clock::system().now();
         check_isolation(tx).await?;
-        let locked = lock(tx, self.key(name), wait).await;
-        if !locked.map_err(|failure| failure.explain("acquire"))? {
-            return Err(LockError::timed_out(name, Clock::system().now().since(started), None));
+        let key = self.key(name);
+        let left = |wait: Duration| wait.saturating_sub(Clock::system().now().since(started));
+        loop {
+            let locked = self.lock_once(tx, key, wait.map(left)).await;
+            let rest = match locked.map_err(|failure| failure.explain("acquire"))? {
+                Locked::Yes => break,
+                Locked::Reserved(rest) if wait.is_none_or(|wait| !left(wait).is_zero()) => rest,
+                _ => return Err(LockError::timed_out(name, Clock::system().now().since(started), None)),
+            };
+            let rest = wait.map_or(rest, |wait| rest.min(left(wait)));
+            sleep(rest.min(LOOKS)).await;
         }
         let sql = self.transaction_sql().token;
         let seen = &self.sessions().seen;
@@ -115,6 +138,37 @@ impl PostgresLock {
         ))
     }
 
+    /// The transaction is as before, unless the lock is there.
+    async fn lock_once(&self, tx: &mut Transaction<'_>, key: i64, wait: Option<Duration>) -> Result<Locked, Failure> {
+        let some_reserved = commands::some_reserved_by_name(&self.sessions().settings.schema);
+        let mut savepoint = tx.savepoint("fencelock").await?;
+        let outcome = match lock(&mut savepoint, key, wait, &some_reserved).await {
+            Ok(None) => Ok(Locked::No),
+            Ok(Some(false)) => Ok(Locked::Yes),
+            // By another session: what this transaction sees may be of a time before the lock.
+            Ok(Some(true)) => self.look_for_reservation(key).await,
+            Err(error) if error.code() == Some(&SqlState::LOCK_NOT_AVAILABLE) => Ok(Locked::No),
+            Err(error) => Err(error.into()),
+        };
+        match outcome {
+            Ok(Locked::Yes) => savepoint.commit().await?,
+            // With the savepoint go the limit, and the lock if it was granted all the same.
+            _ => savepoint.rollback().await?,
+        }
+        outcome
+    }
+
+    async fn look_for_reservation(&self, key: i64) -> Result<Locked, Failure> {
+        let sessions = Arc::clone(self.sessions());
+        let reserved = self
+            .sessions()
+            .run("acquire", async move { sessions.reservation_at_lock(key).await });
+        Ok(match reserved.await? {
+            Some(reserved) => Locked::Reserved(reserved.holder.remaining.unwrap_or_default()),
+            None => Locked::Yes,
+        })
+    }
+
     /// The statements of [`in_transaction`](Self::in_transaction), for other drivers.
     #[must_use]
     pub fn transaction_sql(&self) -> TransactionSql {
@@ -122,6 +176,7 @@ impl PostgresLock {
             lock: "SELECT pg_advisory_xact_lock($1)",
             try_lock: "SELECT pg_try_advisory_xact_lock($1)",
             token: counter::draw_elsewhere(&self.sessions().settings.schema),
+            reserved: commands::is_reserved(&self.sessions().settings.schema),
         }
     }
 
@@ -155,45 +210,32 @@ async fn check_isolation(tx: &Transaction<'_>) -> Result<(), LockError> {
     ))
 }
 
-/// Whether the lock was there in time. The transaction is as before in either case.
-async fn lock(tx: &mut Transaction<'_>, key: i64, wait: Option<Duration>) -> Result<bool, Failure> {
-    let savepoint = tx.savepoint("fencelock").await?;
-    let locking = async {
-        if wait.is_some_and(|wait| wait.is_zero()) {
-            let row = savepoint
-                .query_one("SELECT pg_try_advisory_xact_lock($1)", &[&key])
-                .await?;
-            return row.try_get(0);
-        }
-        let row = savepoint
-            .query_one("SELECT current_setting('lock_timeout')", &[])
-            .await?;
-        let before: String = row.try_get(0)?;
-        // Zero is no limit.
-        let limit = wait.map_or(0, |wait| millis(wait).clamp(1, i32::MAX as u64));
-        savepoint
-            .batch_execute(&format!("SET LOCAL lock_timeout = {limit}"))
-            .await?;
-        savepoint.execute("SELECT pg_advisory_xact_lock($1)", &[&key]).await?;
-        savepoint
-            .batch_execute(&format!("SET LOCAL lock_timeout = '{before}'"))
-            .await?;
-        Ok(true)
-    };
-    match locking.await {
-        Ok(locked) => {
-            savepoint.commit().await?;
-            Ok(locked)
-        }
-        // With the savepoint go the limit, and the lock if it was granted all the same.
-        Err(error) => {
-            savepoint.rollback().await?;
-            match error.code() {
-                Some(&SqlState::LOCK_NOT_AVAILABLE) => Ok(false),
-                _ => Err(error.into()),
-            }
-        }
+/// Takes the lock, or waits for it, and says whether any key may be reserved by then. `None`: it was not free in time.
+async fn lock(
+    savepoint: &mut Transaction<'_>,
+    key: i64,
+    wait: Option<Duration>,
+    some_reserved: &str,
+) -> Result<Option<bool>, tokio_postgres::Error> {
+    if wait.is_some_and(|wait| wait.is_zero()) {
+        let sql = format!("SELECT CASE WHEN pg_try_advisory_xact_lock($1) THEN {some_reserved} END");
+        return savepoint.query_one(&sql, &[&key]).await?.try_get(0);
     }
+    let row = savepoint
+        .query_one("SELECT current_setting('lock_timeout')", &[])
+        .await?;
+    let before: String = row.try_get(0)?;
+    // Zero is no limit.
+    let limit = wait.map_or(0, |wait| millis(wait).clamp(1, i32::MAX as u64));
+    savepoint
+        .batch_execute(&format!("SET LOCAL lock_timeout = {limit}"))
+        .await?;
+    let sql = format!("SELECT CASE WHEN pg_advisory_xact_lock($1)::text = '' THEN {some_reserved} END");
+    let some_reserved = savepoint.query_one(&sql, &[&key]).await?.try_get(0)?;
+    savepoint
+        .batch_execute(&format!("SET LOCAL lock_timeout = '{before}'"))
+        .await?;
+    Ok(some_reserved)
 }
 
 async fn prepare(sessions: &Arc<Sessions>) -> Result<(), Failure> {

@@ -13,7 +13,7 @@ use std::task::{Context, Waker};
 use std::time::Duration;
 
 use lock_core::process::confined;
-use lock_core::{Attempt, Claim, LockError, Outage, Stamp};
+use lock_core::{Attempt, Busy, Claim, LockError, Outage, Stamp};
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -33,6 +33,13 @@ const LOOKS: Duration = Duration::from_millis(500);
 
 /// How many looks a second a client makes at most, whatever it waits for.
 const LOOKS_A_SECOND: u32 = 200;
+
+/// How far apart looks are at most at a name that is reserved: it is not free before its time, unless that is ended by force, which
+/// notifies.
+const RESERVED_LOOKS: Duration = Duration::from_secs(5);
+
+/// Those who wait for the end of a reservation do not look all at once.
+const SPREAD: Duration = Duration::from_millis(10);
 
 /// How far apart they are at least, and at most, without a connection to be woken by: each of them connects.
 const DISTANT_LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
@@ -68,6 +75,7 @@ impl Sessions {
         let mut failed = false;
         // What to say at the end, if the last look came to nothing.
         let mut last: Option<LockError> = None;
+        let mut found: Busy;
         let mut outage: Option<Outage> = None;
         loop {
             if shown.as_ref().is_some_and(Shown::is_over) {
@@ -83,6 +91,7 @@ impl Sessions {
             let mut woken = shown.as_mut().is_some_and(|shown| shown.woken);
             let (sessions, wanted, stop) = (Arc::clone(self), claim.clone(), unwanted.clone());
             let looked = self.in_time(until, async move { sessions.look(&wanted, &stop).await });
+            found = Busy::default();
             match looked.await {
                 Ok(granted @ Attempt::Granted(_)) => {
                     // The wake-up has served its purpose, and so have those that come with it.
@@ -90,8 +99,11 @@ impl Sessions {
                     outage.into_iter().for_each(Outage::end);
                     return Ok(granted);
                 }
-                Ok(_) => {
+                Ok(attempt) => {
                     (woken, failed, last) = (false, false, None);
+                    if let Attempt::Busy(busy) = attempt {
+                        found = busy;
+                    }
                     outage.take().into_iter().for_each(Outage::end);
                 }
                 Err(failure) if failure.is_about_room() || failure.may_pass() => {
@@ -112,7 +124,7 @@ impl Sessions {
                 Err(failure) => return Err(failure),
             }
             if self.ends(deadline, unwanted) {
-                return last.map_or_else(|| Ok(Attempt::busy()), |error| Err(error.into()));
+                return last.map_or_else(|| Ok(found.into()), |error| Err(error.into()));
             }
             match &mut shown {
                 Some(shown) => shown.woken = woken,
@@ -129,8 +141,16 @@ impl Sessions {
             }
             let (least, most) = self.time_between_looks(claim.ttl(), shown.is_some());
             pause = pause.max(least).min(most);
-            let nap = pause.mul_f64(0.5 + fastrand::f64()).min(self.left(deadline));
-            pause = if shown.is_some() { pause * 3 / 2 } else { pause * 2 };
+            let mut nap = pause.mul_f64(0.5 + fastrand::f64());
+            match found.retry_after {
+                Some(rest) => {
+                    nap = rest.min(RESERVED_LOOKS.max(nap)) + SPREAD.mul_f64(fastrand::f64());
+                    pause = FIRST_LOOK;
+                }
+                None if shown.is_some() => pause = pause * 3 / 2,
+                None => pause *= 2,
+            }
+            let nap = nap.min(self.left(deadline));
             tokio::select! {
                 () = unwanted.cancelled() => return Ok(Attempt::busy()),
                 () = self.closed() => return Err(LockError::closed().into()),
@@ -138,7 +158,7 @@ impl Sessions {
                 () = sleep(nap) => {}
             }
             if self.ends(deadline, unwanted) {
-                return last.map_or_else(|| Ok(Attempt::busy()), |error| Err(error.into()));
+                return last.map_or_else(|| Ok(found.into()), |error| Err(error.into()));
             }
         }
     }

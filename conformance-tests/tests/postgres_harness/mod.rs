@@ -148,7 +148,9 @@ impl Harness for PostgresHarness {
             .query(
                 "SELECT concat_ws(' ', l.pid, l.classid, l.objid, l.granted, a.application_name, a.state, a.query) \
                  FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' \
-                 AND a.datname = current_database()",
+                 AND a.datname = current_database() \
+                 UNION ALL SELECT concat_ws(' ', 'reserved:', key, owner, holder) FROM fencelock.reservation \
+                 WHERE NOT withdrawn AND until > extract(epoch FROM clock_timestamp()) * 1000000",
                 &[],
             )
             .await

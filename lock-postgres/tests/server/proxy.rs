@@ -1,6 +1,7 @@
 //! A way to the server on which bytes can be held up.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
@@ -17,7 +18,10 @@ pub(crate) struct Proxy {
     /// How many bytes may still pass.
     to_server: watch::Sender<usize>,
     to_client: watch::Sender<usize>,
+    /// How many bytes have come from clients and not passed.
+    held: Arc<AtomicUsize>,
     cut: watch::Sender<()>,
+    hang_up: watch::Sender<()>,
 }
 
 const ALL: usize = usize::MAX;
@@ -28,6 +32,9 @@ impl Proxy {
         let port = listener.local_addr().unwrap().port();
         let (to_server, to_client) = (watch::Sender::new(ALL), watch::Sender::new(ALL));
         let (cut, end) = watch::channel(());
+        let (hang_up, hung_up) = watch::channel(());
+        let held = Arc::new(AtomicUsize::new(0));
+        let holds = Arc::clone(&held);
         let ways = (to_server.clone(), to_client.clone());
         let (server, made) = (watch::Sender::new(server), watch::Sender::new(0));
         let (leads_to, counted) = (server.clone(), made.clone());
@@ -47,8 +54,17 @@ impl Proxy {
                     ways.0.clone(),
                     end.clone(),
                     Arc::clone(&done),
+                    Arc::clone(&holds),
                 ));
-                tokio::spawn(pass(server_in, client_out, ways.1.clone(), end.clone(), done));
+                let answers = pass(server_in, client_out, ways.1.clone(), end.clone(), done, Arc::default());
+                let mut hung_up = hung_up.clone();
+                hung_up.mark_unchanged();
+                tokio::spawn(async move {
+                    tokio::select! {
+                        () = answers => {}
+                        _ = hung_up.changed() => {}
+                    }
+                });
             }
         });
         Self {
@@ -57,7 +73,9 @@ impl Proxy {
             made,
             to_server,
             to_client,
+            held,
             cut,
+            hang_up,
         }
     }
 
@@ -68,6 +86,21 @@ impl Proxy {
     /// Passes that many bytes more of what clients send, and holds up the rest.
     pub(crate) fn hold_requests_after(&self, bytes: usize) {
         self.to_server.send_replace(bytes);
+    }
+
+    /// How many bytes may still pass of what clients send.
+    pub(crate) fn left(&self) -> usize {
+        *self.to_server.borrow()
+    }
+
+    /// Whether something has come from a client that may not pass.
+    pub(crate) fn waits(&self) -> bool {
+        self.held.load(Ordering::SeqCst) > 0
+    }
+
+    /// Ends every connection for its client. What that has sent goes on to the server, once it may pass.
+    pub(crate) fn hang_up(&self) {
+        self.hang_up.send_replace(());
     }
 
     /// Holds up what the server sends.
@@ -117,6 +150,7 @@ async fn pass(
     way: watch::Sender<usize>,
     mut cut: watch::Receiver<()>,
     other: Arc<Notify>,
+    held: Arc<AtomicUsize>,
 ) {
     cut.mark_unchanged();
     let passing = async {
@@ -125,6 +159,7 @@ async fn pass(
         loop {
             let read = from.read(&mut buffer).await.unwrap_or(0);
             let mut rest = &buffer[..read];
+            held.fetch_add(read, Ordering::SeqCst);
             loop {
                 if open.wait_for(|open| *open > 0).await.is_err() || read == 0 {
                     return;
@@ -139,6 +174,7 @@ async fn pass(
                 if to.write_all(&rest[..passed]).await.is_err() {
                     return;
                 }
+                held.fetch_sub(passed, Ordering::SeqCst);
                 rest = &rest[passed..];
                 if rest.is_empty() {
                     break;

@@ -1,0 +1,325 @@
+//! Reservations: names that stay taken for a time, whatever becomes of the session that holds the lock.
+//!
+//! A reservation is a row of the table `reservation`. The sequence `reserved_until` is at no less than the end of each of them, so that
+//! attempts need not look at the table while it has none that is not over.
+//!
+//! **Invariant.** A reservation is made by a statement of the session that holds the lock, after `reserved_until` was raised. So both are
+//! there before the lock is free, and a session that has taken the lock since finds them: see [`Session::take`](crate::session::Session).
+//!
+//! **Invariant.** After the release of a claim no request makes a reservation for it. On the session of the lock, the release comes after
+//! the request. If that session is lost, the request may still be on its way there: then another session leaves a row that says that the
+//! claim was withdrawn, and the row stays for longer than the request counts.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use lock_core::{Busy, Claim, Holder, LockError, OwnerId, Released, Renewal, Stamp};
+
+use crate::commands::{self, micros};
+use crate::failure::Failure;
+use crate::holdings::Turn;
+use crate::inquiry::{escaped, line, read_line};
+use crate::keys::shown;
+use crate::rows::Row;
+use crate::session::Session;
+use crate::sessions::Sessions;
+
+/// How much further than the end of a reservation the sequence is raised, beside an eighth of it: so that it need not be raised for each.
+const MARGIN: Duration = Duration::from_secs(1);
+
+/// The claims of this client that may have a reservation, and how long that may be. A claim is forgotten with its release.
+#[derive(Debug, Default)]
+pub(crate) struct Reservations(Mutex<HashMap<OwnerId, Stamp>>);
+
+impl Reservations {
+    fn add(&self, owner: OwnerId, until: Stamp, now: Stamp) {
+        let mut claims = self.lock();
+        claims.retain(|_, until| *until > now);
+        claims.insert(owner, until);
+    }
+
+    fn remove(&self, owner: OwnerId) {
+        self.lock().remove(&owner);
+    }
+
+    pub(crate) fn contains(&self, owner: OwnerId) -> bool {
+        self.lock().contains_key(&owner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Stamp>> {
+        // Nothing here panics while holding the mutex.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A reservation that is not over.
+pub(crate) struct Reserved {
+    pub(crate) key: i64,
+    /// The owner, as the table has it.
+    pub(crate) owner: String,
+    /// The session that had the lock.
+    pub(crate) session: Option<i32>,
+    /// Its claim; `remaining` is what is left of the reservation.
+    pub(crate) holder: Holder,
+}
+
+impl Sessions {
+    pub(crate) async fn reserve(self: &Arc<Self>, claim: &Claim, length: &Duration) -> Result<Renewal, Failure> {
+        let key = self.settings.keys.of(claim.name());
+        let mut turn = self.holdings.turn(key).await;
+        let owner = claim.owner();
+        let Some(holding) = turn.held().filter(|holding| holding.claim.owner() == owner) else {
+            return Ok(Renewal::NotHeld);
+        };
+        let session = Arc::clone(&*holding.session);
+        let Some(reserved_until) = session.reserved_until else {
+            return Err(missing(&self.settings.schema).into());
+        };
+        let text = text_of(key, session.pid, &holding.holder());
+        let namespace = self.settings.keys.mark();
+        let row = commands::Row {
+            key,
+            owner,
+            namespace: &namespace,
+            holder: &text,
+        };
+        let now = self.clock.now();
+        // Longer than the server counts: both messages have less time than the session.
+        let longest = *length + 2 * session.ttl() + self.withdrawn_for();
+        self.reservations.add(owner, now + longest, now);
+        match session.reserve(reserved_until, &row, *length).await {
+            Ok(()) => Ok(Renewal::Renewed),
+            Err(failure) => {
+                if failure.code().is_some() && !session.is_over() {
+                    // The server has refused it, so nothing is to be withdrawn.
+                    self.reservations.remove(owner);
+                }
+                Err(failure)
+            }
+        }
+    }
+
+    /// Unlocks, and leaves the reservation as it is.
+    pub(crate) async fn release_reserved(self: &Arc<Self>, claim: &Claim) -> Result<Released, Failure> {
+        let key = self.settings.keys.of(claim.name());
+        let mut turn = self.holdings.turn(key).await;
+        let released = self.unlock_in(&mut turn, key, claim).await?;
+        self.reservations.remove(claim.owner());
+        Ok(released)
+    }
+
+    /// Ends the reservation that the claim may have.
+    pub(crate) async fn withdraw(self: &Arc<Self>, turn: &mut Turn, key: i64, owner: OwnerId) -> Result<(), Failure> {
+        if !self.reservations.contains(owner) {
+            return Ok(());
+        }
+        let holding = turn.held().filter(|holding| holding.claim.owner() == owner);
+        let withdrawn = match holding.map(|holding| Arc::clone(&*holding.session)) {
+            Some(session) => match session.withdraw(key, &owner.to_string()).await {
+                Err(_) if session.is_over() => self.withdraw_elsewhere(turn, key, owner).await,
+                withdrawn => withdrawn,
+            },
+            None => self.withdraw_elsewhere(turn, key, owner).await,
+        };
+        if withdrawn.is_ok() {
+            self.reservations.remove(owner);
+        }
+        withdrawn
+    }
+
+    /// The same without the session that had the lock.
+    async fn withdraw_elsewhere(self: &Arc<Self>, turn: &mut Turn, key: i64, owner: OwnerId) -> Result<(), Failure> {
+        let session = self.any().await?;
+        let namespace = self.settings.keys.mark();
+        let withdrawn = session.withdraw_for(key, owner, &namespace, self.withdrawn_for()).await;
+        if withdrawn.is_ok() && turn.held().is_none() {
+            // Those who wait know how long it was reserved.
+            session.pass_on(key).await;
+        }
+        self.spare(session);
+        withdrawn
+    }
+
+    /// Ends the reservation of that owner, whose claim is not of this client or was lost.
+    pub(crate) async fn end_reservation(self: &Arc<Self>, reserved: &Reserved) -> Result<(), Failure> {
+        let mut turn = self.holdings.turn(reserved.key).await;
+        let session = self.any().await?;
+        let ended = session.withdraw(reserved.key, &reserved.owner).await;
+        if ended.is_ok() && turn.held().is_none() {
+            session.pass_on(reserved.key).await;
+        }
+        self.spare(session);
+        ended
+    }
+
+    /// The reservation of that key.
+    pub(crate) async fn reservation(self: &Arc<Self>, key: i64) -> Result<Option<Reserved>, Failure> {
+        Ok(self.reservations_that(&format!("key = {key}")).await?.pop())
+    }
+
+    /// The reservations that meet the condition of SQL. None where the schema has none, or the role may not read them.
+    pub(crate) async fn reservations_that(self: &Arc<Self>, condition: &str) -> Result<Vec<Reserved>, Failure> {
+        let session = self.for_a_look().await?;
+        let reserved = match session.reserved_until {
+            Some(_) => session.reservations(condition).await,
+            None => Ok(Vec::new()),
+        };
+        self.spare(session);
+        reserved
+    }
+
+    /// The reservation of a key, for a transaction that has just locked it in a schema that has reservations.
+    pub(crate) async fn reservation_at_lock(self: &Arc<Self>, key: i64) -> Result<Option<Reserved>, Failure> {
+        let session = self.for_a_look().await?;
+        let reserved = session.reservations(&format!("key = {key}")).await;
+        self.spare(session);
+        Ok(reserved?.pop())
+    }
+
+    /// For how long a row says that a claim was withdrawn: twice as long as a request to reserve counts, by the same clock.
+    fn withdrawn_for(&self) -> Duration {
+        2 * self.settings.op_timeout
+    }
+}
+
+impl Session {
+    /// Makes the reservation of a lock that the session has.
+    async fn reserve(&self, reserved_until: u32, row: &commands::Row<'_>, length: Duration) -> Result<(), Failure> {
+        let raise = commands::raise_reserved_until(&self.proof, reserved_until, micros(length + length / 8 + MARGIN));
+        let rows = self.ask(&raise).await?;
+        let Some(now) = rows.last() else {
+            return Err(self.is_elsewhere());
+        };
+        let not_after = now.number::<i64>(0)? + micros(self.op_timeout());
+        let reserve = commands::reserve(
+            &self.proof,
+            &self.schema,
+            reserved_until,
+            row,
+            micros(length),
+            not_after,
+        );
+        if self.ask(&reserve).await?.last().is_some() {
+            return Ok(());
+        }
+        self.beat().await?;
+        let message = "the request came too late to the server, or its clock was set meanwhile";
+        Err(LockError::unavailable("reservation", message.to_owned()).into())
+    }
+
+    async fn withdraw(&self, key: i64, owner: &str) -> Result<(), Failure> {
+        let rows = self
+            .ask(&commands::withdraw(&self.proof, &self.schema, key, owner))
+            .await?;
+        self.reached(rows.last())
+    }
+
+    async fn withdraw_for(&self, key: i64, owner: OwnerId, namespace: &str, length: Duration) -> Result<(), Failure> {
+        let row = commands::Row {
+            key,
+            owner,
+            namespace,
+            holder: "",
+        };
+        let sql = commands::withdraw_for(&self.proof, &self.schema, &row, micros(length));
+        let rows = self.ask(&sql).await?;
+        self.reached(rows.last())
+    }
+
+    fn reached(&self, row: Option<&Row>) -> Result<(), Failure> {
+        row.map(|_| ()).ok_or_else(|| self.is_elsewhere())
+    }
+
+    /// The reservations that are not over and meet the condition of SQL.
+    async fn reservations(&self, condition: &str) -> Result<Vec<Reserved>, Failure> {
+        let rows = self.ask(&commands::reservations(&self.schema, condition)).await?;
+        let read = |row: &Row| {
+            let key = row.number(0)?;
+            let (session, holder) = read_text(key, row.text(3)?, row.number(2)?);
+            Ok(Reserved {
+                key,
+                owner: row.text(1)?.to_owned(),
+                session,
+                holder,
+            })
+        };
+        rows.iter().map(read).collect()
+    }
+}
+
+/// What is known if an attempt was in vain, from the answer to [`commands::draw_unless_reserved`].
+pub(crate) fn found_reserved(key: i64, row: &Row) -> Result<Busy, Failure> {
+    let (taken, left, text) = (row.truth(1)?, row.get(2)?, row.get(3)?);
+    let (Some(left), Some(text)) = (left, text) else {
+        return Ok(Busy::default());
+    };
+    let (_, mut holder) = read_text(key, text, left.parse().map_err(|_| Failure::Nonsense)?);
+    holder.is_reserved = taken;
+    // It may be held for longer, but is not granted before.
+    let left = holder.remaining.unwrap_or_default();
+    Ok(Busy::default().with_retry_after(left).with_holder(holder))
+}
+
+/// The claim as the table has it, for people.
+fn text_of(key: i64, session: i32, holder: &Holder) -> String {
+    let host = escaped(holder.host.as_deref().unwrap_or_default());
+    let process = holder.pid.map_or_else(String::new, |pid| pid.to_string());
+    format!("{host}\t{process}\t{}", line(key, session, holder))
+}
+
+/// The session that had the lock, and the rest.
+fn read_text(key: i64, text: &str, micros_left: i64) -> (Option<i32>, Holder) {
+    let mut words = text.splitn(3, '\t');
+    let mut word = || words.next().unwrap_or_default();
+    let (host, process, rest) = (word(), word(), word());
+    let (session, mut holder) = match read_line(rest, host, process) {
+        Some(((session, _), holder)) => (Some(session), holder),
+        None => (None, Holder::new()),
+    };
+    holder.key = Some(shown(key));
+    holder.remaining = Some(Duration::from_micros(u64::try_from(micros_left).unwrap_or_default()));
+    (session, holder)
+}
+
+/// Why nothing can be reserved in a schema of an earlier version.
+fn missing(schema: &crate::schema::Schema) -> LockError {
+    LockError::configuration(format!(
+        "the schema of fencelock is of an earlier version, without what at_least needs, and this role may not add it; have this run by \
+         somebody who may, and then the grants that `fencelock schema postgres --role ROLE` prints:\n{}",
+        schema.create_reservations()
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_holder_is_read_from_the_table_as_it_was_written() {
+        let claim = Claim::new("a\t\u{e9}'\\".parse().unwrap(), Duration::from_secs(1)).with_label("nightly");
+        let mut holder = Holder::of(&claim);
+        holder.acquired_at = None;
+        let text = text_of(-7, 5, &holder);
+        assert!(text.is_ascii(), "{text}");
+        holder.key = Some(shown(-7));
+        holder.remaining = Some(Duration::from_micros(1_500_001));
+        assert_eq!(read_text(-7, &text, 1_500_001), (Some(5), holder));
+        assert_eq!(read_text(1, "nonsense", -1).1.remaining, Some(Duration::ZERO));
+    }
+
+    #[test]
+    fn a_claim_is_forgotten_when_its_reservation_is_over() {
+        let reservations = Reservations::default();
+        let (clock, hand) = lock_core::Clock::manual();
+        let (first, second) = (OwnerId::random(), OwnerId::random());
+        let second_of_time = Duration::from_secs(1);
+        reservations.add(first, clock.now() + second_of_time, clock.now());
+        hand.advance(2 * second_of_time);
+        assert!(reservations.contains(first));
+        reservations.add(second, clock.now() + second_of_time, clock.now());
+        assert!(reservations.contains(second) && !reservations.contains(first));
+        reservations.remove(second);
+        assert!(!reservations.contains(second));
+    }
+}
