@@ -32,52 +32,49 @@ pub(crate) const ROOM: &str = "(pg_catalog.current_setting('max_connections')::b
 
 /// Takes the lock if it is free, and draws the token after that. Null: it is not free. Zero: this is another session. Negative: it is
 /// taken, and [`draw_unless_reserved`] has to say whether it may be kept.
-pub(crate) fn try_lock(proof: &Proof, key: i64, sequence: u32, some_reserved: &str) -> String {
+pub(crate) fn try_lock(proof: &Proof, key: i64, sequence: u32, none_reserved: &str) -> String {
     format!(
         "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN 0 WHEN pg_try_advisory_lock({key}) THEN \
-         CASE WHEN {some_reserved} THEN -1 ELSE nextval({sequence}) END END"
+         CASE WHEN {none_reserved} THEN nextval({sequence}) ELSE -1 END END"
     )
 }
 
-/// Whether any key may be reserved. Read at the moment of its evaluation, and not as of a snapshot: so after the lock, if it comes after
-/// that in a `CASE`. True if it cannot be told, or if the session was opened before the schema had reservations.
-pub(crate) fn some_reserved(schema: &Schema, reserved_until: Option<u32>) -> String {
+/// Whether no key is reserved: the sequence is where it was when it was in the past. Read at the moment of its evaluation, and not as
+/// of a snapshot: so after the lock, if it comes after that in a `CASE`. Without the sequence, whether there is none by now.
+pub(crate) fn none_reserved(schema: &Schema, reserved_until: Option<u32>, known_past: i64) -> String {
     match reserved_until {
-        Some(sequence) => some_reserved_by(&sequence.to_string()),
-        None => format!("to_regclass({}) IS NOT NULL", schema.literal_of("reserved_until")),
+        Some(sequence) => format!("pg_sequence_last_value({sequence}) = {known_past}"),
+        None => format!("to_regclass({}) IS NULL", schema.literal_of("reserved_until")),
     }
 }
 
-/// The same for a session that knows the sequence by its name only, and may have no right to read it.
-pub(crate) fn some_reserved_by_name(schema: &Schema) -> String {
+/// Whether some key may be reserved, for a session that knows the sequence by its name only, and may have no right to read it.
+pub(crate) fn some_reserved(schema: &Schema) -> String {
     let sequence = format!("to_regclass({})", schema.literal_of("reserved_until"));
     format!(
-        "CASE WHEN {sequence} IS NULL THEN false WHEN has_sequence_privilege({sequence}, 'SELECT') THEN {} ELSE true END",
-        some_reserved_by(&sequence)
+        "CASE WHEN {sequence} IS NULL THEN false WHEN has_sequence_privilege({sequence}, 'SELECT') \
+         THEN coalesce(pg_sequence_last_value({sequence}) > {NOW}, true) ELSE true END"
     )
-}
-
-fn some_reserved_by(sequence: &str) -> String {
-    format!("coalesce(pg_sequence_last_value({sequence}) > date_part('epoch', clock_timestamp()) * 1000000, true)")
 }
 
 /// Draws the token for a lock that an earlier statement has taken, or unlocks it if its key is reserved: the snapshot of this
 /// statement is of a time after the lock. `taken` says whether the lock was taken.
 ///
 /// The columns: the token, null without one, zero in another session; whether the lock was taken; how many microseconds are left of the
-/// reservation, or null; its holder; whether any key may be reserved.
+/// reservation, and its holder, null without one; where the sequence `reserved_until` is, if that is in the past.
 pub(crate) fn draw_unless_reserved(
     proof: &Proof,
     key: i64,
     sequence: u32,
     schema: &Schema,
-    some_reserved: &str,
+    reserved_until: u32,
     taken: &str,
 ) -> String {
     format!(
         "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN 0 WHEN NOT {taken} THEN NULL WHEN r.key IS NULL THEN nextval({sequence}) \
-         WHEN pg_advisory_unlock({key}) THEN NULL END, {taken}, r.until - {NOW}, r.holder, {some_reserved} \
-         FROM (SELECT) AS one LEFT JOIN {}.reservation r ON r.key = {key} AND NOT r.withdrawn AND r.until > {NOW}",
+         WHEN pg_advisory_unlock({key}) THEN NULL END, {taken}, r.until - t.now, r.holder, CASE WHEN t.last <= t.now THEN t.last END \
+         FROM (SELECT {NOW}, pg_sequence_last_value({reserved_until}) OFFSET 0) AS t (now, last) \
+         LEFT JOIN {}.reservation r ON r.key = {key} AND NOT r.withdrawn AND r.until > t.now",
         schema.quoted()
     )
 }
@@ -88,26 +85,25 @@ pub(crate) fn try_lock_unless_reserved(
     key: i64,
     sequence: u32,
     schema: &Schema,
-    some_reserved: &str,
+    reserved_until: u32,
     show: &str,
 ) -> String {
     let taken = "current_setting('fencelock.taken')::boolean";
-    let draw = draw_unless_reserved(proof, key, sequence, schema, some_reserved, taken);
+    let draw = draw_unless_reserved(proof, key, sequence, schema, reserved_until, taken);
     format!(
         "SELECT set_config('fencelock.taken', \
          (CASE WHEN ({proof}) IS TRUE THEN pg_try_advisory_lock({key}) ELSE false END)::text, true){show}; {draw}"
     )
 }
 
-/// Raises the sequence `reserved_until` to so many microseconds from now, if it is lower, and says what time it is. No row: this is
-/// another session.
+/// Raises the sequence `reserved_until` to so many microseconds from now, and by one at least, and says what time it is. No row: this is
+/// another session. By one, as the sequence may be above that although others know it to be in the past: the clock was set back.
 ///
 /// One session at a time, or a lower value could replace a higher one; for no longer than this message, whose commit waits for nothing.
 pub(crate) fn raise_reserved_until(proof: &Proof, reserved_until: u32, length: i64) -> String {
     format!(
         "SELECT pg_advisory_xact_lock({RESERVING}) WHERE {proof}; \
-         SELECT setval({reserved_until}, aim.until) FROM (SELECT {NOW} + {length} OFFSET 0) AS aim (until) \
-         WHERE ({proof}) AND pg_sequence_last_value({reserved_until}) < aim.until; \
+         SELECT setval({reserved_until}, greatest(pg_sequence_last_value({reserved_until}) + 1, {NOW} + {length})) WHERE {proof}; \
          SELECT {NOW} WHERE {proof}"
     )
 }

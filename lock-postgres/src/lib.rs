@@ -42,6 +42,8 @@
 //! - **Poolers** are refused, since those that share sessions among clients (PgBouncer with `pool_mode` transaction or statement)
 //!   let two hold the same lock. One with `pool_mode = session` can be used if that is said:
 //!   [`PostgresConfig::session_pooler`].
+//! - **Reservations** ([`at_least`](lock_core::LockRequest::at_least)) are rows, and survive a crash of the server. They end by its clock. A
+//!   request costs two round trips more and waits for the server's disk. Clients of versions without reservations do not respect them.
 //! - **Rights**: [`schema_sql`] has the least that a role needs.
 //!
 //! The resource's side for data in Postgres is in [`fence`]; a lock that ends with a transaction of yours is
@@ -134,7 +136,8 @@ impl PostgresLock {
         self.sessions.arc()
     }
 
-    /// The key of the advisory lock that a name stands for, for those who lock by SQL of their own.
+    /// The key of the advisory lock that a name stands for, for those who lock by SQL of their own. That does not respect
+    /// [reservations](lock_core::LockRequest::at_least), unless it asks for them: [`TransactionSql::reserved`].
     #[must_use]
     pub fn key(&self, name: &LockName) -> i64 {
         self.sessions.settings.keys.of(name)

@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use tokio_postgres::error::SqlState;
 
 use crate::commands::{self, millis};
-use crate::counter::{self, Start};
+use crate::counter::{self, NOW, Start};
 use crate::failure::Failure;
 use crate::proof::{Proof, elsewhere};
 use crate::safety::{self, Server};
@@ -142,6 +142,7 @@ impl Sessions {
             start,
             schema: settings.schema.clone(),
             reserved_until: sequences.reserved_until,
+            known_past: sequences.known_past,
             application_name: settings.application_name(),
             op_timeout: limit,
             ttl,
@@ -221,6 +222,7 @@ impl Sessions {
             return Ok(Sequences {
                 token: 0,
                 reserved_until: None,
+                known_past: None,
             });
         }
         if rows.last().is_none() {
@@ -234,6 +236,7 @@ impl Sessions {
                 }
             }
         } else if rows.one()?.get(4)?.is_none() && rows.one()?.truth(5)? && !read_only {
+            check_planted(rows.one()?.get(3)?, self.settings.allow_unsafe)?;
             let lockers = wire.ask(&schema.lockers()).await?;
             let lockers = lockers.iter().map(|row| row.text(0)).collect::<Result<Vec<_>, _>>()?;
             if let Err(failure) = wire.ask(&schema.add_reservations(lockers.into_iter())).await {
@@ -256,6 +259,7 @@ impl Sessions {
         Ok(Sequences {
             token: row.number(0)?,
             reserved_until: reserved_until.filter(|_| may_read),
+            known_past: row.get(7)?.map(|_| row.number(7)).transpose()?,
         })
     }
 
@@ -284,10 +288,12 @@ struct Sequences {
     token: u32,
     /// None: nothing can be reserved.
     reserved_until: Option<u32>,
+    /// Where that one is, if it is in the past.
+    known_past: Option<i64>,
 }
 
-/// The sequence of tokens, its settings, what is planted on the tables, the sequence `reserved_until`, whether the role may make that, and
-/// whether it may read it.
+/// The sequence of tokens, its settings, what is planted on the tables, the sequence `reserved_until`, whether the role may make that,
+/// whether it may read it, and where it is, if that is in the past.
 fn look_for_sequences(schema: &Schema) -> String {
     let (token, schema_name, planted) = (schema.literal_of("token"), schema.literal(), schema.planted());
     let (reservation, reserved_until) = (schema.literal_of("reservation"), schema.literal_of("reserved_until"));
@@ -295,7 +301,10 @@ fn look_for_sequences(schema: &Schema) -> String {
         "SELECT t.seqrelid::oid::bigint, t.seqcache, t.seqcycle, {planted}, r.seqrelid::oid::bigint, \
          pg_catalog.has_schema_privilege({schema_name}, 'CREATE'), \
          pg_catalog.has_sequence_privilege(r.seqrelid, 'SELECT') \
-         AND pg_catalog.has_table_privilege(pg_catalog.to_regclass({reservation}), 'SELECT') \
+         AND pg_catalog.has_table_privilege(pg_catalog.to_regclass({reservation}), 'SELECT'), \
+         CASE WHEN pg_catalog.has_sequence_privilege(r.seqrelid, 'SELECT') THEN ( \
+         SELECT CASE WHEN v.last <= {NOW} THEN v.last END \
+         FROM (SELECT pg_catalog.pg_sequence_last_value(r.seqrelid) OFFSET 0) AS v (last)) END \
          FROM pg_catalog.pg_sequence t LEFT JOIN pg_catalog.pg_sequence r \
          ON r.seqrelid = pg_catalog.to_regclass({reserved_until}) AND pg_catalog.to_regclass({reservation}) IS NOT NULL \
          WHERE t.seqrelid = pg_catalog.to_regclass({token})"

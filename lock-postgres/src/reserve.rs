@@ -1,7 +1,7 @@
 //! Reservations: names that stay taken for a time, whatever becomes of the session that holds the lock.
 //!
-//! A reservation is a row of the table `reservation`. The sequence `reserved_until` is at no less than the end of each of them, so that
-//! attempts need not look at the table while it has none that is not over.
+//! A reservation is a row of the table `reservation`. The sequence `reserved_until` is at no less than the end of each of them, and raised
+//! for each. So while it is where a session has seen it once it was in the past, no key is reserved, and attempts need not look at the table.
 //!
 //! **Invariant.** A reservation is made by a statement of the session that holds the lock, after `reserved_until` was raised. So both are
 //! there before the lock is free, and a session that has taken the lock since finds them: see [`Session::take`](crate::session::Session).
@@ -24,9 +24,6 @@ use crate::keys::shown;
 use crate::rows::Row;
 use crate::session::Session;
 use crate::sessions::Sessions;
-
-/// How much further than the end of a reservation the sequence is raised, beside an eighth of it: so that it need not be raised for each.
-const MARGIN: Duration = Duration::from_secs(1);
 
 /// The claims of this client that may have a reservation, and how long that may be. A claim is forgotten with its release.
 #[derive(Debug, Default)]
@@ -186,12 +183,14 @@ impl Sessions {
 impl Session {
     /// Makes the reservation of a lock that the session has.
     async fn reserve(&self, reserved_until: u32, row: &commands::Row<'_>, length: Duration) -> Result<(), Failure> {
-        let raise = commands::raise_reserved_until(&self.proof, reserved_until, micros(length + length / 8 + MARGIN));
+        // The second message counts for that long.
+        let limit = self.op_timeout();
+        let raise = commands::raise_reserved_until(&self.proof, reserved_until, micros(length + limit));
         let rows = self.ask(&raise).await?;
         let Some(now) = rows.last() else {
             return Err(self.is_elsewhere());
         };
-        let not_after = now.number::<i64>(0)? + micros(self.op_timeout());
+        let not_after = now.number::<i64>(0)? + micros(limit);
         let reserve = commands::reserve(
             &self.proof,
             &self.schema,
@@ -297,7 +296,7 @@ mod tests {
 
     #[test]
     fn a_holder_is_read_from_the_table_as_it_was_written() {
-        let claim = Claim::new("a\t\u{e9}'\\".parse().unwrap(), Duration::from_secs(1)).with_label("nightly");
+        let claim = Claim::new("a \u{e9}'\\".parse().unwrap(), Duration::from_secs(1)).with_label("nightly");
         let mut holder = Holder::of(&claim);
         holder.acquired_at = None;
         let text = text_of(-7, 5, &holder);

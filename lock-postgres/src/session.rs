@@ -8,7 +8,7 @@
 //! **Invariant.** A session that holds locks sends nothing whose commit waits for the disk or for a standby.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -33,6 +33,9 @@ use crate::wire::Wire;
 /// up soon enough: a lock on our tables loses no lease.
 const FLIGHTS: usize = 8;
 
+/// No value of a sequence: some key may be reserved, so each attempt looks for that in the same message.
+const SOME_RESERVED: i64 = 0;
+
 /// How long a session that carries nothing is kept.
 const LINGER: Duration = Duration::from_secs(60);
 
@@ -47,6 +50,7 @@ pub(crate) struct Opened {
     pub(crate) start: Start,
     pub(crate) schema: Schema,
     pub(crate) reserved_until: Option<u32>,
+    pub(crate) known_past: Option<i64>,
     pub(crate) application_name: String,
     pub(crate) op_timeout: Duration,
     pub(crate) ttl: Duration,
@@ -64,8 +68,8 @@ pub(crate) struct Session {
     pub(crate) schema: Schema,
     /// The sequence of that name, as the server numbers it. None: there was none when the session was opened.
     pub(crate) reserved_until: Option<u32>,
-    /// Whether there may be reservations, as the last attempt has found: then each attempt looks for one in the same message.
-    looks_for_reservations: AtomicBool,
+    /// Where that sequence was when it was seen to be in the past, or [`SOME_RESERVED`].
+    known_past: AtomicI64,
     ceiling: AtomicU64,
     ttl: Mutex<Duration>,
     /// Locks that it carries, and attempts.
@@ -110,6 +114,7 @@ impl Session {
             start,
             schema,
             reserved_until,
+            known_past,
             application_name,
             op_timeout,
             ttl,
@@ -126,7 +131,7 @@ impl Session {
             start,
             schema,
             reserved_until,
-            looks_for_reservations: AtomicBool::new(false),
+            known_past: AtomicI64::new(known_past.unwrap_or(SOME_RESERVED)),
             ttl: Mutex::new(ttl),
             carried: AtomicUsize::new(0),
             alone: AtomicBool::new(false),
@@ -268,33 +273,35 @@ impl Session {
 
     /// The only way to a lock that the session does not have.
     ///
-    /// **Invariant.** A lock that was taken is kept only after a look for a reservation that began once the lock was there. Without
-    /// any reservation, one at the sequence `reserved_until` will do, in the same statement.
+    /// **Invariant.** A lock that was taken is kept only after a look for a reservation that began once the lock was there. While no
+    /// key is reserved, one at the sequence `reserved_until` will do, in the same statement.
     async fn take(&self, key: i64, show: &str) -> Result<Result<u64, Busy>, Failure> {
         let (proof, sequence) = (&self.proof, self.start.sequence);
-        let some_reserved = commands::some_reserved(&self.schema, self.reserved_until);
-        let sql = if self.looks_for_reservations.load(Ordering::Acquire) {
-            commands::try_lock_unless_reserved(proof, key, sequence, &self.schema, &some_reserved, show)
-        } else {
-            let rows = self
-                .ask(&(commands::try_lock(proof, key, sequence, &some_reserved) + show))
-                .await?;
-            match rows.one()?.get(0)? {
-                None => return Ok(Err(Busy::default())),
-                Some("0") => return Err(self.is_elsewhere()),
-                Some("-1") => {}
-                Some(token) => return token.parse().map(Ok).map_err(|_| Failure::Nonsense),
+        let sql = match (self.reserved_until, self.known_past.load(Ordering::Acquire)) {
+            (Some(reserved_until), SOME_RESERVED) => {
+                commands::try_lock_unless_reserved(proof, key, sequence, &self.schema, reserved_until, show)
             }
-            if self.reserved_until.is_none() {
-                // The schema has reservations now, which the next session knows.
-                self.dry.store(true, Ordering::Release);
-                return Err(Failure::Ended);
+            (reserved_until, known_past) => {
+                let none_reserved = commands::none_reserved(&self.schema, reserved_until, known_past);
+                let attempt = commands::try_lock(proof, key, sequence, &none_reserved) + show;
+                match self.ask(&attempt).await?.one()?.get(0)? {
+                    None => return Ok(Err(Busy::default())),
+                    Some("0") => return Err(self.is_elsewhere()),
+                    Some("-1") => {}
+                    Some(token) => return token.parse().map(Ok).map_err(|_| Failure::Nonsense),
+                }
+                let Some(reserved_until) = reserved_until else {
+                    // The schema has reservations now, which the next session knows.
+                    self.dry.store(true, Ordering::Release);
+                    return Err(Failure::Ended);
+                };
+                commands::draw_unless_reserved(proof, key, sequence, &self.schema, reserved_until, "true")
             }
-            commands::draw_unless_reserved(proof, key, sequence, &self.schema, &some_reserved, "true")
         };
         let rows = self.ask(&sql).await?;
         let row = rows.one()?;
-        self.looks_for_reservations.store(row.truth(4)?, Ordering::Release);
+        let past = row.get(4)?.map(|_| row.number(4)).transpose()?;
+        self.known_past.store(past.unwrap_or(SOME_RESERVED), Ordering::Release);
         match row.get(0)? {
             Some("0") => Err(self.is_elsewhere()),
             Some(token) => token.parse().map(Ok).map_err(|_| Failure::Nonsense),

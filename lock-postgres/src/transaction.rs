@@ -140,7 +140,7 @@ impl PostgresLock {
 
     /// The transaction is as before, unless the lock is there.
     async fn lock_once(&self, tx: &mut Transaction<'_>, key: i64, wait: Option<Duration>) -> Result<Locked, Failure> {
-        let some_reserved = commands::some_reserved_by_name(&self.sessions().settings.schema);
+        let some_reserved = commands::some_reserved(&self.sessions().settings.schema);
         let mut savepoint = tx.savepoint("fencelock").await?;
         let outcome = match lock(&mut savepoint, key, wait, &some_reserved).await {
             Ok(None) => Ok(Locked::No),

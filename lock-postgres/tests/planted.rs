@@ -19,6 +19,10 @@ const PLANTS: &[(&str, &str)] = &[
         "CREATE RULE evil AS ON UPDATE TO fencelock.counter DO ALSO SELECT evil()",
     ),
     (
+        "rule evil",
+        "CREATE RULE evil AS ON INSERT TO fencelock.reservation DO ALSO SELECT evil()",
+    ),
+    (
         "policy evil",
         "ALTER TABLE fencelock.era ENABLE ROW LEVEL SECURITY; GRANT ALL ON fencelock.era TO joe;
          CREATE POLICY evil ON fencelock.era USING (evil() > 0)",
