@@ -79,10 +79,7 @@ impl Observers {
 impl Sessions {
     pub(crate) async fn announce(self: &Arc<Self>, name: &LockName) -> Result<(), Failure> {
         let notify = notify_change(self.settings.keys.of(name));
-        let session = match self.pool.beside(|_| true) {
-            Some(session) => session,
-            None => self.any().await?,
-        };
+        let session = self.at_hand().await?;
         let announced = session.ask(&notify).await;
         self.spare(session);
         announced.map(drop)

@@ -14,7 +14,7 @@ use crate::keys::shown;
 use crate::reserve::Reserved;
 use crate::rows::{Row, Rows};
 use crate::schema::{MAKING, literal};
-use crate::session::{Carried, Session};
+use crate::session::Session;
 use crate::sessions::Sessions;
 
 /// What keeps keys of 64 bits in this database, but for those that sessions take turns by: the server shows their halves
@@ -65,13 +65,25 @@ struct Keeper {
     holder: Holder,
 }
 
+/// The locks, what their clients have answered, and the reservations, which were read before.
+struct Looked {
+    rows: Rows,
+    answers: Answers,
+    reserved: Vec<Reserved>,
+}
+
+/// What there is of one name.
+struct Found {
+    keeper: Option<Keeper>,
+    reserved: Option<Reserved>,
+}
+
 impl Sessions {
     /// Who holds the name: what its client says of it, or else its session.
     pub(crate) async fn holder(self: &Arc<Self>, name: &LockName) -> Result<Option<Holder>, Failure> {
         let key = self.settings.keys.of(name);
-        let found = self.find(name, Question::One(key)).await?;
-        let reserved = self.reservation(key).await?;
-        let mut holder = seen(reserved, found.map(Seen::from));
+        let Found { keeper, reserved } = self.find(name, Question::One(key)).await?;
+        let mut holder = seen(reserved, keeper.map(Seen::from));
         holder.iter_mut().for_each(|holder| holder.name = Some(name.clone()));
         Ok(holder)
     }
@@ -79,10 +91,12 @@ impl Sessions {
     /// Every lock of this namespace, as the clients tell it that hold them. One whose client does not answer has its key and
     /// its session, and is of no prefix.
     pub(crate) async fn list(self: &Arc<Self>, prefix: &str) -> Result<Vec<Holder>, Failure> {
-        let (rows, mut answers) = self.inquire(&all_locks(), Some(Question::All)).await?;
-        let condition = format!("namespace = {}", literal(&self.settings.keys.mark()));
-        let reserved = self.reservations_that(&condition).await?.into_iter();
-        let mut reserved: HashMap<_, _> = reserved.map(|reserved| (reserved.key, reserved)).collect();
+        let Looked {
+            rows,
+            mut answers,
+            reserved,
+        } = self.inquire(&all_locks(), Some(Question::All)).await?;
+        let mut reserved: HashMap<_, _> = reserved.into_iter().map(|reserved| (reserved.key, reserved)).collect();
         let ours: Vec<_> = rows.iter().filter(|row| self.is_ours(row)).collect();
         let mut carried = HashMap::<i32, usize>::new();
         for row in &ours {
@@ -113,14 +127,19 @@ impl Sessions {
 
     /// Ends the hold and the reservation of the name.
     pub(crate) async fn force_release(self: &Arc<Self>, name: &LockName) -> Result<Option<Holder>, Failure> {
-        // Whose that is: the next holder's is to stay.
-        let reserved = self.reservation(self.settings.keys.of(name)).await?;
+        let key = self.settings.keys.of(name);
+        let Found { keeper, reserved } = self.find(name, Question::GiveUp(key)).await?;
+        // While the name is reserved, only that session can hold it: another one has it locked for the time of an attempt.
         let session = reserved.as_ref().and_then(|reserved| reserved.session);
-        let forced = self.force_holder(name, session).await?;
+        let keeper = keeper.filter(|keeper| keeper.told || session.is_none() || keeper.pid == session);
+        let forced = match keeper {
+            Some(keeper) => Some(self.force_keeper(name, keeper).await?),
+            None => None,
+        };
+        // Of the owner that was found before: the reservation of the next holder stays.
         let Some(reserved) = reserved else { return Ok(forced) };
         self.end_reservation(&reserved).await?;
-        let told = forced.as_ref().is_some_and(|forced| forced.owner.is_some());
-        if told {
+        if forced.as_ref().is_some_and(|forced| forced.owner.is_some()) {
             return Ok(forced);
         }
         let mut holder = reserved.holder;
@@ -130,41 +149,31 @@ impl Sessions {
         Ok(Some(holder))
     }
 
-    /// Has the holder give the lock up. If its client does not answer, ends the session, with all that it holds.
-    /// While the name is reserved, only that session can hold it: another one has it locked for the time of an attempt.
-    async fn force_holder(
-        self: &Arc<Self>,
-        name: &LockName,
-        reserving: Option<i32>,
-    ) -> Result<Option<Holder>, Failure> {
-        let key = self.settings.keys.of(name);
-        let Some(keeper) = self.find(name, Question::GiveUp(key)).await? else {
-            return Ok(None);
-        };
+    /// Sees to it that the one that was asked to give the lock up has it no more. If its client does not answer, ends the session, with
+    /// all that it holds.
+    async fn force_keeper(self: &Arc<Self>, name: &LockName, keeper: Keeper) -> Result<Holder, Failure> {
         if keeper.told {
-            return Ok(Some(keeper.holder));
-        }
-        if reserving.is_some() && keeper.pid != reserving {
-            return Ok(None);
+            return Ok(keeper.holder);
         }
         if keeper.answered {
             // It may have been released by itself; or its client was busy with it, and is not any more.
             if !self.is_kept_by(name, keeper.pid).await? {
-                return Ok(Some(keeper.holder));
+                return Ok(keeper.holder);
             }
-            match self.find(name, Question::GiveUp(key)).await? {
-                Some(again) if again.told => return Ok(Some(again.holder)),
-                _ if !self.is_kept_by(name, keeper.pid).await? => return Ok(Some(keeper.holder)),
+            let question = Question::GiveUp(self.settings.keys.of(name));
+            match self.find(name, question).await?.keeper {
+                Some(again) if again.told => return Ok(again.holder),
+                _ if !self.is_kept_by(name, keeper.pid).await? => return Ok(keeper.holder),
                 _ => {}
             }
         }
-        self.end_keeper(name, keeper).await.map(Some)
+        self.end_keeper(name, keeper).await
     }
 
     /// Whether that session still has the lock. Only the server is asked: while a client is, the lock may be released.
     async fn is_kept_by(self: &Arc<Self>, name: &LockName, pid: Option<i32>) -> Result<bool, Failure> {
-        let (rows, _) = self.inquire(&locks_of(self.settings.keys.of(name)), None).await?;
-        for row in rows.iter() {
+        let looked = self.inquire(&locks_of(self.settings.keys.of(name)), None).await?;
+        for row in looked.rows.iter() {
             if pid_of(row)? == pid {
                 return Ok(true);
             }
@@ -206,10 +215,17 @@ impl Sessions {
         Ok(holder)
     }
 
-    async fn find(self: &Arc<Self>, name: &LockName, question: Question) -> Result<Option<Keeper>, Failure> {
+    async fn find(self: &Arc<Self>, name: &LockName, question: Question) -> Result<Found, Failure> {
         let key = self.settings.keys.of(name);
-        let (rows, mut answers) = self.inquire(&locks_of(key), Some(question)).await?;
-        let Some(row) = rows.last() else { return Ok(None) };
+        let Looked {
+            rows,
+            mut answers,
+            mut reserved,
+        } = self.inquire(&locks_of(key), Some(question)).await?;
+        let reserved = reserved.pop();
+        let Some(row) = rows.last() else {
+            return Ok(Found { keeper: None, reserved });
+        };
         let pid = pid_of(row)?;
         let locks = row.number(5)?;
         let told = pid.and_then(|pid| answers.told.remove(&(pid, key)));
@@ -219,41 +235,53 @@ impl Sessions {
             None => of_session(row, locks == 1)?,
         };
         holder.name = Some(name.clone());
-        Ok(Some(Keeper {
+        let keeper = Keeper {
             pid,
             locks,
             prepared: row.get(4)?.map(str::to_owned),
             answered: pid.is_some_and(|pid| answers.answered.contains(&pid)),
             told: has_told,
             holder,
-        }))
+        };
+        Ok(Found {
+            keeper: Some(keeper),
+            reserved,
+        })
     }
 
-    /// A session that carries no lock, or any if the server has no room for another.
-    pub(crate) async fn for_a_look(self: &Arc<Self>) -> Result<Carried, Failure> {
-        match self.any().await {
-            Ok(session) => Ok(session),
-            Err(failure) => self.pool.beside(|_| failure.is_about_room()).ok_or(failure),
-        }
-    }
-
-    /// Looks for locks, and asks the clients that have them if there is a question.
-    async fn inquire(self: &Arc<Self>, locks: &str, question: Option<Question>) -> Result<(Rows, Answers), Failure> {
-        let session = self.for_a_look().await?;
+    /// Looks for locks, and asks the clients that have them if there is a question; in a session that carries no lock, or in any
+    /// if the server has no room for another.
+    async fn inquire(self: &Arc<Self>, locks: &str, question: Option<Question>) -> Result<Looked, Failure> {
+        let session = match self.any().await {
+            Ok(session) => session,
+            Err(failure) => match self.pool.beside(|_| failure.is_about_room()) {
+                Some(session) => return self.inquire_in(&session, locks, question).await,
+                None => return Err(failure),
+            },
+        };
         let looked = self.inquire_in(&session, locks, question).await;
         self.spare(session);
         looked
     }
 
-    async fn inquire_in(
-        &self,
-        session: &Session,
-        locks: &str,
-        question: Option<Question>,
-    ) -> Result<(Rows, Answers), Failure> {
+    async fn inquire_in(&self, session: &Session, locks: &str, question: Option<Question>) -> Result<Looked, Failure> {
+        let reserved = match question {
+            None => Vec::new(),
+            Some(Question::All) => {
+                let namespace = literal(&self.settings.keys.mark());
+                session.shown_reservations(&format!("namespace = {namespace}")).await?
+            }
+            Some(Question::One(key) | Question::GiveUp(key)) => {
+                session.shown_reservations(&format!("key = {key}")).await?
+            }
+        };
         let rows = session.ask(locks).await?;
         let Some(question) = question else {
-            return Ok((rows, Answers::default()));
+            return Ok(Looked {
+                rows,
+                answers: Answers::default(),
+                reserved,
+            });
         };
         let mut pids = Vec::new();
         for row in rows.iter().filter(|row| self.is_ours(row)) {
@@ -273,7 +301,11 @@ impl Sessions {
         // Some of what there was may have been released meanwhile.
         let again = question == Question::All && !pids.is_empty();
         let rows = if again { session.ask(locks).await? } else { rows };
-        Ok((rows, answers))
+        Ok(Looked {
+            rows,
+            answers,
+            reserved,
+        })
     }
 
     /// Whether the lock is one of a session of this namespace.

@@ -251,6 +251,14 @@ impl Sessions {
         }
     }
 
+    /// A session for a statement that takes no lock, beside whatever it carries; a new one only if there is none.
+    pub(crate) async fn at_hand(self: &Arc<Self>) -> Result<Carried, Failure> {
+        match self.pool.idle().or_else(|| self.pool.beside(|_| true)) {
+            Some(session) => Ok(session),
+            None => self.any().await,
+        }
+    }
+
     /// A session to raise the ceiling of tokens with, which has not waited for that itself when it was opened.
     pub(crate) async fn raiser(self: &Arc<Self>) -> Result<Carried, Failure> {
         match self.pool.idle() {

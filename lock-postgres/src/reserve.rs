@@ -127,7 +127,7 @@ impl Sessions {
 
     /// The same without the session that had the lock.
     async fn withdraw_elsewhere(self: &Arc<Self>, turn: &mut Turn, key: i64, owner: OwnerId) -> Result<(), Failure> {
-        let session = self.any().await?;
+        let session = self.at_hand().await?;
         let namespace = self.settings.keys.mark();
         let withdrawn = session.withdraw_for(key, owner, &namespace, self.withdrawn_for()).await;
         if withdrawn.is_ok() && turn.held().is_none() {
@@ -141,7 +141,7 @@ impl Sessions {
     /// Ends the reservation of that owner, whose claim is not of this client or was lost.
     pub(crate) async fn end_reservation(self: &Arc<Self>, reserved: &Reserved) -> Result<(), Failure> {
         let mut turn = self.holdings.turn(reserved.key).await;
-        let session = self.any().await?;
+        let session = self.at_hand().await?;
         let ended = session.withdraw(reserved.key, &reserved.owner).await;
         if ended.is_ok() && turn.held().is_none() {
             session.pass_on(reserved.key).await;
@@ -150,25 +150,9 @@ impl Sessions {
         ended
     }
 
-    /// The reservation of that key.
-    pub(crate) async fn reservation(self: &Arc<Self>, key: i64) -> Result<Option<Reserved>, Failure> {
-        Ok(self.reservations_that(&format!("key = {key}")).await?.pop())
-    }
-
-    /// The reservations that meet the condition of SQL. None where the schema has none, or the role may not read them.
-    pub(crate) async fn reservations_that(self: &Arc<Self>, condition: &str) -> Result<Vec<Reserved>, Failure> {
-        let session = self.for_a_look().await?;
-        let reserved = match session.reserved_until {
-            Some(_) => session.reservations(condition).await,
-            None => Ok(Vec::new()),
-        };
-        self.spare(session);
-        reserved
-    }
-
     /// The reservation of a key, for a transaction that has just locked it in a schema that has reservations.
     pub(crate) async fn reservation_at_lock(self: &Arc<Self>, key: i64) -> Result<Option<Reserved>, Failure> {
-        let session = self.for_a_look().await?;
+        let session = self.at_hand().await?;
         let reserved = session.reservations(&format!("key = {key}")).await;
         self.spare(session);
         Ok(reserved?.pop())
@@ -228,6 +212,14 @@ impl Session {
 
     fn reached(&self, row: Option<&Row>) -> Result<(), Failure> {
         row.map(|_| ()).ok_or_else(|| self.is_elsewhere())
+    }
+
+    /// The reservations to be shown. None where the schema has none, or the role may not read them.
+    pub(crate) async fn shown_reservations(&self, condition: &str) -> Result<Vec<Reserved>, Failure> {
+        match self.reserved_until {
+            Some(_) => self.reservations(condition).await,
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The reservations that are not over and meet the condition of SQL.

@@ -57,6 +57,16 @@ async fn a_role_that_may_only_read_sees_the_locks_and_makes_nothing() {
         holder.token.is_some() && holder.pid == Some(std::process::id()),
         "{holder:?}"
     );
+    let reserved = claim("b", TTL).with_at_least(TTL);
+    granted(&lock, &reserved).await;
+    lock.reserve(&reserved, TTL).await.unwrap();
+    lock.release_reserved(&reserved, TTL).await.unwrap();
+    assert_eq!(names(&looker.list("").await.unwrap()), ["a"]);
+    let select = "GRANT SELECT ON fencelock.reservation, fencelock.reserved_until TO look";
+    plain.batch_execute(select).await.unwrap();
+    let looker_too = reader(&server, "look").await;
+    assert_eq!(names(&looker_too.list("").await.unwrap()), ["a", "b"]);
+    assert!(looker_too.holder(&name("b")).await.unwrap().unwrap().is_reserved);
     assert_eq!(looker.backend_version().await.unwrap().product, "PostgreSQL");
     assert_eq!(server.value::<String>(counter).await, before);
 }
