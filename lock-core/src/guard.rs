@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::pin;
 use std::slice;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::background::background;
 use crate::engine::{Core, Releasing};
 use crate::process::leak;
 use crate::queue::Turn;
+use crate::release::Reservation;
 use crate::request::{Renew, Wish};
 use crate::{
     FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Renewal, Stamp, Term,
@@ -165,9 +166,9 @@ impl LockGuard {
         };
         let (tell, told) = held.core.channel();
         let (core, claim) = (Arc::clone(&held.core), held.grant.claim.clone());
-        let reserved_until = held.reserved_until.get().copied();
+        let reservation = held.reservation();
         held.core.spawn_release(releasing, async move {
-            let _ = tell.send(core.let_go(claim, turn, reserved_until).await);
+            let _ = tell.send(core.let_go(claim, turn, reservation).await);
         })?;
         drop(starting);
         let told = told.await.unwrap_or_else(|| Err(held.core.unanswered()));
@@ -181,6 +182,7 @@ impl LockGuard {
     pub(crate) async fn reserve(&self, length: Duration) -> Result<(), LockError> {
         let held = &self.held;
         let (backend, claim) = (Arc::clone(&held.core.backend), held.grant.claim.clone());
+        held.set_reservation(Reservation::Asked);
         let answer = held
             .core
             .call("reservation", async move { backend.reserve(&claim, length).await })
@@ -188,8 +190,9 @@ impl LockGuard {
         match answer.map_err(|error| error.of(self.name()))? {
             Renewal::Renewed => {
                 // Later than the server counts from: at least that long.
-                let _ = held.reserved_until.set(held.core.clock.now() + length);
-                Ok(())
+                held.set_reservation(Reservation::Until(held.core.clock.now() + length));
+                // If the hold has ended meanwhile, so has the reservation: its release came before this was known.
+                self.check()
             }
             Renewal::NotHeld => {
                 held.grant.revocation().fire(LossReason::NotHeld);
@@ -297,8 +300,7 @@ pub(crate) struct Held {
     renew: Renew,
     /// When the hold ends whatever the server says, and why.
     limit: Option<(Stamp, LossReason)>,
-    /// Until when the name stays taken, whenever the hold ends.
-    reserved_until: OnceLock<Stamp>,
+    reservation: Mutex<Reservation>,
     /// Whoever takes it has to let go of the lock.
     turn: Mutex<Option<Turn>>,
 }
@@ -317,7 +319,7 @@ impl Held {
             grant,
             renew: wish.renew,
             limit,
-            reserved_until: OnceLock::new(),
+            reservation: Mutex::new(Reservation::None),
             turn: Mutex::new(Some(turn)),
         })
     }
@@ -332,6 +334,14 @@ impl Held {
 
     pub(crate) fn grant(&self) -> &Grant {
         &self.grant
+    }
+
+    fn reservation(&self) -> Reservation {
+        *self.reservation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_reservation(&self, reservation: Reservation) {
+        *self.reservation.lock().unwrap_or_else(PoisonError::into_inner) = reservation;
     }
 
     pub(crate) fn renews(&self) -> bool {
@@ -414,9 +424,9 @@ impl Held {
             return;
         };
         let (core, claim) = (Arc::clone(&self.core), self.grant.claim.clone());
-        let reserved_until = self.reserved_until.get().copied();
+        let reservation = self.reservation();
         let work = async move {
-            if let Err(error) = core.let_go(claim.clone(), turn, reserved_until).await {
+            if let Err(error) = core.let_go(claim.clone(), turn, reservation).await {
                 tracing::warn!(target: "fencelock", name = %claim.name(), error = format_args!("{error:#}"), "release failed; trying again");
             }
         };

@@ -15,25 +15,36 @@ const STINT: Duration = Duration::from_millis(100);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
+/// What the server may have reserved for a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reservation {
+    /// Nothing.
+    None,
+    /// It was asked for, and not answered: whatever it came to, it is to be ended.
+    Asked,
+    /// It was made, and stays until then.
+    Until(Stamp),
+}
+
 impl Core {
     /// Lets go of a lock that was held, in favour of the next in the local queue if there is one. If the name is reserved, nobody gets
-    /// it before `reserved_until`.
+    /// it before that is over.
     pub(crate) async fn let_go(
         self: &Arc<Self>,
         claim: Claim,
         turn: Turn,
-        reserved_until: Option<Stamp>,
+        reservation: Reservation,
     ) -> Result<Released, LockError> {
-        let unreleased = Unreleased::new(self, &claim, reserved_until);
+        let unreleased = Unreleased::new(self, &claim, reservation);
         turn.releasing();
-        let next = match self.reservation(reserved_until) {
+        let next = match self.rest(reservation) {
             Some(_) => None,
             None => self.next_here(&turn),
         };
         let outcome = match next {
             Some(waiter) => self.hand_over(&claim, turn, waiter).await,
             None => {
-                let outcome = self.release_once(&claim, reserved_until, &self.release_slots).await;
+                let outcome = self.release_once(&claim, reservation, &self.release_slots).await;
                 self.pass_on(turn);
                 outcome
             }
@@ -54,8 +65,8 @@ impl Core {
         self.stats.abandoned.add();
         let core = Arc::clone(self);
         let work = async move {
-            let unreleased = Unreleased::new(&core, &claim, None);
-            let outcome = core.release_once(&claim, None, &core.release_slots).await;
+            let unreleased = Unreleased::new(&core, &claim, Reservation::None);
+            let outcome = core.release_once(&claim, Reservation::None, &core.release_slots).await;
             drop(turn);
             if outcome.is_ok() {
                 unreleased.done();
@@ -126,21 +137,24 @@ impl Core {
         released
     }
 
-    /// What is left of a reservation; `None` if that is nothing.
-    fn reservation(&self, until: Option<Stamp>) -> Option<Duration> {
-        let rest = until?.since(self.clock.now());
+    /// What is left of a reservation that was made; `None` if that is nothing.
+    fn rest(&self, reservation: Reservation) -> Option<Duration> {
+        let Reservation::Until(until) = reservation else {
+            return None;
+        };
+        let rest = until.since(self.clock.now());
         Some(rest).filter(|rest| !rest.is_zero())
     }
 
     async fn release_once(
         &self,
         claim: &Claim,
-        reserved_until: Option<Stamp>,
+        reservation: Reservation,
         slots: &ReleaseSlots,
     ) -> Result<Released, LockError> {
         let _slot = slots.take(self.op_timeout).await?;
         let outcome = ask("release", self.op_timeout, async {
-            match self.reservation(reserved_until) {
+            match self.rest(reservation) {
                 Some(rest) => self.backend.release_reserved(claim, rest).await,
                 None => self.backend.release(claim).await,
             }
@@ -153,16 +167,16 @@ impl Core {
     }
 
     /// Goes on trying until it works, or until the server must have let go by itself.
-    fn retry_release(self: &Arc<Self>, claim: Claim, reserved_until: Option<Stamp>) {
+    fn retry_release(self: &Arc<Self>, claim: Claim, reservation: Reservation) {
         let core = Arc::clone(self);
-        // What never became a guard may have reserved its name, for longer than its ttl.
-        let kept = match reserved_until {
-            Some(_) => claim.ttl(),
-            None => claim.ttl().max(claim.at_least().unwrap_or_default()),
+        // For how long the server may keep what is not released.
+        let kept = match reservation {
+            Reservation::Asked => claim.ttl().max(claim.at_least().unwrap_or_default()),
+            Reservation::None | Reservation::Until(_) => claim.ttl(),
         };
         let until = self.clock.now() + kept;
         let work = async move {
-            let unreleased = Unreleased::new(&core, &claim, reserved_until);
+            let unreleased = Unreleased::new(&core, &claim, reservation);
             let mut pause = FIRST_RETRY;
             loop {
                 core.stats.release_errors.add();
@@ -178,7 +192,7 @@ impl Core {
                     () = tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())) => {}
                     () = core.closing.cancelled() => {}
                 }
-                match core.release_once(&claim, reserved_until, &core.retry_slots).await {
+                match core.release_once(&claim, reservation, &core.retry_slots).await {
                     Ok(_) => return unreleased.done(),
                     Err(error) => {
                         tracing::warn!(target: "fencelock", name = %claim.name(), error = format_args!("{error:#}"), "release failed; trying again")
@@ -198,15 +212,15 @@ impl Core {
 struct Unreleased {
     core: Arc<Core>,
     claim: Option<Claim>,
-    reserved_until: Option<Stamp>,
+    reservation: Reservation,
 }
 
 impl Unreleased {
-    fn new(core: &Arc<Core>, claim: &Claim, reserved_until: Option<Stamp>) -> Self {
+    fn new(core: &Arc<Core>, claim: &Claim, reservation: Reservation) -> Self {
         Self {
             core: Arc::clone(core),
             claim: Some(claim.clone()),
-            reserved_until,
+            reservation,
         }
     }
 
@@ -219,7 +233,7 @@ impl Unreleased {
 impl Drop for Unreleased {
     fn drop(&mut self) {
         if let Some(claim) = self.claim.take() {
-            self.core.retry_release(claim, self.reserved_until);
+            self.core.retry_release(claim, self.reservation);
         }
     }
 }

@@ -362,7 +362,8 @@ impl Wish {
             claim = claim.with_label(label);
         }
         if let Some(length) = self.at_least {
-            claim = claim.with_at_least(length);
+            // Where a lease is a session, the reservation is made in it, and waits for the disk: no other lock is to wait with it.
+            claim = claim.with_at_least(length).with_own_lease();
         }
         match self.renew {
             Renew::UntilReleased => claim,

@@ -32,6 +32,8 @@ enum Fate {
     LosesItsReply,
     /// The lock is taken away before.
     ComesTooLate,
+    /// The guard's hold ends before it is answered.
+    IsAnsweredLate,
 }
 
 /// A backend in memory that does what the test says.
@@ -42,6 +44,7 @@ struct Trouble {
     reserving: Notify,
     failing_releases: AtomicU32,
     failing_plain_releases: AtomicU32,
+    failing_acquisitions: AtomicU32,
     plain_releases: AtomicUsize,
     hand_overs: AtomicUsize,
     has_reservations: bool,
@@ -70,6 +73,7 @@ impl World {
             reserving: Notify::new(),
             failing_releases: AtomicU32::new(0),
             failing_plain_releases: AtomicU32::new(0),
+            failing_acquisitions: AtomicU32::new(0),
             plain_releases: AtomicUsize::new(0),
             hand_overs: AtomicUsize::new(0),
             has_reservations,
@@ -106,6 +110,7 @@ impl DistributedLock for Trouble {
         capabilities
     }
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        fail_if_told(&self.failing_acquisitions)?;
         self.memory.try_acquire(claim).await
     }
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
@@ -132,6 +137,14 @@ impl DistributedLock for Trouble {
                 self.memory.reserve(claim, length).await?;
                 self.reserving.notify_one();
                 std::future::pending().await
+            }
+            Some(Fate::IsAnsweredLate) => {
+                let reserved = self.memory.reserve(claim, length).await?;
+                self.reserving.notify_one();
+                while self.plain_releases.load(Ordering::SeqCst) == 0 {
+                    tokio::task::yield_now().await;
+                }
+                return Ok(reserved);
             }
             Some(Fate::ComesTooLate) => {
                 self.memory.force_release(claim.name()).await?;
@@ -225,6 +238,33 @@ async fn what_a_dropped_request_has_reserved_is_released_after_an_outage_longer_
     world.hand.advance(2 * TTL);
     world.locks.drain().await;
     assert!(world.is_free().await);
+}
+
+#[tokio::test]
+async fn a_hold_that_ends_while_its_name_is_reserved_is_a_loss_and_leaves_nothing() {
+    let world = World::new();
+    world.next(Fate::IsAnsweredLate);
+    let request = world.locks.lock("job").max_hold(TTL / 3).at_least(HOUR);
+    let request = tokio::spawn(request.into_future());
+    world.server.reserving.notified().await;
+    world.hand.advance(TTL / 2);
+    let lost = request.await.unwrap().unwrap_err();
+    assert!(matches!(lost, LockError::Lost { .. }), "{lost}");
+    world.locks.drain().await;
+    assert!(world.is_free().await);
+}
+
+#[tokio::test]
+async fn what_cannot_have_been_reserved_is_released_no_longer_than_for_its_ttl() {
+    let world = World::new();
+    world.server.failing_acquisitions.store(1, Ordering::SeqCst);
+    world.server.failing_plain_releases.store(u32::MAX, Ordering::SeqCst);
+    let failed = world.locks.lock("job").at_least(HOUR).await.unwrap_err();
+    assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
+    world.hand.advance(2 * TTL);
+    tokio::time::timeout(TTL, world.locks.drain())
+        .await
+        .expect("it is given up");
 }
 
 #[tokio::test]
