@@ -111,7 +111,7 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// claim is not renewed any more, its process ends, or it is [released](Self::release_reserved) before. For claims with
     /// [`Claim::at_least`] only. [`Renewal::NotHeld`], and nothing is changed, if the claim does not hold the name.
     ///
-    /// - Renewals never shorten a reservation.
+    /// - It is called once for a claim. Renewals never shorten a reservation.
     /// - [`release`](Self::release) of the claim ends its reservation too: the core calls that for a claim that never became a guard.
     /// - [`force_release`](Self::force_release) ends it.
     /// - [`holder`](Self::holder) and [`list`](Self::list) show the name for as long as it is reserved.

@@ -18,7 +18,7 @@ impl LockRequest {
     /// Leads while the lock is held: acquires it, runs `body` under it, and if the lock is lost, cancels `body` and begins again. Returns
     /// what `body` returned, once it ends under the lock.
     ///
-    /// At most one client leads at a time, with the reservations that hold for every lock: send [`Term::token`] with each write. A
+    /// At most one client leads at a time, with the limits that hold for every lock: send [`Term::token`] with each write. A
     /// leader that dies is replaced when its ttl is over.
     ///
     /// ```

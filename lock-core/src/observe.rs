@@ -31,9 +31,10 @@ impl Locks {
     /// # Ok(()) }
     /// ```
     ///
-    /// Nothing happens before [`Observation::next`] is awaited. Redis, Postgres and etcd push the changes of leaders; a change whose push
-    /// was lost, and of locks that are not led, is noticed within 5 s, and the end of a leader that died when its lease is over. Other
-    /// backends are asked 4 times a second.
+    /// Nothing happens before [`Observation::next`] is awaited. etcd pushes every change of the holder. On Redis and Postgres a leader pushes that
+    /// it leads, and that its term has ended by itself; other changes, such as the end of a leader that lost its lock, and of locks
+    /// that are not led, are noticed within 5 s. A leader that died is shown until its lease is over, on Redis and SQLite until what it
+    /// has [reserved](crate::LockRequest::at_least) is over. SQLite and the backend in memory are asked 4 times a second.
     #[must_use]
     pub fn observe(&self, name: impl AsRef<str>) -> Observation {
         Observation {
@@ -132,7 +133,7 @@ impl Observation {
         }
         let (backend, name) = (Arc::clone(&core.backend), name.clone());
         let holder = core.call("holder", async move { backend.holder(&name).await }).await?;
-        // Nobody holds what is only reserved.
+        // A name that is only reserved has no holder.
         Ok(holder.filter(|holder| !holder.is_reserved))
     }
 

@@ -169,7 +169,7 @@ impl LockRequest {
     /// The time counts by the lock server from the moment when this request is granted, and costs one or two round trips more. Until it is over,
     /// the name is busy for every client, and [`Locks::holder`] shows it as [reserved](crate::Holder::is_reserved) after the
     /// release. [`Locks::force_release`] frees it. A request that is dropped or fails before it has returned the guard reserves nothing; if its
-    /// process ends at that moment, the name may stay reserved.
+    /// process ends at that moment, or its client is shut down while the server is out of reach, the name may stay reserved.
     ///
     /// What a reservation survives is written in the documentation of each backend. At most [`MAX_AT_LEAST`](Self::MAX_AT_LEAST): a
     /// longer one is [`LockError::Configuration`]. [`LockError::NotSupported`] where the backend has no

@@ -25,6 +25,9 @@ impl Locks {
     /// # Ok(()) }
     /// ```
     ///
+    /// On etcd times are rounded up to whole seconds and end up to half a second late, so a period below 30 s skips runs there; and each change
+    /// of etcd's leader begins the time anew, so a change after the first tenth of a period skips the next run.
+    ///
     /// It is short for [`no_wait`](crate::LockRequest::no_wait), [`at_least`](crate::LockRequest::at_least) with nine tenths of `period`, and
     /// [`with`](crate::LockRequest::with). What `body` returns does not matter: a run that fails is not repeated within the period. A run
     /// that takes longer than the period keeps the name, and the starts meanwhile are skipped.

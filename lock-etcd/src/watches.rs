@@ -455,9 +455,10 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) -> Ended {
             Some(Known::Lasting(sight)) => {
                 let began = response.header().filter(|_| response.created());
                 let began = began.map(|header| header.revision());
-                sight.send_modify(|sight| {
+                sight.send_if_modified(|sight| {
                     sight.began = began.or(sight.began);
                     sight.changed = changed.or(sight.changed);
+                    began.is_some() || changed.is_some()
                 });
             }
             Some(Known::Once(tell)) if changed.is_some() => {

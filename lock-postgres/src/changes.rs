@@ -90,9 +90,9 @@ impl Sessions {
         let runtime = Handle::current();
         let mut listens = self.observers.listens.lock().await;
         if !*listens {
-            let ear = Ear::open(self).await?;
+            let listener = Listener::open(self).await?;
             *listens = true;
-            let listening = listen(Arc::downgrade(self), Arc::clone(&self.observers), ear);
+            let listening = listen(Arc::downgrade(self), Arc::clone(&self.observers), listener);
             runtime.spawn(confined(listening));
         }
         let (sender, changes) = Changes::channel();
@@ -115,12 +115,12 @@ impl Sessions {
 }
 
 /// A session that listens.
-struct Ear {
+struct Listener {
     session: Arc<Session>,
     subscription: Subscription,
 }
 
-impl Ear {
+impl Listener {
     async fn open(sessions: &Arc<Sessions>) -> Result<Self, Failure> {
         let session = sessions.ear(TTL).await?;
         session.add_wait();
@@ -153,19 +153,19 @@ impl Ear {
 }
 
 /// Tells observers of changes until there is none, or until the client is closed.
-async fn listen(sessions: Weak<Sessions>, observers: Arc<Observers>, mut ear: Ear) {
+async fn listen(sessions: Weak<Sessions>, observers: Arc<Observers>, mut listener: Listener) {
     loop {
         tokio::select! {
-            notification = ear.subscription.next() => match notification {
+            notification = listener.subscription.next() => match notification {
                 Some(notification) => {
                     if let Ok(key) = notification.payload().parse() {
                         observers.tell(key);
                     }
                 }
                 None => {
-                    ear.close().await;
+                    listener.close().await;
                     match listen_again(&sessions, &observers).await {
-                        Some(again) => ear = again,
+                        Some(again) => listener = again,
                         None => return,
                     }
                     observers.tell_all();
@@ -175,7 +175,7 @@ async fn listen(sessions: Weak<Sessions>, observers: Arc<Observers>, mut ear: Ea
                 let mut listens = observers.listens.lock().await;
                 if observers.is_empty() {
                     *listens = false;
-                    return ear.close().await;
+                    return listener.close().await;
                 }
             }
         }
@@ -183,7 +183,7 @@ async fn listen(sessions: Weak<Sessions>, observers: Arc<Observers>, mut ear: Ea
 }
 
 /// Another session that listens. `None`: that is over.
-async fn listen_again(sessions: &Weak<Sessions>, observers: &Observers) -> Option<Ear> {
+async fn listen_again(sessions: &Weak<Sessions>, observers: &Observers) -> Option<Listener> {
     let mut pause = FIRST_PAUSE;
     loop {
         {
@@ -193,8 +193,8 @@ async fn listen_again(sessions: &Weak<Sessions>, observers: &Observers) -> Optio
                 *listens = false;
                 return None;
             };
-            match Ear::open(&sessions).await {
-                Ok(ear) => return Some(ear),
+            match Listener::open(&sessions).await {
+                Ok(listener) => return Some(listener),
                 Err(failure) => tracing::debug!(target: "fencelock", ?failure, "changes of holders are not heard of"),
             }
         }

@@ -259,6 +259,14 @@ impl Sessions {
         }
     }
 
+    /// A session that carries no lock, for a statement that waits for the disk; beside locks only if the server has no room for another.
+    pub(crate) async fn for_a_commit(self: &Arc<Self>) -> Result<Carried, Failure> {
+        match self.any().await {
+            Ok(session) => Ok(session),
+            Err(failure) => self.pool.beside(|_| failure.is_about_room()).ok_or(failure),
+        }
+    }
+
     /// A session to raise the ceiling of tokens with, which has not waited for that itself when it was opened.
     pub(crate) async fn raiser(self: &Arc<Self>) -> Result<Carried, Failure> {
         match self.pool.idle() {

@@ -5,7 +5,8 @@
 //! client falls silent, and after whichever byte, the server ends the session one ttl after the last message that arrived
 //! as a whole.
 //!
-//! **Invariant.** A session that holds locks sends nothing whose commit waits for the disk or for a standby.
+//! **Invariant.** A session that holds locks sends nothing whose commit waits for a standby, and nothing whose commit waits for the disk
+//! but the reservation of a lock that it has to itself. On a server without a connection left, the end of one may go through any session.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};

@@ -171,6 +171,26 @@ async fn a_standby_that_is_away_keeps_no_holder_waiting() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_notices_each_reservation_and_its_end() {
+    let server = Server::start();
+    let (lock, other) = (server.client().await, server.client().await);
+    let brief = Duration::from_millis(300);
+    for round in 0..3 {
+        // It knows of none.
+        assert!(is_free(&other, "b").await);
+        let claim = reserved(&lock, "a", brief).await;
+        let asked = Instant::now();
+        lock.release_reserved(&claim, brief).await.unwrap();
+        assert!(
+            is_busy(&other, &self::claim("a", TTL)).await || asked.elapsed() > brief,
+            "{round}"
+        );
+        assert!(is_free(&other, "b").await, "it is another name");
+        until("the reservation ends", async || is_free(&other, "a").await).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reservations_that_are_over_are_deleted_by_later_ones() {
     const MANY: usize = 40;
     let server = Server::start();
@@ -362,15 +382,17 @@ async fn a_reservation_ends_by_the_clock_of_the_server() {
     // After a step back the sequence is ahead of what is reserved from then on, and a session knows where it was once that was past.
     step(0).await;
     until("it is free", async || free().await == Some(true)).await;
+    let short = LONG / 4;
     until("it is reserved", async || {
-        let claim = reserving("b", LONG);
+        let claim = reserving("b", short);
         let reserving = async {
             lock.try_acquire(&claim).await?;
-            lock.reserve(&claim, LONG).await?;
-            lock.release_reserved(&claim, LONG).await
+            lock.reserve(&claim, short).await?;
+            lock.release_reserved(&claim, short).await
         };
         reserving.await.is_ok_and(|released| released == Released::Released)
     })
     .await;
-    assert!(taken_for(&other, "b").await > LONG - PATIENCE);
+    let left = taken_for(&other, "b").await;
+    assert!(left > short - PATIENCE && left <= short, "{left:?}");
 }

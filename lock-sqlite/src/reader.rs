@@ -83,6 +83,10 @@ fn read_once<T: Default>(
         let tx = conn.unchecked_transaction()?;
         match Found::look(&tx, files.real())? {
             Found::Nothing => Ok(T::default()),
+            Found::Format1 => Err(Failure::Refused(LockError::configuration(format!(
+                "{} has format 1, of an earlier version of fencelock; any client that may write to it brings it up to date",
+                files.real().display()
+            )))),
             Found::Ours => work(&Records::new(&tx, boot)),
         }
     };

@@ -13,8 +13,14 @@ use crate::patience;
 /// Marks the file as ours (`fncl`), so that no other program's database is ever written to.
 const APPLICATION_ID: i32 = 0x666e_636c;
 
-/// The format of the tables below. A file with a higher one is refused.
-const FORMAT: i32 = 1;
+/// The format of the tables below. A file with a higher one is refused, so clients that know of no reservations are, too.
+const FORMAT: i32 = 2;
+
+/// Makes that of format 1.
+const FROM_FORMAT_1: &str = "
+ALTER TABLE lock ADD COLUMN reserved INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE lock ADD COLUMN reserved_wall INTEGER NOT NULL DEFAULT 0;
+";
 
 /// `lock`: who holds what. A row counts while its boot is this one and its expiry is ahead; all others are free.
 /// `expires` is a reading of the boot clock in nanoseconds, `ttl` in nanoseconds, `acquired_at` in microseconds of Unix
@@ -55,6 +61,14 @@ pub(crate) fn open(path: &Path) -> Result<(Database, Checkpointer), Failure> {
     let found = Found::look(&conn.transaction()?, path)?;
     write_ahead(&conn, path)?;
     let mut checkpointer = Checkpointer::open(path)?;
+    if found == Found::Format1 {
+        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        if Found::look(&tx, path)? == Found::Format1 {
+            tx.execute_batch(FROM_FORMAT_1)?;
+            tx.pragma_update(None, "user_version", FORMAT)?;
+            tx.commit()?;
+        }
+    }
     if found == Found::Nothing {
         let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have been faster.
@@ -98,6 +112,8 @@ fn write_ahead(conn: &Connection, path: &Path) -> Result<(), Failure> {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     Nothing,
+    /// Ours, of a version without reservations.
+    Format1,
     Ours,
 }
 
@@ -110,6 +126,7 @@ impl Found {
         let refused = |message| Err(Failure::Refused(LockError::configuration(message)));
         match (id, format, tables) {
             (APPLICATION_ID, FORMAT, _) => Ok(Self::Ours),
+            (APPLICATION_ID, 1, _) => Ok(Self::Format1),
             (APPLICATION_ID, _, _) => refused(format!(
                 "{} has format {format}, and this version of fencelock knows format {FORMAT}; update this program, or \
                  use another file",

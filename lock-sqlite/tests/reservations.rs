@@ -8,6 +8,7 @@ mod file;
 
 use file::{File, LONG, SHORT, busy, claim, granted};
 use lock_core::{DistributedLock, Released, Renewal};
+use lock_sqlite::SqliteConfig;
 
 const REBOOT: &str = "UPDATE lock SET boot = '00000000-0000-4000-8000-000000000000'";
 const HOUR: Duration = Duration::from_secs(3600);
@@ -101,4 +102,31 @@ async fn the_end_of_a_client_leaves_what_is_reserved_and_nothing_else() {
     assert!(shown.is_reserved && shown.owner == Some(job.owner()), "{shown:?}");
     // Its lease would have ended long before, had nothing been reserved.
     assert!(shown.remaining.unwrap() > HOUR - LONG);
+}
+
+#[tokio::test]
+async fn a_file_of_a_version_without_reservations_is_brought_up_to_date() {
+    let file = File::new();
+    let lock = file.client().await;
+    let held = claim("held", LONG);
+    let grant = granted(&lock, &held).await;
+    // As the earlier version has it.
+    file.sql(
+        "ALTER TABLE lock DROP COLUMN reserved; ALTER TABLE lock DROP COLUMN reserved_wall; PRAGMA user_version = 1",
+    );
+    let refused = SqliteConfig::new(file.path())
+        .read_only(true)
+        .connect()
+        .await
+        .unwrap_err();
+    assert!(refused.to_string().contains("brings it up to date"), "{refused}");
+    let other = file.client().await;
+    assert_eq!(
+        busy(&other, &claim("held", LONG)).await.holder.unwrap().owner,
+        Some(held.owner())
+    );
+    let job = claim("job", LONG).with_at_least(HOUR);
+    assert!(granted(&other, &job).await.token > grant.token);
+    assert_eq!(other.reserve(&job, HOUR).await.unwrap(), Renewal::Renewed);
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
 }
