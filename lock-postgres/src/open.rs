@@ -90,7 +90,13 @@ impl Sessions {
     }
 
     async fn open_now(self: &Arc<Self>, ttl: Duration, counter: Counter) -> Result<Arc<Session>, Failure> {
-        match self.open_once(ttl, counter).await {
+        let opened = match self.open_once(ttl, counter).await {
+            // PgBouncer hands on a session with the end of another client's answers in it, once in some hundred starts. The first message
+            // finds that, before anything is set or taken, and the connection is closed.
+            Err(Failure::Nonsense) => self.open_once(ttl, counter).await,
+            opened => opened,
+        };
+        match opened {
             // Something is in the way of putting the counter right, which can be used as it is.
             Err(Failure::Stuck) => self.open_once(ttl, Counter::AsItIs).await,
             opened => opened,
