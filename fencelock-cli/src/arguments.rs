@@ -97,7 +97,7 @@ pub(crate) struct Run {
     ///
     /// For a command that a scheduler starts on several machines: with --no-wait it runs on the first of them, and the others are
     /// told that the lock is busy. Give somewhat less than the time between two starts, and more than the clocks of the machines differ. The
-    /// exit code of the command does not matter. `fencelock release --force` frees the lock.
+    /// exit code of the command does not matter, nor whether it could be executed at all. `fencelock release --force` frees the lock.
     #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
     pub(crate) at_least: Option<Duration>,
     /// When the lock is lost: the time that the command has between SIGTERM and SIGKILL. 5s, or less if the ttl is short.

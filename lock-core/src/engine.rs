@@ -5,7 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OnceCell, oneshot};
+use tokio::sync::{OnceCell, Semaphore, oneshot};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
@@ -23,6 +23,9 @@ use crate::request::Wish;
 use crate::stats::{Counters, Gauge};
 use crate::watchdog::Watchdog;
 use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LockName, LossReason, Outages};
+
+/// How many observers of a client look at once.
+const LOOKS: usize = 2;
 
 /// Who waits for an answer.
 type Caller<T> = oneshot::Sender<Result<T, LockError>>;
@@ -43,6 +46,8 @@ pub(crate) struct Core {
     pub(crate) outages: Outages,
     pub(crate) release_slots: ReleaseSlots,
     pub(crate) retry_slots: ReleaseSlots,
+    /// Looks of observers that are under way: on Postgres each takes a session.
+    pub(crate) looks: Semaphore,
     tasks: TaskTracker,
     /// Releases under way. Closed from the beginning, so that waiting for it ends whenever there is none.
     releases: TaskTracker,
@@ -77,6 +82,7 @@ impl Core {
             outages: Outages::default(),
             release_slots: ReleaseSlots::new(release_slots::FIRST_ATTEMPTS),
             retry_slots: ReleaseSlots::new(release_slots::RETRIES),
+            looks: Semaphore::new(LOOKS),
             tasks: TaskTracker::new(),
             releases,
             closing: Arc::default(),

@@ -124,6 +124,9 @@ impl Observation {
     /// Asks who holds the lock. Listens before, so that no change after the answer is missed.
     async fn look(&mut self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let core = &self.locks.core;
+        core.here()?;
+        // A change wakes all observers of a name at once. The semaphore is never closed.
+        let _slot = core.looks.acquire().await.ok();
         if matches!(self.pushes, Pushes::Unknown) {
             let (backend, name) = (Arc::clone(&core.backend), name.clone());
             let changes = core
@@ -160,6 +163,8 @@ impl Observation {
 fn is_same(a: Option<&Holder>, b: Option<&Holder>) -> bool {
     match (a, b) {
         (None, None) => true,
+        // A holder that could not be asked in time is known by its session alone.
+        (Some(a), Some(b)) if b.token.is_none() && b.owner.is_none() && a.token.is_some() => true,
         (Some(a), Some(b)) => (a.owner, a.token, a.pid, &a.host) == (b.owner, b.token, b.pid, &b.host),
         _ => false,
     }
