@@ -3,9 +3,16 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_core::{LockError, Locks, MemoryLock};
+use async_trait::async_trait;
+use lock_core::{
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Locks, MemoryLock, Released,
+    Renewal,
+};
+use tokio::task::JoinSet;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -87,4 +94,57 @@ async fn failures_are_told_and_name_the_lock() {
         matches!(closed, LockError::Closed { .. }) && closed.name().is_some(),
         "{closed}"
     );
+}
+
+/// A backend in memory that counts the looks at holders that are under way.
+#[derive(Debug)]
+struct Counted {
+    memory: MemoryLock,
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+#[async_trait]
+impl DistributedLock for Counted {
+    fn capabilities(&self) -> Capabilities {
+        self.memory.capabilities()
+    }
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        self.memory.try_acquire(claim).await
+    }
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        self.memory.renew(lease).await
+    }
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.memory.release(claim).await
+    }
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+        self.most.fetch_max(now, Ordering::SeqCst);
+        // The others get their turns.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        self.now.fetch_sub(1, Ordering::SeqCst);
+        self.memory.holder(name).await
+    }
+}
+
+#[tokio::test]
+async fn a_hundred_observers_of_a_client_look_two_at_a_time() {
+    let backend = Arc::new(Counted {
+        memory: MemoryLock::new(),
+        now: AtomicUsize::new(0),
+        most: AtomicUsize::new(0),
+    });
+    let locks = Locks::new(Arc::clone(&backend) as Arc<dyn DistributedLock>);
+    let mut looks = JoinSet::new();
+    for _ in 0..100 {
+        let mut holders = locks.observe("job");
+        looks.spawn(async move { holders.next().await });
+    }
+    while let Some(look) = looks.join_next().await {
+        assert!(look.unwrap().unwrap().is_none());
+    }
+    assert_eq!(backend.most.load(Ordering::SeqCst), 2);
 }

@@ -291,7 +291,7 @@ pub(crate) async fn those_who_observe_see_each_leader(case: Arc<Case>) -> Outcom
     ensure!(
         first.is_none(),
         "the backend",
-        "nobody leads before the first does; it said {first:?}"
+        "there is no leader before the first one; it said {first:?}"
     );
     for term in 0..TERMS {
         let label = format!("term {term}");
@@ -332,7 +332,7 @@ pub(crate) async fn those_who_observe_see_each_leader(case: Arc<Case>) -> Outcom
         ensure!(
             seen.is_none(),
             "the backend",
-            "nobody leads between two terms; they see {seen:?}"
+            "there is no leader between two terms; they see {seen:?}"
         );
     }
     Ok(())
