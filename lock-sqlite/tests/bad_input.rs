@@ -99,10 +99,10 @@ async fn an_empty_file_becomes_a_database() {
 async fn a_newer_format_is_refused() {
     let file = File::new();
     file.client().await.close().await.unwrap();
-    file.sql("PRAGMA user_version = 2");
+    file.sql("PRAGMA user_version = 3");
     let why = refusal(file.path()).await;
     assert!(
-        why.contains("has format 2") && why.contains("update this program"),
+        why.contains("has format 3") && why.contains("update this program"),
         "{why}"
     );
 }
