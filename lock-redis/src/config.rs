@@ -10,6 +10,7 @@ use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 
 use crate::keys::Keys;
+use crate::redlock::Node;
 use crate::session::{Session, Settings};
 use crate::transport::Place;
 use crate::{RedisLock, address};
@@ -267,12 +268,18 @@ impl RedisConfig {
     ///
     /// [`LockError::Configuration`] if the namespace, [`op_timeout`](Self::op_timeout) or the time to keep counters cannot be used.
     pub fn connect_lazy(self) -> Result<RedisLock, LockError> {
+        let executor = Executor::new(self.runtime.clone());
+        Ok(RedisLock::new(Session::new(self.settings(executor, None)?)))
+    }
+
+    /// What a session is made of; `node` if the server is one of several.
+    pub(crate) fn settings(self, executor: Executor, node: Option<Node>) -> Result<Settings, LockError> {
         if !RETENTION.contains(&self.counter_retention) {
             return Err(LockError::configuration(
                 "counters cannot be kept for that time; give a counter_retention of 1s to 365days",
             ));
         }
-        Ok(RedisLock::new(Session::new(Settings {
+        Ok(Settings {
             place: self.place,
             user: self.user,
             password: self.password,
@@ -282,7 +289,8 @@ impl RedisConfig {
             min_replicas: self.min_replicas,
             counter_retention: self.counter_retention,
             allow_unsafe: self.allow_unsafe,
-            executor: Executor::new(self.runtime),
-        })))
+            executor,
+            node,
+        })
     }
 }

@@ -14,6 +14,8 @@ pub(crate) enum Failure {
     Broken,
     /// The request took so long to arrive, twice, that it was not to be carried out any more.
     Late { round_trip: Duration, ttl: Duration },
+    /// The server is a node of several that is new or has lost its data, and grants nothing for that long.
+    Young(Duration),
     /// Fewer replicas than wanted had the grant or the renewal in time.
     TooFew { reached: u32, wanted: u32 },
     /// One of these keys is not of the type that the scripts give it.
@@ -46,6 +48,10 @@ impl Failure {
                     "a round trip to Redis took {round_trip:.1?}, which is too long for a ttl of {ttl:?}; raise the ttl if \
                      this goes on"
                 ),
+            ),
+            Self::Young(left) => unavailable(
+                operation,
+                &format!("this node is new or has lost its data, and grants locks in {left:.1?}"),
             ),
             Self::TooFew { reached, wanted } => unavailable(
                 operation,

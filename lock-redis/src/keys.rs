@@ -37,6 +37,11 @@ impl Keys {
         format!("{{{}:}}:none", self.namespace)
     }
 
+    /// The key that says since when a node of several servers has its data.
+    pub(crate) fn born(&self) -> String {
+        format!("{{{}:}}:born", self.namespace)
+    }
+
     /// All keys of the name, in the order in which the scripts expect them.
     pub(crate) fn of(&self, name: &LockName) -> [String; 4] {
         let key = |kind| format!("{{{}:{name}}}:{kind}", self.namespace);

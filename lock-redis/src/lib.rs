@@ -55,6 +55,7 @@ mod link;
 mod list;
 mod listeners;
 mod record;
+mod redlock;
 mod requests;
 mod reserve;
 mod safety;
@@ -77,9 +78,11 @@ use lock_core::{
 };
 
 pub use config::RedisConfig;
+pub use redlock::{RedlockConfig, RedlockLock};
 /// The version of the client library that [`fence`] and [`RedisConfig::from_client`] work with.
 pub use redis;
 
+use requests::OnBusy;
 use session::Session;
 
 /// Locks on a Redis server.
@@ -156,7 +159,7 @@ impl DistributedLock for RedisLock {
         if deadline.is_some_and(|deadline| deadline <= self.session.clock().now()) {
             return self.try_acquire(claim).await;
         }
-        self.session.wait(claim, deadline, busy).await
+        self.session.wait(claim, deadline, busy, OnBusy::Queue).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

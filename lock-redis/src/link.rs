@@ -28,6 +28,7 @@ pub(crate) struct Link {
     broken: CancellationToken,
     flags: bool,
     version: BackendVersion,
+    run_id: String,
     clock: Clock,
     opened: Stamp,
     /// When the server was last heard, in nanoseconds since the opening.
@@ -120,6 +121,7 @@ impl Link {
             broken: guard.disarm(),
             flags: server.knows_flags(),
             version: server.named(),
+            run_id: server.run_id().to_owned(),
             time: Mutex::new(ServerTime::new(time, sent, clock.now())),
             clock,
             opened,
@@ -160,6 +162,11 @@ impl Link {
     /// Takes note of such a refusal. True for the first one.
     pub(crate) fn observing_was_refused(&self) -> bool {
         !self.cannot_observe.swap(true, Ordering::AcqRel)
+    }
+
+    /// What tells the server from all others, until it is restarted.
+    pub(crate) fn run_id(&self) -> &str {
+        &self.run_id
     }
 
     /// The server that this leads to.
@@ -265,6 +272,11 @@ impl Link {
     /// The most that the server's clock can show at `stamp`, in milliseconds.
     pub(crate) fn server_millis(&self, stamp: Stamp) -> u64 {
         self.time.lock().unwrap_or_else(PoisonError::into_inner).latest(stamp) / 1000
+    }
+
+    /// The least that the server's clock can show at `stamp`, in microseconds.
+    pub(crate) fn earliest_server_micros(&self, stamp: Stamp) -> u64 {
+        self.time.lock().unwrap_or_else(PoisonError::into_inner).earliest(stamp)
     }
 
     fn heard_something(&self) {

@@ -18,6 +18,28 @@ use crate::{record, scripts::Source};
 /// Stands for an owner where there is none.
 const NOBODY: &str = "-";
 
+/// What to do if somebody else holds the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnBusy {
+    /// Nothing.
+    Fail,
+    /// Wait in the queue.
+    Queue,
+    /// Also if this claim holds it: of several nodes, one that too few others go with. Waits in the queue, and gives the node to the
+    /// earliest waiter, which may be this one.
+    Yield,
+}
+
+impl OnBusy {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Fail => "0",
+            Self::Queue => "1",
+            Self::Yield => "2",
+        }
+    }
+}
+
 /// The answer to an acquire.
 pub(crate) enum Answer {
     Granted(Grant),
@@ -45,12 +67,12 @@ pub(crate) struct Waiting {
 }
 
 impl Session {
-    /// Asks for the lock; with `wait` the claim is in the queue if it is busy.
+    /// Asks for the lock.
     pub(crate) async fn ask_for(
         &self,
         link: &Arc<Link>,
         claim: &Claim,
-        wait: bool,
+        on_busy: OnBusy,
     ) -> Result<(Answer, Stamp), Failure> {
         let ttl = millis(claim.ttl());
         let info = record::info(claim);
@@ -69,7 +91,7 @@ impl Session {
                         &self.micros(sent).to_string(),
                         self.client(),
                         &info,
-                        if wait { "1" } else { "0" },
+                        on_busy.word(),
                     ],
                 )
                 .await?;
@@ -89,13 +111,13 @@ impl Session {
 
     /// Asks for the lock without waiting for it; once more if the connection ends under the request.
     pub(crate) async fn try_for(&self, claim: &Claim) -> Result<Answer, Failure> {
-        let asked = self.ask_for(&self.link().await?, claim, false).await;
+        let asked = self.ask_for(&self.link().await?, claim, OnBusy::Fail).await;
         if !asked.as_ref().is_err_and(Failure::is_lost_connection) {
             return Ok(asked?.0);
         }
         // If the first request was carried out, the same owner gets the same token.
         let link = self.link().await?;
-        let (answer, _) = self.ask_for(&link, claim, false).await?;
+        let (answer, _) = self.ask_for(&link, claim, OnBusy::Fail).await?;
         if let Answer::Busy(_) = answer {
             // The first request may have been carried out after the second.
             self.release_on(&link, claim).await?;
@@ -110,12 +132,9 @@ impl Session {
             let sent = self.clock().now();
             // Twice as long as the core waits for the answer.
             let stop = link.server_millis(sent) + ttl / 2;
-            let arguments: [&str; 4] = [&owner, &ttl.to_string(), &stop.to_string(), "1"];
-            let arguments = match claim.at_least() {
-                Some(_) => &arguments[..],
-                None => &arguments[..3],
-            };
-            let mut answer = self.run(&scripts::RENEW.get(), link, claim.name(), arguments).await?;
+            let reserved = if claim.at_least().is_some() { "1" } else { "0" };
+            let arguments: [&str; 4] = [&owner, &ttl.to_string(), &stop.to_string(), reserved];
+            let mut answer = self.run(&scripts::RENEW.get(), link, claim.name(), &arguments).await?;
             round_trip = self.clock().now().since(sent);
             let (word, time) = (answer.word()?, answer.number()?);
             if word == "late" {
@@ -213,6 +232,28 @@ impl Session {
         Ok(released)
     }
 
+    /// Raises a node that has granted the claim with the token `presented` to `token`. False if it does not hold that grant any more.
+    pub(crate) async fn confirm_on(
+        &self,
+        link: &Arc<Link>,
+        claim: &Claim,
+        presented: FencingToken,
+        token: FencingToken,
+    ) -> Result<bool, Failure> {
+        let arguments = [claim.owner().to_string(), presented.to_string(), token.to_string()];
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        let sent = self.clock().now();
+        let answer = self.run(&scripts::CONFIRM.get(), link, claim.name(), &arguments).await;
+        let mut answer = answer?;
+        let word = answer.word()?;
+        link.learn(answer.number()?, sent);
+        match &*word {
+            "confirmed" => Ok(true),
+            "lost" => Ok(false),
+            _ => Err(Failure::Nonsense),
+        }
+    }
+
     /// Gives the name to the next waiter, behind more waiters that are gone than one script removes.
     ///
     /// If this fails or takes longer than `limit`, the next refresh of a waiter continues, so the caller's request succeeds.
@@ -248,7 +289,7 @@ impl Session {
     pub(crate) async fn hand_over_on(&self, link: &Arc<Link>, from: &Claim, to: &Claim) -> Result<HandOver, Failure> {
         if from.name() != to.name() {
             let released = self.release_on(link, from).await?;
-            let (answer, _) = self.ask_for(link, to, false).await?;
+            let (answer, _) = self.ask_for(link, to, OnBusy::Fail).await?;
             return Ok(HandOver::new(released, self.attempt(answer).await?));
         }
         let sent = self.clock().now();
@@ -272,7 +313,7 @@ impl Session {
         let released = answer.released()?;
         let answer = match self.attempted(link, to, sent, answer)? {
             Reply::Answer(answer) => answer,
-            Reply::Late | Reply::Again => self.ask_for(link, to, false).await?.0,
+            Reply::Late | Reply::Again => self.ask_for(link, to, OnBusy::Fail).await?.0,
         };
         Ok(HandOver::new(released, self.attempt(answer).await?))
     }
@@ -304,7 +345,9 @@ impl Session {
             return Ok(Reply::Late);
         }
         link.learn(time, sent);
+        self.node().inspect(|node| node.answered(word == "young"));
         match &*word {
+            "young" => Err(Failure::Young(Duration::from_millis(answer.number()?))),
             "again" => Ok(Reply::Again),
             "granted" => {
                 let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
@@ -354,10 +397,18 @@ impl Session {
         name: &LockName,
         arguments: &[&str],
     ) -> Result<Fields, Failure> {
-        let keys = self.settings().keys.of(name);
+        let mut keys = self.settings().keys.of(name).to_vec();
         let retention = self.settings().counter_retention.as_millis().to_string();
-        let arguments = [&[self.channels(), &retention], arguments].concat();
-        let answer = script.run(link, &keys, &arguments).await;
+        let mut arguments = [&[self.channels(), &retention], arguments].concat();
+        let answer = match self.node() {
+            None => script.run(link, false, &keys, &arguments).await,
+            Some(node) => {
+                keys.push(self.settings().keys.born());
+                let [proposal, max_ttl] = node.arguments(arguments[2]);
+                arguments.extend([&*proposal, &*max_ttl]);
+                script.run(link, true, &keys, &arguments).await
+            }
+        };
         // The server does not say which it was.
         let answer = answer.map_err(|error| match failure::is_wrong_type(&error) {
             true => Failure::Foreign(format!("one of {}", keys.join(", "))),

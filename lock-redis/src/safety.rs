@@ -11,6 +11,7 @@ pub(crate) struct Server {
     /// What it calls itself, and the version of that.
     product: String,
     full_version: String,
+    run_id: String,
     mode: String,
     role: String,
     /// How many are connected.
@@ -37,6 +38,7 @@ impl Server {
                     (server.product, server.full_version) = ("Valkey".to_owned(), value.to_owned());
                 }
                 "redis_mode" | "server_mode" => server.mode = value.to_owned(),
+                "run_id" => server.run_id = value.to_owned(),
                 "role" => server.role = value.to_owned(),
                 "connected_slaves" => server.replicas = value.parse().unwrap_or_default(),
                 "min_slaves_good_slaves" => server.needs_replicas = true,
@@ -51,6 +53,11 @@ impl Server {
     /// For people.
     pub(crate) fn named(&self) -> BackendVersion {
         BackendVersion::new(self.product.as_str(), self.full_version.as_str())
+    }
+
+    /// What tells it from all others, until it is restarted.
+    pub(crate) fn run_id(&self) -> &str {
+        &self.run_id
     }
 
     /// Whether scripts can carry flags.

@@ -7,8 +7,14 @@ use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use crate::link::Link;
 
-/// A script, in the two forms in which servers take it.
+/// A script, for a server of its own and for a node of several.
 pub(crate) struct Source {
+    alone: Forms,
+    node: Forms,
+}
+
+/// A script in the two forms in which servers take it.
+struct Forms {
     plain: Text,
     /// With leave to write on a full server: what it frees is more than what it writes.
     flagged: Option<Text>,
@@ -19,25 +25,59 @@ struct Text {
     hash: String,
 }
 
+macro_rules! text {
+    ($($file:literal),+) => { concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+) };
+}
+
 macro_rules! scripts {
-    ($($name:ident = $kind:ident($($file:literal),+);)+) => {
-        $(pub(crate) static $name: Computed<Source> = Computed::new(|| {
-            Source::$kind(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))
+    ($($name:ident = $kind:ident($($file:literal),+; $($of_node:literal),+);)+) => {
+        $(pub(crate) static $name: Computed<Source> = Computed::new(|| Source {
+            alone: Forms::$kind(text!($($file),+)),
+            node: Forms::$kind(text!($($of_node),+)),
         });)+
     };
 }
 
 scripts! {
-    ACQUIRE = plain("shared", "acquire_first", "queue", "acquire");
-    RENEW = plain("shared", "renew_first", "queue", "renew");
-    RELEASE = releasing("shared", "release_first", "queue", "release");
-    HAND_OVER = releasing("shared", "hand_over_first", "queue", "hand_over");
-    RESERVE = releasing("shared", "queue", "reserve");
-    FORCE_RELEASE = releasing("shared", "queue", "force_release");
-    HOLDER = plain("holder");
+    ACQUIRE = plain(
+        "shared", "acquire_first", "queue", "acquire";
+        "shared", "redlock", "redlock_acquire", "acquire_first", "queue", "redlock_yield", "acquire"
+    );
+    RENEW = plain(
+        "shared", "renew_first", "queue", "renew";
+        "shared", "redlock", "renew_first", "queue", "renew"
+    );
+    RELEASE = releasing(
+        "shared", "release_first", "queue", "release";
+        "shared", "redlock", "release_first", "queue", "release"
+    );
+    HAND_OVER = releasing(
+        "shared", "hand_over_first", "queue", "hand_over";
+        "shared", "redlock", "redlock_hand_over", "hand_over_first", "queue", "hand_over"
+    );
+    RESERVE = releasing("shared", "queue", "reserve"; "shared", "redlock", "queue", "reserve");
+    FORCE_RELEASE = releasing("shared", "queue", "force_release"; "shared", "redlock", "queue", "force_release");
+    HOLDER = plain("holder"; "holder");
+    // Only nodes run these.
+    CONFIRM = plain("shared", "confirm"; "shared", "redlock", "confirm");
+    BORN = plain("shared", "born"; "shared", "redlock", "born");
 }
 
 impl Source {
+    /// Runs the script on those keys; `node` if the server is one of several.
+    pub(crate) async fn run(
+        &self,
+        link: &Arc<Link>,
+        node: bool,
+        keys: &[String],
+        arguments: &[&str],
+    ) -> Result<Value, RedisError> {
+        let forms = if node { &self.node } else { &self.alone };
+        forms.run(link, keys, arguments).await
+    }
+}
+
+impl Forms {
     fn plain(text: &str) -> Self {
         Self {
             plain: Text::new(text.to_owned()),
@@ -54,7 +94,7 @@ impl Source {
 
     /// Runs the script on those keys. A server that does not know it yet gets its text along, in one request: between two
     /// it could forget it again.
-    pub(crate) async fn run(&self, link: &Arc<Link>, keys: &[String], arguments: &[&str]) -> Result<Value, RedisError> {
+    async fn run(&self, link: &Arc<Link>, keys: &[String], arguments: &[&str]) -> Result<Value, RedisError> {
         let text = self
             .flagged
             .as_ref()

@@ -29,7 +29,8 @@ impl ServerTime {
         self.micros.saturating_add(micros(stamp.since(self.sent)))
     }
 
-    fn earliest(&self, stamp: Stamp) -> u64 {
+    /// The least that the server's clock can show at `stamp`, in microseconds of Unix time.
+    pub(crate) fn earliest(&self, stamp: Stamp) -> u64 {
         self.micros.saturating_add(micros(stamp.since(self.received)))
     }
 

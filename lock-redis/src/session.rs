@@ -15,10 +15,11 @@ use crate::keys::Keys;
 use crate::line::Line;
 use crate::link::Link;
 use crate::listeners::Listeners;
+use crate::redlock::Node;
 use crate::transport::Place;
 
 /// What the client was configured with.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct Settings {
     pub(crate) place: Place,
     pub(crate) user: Option<String>,
@@ -30,6 +31,8 @@ pub(crate) struct Settings {
     pub(crate) counter_retention: Duration,
     pub(crate) allow_unsafe: bool,
     pub(crate) executor: Executor,
+    /// If the server is one of several.
+    pub(crate) node: Option<Node>,
 }
 
 impl Settings {
@@ -100,6 +103,11 @@ impl Session {
 
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// What is known of the server as one of several.
+    pub(crate) fn node(&self) -> Option<&Node> {
+        self.settings.node.as_ref()
     }
 
     pub(crate) fn clock(&self) -> &Clock {

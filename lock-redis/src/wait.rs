@@ -6,7 +6,7 @@ use tokio::time::sleep;
 use crate::failure::Failure;
 use crate::link::Link;
 use crate::listeners::{Push, Ticket};
-use crate::requests::{Answer, Waiting};
+use crate::requests::{Answer, OnBusy, Waiting};
 use crate::session::Session;
 
 impl Session {
@@ -18,6 +18,7 @@ impl Session {
         claim: &Claim,
         deadline: Option<Stamp>,
         mut busy: BusySignal,
+        mut on_busy: OnBusy,
     ) -> Result<Attempt, LockError> {
         // Before anything is sent, so that no push is missed.
         let mut ticket = self.listeners().wait(claim.owner());
@@ -25,7 +26,7 @@ impl Session {
             let (answer, link) = self
                 .limited("acquire", async {
                     let link = self.link().await?;
-                    let answer = match self.ask_for(&link, claim, true).await? {
+                    let answer = match self.ask_for(&link, claim, on_busy).await? {
                         (Answer::Granted(grant), sent) => (Answer::Granted(self.replicated(grant).await?), sent),
                         busy => busy,
                     };
@@ -37,6 +38,7 @@ impl Session {
                 (Answer::Busy(waiting), sent) => (waiting, sent),
             };
             busy.tell(&waiting.busy);
+            on_busy = OnBusy::Queue;
             match self.next(claim, deadline, &link, &mut ticket, &waiting, sent).await {
                 Next::Ask => {}
                 Next::Granted(grant) => {

@@ -1,4 +1,4 @@
-local waits = ARGV[9] == '1'
+local waits = ARGV[9] ~= '0'
 local queued = waits and redis.call('ZSCORE', ORDER, OWNER)
 if queued then
     write_although_full()

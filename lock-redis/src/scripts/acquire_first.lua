@@ -1,5 +1,5 @@
 -- ARGV: 4 ttl in ms, 5 server time in ms when the claim must have ended, 6 send stamp, 7 client, 8 what to keep of the
--- holder, 9 '1' to wait.
+-- holder, 9 '0' not to wait.
 local life = life_of(ARGV[4], ARGV[5])
 if not life then
     return { 'late', stamp }

@@ -41,7 +41,7 @@ local function enqueue(owner, queued, ttl, life, sent, client, info)
     if not queued then
         -- Numbers follow the clock, and rise where the clock was set back.
         local last = redis.call('ZRANGE', ORDER, -1, -1, 'WITHSCORES')[2]
-        number = math.max(now_us, (tonumber(last) or 0) + 1)
+        number = PLACE or math.max(now_us, (tonumber(last) or 0) + 1)
     end
     local entry = table.concat({ FORMAT, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
     redis.call('HSET', WAITERS, owner, entry)

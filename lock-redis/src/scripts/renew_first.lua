@@ -4,7 +4,7 @@ if owner_of(value) == OWNER then
     if now > tonumber(ARGV[5]) then
         return { 'late', stamp }
     end
-    if not ARGV[6] or redis.call('PTTL', LOCK) < tonumber(ARGV[4]) then
+    if ARGV[6] ~= '1' or redis.call('PTTL', LOCK) < tonumber(ARGV[4]) then
         redis.call('PEXPIRE', LOCK, ARGV[4])
     end
     return { 'renewed', stamp }

@@ -1,0 +1,184 @@
+//! Locks on several independent servers: fenced Redlock.
+//!
+//! The classical algorithm (<https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>) has no fencing tokens. Here each
+//! node counts tokens per name, and an acquisition is finished only when a majority of all nodes has a counter at or above its
+//! token, so that every later majority knows a counter that is at least as high.
+
+mod acquire;
+mod address;
+mod born;
+mod config;
+mod node;
+mod quorum;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use lock_core::process::OfProcess;
+use lock_core::{
+    Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
+    LockName, Released, Renewal, Scope, Stamp,
+};
+
+pub use config::RedlockConfig;
+pub(crate) use node::Node;
+
+use crate::failure::Failure;
+use quorum::Quorum;
+
+/// Locks on a majority of several independent Redis servers.
+///
+/// Clones share the connections, one to each node. Dropping the last clone closes them and leaves what it held to expire;
+/// [`close`](DistributedLock::close) releases it.
+#[derive(Clone, Debug)]
+pub struct RedlockLock {
+    quorum: OfProcess<Quorum>,
+}
+
+impl RedlockLock {
+    /// Connects to the nodes at an address such as `redlock://host1,host2,host3`; see [`RedlockConfig::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// As [`RedlockConfig::from_url`] and [`RedlockConfig::connect`].
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self, LockError> {
+        RedlockConfig::from_url(url.as_ref())?.connect().await
+    }
+
+    fn new(quorum: Quorum) -> Self {
+        Self {
+            quorum: OfProcess::new(quorum),
+        }
+    }
+
+    fn quorum(&self) -> &Arc<Quorum> {
+        self.quorum.arc()
+    }
+}
+
+#[async_trait]
+impl DistributedLock for RedlockLock {
+    fn capabilities(&self) -> Capabilities {
+        let shortest = Capabilities::new(Scope::Server).min_ttl;
+        Capabilities::new(Scope::Server)
+            .with_ttl_range(shortest, self.quorum.max_ttl)
+            .with_op_timeout(self.quorum.op_timeout)
+            .with_fairness()
+            .with_inspection()
+            .with_reservations()
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        match self.quorum.try_acquire(claim).await {
+            Err(_) if self.quorum.all_young_are_let().await => self.quorum.try_acquire(claim).await,
+            done => done,
+        }
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        // A lease without a claim is not one of ours.
+        let Some(claim) = lease.claim() else {
+            return Ok(Renewal::NotHeld);
+        };
+        self.quorum.renew(claim).await
+    }
+
+    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.quorum.release(claim).await
+    }
+
+    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
+    }
+
+    async fn try_then_wait(
+        &self,
+        claim: &Claim,
+        deadline: Option<Stamp>,
+        busy: BusySignal,
+    ) -> Result<Attempt, LockError> {
+        if deadline.is_some_and(|deadline| deadline <= self.quorum.now()) {
+            return self.try_acquire(claim).await;
+        }
+        match self.quorum.wait(claim, deadline, busy).await {
+            Err(_) if self.quorum.all_young_are_let().await => {
+                self.quorum.wait(claim, deadline, BusySignal::new(drop)).await
+            }
+            done => done,
+        }
+    }
+
+    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        self.quorum.hand_over(from, to).await
+    }
+
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        self.quorum.reserve(claim, length).await
+    }
+
+    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        self.quorum.release_reserved(claim, rest).await
+    }
+
+    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.quorum.holder(name).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        self.quorum.list(prefix).await
+    }
+
+    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.quorum.force_release(name).await
+    }
+
+    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+        let round = self.quorum.ask(|session| async move {
+            let asking = async { Ok::<_, Failure>(session.link().await?.version().clone()) };
+            session.limited("asking for the version", asking).await
+        });
+        let mut versions = self.quorum.collect("asking for the version", round).await?;
+        versions.sort_by_key(|(node, _)| *node);
+        let mut texts: Vec<_> = versions.into_iter().map(|(_, version)| version.to_string()).collect();
+        texts.dedup();
+        Ok(BackendVersion::new(format!("Redlock on {} nodes:", self.quorum.len()), texts.join(", ")))
+    }
+
+    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+        let mut round = self.quorum.ask(|session| async move {
+            let asking = async {
+                let link = session.link().await?;
+                link.use_rare_commands(&session.settings().keys).await?;
+                Ok(link.look().await?.warnings(0))
+            };
+            session.limited("asking for the settings of the server", asking).await
+        });
+        let mut warnings = Vec::new();
+        let mut errors = Vec::new();
+        while let Some((node, told)) = round.next().await {
+            let place = &self.quorum.sessions[node].settings().place;
+            match told {
+                Ok(told) => warnings.extend(told.into_iter().map(|warning| format!("node {place}: {warning}"))),
+                Err(error) if !error.is_retryable() => return Err(self.quorum.no_majority("check", vec![(node, error)])),
+                Err(error) => {
+                    warnings.push(format!("node {place} does not take part: {error}"));
+                    errors.push((node, error));
+                }
+            }
+        }
+        if errors.len() > self.quorum.len() - self.quorum.majority() {
+            return Err(self.quorum.no_majority("asking for the settings of the servers", errors));
+        }
+        Ok(warnings)
+    }
+
+    async fn close(&self) -> Result<(), LockError> {
+        self.quorum.close().await
+    }
+
+    fn process(&self) -> Option<u32> {
+        Some(self.quorum.process())
+    }
+}

@@ -1,0 +1,81 @@
+//! Nodes that have no data: new ones, and those that have lost it.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt;
+use lock_core::LockError;
+
+use super::quorum::Quorum;
+use crate::failure::Failure;
+use crate::link::Link;
+use crate::requests::Fields;
+use crate::scripts;
+use crate::session::Session;
+
+/// Nodes that all begin without data within this time are new together.
+const TOGETHER: u64 = 5000;
+
+/// What a node says of its data.
+#[derive(Clone, Debug)]
+pub(super) struct Born {
+    is_new: bool,
+    age: u64,
+    since: String,
+}
+
+impl Session {
+    /// Asks a node since when it has its data. If that is since `open`, it may grant locks at once from now on.
+    async fn born_on(&self, link: &Arc<Link>, open: &str) -> Result<Born, Failure> {
+        let settings = self.settings();
+        let mut keys = vec![settings.keys.unused(); 4];
+        keys.push(settings.keys.born());
+        let retention = settings.counter_retention.as_millis().to_string();
+        let max_ttl = self.node().map(|node| node.max_ttl().to_owned()).unwrap_or_default();
+        let arguments = [self.channels(), &retention, "-", open, "0", &max_ttl];
+        let sent = self.clock().now();
+        let mut answer = Fields::read(scripts::BORN.get().run(link, true, &keys, &arguments).await?)?;
+        let is_new = answer.word()? == "new";
+        link.learn(answer.number()?, sent);
+        Ok(Born {
+            is_new,
+            age: answer.number()?,
+            since: answer.word()?,
+        })
+    }
+}
+
+impl Quorum {
+    /// Lets the nodes grant locks at once if all of them began without data at about the same time: none of them can have forgotten
+    /// what another one knows. Returns whether they were let.
+    ///
+    /// A node that alone lacks data may have granted leases that it has lost, and waits for their end.
+    pub(super) async fn open_new(&self) -> Result<bool, LockError> {
+        let mut all = Vec::new();
+        let mut round = self.ask(|session| async move {
+            let asking = async { session.born_on(&session.link().await?, "").await };
+            session.limited("connecting", asking).await
+        });
+        while let Some((node, born)) = round.next().await {
+            all.push((node, born?));
+        }
+        all.sort_by_key(|(node, _)| *node);
+        let ages = || all.iter().map(|(_, born)| born.age);
+        let spread = ages().max().unwrap_or_default() - ages().min().unwrap_or_default();
+        if all.len() < self.len() || spread > TOGETHER || all.iter().any(|(_, born)| !born.is_new) {
+            // Another client may have let them.
+            return Ok(all.iter().filter(|(_, born)| !born.is_new).count() >= self.majority());
+        }
+        let mut round = self.ask_each(|node, session| {
+            let since = all[node].1.since.clone();
+            async move {
+                let asking = async { session.born_on(&session.link().await?, &since).await };
+                session.limited("connecting", asking).await
+            }
+        });
+        let mut open = 0;
+        while let Some((_, born)) = round.next().await {
+            open += usize::from(!born?.is_new);
+        }
+        Ok(open >= self.majority())
+    }
+}

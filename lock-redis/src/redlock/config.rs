@@ -1,0 +1,234 @@
+//! How a client of several nodes is set up.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use lock_core::{Executor, LockError, Options};
+use tokio::runtime::Handle;
+use tokio::time::sleep;
+
+use super::node::{Node, Proposals};
+use super::quorum::Quorum;
+use super::{RedlockLock, address};
+use crate::RedisConfig;
+use crate::failure::Failure;
+use crate::session::Session;
+
+/// How long connecting waits for nodes that are slower than the majority.
+const STRAGGLERS: Duration = Duration::from_secs(1);
+
+/// Independent Redis servers, the nodes, and how to work with them.
+///
+/// ```
+/// use std::time::Duration;
+/// use lock_redis::{RedisConfig, RedlockConfig};
+///
+/// let nodes = ["a.example", "b.example", "c.example"].map(|host| RedisConfig::new(host, 6379).password("secret"));
+/// let config = RedlockConfig::new(nodes).namespace("shop").max_ttl(Duration::from_secs(30));
+/// RedlockConfig::from_url("redlock://:secret@a.example,b.example,c.example?namespace=shop&max_ttl=30s")?;
+/// # Ok::<(), lock_core::LockError>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct RedlockConfig {
+    pub(super) nodes: Vec<RedisConfig>,
+    max_ttl: Duration,
+    op_timeout: Duration,
+    runtime: Option<Handle>,
+}
+
+impl RedlockConfig {
+    /// Those nodes: 3, 5 or 7 servers that share nothing and do not replicate each other. Namespace, time to keep counters and time for
+    /// requests of the first one count for all.
+    pub fn new(nodes: impl IntoIterator<Item = RedisConfig>) -> Self {
+        let nodes: Vec<_> = nodes.into_iter().collect();
+        Self {
+            max_ttl: Duration::from_secs(60),
+            op_timeout: nodes.first().map_or(Duration::from_secs(5), |node| node.op_timeout),
+            runtime: None,
+            nodes,
+        }
+    }
+
+    /// Reads an address such as `redlock://host1,host2:7000,host3`; `redlocks:` is for TLS.
+    ///
+    /// Every host can have credentials of its own; those of the first host are for all hosts without any. A database number, as in
+    /// `redlock://host1,host2,host3/2`, is for all. The parameters are those of [`RedisConfig::from_url`] without `min_replicas`, and
+    ///
+    /// | parameter | meaning | default |
+    /// |---|---|---|
+    /// | `max_ttl` | see [`max_ttl`](Self::max_ttl); `30s`, `5m` | `1m` |
+    /// | `node2.user`, `node2.password`, `node2.db`, `node2.ca` | of the second host alone | what is for all |
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Configuration`] if the address is not one of these, or a parameter is unknown, repeated or wrong. It
+    /// never shows the address.
+    pub fn from_url(url: &str) -> Result<Self, LockError> {
+        address::read(url)
+    }
+
+    /// Sets the longest ttl of a lock, between 1 s and one day; 1 minute if not set. All clients of a namespace must set the same.
+    ///
+    /// A node that has lost its data grants nothing for this time, because it may have forgotten leases of this length. So two holders
+    /// are excluded also if nodes are emptied, or restart without their data, as long as a majority grants.
+    #[must_use]
+    pub fn max_ttl(mut self, ttl: Duration) -> Self {
+        self.max_ttl = ttl;
+        self
+    }
+
+    /// See [`RedisConfig::namespace`].
+    #[must_use]
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        let namespace = namespace.into();
+        self.nodes.iter_mut().for_each(|node| node.namespace.clone_from(&namespace));
+        self
+    }
+
+    /// See [`RedisConfig::op_timeout`].
+    #[must_use]
+    pub fn op_timeout(mut self, limit: Duration) -> Self {
+        self.op_timeout = limit;
+        self
+    }
+
+    /// Credentials for all nodes; see [`RedisConfig::credentials`].
+    #[must_use]
+    pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        let (user, password) = (user.into(), password.into());
+        self.nodes = self
+            .nodes
+            .into_iter()
+            .map(|node| node.credentials(&user, &password))
+            .collect();
+        self
+    }
+
+    /// See [`RedisConfig::runtime`].
+    #[must_use]
+    pub fn runtime(mut self, runtime: Handle) -> Self {
+        self.runtime = Some(runtime);
+        self
+    }
+
+    /// Connects to the nodes; a minority of them may be down. Dropping the future leaves nothing behind.
+    ///
+    /// # Errors
+    ///
+    /// - [`LockError::Configuration`] if there are not 3, 5 or 7 nodes, two of them are the same server, or one of them is set up in a
+    ///   way that [`RedisConfig::connect`] refuses.
+    /// - [`LockError::UnsafeConfiguration`] if locks on one of them might not exclude.
+    /// - [`LockError::Unavailable`] if a majority cannot be reached, or did not answer in time.
+    pub async fn connect(self) -> Result<RedlockLock, LockError> {
+        let lock = self.connect_lazy()?;
+        let quorum = Arc::clone(lock.quorum());
+        let executor = quorum.executor.clone();
+        // The caller may be outside of a runtime.
+        executor.run("connecting", async move { quorum.connect().await }).await??;
+        Ok(lock)
+    }
+
+    /// Connects at the first request, which fails as [`connect`](Self::connect) does.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Configuration`] if there are not 3, 5 or 7 nodes, or a setting cannot be used.
+    pub fn connect_lazy(self) -> Result<RedlockLock, LockError> {
+        let count = self.nodes.len();
+        if ![3, 5, 7].contains(&count) {
+            return Err(LockError::configuration(format!(
+                "{count} nodes cannot be used; give 3, 5 or 7 independent servers: one more makes an odd number, which tolerates as \
+                 many failures with fewer servers"
+            )));
+        }
+        let mut places = HashMap::new();
+        for (index, node) in self.nodes.iter().enumerate() {
+            if let Some(other) = places.insert(node.place.to_string(), index) {
+                return Err(same(other, index, &node.place.to_string()));
+            }
+            if node.min_replicas > 0 {
+                return Err(LockError::configuration(
+                    "min_replicas cannot be used with several nodes, which take the place of replicas; remove it",
+                ));
+            }
+        }
+        if !(Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60)).contains(&self.max_ttl) {
+            return Err(LockError::configuration("max_ttl cannot be used; give a time of 1s to 1day, such as 1m"));
+        }
+        let proposals = Proposals::default();
+        let executor = Executor::new(self.runtime);
+        let (namespace, retention) = (self.nodes[0].namespace.clone(), self.nodes[0].counter_retention);
+        let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
+        let session = |node: RedisConfig| {
+            let node = node
+                .namespace(namespace.clone())
+                .counter_retention(retention)
+                .op_timeout(op_timeout);
+            let state = Node::new(proposals.clone(), self.max_ttl);
+            Ok(Arc::new(Session::new(node.settings(executor.clone(), Some(state))?)))
+        };
+        let sessions = self.nodes.into_iter().map(session).collect::<Result<_, LockError>>()?;
+        Ok(RedlockLock::new(Quorum {
+            sessions,
+            proposals,
+            executor,
+            op_timeout,
+            max_ttl: self.max_ttl,
+        }))
+    }
+}
+
+impl Quorum {
+    /// Connects to as many nodes as answer soon, and at least to a majority.
+    async fn connect(&self) -> Result<(), LockError> {
+        let mut round = self.ask(|session| async move {
+            let connecting = async { Ok::<_, Failure>(session.link().await?.run_id().to_owned()) };
+            session.limited("connecting", connecting).await
+        });
+        let (mut ids, mut errors) = (HashMap::new(), Vec::new());
+        let mut late = std::pin::pin!(sleep(self.op_timeout));
+        loop {
+            let answer = tokio::select! {
+                biased;
+                answer = round.next() => answer,
+                () = &mut late => None,
+            };
+            match answer {
+                None => break,
+                Some((node, Ok(id))) => {
+                    if let Some(other) = ids.insert(id, node) {
+                        return Err(same(other, node, &self.sessions[node].settings().place.to_string()));
+                    }
+                    if ids.len() == self.majority() {
+                        late.as_mut().reset(tokio::time::Instant::now() + STRAGGLERS.min(self.op_timeout));
+                    }
+                }
+                // No retry mends it: that it is but one node now does not make it right.
+                Some((node, Err(error))) if !error.is_retryable() => {
+                    return Err(self.no_majority("connecting", vec![(node, error)]));
+                }
+                Some((node, Err(error))) => errors.push((node, error)),
+            }
+        }
+        if ids.len() < self.majority() {
+            return Err(self.no_majority("connecting", errors));
+        }
+        for (node, error) in &errors {
+            let place = &self.sessions[*node].settings().place;
+            tracing::warn!(target: "fencelock", "locks do without node {place}, which cannot be reached: {error}");
+        }
+        if ids.len() == self.len() {
+            self.open_new().await?;
+        }
+        Ok(())
+    }
+}
+
+fn same(one: usize, other: usize, place: &str) -> LockError {
+    let (one, other) = (one.min(other) + 1, one.max(other) + 1);
+    LockError::configuration(format!(
+        "nodes {one} and {other} are the same server ({place}), whose failure would count twice; give independent servers"
+    ))
+}

@@ -1,0 +1,324 @@
+//! Requests to all nodes at once, and what their answers amount to.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
+use lock_core::process::confined;
+use lock_core::{Claim, Executor, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
+use tokio::time::sleep;
+
+use super::node::{Node, Proposals};
+use crate::session::Session;
+
+/// How long a request for information waits for nodes that are slower than the majority.
+const STRAGGLERS: Duration = Duration::from_millis(500);
+
+type Answering<T> = Pin<Box<dyn Future<Output = (usize, T)> + Send>>;
+
+/// A request that is under way to all nodes; each answer comes with the number of its node.
+pub(crate) type Round<T> = FuturesUnordered<Answering<T>>;
+
+/// All nodes.
+#[derive(Debug)]
+pub(crate) struct Quorum {
+    pub(super) sessions: Vec<Arc<Session>>,
+    pub(super) proposals: Proposals,
+    pub(super) executor: Executor,
+    pub(super) op_timeout: Duration,
+    pub(super) max_ttl: Duration,
+}
+
+impl Quorum {
+    pub(crate) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// How many nodes are more than half.
+    pub(crate) fn majority(&self) -> usize {
+        self.len() / 2 + 1
+    }
+
+    pub(crate) fn now(&self) -> Stamp {
+        self.sessions[0].clock().now()
+    }
+
+    /// A reading that the clocks of a majority of the nodes have reached, in microseconds, or 0 if it is not known: what is proposed as
+    /// the next token. Every client computes nearly the same, however its own clock is set.
+    pub(crate) fn server_micros(&self) -> u64 {
+        let now = self.now();
+        let links = self.sessions.iter().filter_map(|session| session.current_link());
+        let mut clocks: Vec<_> = links.map(|link| link.earliest_server_micros(now)).collect();
+        clocks.sort_unstable_by(|a, b| b.cmp(a));
+        clocks.get(self.majority() - 1).copied().unwrap_or_default()
+    }
+
+    /// Sends a request to every node.
+    pub(crate) fn ask<T, F>(&self, request: impl Fn(Arc<Session>) -> F) -> Round<Result<T, LockError>>
+    where
+        F: Future<Output = Result<T, LockError>> + Send + 'static,
+    {
+        self.ask_each(|_, session| request(session))
+    }
+
+    /// Sends a request to every node, each its own.
+    pub(super) fn ask_each<T, F>(&self, request: impl Fn(usize, Arc<Session>) -> F) -> Round<Result<T, LockError>>
+    where
+        F: Future<Output = Result<T, LockError>> + Send + 'static,
+    {
+        let ask = |(node, session): (usize, &Arc<Session>)| -> Answering<Result<T, LockError>> {
+            let answer = request(node, Arc::clone(session));
+            Box::pin(async move { (node, answer.await) })
+        };
+        self.sessions.iter().enumerate().map(ask).collect()
+    }
+
+    /// Goes on with a round whose outcome is known, so that the nodes that have not answered yet get the request too.
+    pub(super) fn go_on<T: Send + 'static>(&self, mut round: Round<T>) {
+        if round.is_empty() {
+            return;
+        }
+        let rest = Box::pin(confined(async move { while round.next().await.is_some() {} }));
+        // Without a background thread the leases that are left end by themselves.
+        let _ = self.executor.spawn(rest);
+    }
+
+    /// Whether the claim held the name on a majority. Every node gets the request, also those that answer after the majority.
+    pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let proposal = self.proposals.propose(claim.owner(), self.server_micros());
+        let round = self.ask(|session| {
+            let (claim, proposal) = (claim.clone(), Arc::clone(&proposal));
+            async move {
+                let asking = async { session.release_on(&session.link().await?, &claim).await };
+                let released = session.limited("release", asking).await?;
+                drop(proposal);
+                Ok(released == Released::Released)
+            }
+        });
+        Ok(match self.decide("release", round).await? {
+            true => Released::Released,
+            false => Released::NotHeld,
+        })
+    }
+
+    pub(crate) async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        let round = self.ask(|session| {
+            let claim = claim.clone();
+            async move {
+                let asking = async {
+                    let link = session.link().await?;
+                    session.release_reserved_on(&link, &claim, rest).await
+                };
+                Ok(session.limited("release", asking).await? == Released::Released)
+            }
+        });
+        Ok(match self.decide("release", round).await? {
+            true => Released::Released,
+            false => Released::NotHeld,
+        })
+    }
+
+    pub(crate) async fn renew(&self, claim: &Claim) -> Result<Renewal, LockError> {
+        let round = self.ask(|session| {
+            let claim = claim.clone();
+            async move { Ok(session.limited("renew", session.renew(&claim)).await? == Renewal::Renewed) }
+        });
+        Ok(match self.decide("renew", round).await? {
+            true => Renewal::Renewed,
+            false => Renewal::NotHeld,
+        })
+    }
+
+    pub(crate) async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let round = self.ask(|session| {
+            let claim = claim.clone();
+            async move {
+                let asking = session.reserve(&claim, length);
+                Ok(session.limited("reservation", asking).await? == Renewal::Renewed)
+            }
+        });
+        Ok(match self.decide("reservation", round).await? {
+            true => Renewal::Renewed,
+            false => Renewal::NotHeld,
+        })
+    }
+
+    /// What a majority of all nodes answers: yes, or that yes can have no majority any more.
+    async fn decide(&self, operation: &'static str, mut round: Round<Result<bool, LockError>>) -> Result<bool, LockError> {
+        let (mut yes, mut no, mut errors) = (0, 0, Vec::new());
+        let decided = loop {
+            if yes >= self.majority() {
+                break true;
+            }
+            if no > self.len() - self.majority() {
+                break false;
+            }
+            match round.next().await {
+                Some((_, Ok(true))) => yes += 1,
+                Some((_, Ok(false))) => no += 1,
+                Some((node, Err(error))) => errors.push((node, error)),
+                None => return Err(self.no_majority(operation, errors)),
+            }
+            if errors.len() > self.len() - self.majority() {
+                self.go_on(round);
+                return Err(self.no_majority(operation, errors));
+            }
+        };
+        self.go_on(round);
+        Ok(decided)
+    }
+
+    /// The answers of at least a majority, and of slower nodes as far as they come in time.
+    pub(super) async fn collect<T>(
+        &self,
+        operation: &'static str,
+        mut round: Round<Result<T, LockError>>,
+    ) -> Result<Vec<(usize, T)>, LockError> {
+        let (mut answers, mut errors) = (Vec::new(), Vec::new());
+        let mut note = |(node, answer): (usize, Result<T, LockError>), answers: &mut Vec<_>| match answer {
+            Ok(answer) => answers.push((node, answer)),
+            Err(error) => errors.push((node, error)),
+        };
+        while answers.len() < self.majority() {
+            match round.next().await {
+                Some(answer) => note(answer, &mut answers),
+                None => return Err(self.no_majority(operation, errors)),
+            }
+        }
+        let late = sleep(STRAGGLERS);
+        tokio::pin!(late);
+        loop {
+            tokio::select! {
+                biased;
+                answer = round.next() => match answer {
+                    Some(answer) => note(answer, &mut answers),
+                    None => break,
+                },
+                () = &mut late => break,
+            }
+        }
+        Ok(answers)
+    }
+
+    pub(crate) async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        const OPERATION: &str = "asking who holds a lock";
+        let round = self.ask(|session| {
+            let name = name.clone();
+            async move {
+                let asking = async {
+                    let link = session.link().await?;
+                    let holders = session.holders_on(&link, std::slice::from_ref(&name)).await?;
+                    holders.into_iter().next().unwrap_or(Ok(None))
+                };
+                session.limited(OPERATION, asking).await
+            }
+        });
+        let answers = self.collect(OPERATION, round).await?;
+        let answered = answers.len();
+        Ok(self.agreed(answers.into_iter().filter_map(|(_, holder)| holder), answered))
+    }
+
+    pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        let round = self.ask(|session| {
+            let prefix = prefix.to_owned();
+            async move { session.list(&prefix).await }
+        });
+        let answers = self.collect("listing locks", round).await?;
+        let answered = answers.len();
+        let mut names = std::collections::BTreeMap::<LockName, Vec<Holder>>::new();
+        for holder in answers.into_iter().flat_map(|(_, holders)| holders) {
+            if let Some(name) = &holder.name {
+                names.entry(name.clone()).or_default().push(holder);
+            }
+        }
+        Ok(names
+            .into_values()
+            .filter_map(|holders| self.agreed(holders, answered))
+            .collect())
+    }
+
+    pub(crate) async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        const OPERATION: &str = "forced release";
+        let round = self.ask(|session| {
+            let name = name.clone();
+            async move {
+                let asking = async { session.force_release_on(&session.link().await?, &name).await };
+                session.limited(OPERATION, asking).await
+            }
+        });
+        let answers = self.collect(OPERATION, round).await?;
+        let answered = answers.len();
+        Ok(self.agreed(answers.into_iter().filter_map(|(_, holder)| holder), answered))
+    }
+
+    /// The holder on a majority, as far as the nodes that answered can tell: with the token that the majority has, and what is left of
+    /// the lease there.
+    fn agreed(&self, holders: impl IntoIterator<Item = Holder>, answered: usize) -> Option<Holder> {
+        let mut owners = HashMap::<(Option<OwnerId>, bool), Vec<Holder>>::new();
+        for holder in holders {
+            owners.entry((holder.owner, holder.is_reserved)).or_default().push(holder);
+        }
+        let mut holders = owners.into_values().max_by_key(Vec::len)?;
+        // A node that did not answer may have it too.
+        let silent = self.len() - answered;
+        if holders.len() + silent < self.majority() || holders.len() * 2 <= answered {
+            return None;
+        }
+        holders.sort_by(|a, b| b.remaining.cmp(&a.remaining));
+        let remaining = holders[self.majority().min(holders.len()) - 1].remaining;
+        let mut holder = holders.into_iter().max_by_key(|holder| holder.token)?;
+        holder.remaining = remaining;
+        Some(holder)
+    }
+
+    pub(crate) async fn close(&self) -> Result<(), LockError> {
+        let mut round = self.ask(|session| async move { session.close().await });
+        let mut errors = Vec::new();
+        while let Some((node, closed)) = round.next().await {
+            if let Err(error) = closed {
+                errors.push((node, error));
+            }
+        }
+        if errors.len() > self.len() - self.majority() {
+            return Err(self.no_majority("close", errors));
+        }
+        Ok(())
+    }
+
+    /// Why there is no majority, in the words of the nodes.
+    pub(super) fn no_majority(&self, operation: &'static str, mut errors: Vec<(usize, LockError)>) -> LockError {
+        errors.sort_by_key(|(node, _)| *node);
+        if let Some((_, error)) = errors.iter().find(|(_, error)| matches!(error, LockError::Closed { .. })) {
+            return error.clone();
+        }
+        // What no retry mends comes first.
+        let first = errors
+            .iter()
+            .position(|(_, error)| !error.is_retryable())
+            .unwrap_or_default();
+        let (failed, nodes) = (errors.len(), self.len());
+        if errors.is_empty() {
+            return LockError::no_answer(operation, self.op_timeout);
+        }
+        let (node, error) = errors.swap_remove(first);
+        let what = format!(
+            "{failed} of {nodes} nodes failed, and a majority is needed; node {}: {error}",
+            self.sessions[node].settings().place
+        );
+        match error {
+            LockError::Configuration { .. } => LockError::configuration(what),
+            LockError::UnsafeConfiguration { .. } => LockError::unsafe_configuration(what),
+            error => LockError::unavailable(operation, what).with_source(error),
+        }
+    }
+
+    /// Whether all nodes refused the last acquire because they have no data, and may grant locks at once now.
+    pub(super) async fn all_young_are_let(&self) -> bool {
+        let young = |session: &Arc<Session>| session.node().is_some_and(Node::is_young);
+        self.sessions.iter().all(young) && self.open_new().await.unwrap_or(false)
+    }
+}

@@ -1,0 +1,4 @@
+local wait = young()
+if wait then
+    return { 'young', stamp, wait }
+end

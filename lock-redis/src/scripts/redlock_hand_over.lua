@@ -1,0 +1,4 @@
+local wait = young()
+if wait then
+    return { 'lost', 'young', stamp, wait }
+end
