@@ -1,7 +1,7 @@
 //! What the suite needs to know of the Redis backend.
 
-mod resource;
-mod role;
+pub(crate) mod resource;
+pub(crate) mod role;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -290,24 +290,24 @@ fn config(url: &str, namespace: &Namespace) -> Result<RedisConfig, LockError> {
 }
 
 /// As the user that the URL names, who may do everything.
-async fn connect(url: &str) -> Result<MultiplexedConnection, LockError> {
+pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection, LockError> {
     let client = Client::open(url).map_err(failed)?;
     client.get_multiplexed_async_connection().await.map_err(failed)
 }
 
-fn lock(namespace: &Namespace, name: &LockName) -> String {
+pub(crate) fn lock(namespace: &Namespace, name: &LockName) -> String {
     format!("{{{}:{name}}}:lock", namespace.name())
 }
 
-fn counter(namespace: &Namespace, name: &LockName) -> String {
+pub(crate) fn counter(namespace: &Namespace, name: &LockName) -> String {
     format!("{{{}:{name}}}:fence", namespace.name())
 }
 
-fn failed(error: RedisError) -> LockError {
+pub(crate) fn failed(error: RedisError) -> LockError {
     LockError::failed("looking at the server", error)
 }
 
 /// Its debug output is what people should read.
-fn no_server(error: ServerError) -> LockError {
+pub(crate) fn no_server(error: ServerError) -> LockError {
     LockError::unavailable("seeing to a server", format!("{error:?}"))
 }

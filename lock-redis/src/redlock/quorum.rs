@@ -268,7 +268,7 @@ impl Quorum {
         if holders.len() + silent < self.majority() || holders.len() * 2 <= answered {
             return None;
         }
-        holders.sort_by(|a, b| b.remaining.cmp(&a.remaining));
+        holders.sort_by_key(|holder| std::cmp::Reverse(holder.remaining));
         let remaining = holders[self.majority().min(holders.len()) - 1].remaining;
         let mut holder = holders.into_iter().max_by_key(|holder| holder.token)?;
         holder.remaining = remaining;
