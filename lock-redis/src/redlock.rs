@@ -10,6 +10,7 @@ mod born;
 mod config;
 mod node;
 mod quorum;
+mod stragglers;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -6,6 +6,7 @@ use futures_util::StreamExt;
 use lock_core::{Attempt, Busy, BusySignal, Claim, FencingToken, Grant, HandOver, LockError, OwnerId, Released, Stamp};
 use tokio::sync::mpsc;
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use super::quorum::{Quorum, Round};
 use crate::requests::OnBusy;
@@ -33,6 +34,8 @@ struct Campaign<'a> {
     tell: mpsc::UnboundedSender<(usize, Busy)>,
     told: mpsc::UnboundedReceiver<(usize, Busy)>,
     busy: Busy,
+    /// Ends the waits in queues.
+    over: CancellationToken,
 }
 
 impl Quorum {
@@ -44,10 +47,10 @@ impl Quorum {
         }
         loop {
             if let Some(grant) = campaign.granted().await? {
-                return Ok(Attempt::Granted(grant));
+                return Ok(campaign.finish(grant));
             }
             if campaign.failed() > self.len() - self.majority() {
-                return Err(campaign.give_up_failed().await);
+                return Err(campaign.failure());
             }
             let open = campaign.seats.iter().filter(|seat| matches!(seat, Seat::Asked)).count();
             if campaign.holds() + open < self.majority() {
@@ -114,9 +117,10 @@ impl Quorum {
                 break;
             }
         }
-        self.go_on(round);
+        self.stragglers
+            .go_on(&self.executor, round, Some((to.owner(), Some(from.clone()))));
         if campaign.failed() > self.len() - self.majority() {
-            return Err(campaign.give_up_failed().await);
+            return Err(campaign.failure());
         }
         let released = match released >= self.majority() {
             true => Released::Released,
@@ -141,13 +145,14 @@ impl<'a> Campaign<'a> {
             tell,
             told,
             busy: Busy::default(),
+            over: CancellationToken::new(),
         }
     }
 
     /// Asks a node, after a pause. What it answered before does not count any more.
     fn ask(&mut self, node: usize, on_busy: OnBusy, pause: Duration) {
         let session = self.quorum.sessions[node].clone();
-        let (claim, tell) = (self.claim.clone(), self.tell.clone());
+        let (claim, tell, over) = (self.claim.clone(), self.tell.clone(), self.over.clone());
         if pause.is_zero() {
             self.seats[node] = Seat::Asked;
         }
@@ -162,10 +167,17 @@ impl<'a> Campaign<'a> {
                 };
                 session.limited("acquire", asking).await
             } else {
+                let queued = CancellationToken::new();
+                let in_queue = queued.clone();
                 let busy = BusySignal::new(move |busy| {
                     let _ = tell.send((node, busy));
+                    in_queue.cancel();
                 });
-                session.wait(&claim, None, busy, on_busy).await
+                tokio::select! {
+                    biased;
+                    answer = session.wait(&claim, None, busy, on_busy) => answer,
+                    () = async { queued.cancelled().await; over.cancelled().await } => Ok(Attempt::busy()),
+                }
             };
             (node, answer)
         }));
@@ -190,12 +202,12 @@ impl<'a> Campaign<'a> {
         let mut settled = once;
         loop {
             if let Some(grant) = self.granted().await? {
-                return Ok(Attempt::Granted(grant));
+                return Ok(self.finish(grant));
             }
             let (held, failed) = (self.holds(), self.failed());
             let spare = self.quorum.len() - self.quorum.majority();
             if failed > spare {
-                return Err(self.give_up_failed().await);
+                return Err(self.failure());
             }
             let others = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy(_))).count();
             if others + failed > spare {
@@ -312,13 +324,16 @@ impl<'a> Campaign<'a> {
             Seat::Granted(grant) => Some(grant.token),
             _ => None,
         };
-        let Some(top) = self.seats.iter().filter_map(token).max() else {
+        let agree = |seats: &[Seat], top| seats.iter().filter(|seat| token(seat) == Some(top)).count();
+        // Asked for again, the claim has the token that a majority has, although others have granted it with a higher one.
+        let has_majority = |&top: &FencingToken| agree(&self.seats, top) >= majority;
+        let tokens = || self.seats.iter().filter_map(token);
+        let Some(top) = tokens().find(has_majority).or_else(|| tokens().max()) else {
             return Ok(None);
         };
-        let agree = |seats: &[Seat]| seats.iter().filter(|seat| token(seat) == Some(top)).count();
-        if agree(&self.seats) < majority {
+        if agree(&self.seats, top) < majority {
             self.confirm(top).await;
-            if agree(&self.seats) < majority {
+            if agree(&self.seats, top) < majority {
                 return Ok(None);
             }
         }
@@ -373,7 +388,7 @@ impl<'a> Campaign<'a> {
                 break;
             }
         }
-        self.quorum.go_on(round);
+        self.quorum.stragglers.go_on(&self.quorum.executor, round, None);
     }
 
     /// Releases what there is, everywhere.
@@ -384,19 +399,23 @@ impl<'a> Campaign<'a> {
         Ok(busy.into())
     }
 
-    /// Releases what there is, as far as nodes can be reached, and says why there can be no majority.
-    async fn give_up_failed(self) -> LockError {
+    /// Lets the nodes that have not answered yet get the request too.
+    fn finish(self, grant: Grant) -> Attempt {
+        let owner = self.claim.owner();
+        self.over.cancel();
+        self.quorum
+            .stragglers
+            .go_on(&self.quorum.executor, self.round, Some((owner, None)));
+        Attempt::Granted(grant)
+    }
+
+    /// Why there can be no majority. What there is stays: the core releases the claim, or asks again.
+    fn failure(self) -> LockError {
         let failed = |(node, seat): (usize, &Seat)| match seat {
             Seat::Failed(error) => Some((node, error.clone())),
             _ => None,
         };
         let errors = self.seats.iter().enumerate().filter_map(failed).collect();
-        let error = self.quorum.no_majority("acquire", errors);
-        let (quorum, claim, held) = (self.quorum, self.claim.clone(), self.holds() > 0);
-        drop(self);
-        if held {
-            let _ = quorum.release(&claim).await;
-        }
-        error
+        self.quorum.no_majority("acquire", errors)
     }
 }

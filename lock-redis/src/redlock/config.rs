@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use super::node::{Node, Proposals};
 use super::quorum::Quorum;
+use super::stragglers::Stragglers;
 use super::{RedlockLock, address};
 use crate::RedisConfig;
 use crate::failure::Failure;
@@ -173,6 +174,7 @@ impl RedlockConfig {
         Ok(RedlockLock::new(Quorum {
             sessions,
             proposals,
+            stragglers: Stragglers::new(),
             executor,
             op_timeout,
             max_ttl: self.max_ttl,

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lock_core::process::confined;
 use lock_core::{Claim, Executor, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use super::node::{Node, Proposals};
+use super::stragglers::Stragglers;
 use crate::session::Session;
 
 /// How long a request for information waits for nodes that are slower than the majority.
@@ -28,6 +28,7 @@ pub(crate) type Round<T> = FuturesUnordered<Answering<T>>;
 pub(crate) struct Quorum {
     pub(super) sessions: Vec<Arc<Session>>,
     pub(super) proposals: Proposals,
+    pub(super) stragglers: Stragglers,
     pub(super) executor: Executor,
     pub(super) op_timeout: Duration,
     pub(super) max_ttl: Duration,
@@ -77,23 +78,20 @@ impl Quorum {
         self.sessions.iter().enumerate().map(ask).collect()
     }
 
-    /// Goes on with a round whose outcome is known, so that the nodes that have not answered yet get the request too.
-    pub(super) fn go_on<T: Send + 'static>(&self, mut round: Round<T>) {
-        if round.is_empty() {
-            return;
-        }
-        let rest = Box::pin(confined(async move { while round.next().await.is_some() {} }));
-        // Without a background thread the leases that are left end by themselves.
-        let _ = self.executor.spawn(rest);
-    }
-
     /// Whether the claim held the name on a majority. Every node gets the request, also those that answer after the majority.
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        let from = self.stragglers.take_back(claim.owner());
         let proposal = self.proposals.propose(claim.owner(), self.server_micros());
         let round = self.ask(|session| {
-            let (claim, proposal) = (claim.clone(), Arc::clone(&proposal));
+            let (claim, from, proposal) = (claim.clone(), from.clone(), Arc::clone(&proposal));
             async move {
-                let asking = async { session.release_on(&session.link().await?, &claim).await };
+                let asking = async {
+                    let link = session.link().await?;
+                    if let Some(from) = from {
+                        session.release_on(&link, &from).await?;
+                    }
+                    session.release_on(&link, &claim).await
+                };
                 let released = session.limited("release", asking).await?;
                 drop(proposal);
                 Ok(released == Released::Released)
@@ -164,11 +162,11 @@ impl Quorum {
                 None => return Err(self.no_majority(operation, errors)),
             }
             if errors.len() > self.len() - self.majority() {
-                self.go_on(round);
+                self.stragglers.go_on(&self.executor, round, None);
                 return Err(self.no_majority(operation, errors));
             }
         };
-        self.go_on(round);
+        self.stragglers.go_on(&self.executor, round, None);
         Ok(decided)
     }
 
@@ -251,8 +249,10 @@ impl Quorum {
             }
         });
         let answers = self.collect(OPERATION, round).await?;
-        let answered = answers.len();
-        Ok(self.agreed(answers.into_iter().filter_map(|(_, holder)| holder), answered))
+        // The holder may have been told by one node and have released the others since.
+        let holders: Vec<_> = answers.into_iter().filter_map(|(_, holder)| holder).collect();
+        let votes = |owner| holders.iter().filter(|holder| holder.owner == owner).count();
+        Ok(holders.iter().max_by_key(|holder| (votes(holder.owner), holder.token)).cloned())
     }
 
     /// The holder on a majority, as far as the nodes that answered can tell: with the token that the majority has, and what is left of
@@ -276,6 +276,8 @@ impl Quorum {
     }
 
     pub(crate) async fn close(&self) -> Result<(), LockError> {
+        // A node that does not answer gets nothing anyway.
+        let _ = timeout(self.op_timeout.min(STRAGGLERS), self.stragglers.ended()).await;
         let mut round = self.ask(|session| async move { session.close().await });
         let mut errors = Vec::new();
         while let Some((node, closed)) = round.next().await {

@@ -3,6 +3,8 @@
 -- ARGV: the last but one the client's proposal for the token and its place in the queue (us of the servers' clocks, 0 for
 -- none), the last one the longest ttl that clients may ask for (ms).
 local BORN = KEYS[5]
+-- A proposal that is older (us) may be below tokens that this node has forgotten: its data may be an older copy.
+local FRESH = 500000
 local PROPOSAL, MAX_TTL = tonumber(ARGV[#ARGV - 1]), tonumber(ARGV[#ARGV])
 if PROPOSAL > 0 then
     PLACE = PROPOSAL
@@ -38,16 +40,14 @@ local function draw()
     if last and not string.match(last, '^%d+$') then
         error('fencelock: foreign value in ' .. FENCE)
     end
-    local token
-    if last then
-        token = math.max(tonumber(last) + 1, math.min(PROPOSAL, now_us))
-    else
-        -- A counter that expired was below the proposal. One that was lost may have been above it, but not above the clock.
+    local behind = now_us - PROPOSAL
+    local usable = behind >= 0 and behind < FRESH
+    if usable and not last then
+        -- A counter that has expired was below the proposal. One that was lost may have been above it, but not above the clock.
         local _, age = born()
-        local behind = (now_us - PROPOSAL) / 1000
-        local expired = age >= tonumber(RETENTION) and behind >= 0 and behind * 2 < tonumber(RETENTION)
-        token = expired and PROPOSAL or now_us
+        usable = age >= tonumber(RETENTION)
     end
+    local token = math.max(tonumber(last or 0) + 1, usable and PROPOSAL or now_us)
     if token > TOP_TOKEN then
         error('fencelock: foreign value in ' .. FENCE)
     end
