@@ -78,9 +78,9 @@ use lock_core::{
 };
 
 pub use config::RedisConfig;
-pub use redlock::{RedlockConfig, RedlockLock};
 /// The version of the client library that [`fence`] and [`RedisConfig::from_client`] work with.
 pub use redis;
+pub use redlock::{RedlockConfig, RedlockLock};
 
 use requests::OnBusy;
 use session::Session;

@@ -41,6 +41,7 @@ pub(crate) struct Link {
     /// Whether the server's user may not subscribe to changes of holders.
     cannot_observe: AtomicBool,
     patience: Duration,
+    shortest_probe: Duration,
     runtime: Handle,
 }
 
@@ -131,6 +132,11 @@ impl Link {
             probing: AtomicBool::new(false),
             cannot_observe: AtomicBool::new(false),
             patience: settings.op_timeout,
+            // Requests to a node that is slower than the majority are given up all the time.
+            shortest_probe: match settings.node {
+                Some(_) => settings.op_timeout / 2,
+                None => SHORTEST_PROBE,
+            },
             runtime,
         })
     }
@@ -350,7 +356,7 @@ impl Drop for Asked<'_> {
         if waited >= link.patience {
             link.close();
         } else if waited >= IMPATIENCE {
-            link.probe(waited.max(SHORTEST_PROBE));
+            link.probe(waited.max(link.shortest_probe));
         }
     }
 }

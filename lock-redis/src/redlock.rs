@@ -73,7 +73,7 @@ impl DistributedLock for RedlockLock {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         match self.quorum.try_acquire(claim).await {
-            Err(_) if self.quorum.all_young_are_let().await => self.quorum.try_acquire(claim).await,
+            Err(_) if self.quorum.young_are_let().await => self.quorum.try_acquire(claim).await,
             done => done,
         }
     }
@@ -104,7 +104,7 @@ impl DistributedLock for RedlockLock {
             return self.try_acquire(claim).await;
         }
         match self.quorum.wait(claim, deadline, busy).await {
-            Err(_) if self.quorum.all_young_are_let().await => {
+            Err(_) if self.quorum.young_are_let().await => {
                 self.quorum.wait(claim, deadline, BusySignal::new(drop)).await
             }
             done => done,
@@ -144,7 +144,10 @@ impl DistributedLock for RedlockLock {
         versions.sort_by_key(|(node, _)| *node);
         let mut texts: Vec<_> = versions.into_iter().map(|(_, version)| version.to_string()).collect();
         texts.dedup();
-        Ok(BackendVersion::new(format!("Redlock on {} nodes:", self.quorum.len()), texts.join(", ")))
+        Ok(BackendVersion::new(
+            format!("Redlock on {} nodes:", self.quorum.len()),
+            texts.join(", "),
+        ))
     }
 
     async fn warnings(&self) -> Result<Vec<String>, LockError> {
@@ -162,7 +165,9 @@ impl DistributedLock for RedlockLock {
             let place = &self.quorum.sessions[node].settings().place;
             match told {
                 Ok(told) => warnings.extend(told.into_iter().map(|warning| format!("node {place}: {warning}"))),
-                Err(error) if !error.is_retryable() => return Err(self.quorum.no_majority("check", vec![(node, error)])),
+                Err(error) if !error.is_retryable() => {
+                    return Err(self.quorum.no_majority("check", vec![(node, error)]));
+                }
                 Err(error) => {
                     warnings.push(format!("node {place} does not take part: {error}"));
                     errors.push((node, error));
@@ -170,7 +175,9 @@ impl DistributedLock for RedlockLock {
             }
         }
         if errors.len() > self.quorum.len() - self.quorum.majority() {
-            return Err(self.quorum.no_majority("asking for the settings of the servers", errors));
+            return Err(self
+                .quorum
+                .no_majority("asking for the settings of the servers", errors));
         }
         Ok(warnings)
     }

@@ -158,7 +158,9 @@ impl Harness for RedlockHarness {
     }
 
     async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
-        Ok(Arc::new(self.config(namespace).await?.runtime(runtime).connect().await?))
+        Ok(Arc::new(
+            self.config(namespace).await?.runtime(runtime).connect().await?,
+        ))
     }
 
     /// The node without which the client at a proxy has no majority.
@@ -199,10 +201,15 @@ impl Harness for RedlockHarness {
             let _ = tokio::task::spawn_blocking(move || drop(own)).await;
         } else {
             let pattern = format!("{{{}:*", namespace.name());
-            if let Ok(keys) = self.ask::<Vec<String>>(namespace, redis::cmd("KEYS").arg(pattern)).await {
+            if let Ok(keys) = self
+                .ask::<Vec<String>>(namespace, redis::cmd("KEYS").arg(pattern))
+                .await
+            {
                 let keys: Vec<_> = keys.concat();
                 if !keys.is_empty() {
-                    let _ = self.ask::<redis::Value>(namespace, redis::cmd("UNLINK").arg(keys)).await;
+                    let _ = self
+                        .ask::<redis::Value>(namespace, redis::cmd("UNLINK").arg(keys))
+                        .await;
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! An acquisition: asking the nodes, and making a majority agree on a token.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -10,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::quorum::{Quorum, Round};
 use crate::requests::OnBusy;
+use crate::session::Session;
 
 /// How long a waiter keeps nodes that are too few: the releases of a holder arrive at the nodes one after the other.
 const PATIENCE: Duration = Duration::from_millis(40);
@@ -184,12 +186,7 @@ impl<'a> Campaign<'a> {
     }
 
     /// Waits until there is a grant, or until `deadline`. If `once`, only until somebody else has a majority.
-    async fn wait(
-        mut self,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-        once: bool,
-    ) -> Result<Attempt, LockError> {
+    async fn wait(mut self, deadline: Option<Stamp>, mut busy: BusySignal, once: bool) -> Result<Attempt, LockError> {
         if once {
             self.yield_all();
             for node in 0..self.seats.len() {
@@ -243,7 +240,13 @@ impl<'a> Campaign<'a> {
                 () = async { sleep(pause.unwrap_or_default()).await }, if pause.is_some() => {}
             }
             // The claim was released.
-            if self.seats.iter().filter(|seat| matches!(seat, Seat::Failed(LockError::Closed { .. }))).count() > spare {
+            if self
+                .seats
+                .iter()
+                .filter(|seat| matches!(seat, Seat::Failed(LockError::Closed { .. })))
+                .count()
+                > spare
+            {
                 return Err(LockError::closed());
             }
         }
@@ -287,7 +290,10 @@ impl<'a> Campaign<'a> {
     }
 
     fn holds(&self) -> usize {
-        self.seats.iter().filter(|seat| matches!(seat, Seat::Granted(_))).count()
+        self.seats
+            .iter()
+            .filter(|seat| matches!(seat, Seat::Granted(_)))
+            .count()
     }
 
     fn failed(&self) -> usize {
@@ -328,6 +334,13 @@ impl<'a> Campaign<'a> {
         // Asked for again, the claim has the token that a majority has, although others have granted it with a higher one.
         let has_majority = |&top: &FencingToken| agree(&self.seats, top) >= majority;
         let tokens = || self.seats.iter().filter_map(token);
+        let asked = self.seats.iter().any(|seat| matches!(seat, Seat::Asked));
+        if let Some(known) = self.quorum.token(self.claim.owner())
+            && agree(&self.seats, known) < majority
+            && asked
+        {
+            return Ok(None);
+        }
         let Some(top) = tokens().find(has_majority).or_else(|| tokens().max()) else {
             return Ok(None);
         };
@@ -365,12 +378,8 @@ impl<'a> Campaign<'a> {
             if let Seat::Granted(grant) = seat
                 && grant.token != top
             {
-                let session = self.quorum.sessions[node].clone();
-                let (claim, presented) = (self.claim.clone(), grant.token);
-                round.push(Box::pin(async move {
-                    let asking = async { session.confirm_on(&session.link().await?, &claim, presented, top).await };
-                    (node, session.limited("acquire", asking).await)
-                }) as _);
+                let confirming = confirm(self.quorum.sessions[node].clone(), self.claim.clone(), grant.token, top);
+                round.push(Box::pin(async move { (node, confirming.await) }) as _);
             }
         }
         while let Some((node, confirmed)) = round.next().await {
@@ -399,13 +408,43 @@ impl<'a> Campaign<'a> {
         Ok(busy.into())
     }
 
-    /// Lets the nodes that have not answered yet get the request too.
+    /// Lets the nodes that have not answered yet get the request too, and all nodes the token.
     fn finish(self, grant: Grant) -> Attempt {
         let owner = self.claim.owner();
         self.over.cancel();
+        let rest = Round::new();
+        let token = grant.token;
+        for (node, seat) in self.seats.iter().enumerate() {
+            if let Seat::Granted(other) = seat
+                && other.token != token
+            {
+                let confirming = confirm(
+                    self.quorum.sessions[node].clone(),
+                    self.claim.clone(),
+                    other.token,
+                    token,
+                );
+                rest.push(Box::pin(async move {
+                    let _ = confirming.await;
+                    (node, ())
+                }) as _);
+            }
+        }
+        for answering in self.round {
+            let (sessions, claim) = (self.quorum.sessions.clone(), self.claim.clone());
+            rest.push(Box::pin(async move {
+                let (node, answer) = answering.await;
+                if let Ok(Attempt::Granted(other)) = answer
+                    && other.token != token
+                {
+                    let _ = confirm(sessions[node].clone(), claim, other.token, token).await;
+                }
+                (node, ())
+            }));
+        }
         self.quorum
             .stragglers
-            .go_on(&self.quorum.executor, self.round, Some((owner, None)));
+            .go_on(&self.quorum.executor, rest, Some((owner, None)));
         Attempt::Granted(grant)
     }
 
@@ -418,4 +457,19 @@ impl<'a> Campaign<'a> {
         let errors = self.seats.iter().enumerate().filter_map(failed).collect();
         self.quorum.no_majority("acquire", errors)
     }
+}
+
+/// Raises the node to the token, if it still has the grant with the token `presented`.
+async fn confirm(
+    session: Arc<Session>,
+    claim: Claim,
+    presented: FencingToken,
+    token: FencingToken,
+) -> Result<bool, LockError> {
+    let asking = async {
+        session
+            .confirm_on(&session.link().await?, &claim, presented, token)
+            .await
+    };
+    session.limited("acquire", asking).await
 }

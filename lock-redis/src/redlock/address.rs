@@ -30,13 +30,17 @@ pub(super) fn read(url: &str) -> Result<RedlockConfig, LockError> {
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         if name == "max_ttl" {
-            let time = humantime::parse_duration(value).map_err(|_| wrong("has a wrong max_ttl; give a time such as 1m"))?;
+            let time =
+                humantime::parse_duration(value).map_err(|_| wrong("has a wrong max_ttl; give a time such as 1m"))?;
             if max_ttl.replace(time).is_some() {
                 return Err(wrong("gives max_ttl twice; give it once"));
             }
         } else if let Some((node, name)) = name.strip_prefix("node").and_then(|name| name.split_once('.')) {
             let node: usize = node.parse().map_err(|_| wrong(NODES))?;
-            let own = node.checked_sub(1).and_then(|node| of_node.get_mut(node)).ok_or_else(|| wrong(NODES))?;
+            let own = node
+                .checked_sub(1)
+                .and_then(|node| of_node.get_mut(node))
+                .ok_or_else(|| wrong(NODES))?;
             if !OF_NODE.contains(&name) {
                 return Err(wrong(NODES));
             }
@@ -53,7 +57,9 @@ pub(super) fn read(url: &str) -> Result<RedlockConfig, LockError> {
         let given = |name: &str| own.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
         let bare = host.rsplit_once('@').map_or(*host, |(_, bare)| bare);
         if bare.is_empty() {
-            return Err(wrong("names no host between two commas, or before the first one; give HOST,HOST,HOST"));
+            return Err(wrong(
+                "names no host between two commas, or before the first one; give HOST,HOST,HOST",
+            ));
         }
         let mut login = login(host).or_else(|| shared.clone()).unwrap_or_default();
         if given("user").is_some() || given("password").is_some() {
@@ -81,7 +87,8 @@ pub(super) fn read(url: &str) -> Result<RedlockConfig, LockError> {
 
 const FORM: &str = "must start with redlock:// or redlocks:// (TLS), as in redlock://host1,host2,host3";
 
-const NODES: &str = "has a wrong parameter of a node; known are user, password, db and ca, as in node2.password=..., counted from 1";
+const NODES: &str =
+    "has a wrong parameter of a node; known are user, password, db and ca, as in node2.password=..., counted from 1";
 
 fn wrong(why: impl std::fmt::Display) -> LockError {
     LockError::configuration(format!("the address of the Redis servers {why}"))

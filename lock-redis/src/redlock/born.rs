@@ -13,7 +13,7 @@ use crate::scripts;
 use crate::session::Session;
 
 /// Nodes that all begin without data within this time are new together.
-const TOGETHER: u64 = 5000;
+const TOGETHER: u64 = 10_000;
 
 /// What a node says of its data.
 #[derive(Clone, Debug)]

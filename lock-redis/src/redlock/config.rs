@@ -84,7 +84,9 @@ impl RedlockConfig {
     #[must_use]
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();
-        self.nodes.iter_mut().for_each(|node| node.namespace.clone_from(&namespace));
+        self.nodes
+            .iter_mut()
+            .for_each(|node| node.namespace.clone_from(&namespace));
         self
     }
 
@@ -127,7 +129,9 @@ impl RedlockConfig {
         let quorum = Arc::clone(lock.quorum());
         let executor = quorum.executor.clone();
         // The caller may be outside of a runtime.
-        executor.run("connecting", async move { quorum.connect().await }).await??;
+        executor
+            .run("connecting", async move { quorum.connect().await })
+            .await??;
         Ok(lock)
     }
 
@@ -156,7 +160,9 @@ impl RedlockConfig {
             }
         }
         if !(Duration::from_secs(1)..=Duration::from_secs(24 * 60 * 60)).contains(&self.max_ttl) {
-            return Err(LockError::configuration("max_ttl cannot be used; give a time of 1s to 1day, such as 1m"));
+            return Err(LockError::configuration(
+                "max_ttl cannot be used; give a time of 1s to 1day, such as 1m",
+            ));
         }
         let proposals = Proposals::default();
         let executor = Executor::new(self.runtime);
@@ -204,7 +210,8 @@ impl Quorum {
                         return Err(same(other, node, &self.sessions[node].settings().place.to_string()));
                     }
                     if ids.len() == self.majority() {
-                        late.as_mut().reset(tokio::time::Instant::now() + STRAGGLERS.min(self.op_timeout));
+                        late.as_mut()
+                            .reset(tokio::time::Instant::now() + STRAGGLERS.min(self.op_timeout));
                     }
                 }
                 // No retry mends it: that it is but one node now does not make it right.

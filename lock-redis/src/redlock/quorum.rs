@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lock_core::{Claim, Executor, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
+use lock_core::{Claim, Executor, FencingToken, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
 use tokio::time::{sleep, timeout};
 
 use super::node::{Node, Proposals};
@@ -56,6 +56,13 @@ impl Quorum {
         let mut clocks: Vec<_> = links.map(|link| link.earliest_server_micros(now)).collect();
         clocks.sort_unstable_by(|a, b| b.cmp(a));
         clocks.get(self.majority() - 1).copied().unwrap_or_default()
+    }
+
+    /// The token of the claim that holds, if this client knows it.
+    pub(super) fn token(&self, owner: OwnerId) -> Option<FencingToken> {
+        self.sessions
+            .iter()
+            .find_map(|session| session.listeners().token(owner))
     }
 
     /// Sends a request to every node.
@@ -146,7 +153,11 @@ impl Quorum {
     }
 
     /// What a majority of all nodes answers: yes, or that yes can have no majority any more.
-    async fn decide(&self, operation: &'static str, mut round: Round<Result<bool, LockError>>) -> Result<bool, LockError> {
+    async fn decide(
+        &self,
+        operation: &'static str,
+        mut round: Round<Result<bool, LockError>>,
+    ) -> Result<bool, LockError> {
         let (mut yes, mut no, mut errors) = (0, 0, Vec::new());
         let decided = loop {
             if yes >= self.majority() {
@@ -251,8 +262,7 @@ impl Quorum {
         let answers = self.collect(OPERATION, round).await?;
         // The holder may have been told by one node and have released the others since.
         let holders: Vec<_> = answers.into_iter().filter_map(|(_, holder)| holder).collect();
-        let votes = |owner| holders.iter().filter(|holder| holder.owner == owner).count();
-        Ok(holders.iter().max_by_key(|holder| (votes(holder.owner), holder.token)).cloned())
+        Ok(most_agree(&holders).cloned())
     }
 
     /// The holder on a majority, as far as the nodes that answered can tell: with the token that the majority has, and what is left of
@@ -260,7 +270,10 @@ impl Quorum {
     fn agreed(&self, holders: impl IntoIterator<Item = Holder>, answered: usize) -> Option<Holder> {
         let mut owners = HashMap::<(Option<OwnerId>, bool), Vec<Holder>>::new();
         for holder in holders {
-            owners.entry((holder.owner, holder.is_reserved)).or_default().push(holder);
+            owners
+                .entry((holder.owner, holder.is_reserved))
+                .or_default()
+                .push(holder);
         }
         let mut holders = owners.into_values().max_by_key(Vec::len)?;
         // A node that did not answer may have it too.
@@ -270,7 +283,7 @@ impl Quorum {
         }
         holders.sort_by_key(|holder| std::cmp::Reverse(holder.remaining));
         let remaining = holders[self.majority().min(holders.len()) - 1].remaining;
-        let mut holder = holders.into_iter().max_by_key(|holder| holder.token)?;
+        let mut holder = most_agree(&holders)?.clone();
         holder.remaining = remaining;
         Some(holder)
     }
@@ -294,7 +307,10 @@ impl Quorum {
     /// Why there is no majority, in the words of the nodes.
     pub(super) fn no_majority(&self, operation: &'static str, mut errors: Vec<(usize, LockError)>) -> LockError {
         errors.sort_by_key(|(node, _)| *node);
-        if let Some((_, error)) = errors.iter().find(|(_, error)| matches!(error, LockError::Closed { .. })) {
+        if let Some((_, error)) = errors
+            .iter()
+            .find(|(_, error)| matches!(error, LockError::Closed { .. }))
+        {
             return error.clone();
         }
         // What no retry mends comes first.
@@ -318,9 +334,20 @@ impl Quorum {
         }
     }
 
-    /// Whether all nodes refused the last acquire because they have no data, and may grant locks at once now.
-    pub(super) async fn all_young_are_let(&self) -> bool {
-        let young = |session: &Arc<Session>| session.node().is_some_and(Node::is_young);
-        self.sessions.iter().all(young) && self.open_new().await.unwrap_or(false)
+    /// Whether a majority refused the last acquire because they have no data, and may grant locks at once now.
+    pub(super) async fn young_are_let(&self) -> bool {
+        let young = |session: &&Arc<Session>| session.node().is_some_and(Node::is_young);
+        self.sessions.iter().filter(young).count() >= self.majority() && self.open_new().await.unwrap_or(false)
     }
+}
+
+/// The holder that most nodes tell of, with the token that most of those have: a node that answered after the majority may have granted
+/// it with another one, until that is confirmed there too.
+fn most_agree(holders: &[Holder]) -> Option<&Holder> {
+    let count = |same: &dyn Fn(&Holder) -> bool| holders.iter().filter(|holder| same(holder)).count();
+    holders.iter().max_by_key(|holder| {
+        let owners = count(&|other| other.owner == holder.owner);
+        let tokens = count(&|other| other.owner == holder.owner && other.token == holder.token);
+        (owners, tokens)
+    })
 }

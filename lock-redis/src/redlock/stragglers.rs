@@ -84,7 +84,10 @@ impl Stragglers {
             .await;
             if let Some(owner) = owner {
                 let mut acquiring = lock(&stragglers.acquiring);
-                if acquiring.get(&owner).is_some_and(|other| Arc::ptr_eq(&other.work, &work)) {
+                if acquiring
+                    .get(&owner)
+                    .is_some_and(|other| Arc::ptr_eq(&other.work, &work))
+                {
                     acquiring.remove(&owner);
                 }
             }
