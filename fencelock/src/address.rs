@@ -15,6 +15,8 @@ pub(crate) enum Address {
     Postgres(Box<lock_postgres::PostgresConfig>),
     #[cfg(feature = "redis")]
     Redis(lock_redis::RedisConfig),
+    #[cfg(feature = "redis")]
+    Redlock(lock_redis::RedlockConfig),
     #[cfg(feature = "sqlite")]
     Sqlite(lock_sqlite::SqliteConfig),
 }
@@ -71,6 +73,17 @@ impl Address {
                 Ok(Self::Postgres(Box::new(config)))
             }
             #[cfg(feature = "redis")]
+            "redis" if scheme.starts_with("redlock") => {
+                let mut config = lock_redis::RedlockConfig::from_url(&format!("{scheme}:{rest}"))?;
+                if let Some(limit) = options.get_op_timeout() {
+                    config = config.op_timeout(limit);
+                }
+                if let Some(runtime) = options.get_runtime() {
+                    config = config.runtime(runtime.clone());
+                }
+                Ok(Self::Redlock(config))
+            }
+            #[cfg(feature = "redis")]
             "redis" => {
                 let mut config = lock_redis::RedisConfig::from_url(&format!("{scheme}:{rest}"))?;
                 if let Some(limit) = options.get_op_timeout() {
@@ -106,6 +119,8 @@ impl Address {
             Self::Postgres(config) => Ok(Arc::new(config.connect().await?)),
             #[cfg(feature = "redis")]
             Self::Redis(config) => Ok(Arc::new(config.connect().await?)),
+            #[cfg(feature = "redis")]
+            Self::Redlock(config) => Ok(Arc::new(config.connect().await?)),
             #[cfg(feature = "sqlite")]
             Self::Sqlite(config) => Ok(Arc::new(config.connect().await?)),
         }
@@ -121,6 +136,8 @@ impl Address {
             Self::Postgres(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "redis")]
             Self::Redis(config) => Ok(Arc::new(config.connect_lazy()?)),
+            #[cfg(feature = "redis")]
+            Self::Redlock(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "sqlite")]
             Self::Sqlite(config) => Ok(Arc::new(config.connect_lazy()?)),
         }
@@ -149,7 +166,7 @@ fn feature(scheme: &str) -> &str {
     match scheme {
         "etcds" => "etcd",
         "postgresql" => "postgres",
-        "rediss" | "redis+unix" | "valkey" | "valkeys" | "valkey+unix" => "redis",
+        "rediss" | "redis+unix" | "redlock" | "redlocks" | "valkey" | "valkeys" | "valkey+unix" => "redis",
         other => other,
     }
 }
@@ -256,6 +273,9 @@ mod tests {
             "etcd://joe:hunter2@localhost/path",
             "redis://joe:hunter2@localhost/nonumber",
             "redis://joe:hunter2@localhost?password=hunter2",
+            "redlock://joe:hunter2@a,b,c?password=hunter2",
+            "redlock://joe:hunter2@a,b,c?node2.hunter2=hunter2",
+            "redlock://joe:hunter2@a,b,c/nonumber",
             "postgres://joe:hunter2@localhost/shop?password=hunter2&sslmode=hunter2",
             "mysql://joe:hunter2@localhost/shop",
             "hunter2",

@@ -1,0 +1,311 @@
+//! Locks on several independent servers: what fails with a minority of them, what does not, and what is refused.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod server;
+
+use std::time::Duration;
+
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Released, Renewal};
+use lock_redis::{RedisConfig, RedlockConfig, RedlockLock};
+use rustix::process::Signal;
+use server::{LONG, Server, claim, name, soon};
+
+const TTL: Duration = Duration::from_secs(10);
+
+fn nodes(count: usize) -> Vec<Server> {
+    (0..count).map(|_| Server::start()).collect()
+}
+
+fn config(nodes: &[Server]) -> RedlockConfig {
+    RedlockConfig::new(nodes.iter().map(Server::config)).op_timeout(Duration::from_secs(2))
+}
+
+async fn client(nodes: &[Server]) -> RedlockLock {
+    config(nodes).connect().await.unwrap()
+}
+
+async fn granted(lock: &RedlockLock, claim: &Claim) -> Grant {
+    match lock.try_acquire(claim).await.unwrap() {
+        Attempt::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn is_busy(lock: &RedlockLock, claim: &Claim) -> bool {
+    matches!(lock.try_acquire(claim).await.unwrap(), Attempt::Busy(_))
+}
+
+async fn refusal(config: RedlockConfig) -> String {
+    let error = config.connect().await.unwrap_err();
+    assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+    let text = format!("{error} {error:?}");
+    assert!(!text.contains("hunter2"), "{text}");
+    error.to_string()
+}
+
+/// How often scripts were run on the node.
+async fn scripts_run(node: &Server) -> u64 {
+    let stats: String = node.command("INFO commandstats").await;
+    let calls = |command: &str| {
+        let line = stats.lines().find_map(|line| line.strip_prefix(command))?;
+        line.strip_prefix(":calls=")?.split(',').next()?.parse::<u64>().ok()
+    };
+    calls("cmdstat_evalsha").unwrap_or_default()
+}
+
+#[tokio::test]
+async fn any_minority_can_be_down_paused_or_empty() {
+    let mut nodes = nodes(5);
+    let (one, other) = (client(&nodes).await, client(&nodes).await);
+    let mut last = granted(&one, &claim("n", TTL)).await;
+    for (down, paused) in [(0, 1), (4, 2), (3, 0)] {
+        assert_eq!(one.release(&last.claim).await.unwrap(), Released::Released);
+        nodes[down].kill();
+        nodes[paused].signal(Signal::STOP);
+        let next = granted(&other, &claim("n", TTL)).await;
+        assert!(next.token > last.token);
+        assert!(is_busy(&one, &claim("n", TTL)).await);
+        assert_eq!(other.renew(&next.lease).await.unwrap(), Renewal::Renewed);
+        assert_eq!(other.holder(&name("n")).await.unwrap().unwrap().token, Some(next.token));
+        assert_eq!(other.list("").await.unwrap().len(), 1);
+        assert_eq!(other.release(&next.claim).await.unwrap(), Released::Released);
+        last = granted(&one, &claim("n", TTL)).await;
+        nodes[paused].signal(Signal::CONT);
+        nodes[down].revive();
+        // It has lost its data, and takes no part for a minute. Here it is let as an administrator would.
+        let _: String = nodes[down]
+            .ask(lock_redis::redis::cmd("SET").arg("{fencelock:}:born").arg("open 1"))
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_lost_its_data_grants_nothing_that_it_may_have_granted_before() {
+    let nodes = nodes(3);
+    let (one, other) = (client(&nodes).await, client(&nodes).await);
+    nodes[2].signal(Signal::STOP);
+    let held = granted(&one, &claim("n", TTL)).await;
+    nodes[2].signal(Signal::CONT);
+    // The third node may have got the request while it was stopped.
+    let _: u64 = nodes[2].command("DEL {fencelock:n}:lock").await;
+    let _: String = nodes[1].command("FLUSHALL").await;
+    // Only the first node knows of the holder.
+    let refused = other.try_acquire(&claim("n", TTL)).await;
+    assert!(!matches!(refused, Ok(Attempt::Granted(_))), "{refused:?}");
+    assert!(
+        one.holder(&name("n"))
+            .await
+            .unwrap()
+            .is_none_or(|holder| holder.token == Some(held.token))
+    );
+}
+
+#[tokio::test]
+async fn nodes_that_lost_their_data_take_part_after_the_longest_ttl() {
+    let nodes = nodes(3);
+    let short = || config(&nodes).max_ttl(Duration::from_secs(2));
+    let locks = short().connect().await.unwrap();
+    let first = granted(&locks, &claim("n", Duration::from_secs(1))).await;
+    locks.release(&first.claim).await.unwrap();
+    for node in &nodes[..2] {
+        let _: String = node.command("FLUSHALL").await;
+    }
+    let error = locks
+        .try_acquire(&claim("n", Duration::from_secs(1)))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("new or has lost its data"), "{error}");
+    server::until("the nodes take part", async || {
+        let attempt = locks.try_acquire(&claim("n", Duration::from_secs(1))).await;
+        matches!(attempt, Ok(Attempt::Granted(next)) if next.token > first.token)
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn servers_that_are_all_new_are_used_at_once_also_after_all_lost_their_data() {
+    let nodes = nodes(3);
+    let locks = client(&nodes).await;
+    let first = granted(&locks, &claim("n", TTL)).await;
+    for node in &nodes {
+        let _: String = node.command("FLUSHALL").await;
+    }
+    let next = granted(&locks, &claim("n", TTL)).await;
+    assert!(next.token > first.token);
+}
+
+#[tokio::test]
+async fn two_hundred_clients_that_start_at_once_find_new_servers_open() {
+    let nodes = nodes(3);
+    let start = async || {
+        let locks = client(&nodes).await;
+        let claim = claim("n", TTL);
+        let deadline = soon();
+        let attempt = locks.acquire(&claim, deadline).await;
+        locks.release(&claim).await.map(|_| attempt.is_ok())
+    };
+    let started = futures_util::future::join_all((0..200).map(|_| start())).await;
+    assert_eq!(
+        started.iter().filter(|started| matches!(started, Ok(true))).count(),
+        200
+    );
+}
+
+#[tokio::test]
+async fn without_contention_a_grant_takes_one_round_trip() {
+    const PAIRS: u64 = 200;
+    let nodes = nodes(5);
+    let locks = client(&nodes).await;
+    let pair = async || {
+        let grant = granted(&locks, &claim("n", TTL)).await;
+        assert_eq!(locks.release(&grant.claim).await.unwrap(), Released::Released);
+    };
+    // The counter begins, and the scripts become known.
+    pair().await;
+    let mut before = Vec::new();
+    for node in &nodes {
+        before.push(scripts_run(node).await);
+    }
+    for _ in 0..PAIRS {
+        pair().await;
+    }
+    let mut more = 0;
+    for (node, before) in nodes.iter().zip(before) {
+        more += scripts_run(node).await.saturating_sub(before + 2 * PAIRS);
+    }
+    println!("{more} confirmations in {PAIRS} pairs on 5 nodes");
+    assert!(more * 20 <= PAIRS, "{more} confirmations in {PAIRS} pairs");
+}
+
+#[tokio::test]
+async fn a_token_is_known_to_a_majority_before_it_is_given() {
+    let nodes = nodes(5);
+    let locks = client(&nodes).await;
+    let first = granted(&locks, &claim("n", TTL)).await;
+    locks.release(&first.claim).await.unwrap();
+    // No two nodes agree: the token is the highest, and the others are raised to it.
+    for (ahead, node) in (1..).zip(&nodes) {
+        let counter = first.token.get() + ahead * 1_000_000_000;
+        let _: String = node.command(&format!("SET {{fencelock:n}}:fence {counter}")).await;
+    }
+    let next = granted(&locks, &claim("n", TTL)).await;
+    let mut knowing = 0;
+    for node in &nodes {
+        let counter: u64 = node.command("GET {fencelock:n}:fence").await;
+        knowing += usize::from(counter >= next.token.get());
+    }
+    assert!(
+        next.token > first.token && knowing >= 3,
+        "{knowing} nodes know {}",
+        next.token
+    );
+}
+
+#[tokio::test]
+async fn clocks_that_differ_by_hours_change_neither_exclusion_nor_the_order_of_tokens() {
+    let nodes: Vec<_> = (0..3).map(|_| Server::with_wall_clock()).collect();
+    let (one, other) = (client(&nodes).await, client(&nodes).await);
+    let mut last = None;
+    for (ahead, behind) in [(0, 1), (1, 2), (2, 0)] {
+        nodes[ahead].set_clock(7200);
+        nodes[behind].set_clock(-7200);
+        for (locks, loser) in [(&one, &other), (&other, &one)] {
+            let grant = granted(locks, &claim("n", TTL)).await;
+            assert!(last < Some(grant.token), "{} came after {last:?}", grant.token);
+            last = Some(grant.token);
+            assert!(is_busy(loser, &claim("n", TTL)).await);
+            locks.release(&grant.claim).await.unwrap();
+        }
+        nodes[ahead].set_clock(0);
+        nodes[behind].set_clock(0);
+    }
+}
+
+#[tokio::test]
+async fn a_number_of_nodes_that_cannot_have_a_clear_majority_is_refused() {
+    let refused = |count: u16| RedlockConfig::new((1..=count).map(|port| RedisConfig::new("localhost", port)));
+    for count in [0, 1, 2, 4, 6, 9] {
+        assert!(refusal(refused(count)).await.contains("3, 5 or 7"), "{count}");
+    }
+}
+
+#[tokio::test]
+async fn two_nodes_that_are_the_same_server_are_refused() {
+    let nodes = nodes(2);
+    let (a, b) = (nodes[0].port(), nodes[1].port());
+    let twice = RedlockConfig::from_url(&format!("redlock://127.0.0.1:{a},127.0.0.1:{b},127.0.0.1:{a}")).unwrap();
+    assert!(refusal(twice).await.contains("nodes 1 and 3 are the same server"));
+    let by_name = RedlockConfig::from_url(&format!("redlock://127.0.0.1:{a},127.0.0.1:{b},localhost:{a}")).unwrap();
+    assert!(refusal(by_name).await.contains("nodes 1 and 3 are the same server"));
+    let by_database = RedlockConfig::new([
+        nodes[0].config(),
+        nodes[1].config(),
+        RedisConfig::new("localhost", a).database(1),
+    ]);
+    assert!(refusal(by_database).await.contains("the same server"));
+}
+
+#[tokio::test]
+async fn a_majority_that_cannot_be_reached_is_named() {
+    let mut nodes = nodes(3);
+    nodes[0].kill();
+    nodes[2].kill();
+    let error = config(&nodes).connect().await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("2 of 3 nodes failed, and a majority is needed"), "{text}");
+    assert!(text.contains(&nodes[0].port().to_string()), "{text}");
+    assert!(error.is_retryable());
+}
+
+#[tokio::test]
+async fn one_node_that_is_set_up_wrongly_is_named() {
+    let right = nodes(2);
+    let with = |node: RedisConfig| RedlockConfig::new([right[0].config(), node, right[1].config()]);
+    let locked = Server::with(&["--requirepass", "hunter2"]);
+    let text = refusal(with(locked.config())).await;
+    assert!(
+        text.contains(&locked.port().to_string()) && text.contains("password"),
+        "{text}"
+    );
+    let poor = Server::start();
+    let _: String = poor.command("ACL SETUSER joe on >hunter2 ~* &* +@all -subscribe").await;
+    let text = refusal(with(poor.config().credentials("joe", "hunter2"))).await;
+    assert!(
+        text.contains(&poor.port().to_string()) && text.contains("right"),
+        "{text}"
+    );
+    let evicting = Server::with(&["--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"]);
+    let error = with(evicting.config()).connect().await.unwrap_err();
+    assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
+    assert!(error.to_string().contains(&evicting.port().to_string()), "{error}");
+    let text = refusal(with(evicting.config().min_replicas(1))).await;
+    assert!(text.contains("min_replicas"), "{text}");
+}
+
+#[tokio::test]
+async fn every_node_can_have_credentials_of_its_own() {
+    let first = Server::with(&["--requirepass", "one"]);
+    let second = Server::with(&["--requirepass", "two"]);
+    let third = Server::with(&["--requirepass", "one"]);
+    let (a, b, c) = (first.port(), second.port(), third.port());
+    for url in [
+        format!("redlock://:one@127.0.0.1:{a},:two@127.0.0.1:{b},127.0.0.1:{c}"),
+        format!("redlock://:one@127.0.0.1:{a},127.0.0.1:{b},127.0.0.1:{c}?node2.password=two"),
+    ] {
+        let locks = RedlockLock::connect(&url).await.unwrap();
+        let grant = granted(&locks, &claim("n", TTL)).await;
+        locks.release(&grant.claim).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_ttl_beyond_the_longest_is_out_of_range() {
+    let nodes = nodes(3);
+    let locks = config(&nodes).max_ttl(Duration::from_secs(30)).connect().await.unwrap();
+    assert_eq!(locks.capabilities().max_ttl, Duration::from_secs(30));
+    let locks = lock_core::Locks::new(locks);
+    let error = locks.lock("n").ttl(LONG).await.unwrap_err();
+    assert!(matches!(error, LockError::InvalidTtl { .. }), "{error:?}");
+}
