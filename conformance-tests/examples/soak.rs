@@ -6,7 +6,8 @@ use std::fs::File;
 use std::io::{self, BufWriter};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use conformance_tests::oracle::judge;
@@ -14,24 +15,59 @@ use conformance_tests::servers::{Data, Kind, Server};
 use conformance_tests::torture::{self, Config, Fault, Figures, Place, Route};
 
 /// What is tortured; a file has no server.
-const KINDS: [(&str, Option<&Kind>); 7] = [
-    ("sqlite", None),
-    ("redis", Some(&Kind::REDIS)),
-    ("redis-7.0", Some(&Kind::REDIS_7_0)),
-    ("valkey", Some(&Kind::VALKEY)),
-    ("postgres", Some(&Kind::POSTGRES)),
-    ("postgres-15", Some(&Kind::POSTGRES_15)),
-    ("etcd", Some(&Kind::ETCD)),
+const KINDS: [(&str, Option<&Kind>, usize); 8] = [
+    ("sqlite", None, 0),
+    ("redis", Some(&Kind::REDIS), 1),
+    ("redis-7.0", Some(&Kind::REDIS_7_0), 1),
+    ("valkey", Some(&Kind::VALKEY), 1),
+    ("redlock", Some(&Kind::REDIS), 5),
+    ("postgres", Some(&Kind::POSTGRES), 1),
+    ("postgres-15", Some(&Kind::POSTGRES_15), 1),
+    ("etcd", Some(&Kind::ETCD), 1),
 ];
 
 const PAUSE: &str = "pause";
 const RESTART: &str = "kill, restart";
 const RESTART_WITHOUT_DATA: &str = "kill, restart without data";
 
-/// The faults of a server that this program has started.
+/// The longest ttl on several servers: for so long one that has lost its data grants nothing.
+const MAX_TTL: Duration = Duration::from_secs(3);
+
+/// The faults of servers that this program has started: of the only one, or of a minority of several.
 struct Own<'a> {
-    server: &'a Server,
+    servers: &'a [Server],
     name: &'a str,
+    minority: Mutex<Minority>,
+}
+
+/// Which of several servers have a fault, or had one.
+#[derive(Default)]
+struct Minority {
+    first: usize,
+    /// Since when those that had lost their data are back.
+    emptied: Option<Instant>,
+}
+
+impl Own<'_> {
+    /// The servers that the next fault befalls: others than the last time, unless those have been without data until now. They count
+    /// as lost until they take part again.
+    fn next(&self) -> Vec<&Server> {
+        let mut minority = self.minority.lock().unwrap_or_else(PoisonError::into_inner);
+        if minority.emptied.is_none_or(|since| since.elapsed() > MAX_TTL) {
+            minority.first += 1;
+            minority.emptied = None;
+        }
+        drop(minority);
+        self.current()
+    }
+
+    fn current(&self) -> Vec<&Server> {
+        let first = self.minority.lock().unwrap_or_else(PoisonError::into_inner).first;
+        let count = self.servers.len();
+        (0..count.div_ceil(2).max(2) - 1)
+            .map(|at| &self.servers[(first + at) % count])
+            .collect()
+    }
 }
 
 #[async_trait]
@@ -43,24 +79,37 @@ impl torture::Server for Own<'_> {
         if self.name.starts_with("redis") || self.name == "valkey" {
             faults.push((RESTART_WITHOUT_DATA, true));
         }
+        if self.servers.len() > 1 {
+            faults.push((RESTART_WITHOUT_DATA, false));
+        }
         faults
     }
 
     async fn begin(&self, fault: &str) -> io::Result<()> {
-        let done = match fault {
-            PAUSE => self.server.pause().await,
-            _ => self.server.kill().await,
-        };
-        done.map_err(io::Error::other)
+        for server in self.next() {
+            let done = match fault {
+                PAUSE => server.pause().await,
+                _ => server.kill().await,
+            };
+            done.map_err(io::Error::other)?;
+        }
+        Ok(())
     }
 
     async fn end(&self, fault: &str) -> io::Result<()> {
-        let done = match fault {
-            PAUSE => self.server.resume().await,
-            RESTART => self.server.restart(Data::Kept).await,
-            _ => self.server.restart(Data::Lost).await,
-        };
-        done.map_err(io::Error::other)
+        for server in self.current() {
+            let done = match fault {
+                PAUSE => server.resume().await,
+                RESTART => server.restart(Data::Kept).await,
+                _ => server.restart(Data::Lost).await,
+            };
+            done.map_err(io::Error::other)?;
+        }
+        if fault == RESTART_WITHOUT_DATA {
+            let mut minority = self.minority.lock().unwrap_or_else(PoisonError::into_inner);
+            minority.emptied = Some(Instant::now());
+        }
+        Ok(())
     }
 }
 
@@ -83,9 +132,9 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         Err(missing) => println!("no clock steps: {missing}"),
     }
     let mut violations = 0;
-    for (name, kind) in KINDS {
+    for (name, kind, servers) in KINDS {
         if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
-            violations += soak(name, kind, Duration::from_secs(seconds), &faults).await?;
+            violations += soak(name, kind, servers, Duration::from_secs(seconds), &faults).await?;
         }
     }
     Ok(ExitCode::from(u8::from(violations > 0)))
@@ -94,25 +143,38 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 async fn soak(
     name: &str,
     kind: Option<&'static Kind>,
+    count: usize,
     time: Duration,
     faults: &[Fault],
 ) -> Result<usize, Box<dyn Error>> {
-    let server = match kind {
-        Some(kind) => Some(Server::start_own(kind, &[]).await?),
-        None => None,
-    };
+    let mut servers = Vec::new();
+    if let Some(kind) = kind {
+        for _ in 0..count {
+            servers.push(Server::start_own(kind, &[]).await?);
+        }
+    }
+    let server = servers.first();
+    let several = servers.len() > 1;
     let folder = tempfile::tempdir()?;
-    let url = match &server {
+    let authorities: Vec<_> = servers.iter().map(Server::authority).collect();
+    let url = match server {
+        Some(_) if several => format!("redlock://{}?max_ttl={}s", authorities.join(","), MAX_TTL.as_secs()),
         Some(server) if name == "etcd" => format!("etcd://{}", server.authority()),
         Some(server) => server.url().to_owned(),
         None => format!("sqlite://{}", folder.path().join("locks.db").display()),
     };
-    let shown = server
-        .as_ref()
-        .map_or_else(|| "SQLite, a file".to_owned(), Server::to_string);
+    let shown = match server {
+        Some(server) if several => format!("{} servers, each {}", servers.len(), server.version()),
+        Some(server) => server.to_string(),
+        None => "SQLite, a file".to_owned(),
+    };
     let locks = fencelock::connect(&url).await?;
-    let route = server.is_some().then(|| Route::of(&url)).transpose()?;
-    let own = server.as_ref().map(|server| Own { server, name });
+    let route = (servers.len() == 1).then(|| Route::of(&url)).transpose()?;
+    let own = server.map(|_| Own {
+        servers: &servers,
+        name,
+        minority: Mutex::default(),
+    });
     let program = |through: Option<&str>| {
         let mut command = Command::new("/proc/self/exe");
         command.env(fencelock::ENV, through.unwrap_or(&url));
