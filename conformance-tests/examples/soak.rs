@@ -187,7 +187,14 @@ async fn soak(
         server: own.as_ref().map(|own| own as &dyn torture::Server),
     };
     let can_happen = |fault: &Fault| route.is_some() || !fault.needs_route();
-    let faults = faults.iter().copied().filter(can_happen).collect();
+    // Mostly those of the servers, which are many.
+    let is_rare = |fault: &Fault| several && *fault != Fault::Kill;
+    let faults = faults
+        .iter()
+        .copied()
+        .filter(can_happen)
+        .filter(|fault| !is_rare(fault))
+        .collect();
     let mut config = Config::new();
     (config.time, config.faults) = (time, faults);
     let mut history = torture::run(&config, &place, std::future::pending(), |_| {}).await?;
