@@ -4,6 +4,7 @@
 #[allow(dead_code, reason = "parts of it are used")]
 mod redis_harness;
 #[path = "redlock_harness/mod.rs"]
+#[allow(dead_code, reason = "parts of it are used")]
 mod redlock_harness;
 
 use std::process::ExitCode;

@@ -1,5 +1,7 @@
 //! What the suite needs to know of locks on several independent Redis servers.
 
+mod disturbance;
+
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,12 +17,17 @@ use lock_redis::{RedisConfig, RedlockConfig};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
+use disturbance::Disturbance;
+
 use crate::redis_harness::resource::FencedKey;
 use crate::redis_harness::role::{PASSWORD, USER, rule};
 use crate::redis_harness::{connect, counter, failed, lock, no_server};
 
 /// Tells a child process where the nodes of its namespace are.
 const URLS: &str = "FENCELOCK_CONFORMANCE_REDLOCK";
+
+/// The longest ttl, for which nodes without data grant nothing.
+const MAX_TTL: Duration = Duration::from_secs(20);
 
 type Place = Arc<OnceCell<Arc<Nodes>>>;
 
@@ -31,6 +38,7 @@ pub(crate) struct RedlockHarness {
     count: usize,
     shared: Place,
     own: Mutex<HashMap<String, Place>>,
+    disturbance: Option<Arc<Disturbance>>,
 }
 
 /// Independent servers.
@@ -69,7 +77,28 @@ impl RedlockHarness {
             count,
             shared: Place::default(),
             own: Mutex::default(),
+            disturbance: None,
         }
+    }
+
+    /// With a minority of the nodes that is stopped, killed, or emptied all the time, except where a case has nodes of its own.
+    pub(crate) fn disturbed(kind: &'static Kind, count: usize) -> Self {
+        Self {
+            title: format!("Redlock, {count} nodes, a minority failing"),
+            disturbance: Some(Arc::default()),
+            ..Self::new(kind, count)
+        }
+    }
+
+    /// The nodes as clients of the namespace will find them.
+    async fn begun(&self, namespace: &Namespace) -> Result<(), LockError> {
+        if let Some(disturbance) = &self.disturbance
+            && !namespace.wants_own_server()
+            && std::env::var(URLS).is_err()
+        {
+            disturbance.begin(&*self.nodes(namespace).await?, namespace.name());
+        }
+        Ok(())
     }
 
     async fn urls(&self, namespace: &Namespace) -> Result<Vec<String>, LockError> {
@@ -104,11 +133,26 @@ impl RedlockHarness {
     /// The same command on every node.
     async fn ask<T: FromRedisValue>(&self, namespace: &Namespace, command: &Cmd) -> Result<Vec<T>, LockError> {
         let urls = self.urls(namespace).await?;
-        let ask = async |url: &String| {
-            let mut connection = connect(url).await?;
-            command.query_async(&mut connection).await.map_err(failed)
+        let disturbed = self.disturbance.as_ref().filter(|_| !namespace.wants_own_server());
+        let ask = async |(node, url): (usize, &String)| {
+            let is_away = || disturbed.is_some_and(|disturbance| disturbance.is_away(node));
+            if is_away() {
+                return Ok(None);
+            }
+            let asking = async {
+                let mut connection = connect(url).await?;
+                command.query_async(&mut connection).await.map_err(failed)
+            };
+            match tokio::time::timeout(Duration::from_secs(5), asking).await {
+                Ok(Ok(answer)) => Ok(Some(answer)),
+                // It may have failed meanwhile, and be back already.
+                _ if disturbed.is_some() => Ok(None),
+                Ok(Err(error)) => Err(error),
+                Err(_) => Err(LockError::no_answer("looking at a node", Duration::from_secs(5))),
+            }
         };
-        try_join_all(urls.iter().map(ask)).await
+        let answers = try_join_all(urls.iter().enumerate().map(ask)).await?;
+        Ok(answers.into_iter().flatten().collect())
     }
 
     /// What is done to whole nodes is felt by all who use them.
@@ -145,7 +189,12 @@ impl Harness for RedlockHarness {
     async fn begin(&self) -> Result<Option<String>, LockError> {
         let place = &self.shared;
         let nodes = place.get_or_try_init(async || Nodes::start(self.kind, self.count).await.map(Arc::new));
-        let server = &nodes.await?.servers[0];
+        let nodes = nodes.await?;
+        if let Some(disturbance) = &self.disturbance {
+            let disturbing = Arc::clone(disturbance).go_on(Arc::clone(nodes), MAX_TTL);
+            lock_core::background()?.spawn(disturbing);
+        }
+        let server = &nodes.servers[0];
         Ok(Some(format!(
             "{} servers, each {}, as the ACL user {USER:?} with the rights in docs/redis.md",
             self.count,
@@ -154,10 +203,12 @@ impl Harness for RedlockHarness {
     }
 
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
+        self.begun(namespace).await?;
         Ok(Arc::new(self.config(namespace).await?.connect().await?))
     }
 
     async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
+        self.begun(namespace).await?;
         Ok(Arc::new(
             self.config(namespace).await?.runtime(runtime).connect().await?,
         ))
@@ -165,6 +216,9 @@ impl Harness for RedlockHarness {
 
     /// The node without which the client at a proxy has no majority.
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
+        if self.disturbance.is_some() {
+            return Ok(None);
+        }
         Ok(Some(self.nodes(namespace).await?.servers[0].authority().to_owned()))
     }
 
@@ -222,7 +276,14 @@ impl Harness for RedlockHarness {
         // Counters stay for a while, and what says since when a node has its data for good.
         keys.retain(|key| !key.ends_with("}:fence") && !key.ends_with("}:born"));
         keys.sort_unstable();
-        // On several nodes it is one thing.
+        // On several nodes it is one thing. A node that was away may keep its part until the lease ends.
+        let fewest = if self.disturbance.is_some() {
+            self.count / 2 + 1
+        } else {
+            1
+        };
+        let count = |key: &String| keys.iter().filter(|other| *other == key).count();
+        let mut keys: Vec<_> = keys.iter().filter(|key| count(key) >= fewest).cloned().collect();
         keys.dedup();
         Ok(Some(keys))
     }
@@ -263,6 +324,9 @@ impl Harness for RedlockHarness {
 
     fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
         let nodes = self.place(namespace).get().cloned();
+        if let (Some(disturbance), Some(nodes), false) = (&self.disturbance, &nodes, namespace.wants_own_server()) {
+            disturbance.begin(nodes, namespace.name());
+        }
         let urls = nodes.map(|nodes| (URLS.to_owned(), nodes.urls().join(",")));
         urls.into_iter().collect()
     }
@@ -280,6 +344,6 @@ impl Harness for RedlockHarness {
 /// As a user who may do no more than a user should be allowed to.
 fn config(urls: &[String], namespace: &Namespace) -> Result<RedlockConfig, LockError> {
     let nodes: Result<Vec<_>, _> = urls.iter().map(|url| RedisConfig::from_url(url)).collect();
-    let config = RedlockConfig::new(nodes?);
+    let config = RedlockConfig::new(nodes?).max_ttl(MAX_TTL);
     Ok(config.credentials(USER, PASSWORD).namespace(namespace.name()))
 }

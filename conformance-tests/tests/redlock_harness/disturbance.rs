@@ -1,0 +1,142 @@
+//! Faults of a minority of the nodes, one after the other, for as long as the suite runs.
+
+use std::collections::HashSet;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use conformance_tests::servers::{Data, Server, ServerError};
+
+use super::Nodes;
+
+/// Which nodes have a fault, and which namespaces there are.
+#[derive(Default)]
+pub(crate) struct Disturbance {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    away: HashSet<usize>,
+    namespaces: HashSet<String>,
+    /// Namespaces that began while these nodes were away.
+    missed: Vec<(usize, String)>,
+    counts: [usize; FAULTS.len()],
+}
+
+const FAULTS: [&str; 4] = ["paused", "restarted", "restarted without data", "emptied"];
+
+/// How long a fault lasts.
+const LASTS: Duration = Duration::from_millis(700);
+
+/// Between two faults.
+const CALM: Duration = Duration::from_millis(300);
+
+impl Disturbance {
+    pub(crate) fn is_away(&self, node: usize) -> bool {
+        self.lock().away.contains(&node)
+    }
+
+    /// Lets the nodes grant locks in a namespace that begins: none of them can have granted any. Clients let them only if they
+    /// reach all.
+    pub(crate) fn begin(&self, nodes: &Nodes, namespace: &str) {
+        let mut state = self.lock();
+        if !state.namespaces.insert(namespace.to_owned()) {
+            return;
+        }
+        for (number, node) in nodes.servers.iter().enumerate() {
+            if state.away.contains(&number) || !open(node, namespace) {
+                state.missed.push((number, namespace.to_owned()));
+            }
+        }
+    }
+
+    /// Disturbs the nodes until the process ends.
+    pub(crate) async fn go_on(self: Arc<Self>, nodes: Arc<Nodes>, max_ttl: Duration) {
+        let count = nodes.servers.len();
+        let minority = count.div_ceil(2) - 1;
+        let mut first = 0;
+        let mut emptied: Option<Instant> = None;
+        let mut turn = 0;
+        loop {
+            // Nodes without data count as lost until they take part again.
+            if emptied.is_none_or(|since| since.elapsed() > max_ttl) {
+                first = fastrand::usize(..count);
+                emptied = None;
+            }
+            let chosen: Vec<_> = (0..minority).map(|at| (first + at) % count).collect();
+            let fault = turn % FAULTS.len();
+            turn += 1;
+            self.lock().away.extend(&chosen);
+            for &node in &chosen {
+                if let Err(error) = disturb(&nodes.servers[node], fault).await {
+                    eprintln!("a node could not be {}: {error}", FAULTS[fault]);
+                }
+            }
+            if fault >= 2 {
+                emptied = Some(Instant::now());
+            }
+            self.back(&nodes, &chosen, fault);
+            tokio::time::sleep(CALM).await;
+        }
+    }
+
+    /// The nodes are back from that fault.
+    fn back(&self, nodes: &Nodes, chosen: &[usize], fault: usize) {
+        let mut state = self.lock();
+        state.counts[fault] += 1;
+        for node in chosen {
+            state.away.remove(node);
+        }
+        for (node, namespace) in std::mem::take(&mut state.missed) {
+            if state.away.contains(&node) || !open(&nodes.servers[node], &namespace) {
+                state.missed.push((node, namespace));
+            }
+        }
+        if state.counts.iter().sum::<usize>().is_multiple_of(5 * FAULTS.len()) {
+            let each = FAULTS.iter().zip(state.counts);
+            let each: Vec<_> = each.map(|(fault, count)| format!("{fault} {count} times")).collect();
+            eprintln!("two nodes each time: {}", each.join(", "));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn disturb(node: &Server, fault: usize) -> Result<(), ServerError> {
+    match fault {
+        0 => {
+            node.pause().await?;
+            tokio::time::sleep(LASTS).await;
+            node.resume().await
+        }
+        1 => node.restart(Data::Kept).await,
+        2 => node.restart(Data::Lost).await,
+        _ => {
+            say(node, "FLUSHALL");
+            Ok(())
+        }
+    }
+}
+
+/// Whether the node was told that the namespace is new.
+fn open(node: &Server, namespace: &str) -> bool {
+    let micros = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros());
+    let begun = micros.saturating_sub(1_000_000);
+    say(node, &format!("SET {{{namespace}:}}:born \"open {begun}\" NX"))
+}
+
+/// Whether the node answered.
+fn say(node: &Server, command: &str) -> bool {
+    let said = || {
+        let address = node.authority().parse().map_err(std::io::Error::other)?;
+        let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(300))?;
+        stream.set_read_timeout(Some(Duration::from_millis(300)))?;
+        stream.write_all(format!("{command}\r\n").as_bytes())?;
+        stream.read(&mut [0; 64])
+    };
+    said().is_ok_and(|bytes| bytes > 0)
+}
