@@ -134,7 +134,7 @@ impl Link {
             patience: settings.op_timeout,
             // Requests to a node that is slower than the majority are given up all the time.
             shortest_probe: match settings.node {
-                Some(_) => settings.op_timeout / 2,
+                Some(_) => settings.op_timeout / 4,
                 None => SHORTEST_PROBE,
             },
             runtime,

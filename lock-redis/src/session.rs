@@ -110,6 +110,11 @@ impl Session {
         self.settings.node.as_ref()
     }
 
+    /// Whether the last acquire was refused because the server, one of several, is new or has lost its data.
+    pub(crate) fn is_young(&self) -> bool {
+        self.node().is_some_and(Node::is_young)
+    }
+
     pub(crate) fn clock(&self) -> &Clock {
         &self.clock
     }

@@ -45,7 +45,7 @@ impl Disturbance {
         if !state.namespaces.insert(namespace.to_owned()) {
             return;
         }
-        for (number, node) in nodes.servers.iter().enumerate() {
+        for (number, node) in nodes.nodes().iter().enumerate() {
             if state.away.contains(&number) || !open(node, namespace) {
                 state.missed.push((number, namespace.to_owned()));
             }
@@ -54,7 +54,7 @@ impl Disturbance {
 
     /// Disturbs the nodes until the process ends.
     pub(crate) async fn go_on(self: Arc<Self>, nodes: Arc<Nodes>, max_ttl: Duration) {
-        let count = nodes.servers.len();
+        let count = nodes.nodes().len();
         let minority = count.div_ceil(2) - 1;
         let mut first = 0;
         let mut emptied: Option<Instant> = None;

@@ -41,9 +41,10 @@ pub(crate) struct RedlockHarness {
     disturbance: Option<Arc<Disturbance>>,
 }
 
-/// Independent servers.
+/// Independent servers, and one more for the resources, to which nothing happens unless it happens to all.
 pub(crate) struct Nodes {
     servers: Vec<Server>,
+    count: usize,
 }
 
 impl Nodes {
@@ -51,13 +52,17 @@ impl Nodes {
         // As an argument, so that the user is there after every restart.
         let rule = rule();
         let user: Vec<_> = ["--user"].into_iter().chain(rule.iter().map(String::as_str)).collect();
-        let starting = (0..count).map(|_| Server::start_own(kind, &user));
+        let starting = (0..=count).map(|_| Server::start_own(kind, &user));
         let servers = try_join_all(starting).await.map_err(no_server)?;
-        Ok(Self { servers })
+        Ok(Self { servers, count })
+    }
+
+    fn nodes(&self) -> &[Server] {
+        &self.servers[..self.count]
     }
 
     fn urls(&self) -> Vec<String> {
-        self.servers.iter().map(|server| server.url().to_owned()).collect()
+        self.nodes().iter().map(|server| server.url().to_owned()).collect()
     }
 
     async fn each<'a, F>(&'a self, work: impl Fn(&'a Server) -> F) -> Result<Injection, LockError>
@@ -103,7 +108,7 @@ impl RedlockHarness {
 
     async fn urls(&self, namespace: &Namespace) -> Result<Vec<String>, LockError> {
         match std::env::var(URLS) {
-            Ok(urls) => Ok(urls.split(',').map(str::to_owned).collect()),
+            Ok(urls) => Ok(urls.split(',').take(self.count).map(str::to_owned).collect()),
             Err(_) => Ok(self.nodes(namespace).await?.urls()),
         }
     }
@@ -314,7 +319,11 @@ impl Harness for RedlockHarness {
     }
 
     async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
-        let mut connection = connect(&self.urls(namespace).await?[0]).await?;
+        let url = match std::env::var(URLS) {
+            Ok(urls) => urls.split(',').next_back().unwrap_or_default().to_owned(),
+            Err(_) => self.nodes(namespace).await?.servers[self.count].url().to_owned(),
+        };
+        let mut connection = connect(&url).await?;
         // Apart from the locks.
         let select = redis::cmd("SELECT").arg(1).clone();
         select.exec_async(&mut connection).await.map_err(failed)?;
@@ -327,7 +336,10 @@ impl Harness for RedlockHarness {
         if let (Some(disturbance), Some(nodes), false) = (&self.disturbance, &nodes, namespace.wants_own_server()) {
             disturbance.begin(nodes, namespace.name());
         }
-        let urls = nodes.map(|nodes| (URLS.to_owned(), nodes.urls().join(",")));
+        let urls = nodes.map(|nodes| {
+            let all: Vec<_> = nodes.servers.iter().map(Server::url).collect();
+            (URLS.to_owned(), all.join(","))
+        });
         urls.into_iter().collect()
     }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use lock_core::{Attempt, Busy, BusySignal, Claim, FencingToken, Grant, HandOver, LockError, OwnerId, Released, Stamp};
 use tokio::sync::mpsc;
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use super::quorum::{Quorum, Round};
+use super::quorum::{PAUSE, Quorum, Round, twice};
 use crate::requests::OnBusy;
 use crate::session::Session;
 
@@ -92,7 +92,19 @@ impl Quorum {
             let (from, to, proposals) = (from.clone(), to.clone(), proposals.clone());
             async move {
                 let asking = async { session.hand_over_on(&session.link().await?, &from, &to).await };
+                let began = Instant::now();
                 let done = session.limited("hand-over", asking).await;
+                let done = match done {
+                    Ok(HandOver { from, to, .. }) => Ok((Some(from), to)),
+                    // It may have been carried out.
+                    Err(error) if error.is_retryable() && began.elapsed() < session.settings().op_timeout / 4 => {
+                        sleep(PAUSE).await;
+                        let asking = async { session.release_on(&session.link().await?, &from).await };
+                        session.limited("release", asking).await?;
+                        try_once(&session, &to).await.map(|to| (None, to))
+                    }
+                    Err(error) => Err(error),
+                };
                 drop(proposals);
                 done
             }
@@ -101,10 +113,11 @@ impl Quorum {
         let (mut released, mut lost) = (0, 0);
         while let Some((node, answer)) = round.next().await {
             campaign.seats[node] = match answer {
-                Ok(HandOver { from, to, .. }) => {
+                Ok((from, to)) => {
                     match from {
-                        Released::Released => released += 1,
-                        _ => lost += 1,
+                        Some(Released::Released) => released += 1,
+                        Some(_) => lost += 1,
+                        None => {}
                     }
                     match to {
                         Attempt::Granted(grant) => Seat::Granted(grant),
@@ -124,9 +137,10 @@ impl Quorum {
         if campaign.failed() > self.len() - self.majority() {
             return Err(campaign.failure());
         }
-        let released = match released >= self.majority() {
-            true => Released::Released,
-            false => Released::NotHeld,
+        // Of a node that failed it is not known.
+        let released = match lost > self.len() - self.majority() {
+            true => Released::NotHeld,
+            false => Released::Released,
         };
         let attempt = match campaign.granted().await? {
             Some(grant) => Attempt::Granted(grant),
@@ -163,21 +177,34 @@ impl<'a> Campaign<'a> {
                 sleep(pause).await;
             }
             let answer = if on_busy == OnBusy::Fail {
-                let asking = async {
-                    let answer = session.try_for(&claim).await?;
-                    session.attempt(answer).await
-                };
-                session.limited("acquire", asking).await
+                try_once(&session, &claim).await
             } else {
                 let queued = CancellationToken::new();
-                let in_queue = queued.clone();
+                let (in_queue, tell_again) = (queued.clone(), tell.clone());
                 let busy = BusySignal::new(move |busy| {
                     let _ = tell.send((node, busy));
                     in_queue.cancel();
                 });
+                let waiting = async {
+                    let began = Instant::now();
+                    match session.wait(&claim, None, busy, on_busy).await {
+                        Err(error)
+                            if error.is_retryable()
+                                && !session.is_young()
+                                && began.elapsed() < session.settings().op_timeout / 4 =>
+                        {
+                            sleep(PAUSE).await;
+                            let busy = BusySignal::new(move |busy| {
+                                let _ = tell_again.send((node, busy));
+                            });
+                            session.wait(&claim, None, busy, OnBusy::Queue).await
+                        }
+                        answer => answer,
+                    }
+                };
                 tokio::select! {
                     biased;
-                    answer = session.wait(&claim, None, busy, on_busy) => answer,
+                    answer = waiting => answer,
                     () = async { queued.cancelled().await; over.cancelled().await } => Ok(Attempt::busy()),
                 }
             };
@@ -457,6 +484,21 @@ impl<'a> Campaign<'a> {
         let errors = self.seats.iter().enumerate().filter_map(failed).collect();
         self.quorum.no_majority("acquire", errors)
     }
+}
+
+/// Asks a node for the lock without waiting for it; once more if that fails.
+async fn try_once(session: &Arc<Session>, claim: &Claim) -> Result<Attempt, LockError> {
+    let ask = || {
+        let (session, claim) = (Arc::clone(session), claim.clone());
+        async move {
+            let asking = async {
+                let answer = session.try_for(&claim).await?;
+                session.attempt(answer).await
+            };
+            session.limited("acquire", asking).await
+        }
+    };
+    twice(session.settings().op_timeout, ask).await
 }
 
 /// Raises the node to the token, if it still has the grant with the token `presented`.

@@ -180,7 +180,7 @@ impl RedlockConfig {
         Ok(RedlockLock::new(Quorum {
             sessions,
             proposals,
-            stragglers: Stragglers::new(),
+            stragglers: Stragglers::new(op_timeout / 2),
             executor,
             op_timeout,
             max_ttl: self.max_ttl,

@@ -9,9 +9,9 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use lock_core::{Claim, Executor, FencingToken, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
-use super::node::{Node, Proposals};
+use super::node::Proposals;
 use super::stragglers::Stragglers;
 use crate::session::Session;
 
@@ -92,22 +92,25 @@ impl Quorum {
         let round = self.ask(|session| {
             let (claim, from, proposal) = (claim.clone(), from.clone(), Arc::clone(&proposal));
             async move {
-                let asking = async {
-                    let link = session.link().await?;
-                    if let Some(from) = from {
-                        session.release_on(&link, &from).await?;
+                let releasing = || {
+                    let (session, claim, from) = (Arc::clone(&session), claim.clone(), from.clone());
+                    async move {
+                        let asking = async {
+                            let link = session.link().await?;
+                            if let Some(from) = &from {
+                                session.release_on(&link, from).await?;
+                            }
+                            session.release_on(&link, &claim).await
+                        };
+                        session.limited("release", asking).await
                     }
-                    session.release_on(&link, &claim).await
                 };
-                let released = session.limited("release", asking).await?;
+                let released = twice(session.settings().op_timeout, releasing).await?;
                 drop(proposal);
                 Ok(released == Released::Released)
             }
         });
-        Ok(match self.decide("release", round).await? {
-            true => Released::Released,
-            false => Released::NotHeld,
-        })
+        self.released(round).await
     }
 
     pub(crate) async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
@@ -121,21 +124,22 @@ impl Quorum {
                 Ok(session.limited("release", asking).await? == Released::Released)
             }
         });
-        Ok(match self.decide("release", round).await? {
-            true => Released::Released,
-            false => Released::NotHeld,
-        })
+        self.released(round).await
     }
 
     pub(crate) async fn renew(&self, claim: &Claim) -> Result<Renewal, LockError> {
         let round = self.ask(|session| {
             let claim = claim.clone();
-            async move { Ok(session.limited("renew", session.renew(&claim)).await? == Renewal::Renewed) }
+            async move {
+                let renewing = || {
+                    let (session, claim) = (Arc::clone(&session), claim.clone());
+                    async move { session.limited("renew", session.renew(&claim)).await }
+                };
+                let renewed = twice(session.settings().op_timeout, renewing).await?;
+                Ok(renewed == Renewal::Renewed)
+            }
         });
-        Ok(match self.decide("renew", round).await? {
-            true => Renewal::Renewed,
-            false => Renewal::NotHeld,
-        })
+        self.renewed("renew", round).await
     }
 
     pub(crate) async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
@@ -146,17 +150,38 @@ impl Quorum {
                 Ok(session.limited("reservation", asking).await? == Renewal::Renewed)
             }
         });
-        Ok(match self.decide("reservation", round).await? {
+        self.renewed("reservation", round).await
+    }
+
+    /// Whether the claim held the name on a majority, by the answers to its release. Nodes that failed may have been among those; alone they
+    /// hold nothing.
+    async fn released(&self, round: Round<Result<bool, LockError>>) -> Result<Released, LockError> {
+        let released = self.decide("release", round, |yes, failed| Some(yes + failed >= self.majority()));
+        Ok(match released.await? {
+            true => Released::Released,
+            false => Released::NotHeld,
+        })
+    }
+
+    /// Whether a majority of all nodes has renewed something.
+    async fn renewed(
+        &self,
+        operation: &'static str,
+        round: Round<Result<bool, LockError>>,
+    ) -> Result<Renewal, LockError> {
+        Ok(match self.decide(operation, round, |_, _| None).await? {
             true => Renewal::Renewed,
             false => Renewal::NotHeld,
         })
     }
 
-    /// What a majority of all nodes answers: yes, or that yes can have no majority any more.
+    /// What a majority of all nodes answers: yes, or that yes can have no majority any more. If it is neither, although a majority has
+    /// answered, `undecided` says what it is, by how many said yes and how many failed.
     async fn decide(
         &self,
         operation: &'static str,
         mut round: Round<Result<bool, LockError>>,
+        undecided: impl Fn(usize, usize) -> Option<bool>,
     ) -> Result<bool, LockError> {
         let (mut yes, mut no, mut errors) = (0, 0, Vec::new());
         let decided = loop {
@@ -170,7 +195,10 @@ impl Quorum {
                 Some((_, Ok(true))) => yes += 1,
                 Some((_, Ok(false))) => no += 1,
                 Some((node, Err(error))) => errors.push((node, error)),
-                None => return Err(self.no_majority(operation, errors)),
+                None => {
+                    let decided = undecided(yes, errors.len());
+                    return decided.ok_or_else(|| self.no_majority(operation, errors));
+                }
             }
             if errors.len() > self.len() - self.majority() {
                 self.stragglers.go_on(&self.executor, round, None);
@@ -336,8 +364,29 @@ impl Quorum {
 
     /// Whether a majority refused the last acquire because they have no data, and may grant locks at once now.
     pub(super) async fn young_are_let(&self) -> bool {
-        let young = |session: &&Arc<Session>| session.node().is_some_and(Node::is_young);
-        self.sessions.iter().filter(young).count() >= self.majority() && self.open_new().await.unwrap_or(false)
+        self.sessions.iter().filter(|session| session.is_young()).count() >= self.majority()
+            && self.open_new().await.unwrap_or(false)
+    }
+}
+
+/// Before a node that failed is asked once more.
+pub(super) const PAUSE: Duration = Duration::from_millis(100);
+
+/// Asks a node once more if it fails, for whoever reconnects finds most of them in order: what fails is the connection of a node that has
+/// been restarted.
+///
+/// Not if the failure took a part of `limit` that leaves too little for another one.
+pub(super) async fn twice<T, F>(limit: Duration, ask: impl Fn() -> F) -> Result<T, LockError>
+where
+    F: Future<Output = Result<T, LockError>>,
+{
+    let began = Instant::now();
+    match ask().await {
+        Err(error) if error.is_retryable() && began.elapsed() < limit / 4 => {
+            sleep(PAUSE).await;
+            ask().await
+        }
+        done => done,
     }
 }
 

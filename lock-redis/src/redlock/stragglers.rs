@@ -4,11 +4,13 @@ use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use lock_core::process::confined;
 use lock_core::{Claim, Executor, OwnerId};
 use tokio::sync::watch;
+use tokio::time::timeout;
 
 /// Work that is polled to its end in the background, or until it is taken back.
 type Work = Box<dyn FnMut(&mut std::task::Context<'_>) -> Poll<()> + Send>;
@@ -21,6 +23,8 @@ const MOST: usize = 1000;
 pub(super) struct Stragglers {
     acquiring: Arc<Mutex<HashMap<OwnerId, Acquiring>>>,
     under_way: watch::Sender<usize>,
+    /// How long a node may take longer than the majority.
+    longest: Duration,
 }
 
 struct Acquiring {
@@ -30,10 +34,11 @@ struct Acquiring {
 }
 
 impl Stragglers {
-    pub(super) fn new() -> Self {
+    pub(super) fn new(longest: Duration) -> Self {
         Self {
             acquiring: Arc::default(),
             under_way: watch::Sender::new(0),
+            longest,
         }
     }
 
@@ -65,23 +70,28 @@ impl Stragglers {
             let work = Arc::clone(&work);
             lock(&self.acquiring).insert(owner, Acquiring { work, from });
         }
-        let stragglers = self.clone();
+        let (stragglers, longest) = (self.clone(), self.longest);
         self.under_way.send_modify(|rounds| *rounds += 1);
         let ended = Ended(self.under_way.clone());
         let going_on = Box::pin(confined(async move {
             let _ended = ended;
-            poll_fn(|cx| {
-                let mut slot = lock(&work);
-                let done = slot.as_mut().is_none_or(|work| work(cx).is_ready());
-                match done {
-                    true => {
-                        *slot = None;
-                        Poll::Ready(())
+            // What takes longer is dropped, which finds out whether the connection still works.
+            let _ = timeout(
+                longest,
+                poll_fn(|cx| {
+                    let mut slot = lock(&work);
+                    let done = slot.as_mut().is_none_or(|work| work(cx).is_ready());
+                    match done {
+                        true => {
+                            *slot = None;
+                            Poll::Ready(())
+                        }
+                        false => Poll::Pending,
                     }
-                    false => Poll::Pending,
-                }
-            })
+                }),
+            )
             .await;
+            drop(lock(&work).take());
             if let Some(owner) = owner {
                 let mut acquiring = lock(&stragglers.acquiring);
                 if acquiring
