@@ -1,0 +1,17 @@
+//! Visits every state of every model, and requires that each planted bug is found.
+//!
+//! Each line of the output has the number of states that differ, the length of the longest of the shortest ways to a state, and the time.
+
+#[path = "exhaustive/redlock.rs"]
+mod redlock;
+#[path = "exhaustive/report.rs"]
+mod report;
+
+use std::process::ExitCode;
+
+use libtest_mimic::Arguments;
+
+fn main() -> ExitCode {
+    let trials = [redlock::trials()].into_iter().flatten();
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
