@@ -3,7 +3,8 @@
 //! Each module has one protocol. A model visits *every* state that is reachable within its bounds. Each model has planted bugs; the
 //! tests require that each of them violates a property.
 //!
-//! [`redlock`] also checks traces: the transition function of a server is the same code in the model and in the check, so a trace of a
-//! real server shows whether that server does what the model assumes.
+//! [`redlock`] and [`redis_queue`] also check traces: the transition function of a server is the same code in the model and in the
+//! check, so a trace of a real server shows whether that server does what the model assumes.
 
+pub mod redis_queue;
 pub mod redlock;

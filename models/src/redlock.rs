@@ -3,6 +3,10 @@
 //! [`node`] is what one node does with a request. [`model`] puts N nodes and several acquisitions together and is visited
 //! exhaustively. [`trace`] replays what real nodes answered.
 
+pub mod bounds;
 pub mod model;
 pub mod node;
+pub mod properties;
+pub mod state;
+pub mod steps;
 pub mod trace;

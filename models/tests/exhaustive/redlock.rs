@@ -1,7 +1,9 @@
 //! The fenced Redlock protocol.
 
 use libtest_mimic::Trial;
-use models::redlock::model::{Bounds, Bug, EXCLUSION, RISE, RISE_LATER, Redlock};
+use models::redlock::bounds::{Bounds, Bug};
+use models::redlock::properties::{EXCLUSION, RISE, RISE_LATER};
+use models::redlock::steps::Redlock;
 
 use crate::report::{holds, violates};
 
