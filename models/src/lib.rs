@@ -6,6 +6,7 @@
 //! [`redlock`] and [`redis_queue`] also check traces: the transition function of a server is the same code in the model and in the
 //! check, so a trace of a real server shows whether that server does what the model assumes.
 
+pub mod etcd_queue;
 pub mod guard_deadline;
 pub mod redis_queue;
 pub mod redlock;

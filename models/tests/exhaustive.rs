@@ -2,6 +2,8 @@
 //!
 //! Each line of the output has the number of states that differ, the length of the longest of the shortest ways to a state, and the time.
 
+#[path = "exhaustive/etcd_queue.rs"]
+mod etcd_queue;
 #[path = "exhaustive/guard_deadline.rs"]
 mod guard_deadline;
 #[path = "exhaustive/redis_queue.rs"]
@@ -16,8 +18,13 @@ use std::process::ExitCode;
 use libtest_mimic::Arguments;
 
 fn main() -> ExitCode {
-    let trials = [redlock::trials(), redis_queue::trials(), guard_deadline::trials()]
-        .into_iter()
-        .flatten();
+    let trials = [
+        redlock::trials(),
+        redis_queue::trials(),
+        guard_deadline::trials(),
+        etcd_queue::trials(),
+    ]
+    .into_iter()
+    .flatten();
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
