@@ -8,5 +8,6 @@
 
 pub mod etcd_queue;
 pub mod guard_deadline;
+pub mod postgres_epoch;
 pub mod redis_queue;
 pub mod redlock;

@@ -6,6 +6,8 @@
 mod etcd_queue;
 #[path = "exhaustive/guard_deadline.rs"]
 mod guard_deadline;
+#[path = "exhaustive/postgres_epoch.rs"]
+mod postgres_epoch;
 #[path = "exhaustive/redis_queue.rs"]
 mod redis_queue;
 #[path = "exhaustive/redlock.rs"]
@@ -23,6 +25,7 @@ fn main() -> ExitCode {
         redis_queue::trials(),
         guard_deadline::trials(),
         etcd_queue::trials(),
+        postgres_epoch::trials(),
     ]
     .into_iter()
     .flatten();
