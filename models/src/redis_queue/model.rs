@@ -1,6 +1,6 @@
 //! Claims that share one server, with lost and late messages, and clients that end.
 //!
-//! Time is counted in ticks, [`TTL`](super::state::TTL) of which are a lease; a waiter refreshes its place when it likes. Once sent, a request arrives at
+//! Time is counted in ticks, [`TTL`] of which are a lease; a waiter refreshes its place when it likes. Once sent, a request arrives at
 //! any later time or never, also after requests that were sent later, as over another connection. An answer or a push is there at once or
 //! is lost.
 
