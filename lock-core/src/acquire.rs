@@ -222,11 +222,16 @@ impl Acquisition {
             {
                 return self.place(next);
             }
-            if let Some(busy) = ticket.busy() {
+            let is_over = self.is_over();
+            if let Some(busy) = ticket.busy().filter(|_| is_over) {
                 return Err(self.timed_out(busy));
             }
             if let Some(failure) = ticket.failure() {
                 return Err(failure);
+            }
+            // What the server said before this request is no answer to it, and the time for one is over.
+            if !is_over {
+                return Err(LockError::no_answer("acquire", self.waited()));
             }
         }
         // Nobody has heard from the server so far. Whatever it says next is taken for an answer.

@@ -61,6 +61,29 @@ async fn a_server_that_went_down_is_not_called_busy() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_server_that_stopped_answering_is_not_called_busy_before_the_wait_is_over() {
+    let world = World::new();
+    let ask = || {
+        let locks = world.locks.clone();
+        tokio::spawn(async move { locks.lock("a").await })
+    };
+    drop(world.locks.lock("a").await.unwrap());
+    world
+        .server
+        .next(Op::Release, [Fate::AnswerAfter(OP_TIMEOUT - SECOND / 2)]);
+    world.server.next(Op::Try, [Fate::Hang]);
+    world.settle().await;
+    // It has its turn after the release, and a second to ask the server. The other one hears nothing until its own time is over.
+    let first = ask();
+    world.pass(SECOND / 5).await;
+    let second = ask();
+    for task in [second, first] {
+        let error = task.await.unwrap().unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn nobody_waits_longer_than_an_op_timeout_for_a_server_that_never_answers() {
     let world = World::new();
     world.server.next(Op::Try, [Fate::Hang; 100]);
