@@ -164,6 +164,8 @@ impl LockGuard {
         let Some((turn, releasing)) = held.end_by(LossReason::Released) else {
             return Ok(ReleaseOutcome::AlreadyLost);
         };
+        // It may have been lost since the look above.
+        let lost = lost || held.grant.revocation().reason() != Some(LossReason::Released);
         let (tell, told) = held.core.channel();
         let (core, claim) = (Arc::clone(&held.core), held.grant.claim.clone());
         let reservation = held.reservation();
@@ -438,9 +440,12 @@ impl Held {
 
     /// Ends the hold, once: the first caller gets the turn and has to let go.
     fn end_by(&self, reason: LossReason) -> Option<(Turn, Releasing)> {
-        let turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let (turn, releasing) = {
+            let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+            // Counted with the mutex: a caller that finds the turn taken, and drains then, waits for this release.
+            (turn.take()?, self.core.releasing())
+        };
         self.core.watchdog.forget(self);
-        let releasing = self.core.releasing();
         self.core.stats.held.subtract();
         self.lost(self.core.clock.now());
         // Quietly: the watchdog has forgotten this guard.

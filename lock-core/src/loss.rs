@@ -193,7 +193,11 @@ impl LossSignal {
             tokio::select! {
                 biased;
                 reason = own.revoked() => reason,
-                reason = lease.revoked() => reason,
+                // A release at the same time finds the guard lost, or has ended it before: all are told the same.
+                reason = lease.revoked() => {
+                    own.fire(reason);
+                    own.reason().unwrap_or(reason)
+                }
             }
         };
         Confined::of(self.process, Box::pin(revoked), Some(LossReason::Forked)).await
