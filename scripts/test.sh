@@ -121,6 +121,15 @@ run_tests() {
     cargo --config "target.'cfg(all())'.runner = ['sh', '$PWD/scripts/bounded.sh']" test "$@"
 }
 
+# lock-core under a checker of schedules. Apart: everything is compiled with another cfg.
+schedules() {
+    RUSTFLAGS="${RUSTFLAGS:-} --cfg shuttle" run_tests -p lock-core --lib --target-dir "$target/shuttle" schedules:: -- --show-output
+}
+
+lint_schedules() {
+    RUSTFLAGS="${RUSTFLAGS:-} --cfg shuttle" cargo clippy -p lock-core --lib --tests --target-dir "$target/shuttle" -- -D warnings
+}
+
 package() {
     # A checkout under work may be packed too; one that is clean must be packed as it is. `make package` builds them too.
     if [ -z "$(git status --porcelain 2>/dev/null || echo none)" ]; then dirty=; else dirty=--allow-dirty; fi
@@ -151,6 +160,8 @@ step images "images of the servers" got images
 step tests "unit, integration and conformance tests" run_tests --all-features --tests --no-fail-fast
 step tests-default "fencelock with its default features" run_tests -p fencelock --lib
 step tests-none "fencelock with no features" run_tests -p fencelock --no-default-features --lib
+step tests-schedules "lock-core under a checker of schedules" schedules
+step clippy-schedules "clippy, with that checker" lint_schedules
 step doctests "examples in the documentation and README" run_tests --all-features --no-fail-fast --doc
 step neighbours "beside other users of SQLite" sh scripts/neighbours.sh
 step held "10 000 held locks" run_tests --all-features --bench held
@@ -187,6 +198,10 @@ for suite in $(grep -lE 'conformance_tests::run[a-z_]*\(' conformance-tests/test
 "
     failed=$((failed + 1))
 done
+
+echo
+echo "Schedules explored:"
+sed -n 's/^schedules::/  /p' "$logs/tests-schedules.log"
 
 echo
 echo "Ignored, other than what is not applicable to a backend:"

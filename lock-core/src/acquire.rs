@@ -18,14 +18,13 @@ use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use crate::ask::unbroken;
 use crate::engine::{Core, Releasing, runtime_ended};
 use crate::guard::LockGuard;
 use crate::pending::{Outcome, Pending, signal};
 use crate::queue::{Entered, Next, Ticket, Turn};
 use crate::request::Wish;
+use crate::sync::{oneshot, time};
 use crate::{Attempt, Busy, LockError, Outage, Stamp};
 
 /// How long an answer is waited for at least, however short the wait that was asked for.
@@ -182,7 +181,7 @@ impl Acquisition {
                 return Ok(done);
             }
             Ok(busy) = &mut told => busy,
-            () = tokio::time::sleep(limit) => return Ok(Err(LockError::no_answer("acquire", limit))),
+            () = time::sleep(limit) => return Ok(Err(LockError::no_answer("acquire", limit))),
         };
         *told_busy = true;
         pending.told(&busy);
@@ -199,7 +198,7 @@ impl Acquisition {
         };
         let left = deadline.since(self.core.clock.now());
         let limit = left.saturating_add(ONE_TRIP.min(self.core.op_timeout));
-        let waited = tokio::time::timeout(limit, wait).await;
+        let waited = time::timeout(limit, wait).await;
         waited.unwrap_or_else(|_| Err(LockError::no_answer("acquire", limit)))
     }
 
@@ -327,7 +326,7 @@ impl Acquisition {
             if left.is_zero() {
                 return;
             }
-            tokio::time::sleep(left).await;
+            time::sleep(left).await;
         }
     }
 

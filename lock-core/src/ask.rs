@@ -7,6 +7,7 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::LockError;
+use crate::sync::time;
 
 /// Waits for the answer, at most for `limit`.
 pub(crate) async fn ask<T>(
@@ -14,7 +15,7 @@ pub(crate) async fn ask<T>(
     limit: Duration,
     request: impl Future<Output = Result<T, LockError>>,
 ) -> Result<T, LockError> {
-    tokio::time::timeout(limit, unbroken(operation, request))
+    time::timeout(limit, unbroken(operation, request))
         .await
         .unwrap_or_else(|_| Err(LockError::no_answer(operation, limit)))
 }

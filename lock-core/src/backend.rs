@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
+use crate::sync::time;
 use crate::{
     Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, Clock, HandOver, Holder, Lease, LockError,
     LockName, Released, Renewal, Stamp,
@@ -265,7 +266,7 @@ async fn poll<L: DistributedLock + ?Sized>(
     let op_timeout = lock.capabilities().op_timeout;
     let mut pause = FIRST_POLL;
     loop {
-        let busy = match tokio::time::timeout(op_timeout, lock.try_acquire(claim)).await {
+        let busy = match time::timeout(op_timeout, lock.try_acquire(claim)).await {
             Ok(Ok(Attempt::Busy(busy))) => busy,
             Ok(done) => return done,
             Err(_) => return Err(LockError::no_answer("acquire", op_timeout)),
@@ -276,7 +277,7 @@ async fn poll<L: DistributedLock + ?Sized>(
         }
         let jitter = pause.mul_f64(0.5 + fastrand::f64());
         let wait = jitter.min(busy.retry_after.unwrap_or(jitter).max(FIRST_POLL));
-        tokio::time::sleep(left.map_or(wait, |left| wait.min(left))).await;
+        time::sleep(left.map_or(wait, |left| wait.min(left))).await;
         pause = (pause * 3 / 2).min(LAST_POLL);
     }
 }

@@ -5,9 +5,7 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{OnceCell, Semaphore, oneshot};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
+use tokio::sync::OnceCell;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 use tracing::Instrument;
 
@@ -21,6 +19,7 @@ use crate::queue::LocalQueue;
 use crate::release_slots::{self, ReleaseSlots};
 use crate::request::Wish;
 use crate::stats::{Counters, Gauge};
+use crate::sync::{CancellationToken, Semaphore, TaskTracker, oneshot, time};
 use crate::watchdog::Watchdog;
 use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LockName, LossReason, Outages};
 
@@ -148,7 +147,7 @@ impl Core {
             .executor
             .run("waiting", async move {
                 tokio::select! {
-                    () = tokio::time::sleep(pause) => false,
+                    () = time::sleep(pause) => false,
                     () = closing.cancelled() => true,
                     _ = caller_gone => true,
                 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::pin;
 use std::slice;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -16,6 +16,7 @@ use crate::process::leak;
 use crate::queue::Turn;
 use crate::release::Reservation;
 use crate::request::{Renew, Wish};
+use crate::sync::Mutex;
 use crate::{
     FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Renewal, Stamp, Term,
 };

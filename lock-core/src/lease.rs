@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic;
 use std::time::Duration;
 
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::{Claim, LossReason, Revocation, Revoker, Stamp};
 
 /// What keeps locks alive on the server: renewed at a third of its ttl, believed in until its deadline.
@@ -52,7 +53,7 @@ impl Lease {
     }
 
     fn new(id: LeaseId, ttl: Duration, sent: Stamp) -> Self {
-        static SERIAL: AtomicU64 = AtomicU64::new(0);
+        static SERIAL: atomic::AtomicU64 = atomic::AtomicU64::new(0);
         Self(Arc::new(Inner {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             id,

@@ -42,7 +42,11 @@ mod release_slots;
 mod request;
 mod retry;
 mod run_once_per;
+#[cfg(test)]
+#[cfg(shuttle)]
+mod schedules;
 mod stats;
+mod sync;
 mod token;
 mod version;
 mod watchdog;

@@ -3,12 +3,11 @@
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::sync::{Arc, OnceLock};
 
-use tokio::sync::Notify;
-
 use crate::process::Confined;
+use crate::sync::Notify;
+use crate::sync::atomic::{AtomicU8, Ordering, fence};
 use crate::watchdog::Alarm;
 
 /// Why a lock is no longer held. Terminal: a lost guard never comes back.

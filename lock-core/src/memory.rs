@@ -4,13 +4,14 @@ mod store;
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::oneshot;
 
+use crate::sync::{Mutex, time};
 use crate::{
     Attempt, BackendVersion, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, HandOver, Holder, Lease,
     LockError, LockName, LossReason, Released, Renewal, Scope, Stamp,
@@ -247,7 +248,7 @@ impl DistributedLock for MemoryLock {
                 } else {
                     return Ok(Busy::default().with_holder(busy).into());
                 },
-                () = tokio::time::sleep(nap) => {}
+                () = time::sleep(nap) => {}
             }
         }
     }

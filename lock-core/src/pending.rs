@@ -4,13 +4,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::oneshot;
-
 use crate::ask::{ask, unbroken};
 use crate::engine::{Core, runtime_ended};
 use crate::guard::{Held, LockGuard};
 use crate::queue::Turn;
 use crate::request::Wish;
+use crate::sync::oneshot;
 use crate::{Attempt, Busy, BusySignal, Claim, LockError, Outage, Stamp};
 
 pub(crate) enum Outcome {

@@ -18,9 +18,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use arc_swap::{ArcSwapOption, Guard};
-use tokio::sync::oneshot;
 
 use crate::LockError;
+use crate::sync::oneshot;
 
 /// Whether this is that process. A system call.
 pub(crate) fn is_here(process: u32) -> bool {

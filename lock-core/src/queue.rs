@@ -6,14 +6,13 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::SystemTime;
-
-use tokio::sync::oneshot;
 
 use crate::guard::LockGuard;
 use crate::pending::Pending;
 use crate::request::Wish;
+use crate::sync::{Mutex, MutexGuard, oneshot};
 use crate::{Busy, Claim, FencingToken, Holder, LockError, Stamp};
 
 #[derive(Default)]
@@ -144,6 +143,16 @@ impl LocalQueue {
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         self.lock().is_empty()
+    }
+
+    /// How many wait for a turn.
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn waiting(&self) -> usize {
+        let of = |waiters: &Waiters| waiters.patient.len() + waiters.impatient.len();
+        self.lock()
+            .values()
+            .map(|slot| slot.waiters.as_deref().map_or(0, of))
+            .sum()
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<Arc<str>, Box<Slot>>> {

@@ -8,6 +8,7 @@ use crate::engine::Core;
 use crate::pending::{Outcome, Pending};
 use crate::queue::{Next, Turn, Waiter};
 use crate::release_slots::ReleaseSlots;
+use crate::sync::time;
 use crate::{Claim, LockError, Released, Stamp};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
@@ -99,7 +100,7 @@ impl Core {
         }
         // If nothing can be spawned any more, the turn is dropped, which passes it on.
         let _ = self.spawn(async move {
-            tokio::time::sleep(pause).await;
+            time::sleep(pause).await;
             drop(turn);
         });
     }
@@ -189,7 +190,7 @@ impl Core {
                     return unreleased.done();
                 }
                 tokio::select! {
-                    () = tokio::time::sleep(pause.mul_f64(0.5 + fastrand::f64())) => {}
+                    () = time::sleep(pause.mul_f64(0.5 + fastrand::f64())) => {}
                     () = core.closing.cancelled() => {}
                 }
                 match core.release_once(&claim, reservation, &core.retry_slots).await {

@@ -4,10 +4,9 @@ use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::timeout;
-
 use crate::LockError;
+use crate::sync::time::timeout;
+use crate::sync::{Semaphore, SemaphorePermit};
 
 /// Enough to keep a server busy. Each backend works on its requests one after the other in the end, and a request that waits there
 /// uses up its own time limit: with thousands at once most would run out of time.

@@ -351,6 +351,19 @@ impl IntoFuture for LockRequest {
 }
 
 impl Wish {
+    #[cfg(all(test, shuttle))]
+    pub(crate) fn of(name: LockName) -> Self {
+        Self {
+            name,
+            ttl: Locks::DEFAULT_TTL,
+            wait: None,
+            renew: Renew::default(),
+            max_hold: None,
+            label: None,
+            at_least: None,
+        }
+    }
+
     pub(crate) fn waits(&self) -> bool {
         self.wait != Some(Duration::ZERO)
     }

@@ -7,14 +7,13 @@
 
 use std::collections::hash_map::Entry as Slot;
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
-
-use tokio::sync::Notify;
 
 use crate::ask::unbroken;
 use crate::engine::Core;
 use crate::guard::Held;
+use crate::sync::{Mutex, MutexGuard, Notify, time};
 use crate::{Lease, LockError, LossReason, Renewal, Stamp};
 
 const LONGEST_NAP: Duration = Duration::from_secs(1);
@@ -393,7 +392,7 @@ impl Core {
         let limit = self.op_timeout.min(lease.ttl() / 4);
         let sent = self.clock.now();
         let renewal = unbroken("renewal", async { self.backend.renew(lease).await });
-        let answer = tokio::time::timeout(limit, renewal).await;
+        let answer = time::timeout(limit, renewal).await;
         let answer = answer.unwrap_or_else(|_| Err(unanswered(limit, lease.ttl())));
         match answer {
             Ok(Renewal::Renewed) => {
@@ -452,7 +451,7 @@ async fn watch(mut post: Post, alarm: Arc<Alarm>) {
         };
         tokio::select! {
             () = alarm.notify.notified() => {}
-            () = tokio::time::sleep(nap) => {}
+            () = time::sleep(nap) => {}
         }
     }
 }

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::sync::oneshot;
 
+use crate::sync::{Mutex, MutexGuard};
 use crate::{
     Attempt, Busy, Claim, Clock, FencingToken, Grant, Holder, Lease, LeaseId, LockError, LockName, LossReason,
     Released, Renewal, Revoker, Stamp,
