@@ -7,6 +7,8 @@
 mod acquire;
 mod address;
 mod born;
+mod campaign;
+mod claims;
 mod config;
 mod node;
 mod quorum;

@@ -220,10 +220,26 @@ impl Session {
     }
 
     pub(crate) async fn release_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Released, Failure> {
+        self.release_until(link, claim, None).await
+    }
+
+    /// The same. A node of several servers does nothing if the request arrives later than `limit` from now.
+    pub(crate) async fn release_until(
+        &self,
+        link: &Arc<Link>,
+        claim: &Claim,
+        limit: Option<Duration>,
+    ) -> Result<Released, Failure> {
         let sent = self.clock().now();
         let owner = claim.owner().to_string();
         self.listeners().forget(claim.owner());
-        let mut answer = self.run(&scripts::RELEASE.get(), link, claim.name(), &[&owner]).await?;
+        let stop = limit.map_or(String::new(), |limit| {
+            (link.server_millis(sent) + millis(limit)).to_string()
+        });
+        let arguments = [&*owner, &*stop];
+        let mut answer = self
+            .run(&scripts::RELEASE.get(), link, claim.name(), &arguments)
+            .await?;
         let released = answer.released()?;
         link.learn(answer.number()?, sent);
         if answer.number()? > 0 {
@@ -260,7 +276,7 @@ impl Session {
     async fn serve(&self, link: &Arc<Link>, name: &LockName, limit: Duration) {
         let serving = async {
             loop {
-                let mut answer = self.run(&scripts::RELEASE.get(), link, name, &[NOBODY]).await?;
+                let mut answer = self.run(&scripts::RELEASE.get(), link, name, &[NOBODY, ""]).await?;
                 answer.skip();
                 answer.skip();
                 if answer.number()? == 0 {

@@ -49,7 +49,7 @@ scripts! {
     );
     RELEASE = releasing(
         "shared", "release_first", "queue", "release";
-        "shared", "redlock", "release_first", "queue", "release"
+        "shared", "redlock", "redlock_release", "release_first", "queue", "release"
     );
     HAND_OVER = releasing(
         "shared", "hand_over_first", "queue", "hand_over";

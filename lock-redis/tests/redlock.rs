@@ -9,7 +9,7 @@ use std::time::Duration;
 use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Released, Renewal};
 use lock_redis::{RedisConfig, RedlockConfig, RedlockLock};
 use rustix::process::Signal;
-use server::{LONG, Server, claim, name, soon};
+use server::{LONG, Proxy, Server, claim, name, soon};
 
 const TTL: Duration = Duration::from_secs(10);
 
@@ -232,6 +232,53 @@ async fn a_token_is_known_to_a_majority_before_it_is_given() {
     let next = next.unwrap();
     assert!(next.token > high.token, "{} came after {}", next.token, high.token);
     nodes[1].signal(Signal::CONT);
+}
+
+#[tokio::test]
+async fn new_names_are_granted_while_a_minority_is_silent() {
+    let nodes = nodes(5);
+    // So long that waiting for the silent nodes would be noticed.
+    let locks = config(&nodes).op_timeout(LONG).connect().await.unwrap();
+    nodes[0].signal(Signal::STOP);
+    nodes[1].signal(Signal::STOP);
+    let names = async {
+        for number in 0..20 {
+            // The counters of new names begin at the clocks of the nodes, which differ, so a second round trip is needed.
+            let grant = granted(&locks, &claim(&format!("new {number}"), TTL)).await;
+            assert_eq!(locks.release(&grant.claim).await.unwrap(), Released::Released);
+        }
+    };
+    tokio::time::timeout(LONG / 4, names)
+        .await
+        .expect("no wait for silent nodes");
+    nodes[0].signal(Signal::CONT);
+    nodes[1].signal(Signal::CONT);
+}
+
+#[tokio::test]
+async fn a_node_does_not_count_for_a_claim_that_a_release_under_way_may_end_there() {
+    let mut nodes = nodes(3);
+    let proxy = Proxy::to(nodes[0].port()).await;
+    let by_proxy = RedisConfig::new("127.0.0.1", proxy.port());
+    let locks = RedlockConfig::new([by_proxy, nodes[1].config(), nodes[2].config()]);
+    let locks = locks.op_timeout(Duration::from_secs(3)).connect().await.unwrap();
+    let claim = claim("n", TTL);
+    granted(&locks, &claim).await;
+    proxy.hold_requests();
+    assert_eq!(locks.release(&claim).await.unwrap(), Released::Released);
+    nodes[2].kill();
+    // The release is under way to the first node: what that granted now would not last.
+    let error = locks.try_acquire(&claim).await.unwrap_err();
+    assert!(error.to_string().contains("2 of 3 nodes failed"), "{error}");
+    assert!(
+        format!("{error:?}").contains("an earlier release of this claim"),
+        "{error:?}"
+    );
+    proxy.pass();
+    server::until("the node has confirmed", async || {
+        matches!(locks.try_acquire(&claim).await, Ok(Attempt::Granted(_)))
+    })
+    .await;
 }
 
 #[tokio::test]

@@ -179,6 +179,7 @@ impl RedlockConfig {
         let sessions = self.nodes.into_iter().map(session).collect::<Result<_, LockError>>()?;
         Ok(RedlockLock::new(Quorum {
             sessions,
+            claims: Arc::default(),
             proposals,
             stragglers: Stragglers::new(op_timeout / 2),
             executor,

@@ -4,13 +4,15 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
-use lock_core::{Claim, Executor, FencingToken, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
+use lock_core::{Claim, Executor, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::claims::Claims;
 use super::node::Proposals;
 use super::stragglers::Stragglers;
 use crate::session::Session;
@@ -27,6 +29,7 @@ pub(crate) type Round<T> = FuturesUnordered<Answering<T>>;
 #[derive(Debug)]
 pub(crate) struct Quorum {
     pub(super) sessions: Vec<Arc<Session>>,
+    pub(super) claims: Arc<Claims>,
     pub(super) proposals: Proposals,
     pub(super) stragglers: Stragglers,
     pub(super) executor: Executor,
@@ -58,13 +61,6 @@ impl Quorum {
         clocks.get(self.majority() - 1).copied().unwrap_or_default()
     }
 
-    /// The token of the claim that holds, if this client knows it.
-    pub(super) fn token(&self, owner: OwnerId) -> Option<FencingToken> {
-        self.sessions
-            .iter()
-            .find_map(|session| session.listeners().token(owner))
-    }
-
     /// Sends a request to every node.
     pub(crate) fn ask<T, F>(&self, request: impl Fn(Arc<Session>) -> F) -> Round<Result<T, LockError>>
     where
@@ -89,23 +85,22 @@ impl Quorum {
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
         let from = self.stragglers.take_back(claim.owner());
         let proposal = self.proposals.propose(claim.owner(), self.server_micros());
-        let round = self.ask(|session| {
+        let now = self.now();
+        self.claims.free(claim.owner(), 0..self.len(), now, now + claim.ttl());
+        let round = self.ask_each(|node, session| {
             let (claim, from, proposal) = (claim.clone(), from.clone(), Arc::clone(&proposal));
+            let claims = Arc::clone(&self.claims);
             async move {
+                let sent = AtomicUsize::new(0);
                 let releasing = || {
-                    let (session, claim, from) = (Arc::clone(&session), claim.clone(), from.clone());
-                    async move {
-                        let asking = async {
-                            let link = session.link().await?;
-                            if let Some(from) = &from {
-                                session.release_on(&link, from).await?;
-                            }
-                            session.release_on(&link, &claim).await
-                        };
-                        session.limited("release", asking).await
-                    }
+                    sent.fetch_add(1, Ordering::Relaxed);
+                    release_at(Arc::clone(&session), claim.clone(), from.clone())
                 };
                 let released = twice(session.settings().op_timeout, releasing).await?;
+                // If there were two requests, the first one may still be under way.
+                if sent.into_inner() == 1 {
+                    claims.confirm(claim.owner(), node);
+                }
                 drop(proposal);
                 Ok(released == Released::Released)
             }
@@ -114,6 +109,7 @@ impl Quorum {
     }
 
     pub(crate) async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        self.claims.forget(claim.owner());
         let round = self.ask(|session| {
             let claim = claim.clone();
             async move {
@@ -139,7 +135,11 @@ impl Quorum {
                 Ok(renewed == Renewal::Renewed)
             }
         });
-        self.renewed("renew", round).await
+        let renewal = self.renewed("renew", round).await?;
+        if renewal == Renewal::NotHeld {
+            self.claims.forget(claim.owner());
+        }
+        Ok(renewal)
     }
 
     pub(crate) async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
@@ -372,8 +372,19 @@ impl Quorum {
 /// Before a node that failed is asked once more.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// Asks a node once more if it fails, for whoever reconnects finds most of them in order: what fails is the connection of a node that has
-/// been restarted.
+/// Frees the node, and before that of `from`. The request does nothing if it arrives after a ttl.
+async fn release_at(session: Arc<Session>, claim: Claim, from: Option<Claim>) -> Result<Released, LockError> {
+    let asking = async {
+        let link = session.link().await?;
+        if let Some(from) = &from {
+            session.release_on(&link, from).await?;
+        }
+        session.release_until(&link, &claim, Some(claim.ttl())).await
+    };
+    session.limited("release", asking).await
+}
+
+/// Asks a node once more if it fails: a node that has been restarted fails the requests on its old connection.
 ///
 /// Not if the failure took a part of `limit` that leaves too little for another one.
 pub(super) async fn twice<T, F>(limit: Duration, ask: impl Fn() -> F) -> Result<T, LockError>
