@@ -18,7 +18,7 @@ use crate::{record, scripts::Source};
 /// Stands for an owner where there is none.
 const NOBODY: &str = "-";
 
-/// What to do if somebody else holds the lock.
+/// What to do if another claim holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OnBusy {
     /// Nothing.
