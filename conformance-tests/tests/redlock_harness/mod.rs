@@ -87,11 +87,11 @@ impl RedlockHarness {
     }
 
     /// With a minority of the nodes that is stopped, killed, or emptied all the time, except where a case has nodes of its own.
-    pub(crate) fn disturbed(kind: &'static Kind, count: usize) -> Self {
+    pub(crate) fn disturbed(self) -> Self {
         Self {
-            title: format!("Redlock, {count} nodes, a minority failing"),
+            title: format!("{}, a minority failing", self.title),
             disturbance: Some(Arc::default()),
-            ..Self::new(kind, count)
+            ..self
         }
     }
 
