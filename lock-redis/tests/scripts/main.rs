@@ -200,12 +200,12 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a renewal shortens a reservation",
-        from: "    if not ARGV[6] or redis.call('PTTL', LOCK) < tonumber(ARGV[4]) then\n",
+        from: "    if ARGV[6] ~= '1' or redis.call('PTTL', LOCK) < tonumber(ARGV[4]) then\n",
         to: "    if true then\n",
     },
     Bug {
         what: "a renewal without a reservation keeps what is longer",
-        from: "    if not ARGV[6] or redis",
+        from: "    if ARGV[6] ~= '1' or redis",
         to: "    if redis",
     },
     Bug {
