@@ -197,6 +197,10 @@ async fn soak(
         .collect();
     let mut config = Config::new();
     (config.time, config.faults) = (time, faults);
+    if several {
+        // A fault every second or so, one minority after the other.
+        (config.ttl, config.server_rest) = (Duration::from_secs(1), Duration::ZERO);
+    }
     let mut history = torture::run(&config, &place, std::future::pending(), |_| {}).await?;
     history.about = [
         ("server", shown.clone()),

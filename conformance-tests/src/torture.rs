@@ -51,6 +51,9 @@ pub struct Config {
     pub time: Duration,
     /// For how long a lock outlives its holder.
     pub ttl: Duration,
+    /// For how long the server has no fault after one, so that clients do something else than wait for it. A group of servers that
+    /// is there while a minority is not needs no such time.
+    pub server_rest: Duration,
     /// What is injected into clients.
     pub faults: Vec<Fault>,
     /// Where the plan of the faults and the choices of the clients come from.
@@ -58,7 +61,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The usual size: 8 clients, 4 names, a minute, every fault that needs no other program, a random seed.
+    /// The usual size: 8 clients, 4 names, a minute, a ttl of 2 s, 8 s between faults of the server, every fault that needs no other
+    /// program, a random seed.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -66,6 +70,7 @@ impl Config {
             names: 4,
             time: Duration::from_secs(60),
             ttl: Duration::from_secs(2),
+            server_rest: Duration::from_secs(8),
             faults: vec![Fault::Pause, Fault::Kill, Fault::Partition, Fault::Latency],
             seed: fastrand::u64(..1 << 32),
         }

@@ -8,18 +8,8 @@ use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError, Released, Renewal};
 use lock_redis::{RedisConfig, RedisLock};
-use server::{LONG, Server, busy, claim, granted, name, soon, until_queued};
+use server::{BEFORE_6, LONG, Server, answer, busy, claim, granted, name, rights, soon, until_queued};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-/// The least rights, as `docs/redis.md` lists them.
-fn least_rights() -> String {
-    let page = include_str!("../../docs/redis.md");
-    let rule = page.split_once("ACL SETUSER ").unwrap().1.split_once("```").unwrap().0;
-    rule.split_whitespace()
-        .collect::<Vec<_>>()
-        .join(" ")
-        .replace("PASSWORD", "hunter2")
-}
 
 async fn refused(config: RedisConfig) -> LockError {
     let error = config.connect().await.unwrap_err();
@@ -92,8 +82,7 @@ async fn what_is_no_redis_is_said_to_be_none() {
 async fn a_server_older_than_6_2_is_refused() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let config = RedisConfig::new("127.0.0.1", listener.local_addr().unwrap().port());
-    // 5.0 does not know the greeting; 6.0 tells its version when it is asked.
-    let before_6 = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
+    // 6.0 tells its version when it is asked.
     let info = "redis_version:6.0.16\r\nredis_mode:standalone\r\nrole:master\r\nmaxmemory:0\r\n";
     let info = format!("${}\r\n{info}\r\n", info.len());
     let six = [
@@ -101,18 +90,8 @@ async fn a_server_older_than_6_2_is_refused() {
         ">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
         &format!("{info}*2\r\n$10\r\n1700000000\r\n$1\r\n0\r\n"),
     ];
-    for answers in [&[before_6] as &[&str], &six] {
-        let serving = async {
-            let (mut client, _) = listener.accept().await.unwrap();
-            let mut request = vec![0; 4096];
-            for answer in answers {
-                assert!(client.read(&mut request).await.unwrap() > 0);
-                client.write_all(answer.as_bytes()).await.unwrap();
-            }
-            // Open until the other side closes, so that the answer is not lost.
-            let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
-        };
-        let ((), error) = tokio::join!(serving, refused(config.clone()));
+    for answers in [&[BEFORE_6] as &[&str], &six] {
+        let ((), error) = tokio::join!(answer(&listener, answers), refused(config.clone()));
         assert!(format!("{error:#}").contains("6.2"), "{error}");
     }
 }
@@ -384,7 +363,7 @@ async fn on_a_full_server_what_is_held_is_renewed_released_and_handed_on() {
 #[tokio::test]
 async fn the_rights_in_the_documentation_are_enough_and_one_less_is_named() {
     let server = Server::start();
-    let _: () = server.command(&format!("ACL SETUSER {}", least_rights())).await;
+    let _: () = server.command(&format!("ACL SETUSER {}", rights("locks"))).await;
     let config = server.config().credentials("locks", "hunter2");
     let (a, b) = (config.clone().connect().await.unwrap(), config.clone().database(1));
     b.connect().await.unwrap();
@@ -417,7 +396,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_less_is_named() {
     let elsewhere = config.clone().namespace("other").connect().await.unwrap_err();
     assert_configuration(&elsewhere, "lacks a right");
     for right in ["+info", "+subscribe", "+evalsha", "+set", "+time"] {
-        let less = format!("{} {}", least_rights(), right.replace('+', "-"));
+        let less = format!("{} {}", rights("locks"), right.replace('+', "-"));
         let _: () = server.command(&format!("ACL SETUSER {less}")).await;
         let error = match config.clone().connect().await {
             Ok(lock) => lock.try_acquire(&claim("fresh", LONG)).await.unwrap_err(),
@@ -460,34 +439,9 @@ mod tls {
 
     const LIMIT: Duration = Duration::from_secs(1);
 
-    /// A server with a certificate for `localhost`, and the file of the authority.
-    fn secure() -> (Server, tempfile::TempDir, u16) {
-        let folder = tempfile::tempdir().unwrap();
-        let own = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-        std::fs::write(path("cert.pem"), own.cert.pem()).unwrap();
-        std::fs::write(path("key.pem"), own.signing_key.serialize_pem()).unwrap();
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let server = Server::with(&[
-            "--tls-port",
-            &port.to_string(),
-            "--tls-cert-file",
-            &path("cert.pem"),
-            "--tls-key-file",
-            &path("key.pem"),
-            "--tls-auth-clients",
-            "no",
-        ]);
-        (server, folder, port)
-    }
-
     #[tokio::test]
     async fn a_server_is_talked_to_by_tls_if_its_certificate_is_trusted() {
-        let (server, folder, port) = secure();
+        let (server, folder, port) = Server::secure();
         let ca = folder.path().join("cert.pem");
         let url = format!("rediss://localhost:{port}?ca={}", ca.display());
         let lock = RedisLock::connect(&url).await.unwrap();

@@ -88,10 +88,9 @@ impl Plan {
                     free_at[client] = until;
                     Some(client)
                 }
-                // It gets time to recover, or clients would do nothing else but wait for it.
                 None if server_free_at >= at => continue,
                 None => {
-                    server_free_at = until + 4 * config.ttl;
+                    server_free_at = until + config.server_rest;
                     None
                 }
             };

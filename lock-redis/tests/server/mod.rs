@@ -18,6 +18,7 @@ use lock_redis::redis::{Client, Cmd, FromRedisValue};
 use lock_redis::{RedisConfig, RedisLock};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use clock::WallClock;
 #[allow(unused_imports, reason = "each test binary uses its part")]
@@ -67,6 +68,28 @@ impl Server {
     /// Sets its wall clock ahead of this machine's by that many seconds, or behind.
     pub(crate) fn set_clock(&self, ahead: i32) {
         self.wall_clock.as_ref().expect("a server with a wall clock").set(ahead);
+    }
+
+    /// A server with a certificate for `localhost`, the folder with that certificate, `cert.pem`, and the port for TLS.
+    #[cfg(feature = "tls")]
+    pub(crate) fn secure() -> (Self, TempDir, u16) {
+        let folder = tempfile::tempdir().unwrap();
+        let own = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+        std::fs::write(path("cert.pem"), own.cert.pem()).unwrap();
+        std::fs::write(path("key.pem"), own.signing_key.serialize_pem()).unwrap();
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let server = Self::with(&[
+            "--tls-port",
+            &port.to_string(),
+            "--tls-cert-file",
+            &path("cert.pem"),
+            "--tls-key-file",
+            &path("key.pem"),
+            "--tls-auth-clients",
+            "no",
+        ]);
+        (server, folder, port)
     }
 
     fn in_folder(folder: TempDir, arguments: &[&str], wall_clock: Option<WallClock>) -> Self {
@@ -212,6 +235,29 @@ fn run(port: u16, arguments: &[String], wall_clock: Option<&WallClock>) -> Optio
     // It would block when nobody reads what it says.
     std::thread::spawn(move || lines.for_each(drop));
     Some(process)
+}
+
+/// What a server before 6.0 answers to a greeting that it does not know.
+pub(crate) const BEFORE_6: &str = "-ERR unknown command `HELLO`, with args beginning with: `3`, \r\n";
+
+/// Answers the first requests of one connection with those texts, and then waits until the other side closes it.
+pub(crate) async fn answer(listener: &tokio::net::TcpListener, answers: &[&str]) {
+    let (mut client, _) = listener.accept().await.unwrap();
+    let mut request = vec![0; 4096];
+    for answer in answers {
+        assert!(client.read(&mut request).await.unwrap() > 0);
+        client.write_all(answer.as_bytes()).await.unwrap();
+    }
+    let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
+}
+
+/// The rights of the user, as `docs/redis.md` lists them, with the password `hunter2`.
+pub(crate) fn rights(user: &str) -> String {
+    let page = include_str!("../../../docs/redis.md");
+    let (_, rule) = page.split_once(&format!("ACL SETUSER {user} ")).unwrap();
+    let (rule, _) = rule.split_once("```").unwrap();
+    let rule: Vec<_> = rule.split_whitespace().collect();
+    format!("{user} {}", rule.join(" ").replace("PASSWORD", "hunter2"))
 }
 
 /// A primary, and a replica of it that is up to date.
