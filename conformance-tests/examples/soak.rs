@@ -30,7 +30,7 @@ const PAUSE: &str = "pause";
 const RESTART: &str = "kill, restart";
 const RESTART_WITHOUT_DATA: &str = "kill, restart without data";
 
-/// The longest ttl on several servers: for so long one that has lost its data grants nothing.
+/// The longest ttl on several servers: for so long one that was restarted grants nothing.
 const MAX_TTL: Duration = Duration::from_secs(3);
 
 /// The faults of servers that this program has started: of the only one, or of a minority of several.
@@ -44,18 +44,18 @@ struct Own<'a> {
 #[derive(Default)]
 struct Minority {
     first: usize,
-    /// Since when those that had lost their data are back.
-    emptied: Option<Instant>,
+    /// Since when those that were restarted are back.
+    restarted: Option<Instant>,
 }
 
 impl Own<'_> {
-    /// The servers that the next fault befalls: others than the last time, unless those have been without data until now. They count
-    /// as lost until they take part again.
+    /// The servers that the next fault befalls: others than the last time, unless those were restarted a short time ago. They count as
+    /// lost until they take part again.
     fn next(&self) -> Vec<&Server> {
         let mut minority = self.minority.lock().unwrap_or_else(PoisonError::into_inner);
-        if minority.emptied.is_none_or(|since| since.elapsed() > MAX_TTL) {
+        if minority.restarted.is_none_or(|since| since.elapsed() > MAX_TTL) {
             minority.first += 1;
-            minority.emptied = None;
+            minority.restarted = None;
         }
         drop(minority);
         self.current()
@@ -105,9 +105,9 @@ impl torture::Server for Own<'_> {
             };
             done.map_err(io::Error::other)?;
         }
-        if fault == RESTART_WITHOUT_DATA {
+        if fault != PAUSE {
             let mut minority = self.minority.lock().unwrap_or_else(PoisonError::into_inner);
-            minority.emptied = Some(Instant::now());
+            minority.restarted = Some(Instant::now());
         }
         Ok(())
     }

@@ -14,8 +14,10 @@ pub(crate) enum Failure {
     Broken,
     /// The request took so long to arrive, twice, that it was not to be carried out any more.
     Late { round_trip: Duration, ttl: Duration },
-    /// The server is a node of several that is new or has lost its data, and grants nothing for that long.
+    /// The server is a node of several that is new, was restarted or has lost its data, and grants nothing for that long.
     Young(Duration),
+    /// The server is a node of several, which other clients know as one of another number of nodes or with another longest ttl.
+    Differs { nodes: u64, max_ttl: Duration },
     /// Fewer replicas than wanted had the grant or the renewal in time.
     TooFew { reached: u32, wanted: u32 },
     /// One of these keys is not of the type that the scripts give it.
@@ -51,8 +53,12 @@ impl Failure {
             ),
             Self::Young(left) => unavailable(
                 operation,
-                &format!("this node is new or has lost its data, and grants locks in {left:.1?}"),
+                &format!("this node is new, was restarted or has lost its data, and grants locks in {left:.1?}"),
             ),
+            Self::Differs { nodes, max_ttl } => LockError::configuration(format!(
+                "other clients of this namespace use {nodes} nodes with a max_ttl of {max_ttl:?}; give all clients the same nodes and \
+                 the same max_ttl, or choose another namespace"
+            )),
             Self::TooFew { reached, wanted } => unavailable(
                 operation,
                 &format!(

@@ -402,16 +402,16 @@ fn unwelcome(settings: &Settings, error: RedisError) -> Failure {
     if !error.is_connection_dropped() {
         return error.into();
     }
-    Failure::Known(
-        LockError::unavailable(
-            "connecting",
-            format!(
-                "Redis at {} closed the connection; if it wants TLS, use rediss:",
-                settings.place
-            ),
-        )
-        .with_source(error),
-    )
+    let tls = if settings.node.is_some() {
+        "redlocks:"
+    } else {
+        "rediss:"
+    };
+    let told = format!(
+        "Redis at {} closed the connection; if it wants TLS, use {tls}",
+        settings.place
+    );
+    Failure::Known(LockError::unavailable("connecting", told).with_source(error))
 }
 
 /// The connection was not there in time.

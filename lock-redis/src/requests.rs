@@ -16,7 +16,7 @@ use crate::session::Session;
 use crate::{record, scripts::Source};
 
 /// Stands for an owner where there is none.
-const NOBODY: &str = "-";
+pub(crate) const NOBODY: &str = "-";
 
 /// What to do if another claim holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -364,6 +364,7 @@ impl Session {
         self.node().inspect(|node| node.answered(word == "young"));
         match &*word {
             "young" => Err(Failure::Young(Duration::from_millis(answer.number()?))),
+            "differs" => Err(answer.difference()?),
             "again" => Ok(Reply::Again),
             "granted" => {
                 let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
@@ -420,8 +421,8 @@ impl Session {
             None => script.run(link, false, &keys, &arguments).await,
             Some(node) => {
                 keys.push(self.settings().keys.born());
-                let [proposal, max_ttl] = node.arguments(arguments[2]);
-                arguments.extend([&*proposal, &*max_ttl]);
+                let of_node = node.arguments(link, arguments[2]);
+                arguments.extend(of_node.iter().map(String::as_str));
                 script.run(link, true, &keys, &arguments).await
             }
         };
@@ -471,6 +472,12 @@ impl Fields {
     pub(crate) fn lease(&mut self) -> Result<Option<Duration>, Failure> {
         let millis: i64 = self.field()?;
         Ok(u64::try_from(millis).ok().map(Duration::from_millis))
+    }
+
+    /// How the clients before this one know the nodes.
+    pub(crate) fn difference(&mut self) -> Result<Failure, Failure> {
+        let (nodes, max_ttl) = (self.number()?, Duration::from_millis(self.number()?));
+        Ok(Failure::Differs { nodes, max_ttl })
     }
 
     fn released(&mut self) -> Result<Released, Failure> {

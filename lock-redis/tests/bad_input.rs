@@ -9,7 +9,7 @@ use std::time::Duration;
 use lock_core::{DistributedLock, LockError, Released, Renewal};
 use lock_redis::{RedisConfig, RedisLock};
 use server::{BEFORE_6, LONG, Server, answer, busy, claim, granted, name, rights, soon, until_queued};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 
 async fn refused(config: RedisConfig) -> LockError {
     let error = config.connect().await.unwrap_err();

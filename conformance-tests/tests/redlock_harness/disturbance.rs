@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use conformance_tests::servers::{Data, Server, ServerError};
 
-use super::Nodes;
+use super::{MAX_TTL, Nodes};
 
 /// Which nodes have a fault, and which namespaces there are.
 #[derive(Default)]
@@ -46,24 +46,24 @@ impl Disturbance {
             return;
         }
         for (number, node) in nodes.nodes().iter().enumerate() {
-            if state.away.contains(&number) || !open(node, namespace) {
+            if state.away.contains(&number) || !open(node, namespace, nodes.nodes().len()) {
                 state.missed.push((number, namespace.to_owned()));
             }
         }
     }
 
     /// Disturbs the nodes until the process ends.
-    pub(crate) async fn go_on(self: Arc<Self>, nodes: Arc<Nodes>, max_ttl: Duration) {
+    pub(crate) async fn go_on(self: Arc<Self>, nodes: Arc<Nodes>) {
         let count = nodes.nodes().len();
         let minority = count.div_ceil(2) - 1;
         let mut first = 0;
-        let mut emptied: Option<Instant> = None;
+        let mut began: Option<Instant> = None;
         let mut turn = 0;
         loop {
-            // Nodes without data count as lost until they take part again.
-            if emptied.is_none_or(|since| since.elapsed() > max_ttl) {
+            // Nodes that were restarted or emptied count as lost until they take part again.
+            if began.is_none_or(|since| since.elapsed() > MAX_TTL) {
                 first = fastrand::usize(..count);
-                emptied = None;
+                began = None;
             }
             let chosen: Vec<_> = (0..minority).map(|at| (first + at) % count).collect();
             let fault = turn % FAULTS.len();
@@ -74,8 +74,8 @@ impl Disturbance {
                     eprintln!("a node could not be {}: {error}", FAULTS[fault]);
                 }
             }
-            if fault >= 2 {
-                emptied = Some(Instant::now());
+            if fault >= 1 {
+                began = Some(Instant::now());
             }
             self.back(&nodes, &chosen, fault);
             tokio::time::sleep(CALM).await;
@@ -90,7 +90,7 @@ impl Disturbance {
             state.away.remove(node);
         }
         for (node, namespace) in std::mem::take(&mut state.missed) {
-            if state.away.contains(&node) || !open(&nodes.servers[node], &namespace) {
+            if state.away.contains(&node) || !open(&nodes.servers[node], &namespace, nodes.nodes().len()) {
                 state.missed.push((node, namespace));
             }
         }
@@ -123,20 +123,31 @@ async fn disturb(node: &Server, fault: usize) -> Result<(), ServerError> {
 }
 
 /// Whether the node was told that the namespace is new.
-fn open(node: &Server, namespace: &str) -> bool {
+fn open(node: &Server, namespace: &str, nodes: usize) -> bool {
     let micros = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_micros());
     let begun = micros.saturating_sub(1_000_000);
-    say(node, &format!("SET {{{namespace}:}}:born \"open {begun}\" NX"))
+    let Some(about) = say(node, "INFO server") else {
+        return false;
+    };
+    let Some(process) = about.lines().find_map(|line| line.strip_prefix("run_id:")) else {
+        return false;
+    };
+    let max_ttl = MAX_TTL.as_millis();
+    let born = format!("open {begun} {process} {nodes} {max_ttl}");
+    say(node, &format!("SET {{{namespace}:}}:born \"{born}\" NX")).is_some()
 }
 
-/// Whether the node answered.
-fn say(node: &Server, command: &str) -> bool {
+/// What the node answers, or the beginning of that.
+fn say(node: &Server, command: &str) -> Option<String> {
     let said = || {
         let address = node.authority().parse().map_err(std::io::Error::other)?;
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(300))?;
         stream.set_read_timeout(Some(Duration::from_millis(300)))?;
         stream.write_all(format!("{command}\r\n").as_bytes())?;
-        stream.read(&mut [0; 64])
+        let mut answer = vec![0; 4096];
+        let length = stream.read(&mut answer)?;
+        answer.truncate(length);
+        Ok::<_, std::io::Error>(String::from_utf8_lossy(&answer).into_owned())
     };
-    said().is_ok_and(|bytes| bytes > 0)
+    said().ok().filter(|answer| !answer.is_empty())
 }

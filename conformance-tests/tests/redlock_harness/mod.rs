@@ -196,7 +196,7 @@ impl Harness for RedlockHarness {
         let nodes = place.get_or_try_init(async || Nodes::start(self.kind, self.count).await.map(Arc::new));
         let nodes = nodes.await?;
         if let Some(disturbance) = &self.disturbance {
-            let disturbing = Arc::clone(disturbance).go_on(Arc::clone(nodes), MAX_TTL);
+            let disturbing = Arc::clone(disturbance).go_on(Arc::clone(nodes));
             lock_core::background()?.spawn(disturbing);
         }
         let server = &nodes.servers[0];

@@ -8,7 +8,7 @@ use lock_core::LockError;
 use super::quorum::Quorum;
 use crate::failure::Failure;
 use crate::link::Link;
-use crate::requests::Fields;
+use crate::requests::{Fields, NOBODY};
 use crate::scripts;
 use crate::session::Session;
 
@@ -25,22 +25,32 @@ pub(super) struct Born {
 
 impl Session {
     /// Asks a node since when it has its data. If that is since `open`, it may grant locks at once from now on.
-    async fn born_on(&self, link: &Arc<Link>, open: &str) -> Result<Born, Failure> {
+    ///
+    /// `None` if the user may only look at locks, and so cannot let a node grant any.
+    async fn born_on(&self, link: &Arc<Link>, open: &str) -> Result<Option<Born>, Failure> {
         let settings = self.settings();
         let mut keys = vec![settings.keys.unused(); 4];
         keys.push(settings.keys.born());
         let retention = settings.counter_retention.as_millis().to_string();
-        let max_ttl = self.node().map(|node| node.max_ttl().to_owned()).unwrap_or_default();
-        let arguments = [self.channels(), &retention, "-", open, "0", &max_ttl];
+        let of_node = self.node().map(|node| node.arguments(link, NOBODY)).unwrap_or_default();
+        let mut arguments = vec![self.channels(), &retention, NOBODY, open];
+        arguments.extend(of_node.iter().map(String::as_str));
         let sent = self.clock().now();
-        let mut answer = Fields::read(scripts::BORN.get().run(link, true, &keys, &arguments).await?)?;
-        let is_new = answer.word()? == "new";
+        let answer = scripts::BORN.get().run(link, true, &keys, &arguments).await;
+        let mut answer = match answer.map_err(Failure::from) {
+            Err(failure) if failure.is_denied() => return Ok(None),
+            answer => Fields::read(answer?)?,
+        };
+        let state = answer.word()?;
         link.learn(answer.number()?, sent);
-        Ok(Born {
-            is_new,
+        if state == "differs" {
+            return Err(answer.difference()?);
+        }
+        Ok(Some(Born {
+            is_new: state == "new",
             age: answer.number()?,
             since: answer.word()?,
-        })
+        }))
     }
 }
 
@@ -56,7 +66,10 @@ impl Quorum {
             session.limited("connecting", asking).await
         });
         while let Some((node, born)) = round.next().await {
-            all.push((node, born?));
+            match born.map_err(|error| self.no_majority("connecting", vec![(node, error)]))? {
+                Some(born) => all.push((node, born)),
+                None => return Ok(false),
+            }
         }
         all.sort_by_key(|(node, _)| *node);
         let ages = || all.iter().map(|(_, born)| born.age);
@@ -74,7 +87,7 @@ impl Quorum {
         });
         let mut open = 0;
         while let Some((_, born)) = round.next().await {
-            open += usize::from(!born?.is_new);
+            open += usize::from(born?.is_some_and(|born| !born.is_new));
         }
         Ok(open >= self.majority())
     }

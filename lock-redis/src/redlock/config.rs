@@ -72,8 +72,9 @@ impl RedlockConfig {
 
     /// Sets the longest ttl of a lock, between 1 s and one day; 1 minute if not set. All clients of a namespace must set the same.
     ///
-    /// A node that has lost its data grants nothing for this time, because it may have forgotten leases of this length. So two holders
-    /// are excluded also if nodes are emptied, or restart without their data, as long as a majority grants.
+    /// A node that was restarted, or has lost its data, grants nothing for this time, because it may have forgotten leases of this length.
+    /// So two holders are excluded also if nodes are emptied, or restart without their last data, as long as a majority grants. A
+    /// client that sets another time than those before it is refused with [`LockError::Configuration`].
     #[must_use]
     pub fn max_ttl(mut self, ttl: Duration) -> Self {
         self.max_ttl = ttl;
@@ -173,7 +174,7 @@ impl RedlockConfig {
                 .namespace(namespace.clone())
                 .counter_retention(retention)
                 .op_timeout(op_timeout);
-            let state = Node::new(proposals.clone(), self.max_ttl);
+            let state = Node::new(proposals.clone(), count, self.max_ttl);
             Ok(Arc::new(Session::new(node.settings(executor.clone(), Some(state))?)))
         };
         let sessions = self.nodes.into_iter().map(session).collect::<Result<_, LockError>>()?;
@@ -229,13 +230,16 @@ impl Quorum {
             let place = &self.sessions[*node].settings().place;
             tracing::warn!(target: "fencelock", "locks do without node {place}, which cannot be reached: {error}");
         }
-        if ids.len() == self.len()
-            && let Err(error) = self.open_new().await
-        {
-            // A user who may only look at locks may not let nodes grant any.
-            tracing::debug!(target: "fencelock", "it is not known since when the nodes have their data: {error}");
+        if ids.len() < self.len() {
+            return Ok(());
         }
-        Ok(())
+        match self.open_new().await {
+            Err(error) if error.is_retryable() => {
+                tracing::debug!(target: "fencelock", "it is not known since when the nodes have their data: {error}");
+                Ok(())
+            }
+            done => done.map(drop),
+        }
     }
 }
 

@@ -7,33 +7,39 @@ use std::time::Duration;
 
 use lock_core::OwnerId;
 
+use crate::link::Link;
 use crate::requests::millis;
 
 /// A node's part of the client's settings.
 #[derive(Debug)]
 pub(crate) struct Node {
     proposals: Proposals,
+    nodes: String,
     max_ttl: String,
     young: AtomicBool,
 }
 
 impl Node {
-    pub(crate) fn new(proposals: Proposals, max_ttl: Duration) -> Self {
+    /// One of that many nodes.
+    pub(super) fn new(proposals: Proposals, nodes: usize, max_ttl: Duration) -> Self {
         Self {
             proposals,
+            nodes: nodes.to_string(),
             max_ttl: millis(max_ttl).to_string(),
             young: AtomicBool::new(false),
         }
     }
 
-    /// The last two arguments of a script for that owner: the proposal, and the longest ttl.
-    pub(crate) fn arguments(&self, owner: &str) -> [String; 2] {
-        [self.proposals.of(owner).to_string(), self.max_ttl.clone()]
-    }
-
-    /// The longest ttl, in milliseconds.
-    pub(super) fn max_ttl(&self) -> &str {
-        &self.max_ttl
+    /// The last arguments of a script for that owner: how many nodes there are, the process that the connection leads to, the proposal,
+    /// and the longest ttl.
+    pub(crate) fn arguments(&self, link: &Link, owner: &str) -> [String; 4] {
+        let proposal = self.proposals.of(owner).to_string();
+        [
+            self.nodes.clone(),
+            link.run_id().to_owned(),
+            proposal,
+            self.max_ttl.clone(),
+        ]
     }
 
     /// Takes note of whether the last acquire was refused because the node is new or has lost its data.

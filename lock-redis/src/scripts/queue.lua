@@ -136,6 +136,10 @@ end
 -- Before: the lock is free, which does not change if something is wrong with the other keys. Returns 1 if there is more to be
 -- done, or else 0.
 local function serve()
+    -- The next refresh of a waiter goes on.
+    if refusal and refusal() then
+        return 0
+    end
     local done, found = pcall(grant_next)
     return done and found == 'more' and 1 or 0
 end

@@ -1,4 +1,4 @@
-local wait = young()
-if wait then
-    return { 'young', stamp, wait }
+local refused = refusal()
+if refused then
+    return refused
 end

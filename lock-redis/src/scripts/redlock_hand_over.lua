@@ -1,4 +1,4 @@
-local wait = young()
-if wait then
-    return { 'lost', 'young', stamp, wait }
+local refused = refusal()
+if refused then
+    return { 'lost', unpack(refused) }
 end

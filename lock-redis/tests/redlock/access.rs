@@ -52,6 +52,24 @@ async fn a_majority_that_cannot_be_reached_is_named() {
 }
 
 #[tokio::test]
+async fn clients_that_disagree_about_the_nodes_are_refused() {
+    let nodes = nodes(5);
+    let locks = config(&nodes).connect().await.unwrap();
+    granted(&locks, &claim("n", TTL)).await;
+    let fewer = RedlockConfig::new(nodes[..3].iter().map(Server::config));
+    assert!(refusal(fewer.clone()).await.contains("use 5 nodes"));
+    let other = fewer.connect_lazy().unwrap();
+    let error = other.try_acquire(&claim("m", TTL)).await.unwrap_err();
+    assert!(error.to_string().contains("use 5 nodes"), "{error}");
+    let longer = config(&nodes).max_ttl(LONG);
+    assert!(refusal(longer).await.contains("max_ttl of 60s"));
+    locks
+        .release(&granted(&locks, &claim("m", TTL)).await.claim)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
 async fn one_node_that_is_set_up_wrongly_is_named() {
     let right = nodes(2);
     let with = |node: RedisConfig| RedlockConfig::new([right[0].config(), node, right[1].config()]);
@@ -149,6 +167,6 @@ async fn nodes_are_talked_to_by_tls_if_their_certificates_are_trusted() {
     let text = refusal(RedlockConfig::from_url(&url).unwrap()).await;
     assert!(text.contains("not trusted") && text.contains(&hosts[2]), "{text}");
     let plain = format!("redlock://{}", hosts.join(","));
-    let text = refusal(RedlockConfig::from_url(&plain).unwrap()).await;
-    assert!(text.contains("redlocks:"), "{text}");
+    let error = RedlockLock::connect(&plain).await.unwrap_err();
+    assert!(error.to_string().contains("use redlocks:"), "{error}");
 }
