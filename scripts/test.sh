@@ -20,7 +20,7 @@ unset FENCELOCK_URL
 export FENCELOCK_CONFORMANCE_REPORTS="${target}/conformance"
 
 # No program may keep the others from being run, and the whole from telling what was seen: scripts/bounded.sh.
-FENCELOCK_TEST_UNTIL=$(($(date +%s) + ${FENCELOCK_TEST_MINUTES:-60} * 60))
+FENCELOCK_TEST_UNTIL=$(($(date +%s) + ${FENCELOCK_TEST_MINUTES:-80} * 60))
 export FENCELOCK_TEST_UNTIL
 
 passed=0
