@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use lock_core::{DistributedLock, Grant, Locks, OwnerId};
+use lock_core::{DistributedLock, Grant, LockError, Locks, OwnerId, Renewal};
 use lock_redis::{RedisConfig, RedisLock};
 use rustix::process::Signal;
 use tokio::task::JoinHandle;
@@ -73,6 +73,16 @@ async fn wait(server: &Server, ttl: Duration) -> JoinHandle<(Grant, RedisLock)> 
     })
 }
 
+/// Renews the lock until that fails.
+async fn until_lost(lock: &RedisLock, grant: &Grant) -> Result<Renewal, LockError> {
+    loop {
+        match lock.renew(&grant.lease).await {
+            Ok(Renewal::Renewed) => tokio::time::sleep(TTL / 4).await,
+            lost => return lost,
+        }
+    }
+}
+
 /// Who holds `n`, and when that was granted, by the server's clock, which is that of this machine.
 async fn holder(server: &Server) -> (OwnerId, SystemTime) {
     let held = server.client().await.holder(&name("n")).await.unwrap().unwrap();
@@ -114,7 +124,10 @@ pub(crate) async fn stopped_waiter() {
     assert!(delay <= TTL + SLACK, "{delay:?}");
     // It wakes to a grant that is over, and asks again.
     line.process.signal(Signal::CONT);
-    until_queued(&line.server, "n", 1).await;
+    tokio::select! {
+        () = until_queued(&line.server, "n", 1) => {}
+        lost = until_lost(&_lock, &grant) => panic!("{lost:?}"),
+    }
     let token = grant.token;
     _lock.release(&grant.claim).await.unwrap();
     assert!(line.process.line().parse::<u64>().unwrap() > token.get());
