@@ -322,6 +322,8 @@ impl Storm<'_> {
             }
             while let Some(next) = coming.next_if(|next| next.at <= now) {
                 faults += 1;
+                // What is carried out later than planned comes in the planned order all the same.
+                self.end_until(next.at).await?;
                 self.begin(next).await?;
             }
             if now >= time && coming.peek().is_none() {
