@@ -133,7 +133,7 @@ lint_schedules() {
 package() {
     # A checkout under work may be packed too; one that is clean must be packed as it is. `make package` builds them too.
     if [ -z "$(git status --porcelain 2>/dev/null || echo none)" ]; then dirty=; else dirty=--allow-dirty; fi
-    cargo package --workspace --exclude lock-bench --exclude models --offline --no-verify $dirty || return
+    cargo package --workspace --exclude lock-bench --exclude models --exclude recorded-traces --offline --no-verify $dirty || return
     # What people read who have only the package.
     for crate in "$target"/package/*.crate; do
         for file in README.md:400 LICENSE-MIT:1000 LICENSE-APACHE:10000; do

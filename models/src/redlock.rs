@@ -6,7 +6,9 @@
 pub mod bounds;
 pub mod model;
 pub mod node;
+mod place;
 pub mod properties;
+mod replay;
 pub mod state;
 pub mod steps;
 pub mod trace;

@@ -209,6 +209,7 @@ impl<const A: usize> RedisQueue<A> {
         let run = Run {
             now_us: state.now * 1000,
             hears: &hears,
+            keeps: 0,
             bug,
         };
         let before = state.server.held(state.now).cloned();

@@ -128,6 +128,8 @@ pub struct Run<'a, O> {
     pub now_us: u64,
     /// Whether a push to that claim has a receiver.
     pub hears: &'a dyn Fn(&O) -> bool,
+    /// For how long the server keeps a lock that has ended. Redis does so for up to a millisecond, which is nothing in the model's time.
+    pub keeps: u64,
     /// What is planted.
     pub bug: Option<Bug>,
 }
@@ -338,7 +340,7 @@ impl<O: Clone + PartialEq> Server<O> {
     }
 
     fn tidy(&mut self, run: &Run<'_, O>) {
-        if self.held(run.now()).is_none() {
+        if self.held(run.now().saturating_sub(run.keeps)).is_none() {
             self.lock = None;
         }
     }

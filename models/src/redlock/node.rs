@@ -84,6 +84,15 @@ pub enum Request<O, T> {
         /// The acquisition.
         owner: O,
     },
+    /// Give the name to the earliest waiter, which may be this acquisition: what lock-redis does in place of [`Yield`](Self::Yield).
+    YieldAndAcquire {
+        /// The acquisition.
+        owner: O,
+        /// A token that the client proposes: its clock.
+        proposal: T,
+        /// The place in the queue.
+        stamp: T,
+    },
     /// Free the name if it was granted with this token, and go back into the queue.
     Yield {
         /// The acquisition.
@@ -97,11 +106,15 @@ pub enum Request<O, T> {
 
 /// What decides about a request besides the state that is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Circumstances<T> {
+pub struct Circumstances<'a, O, T> {
     /// The node's clock.
     pub clock: T,
     /// Whether the restart delay is over.
     pub delay_over: bool,
+    /// The waiters that have not been heard of for too long. The node removes them when it would serve them.
+    pub gone: &'a [O],
+    /// The waiters whose push has no receiver. The node removes them once it has tried to serve them.
+    pub unheard: &'a [O],
 }
 
 /// What a node answers.
@@ -206,9 +219,19 @@ impl<O: Copy + Ord, T: Token> Node<O, T> {
     }
 
     /// Carries out a request.
-    pub fn handle(&mut self, rules: &Rules, request: Request<O, T>, circumstances: Circumstances<T>) -> Outcome<O, T> {
+    pub fn handle(
+        &mut self,
+        rules: &Rules,
+        request: Request<O, T>,
+        circumstances: Circumstances<'_, O, T>,
+    ) -> Outcome<O, T> {
         match request {
-            Request::Acquire { owner, proposal, waits } => self.acquire(rules, owner, proposal, waits, circumstances),
+            Request::Acquire { owner, proposal, waits } => {
+                self.acquire(rules, owner, (proposal, waits, false), circumstances)
+            }
+            Request::YieldAndAcquire { owner, proposal, stamp } => {
+                self.acquire(rules, owner, (proposal, Some(stamp), true), circumstances)
+            }
             Request::Confirm {
                 owner,
                 presented,
@@ -225,11 +248,8 @@ impl<O: Copy + Ord, T: Token> Node<O, T> {
                 }
                 plain(if agrees { Answer::Confirmed } else { Answer::Lost })
             }
-            Request::Renew { owner } => plain(if self.is_held_by(owner) {
-                Answer::Renewed
-            } else {
-                Answer::Lost
-            }),
+            Request::Renew { owner } if self.is_held_by(owner) => plain(Answer::Renewed),
+            Request::Renew { .. } => self.serve(Answer::Lost, circumstances),
             Request::Release { owner } => {
                 let released = self.is_held_by(owner);
                 if released {
@@ -257,34 +277,39 @@ impl<O: Copy + Ord, T: Token> Node<O, T> {
         &mut self,
         rules: &Rules,
         owner: O,
-        proposal: T,
-        waits: Option<T>,
-        circumstances: Circumstances<T>,
+        (proposal, waits, yields): (T, Option<T>, bool),
+        circumstances: Circumstances<'_, O, T>,
     ) -> Outcome<O, T> {
         if rules.restart_delay && self.is_young(circumstances.delay_over) {
             return plain(Answer::Young);
         }
+        let waiter = waits.map(|stamp| Waiter { stamp, owner });
+        if yields && self.is_held_by(owner) && !self.queue.is_empty() {
+            self.lock = None;
+            self.queue_once(waiter);
+        }
         if let Some(lock) = self.lock.filter(|lock| lock.owner == owner) {
             return plain(Answer::Granted(lock.token));
         }
-        if self.lock.is_none() && self.queue.first().is_none_or(|first| first.owner == owner) {
-            self.forget(owner);
-            let token = self.draw(proposal.min(circumstances.clock), circumstances.clock);
-            self.lock = Some(Lock { owner, token });
-            return plain(Answer::Granted(token));
+        let mut pushed = None;
+        if self.lock.is_none() {
+            pushed = self.serve_before(Some(owner), circumstances);
+            if pushed.is_none() {
+                self.forget(owner);
+                let token = self.draw(proposal.min(circumstances.clock), circumstances.clock);
+                self.lock = Some(Lock { owner, token });
+                return plain(Answer::Granted(token));
+            }
         }
-        if let Some(stamp) = waits {
-            self.enqueue(Waiter { stamp, owner });
-        }
-        // A waiter with an older stamp can come after one that has been there for a while.
-        let outcome = self.serve(Answer::Busy, circumstances);
-        match outcome.pushed {
-            Some((first, token)) if first == owner => plain(Answer::Granted(token)),
-            _ => outcome,
+        self.queue_once(waiter);
+        Outcome {
+            answer: Answer::Busy,
+            pushed,
         }
     }
 
-    fn is_young(&mut self, delay_over: bool) -> bool {
+    /// Whether the node grants nothing, because it has lost its data. From the first question on it waits for the restart delay.
+    pub fn is_young(&mut self, delay_over: bool) -> bool {
         self.born = match self.born {
             Born::Absent => Born::New,
             Born::New if delay_over => Born::Open,
@@ -319,18 +344,44 @@ impl<O: Copy + Ord, T: Token> Node<O, T> {
         self.queue.insert(place, waiter);
     }
 
+    /// A waiter that asks again keeps its place.
+    fn queue_once(&mut self, waiter: Option<Waiter<O, T>>) {
+        if let Some(waiter) = waiter
+            && self.queue.iter().all(|other| other.owner != waiter.owner)
+        {
+            self.enqueue(waiter);
+        }
+    }
+
     /// Grants the name to the first waiter, if it is free.
-    fn serve(&mut self, answer: Answer<T>, circumstances: Circumstances<T>) -> Outcome<O, T> {
-        if self.lock.is_some() || self.queue.is_empty() {
-            return plain(answer);
+    fn serve(&mut self, answer: Answer<T>, circumstances: Circumstances<'_, O, T>) -> Outcome<O, T> {
+        let pushed = match self.lock {
+            Some(_) => None,
+            None => self.serve_before(None, circumstances),
+        };
+        Outcome { answer, pushed }
+    }
+
+    /// Before: the name is free. Grants it to the first waiter that is there, unless that is `me`.
+    fn serve_before(&mut self, me: Option<O>, circumstances: Circumstances<'_, O, T>) -> Option<(O, T)> {
+        // One token is drawn for all waiters that a request tries.
+        let mut drawn = None;
+        while self.queue.first().is_some_and(|first| Some(first.owner) != me) {
+            let Waiter { owner, .. } = self.queue.remove(0);
+            if circumstances.gone.contains(&owner) {
+                continue;
+            }
+            let token = match drawn {
+                Some(token) => token,
+                None => *drawn.insert(self.draw(circumstances.clock, circumstances.clock)),
+            };
+            if circumstances.unheard.contains(&owner) {
+                continue;
+            }
+            self.lock = Some(Lock { owner, token });
+            return Some((owner, token));
         }
-        let Waiter { owner, .. } = self.queue.remove(0);
-        let token = self.draw(circumstances.clock, circumstances.clock);
-        self.lock = Some(Lock { owner, token });
-        Outcome {
-            answer,
-            pushed: Some((owner, token)),
-        }
+        None
     }
 }
 

@@ -70,7 +70,7 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
         rules
     }
 
-    fn circumstances(&self, state: &State<N, A>, node: usize, clock_is_high: bool) -> Circumstances<u8> {
+    fn circumstances(&self, state: &State<N, A>, node: usize, clock_is_high: bool) -> Circumstances<'static, u8, u8> {
         let place = &state.places[node];
         let floor = match self.bug {
             Some(Bug::ClockBehindDrawnTokens) => state.given,
@@ -84,6 +84,8 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
         Circumstances {
             clock,
             delay_over: place.forgotten.is_none_or(|owner| state.is_over(usize::from(owner))),
+            gone: &[],
+            unheard: &[],
         }
     }
 

@@ -1,0 +1,72 @@
+//! The models accept what real servers did under torture, and nothing that differs from it in one step.
+
+#![allow(clippy::unwrap_used, reason = "a test may fail")]
+
+mod decisions;
+mod edits;
+mod frames;
+mod monitor;
+mod proxy;
+mod queue;
+mod queue_edits;
+mod redlock;
+mod redlock_edits;
+mod torture;
+mod transcript;
+
+use edits::{count, try_all};
+
+/// Of everything that is chosen by chance. What the clients and servers make of it depends on their speed.
+const SEED: u64 = 20_261_124;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_queue_of_one_server() {
+    eprintln!("seed {SEED}");
+    for trace in queue::record(&["a", "b"], 500, SEED).await {
+        if let Err(rejected) = models::redis_queue::trace::accepts(&trace) {
+            panic!("{rejected}\n{}", around(&trace, rejected.at));
+        }
+        let mut seen = queue_edits::Seen::default();
+        count(
+            "the queue of one server",
+            &trace,
+            |step| seen.kinds(step),
+            &queue_edits::LEAST,
+        );
+        try_all(&trace, &queue_edits::edits(), models::redis_queue::trace::accepts);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redlock_on_three_servers() {
+    several_servers(3).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn redlock_on_five_servers() {
+    several_servers(5).await;
+}
+
+async fn several_servers(nodes: usize) {
+    eprintln!("seed {SEED}");
+    let accepts =
+        |trace: &[models::redlock::trace::Step]| models::redlock::trace::accepts(nodes, redlock::MAX_TTL, trace);
+    for trace in redlock::record(nodes, &["a", "b"], 100, SEED).await {
+        if let Err(rejected) = accepts(&trace) {
+            panic!("{rejected}\n{}", around(&trace, rejected.at));
+        }
+        let mut seen = redlock_edits::Seen::default();
+        let title = format!("{nodes} nodes");
+        count(&title, &trace, |step| seen.kinds(step, nodes), &redlock_edits::LEAST);
+        try_all(&trace, &redlock_edits::edits(nodes), accepts);
+    }
+}
+
+/// The steps before the one that was rejected, one a line.
+fn around<S: serde::Serialize>(trace: &[S], at: usize) -> String {
+    let shown = trace.iter().enumerate().take(at + 3).skip(at.saturating_sub(100));
+    let lines: Vec<_> = shown
+        .map(|(at, step)| format!("{at} {}", serde_json::to_string(step).unwrap()))
+        .collect();
+    lines.join("\n")
+}
