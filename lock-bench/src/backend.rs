@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use conformance_tests::servers::{Kind, Server};
+use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -13,7 +14,7 @@ use tokio::sync::oneshot;
 
 use crate::contestant::{Contestant, Failure, Trips};
 use crate::ours::Ours;
-use crate::{etcd, postgres, redis, sqlite};
+use crate::{etcd, postgres, redis, redlock, sqlite};
 
 /// fencelock as it is by default.
 pub(crate) const OURS: &str = "fencelock";
@@ -25,6 +26,7 @@ pub(crate) const OURS_HERE: &str = "fencelock, on the caller's runtime";
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Backend {
     Redis,
+    Redlock,
     Postgres,
     Etcd,
     Sqlite,
@@ -52,6 +54,7 @@ impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Redis => "Redis",
+            Self::Redlock => "Redlock",
             Self::Postgres => "Postgres",
             Self::Etcd => "etcd",
             Self::Sqlite => "SQLite",
@@ -64,6 +67,7 @@ impl Backend {
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::Redis => "redis",
+            Self::Redlock => "redlock",
             Self::Postgres => "postgres",
             Self::Etcd => "etcd",
             Self::Sqlite => "sqlite",
@@ -73,6 +77,7 @@ impl Backend {
     pub(crate) fn peers(self) -> &'static [Peer] {
         match self {
             Self::Redis => redis::PEERS,
+            Self::Redlock => redlock::PEERS,
             Self::Postgres => postgres::PEERS,
             Self::Etcd => etcd::PEERS,
             Self::Sqlite => sqlite::PEERS,
@@ -83,6 +88,7 @@ impl Backend {
     pub(crate) fn floor(self) -> &'static str {
         match self {
             Self::Redis => redis::FLOOR,
+            Self::Redlock => redlock::FLOOR,
             Self::Postgres => postgres::FLOOR,
             Self::Etcd => etcd::FLOOR,
             Self::Sqlite => sqlite::FLOOR,
@@ -105,7 +111,7 @@ impl Backend {
             Self::Redis => Some("one PUBLISH to a subscriber"),
             Self::Postgres => Some("pg_advisory_unlock to a blocked pg_advisory_lock"),
             Self::Etcd => Some("one put to a watcher"),
-            Self::Sqlite => None,
+            Self::Redlock | Self::Sqlite => None,
         }
     }
 }
@@ -113,13 +119,13 @@ impl Backend {
 /// What to do once more, and whom to tell that it is done.
 pub(crate) type Orders = UnboundedReceiver<oneshot::Sender<()>>;
 
-/// A server that runs for the measurement, or a file.
+/// Servers that run for the measurement, or a file.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) place: Place,
     pub(crate) version: String,
-    // Both end with it.
-    _server: Option<Server>,
+    // All end with it.
+    pub(crate) servers: Vec<Server>,
     _folder: Option<TempDir>,
 }
 
@@ -129,35 +135,42 @@ pub(crate) struct Place {
     pub(crate) backend: Backend,
     /// As fencelock wants it.
     pub(crate) url: String,
-    /// Host and port, or the path.
+    /// Host and port, of several servers with commas between, or the path.
     pub(crate) authority: String,
 }
 
 impl Site {
     pub(crate) async fn start(backend: Backend) -> Result<Self, Failure> {
-        let (kind, arguments) = match backend {
-            Backend::Redis => (&Kind::REDIS, &[][..]),
-            Backend::Postgres => (&Kind::POSTGRES, postgres::ARGUMENTS),
-            Backend::Etcd => (&Kind::ETCD, &[][..]),
+        let (kind, arguments, count) = match backend {
+            Backend::Redis => (&Kind::REDIS, &[][..], 1),
+            Backend::Redlock => (&Kind::REDIS, &[][..], redlock::NODES),
+            Backend::Postgres => (&Kind::POSTGRES, postgres::ARGUMENTS, 1),
+            Backend::Etcd => (&Kind::ETCD, &[][..], 1),
             Backend::Sqlite => return Self::file(),
         };
-        let server = Server::start_own(kind, arguments).await?;
+        let servers = try_join_all((0..count).map(|_| Server::start_own(kind, arguments))).await?;
+        let authority = servers.iter().map(Server::authority).collect::<Vec<_>>().join(",");
         let url = match backend {
-            Backend::Etcd => format!("etcd://{}", server.authority()),
-            _ => server.url().to_owned(),
+            Backend::Etcd => format!("etcd://{authority}"),
+            Backend::Redlock => format!("redlock://{authority}"),
+            _ => servers[0].url().to_owned(),
+        };
+        let version = match count {
+            1 => servers[0].version().to_owned(),
+            _ => format!("{count} servers, each {}", servers[0].version()),
         };
         let place = Place {
             backend,
             url,
-            authority: server.authority().to_owned(),
+            authority,
         };
         if backend == Backend::Postgres {
             postgres::prepare(&place.url).await?;
         }
         Ok(Self {
             place,
-            version: server.version().to_owned(),
-            _server: Some(server),
+            version,
+            servers,
             _folder: None,
         })
     }
@@ -173,7 +186,7 @@ impl Site {
                 authority: path.to_owned(),
             },
             version: format!("SQLite {}", rusqlite::version()),
-            _server: None,
+            servers: Vec::new(),
             _folder: Some(folder),
         })
     }
@@ -186,15 +199,23 @@ impl Place {
             (OURS, _) => Ok(Arc::new(Ours::connect(&self.url, ttl, false).await?)),
             (OURS_HERE, _) => Ok(Arc::new(Ours::connect(&self.url, ttl, true).await?)),
             (_, Backend::Redis) => redis::peer(who, &self.url, ttl).await,
+            (_, Backend::Redlock) => redlock::peer(who, &self.redis_urls(), ttl),
             (_, Backend::Postgres) => postgres::peer(who, &self.url, ttl).await,
             (_, Backend::Etcd) => etcd::peer(who, &self.authority, ttl).await,
             (_, Backend::Sqlite) => sqlite::peer(who, &self.authority, ttl),
         }
     }
 
+    /// The addresses of its Redis servers.
+    pub(crate) fn redis_urls(&self) -> Vec<String> {
+        let servers = self.authority.split(',');
+        servers.map(|server| format!("redis://{server}")).collect()
+    }
+
     pub(crate) async fn trips(&self) -> Result<Arc<dyn Trips>, Failure> {
         match self.backend {
             Backend::Redis => redis::trips(&self.url).await,
+            Backend::Redlock => redlock::trips(&self.redis_urls()).await,
             Backend::Postgres => postgres::trips(&self.url).await,
             Backend::Etcd => etcd::trips(&self.authority).await,
             Backend::Sqlite => sqlite::trips(&self.authority),
@@ -207,7 +228,7 @@ impl Place {
             Backend::Redis => redis::hear(&self.url, times, ready, heard).await,
             Backend::Postgres => postgres::hear(&self.url, times, ready, heard).await,
             Backend::Etcd => etcd::hear(&self.authority, times, ready, heard).await,
-            Backend::Sqlite => Err("a file pushes nothing".into()),
+            Backend::Redlock | Backend::Sqlite => Err("no push is known there".into()),
         }
     }
 
@@ -217,14 +238,14 @@ impl Place {
             Backend::Redis => redis::say(&self.url, ready, orders).await,
             Backend::Postgres => postgres::say(&self.url, ready, orders).await,
             Backend::Etcd => etcd::say(&self.authority, ready, orders).await,
-            Backend::Sqlite => Err("a file pushes nothing".into()),
+            Backend::Redlock | Backend::Sqlite => Err("no push is known there".into()),
         }
     }
 }
 
 /// What the server has been asked since this was started.
 pub(crate) enum Commands {
-    Redis(redis::Monitor),
+    Redis(Vec<redis::Monitor>),
     Postgres(postgres::Statements),
     Etcd { authority: String, before: u64 },
 }
@@ -233,7 +254,10 @@ impl Commands {
     /// Starts to count; None where there is no server.
     pub(crate) async fn start(place: &Place) -> Result<Option<Self>, Failure> {
         Ok(match place.backend {
-            Backend::Redis => Some(Self::Redis(redis::Monitor::start(&place.authority).await?)),
+            Backend::Redis | Backend::Redlock => {
+                let monitors = place.authority.split(',').map(redis::Monitor::start);
+                Some(Self::Redis(try_join_all(monitors).await?))
+            }
             Backend::Postgres => Some(Self::Postgres(postgres::Statements::start(&place.url).await?)),
             Backend::Etcd => Some(Self::Etcd {
                 authority: place.authority.clone(),
@@ -245,7 +269,7 @@ impl Commands {
 
     pub(crate) async fn count(&self) -> Result<u64, Failure> {
         match self {
-            Self::Redis(monitor) => Ok(monitor.count()),
+            Self::Redis(monitors) => Ok(monitors.iter().map(redis::Monitor::count).sum()),
             Self::Postgres(statements) => statements.count().await,
             Self::Etcd { authority, before } => Ok(etcd::messages(authority).await? - before),
         }

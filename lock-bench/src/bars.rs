@@ -2,6 +2,7 @@
 
 use crate::backend::{Backend, OURS, OURS_HERE};
 use crate::figures::{Bar, Check, Measure};
+use crate::measures::nodes_down::{Case, RATIO, SHARE};
 use crate::measures::processes::{WAITERS, case};
 
 /// Each bar that this run has the figures for.
@@ -34,6 +35,7 @@ pub(crate) fn bars(backend: Backend, checks: &[Check], measures: &[Measure]) -> 
             sections: 0.8,
             hand_over: 2.5,
         }),
+        Backend::Redlock => all.judge_nodes(),
         // A file has no round trips to be compared with.
         Backend::Sqlite => Vec::new(),
     }
@@ -54,6 +56,9 @@ struct All<'a> {
     bars: Vec<Bar>,
 }
 
+/// Time of a pair while nodes are down, beside that with all nodes; and percent of grants in one round trip.
+const DOWN: f64 = 1.3;
+const ONE_ROUND_TRIP: f64 = 95.0;
 /// Commands of a server for one acquisition under contention.
 const COMMANDS: f64 = 3.0;
 /// How many times the sections of the fastest peer, on Redis.
@@ -133,6 +138,28 @@ impl All<'_> {
         } else {
             let renewals = self.value("B6", OURS, "", 4);
             self.at_most("B6", "renewals per ttl/3".to_owned(), renewals, RENEWALS);
+        }
+        self.bars
+    }
+
+    /// What nodes that are down may cost, and how often one round trip has to be enough.
+    fn judge_nodes(mut self) -> Vec<Bar> {
+        for who in [OURS, OURS_HERE] {
+            let here = if who == OURS { "" } else { ", on the caller's runtime" };
+            for nodes in Case::ALL {
+                let case = nodes.title();
+                if nodes != Case::Up {
+                    let ratio = self.value("B9", who, case, RATIO);
+                    self.at_most("B9", format!("p50, {case} / all up{here}"), ratio, DOWN);
+                }
+                let share = self.value("B9", who, case, SHARE);
+                self.at_least(
+                    "B9",
+                    format!("% of grants in one round trip, {case}{here}"),
+                    share,
+                    ONE_ROUND_TRIP,
+                );
+            }
         }
         self.bars
     }

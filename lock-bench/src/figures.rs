@@ -171,6 +171,11 @@ impl Times {
         Ok(self.0.record(nanoseconds)?)
     }
 
+    /// Adds all that the other has.
+    pub(crate) fn append(&mut self, other: &Self) -> Result<(), Failure> {
+        Ok(self.0.add(&other.0)?)
+    }
+
     pub(crate) fn count(&self) -> u64 {
         self.0.len()
     }

@@ -15,13 +15,14 @@ mod page;
 mod picture;
 mod postgres;
 mod redis;
+mod redlock;
 mod sqlite;
 mod table;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, ValueEnum as _};
 
 use backend::{Backend, Site};
 use clock::Processors;
@@ -87,9 +88,8 @@ async fn run(arguments: Arguments) -> Result<(), Failure> {
             Ok(())
         }
         None => {
-            let all = [Backend::Redis, Backend::Postgres, Backend::Etcd, Backend::Sqlite];
             let wanted = if arguments.backend.is_empty() {
-                all.to_vec()
+                Backend::value_variants().to_vec()
             } else {
                 arguments.backend
             };
@@ -114,21 +114,21 @@ async fn measure(backend: Backend, quick: bool, only: &[String]) -> Result<Repor
     let site = Site::start(backend).await?;
     eprintln!("{backend}: are they locks?");
     let checks = measures::check::check(&site.place).await?;
-    let arena = Arena {
-        place: site.place.clone(),
-        quick,
-        checks,
-    };
+    let arena = Arena { site, quick, checks };
     let mut report = Report {
         backend,
-        server: site.version.clone(),
+        server: arena.site.version.clone(),
         machine: Machine::look(load, before),
         quick,
         checks: arena.checks.clone(),
         measures: Vec::new(),
         bars: Vec::new(),
     };
-    for id in ["B1", "B2", "B3", "B4", "B5", "B6", "B7", "B8"] {
+    for id in ["B1", "B2", "B3", "B4", "B5", "B6", "B7", "B8", "B9"] {
+        // There is one server at least that can be spared.
+        if id == "B9" && backend != Backend::Redlock {
+            continue;
+        }
         if only.is_empty() || only.iter().any(|only| only.eq_ignore_ascii_case(id)) {
             eprintln!("{backend}: {id}");
             report.measures.push(one(id, &arena).await?);
@@ -148,7 +148,8 @@ async fn one(id: &str, arena: &Arena) -> Result<Measure, Failure> {
         "B5" => measures::killed::measure(arena).await,
         "B6" => measures::held::measure(arena).await,
         "B7" => measures::wait::measure(arena).await,
-        _ => measures::growth::measure(arena).await,
+        "B8" => measures::growth::measure(arena).await,
+        _ => measures::nodes_down::measure(arena).await,
     }
 }
 

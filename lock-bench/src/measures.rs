@@ -5,6 +5,7 @@ pub(crate) mod growth;
 pub(crate) mod held;
 pub(crate) mod killed;
 pub(crate) mod many_names;
+pub(crate) mod nodes_down;
 pub(crate) mod one_name;
 pub(crate) mod pair;
 pub(crate) mod processes;
@@ -13,7 +14,7 @@ pub(crate) mod wait;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, OURS, OURS_HERE, Place};
+use crate::backend::{Backend, OURS, OURS_HERE, Site};
 use crate::contestant::{BackgroundFloor, Contestant, Failure, Floor};
 use crate::figures::{Check, Kind};
 
@@ -22,7 +23,7 @@ pub(crate) const TTL: Duration = Duration::from_secs(30);
 
 /// What all measures work on.
 pub(crate) struct Arena {
-    pub(crate) place: Place,
+    pub(crate) site: Site,
     pub(crate) quick: bool,
     pub(crate) checks: Vec<Check>,
 }
@@ -36,7 +37,7 @@ pub(crate) struct Entry {
 
 impl Arena {
     pub(crate) fn backend(&self) -> Backend {
-        self.place.backend
+        self.site.place.backend
     }
 
     /// One of two, as time allows.
@@ -55,11 +56,11 @@ impl Arena {
 
     /// The bare trips, made where either of ours makes its own.
     pub(crate) async fn floors(&self) -> Result<Vec<Entry>, Failure> {
-        let place = self.place.clone();
+        let place = self.site.place.clone();
         // A connection is worked where it was made.
         let background = fencelock::backend::background()?;
         let there = background.spawn(async move { place.trips().await }).await??;
-        let here = self.place.trips().await?;
+        let here = self.site.place.trips().await?;
         let entry = |who, contestant| Entry {
             who,
             kind: Kind::Floor,
@@ -69,6 +70,14 @@ impl Arena {
             entry(self.backend().background_floor(), Arc::new(BackgroundFloor(there))),
             entry(self.backend().floor().to_owned(), Arc::new(Floor(here))),
         ])
+    }
+
+    /// All that can do a pair, with a client each.
+    pub(crate) async fn entries(&self) -> Result<Vec<Entry>, Failure> {
+        let mut entries = self.ours().await?;
+        entries.extend(self.floors().await?);
+        entries.extend(self.peers(|_| true).await?);
+        Ok(entries)
     }
 
     /// Each peer that `fit` lets take part.
@@ -91,7 +100,7 @@ impl Arena {
         Ok(Entry {
             who: who.to_owned(),
             kind,
-            contestant: self.place.connect(who, ttl).await?,
+            contestant: self.site.place.connect(who, ttl).await?,
         })
     }
 }

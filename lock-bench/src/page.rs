@@ -3,6 +3,8 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use clap::ValueEnum as _;
+
 use crate::backend::Backend;
 use crate::contestant::Failure;
 use crate::figures::Report;
@@ -11,11 +13,11 @@ use crate::table;
 
 const INTRODUCTION: &str = "# What locks cost
 
-Each table is of one run of `make bench` on one machine, on which the server ran too, in a container. Contestants took turns,
+Each table is of one run of `make bench` on one machine, on which the servers ran too, in containers if it is not said otherwise. Contestants took turns,
 so that whatever else the machine did hit all of them: compare them with each other, not with figures from elsewhere.
 
-- The **floor** is the least that any lock on that server costs: two bare round trips by the same client library. It is
-  measured twice, since fencelock does its work on a thread of its own by default, and on the caller's runtime if it is told to.
+- The **floor** is the least that any lock on that server costs: two bare round trips by the same client library; on
+  several servers, to all at once until a majority has answered. It is measured twice, since fencelock does its work on a thread of its own by default, and on the caller's runtime if it is told to.
 - A **peer** is a library that one would use instead. None of those on Redis gives a fencing token. What is no lock, by the
   tables at the end of each section, takes no part where many want one name.
 - A **bar** is what a figure should be.
@@ -35,7 +37,7 @@ fn reasons(backend: Backend) -> Option<&'static str> {
         Backend::Redis => Some(REDIS),
         Backend::Postgres => Some(POSTGRES),
         Backend::Etcd => Some(ETCD),
-        Backend::Sqlite => None,
+        Backend::Redlock | Backend::Sqlite => None,
     }
 }
 
@@ -76,7 +78,7 @@ const ETCD: &str = "### Bars that are missed in most runs, and why
 /// All that was measured last.
 pub(crate) fn page(results: &Path) -> Result<String, Failure> {
     let mut page = INTRODUCTION.to_owned();
-    for backend in [Backend::Redis, Backend::Postgres, Backend::Etcd, Backend::Sqlite] {
+    for backend in Backend::value_variants().iter().copied() {
         let kept = results.join(format!("{}.json", backend.key()));
         if kept.exists() {
             let report: Report = serde_json::from_slice(&std::fs::read(kept)?)?;

@@ -25,8 +25,10 @@ use crate::contestant::{Body, Contestant, Failure, Kept, Trips};
 
 pub(crate) const FLOOR: &str = "2 x PING";
 
+pub(crate) const RSLOCK: &str = "rslock 0.10";
+
 pub(crate) const PEERS: &[Peer] = &[
-    Peer::new("rslock 0.10"),
+    Peer::new(RSLOCK),
     Peer::new("distkit 0.7"),
     Peer::new("redis-lock 0.5"),
     Peer::new("distributed-lock-redis 0.2"),
@@ -35,10 +37,7 @@ pub(crate) const PEERS: &[Peer] = &[
 /// A client of one of the peers.
 pub(crate) async fn peer(who: &str, url: &str, ttl: Duration) -> Result<Arc<dyn Contestant>, Failure> {
     Ok(match who {
-        "rslock 0.10" => Arc::new(Rslock {
-            manager: LockManager::new(vec![url]),
-            ttl,
-        }),
+        RSLOCK => rslock(&[url], ttl),
         "distkit 0.7" => {
             let manager = client(url)?.get_connection_manager().await?;
             Arc::new(Distkit { manager, ttl })
@@ -69,6 +68,14 @@ fn client(url: &str) -> Result<Client, Failure> {
     Ok(Client::open(
         info.set_tcp_settings(TcpSettings::default().set_nodelay(true)),
     )?)
+}
+
+/// A client of rslock on these servers, of which a majority has to grant each lock.
+pub(crate) fn rslock<T: AsRef<str>>(urls: &[T], ttl: Duration) -> Arc<dyn Contestant> {
+    Arc::new(Rslock {
+        manager: LockManager::new(urls.iter().map(AsRef::as_ref).collect::<Vec<&str>>()),
+        ttl,
+    })
 }
 
 struct Rslock {
@@ -286,13 +293,30 @@ impl Drop for Monitor {
     }
 }
 
-/// The memory that the server uses for what it keeps, in bytes.
-pub(crate) async fn memory(url: &str) -> Result<u64, Failure> {
+/// The memory that the servers use for what they keep, in bytes.
+pub(crate) async fn memory(urls: &[String]) -> Result<u64, Failure> {
+    let mut bytes = 0;
+    for url in urls {
+        let info = info(url, "memory").await?;
+        let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        let used = used.ok_or("the server does not tell what memory it uses")?;
+        bytes += used.trim().parse::<u64>()?;
+    }
+    Ok(bytes)
+}
+
+/// How many scripts clients have run on the server by their hash.
+pub(crate) async fn scripts(url: &str) -> Result<u64, Failure> {
+    let info = info(url, "commandstats").await?;
+    let calls = info
+        .lines()
+        .find_map(|line| line.strip_prefix("cmdstat_evalsha:calls="));
+    // The server does not list commands that it has not seen.
+    let calls = calls.map_or("0", |calls| calls.split(',').next().unwrap_or_default());
+    Ok(calls.parse()?)
+}
+
+async fn info(url: &str, section: &str) -> Result<String, Failure> {
     let mut connection = client(url)?.get_multiplexed_async_connection().await?;
-    let info: String = redis::cmd("INFO").arg("memory").query_async(&mut connection).await?;
-    let used = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
-    Ok(used
-        .ok_or("the server does not tell what memory it uses")?
-        .trim()
-        .parse()?)
+    Ok(redis::cmd("INFO").arg(section).query_async(&mut connection).await?)
 }

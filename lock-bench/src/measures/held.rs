@@ -31,7 +31,7 @@ pub(crate) async fn measure(arena: &Arena) -> Result<Measure, Failure> {
     let peers = arena.backend().peers().iter().map(|peer| peer.name);
     let peers = peers.filter(|name| KEEPING.contains(name));
     for (who, kind) in std::iter::once((OURS, Kind::Ours)).chain(peers.map(|who| (who, Kind::Peer))) {
-        match hold(&arena.place, who, locks, ttl).await {
+        match hold(&arena.site.place, who, locks, ttl).await {
             Ok(values) => measure.row(who, kind, "", &values),
             Err(error) if kind == Kind::Peer => measure.notes.push(format!("{who}: {error}.")),
             Err(error) => return Err(error),
@@ -86,7 +86,7 @@ async fn hold(place: &Place, who: &str, locks: usize, ttl: Duration) -> Result<[
 
 async fn memory(place: &Place) -> Result<Option<u64>, Failure> {
     match place.backend {
-        Backend::Redis => redis::memory(&place.url).await.map(Some),
+        Backend::Redis | Backend::Redlock => redis::memory(&place.redis_urls()).await.map(Some),
         _ => Ok(None),
     }
 }

@@ -57,7 +57,7 @@ pub(crate) async fn measure(arena: &Arena) -> Result<Measure, Failure> {
 /// Milliseconds between the end of the ttl and the next grant, and between the kill and that.
 async fn once(arena: &Arena, who: &str, name: &str) -> Result<(f64, f64), Failure> {
     let job = |task| Job {
-        place: arena.place.clone(),
+        place: arena.site.place.clone(),
         who: who.to_owned(),
         ttl: TTL,
         task,

@@ -8,9 +8,7 @@ use crate::contestant::{Failure, nothing};
 use crate::figures::{MICRO, Measure, Times};
 
 pub(crate) async fn measure(arena: &Arena) -> Result<Measure, Failure> {
-    let mut entries = arena.ours().await?;
-    entries.extend(arena.floors().await?);
-    entries.extend(arena.peers(|_| true).await?);
+    let entries = arena.entries().await?;
     let mut measure = Measure::new(
         "B1",
         "Uncontended lock + release, one task",

@@ -92,7 +92,7 @@ impl Seen {
 
 pub(crate) async fn contend(arena: &Arena, who: &str, name: &str, processes: usize) -> Result<Seen, Failure> {
     let job = Job {
-        place: arena.place.clone(),
+        place: arena.site.place.clone(),
         who: who.to_owned(),
         ttl: TTL,
         task: Task::Contend {
@@ -112,7 +112,7 @@ pub(crate) async fn contend(arena: &Arena, who: &str, name: &str, processes: usi
     let timed = now();
     // What counts, costs: in a time of its own.
     let counted = count(
-        &arena.place,
+        &arena.site.place,
         arena.either(Duration::from_secs(3), Duration::from_secs(1)),
     )
     .await?;
@@ -185,7 +185,7 @@ async fn pushes(arena: &Arena, background: bool) -> Result<Times, Failure> {
     let count = arena.either(1500, 200);
     let (order, orders) = unbounded_channel();
     let (ready, is_ready) = oneshot::channel();
-    let place = arena.place.clone();
+    let place = arena.site.place.clone();
     let saying = threads(background)?.spawn(async move {
         let ready = || {
             let _ = ready.send(());
@@ -194,7 +194,7 @@ async fn pushes(arena: &Arena, background: bool) -> Result<Times, Failure> {
     });
     is_ready.await?;
     let mut listener = Child::start(&Job {
-        place: arena.place.clone(),
+        place: arena.site.place.clone(),
         who: String::new(),
         ttl: TTL,
         task: Task::Hear {

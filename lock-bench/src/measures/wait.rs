@@ -38,8 +38,8 @@ pub(crate) async fn measure(arena: &Arena) -> Result<Measure, Failure> {
 /// Milliseconds beyond the limit.
 async fn overshoots(arena: &Arena, who: &str) -> Result<Option<Vec<f64>>, Failure> {
     // Of one client the waits would end before they reach the server.
-    let holder = arena.place.connect(who, TTL).await?;
-    let waiter = arena.place.connect(who, TTL).await?;
+    let holder = arena.site.place.connect(who, TTL).await?;
+    let waiter = arena.site.place.connect(who, TTL).await?;
     super::check::warm(&*waiter).await?;
     let name = name_for(who, "b7");
     let (held, holds) = oneshot::channel();
