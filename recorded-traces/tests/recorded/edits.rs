@@ -20,37 +20,35 @@ pub(crate) enum Edit<S> {
 /// How far apart steps may be that are swapped.
 const APART: usize = 20;
 
-/// Tries all edits. Panics if an edited trace is accepted, or if an edit has no place in the trace.
+/// Tries all edits of all traces. Panics if an edited trace is accepted, or if an edit has no place in any trace.
 pub(crate) fn try_all<S: Clone + Debug, R: Debug>(
-    trace: &[S],
+    traces: &[Vec<S>],
     edits: &[(&str, Edit<S>)],
     accepts: impl Fn(&[S]) -> Result<(), R>,
 ) {
     let began = Instant::now();
     let mut rejected = 0;
     for (name, edit) in edits {
-        let places: Vec<_> = (0..trace.len())
-            .filter(|at| edited(trace, *at, edit).is_some())
-            .collect();
-        assert!(!places.is_empty(), "nowhere to try the edit: {name}");
-        let every = places.len().div_ceil(TRIES);
-        for at in places.into_iter().step_by(every) {
-            let (window, length) = edited(trace, at, edit).unwrap();
-            let edited = [&trace[..at], &window, &trace[at + length..]].concat();
-            if accepts(&edited).is_ok() {
-                panic!(
-                    "accepted after the edit at step {at}: {name}; {:?} became {window:?}",
-                    &trace[at..at + length]
-                );
+        let before = rejected;
+        for trace in traces {
+            let places = (0..trace.len()).filter(|at| edited(trace, *at, edit).is_some());
+            let places: Vec<_> = places.collect();
+            let every = places.len().div_ceil(TRIES).max(1);
+            for at in places.into_iter().step_by(every) {
+                let (window, length) = edited(trace, at, edit).unwrap();
+                let edited = [&trace[..at], &window, &trace[at + length..]].concat();
+                if accepts(&edited).is_ok() {
+                    let steps = &trace[at..at + length];
+                    panic!("accepted after the edit at step {at}: {name}; {steps:?} became {window:?}");
+                }
+                rejected += 1;
             }
-            rejected += 1;
         }
+        assert!(rejected > before, "nowhere to try the edit: {name}");
     }
     let took = began.elapsed().as_secs_f64();
-    eprintln!(
-        "{} kinds of edits, {rejected} edited traces, all rejected ({took:.1} s)",
-        edits.len()
-    );
+    let kinds = edits.len();
+    eprintln!("{kinds} kinds of edits, {rejected} edited traces, all rejected ({took:.1} s)");
 }
 
 /// What the steps from there on become, and how many they were.
@@ -76,18 +74,15 @@ fn edited<S: Clone>(trace: &[S], at: usize, edit: &Edit<S>) -> Option<(Vec<S>, u
     }
 }
 
-/// Counts the steps of each kind, and panics if there are too few of one.
-pub(crate) fn count<S>(title: &str, trace: &[S], kinds: impl FnMut(&S) -> Vec<&'static str>, least: &[(&str, usize)]) {
+/// Counts the kinds of steps, and panics if there are too few of one.
+pub(crate) fn count(title: &str, kinds: impl Iterator<Item = &'static str>, least: &[(&str, usize)]) {
     let mut counts = BTreeMap::<_, usize>::new();
-    for kind in trace.iter().flat_map(kinds) {
+    for kind in kinds {
         *counts.entry(kind).or_default() += 1;
     }
-    eprintln!("{title}: {} steps: {counts:?}", trace.len());
+    eprintln!("{title}: {counts:?}");
     for (kind, least) in least {
         let count = counts.get(kind).copied().unwrap_or_default();
-        assert!(
-            count >= *least,
-            "{title}: {count} steps of the kind {kind}, expected {least}"
-        );
+        assert!(count >= *least, "{title}: {count} of the kind {kind}, expected {least}");
     }
 }

@@ -22,19 +22,16 @@ const SEED: u64 = 20_261_124;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_queue_of_one_server() {
     eprintln!("seed {SEED}");
-    for trace in queue::record(&["a", "b"], 500, SEED).await {
-        if let Err(rejected) = models::redis_queue::trace::accepts(&trace) {
-            panic!("{rejected}\n{}", around(&trace, rejected.at));
-        }
+    let traces = queue::record(&["a", "b"], 250, SEED).await;
+    all_are_accepted(&traces, |trace| {
+        models::redis_queue::trace::accepts(trace).map_err(|no| (no.at, no.reason))
+    });
+    let kinds = traces.iter().flat_map(|trace| {
         let mut seen = queue_edits::Seen::default();
-        count(
-            "the queue of one server",
-            &trace,
-            |step| seen.kinds(step),
-            &queue_edits::LEAST,
-        );
-        try_all(&trace, &queue_edits::edits(), models::redis_queue::trace::accepts);
-    }
+        trace.iter().flat_map(move |step| seen.kinds(step))
+    });
+    count("the queue of one server", kinds, &queue_edits::LEAST);
+    try_all(&traces, &queue_edits::edits(), models::redis_queue::trace::accepts);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -51,14 +48,23 @@ async fn several_servers(nodes: usize) {
     eprintln!("seed {SEED}");
     let accepts =
         |trace: &[models::redlock::trace::Step]| models::redlock::trace::accepts(nodes, redlock::MAX_TTL, trace);
-    for trace in redlock::record(nodes, &["a", "b"], 100, SEED).await {
-        if let Err(rejected) = accepts(&trace) {
-            panic!("{rejected}\n{}", around(&trace, rejected.at));
-        }
+    let traces = redlock::record(nodes, &["a", "b"], 80, SEED).await;
+    all_are_accepted(&traces, |trace| accepts(trace).map_err(|no| (no.at, no.reason)));
+    let kinds = traces.iter().flat_map(|trace| {
         let mut seen = redlock_edits::Seen::default();
-        let title = format!("{nodes} nodes");
-        count(&title, &trace, |step| seen.kinds(step, nodes), &redlock_edits::LEAST);
-        try_all(&trace, &redlock_edits::edits(nodes), accepts);
+        trace.iter().flat_map(move |step| seen.kinds(step, nodes))
+    });
+    count(&format!("{nodes} nodes"), kinds, &redlock_edits::LEAST);
+    try_all(&traces, &redlock_edits::edits(nodes), accepts);
+}
+
+/// Panics with the steps before the one that was rejected.
+fn all_are_accepted<S: serde::Serialize>(traces: &[Vec<S>], accepts: impl Fn(&[S]) -> Result<(), (usize, String)>) {
+    for trace in traces {
+        eprintln!("{} steps", trace.len());
+        if let Err((at, reason)) = accepts(trace) {
+            panic!("step {at}: {reason}\n{}", around(trace, at));
+        }
     }
 }
 

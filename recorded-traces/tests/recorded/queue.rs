@@ -1,6 +1,7 @@
 //! The queue of one server.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use conformance_tests::servers::Data;
@@ -37,15 +38,17 @@ pub(crate) async fn record(names: &[&'static str], grants: usize, seed: u64) -> 
             name,
             connect: Arc::clone(&connect),
             decisions: decisions.clone(),
+            lives: 300..2000,
             seed: seed + number as u64,
         };
         clients.spawn(Arc::new(torture).run(stopped.clone()));
     }
+    let rounds = AtomicUsize::new(0);
     let enough = async {
-        until_enough(&[decisions], grants, Duration::from_secs(8)).await;
+        until_enough(&[decisions], grants, &rounds).await;
         stop.send_replace(true);
     };
-    tokio::join!(enough, disturb(&node, seed, &stopped));
+    tokio::join!(enough, disturb(&node, seed, &rounds, &stopped));
     while let Some(client) = clients.join_next().await {
         client.unwrap();
     }
@@ -58,10 +61,10 @@ pub(crate) async fn record(names: &[&'static str], grants: usize, seed: u64) -> 
 }
 
 /// Disturbs the server until `stopped`.
-async fn disturb(node: &Node, seed: u64, stopped: &watch::Receiver<bool>) {
+async fn disturb(node: &Node, seed: u64, rounds: &AtomicUsize, stopped: &watch::Receiver<bool>) {
     let mut random = Rng::with_seed(seed);
-    let mut at = 0;
     while !*stopped.borrow() {
+        let at = rounds.load(Ordering::Relaxed);
         disturb_traffic(&node.proxy, &mut random);
         sleep(Duration::from_millis(random.u64(200..600))).await;
         node.proxy.set(Faults::default());
@@ -72,7 +75,7 @@ async fn disturb(node: &Node, seed: u64, stopped: &watch::Receiver<bool>) {
             2 => node.restart(Data::Kept, time / 5, || {}).await,
             _ => node.proxy.cut(),
         }
-        at += 1;
+        rounds.fetch_add(1, Ordering::Relaxed);
     }
 }
 

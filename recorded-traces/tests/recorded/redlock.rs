@@ -1,6 +1,7 @@
 //! Several independent servers.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,7 +18,7 @@ use tokio::time::sleep;
 
 use crate::decisions::{Decision, Decisions, micros, micros_at};
 use crate::proxy::Faults;
-use crate::torture::{Connect, Node, Torture, disturb_traffic, until_enough};
+use crate::torture::{Connect, Node, ROUNDS, Torture, disturb_traffic, until_enough};
 use crate::transcript::{Kind, Ran};
 
 /// The restart delay: the shortest that can be set, in milliseconds.
@@ -38,17 +39,19 @@ pub(crate) async fn record(count: usize, namespaces: &[&'static str], grants: us
             name: "traced",
             connect,
             decisions: Decisions::default(),
+            lives: 1000..5000,
             seed: seed + number as u64,
         };
         decisions.push(torture.decisions.clone());
         clients.spawn(Arc::new(torture).run(stopped.clone()));
     }
     let emptied = Mutex::default();
+    let rounds = AtomicUsize::new(0);
     let enough = async {
-        until_enough(&decisions, grants, Duration::from_secs(8)).await;
+        until_enough(&decisions, grants, &rounds).await;
         stop.send_replace(true);
     };
-    tokio::join!(enough, disturb(&nodes, &emptied, seed, &stopped));
+    tokio::join!(enough, disturb(&nodes, &emptied, seed, &rounds, &stopped));
     while let Some(client) = clients.join_next().await {
         client.unwrap();
     }
@@ -78,11 +81,17 @@ fn connect(urls: Vec<String>, namespace: &'static str) -> Connect {
 }
 
 /// Disturbs a minority at a time, until `stopped`. Notes which nodes lost their data, and when.
-async fn disturb(nodes: &[Node], emptied: &Mutex<Vec<(u64, usize)>>, seed: u64, stopped: &watch::Receiver<bool>) {
+async fn disturb(
+    nodes: &[Node],
+    emptied: &Mutex<Vec<(u64, usize)>>,
+    seed: u64,
+    rounds: &AtomicUsize,
+    stopped: &watch::Receiver<bool>,
+) {
     let mut random = Rng::with_seed(seed);
     let minority = nodes.len() / 2;
-    let mut at = 0;
     while !*stopped.borrow() {
+        let at = rounds.load(Ordering::Relaxed);
         let first = random.usize(..nodes.len());
         let chosen = || (first..first + minority).map(|node| node % nodes.len());
         for node in chosen() {
@@ -96,10 +105,10 @@ async fn disturb(nodes: &[Node], emptied: &Mutex<Vec<(u64, usize)>>, seed: u64, 
         let time = Duration::from_millis(random.u64(100..600));
         let disturbed = chosen().map(async |number| {
             let node = &nodes[number];
-            match at % 6 {
+            match at % ROUNDS {
                 0 | 4 => node.pause(time).await,
                 2 => node.restart(Data::Kept, time / 5, || {}).await,
-                5 => {
+                1 => {
                     let note = || emptied.lock().unwrap().push((micros(), number));
                     node.restart(Data::Lost, time / 5, note).await;
                 }
@@ -107,11 +116,11 @@ async fn disturb(nodes: &[Node], emptied: &Mutex<Vec<(u64, usize)>>, seed: u64, 
             }
         });
         join_all(disturbed).await;
-        if at % 6 == 5 {
+        if at % ROUNDS == 1 {
             // Until they grant again they count as lost.
             sleep(Duration::from_millis(MAX_TTL)).await;
         }
-        at += 1;
+        rounds.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -9,28 +9,27 @@ use models::redlock::trace::{OnBusy, Run, Script, Step};
 use crate::edits::Edit;
 
 /// How many steps of each kind there must be at least.
-pub(crate) const LEAST: [(&str, usize); 21] = [
-    ("acquire: busy", 200),
-    ("acquire: granted", 50),
+pub(crate) const LEAST: [(&str, usize); 20] = [
+    ("acquire: busy", 50),
+    ("acquire: granted", 30),
     ("acquire: late", 1),
     ("acquire: young", 1),
     ("born", 10),
-    ("confirm: confirmed", 10),
-    ("emptied", 1),
-    ("ended", 60),
-    ("given", 60),
-    ("hand over", 50),
-    ("lease ended", 5),
-    ("push", 100),
-    ("release: lost", 50),
-    ("release: released", 5),
-    ("renew: lost", 1),
-    ("renew: renewed", 20),
-    ("token was confirmed", 5),
-    ("token was not confirmed", 5),
+    ("confirm: confirmed", 3),
+    ("emptied", 2),
+    ("ended", 30),
+    ("given", 30),
+    ("hand over", 10),
+    ("lease ended", 2),
+    ("push", 30),
+    ("release: lost", 20),
+    ("release: released", 10),
+    ("renew: renewed", 5),
+    ("token was confirmed", 2),
+    ("token was not confirmed", 2),
     ("unheard", 1),
     ("without a node", 5),
-    ("yield", 20),
+    ("yield", 5),
 ];
 
 /// Who holds each node, as far as seen.
