@@ -137,7 +137,7 @@ end
 -- done, or else 0.
 local function serve()
     -- The next refresh of a waiter goes on.
-    if refusal and refusal() then
+    if refusal and redis.call('EXISTS', ORDER) == 1 and refusal() then
         return 0
     end
     local done, found = pcall(grant_next)

@@ -42,10 +42,10 @@ pub struct Waiter<O, T> {
     pub owner: O,
 }
 
-/// How far a node is after a start without data.
+/// How far a node is after a start, or after a loss of its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Born {
-    /// The node has no data, and has not been asked since.
+    /// The node was started or has lost its data, and has not been asked since.
     Absent,
     /// The node was asked, and does not grant before the restart delay is over.
     New,
@@ -249,14 +249,15 @@ impl<O: Copy + Ord, T: Token> Node<O, T> {
                 plain(if agrees { Answer::Confirmed } else { Answer::Lost })
             }
             Request::Renew { owner } if self.is_held_by(owner) => plain(Answer::Renewed),
-            Request::Renew { .. } => self.serve(Answer::Lost, circumstances),
+            Request::Renew { .. } => self.serve(rules, Answer::Lost, circumstances),
             Request::Release { owner } => {
                 let released = self.is_held_by(owner);
                 if released {
                     self.lock = None;
                 }
                 self.forget(owner);
-                self.serve(if released { Answer::Released } else { Answer::Lost }, circumstances)
+                let answer = if released { Answer::Released } else { Answer::Lost };
+                self.serve(rules, answer, circumstances)
             }
             Request::Yield {
                 owner,
@@ -268,7 +269,7 @@ impl<O: Copy + Ord, T: Token> Node<O, T> {
                 }
                 self.enqueue(Waiter { stamp, owner });
                 self.lock = None;
-                self.serve(Answer::Released, circumstances)
+                self.serve(rules, Answer::Released, circumstances)
             }
         }
     }
@@ -353,13 +354,17 @@ impl<O: Copy + Ord, T: Token> Node<O, T> {
         }
     }
 
-    /// Grants the name to the first waiter, if it is free.
-    fn serve(&mut self, answer: Answer<T>, circumstances: Circumstances<'_, O, T>) -> Outcome<O, T> {
-        let pushed = match self.lock {
-            Some(_) => None,
-            None => self.serve_before(None, circumstances),
-        };
-        Outcome { answer, pushed }
+    /// Grants the name to the first waiter, if it is free and the node may grant.
+    fn serve(&mut self, rules: &Rules, answer: Answer<T>, circumstances: Circumstances<'_, O, T>) -> Outcome<O, T> {
+        let wanted = self.lock.is_none() && !self.queue.is_empty();
+        // A node that was restarted has the waiters of before.
+        if !wanted || rules.restart_delay && self.is_young(circumstances.delay_over) {
+            return plain(answer);
+        }
+        Outcome {
+            answer,
+            pushed: self.serve_before(None, circumstances),
+        }
     }
 
     /// Before: the name is free. Grants it to the first waiter that is there, unless that is `me`.

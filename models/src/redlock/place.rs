@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::node::Node;
+use super::node::{Born, Node};
 use super::trace::Run;
 use crate::redis_queue::server::{Entry, Push};
 
@@ -35,6 +35,13 @@ impl<'a> Place<'a> {
             waiters: BTreeMap::new(),
             queue_end: 0,
         }
+    }
+
+    /// The node begins anew, with what it has.
+    pub(super) fn restarted(&mut self) {
+        self.node.born = Born::Absent;
+        self.is_new = true;
+        self.since = None;
     }
 
     /// The node was asked something that makes it look whether it has data.

@@ -44,8 +44,11 @@ impl<'a> Replay<'a> {
     }
 
     pub(super) fn step(&mut self, step: &'a Step) -> Result<(), String> {
-        let (Step::Ran(Run { at, .. }) | Step::Emptied { at, .. } | Step::Given { at, .. } | Step::Ended { at, .. }) =
-            step;
+        let (Step::Ran(Run { at, .. })
+        | Step::Emptied { at, .. }
+        | Step::Restarted { at, .. }
+        | Step::Given { at, .. }
+        | Step::Ended { at, .. }) = step;
         if *at < self.now {
             return Err("the clock went back".to_owned());
         }
@@ -68,6 +71,10 @@ impl<'a> Replay<'a> {
                 if let Some(lock) = lost.node.lock {
                     self.acquisition(lock.owner).emptied.insert(*node);
                 }
+                Ok(())
+            }
+            Step::Restarted { node, .. } => {
+                self.place(*node)?.restarted();
                 Ok(())
             }
             Step::Given { owner, token, q1, .. } => self.given(owner, *token, q1),
@@ -119,7 +126,7 @@ impl<'a> Replay<'a> {
         if let Some(owner) = run.unheard.iter().find(|owner| !place.waits(owner)) {
             return Err(format!("{owner} was removed, and does not wait"));
         }
-        // Only these look since when the node has its data.
+        // These look in any case since when the node has its data, the others only if the name is free and a waiter is there for it.
         if let Script::Acquire { .. } | Script::HandOver { .. } | Script::Born { .. } = run.script {
             place.touch(run.at);
         }
@@ -358,6 +365,9 @@ impl<'a> Replay<'a> {
             unheard: &unheard.collect::<Vec<_>>(),
         };
         let Outcome { answer, pushed } = place.node.handle(&Rules::default(), request, circumstances);
+        if place.node.born != Born::Absent {
+            place.touch(run.at);
+        }
         let push = pushed.map(|(owner, token)| place.pushed(owner, token, now));
         Ok((answer, push))
     }

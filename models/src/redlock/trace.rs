@@ -22,6 +22,13 @@ pub enum Step {
         /// The node, from 0.
         node: usize,
     },
+    /// A node was restarted with its data, or an older copy of it.
+    Restarted {
+        /// When.
+        at: u64,
+        /// The node, from 0.
+        node: usize,
+    },
     /// A coordinator gave its caller a token.
     Given {
         /// When.

@@ -45,13 +45,13 @@ pub(crate) async fn record(count: usize, namespaces: &[&'static str], grants: us
         decisions.push(torture.decisions.clone());
         clients.spawn(Arc::new(torture).run(stopped.clone()));
     }
-    let emptied = Mutex::default();
+    let starts = Mutex::default();
     let rounds = AtomicUsize::new(0);
     let enough = async {
         until_enough(&decisions, grants, &rounds).await;
         stop.send_replace(true);
     };
-    tokio::join!(enough, disturb(&nodes, &emptied, seed, &rounds, &stopped));
+    tokio::join!(enough, disturb(&nodes, &starts, seed, &rounds, &stopped));
     while let Some(client) = clients.join_next().await {
         client.unwrap();
     }
@@ -59,11 +59,11 @@ pub(crate) async fn record(count: usize, namespaces: &[&'static str], grants: us
     for (number, node) in nodes.iter().enumerate() {
         runs.extend(node.end().await.into_iter().map(|ran| (number, ran)));
     }
-    let emptied = emptied.into_inner().unwrap();
+    let starts = starts.into_inner().unwrap();
     let of = |(namespace, decisions): (&&str, Decisions)| {
         let key = format!("{{{namespace}:}}:born");
         let runs: Vec<_> = runs.iter().filter(|(_, ran)| ran.keys[4] == key).collect();
-        trace(&runs, &emptied, decisions.take())
+        trace(&runs, &starts, decisions.take())
     };
     namespaces.iter().zip(decisions).map(of).collect()
 }
@@ -80,10 +80,10 @@ fn connect(urls: Vec<String>, namespace: &'static str) -> Connect {
     })
 }
 
-/// Disturbs a minority at a time, until `stopped`. Notes which nodes lost their data, and when.
+/// Disturbs a minority at a time, until `stopped`. Notes which nodes were restarted or lost their data, and when.
 async fn disturb(
     nodes: &[Node],
-    emptied: &Mutex<Vec<(u64, usize)>>,
+    starts: &Mutex<Vec<Step>>,
     seed: u64,
     rounds: &AtomicUsize,
     stopped: &watch::Receiver<bool>,
@@ -103,20 +103,34 @@ async fn disturb(
         }
         sleep(Duration::from_millis(random.u64(100..400))).await;
         let time = Duration::from_millis(random.u64(100..600));
+        let note = |start| starts.lock().unwrap().push(start);
         let disturbed = chosen().map(async |number| {
             let node = &nodes[number];
             match at % ROUNDS {
                 0 | 4 => node.pause(time).await,
-                2 => node.restart(Data::Kept, time / 5, || {}).await,
+                2 => {
+                    let note = || {
+                        note(Step::Restarted {
+                            at: micros(),
+                            node: number,
+                        })
+                    };
+                    node.restart(Data::Kept, time / 5, note).await;
+                }
                 1 => {
-                    let note = || emptied.lock().unwrap().push((micros(), number));
+                    let note = || {
+                        note(Step::Emptied {
+                            at: micros(),
+                            node: number,
+                        })
+                    };
                     node.restart(Data::Lost, time / 5, note).await;
                 }
                 _ => node.proxy.cut(),
             }
         });
         join_all(disturbed).await;
-        if at % ROUNDS == 1 {
+        if [1, 2].contains(&(at % ROUNDS)) {
             // Until they grant again they count as lost.
             sleep(Duration::from_millis(MAX_TTL)).await;
         }
@@ -125,14 +139,13 @@ async fn disturb(
 }
 
 /// Puts everything in order: all clocks are one.
-fn trace(runs: &[&(usize, Ran)], emptied: &[(u64, usize)], decisions: Vec<Decision>) -> Vec<Step> {
+fn trace(runs: &[&(usize, Ran)], starts: &[Step], decisions: Vec<Decision>) -> Vec<Step> {
     let coordinators = coordinators(runs, decisions);
     let runs = runs.iter().map(|(node, ran)| Step::Ran(run(*node, ran)));
-    let emptied = emptied.iter().map(|&(at, node)| Step::Emptied { at, node });
-    let mut all: Vec<_> = runs.chain(emptied).chain(coordinators).collect();
+    let mut all: Vec<_> = runs.chain(starts.iter().cloned()).chain(coordinators).collect();
     all.sort_by_key(|step| match step {
         Step::Ended { at, .. } => (*at, 0),
-        Step::Ran(Run { at, .. }) | Step::Emptied { at, .. } => (*at, 1),
+        Step::Ran(Run { at, .. }) | Step::Emptied { at, .. } | Step::Restarted { at, .. } => (*at, 1),
         Step::Given { at, .. } => (*at, 2),
     });
     all

@@ -65,6 +65,17 @@ fn flip(step: &mut Step, find: fn(&mut Script) -> Option<&mut bool>) -> bool {
     })
 }
 
+/// Whether the node says since when it has its data, or that it lacks some.
+fn tells_its_age(trace: &[Step], node: usize) -> bool {
+    let tells = |script: &Script| match script {
+        Script::Born { .. } => true,
+        Script::Acquire { answer, .. } => *answer == Answer::Young,
+        _ => false,
+    };
+    let ran = |step: &Step| matches!(step, Step::Ran(run) if run.node == node && tells(&run.script));
+    trace.iter().any(ran)
+}
+
 /// Whether the run released that acquisition.
 fn releases(step: &Step, name: &str) -> bool {
     let Step::Ran(run) = step else { return false };
@@ -305,25 +316,15 @@ fn coordinators(nodes: usize) -> Vec<(&'static str, Edit<Step>)> {
         ),
         (
             "the loss of data is missing",
-            Edit::Remove(|trace, at| {
-                let Step::Emptied { node, .. } = &trace[at] else {
-                    return false;
-                };
-                // The node says since when it has its data, or that it lacks some.
-                trace[at..].iter().any(|step| match step {
-                    Step::Ran(run) if run.node == *node => {
-                        matches!(
-                            run.script,
-                            Script::Born { .. }
-                                | Script::Acquire {
-                                    answer: Answer::Young,
-                                    ..
-                                }
-                        )
-                    }
-                    _ => false,
-                })
-            }),
+            Edit::Remove(
+                |trace, at| matches!(&trace[at], Step::Emptied { node, .. } if tells_its_age(&trace[at..], *node)),
+            ),
+        ),
+        (
+            "the restart is missing",
+            Edit::Remove(
+                |trace, at| matches!(&trace[at], Step::Restarted { node, .. } if tells_its_age(&trace[at..], *node)),
+            ),
         ),
         (
             "a confirmation is missing",

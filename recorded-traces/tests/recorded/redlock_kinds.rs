@@ -6,7 +6,7 @@ use models::redlock::node::Answer;
 use models::redlock::trace::{OnBusy, Run, Script, Step};
 
 /// How many steps of each kind there must be at least.
-pub(crate) const LEAST: [(&str, usize); 20] = [
+pub(crate) const LEAST: [(&str, usize); 21] = [
     ("acquire: busy", 50),
     ("acquire: granted", 30),
     ("acquire: late", 1),
@@ -22,6 +22,7 @@ pub(crate) const LEAST: [(&str, usize); 20] = [
     ("release: lost", 20),
     ("release: released", 5),
     ("renew: renewed", 5),
+    ("restarted", 1),
     ("token was confirmed", 1),
     ("token was not confirmed", 2),
     ("unheard", 1),
@@ -42,6 +43,7 @@ impl Seen {
                 self.0.remove(node);
                 vec!["emptied"]
             }
+            Step::Restarted { .. } => vec!["restarted"],
             Step::Given { token, q1, .. } => {
                 let confirmed = q1.iter().any(|(_, granted)| granted != token);
                 let mut kinds = vec!["given"];
