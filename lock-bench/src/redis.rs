@@ -316,6 +316,13 @@ pub(crate) async fn scripts(url: &str) -> Result<u64, Failure> {
     Ok(calls.parse()?)
 }
 
+/// Lets a node of several grant locks as if it were new together with the others. It holds none.
+pub(crate) async fn begin_anew(url: &str) -> Result<(), Failure> {
+    let mut connection = client(url)?.get_multiplexed_async_connection().await?;
+    let born = "{fencelock:}:born";
+    Ok(redis::cmd("DEL").arg(born).query_async(&mut connection).await?)
+}
+
 async fn info(url: &str, section: &str) -> Result<String, Failure> {
     let mut connection = client(url)?.get_multiplexed_async_connection().await?;
     Ok(redis::cmd("INFO").arg(section).query_async(&mut connection).await?)

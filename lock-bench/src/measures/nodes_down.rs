@@ -129,6 +129,10 @@ pub(crate) async fn measure(arena: &Arena) -> Result<Measure, Failure> {
                 }
             }
             case.end(down).await?;
+            if case == Case::Killed {
+                // A restarted node grants nothing for a minute, and the next two would be too many.
+                try_join_all(servers.iter().map(|server| redis::begin_anew(server.url()))).await?;
+            }
             contestants = entries.into_iter().map(|entry| (entry.who, entry.kind)).collect();
         }
     }
