@@ -4,7 +4,7 @@ set -eu
 . "$(dirname "$0")/setup.sh"
 
 cargo build --release -p lock-bench
-for backend in ${*:-redis redlock postgres etcd sqlite}; do
+for backend in ${*:-redis redis-cluster redlock postgres etcd sqlite}; do
     cargo run --quiet --release -p lock-bench -- --backend "$backend"
 done
 # It is the one thing here that may be missing.

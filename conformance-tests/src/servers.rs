@@ -36,11 +36,15 @@ mod machine;
 mod postgres;
 mod process;
 mod redis;
+mod redis_cluster;
 mod run;
+mod sentinel;
 mod server;
 mod way;
 
 pub use cluster::{EtcdCluster, Peer};
 pub use error::ServerError;
 pub use kind::Kind;
+pub use redis_cluster::RedisCluster;
+pub use sentinel::RedisSentinels;
 pub use server::{Data, Server};

@@ -9,5 +9,5 @@ use conformance_tests::servers::Kind;
 use redis_harness::RedisHarness;
 
 fn main() -> ExitCode {
-    conformance_tests::run(RedisHarness::new(&Kind::REDIS))
+    conformance_tests::run(RedisHarness::new(&Kind::REDIS, 0))
 }

@@ -9,5 +9,5 @@ use conformance_tests::servers::Kind;
 use redis_harness::RedisHarness;
 
 fn main() -> ExitCode {
-    conformance_tests::run_without_bugs(RedisHarness::new(&Kind::REDIS_7_0))
+    conformance_tests::run_without_bugs(RedisHarness::new(&Kind::REDIS_7_0, 0))
 }

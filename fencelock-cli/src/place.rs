@@ -233,6 +233,10 @@ mod tests {
     fn a_whole_address_keeps_nothing_secret_however_it_is_written() {
         for (url, clean) in [
             ("redis+unix:/run/r.sock?password=hunter2", "redis+unix:/run/r.sock?..."),
+            (
+                "redis+sentinel://joe:hunter2@a,b/s?sentinel_password=hunter2",
+                "redis+sentinel://...@a,b/s?...",
+            ),
             ("redis://joe:hun ter2@host", "redis://...@host"),
             ("redis:joe:hunter2@host/0", "redis:...@host/0"),
             ("joe:hunter2@host", "joe:...@host"),

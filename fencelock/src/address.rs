@@ -16,6 +16,8 @@ pub(crate) enum Address {
     #[cfg(feature = "redis")]
     Redis(lock_redis::RedisConfig),
     #[cfg(feature = "redis")]
+    RedisCluster(lock_redis::ClusterConfig),
+    #[cfg(feature = "redis")]
     Redlock(lock_redis::RedlockConfig),
     #[cfg(feature = "sqlite")]
     Sqlite(lock_sqlite::SqliteConfig),
@@ -73,6 +75,17 @@ impl Address {
                 Ok(Self::Postgres(Box::new(config)))
             }
             #[cfg(feature = "redis")]
+            "redis" if scheme.ends_with("+cluster") => {
+                let mut config = lock_redis::ClusterConfig::from_url(&format!("{scheme}:{rest}"))?;
+                if let Some(limit) = options.get_op_timeout() {
+                    config = config.op_timeout(limit);
+                }
+                if let Some(runtime) = options.get_runtime() {
+                    config = config.runtime(runtime.clone());
+                }
+                Ok(Self::RedisCluster(config))
+            }
+            #[cfg(feature = "redis")]
             "redis" if scheme.starts_with("redlock") => {
                 let mut config = lock_redis::RedlockConfig::from_url(&format!("{scheme}:{rest}"))?;
                 if let Some(limit) = options.get_op_timeout() {
@@ -120,6 +133,8 @@ impl Address {
             #[cfg(feature = "redis")]
             Self::Redis(config) => Ok(Arc::new(config.connect().await?)),
             #[cfg(feature = "redis")]
+            Self::RedisCluster(config) => Ok(Arc::new(config.connect().await?)),
+            #[cfg(feature = "redis")]
             Self::Redlock(config) => Ok(Arc::new(config.connect().await?)),
             #[cfg(feature = "sqlite")]
             Self::Sqlite(config) => Ok(Arc::new(config.connect().await?)),
@@ -136,6 +151,8 @@ impl Address {
             Self::Postgres(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "redis")]
             Self::Redis(config) => Ok(Arc::new(config.connect_lazy()?)),
+            #[cfg(feature = "redis")]
+            Self::RedisCluster(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "redis")]
             Self::Redlock(config) => Ok(Arc::new(config.connect_lazy()?)),
             #[cfg(feature = "sqlite")]
@@ -166,7 +183,9 @@ fn feature(scheme: &str) -> &str {
     match scheme {
         "etcds" => "etcd",
         "postgresql" => "postgres",
-        "rediss" | "redis+unix" | "redlock" | "redlocks" | "valkey" | "valkeys" | "valkey+unix" => "redis",
+        "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel" | "redlock" | "redlocks" => "redis",
+        "valkey" | "valkeys" | "valkey+unix" | "valkey+sentinel" | "valkeys+sentinel" => "redis",
+        "redis+cluster" | "rediss+cluster" | "valkey+cluster" | "valkeys+cluster" => "redis",
         other => other,
     }
 }
@@ -273,6 +292,11 @@ mod tests {
             "etcd://joe:hunter2@localhost/path",
             "redis://joe:hunter2@localhost/nonumber",
             "redis://joe:hunter2@localhost?password=hunter2",
+            "redis+sentinel://joe:hunter2@a,b?sentinel_password=hunter2",
+            "redis+sentinel://joe:hunter2@a,b/s/hunter2?sentinel_password=hunter2",
+            "rediss+sentinel://joe:hunter2@a,b/s?sentinel_password=hunter2&hunter2",
+            "redis+cluster://joe:hunter2@a,b?password=hunter2",
+            "redis+cluster://joe:hunter2@a,b/nonumber",
             "redlock://joe:hunter2@a,b,c?password=hunter2",
             "redlock://joe:hunter2@a,b,c?node2.hunter2=hunter2",
             "redlock://joe:hunter2@a,b,c/nonumber",

@@ -33,6 +33,8 @@
 //! | `redis://HOST`, `redis://USER:PASSWORD@HOST:PORT/DATABASE` | `redis` | all who connect to the same Redis or Valkey server and database |
 //! | `rediss://HOST` | `redis` | the same, by TLS |
 //! | `redis+unix:SOCKET` | `redis` | the same, by a socket of this machine |
+//! | `redis+sentinel://HOST,HOST,HOST/SERVICE`, `rediss+sentinel://USER:PASSWORD@HOST:26379,HOST/SERVICE/DATABASE` (TLS) | `redis` | all who connect to the primary that these sentinels know under that name |
+//! | `redis+cluster://HOST,HOST`, `rediss+cluster://HOST` (TLS) | `redis` | all who use the same Redis Cluster, of which one node that answers is enough |
 //! | `redlock://HOST,HOST,HOST`, `redlocks://HOST,HOST,HOST` (TLS) | `redis` | all who use the same 3, 5 or 7 independent Redis or Valkey servers |
 //! | `sqlite:PATH` | `sqlite` | the processes of this machine that connect to the same file |
 //!
@@ -48,6 +50,7 @@
 //! | `?sslmode=prefer`, `?sslrootcert=FILE` and what else libpq knows | Postgres: see [`postgres::PostgresConfig::from_url`](https://docs.rs/lock-postgres/latest/lock_postgres/struct.PostgresConfig.html#method.from_url) |
 //! | `?schema=fencelock` | Postgres: where the counter of tokens lives |
 //! | `?pool_mode=session` | Postgres: there is a pooler before the server, and it gives each client a session of its own |
+//! | `?sentinel_user=USER`, `sentinel_password` | Redis with sentinels: those of the sentinels; `USER:PASSWORD@` are those of the servers |
 //! | `?max_ttl=1m` | Redlock: the longest ttl of a lock, the same for all clients; for so long a server that has lost its data grants nothing |
 //! | `?node2.user=USER`, `node2.password`, `node2.db`, `node2.ca` | Redlock: of the second server alone |
 //! | `?counter_retention=10m` | Redis: for how long after its last use the server keeps a name's counter of tokens |
@@ -263,7 +266,7 @@ pub use lock_postgres::PostgresLock;
 #[cfg(feature = "redis")]
 pub use lock_redis as redis;
 #[cfg(feature = "redis")]
-pub use lock_redis::{RedisLock, RedlockLock};
+pub use lock_redis::{ClusterLock, RedisLock, RedlockLock};
 #[cfg(feature = "sqlite")]
 pub use lock_sqlite as sqlite;
 #[cfg(feature = "sqlite")]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use conformance_tests::servers::{Kind, Server};
+use conformance_tests::servers::{Kind, RedisCluster, RedisSentinels, Server};
 use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -14,18 +14,23 @@ use tokio::sync::oneshot;
 
 use crate::contestant::{Contestant, Failure, Trips};
 use crate::ours::Ours;
-use crate::{etcd, postgres, redis, redlock, sqlite};
+use crate::{etcd, postgres, redis, redis_cluster, redlock, sqlite};
 
 /// fencelock as it is by default.
 pub(crate) const OURS: &str = "fencelock";
 /// fencelock with `Options::runtime`.
 pub(crate) const OURS_HERE: &str = "fencelock, on the caller's runtime";
 
+/// After what time without an answer a server is replaced: none is.
+const NEVER: Duration = Duration::from_secs(3600);
+
 /// Where locks are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Backend {
     Redis,
+    #[serde(rename = "redis-cluster")]
+    RedisCluster,
     Redlock,
     Postgres,
     Etcd,
@@ -54,6 +59,7 @@ impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Redis => "Redis",
+            Self::RedisCluster => "Redis Cluster",
             Self::Redlock => "Redlock",
             Self::Postgres => "Postgres",
             Self::Etcd => "etcd",
@@ -67,6 +73,7 @@ impl Backend {
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::Redis => "redis",
+            Self::RedisCluster => "redis-cluster",
             Self::Redlock => "redlock",
             Self::Postgres => "postgres",
             Self::Etcd => "etcd",
@@ -77,6 +84,7 @@ impl Backend {
     pub(crate) fn peers(self) -> &'static [Peer] {
         match self {
             Self::Redis => redis::PEERS,
+            Self::RedisCluster => redis_cluster::PEERS,
             Self::Redlock => redlock::PEERS,
             Self::Postgres => postgres::PEERS,
             Self::Etcd => etcd::PEERS,
@@ -87,7 +95,7 @@ impl Backend {
     /// What the bare round trips are.
     pub(crate) fn floor(self) -> &'static str {
         match self {
-            Self::Redis => redis::FLOOR,
+            Self::Redis | Self::RedisCluster => redis::FLOOR,
             Self::Redlock => redlock::FLOOR,
             Self::Postgres => postgres::FLOOR,
             Self::Etcd => etcd::FLOOR,
@@ -111,7 +119,7 @@ impl Backend {
             Self::Redis => Some("one PUBLISH to a subscriber"),
             Self::Postgres => Some("pg_advisory_unlock to a blocked pg_advisory_lock"),
             Self::Etcd => Some("one put to a watcher"),
-            Self::Redlock | Self::Sqlite => None,
+            Self::RedisCluster | Self::Redlock | Self::Sqlite => None,
         }
     }
 }
@@ -126,6 +134,7 @@ pub(crate) struct Site {
     pub(crate) version: String,
     // All end with it.
     pub(crate) servers: Vec<Server>,
+    _cluster: Option<(RedisCluster, RedisSentinels)>,
     _folder: Option<TempDir>,
 }
 
@@ -135,7 +144,8 @@ pub(crate) struct Place {
     pub(crate) backend: Backend,
     /// As fencelock wants it.
     pub(crate) url: String,
-    /// Host and port, of several servers with commas between, or the path.
+    /// Host and port, of several servers with commas between, or the path. Beside a cluster there is a server of its own, which is the
+    /// last one.
     pub(crate) authority: String,
 }
 
@@ -143,6 +153,7 @@ impl Site {
     pub(crate) async fn start(backend: Backend) -> Result<Self, Failure> {
         let (kind, arguments, count) = match backend {
             Backend::Redis => (&Kind::REDIS, &[][..], 1),
+            Backend::RedisCluster => return Self::cluster().await,
             Backend::Redlock => (&Kind::REDIS, &[][..], redlock::NODES),
             Backend::Postgres => (&Kind::POSTGRES, postgres::ARGUMENTS, 1),
             Backend::Etcd => (&Kind::ETCD, &[][..], 1),
@@ -171,6 +182,32 @@ impl Site {
             place,
             version,
             servers,
+            _cluster: None,
+            _folder: None,
+        })
+    }
+
+    /// A cluster, and a server of its own beside it.
+    async fn cluster() -> Result<Self, Failure> {
+        let cluster = RedisCluster::start(&Kind::REDIS, redis_cluster::PRIMARIES, &[]).await?;
+        // It is reached as the nodes are.
+        let alone = RedisSentinels::start(&Kind::REDIS, 0, 1, NEVER, &[]).await?;
+        let one = &alone.servers()[0];
+        let hosts: Vec<_> = cluster.nodes().iter().map(Server::authority).collect();
+        let hosts = hosts.join(",");
+        Ok(Self {
+            place: Place {
+                backend: Backend::RedisCluster,
+                url: format!("redis+cluster://{hosts}"),
+                authority: format!("{hosts},{}", one.authority()),
+            },
+            version: format!(
+                "{} primaries, and a server beside them, each {}",
+                cluster.nodes().len(),
+                one.version()
+            ),
+            servers: Vec::new(),
+            _cluster: Some((cluster, alone)),
             _folder: None,
         })
     }
@@ -187,6 +224,7 @@ impl Site {
             },
             version: format!("SQLite {}", rusqlite::version()),
             servers: Vec::new(),
+            _cluster: None,
             _folder: Some(folder),
         })
     }
@@ -199,6 +237,7 @@ impl Place {
             (OURS, _) => Ok(Arc::new(Ours::connect(&self.url, ttl, false).await?)),
             (OURS_HERE, _) => Ok(Arc::new(Ours::connect(&self.url, ttl, true).await?)),
             (_, Backend::Redis) => redis::peer(who, &self.url, ttl).await,
+            (_, Backend::RedisCluster) => redis_cluster::peer(who, &self.redis_urls(), ttl).await,
             (_, Backend::Redlock) => redlock::peer(who, &self.redis_urls(), ttl),
             (_, Backend::Postgres) => postgres::peer(who, &self.url, ttl).await,
             (_, Backend::Etcd) => etcd::peer(who, &self.authority, ttl).await,
@@ -215,6 +254,7 @@ impl Place {
     pub(crate) async fn trips(&self) -> Result<Arc<dyn Trips>, Failure> {
         match self.backend {
             Backend::Redis => redis::trips(&self.url).await,
+            Backend::RedisCluster => redis_cluster::trips(&self.redis_urls()).await,
             Backend::Redlock => redlock::trips(&self.redis_urls()).await,
             Backend::Postgres => postgres::trips(&self.url).await,
             Backend::Etcd => etcd::trips(&self.authority).await,
@@ -228,7 +268,7 @@ impl Place {
             Backend::Redis => redis::hear(&self.url, times, ready, heard).await,
             Backend::Postgres => postgres::hear(&self.url, times, ready, heard).await,
             Backend::Etcd => etcd::hear(&self.authority, times, ready, heard).await,
-            Backend::Redlock | Backend::Sqlite => Err("no push is known there".into()),
+            Backend::RedisCluster | Backend::Redlock | Backend::Sqlite => Err("no push is known there".into()),
         }
     }
 
@@ -238,7 +278,7 @@ impl Place {
             Backend::Redis => redis::say(&self.url, ready, orders).await,
             Backend::Postgres => postgres::say(&self.url, ready, orders).await,
             Backend::Etcd => etcd::say(&self.authority, ready, orders).await,
-            Backend::Redlock | Backend::Sqlite => Err("no push is known there".into()),
+            Backend::RedisCluster | Backend::Redlock | Backend::Sqlite => Err("no push is known there".into()),
         }
     }
 }
@@ -254,7 +294,7 @@ impl Commands {
     /// Starts to count; None where there is no server.
     pub(crate) async fn start(place: &Place) -> Result<Option<Self>, Failure> {
         Ok(match place.backend {
-            Backend::Redis | Backend::Redlock => {
+            Backend::Redis | Backend::RedisCluster | Backend::Redlock => {
                 let monitors = place.authority.split(',').map(redis::Monitor::start);
                 Some(Self::Redis(try_join_all(monitors).await?))
             }

@@ -4,6 +4,7 @@ use crate::backend::{Backend, OURS, OURS_HERE};
 use crate::figures::{Bar, Check, Measure};
 use crate::measures::nodes_down::{Case, RATIO, SHARE};
 use crate::measures::processes::{WAITERS, case};
+use crate::redis_cluster::ONE_SERVER;
 
 /// Each bar that this run has the figures for.
 pub(crate) fn bars(backend: Backend, checks: &[Check], measures: &[Measure]) -> Vec<Bar> {
@@ -35,6 +36,7 @@ pub(crate) fn bars(backend: Backend, checks: &[Check], measures: &[Measure]) -> 
             sections: 0.8,
             hand_over: 2.5,
         }),
+        Backend::RedisCluster => all.judge_cluster(),
         Backend::Redlock => all.judge_nodes(),
         // A file has no round trips to be compared with.
         Backend::Sqlite => Vec::new(),
@@ -59,6 +61,8 @@ struct All<'a> {
 /// Time of a pair while nodes are down, beside that with all nodes; and percent of grants in one round trip.
 const DOWN: f64 = 1.3;
 const ONE_ROUND_TRIP: f64 = 95.0;
+/// Time of a pair on a cluster, beside that on a server of its own.
+const CLUSTER: f64 = 1.1;
 /// Commands of a server for one acquisition under contention.
 const COMMANDS: f64 = 3.0;
 /// How many times the sections of the fastest peer, on Redis.
@@ -161,6 +165,14 @@ impl All<'_> {
                 );
             }
         }
+        self.bars
+    }
+
+    /// What a cluster costs beside a server of its own.
+    fn judge_cluster(mut self) -> Vec<Bar> {
+        let pair = self.value("B1", OURS, "", 0);
+        let one = self.value("B1", ONE_SERVER, "", 0);
+        self.at_most("B1", "p50 / a server of its own".to_owned(), ratio(pair, one), CLUSTER);
         self.bars
     }
 

@@ -37,7 +37,7 @@ fn reasons(backend: Backend) -> Option<&'static str> {
         Backend::Redis => Some(REDIS),
         Backend::Postgres => Some(POSTGRES),
         Backend::Etcd => Some(ETCD),
-        Backend::Redlock | Backend::Sqlite => None,
+        Backend::RedisCluster | Backend::Redlock | Backend::Sqlite => None,
     }
 }
 

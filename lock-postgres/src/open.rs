@@ -26,6 +26,9 @@ const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// How long the pauses of a session are at most that waits for its turn to put the counter right.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
+/// How often a session is opened anew that begins with the answers of another client.
+const REOPENINGS: usize = 5;
+
 /// What becomes of a request if the server has no connection left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
@@ -90,12 +93,15 @@ impl Sessions {
     }
 
     async fn open_now(self: &Arc<Self>, ttl: Duration, counter: Counter) -> Result<Arc<Session>, Failure> {
-        let opened = match self.open_once(ttl, counter).await {
-            // PgBouncer hands on a session with the end of another client's answers in it, once in some hundred starts. The first message
-            // finds that, before anything is set or taken, and the connection is closed.
-            Err(Failure::Nonsense) => self.open_once(ttl, counter).await,
-            opened => opened,
-        };
+        // PgBouncer hands on a session with the end of another client's answers in it, once in some hundred starts. That client may have had
+        // several. The first message finds that, before anything is set or taken, and the connection is closed.
+        let mut opened = self.open_once(ttl, counter).await;
+        for _ in 0..REOPENINGS {
+            if !matches!(opened, Err(Failure::Nonsense)) {
+                break;
+            }
+            opened = self.open_once(ttl, counter).await;
+        }
         match opened {
             // Something is in the way of putting the counter right, which can be used as it is.
             Err(Failure::Stuck) => self.open_once(ttl, Counter::AsItIs).await,

@@ -13,6 +13,8 @@ use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 use server::bouncer::{Bouncer, simple};
 use server::proxy::Proxy;
 use server::{PATIENCE, Server, claim, granted, in_time, is_busy};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 const TTL: Duration = Duration::from_secs(20);
 
@@ -290,4 +292,60 @@ async fn a_pooler_without_a_session_left_is_told() {
     let error = config().connect().await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     assert!(format!("{error:#}").contains("default_pool_size"), "{error}");
+}
+
+/// Leads to the server, as a pooler that answers the first question of that many connections with the end of another client's answers.
+async fn with_answers_of_another_client(server: u16, mut connections: usize) -> u16 {
+    const END: &[u8] = b"C\0\0\0\x0dSELECT 0\0Z\0\0\0\x05I";
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+            let mut is_handed_on = connections > 0;
+            connections = connections.saturating_sub(1);
+            tokio::spawn(async move {
+                let (mut asked, mut answered) = (vec![0; 65536], vec![0; 65536]);
+                loop {
+                    let passed = tokio::select! {
+                        read = client.read(&mut asked) => {
+                            let Ok(read @ 1..) = read else { return };
+                            // Before its first question it logs in.
+                            if is_handed_on && asked[0] == b'Q' {
+                                is_handed_on = false;
+                                client.write_all(END).await.unwrap();
+                            }
+                            server.write_all(&asked[..read]).await
+                        }
+                        read = server.read(&mut answered) => {
+                            let Ok(read @ 1..) = read else { return };
+                            client.write_all(&answered[..read]).await
+                        }
+                    };
+                    if passed.is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn sessions_with_the_answers_of_another_client_are_left_a_few_times() {
+    let server = Server::start();
+    let config = async |connections| {
+        let port = with_answers_of_another_client(server.port(), connections).await;
+        PostgresConfig::new(server.login_at(port)).tls(Tls::Disable)
+    };
+    for connections in [1, 3] {
+        let lock = in_time(config(connections).await.connect()).await.unwrap();
+        let grant = granted(&lock, &claim("a", TTL)).await;
+        lock.release(&grant.claim).await.unwrap();
+    }
+    let error = in_time(config(usize::MAX).await.connect()).await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+    // Not because the time was over.
+    assert!(format!("{error:#}").contains("than what was asked for"), "{error:#}");
 }

@@ -7,28 +7,31 @@ use lock_core::LockError;
 use percent_encoding::percent_decode_str;
 use url::{Host, Url};
 
-use crate::RedisConfig;
 use crate::transport::Place;
+use crate::{RedisConfig, sentinel};
 
 const PARAMETERS: &str = "namespace, op_timeout (such as 5s), min_replicas, counter_retention (such as 10m), allow_unsafe_configuration (true or false), ca (with rediss:), \
-                          and user, password and db (with redis+unix:)";
+                          user, password and db (with redis+unix:), and sentinel_user and sentinel_password (with redis+sentinel:)";
 
 const SPECIAL: &str = "in a user or password, write # as %23, / as %2F, @ as %40";
 
 /// Reads an address. No error shows any of it but the names of parameters.
 pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
+    if let Some((scheme, rest)) = url.split_once("+sentinel:") {
+        return sentinel::read(scheme, rest);
+    }
     let url = Url::parse(url).map_err(|e| wrong(format!("cannot be read: {e}; {SPECIAL}")))?;
     if url.fragment().is_some() {
         return Err(wrong("holds a #; write it as %23"));
     }
     let mut config = match url.scheme() {
         "redis" | "valkey" => {
-            let (host, port) = host(&url)?;
+            let (host, port) = host(&url, 6379)?;
             RedisConfig::at(Place::Tcp(host, port))
         }
         #[cfg(feature = "tls")]
         "rediss" | "valkeys" => {
-            let (host, port) = host(&url)?;
+            let (host, port) = host(&url, 6379)?;
             RedisConfig::at(Place::Tls(host, port, None))
         }
         #[cfg(not(feature = "tls"))]
@@ -37,14 +40,14 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
         "redis+unix" | "valkey+unix" => RedisConfig::at(Place::Unix(socket(&url)?)),
         _ => {
             return Err(wrong(
-                "must start with redis:, rediss: or redis+unix:, as in redis://localhost:6379",
+                "must start with redis:, rediss:, redis+unix:, redis+sentinel: or rediss+sentinel:, as in redis://localhost:6379",
             ));
         }
     };
     let by_socket = url.scheme().ends_with("+unix");
     if !by_socket {
         if !url.username().is_empty() {
-            config.user = Some(decoded(url.username())?.into_owned());
+            config.login.user = Some(decoded(url.username())?.into_owned());
             // A user without a password logs in, too: with an empty one.
             config = config.password("");
         }
@@ -96,9 +99,11 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
                 Err(_) => return Err(wrong(format!("has a wrong {name}; give true or false"))),
             },
             #[cfg(feature = "tls")]
-            "ca" if matches!(config.place, Place::Tls(..)) => config.trust(value.into_owned()),
+            "ca" if matches!(config.target, crate::discovery::Target::Server(Place::Tls(..))) => {
+                config.trust(value.into_owned())
+            }
             "user" if by_socket => {
-                config.user = Some(value.into_owned());
+                config.login.user = Some(value.into_owned());
                 config
             }
             "password" if by_socket => config.password(value),
@@ -111,14 +116,15 @@ pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
     Ok(config)
 }
 
-fn host(url: &Url) -> Result<(String, u16), LockError> {
+/// The host and the port that the URL names.
+pub(crate) fn host(url: &Url, default_port: u16) -> Result<(String, u16), LockError> {
     let host = match url.host() {
         Some(Host::Domain(host)) if !host.is_empty() => decoded(host)?.into_owned(),
         Some(Host::Ipv4(address)) => address.to_string(),
         Some(Host::Ipv6(address)) => address.to_string(),
         _ => return Err(wrong("names no host, as in redis://localhost:6379")),
     };
-    Ok((host, url.port().unwrap_or(6379)))
+    Ok((host, url.port().unwrap_or(default_port)))
 }
 
 #[cfg(unix)]
@@ -138,12 +144,12 @@ fn database(number: &str) -> Result<u32, LockError> {
     number.ok_or_else(|| wrong("has a database that is not a number, as in redis://localhost/0"))
 }
 
-fn decoded(text: &str) -> Result<Cow<'_, str>, LockError> {
+pub(crate) fn decoded(text: &str) -> Result<Cow<'_, str>, LockError> {
     let decoded = percent_decode_str(text).decode_utf8();
     decoded.map_err(|_| wrong("holds bytes that are not UTF-8 after decoding"))
 }
 
-fn wrong(why: impl std::fmt::Display) -> LockError {
+pub(crate) fn wrong(why: impl std::fmt::Display) -> LockError {
     LockError::configuration(format!("the address of the Redis server {why}"))
 }
 
@@ -152,7 +158,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::config::Secret;
+    use crate::discovery::Target;
+    use crate::login::Secret;
 
     fn good(url: &str) -> RedisConfig {
         read(url).unwrap()
@@ -166,21 +173,25 @@ mod tests {
 
     #[test]
     fn an_address_names_a_server_in_one_of_three_ways() {
-        let tcp = |host: &str, port| Place::Tcp(host.to_owned(), port);
-        assert_eq!(good("redis://db.example").place, tcp("db.example", 6379));
-        assert_eq!(good("redis://10.0.0.1:7000/").place, tcp("10.0.0.1", 7000));
-        assert_eq!(good("valkey://[::1]:7000").place, tcp("::1", 7000));
+        let tcp = |host: &str, port| Target::Server(Place::Tcp(host.to_owned(), port));
+        assert_eq!(good("redis://db.example").target, tcp("db.example", 6379));
+        assert_eq!(good("redis://10.0.0.1:7000/").target, tcp("10.0.0.1", 7000));
+        assert_eq!(good("valkey://[::1]:7000").target, tcp("::1", 7000));
         #[cfg(feature = "tls")]
         assert_eq!(
-            good("rediss://db.example?ca=/etc/my%20ca.pem").place,
-            Place::Tls("db.example".into(), 6379, Some("/etc/my ca.pem".into()))
+            good("rediss://db.example?ca=/etc/my%20ca.pem").target,
+            Target::Server(Place::Tls("db.example".into(), 6379, Some("/etc/my ca.pem".into())))
         );
         for url in [
             "redis+unix:/run/a%20b.sock",
             "redis+unix:///run/a%20b.sock",
             "valkey+unix:/run/a%20b.sock?db=0",
         ] {
-            assert_eq!(good(url).place, Place::Unix("/run/a b.sock".into()), "{url}");
+            assert_eq!(
+                good(url).target,
+                Target::Server(Place::Unix("/run/a b.sock".into())),
+                "{url}"
+            );
         }
     }
 
@@ -189,9 +200,9 @@ mod tests {
         let config = good(
             "redis://j%C3%B6e:p%40ss%3A@h/3?namespace=shop&op_timeout=500ms&min_replicas=2&counter_retention=1h&allow_unsafe_configuration=true",
         );
-        assert_eq!(config.user.as_deref(), Some("jöe"));
-        assert_eq!(config.password, Some(Secret("p@ss:".into())));
-        assert_eq!(good("redis://joe@h").password, Some(Secret(String::new())));
+        assert_eq!(config.login.user.as_deref(), Some("jöe"));
+        assert_eq!(config.login.password, Some(Secret("p@ss:".into())));
+        assert_eq!(good("redis://joe@h").login.password, Some(Secret(String::new())));
         assert_eq!(config.database, 3);
         assert_eq!(config.namespace, "shop");
         assert_eq!(config.op_timeout, Duration::from_millis(500));
@@ -199,10 +210,13 @@ mod tests {
         assert_eq!(config.counter_retention, Duration::from_secs(60 * 60));
         assert!(config.allow_unsafe);
         let config = good("redis://:secret@h");
-        assert_eq!((config.user, config.password), (None, Some(Secret("secret".into()))));
+        assert_eq!(
+            (config.login.user, config.login.password),
+            (None, Some(Secret("secret".into())))
+        );
         let config = good("redis+unix:/s?user=joe&password=p%26&db=2");
-        assert_eq!(config.user.as_deref(), Some("joe"));
-        assert_eq!(config.password, Some(Secret("p&".into())));
+        assert_eq!(config.login.user.as_deref(), Some("joe"));
+        assert_eq!(config.login.password, Some(Secret("p&".into())));
         assert_eq!(config.database, 2);
     }
 

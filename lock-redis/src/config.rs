@@ -1,6 +1,5 @@
 //! How a client is set up.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,8 +8,11 @@ use lock_core::{Executor, LockError, Options};
 use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 
+use crate::discovery::{Discovery, Target};
 use crate::keys::Keys;
+use crate::login::{Login, Secret};
 use crate::redlock::Node;
+use crate::sentinel::Service;
 use crate::session::{Session, Settings};
 use crate::transport::Place;
 use crate::{RedisLock, address};
@@ -31,30 +33,19 @@ use crate::{RedisLock, address};
 /// ```
 #[derive(Clone, Debug)]
 pub struct RedisConfig {
-    pub(crate) place: Place,
-    pub(crate) user: Option<String>,
-    pub(crate) password: Option<Secret>,
+    pub(crate) target: Target,
+    pub(crate) login: Login,
     pub(crate) database: u32,
     pub(crate) namespace: String,
     pub(crate) op_timeout: Duration,
     pub(crate) min_replicas: u32,
     pub(crate) counter_retention: Duration,
     pub(crate) allow_unsafe: bool,
-    runtime: Option<Handle>,
+    pub(crate) runtime: Option<Handle>,
 }
 
 /// For how long counters can be kept.
 const RETENTION: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(365 * 24 * 60 * 60);
-
-/// A text that is never shown.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(pub(crate) String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
 
 impl RedisConfig {
     /// The server at that host and port, without TLS, as its default user.
@@ -75,11 +66,43 @@ impl RedisConfig {
         Self::at(Place::Unix(path.into()))
     }
 
+    /// The primary of the service with that name, which the sentinels at these hosts and ports know. See `docs/redis.md` of the
+    /// project.
+    ///
+    /// The credentials of this configuration are those of the servers; [`sentinel_credentials`](Self::sentinel_credentials) are those
+    /// of the sentinels.
+    pub fn sentinel<H: Into<String>>(
+        sentinels: impl IntoIterator<Item = (H, u16)>,
+        service: impl Into<String>,
+    ) -> Self {
+        let sentinels = sentinels.into_iter().map(|(host, port)| Place::Tcp(host.into(), port));
+        Self::of(Service::new(service, sentinels.collect()))
+    }
+
+    /// The same by TLS, to the sentinels and to the servers. Each must have a certificate for the host under which it is known:
+    /// sentinels for the one given here, servers for the one that the sentinels tell, which is an IP address unless they are set up
+    /// with `announce-hostnames`.
+    #[cfg(feature = "tls")]
+    pub fn sentinel_tls<H: Into<String>>(
+        sentinels: impl IntoIterator<Item = (H, u16)>,
+        service: impl Into<String>,
+    ) -> Self {
+        let sentinels = sentinels
+            .into_iter()
+            .map(|(host, port)| Place::Tls(host.into(), port, None));
+        Self::of(Service::new(service, sentinels.collect()))
+    }
+
+    fn of(service: Service) -> Self {
+        let mut config = Self::at(Place::Tcp(String::new(), 0));
+        config.target = Target::Service(service);
+        config
+    }
+
     pub(crate) fn at(place: Place) -> Self {
         Self {
-            place,
-            user: None,
-            password: None,
+            target: Target::Server(place),
+            login: Login::default(),
             database: 0,
             namespace: "fencelock".to_owned(),
             op_timeout: Duration::from_secs(5),
@@ -99,8 +122,11 @@ impl RedisConfig {
     /// | `redis://user:password@host`, `redis://:password@host` | with credentials; what is special in addresses is written as `%` and two digits |
     /// | `redis://host/2` | database number 2 |
     /// | `redis+unix:/run/redis.sock` | by a socket of this machine |
+    /// | `redis+sentinel://host,host:26379/service`, `redis+sentinel://host,host/service/2` | the primary that these sentinels know under that name; credentials before the `@` are those of the servers |
+    /// | `rediss+sentinel://host,host/service` | the same, by TLS to sentinels and servers |
     ///
-    /// `valkey:`, `valkeys:` and `valkey+unix:` mean the same.
+    /// `valkey:`, `valkeys:`, `valkey+unix:`, `valkey+sentinel:` and `valkeys+sentinel:` mean the same. Addresses of a Redis Cluster are in
+    /// [`ClusterConfig`](crate::ClusterConfig::from_url).
     ///
     /// | parameter | meaning | default |
     /// |---|---|---|
@@ -109,7 +135,8 @@ impl RedisConfig {
     /// | `min_replicas` | see [`min_replicas`](Self::min_replicas) | `0` |
     /// | `counter_retention` | see [`counter_retention`](Self::counter_retention); `1m`, `1h` | `10m` |
     /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
-    /// | `ca` | with `rediss:`, see [`trust`](Self::trust) | what the system trusts |
+    /// | `ca` | with `rediss:` and `rediss+sentinel:`, see [`trust`](Self::trust) | what the system trusts |
+    /// | `sentinel_user`, `sentinel_password` | see [`sentinel_credentials`](Self::sentinel_credentials) | none |
     /// | `user`, `password`, `db` | with `redis+unix:`, which has no other place for them | |
     ///
     /// # Errors
@@ -141,8 +168,8 @@ impl RedisConfig {
         };
         let login = info.redis_settings();
         let mut config = Self::at(place);
-        config.user = login.username().map(str::to_owned);
-        config.password = login.password().map(|password| Secret(password.to_owned()));
+        config.login.user = login.username().map(str::to_owned);
+        config.login.password = login.password().map(|password| Secret(password.to_owned()));
         config.database = u32::try_from(login.db())
             .map_err(|_| LockError::configuration("the client has a database number below zero"))?;
         Ok(config)
@@ -151,14 +178,33 @@ impl RedisConfig {
     /// The user to work as, and the password. [`password`](Self::password) alone means the default user.
     #[must_use]
     pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.user = Some(user.into());
+        self.login.user = Some(user.into());
         self.password(password)
     }
 
     /// The password.
     #[must_use]
     pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.password = Some(Secret(password.into()));
+        self.login.password = Some(Secret(password.into()));
+        self
+    }
+
+    /// The user to ask the sentinels as, and the password. [`sentinel_password`](Self::sentinel_password) alone means their default
+    /// user. Without sentinels it has no effect.
+    #[must_use]
+    pub fn sentinel_credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+        if let Target::Service(service) = &mut self.target {
+            service.login.user = Some(user.into());
+        }
+        self.sentinel_password(password)
+    }
+
+    /// The password of the sentinels. Without sentinels it has no effect.
+    #[must_use]
+    pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
+        if let Target::Service(service) = &mut self.target {
+            service.login.password = Some(Secret(password.into()));
+        }
         self
     }
 
@@ -218,8 +264,11 @@ impl RedisConfig {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn trust(mut self, file: impl Into<PathBuf>) -> Self {
-        if let Place::Tls(_, _, ca) = &mut self.place {
-            *ca = Some(file.into());
+        let file = file.into();
+        for place in self.target.places_mut() {
+            if let Place::Tls(_, _, ca) = place {
+                *ca = Some(file.clone());
+            }
         }
         self
     }
@@ -279,18 +328,19 @@ impl RedisConfig {
                 "counters cannot be kept for that time; give a counter_retention of 1s to 365days",
             ));
         }
+        let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
         Ok(Settings {
-            place: self.place,
-            user: self.user,
-            password: self.password,
+            server: Discovery::new(self.target, op_timeout)?,
+            login: self.login,
             database: self.database,
             keys: Keys::new(&self.namespace)?,
-            op_timeout: Options::usable_op_timeout(self.op_timeout)?,
+            op_timeout,
             min_replicas: self.min_replicas,
             counter_retention: self.counter_retention,
             allow_unsafe: self.allow_unsafe,
             executor,
             node,
+            in_cluster: false,
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lock_core::LockError;
-use redis::{ErrorKind, RedisError};
+use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 /// Why an operation failed.
 #[derive(Debug)]
@@ -32,6 +32,16 @@ impl Failure {
     /// Whether the connection ended under a request, which may have been carried out.
     pub(crate) fn is_lost_connection(&self) -> bool {
         matches!(self, Self::Redis(error) if error.is_connection_dropped())
+    }
+
+    /// Whether the server has become a replica, and did nothing.
+    pub(crate) fn is_demotion(&self) -> bool {
+        matches!(self, Self::Redis(error) if is_demotion(error))
+    }
+
+    /// Whether the keys that were needed are at two nodes of a cluster while their slot is moved.
+    pub(crate) fn is_slot_moving(&self) -> bool {
+        matches!(self, Self::Redis(error) if error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain))
     }
 
     /// Whether the user lacks a right.
@@ -96,7 +106,8 @@ pub(crate) fn is_wrong_type(error: &RedisError) -> bool {
     said(error).0 == "WRONGTYPE"
 }
 
-fn is_denied(error: &RedisError) -> bool {
+/// Whether the user lacks a right.
+pub(crate) fn is_denied(error: &RedisError) -> bool {
     let (code, words) = said(error);
     // What a script is refused is worded differently by each version.
     let denied = ["ACL failure in script", "The user executing the script can't"];
@@ -155,7 +166,7 @@ pub(crate) const DEMOTED: &str = "Redis became a read-only replica: a failover i
                                   Waits and renewals try again until their deadlines";
 
 /// What the server says of itself while it cannot serve, the code first. All of it passes or can be mended.
-const TRANSIENT: [(&str, &str); 3] = [
+const TRANSIENT: [(&str, &str); 7] = [
     ("LOADING", "Redis has been restarted and is still loading its data"),
     (
         "MISCONF",
@@ -166,6 +177,23 @@ const TRANSIENT: [(&str, &str); 3] = [
         "NOREPLICAS",
         "Redis refuses all writes because it has fewer replicas than its min-replicas-to-write: look after the replicas. \
          Locks that are held end with their ttl",
+    ),
+    (
+        "TRYAGAIN",
+        "the slot of this name is being moved to another node of the Redis Cluster, and until that is done its locks can only be \
+         renewed; try again, or finish the move (redis-cli --cluster fix)",
+    ),
+    (
+        "MOVED",
+        "another node of the Redis Cluster serves the slot of this name now; try again",
+    ),
+    (
+        "ASK",
+        "the slot of this name is being moved to another node of the Redis Cluster; try again",
+    ),
+    (
+        "CLUSTERDOWN",
+        "the Redis Cluster is down: look at CLUSTER INFO of its nodes",
     ),
 ];
 

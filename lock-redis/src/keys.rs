@@ -37,6 +37,11 @@ impl Keys {
         format!("{{{}:}}:none", self.namespace)
     }
 
+    /// A key in the slot of the name that is never stored.
+    pub(crate) fn never(&self, name: &LockName) -> String {
+        format!("{{{}:{name}}}:never", self.namespace)
+    }
+
     /// The key that says since when a node of several servers has its data.
     pub(crate) fn born(&self) -> String {
         format!("{{{}:}}:born", self.namespace)
@@ -73,6 +78,11 @@ impl Keys {
     /// How the channels of clients begin.
     pub(crate) fn channels(&self) -> String {
         format!("{}:client:", self.namespace)
+    }
+
+    /// How the channels of clients begin that wait for the name in a cluster. They are in the slot of its keys.
+    pub(crate) fn channels_of(&self, name: &LockName) -> String {
+        format!("{{{}:{name}}}:client:", self.namespace)
     }
 
     /// The channel over which changes of the holder of the name are announced.

@@ -29,6 +29,9 @@
 //!   fencing token protects the resource.
 //! - **Two primaries**: if a replica is promoted while the old primary stays up, holders on the old one are never told, and its
 //!   later tokens may be higher than those of the new one. [`RedisConfig::min_replicas`] makes such a primary renew nothing.
+//! - **Sentinels** tell the address of the primary: `redis+sentinel://HOST,HOST/SERVICE`. Clients move over as soon as they name another one.
+//! - **A Redis Cluster** is used by [`ClusterLock`], at `redis+cluster://HOST,HOST`. While the slot of a name is moved to another node, its
+//!   lock can be renewed, and nothing else.
 //! - **The server's clock** measures leases, as it does for all keys of Redis. Set forward by minutes, it ends leases early.
 //! - **Replication** is asynchronous. [`RedisConfig::min_replicas`] makes a lost lock in a failover less likely; with the number of
 //!   all replicas none is lost.
@@ -47,19 +50,27 @@ pub mod fence;
 
 mod address;
 mod changes;
+mod cluster;
 mod config;
+mod discovery;
 mod failure;
+mod feed;
+mod fields;
 mod keys;
 mod line;
 mod link;
 mod list;
 mod listeners;
+mod login;
+mod push;
 mod record;
 mod redlock;
+mod replication;
 mod requests;
 mod reserve;
 mod safety;
 mod scripts;
+mod sentinel;
 mod server_time;
 mod session;
 #[cfg(feature = "tls")]
@@ -77,6 +88,7 @@ use lock_core::{
     LockError, LockName, Released, Renewal, Scope, Stamp,
 };
 
+pub use cluster::{ClusterConfig, ClusterLock};
 pub use config::RedisConfig;
 /// The version of the client library that [`fence`] and [`RedisConfig::from_client`] work with.
 pub use redis;
@@ -142,7 +154,11 @@ impl DistributedLock for RedisLock {
     }
 
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        let asking = async { self.session.release_on(&self.session.link().await?, claim).await };
+        let token = self.session.listeners().token(claim.owner());
+        let asking = self.session.twice(|link, lost| async move {
+            let released = self.session.release_on(&link, claim).await?;
+            self.session.settle(&link, claim, token, released, lost).await
+        });
         self.session.limited("release", asking).await
     }
 
@@ -173,10 +189,11 @@ impl DistributedLock for RedisLock {
     }
 
     async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        let asking = async {
-            let link = self.session.link().await?;
-            self.session.release_reserved_on(&link, claim, rest).await
-        };
+        let token = self.session.listeners().token(claim.owner());
+        let asking = self.session.twice(|link, lost| async move {
+            let released = self.session.release_reserved_on(&link, claim, rest).await?;
+            self.session.settle(&link, claim, token, released, lost).await
+        });
         self.session.limited("release", asking).await
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use lock_core::LockError;
 use tokio::runtime::Handle;
@@ -9,15 +10,15 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use crate::failure::Failure;
+use crate::feed::Feed;
 use crate::link::{self, Link};
-use crate::listeners::Listeners;
 use crate::session::Settings;
 
-/// The way to the server, through as many connections as it takes, one at a time. Each is subscribed to the same channel.
+/// The way to the server, through as many connections as it takes, one at a time. Each is subscribed to the same. Clones share them.
+#[derive(Clone)]
 pub(crate) struct Line {
     settings: Arc<Settings>,
-    channel: String,
-    listeners: Listeners,
+    feed: Feed,
     /// Whether the client has found a primary before.
     was_primary: Arc<AtomicBool>,
     state: Arc<Mutex<State>>,
@@ -28,23 +29,23 @@ enum State {
     /// The answer to whoever wants a connection meanwhile.
     Opening(watch::Receiver<Option<Opened>>),
     Open(Arc<Link>),
+    /// Until then no other attempt is made.
+    Failed(LockError, Instant),
     Closed,
 }
+
+/// How long a node of several is not tried again after it could not be reached. The majority goes on without it, and an attempt with
+/// each request makes lock + release slower for as long as the node is down.
+const REST: Duration = Duration::from_millis(50);
 
 type Opened = Result<Arc<Link>, LockError>;
 
 impl Line {
     /// Starts without a connection; the first request makes one.
-    pub(crate) fn new(
-        settings: Arc<Settings>,
-        channel: String,
-        listeners: Listeners,
-        was_primary: Arc<AtomicBool>,
-    ) -> Self {
+    pub(crate) fn new(settings: Arc<Settings>, feed: Feed, was_primary: Arc<AtomicBool>) -> Self {
         Self {
             settings,
-            channel,
-            listeners,
+            feed,
             was_primary,
             state: Arc::new(Mutex::new(State::Idle)),
         }
@@ -57,6 +58,7 @@ impl Line {
             match &*state {
                 State::Closed => return Err(LockError::closed().into()),
                 State::Open(link) if !link.is_broken() => return Ok(Arc::clone(link)),
+                State::Failed(error, until) if Instant::now() < *until => return Err(error.clone().into()),
                 State::Opening(opening) if opening.has_changed().is_ok() => opening.clone(),
                 // None yet, a broken one, or an attempt that went down with its runtime.
                 _ => {
@@ -79,14 +81,14 @@ impl Line {
     fn open(&self) -> Result<watch::Receiver<Option<Opened>>, LockError> {
         let (tell, told) = watch::channel(None);
         let settings = Arc::clone(&self.settings);
-        let channel = self.channel.clone();
-        let listeners = self.listeners.clone();
+        let feed = self.feed.clone();
         let was_primary = Arc::clone(&self.was_primary);
         let state = Arc::downgrade(&self.state);
         let executor = self.settings.executor.clone();
         executor.spawn(Box::pin(async move {
             let limit = settings.op_timeout;
-            let opening = Link::open(&settings, &channel, listeners, &was_primary, Handle::current());
+            let rests = settings.node.is_some();
+            let opening = Link::open(&settings, feed, &was_primary, Handle::current());
             let opened = timeout(limit, opening).await;
             let opened = match opened {
                 Ok(Ok(link)) => Ok(Arc::new(link)),
@@ -99,6 +101,7 @@ impl Line {
             if !matches!(*state, State::Closed) {
                 *state = match &opened {
                     Ok(link) => State::Open(Arc::clone(link)),
+                    Err(error) if rests => State::Failed(error.clone(), Instant::now() + REST),
                     Err(_) => State::Idle,
                 };
                 let _ = tell.send(Some(opened));

@@ -8,17 +8,20 @@ use std::time::Duration;
 use lock_core::process::confined;
 use lock_core::{BackendVersion, Clock, LockError, Stamp};
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError, Value};
+use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use crate::discovery::Discovery;
 use crate::failure::{self, Failure};
+use crate::feed::Feed;
 use crate::keys::Keys;
-use crate::listeners::Listeners;
+use crate::push::{PushHandler, note};
 use crate::safety::Server;
 use crate::server_time::ServerTime;
 use crate::session::Settings;
+use crate::transport::Place;
 
 /// A connection whose server has been looked at, and on which the client's channel is subscribed.
 ///
@@ -29,6 +32,8 @@ pub(crate) struct Link {
     flags: bool,
     version: BackendVersion,
     run_id: String,
+    /// For how long the server had run at the opening, in whole seconds.
+    uptime: Duration,
     clock: Clock,
     opened: Stamp,
     /// When the server was last heard, in nanoseconds since the opening.
@@ -55,13 +60,39 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 const SHORTEST_PROBE: Duration = Duration::from_millis(100);
 
 impl Link {
-    /// Connects, subscribes `channel`, and looks at the server. Must be called on `runtime`, which works the connection.
+    /// Connects, subscribes, and looks at the server. Must be called on `runtime`, which works the connection.
     ///
     /// `was_primary` says whether the client has found a primary before, and is set if it has one now.
     pub(crate) async fn open(
         settings: &Settings,
-        channel: &str,
-        listeners: Listeners,
+        feed: Feed,
+        was_primary: &AtomicBool,
+        runtime: Handle,
+    ) -> Result<Self, Failure> {
+        match &settings.server {
+            Discovery::Fixed(place) => Self::open_at(place, settings, feed, was_primary, runtime).await,
+            Discovery::Sentinels(sentinels) => {
+                let mut search = sentinels.search();
+                loop {
+                    let mut found = search.next().await?;
+                    let place = found.place.clone();
+                    let opening = Self::open_at(&place, settings, feed.clone(), was_primary, runtime.clone());
+                    match found.attempt(opening).await {
+                        Ok(link) => {
+                            runtime.spawn(confined(found.watch(link.ending())));
+                            return Ok(link);
+                        }
+                        Err(failure) => search.failed(found, failure).await?,
+                    }
+                }
+            }
+        }
+    }
+
+    async fn open_at(
+        place: &Place,
+        settings: &Settings,
+        feed: Feed,
         was_primary: &AtomicBool,
         runtime: Handle,
     ) -> Result<Self, Failure> {
@@ -71,20 +102,20 @@ impl Link {
         // Should this future be dropped, so is the socket.
         let guard = broken.clone().drop_guard();
         let heard = Arc::new(AtomicU64::new(0));
-        let stream = settings.place.connect(settings.op_timeout).await?;
+        let channel = feed.channel().map(str::to_owned);
+        let stream = place.connect(settings.op_timeout).await?;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
-            .set_push_sender(Ear {
-                channel: channel.to_owned(),
-                listeners,
+            .set_push_sender(PushHandler {
+                feed,
                 broken: broken.clone(),
                 heard: Arc::clone(&heard),
                 clock: clock.clone(),
                 opened,
             });
-        let greeted = MultiplexedConnection::new_with_config(&settings.login(), stream, config).await;
-        let (mut con, driver) = greeted.map_err(|error| unwelcome(settings, error))?;
+        let greeted = MultiplexedConnection::new_with_config(&settings.login.greeting(), stream, config).await;
+        let (mut con, driver) = greeted.map_err(|error| unwelcome(place, settings.node.is_some(), error))?;
         let ended = broken.clone();
         // Also when the runtime ends, and drops this task.
         let closing = broken.clone().drop_guard();
@@ -95,7 +126,9 @@ impl Link {
                 () = ended.cancelled() => {}
             }
         }));
-        con.subscribe(channel).await?;
+        if let Some(channel) = channel {
+            con.subscribe(channel).await?;
+        }
         let sent = clock.now();
         let mut questions = Pipeline::new();
         questions.cmd("INFO").cmd("TIME");
@@ -108,7 +141,7 @@ impl Link {
             .into_iter();
         // What a Sentinel or a node of a cluster is asked after this, it does not understand.
         let server = Server::read(&read::<String>(&mut answers)?);
-        server.check(settings.allow_unsafe, was_primary.load(Ordering::Acquire))?;
+        settings.check(place, &server, was_primary.load(Ordering::Acquire))?;
         let time: (u64, u64) = read(&mut answers)?;
         if settings.database != 0 {
             read::<()>(&mut answers)?;
@@ -123,6 +156,7 @@ impl Link {
             flags: server.knows_flags(),
             version: server.named(),
             run_id: server.run_id().to_owned(),
+            uptime: server.uptime(),
             time: Mutex::new(ServerTime::new(time, sent, clock.now())),
             clock,
             opened,
@@ -175,6 +209,11 @@ impl Link {
         &self.run_id
     }
 
+    /// For how long the server has run, to a second.
+    pub(crate) fn server_age(&self) -> Duration {
+        self.uptime + self.clock.now().since(self.opened)
+    }
+
     /// The server that this leads to.
     pub(crate) fn version(&self) -> &BackendVersion {
         &self.version
@@ -190,6 +229,20 @@ impl Link {
         let mut con = self.con.clone();
         self.answered(async move { con.send_packed_command(command).await?.extract_error() })
             .await
+    }
+
+    /// The same for a slot that is being moved to this server.
+    pub(crate) async fn ask_moving(self: &Arc<Self>, command: &Cmd) -> Result<Value, RedisError> {
+        let mut con = self.con.clone();
+        let mut both = Pipeline::new();
+        both.cmd("ASKING").add_command(command.clone());
+        self.answered(async move {
+            let mut answers = con.send_packed_commands(&both, 0, both.len()).await?.into_iter();
+            let (asking, answer) = (answers.next(), answers.next());
+            asking.unwrap_or(Value::Nil).extract_error()?;
+            answer.unwrap_or(Value::Nil).extract_error()
+        })
+        .await
     }
 
     /// Subscribes to one more channel, and waits for the confirmation.
@@ -289,6 +342,14 @@ impl Link {
         note(&self.heard, self.clock.now().since(self.opened));
     }
 
+    /// Finds out whether the server is there at all if nothing was heard from it for `limit`, within that time again.
+    pub(crate) fn probe_if_silent(self: &Arc<Self>, limit: Duration) {
+        let heard = self.opened + Duration::from_nanos(self.heard.load(Ordering::Acquire));
+        if self.clock.now().since(heard) >= limit {
+            self.probe(limit);
+        }
+    }
+
     /// Finds out whether the server is there at all, by a question that it answers within `limit` or not.
     fn probe(self: &Arc<Self>, limit: Duration) {
         if self.is_broken() || self.probing.swap(true, Ordering::AcqRel) {
@@ -361,56 +422,13 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// Hears what the server says without being asked.
-struct Ear {
-    /// The client's own channel. All others are those of changes.
-    channel: String,
-    listeners: Listeners,
-    broken: CancellationToken,
-    heard: Arc<AtomicU64>,
-    clock: Clock,
-    opened: Stamp,
-}
-
-impl redis::aio::AsyncPushSender for Ear {
-    fn send(&self, push: PushInfo) -> Result<(), redis::aio::SendError> {
-        note(&self.heard, self.clock.now().since(self.opened));
-        match push.kind {
-            PushKind::Disconnection => self.broken.cancel(),
-            PushKind::Message => {
-                if let [Value::BulkString(channel), Value::BulkString(message)] = &*push.data {
-                    if *channel == self.channel.as_bytes() {
-                        self.listeners.hear(message);
-                    } else {
-                        self.listeners.changed(channel);
-                    }
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-fn note(heard: &AtomicU64, since_opened: Duration) {
-    let nanos = u64::try_from(since_opened.as_nanos()).unwrap_or(u64::MAX);
-    heard.fetch_max(nanos, Ordering::AcqRel);
-}
-
 /// Why the server did not let us in.
-fn unwelcome(settings: &Settings, error: RedisError) -> Failure {
+fn unwelcome(place: &Place, is_node: bool, error: RedisError) -> Failure {
     if !error.is_connection_dropped() {
         return error.into();
     }
-    let tls = if settings.node.is_some() {
-        "redlocks:"
-    } else {
-        "rediss:"
-    };
-    let told = format!(
-        "Redis at {} closed the connection; if it wants TLS, use {tls}",
-        settings.place
-    );
+    let tls = if is_node { "redlocks:" } else { "rediss:" };
+    let told = format!("Redis at {place} closed the connection; if it wants TLS, use {tls}");
     Failure::Known(LockError::unavailable("connecting", told).with_source(error))
 }
 

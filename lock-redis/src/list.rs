@@ -6,8 +6,8 @@ use std::sync::Arc;
 use lock_core::{Holder, LockError, LockName};
 
 use crate::failure::Failure;
+use crate::fields::Fields;
 use crate::link::Link;
-use crate::requests::Fields;
 use crate::session::Session;
 use crate::{record, scripts};
 
@@ -17,12 +17,13 @@ const SCANNED: u32 = 1000;
 /// How many locks are read in one step.
 const READ: usize = 250;
 
+const OPERATION: &str = "listing locks";
+
 type Holders = BTreeMap<LockName, Holder>;
 
 impl Session {
     /// Lists everything that is held under names that start with `prefix`. Each page has the time that one operation may take.
     pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        const OPERATION: &str = "listing locks";
         // A cursor means nothing to another server, so all pages come over one connection.
         let link = self.limited(OPERATION, self.link()).await?;
         let pattern = self.settings().keys.pattern(prefix);
@@ -36,6 +37,33 @@ impl Session {
         }
     }
 
+    /// Lists the names under which a lock is stored here and that start with `prefix`, in no order. Each page has the time that one
+    /// operation may take.
+    pub(crate) async fn names(&self, prefix: &str) -> Result<Vec<LockName>, LockError> {
+        let link = self.limited(OPERATION, self.link()).await?;
+        let pattern = self.settings().keys.pattern(prefix);
+        let (mut names, mut cursor) = (Vec::new(), "0".to_owned());
+        loop {
+            let (next, found) = self.limited(OPERATION, self.scan(&link, &pattern, &cursor)).await?;
+            names.extend(found);
+            cursor = next;
+            if cursor == "0" {
+                return Ok(names);
+            }
+        }
+    }
+
+    /// Where the next page begins, and the names on this one. A scan may come by a name twice.
+    async fn scan(&self, link: &Arc<Link>, pattern: &str, cursor: &str) -> Result<(String, Vec<LockName>), Failure> {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED);
+        let mut page = Fields::read(link.ask(&scan).await?)?;
+        let next = page.word()?;
+        let keys = page.field::<Vec<Vec<u8>>>()?;
+        let names = keys.iter().filter_map(|key| self.settings().keys.name(key));
+        Ok((next, names.collect()))
+    }
+
     /// Adds what a page tells, and returns where the next one begins.
     async fn list_page(
         &self,
@@ -44,18 +72,8 @@ impl Session {
         cursor: &str,
         holders: &mut Holders,
     ) -> Result<String, Failure> {
-        let mut scan = redis::cmd("SCAN");
-        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED);
-        let mut page = Fields::read(link.ask(&scan).await?)?;
-        let next = page.word()?;
-        let keys = &self.settings().keys;
-        let found: Vec<_> = page
-            .field::<Vec<Vec<u8>>>()?
-            .iter()
-            .filter_map(|key| keys.name(key))
-            // A scan may come by a key twice.
-            .filter(|name| !holders.contains_key(name))
-            .collect();
+        let (next, mut found) = self.scan(link, pattern, cursor).await?;
+        found.retain(|name| !holders.contains_key(name));
         for names in found.chunks(READ) {
             for (name, holder) in names.iter().zip(self.holders_on(link, names).await?) {
                 match holder {
@@ -64,7 +82,7 @@ impl Session {
                     }
                     Ok(None) => {}
                     Err(failure) => {
-                        tracing::warn!(target: "fencelock", "left out of the list: {}", failure.explain("listing locks"))
+                        tracing::warn!(target: "fencelock", "left out of the list: {}", failure.explain(OPERATION))
                     }
                 }
             }
@@ -79,7 +97,7 @@ impl Session {
         names: &[LockName],
     ) -> Result<Vec<Result<Option<Holder>, Failure>>, Failure> {
         let keys: Vec<_> = names.iter().map(|name| self.settings().keys.lock(name)).collect();
-        let mut answer = Fields::read(scripts::HOLDER.get().run(link, false, &keys, &[]).await?)?;
+        let mut answer = Fields::read(scripts::HOLDER.get().run(link, self.setting(), &keys, &[]).await?)?;
         let holder = |name: &LockName| {
             // Both are read in any case: those of the next name come after them.
             let (value, remaining) = (answer.field::<Option<String>>(), answer.lease());

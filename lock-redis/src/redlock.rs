@@ -164,7 +164,7 @@ impl DistributedLock for RedlockLock {
         let mut warnings = Vec::new();
         let mut errors = Vec::new();
         while let Some((node, told)) = round.next().await {
-            let place = &self.quorum.sessions[node].settings().place;
+            let place = &self.quorum.sessions[node].settings().server;
             match told {
                 Ok(told) => warnings.extend(told.into_iter().map(|warning| format!("node {place}: {warning}"))),
                 Err(error) if !error.is_retryable() => {

@@ -1,19 +1,20 @@
 //! What is asked of the server, and what it answers: one script each.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{
     Attempt, Busy, Claim, FencingToken, Grant, HandOver, Holder, Lease, LockName, Released, Renewal, Stamp,
 };
-use redis::{FromRedisValue, Value};
 use tokio::time::timeout;
 
 use crate::failure::{self, Failure};
+use crate::fields::Fields;
 use crate::link::Link;
-use crate::scripts;
+use crate::record;
+use crate::scripts::{self, Setting, Source};
 use crate::session::Session;
-use crate::{record, scripts::Source};
 
 /// Stands for an owner where there is none.
 pub(crate) const NOBODY: &str = "-";
@@ -89,7 +90,7 @@ impl Session {
                         &ttl.to_string(),
                         &(link.server_millis(sent) + ttl).to_string(),
                         &self.micros(sent).to_string(),
-                        self.client(),
+                        &self.client_at(link, claim.name()),
                         &info,
                         on_busy.word(),
                     ],
@@ -109,20 +110,42 @@ impl Session {
         }
     }
 
-    /// Asks for the lock without waiting for it; once more if the connection ends under the request.
+    /// Keeps the place of the claim in the queue of a name whose slot is being moved to another node of a cluster, as long as both keys of
+    /// the queue are at one node. Asking for the lock does the same, and needs all keys of the name.
+    pub(crate) async fn keep_place_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<(), Failure> {
+        let (owner, ttl) = (claim.owner().to_string(), millis(claim.ttl()));
+        let end = link.server_millis(self.clock().now()) + ttl;
+        let arguments: [&str; 3] = [&owner, &ttl.to_string(), &end.to_string()];
+        self.run(&scripts::KEEP_PLACE.get(), link, claim.name(), &arguments)
+            .await
+            .map(drop)
+    }
+
+    /// Does `work` with the connection, and once more with another one if the connection ends under it or the server is no primary any more.
+    /// The second argument says whether it has been done before and may have been carried out.
+    pub(crate) async fn twice<T, F>(&self, work: impl Fn(Arc<Link>, bool) -> F) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>>,
+    {
+        match work(self.link().await?, false).await {
+            Err(failure) if failure.is_lost_connection() => work(self.link().await?, true).await,
+            Err(failure) if failure.is_demotion() => work(self.link().await?, false).await,
+            done => done,
+        }
+    }
+
+    /// Asks for the lock without waiting for it.
     pub(crate) async fn try_for(&self, claim: &Claim) -> Result<Answer, Failure> {
-        let asked = self.ask_for(&self.link().await?, claim, OnBusy::Fail).await;
-        if !asked.as_ref().is_err_and(Failure::is_lost_connection) {
-            return Ok(asked?.0);
-        }
-        // If the first request was carried out, the same owner gets the same token.
-        let link = self.link().await?;
-        let (answer, _) = self.ask_for(&link, claim, OnBusy::Fail).await?;
-        if let Answer::Busy(_) = answer {
-            // The first request may have been carried out after the second.
-            self.release_on(&link, claim).await?;
-        }
-        Ok(answer)
+        self.twice(|link, lost| async move {
+            // If a first request was carried out, the same owner gets the same token.
+            let (answer, _) = self.ask_for(&link, claim, OnBusy::Fail).await?;
+            if lost && matches!(answer, Answer::Busy(_)) {
+                // It may be carried out yet.
+                self.release_on(&link, claim).await?;
+            }
+            Ok(answer)
+        })
+        .await
     }
 
     pub(crate) async fn renew_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Renewal, Failure> {
@@ -159,66 +182,6 @@ impl Session {
         Err(Failure::Late { round_trip, ttl })
     }
 
-    /// Renews the lease of the claim. It counts only if as many replicas have it as are wanted: a server that was replaced
-    /// while it stays up has none any more.
-    pub(crate) async fn renew(&self, claim: &Claim) -> Result<Renewal, Failure> {
-        let Some(line) = self.replicas() else {
-            let link = self.link().await?;
-            let renewal = self.renew_on(&link, claim).await?;
-            link.look_again();
-            return Ok(renewal);
-        };
-        let link = line.link().await?;
-        // The core waits for a quarter of the ttl.
-        let patience = (self.settings().op_timeout / 2).min(claim.ttl() / 8);
-        let renewal = self.renew_replicated(&link, claim, patience).await?;
-        link.look_again();
-        Ok(renewal)
-    }
-
-    /// Waits until as many replicas as are wanted have the grant; one that too few have is given back.
-    ///
-    /// What is waited for is a renewal of its own: a grant may have been written by the release of another client, and the
-    /// server waits only for what came over the same connection.
-    pub(crate) async fn replicated(&self, grant: Grant) -> Result<Grant, Failure> {
-        let Some(line) = self.replicas() else { return Ok(grant) };
-        let link = line.link().await?;
-        let patience = self.settings().op_timeout / 2;
-        match self.renew_replicated(&link, &grant.claim, patience).await {
-            Ok(Renewal::Renewed) => Ok(grant),
-            Ok(_) => {
-                let wanted = self.settings().min_replicas;
-                Err(Failure::TooFew { reached: 0, wanted })
-            }
-            Err(failure @ Failure::TooFew { .. }) => {
-                self.release_on(&self.link().await?, &grant.claim).await?;
-                Err(failure)
-            }
-            Err(failure) => Err(failure),
-        }
-    }
-
-    /// Renews, and waits for the replicas that are wanted; an error if too few have the renewal within `patience`.
-    async fn renew_replicated(&self, link: &Arc<Link>, claim: &Claim, patience: Duration) -> Result<Renewal, Failure> {
-        let renewal = self.renew_on(link, claim).await?;
-        if renewal == Renewal::Renewed {
-            self.until_replicated(link, patience).await?;
-        }
-        Ok(renewal)
-    }
-
-    /// Waits until the replicas that are wanted have what this connection wrote; an error if too few have it within `patience`.
-    pub(crate) async fn until_replicated(&self, link: &Arc<Link>, patience: Duration) -> Result<(), Failure> {
-        let wanted = self.settings().min_replicas;
-        // 0 would wait for ever.
-        let wait = redis::cmd("WAIT").arg(wanted).arg(millis(patience).max(1)).clone();
-        let reached = redis::from_redis_value(link.ask(&wait).await?).map_err(|_| Failure::Nonsense)?;
-        if reached < wanted {
-            return Err(Failure::TooFew { reached, wanted });
-        }
-        Ok(())
-    }
-
     pub(crate) async fn release_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Released, Failure> {
         self.release_until(link, claim, None).await
     }
@@ -246,6 +209,29 @@ impl Session {
             self.serve(link, claim.name(), self.left_of_request(sent)).await;
         }
         Ok(released)
+    }
+
+    /// Whether a release has ended the hold with that token. If the answer to an earlier request was lost and the name is not held now,
+    /// that request may have ended it, or the server has lost it: the counter of the name tells, unless there was another grant since.
+    pub(crate) async fn settle(
+        &self,
+        link: &Arc<Link>,
+        claim: &Claim,
+        token: Option<FencingToken>,
+        released: Released,
+        lost: bool,
+    ) -> Result<Released, Failure> {
+        let (true, Released::NotHeld, Some(token)) = (lost, released, token) else {
+            return Ok(released);
+        };
+        let [_, counter, ..] = self.settings().keys.of(claim.name());
+        let answer = link.ask(redis::cmd("GET").arg(counter)).await?;
+        let counter: Option<u64> = redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)?;
+        match counter.unwrap_or_default().cmp(&token.get()) {
+            Ordering::Equal => Ok(Released::Released),
+            Ordering::Less => Ok(Released::NotHeld),
+            Ordering::Greater => Err(Failure::Broken),
+        }
     }
 
     /// Raises a node that has granted the claim with the token `presented` to `token`. False if it does not hold that grant any more.
@@ -321,7 +307,7 @@ impl Session {
                     &to.owner().to_string(),
                     &ttl.to_string(),
                     &(link.server_millis(sent) + ttl).to_string(),
-                    self.client(),
+                    &self.client_at(link, to.name()),
                     &record::info(to),
                 ],
             )
@@ -416,16 +402,25 @@ impl Session {
     ) -> Result<Fields, Failure> {
         let mut keys = self.settings().keys.of(name).to_vec();
         let retention = self.settings().counter_retention.as_millis().to_string();
-        let mut arguments = [&[self.channels(), &retention], arguments].concat();
-        let answer = match self.node() {
-            None => script.run(link, false, &keys, &arguments).await,
-            Some(node) => {
-                keys.push(self.settings().keys.born());
-                let of_node = node.arguments(link, arguments[2]);
-                arguments.extend(of_node.iter().map(String::as_str));
-                script.run(link, true, &keys, &arguments).await
+        let channels = self.channels(name);
+        let mut arguments = [&[&*channels, &retention], arguments].concat();
+        let setting = self.setting();
+        let further;
+        match setting {
+            Setting::Alone => {}
+            Setting::Node => {
+                if let Some(node) = self.node() {
+                    keys.push(self.settings().keys.born());
+                    further = node.arguments(link, arguments[2]);
+                    arguments.extend(further.iter().map(String::as_str));
+                }
             }
-        };
+            Setting::Cluster { .. } => {
+                keys.push(self.settings().keys.never(name));
+                arguments.push(link.run_id());
+            }
+        }
+        let answer = script.run(link, setting, &keys, &arguments).await;
         // The server does not say which it was.
         let answer = answer.map_err(|error| match failure::is_wrong_type(&error) {
             true => Failure::Foreign(format!("one of {}", keys.join(", "))),
@@ -438,53 +433,4 @@ impl Session {
 /// The server counts in milliseconds; never less than what was asked for.
 pub(crate) fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
-}
-
-/// The fields of an answer, one after the other.
-pub(crate) struct Fields(std::vec::IntoIter<Value>);
-
-impl Fields {
-    pub(crate) fn read(value: Value) -> Result<Self, Failure> {
-        match value {
-            Value::Array(fields) => Ok(Self(fields.into_iter())),
-            _ => Err(Failure::Nonsense),
-        }
-    }
-
-    pub(crate) fn field<T: FromRedisValue>(&mut self) -> Result<T, Failure> {
-        let value = self.0.next().unwrap_or(Value::Nil);
-        redis::from_redis_value(value).map_err(|_| Failure::Nonsense)
-    }
-
-    pub(crate) fn word(&mut self) -> Result<String, Failure> {
-        self.field()
-    }
-
-    pub(crate) fn number(&mut self) -> Result<u64, Failure> {
-        self.field()
-    }
-
-    fn skip(&mut self) {
-        self.0.next();
-    }
-
-    /// What is left of a lease; `None` for a key that has no end.
-    pub(crate) fn lease(&mut self) -> Result<Option<Duration>, Failure> {
-        let millis: i64 = self.field()?;
-        Ok(u64::try_from(millis).ok().map(Duration::from_millis))
-    }
-
-    /// How the clients before this one know the nodes.
-    pub(crate) fn difference(&mut self) -> Result<Failure, Failure> {
-        let (nodes, max_ttl) = (self.number()?, Duration::from_millis(self.number()?));
-        Ok(Failure::Differs { nodes, max_ttl })
-    }
-
-    fn released(&mut self) -> Result<Released, Failure> {
-        match &*self.word()? {
-            "released" => Ok(Released::Released),
-            "lost" => Ok(Released::NotHeld),
-            _ => Err(Failure::Nonsense),
-        }
-    }
 }

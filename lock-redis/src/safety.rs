@@ -1,8 +1,12 @@
 //! Which servers locks are safe on.
 
+use std::time::Duration;
+
 use lock_core::{BackendVersion, LockError};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::failure;
+use crate::transport::Place;
 
 /// What `INFO` told of the server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -12,6 +16,7 @@ pub(crate) struct Server {
     product: String,
     full_version: String,
     run_id: String,
+    uptime: Duration,
     mode: String,
     role: String,
     /// How many are connected.
@@ -20,6 +25,8 @@ pub(crate) struct Server {
     needs_replicas: bool,
     maxmemory: u64,
     policy: String,
+    /// The services that it watches if it is a sentinel.
+    services: Vec<String>,
 }
 
 impl Server {
@@ -39,11 +46,13 @@ impl Server {
                 }
                 "redis_mode" | "server_mode" => server.mode = value.to_owned(),
                 "run_id" => server.run_id = value.to_owned(),
+                "uptime_in_seconds" => server.uptime = Duration::from_secs(value.parse().unwrap_or_default()),
                 "role" => server.role = value.to_owned(),
                 "connected_slaves" => server.replicas = value.parse().unwrap_or_default(),
                 "min_slaves_good_slaves" => server.needs_replicas = true,
                 "maxmemory" => server.maxmemory = value.parse().unwrap_or_default(),
                 "maxmemory_policy" => server.policy = value.to_owned(),
+                field if field.starts_with("master") => server.services.extend(service(value)),
                 _ => {}
             }
         }
@@ -60,6 +69,11 @@ impl Server {
         &self.run_id
     }
 
+    /// For how long its process has run.
+    pub(crate) fn uptime(&self) -> Duration {
+        self.uptime
+    }
+
     /// Whether scripts can carry flags.
     pub(crate) fn knows_flags(&self) -> bool {
         self.version >= (7, 0)
@@ -72,33 +86,65 @@ impl Server {
     /// Refuses what locks are not safe on, or warns if that is wanted.
     ///
     /// `was_primary`: the client has found a primary at this address before. A replica there is a failover under way then, and
-    /// no mistake in the address.
-    pub(crate) fn check(&self, allow_unsafe: bool, was_primary: bool) -> Result<(), LockError> {
-        match self.mode.as_str() {
-            "sentinel" => {
-                return Err(LockError::configuration(
-                    "this is a Redis Sentinel, which stores nothing; give the address of the primary, which it tells: \
-                     redis-cli -p PORT SENTINEL GET-MASTER-ADDR-BY-NAME NAME",
-                ));
-            }
-            "cluster" => {
-                return Err(LockError::configuration(
-                    "this is a node of a Redis Cluster, which is not supported; give the address of a server that is in none",
-                ));
-            }
-            _ => {}
+    /// no mistake in the address. `place` is the server's.
+    pub(crate) fn check(&self, place: &Place, allow_unsafe: bool, was_primary: bool) -> Result<(), LockError> {
+        if self.is_sentinel() {
+            return Err(self.needs_sentinel_address(place));
         }
         let Some(message) = self.danger() else { return Ok(()) };
         if !allow_unsafe && was_primary && self.is_replica() && !self.is_too_old() {
             return Err(LockError::unavailable("connecting", failure::DEMOTED.to_owned()));
         }
-        if !allow_unsafe {
-            return Err(LockError::unsafe_configuration(format!(
-                "{message}; allow_unsafe_configuration turns this refusal into a warning"
+        refuse(&message, allow_unsafe)
+    }
+
+    /// The same for a node of a cluster. It may be a replica, which knows where the primaries are and serves nothing itself.
+    pub(crate) fn check_in_cluster(&self, allow_unsafe: bool) -> Result<(), LockError> {
+        if self.version < (7, 0) {
+            let (major, minor) = self.version;
+            return Err(LockError::configuration(format!(
+                "this node of the cluster has version {major}.{minor}, and locks need sharded channels, which are in Redis 7.0 or \
+                 later; update all nodes"
             )));
         }
-        tracing::warn!(target: "fencelock", "unsafe configuration of Redis: {message}");
-        Ok(())
+        self.evicts().map_or(Ok(()), |message| refuse(&message, allow_unsafe))
+    }
+
+    /// Refuses what cannot be one of several independent servers.
+    pub(crate) fn check_is_alone(&self) -> Result<(), LockError> {
+        let this = match (self.is_sentinel(), self.is_in_cluster()) {
+            (true, _) => "a Redis Sentinel, which stores nothing",
+            (_, true) => "a node of a Redis Cluster",
+            _ => return Ok(()),
+        };
+        Err(LockError::configuration(format!(
+            "this is {this}, and redlock needs servers that share nothing; give the address of a server of its own"
+        )))
+    }
+
+    pub(crate) fn is_in_cluster(&self) -> bool {
+        self.mode == "cluster"
+    }
+
+    pub(crate) fn is_sentinel(&self) -> bool {
+        self.mode == "sentinel"
+    }
+
+    /// The address to use instead of that of this sentinel.
+    fn needs_sentinel_address(&self, place: &Place) -> LockError {
+        let address = |service: &String| {
+            let service = utf8_percent_encode(service, IN_PATH);
+            format!("{}/{service}", place.url("+sentinel"))
+        };
+        let known: Vec<_> = self.services.iter().map(address).collect();
+        let use_this = match &*known {
+            [] => format!("{}, once it watches a service", address(&"SERVICE".to_owned())),
+            known => known.join(" or "),
+        };
+        LockError::configuration(format!(
+            "this is a Redis Sentinel, which keeps no locks but knows the servers that do; use {use_this}, with \
+             sentinel_password=... if it wants one"
+        ))
     }
 
     /// Why keys may be evicted, if they may.
@@ -149,6 +195,26 @@ impl Server {
     }
 }
 
+/// What a service in the answer of a sentinel is called, as in `name=mymaster,status=ok,...`.
+fn service(value: &str) -> Option<String> {
+    let (name, _) = value.strip_prefix("name=")?.split_once(",status=")?;
+    Some(name.to_owned())
+}
+
+/// What the name of a service keeps as it is in an address.
+const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
+
+/// Refuses what is unsafe, or warns if that is wanted.
+fn refuse(message: &str, allow_unsafe: bool) -> Result<(), LockError> {
+    if !allow_unsafe {
+        return Err(LockError::unsafe_configuration(format!(
+            "{message}; allow_unsafe_configuration turns this refusal into a warning"
+        )));
+    }
+    tracing::warn!(target: "fencelock", "unsafe configuration of Redis: {message}");
+    Ok(())
+}
+
 fn version(text: &str) -> (u32, u32) {
     let mut parts = text.split('.').map(|part| part.parse().unwrap_or_default());
     (parts.next().unwrap_or_default(), parts.next().unwrap_or_default())
@@ -157,6 +223,8 @@ fn version(text: &str) -> (u32, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const HERE: fn() -> Place = || Place::Tcp("::1".to_owned(), 7000);
 
     fn server(change: &str) -> Server {
         let usual = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\nrole:master\r\nmaxmemory:0\r\n\
@@ -173,7 +241,7 @@ mod tests {
             "maxmemory_policy:allkeys-lru",
         ] {
             assert_eq!(
-                server(usual).check(false, false).map_err(|e| e.to_string()),
+                server(usual).check(&HERE(), false, false).map_err(|e| e.to_string()),
                 Ok(()),
                 "{usual}"
             );
@@ -197,20 +265,20 @@ mod tests {
             ("role:slave", "primary"),
             ("maxmemory:1000\r\nmaxmemory_policy:volatile-ttl", "noeviction"),
         ] {
-            let refused = server(change).check(false, false).unwrap_err();
+            let refused = server(change).check(&HERE(), false, false).unwrap_err();
             assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
             assert!(refused.to_string().contains(word), "{refused}");
-            assert!(server(change).check(true, false).is_ok(), "{change}");
+            assert!(server(change).check(&HERE(), true, false).is_ok(), "{change}");
         }
     }
 
     #[test]
     fn a_replica_where_a_primary_was_is_a_failover_under_way() {
-        let told = server("role:slave").check(false, true).unwrap_err();
+        let told = server("role:slave").check(&HERE(), false, true).unwrap_err();
         assert!(matches!(told, LockError::Unavailable { .. }), "{told:?}");
         assert!(told.to_string().contains("failover"), "{told}");
         let refused = server("role:slave\r\nredis_version:6.0.16")
-            .check(false, true)
+            .check(&HERE(), false, true)
             .unwrap_err();
         assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
     }
@@ -230,10 +298,46 @@ mod tests {
     }
 
     #[test]
+    fn a_sentinel_is_answered_with_the_address_to_use() {
+        let told = |change: &str| {
+            let sentinel = server(&format!("redis_mode:sentinel\r\n{change}"));
+            sentinel.check(&HERE(), true, false).unwrap_err().to_string()
+        };
+        assert!(told("").contains("redis+sentinel://[::1]:7000/SERVICE"));
+        let services = "sentinel_masters:2\r\nmaster0:name=my,master,status=ok,address=127.0.0.1:1,slaves=2,sentinels=3\r\n\
+                        master1:name=b,status=sdown,address=127.0.0.1:2,slaves=0,sentinels=1";
+        let told = told(services);
+        assert!(
+            told.contains("use redis+sentinel://[::1]:7000/my%2Cmaster or redis+sentinel://[::1]:7000/b"),
+            "{told}"
+        );
+    }
+
+    #[test]
     fn what_is_no_server_for_locks_is_refused_in_any_case() {
-        for mode in ["cluster", "sentinel"] {
-            let refused = server(&format!("redis_mode:{mode}")).check(true, false).unwrap_err();
+        let refused = server("redis_mode:sentinel").check(&HERE(), true, false).unwrap_err();
+        assert!(matches!(refused, LockError::Configuration { .. }), "{refused:?}");
+    }
+
+    #[test]
+    fn one_of_several_servers_is_neither_a_sentinel_nor_a_node_of_a_cluster() {
+        assert!(server("").check_is_alone().is_ok());
+        for (mode, word) in [("sentinel", "Sentinel"), ("cluster", "Redis Cluster")] {
+            let refused = server(&format!("redis_mode:{mode}")).check_is_alone().unwrap_err();
             assert!(matches!(refused, LockError::Configuration { .. }), "{refused:?}");
+            assert!(refused.to_string().contains(word), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_node_of_a_cluster_may_be_a_replica_and_must_know_sharded_channels() {
+        assert!(server("role:slave").check_in_cluster(false).is_ok());
+        let refused = server("redis_version:6.2.14").check_in_cluster(true).unwrap_err();
+        assert!(matches!(refused, LockError::Configuration { .. }), "{refused:?}");
+        assert!(refused.to_string().contains("7.0"), "{refused}");
+        let evicts = server("maxmemory:1000\r\nmaxmemory_policy:allkeys-lru");
+        let refused = evicts.check_in_cluster(false).unwrap_err();
+        assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
+        assert!(evicts.check_in_cluster(true).is_ok());
     }
 }

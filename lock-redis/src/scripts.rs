@@ -1,5 +1,6 @@
 //! The scripts, as the server gets them.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use lock_core::process::Computed;
@@ -7,10 +8,23 @@ use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use crate::link::Link;
 
-/// A script, for a server of its own and for a node of several.
+/// A script, for each kind of server.
 pub(crate) struct Source {
     alone: Forms,
     node: Forms,
+    cluster: Forms,
+}
+
+/// The kind of server that a script runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Setting {
+    Alone,
+    /// One of several independent servers.
+    Node,
+    Cluster {
+        /// Whether it is to serve a slot that is only being moved to it.
+        asking: bool,
+    },
 }
 
 /// A script in the two forms in which servers take it.
@@ -18,6 +32,8 @@ struct Forms {
     plain: Text,
     /// With leave to write on a full server: what it frees is more than what it writes.
     flagged: Option<Text>,
+    /// Which of the keys it needs.
+    keys: Range<usize>,
 }
 
 struct Text {
@@ -30,10 +46,13 @@ macro_rules! text {
 }
 
 macro_rules! scripts {
-    ($($name:ident = $kind:ident($($file:literal),+; $($of_node:literal),+);)+) => {
+    ($($name:ident =
+        $kind:ident($($file:literal),+; $($of_node:literal),+; $($of_cluster:literal),+) $(.$adjust:ident())?;
+    )+) => {
         $(pub(crate) static $name: Computed<Source> = Computed::new(|| Source {
             alone: Forms::$kind(text!($($file),+)),
             node: Forms::$kind(text!($($of_node),+)),
+            cluster: Forms::$kind(text!($($of_cluster),+))$(.$adjust())?,
         });)+
     };
 }
@@ -41,39 +60,58 @@ macro_rules! scripts {
 scripts! {
     ACQUIRE = plain(
         "shared", "acquire_first", "queue", "acquire";
-        "shared", "redlock", "redlock_acquire", "acquire_first", "queue", "redlock_yield", "acquire"
+        "shared", "redlock", "redlock_acquire", "acquire_first", "queue", "redlock_yield", "acquire";
+        "shared", "cluster", "acquire_first", "queue", "acquire"
     );
     RENEW = plain(
         "shared", "renew_first", "queue", "renew";
-        "shared", "redlock", "renew_first", "queue", "renew"
-    );
+        "shared", "redlock", "renew_first", "queue", "renew";
+        "shared", "renew_first", "cluster_renew"
+    ).lock_only();
     RELEASE = releasing(
         "shared", "release_first", "queue", "release";
-        "shared", "redlock", "redlock_release", "release_first", "queue", "release"
+        "shared", "redlock", "redlock_release", "release_first", "queue", "release";
+        "shared", "cluster", "release_first", "queue", "release"
     );
     HAND_OVER = releasing(
         "shared", "hand_over_first", "queue", "hand_over";
-        "shared", "redlock", "redlock_hand_over", "hand_over_first", "queue", "hand_over"
+        "shared", "redlock", "redlock_hand_over", "hand_over_first", "queue", "hand_over";
+        "shared", "cluster", "hand_over_first", "queue", "hand_over"
     );
-    RESERVE = releasing("shared", "queue", "reserve"; "shared", "redlock", "queue", "reserve");
-    FORCE_RELEASE = releasing("shared", "queue", "force_release"; "shared", "redlock", "queue", "force_release");
-    HOLDER = plain("holder"; "holder");
-    // Only nodes run these.
-    CONFIRM = plain("shared", "confirm"; "shared", "redlock", "confirm");
-    BORN = plain("shared", "born"; "shared", "redlock", "born");
+    RESERVE = releasing(
+        "shared", "queue", "reserve";
+        "shared", "redlock", "queue", "reserve";
+        "shared", "cluster", "queue", "reserve"
+    );
+    FORCE_RELEASE = releasing(
+        "shared", "queue", "force_release";
+        "shared", "redlock", "queue", "force_release";
+        "shared", "cluster", "queue", "force_release"
+    );
+    HOLDER = plain("holder"; "holder"; "holder");
+    // Only nodes of a cluster run this.
+    KEEP_PLACE = plain("keep_place"; "keep_place"; "keep_place").queue_only();
+    // Only independent nodes run these.
+    CONFIRM = plain("shared", "confirm"; "shared", "redlock", "confirm"; "shared", "cluster", "confirm");
+    BORN = plain("shared", "born"; "shared", "redlock", "born"; "shared", "cluster", "born");
 }
 
 impl Source {
-    /// Runs the script on those keys; `node` if the server is one of several.
+    /// Runs the script on those keys.
     pub(crate) async fn run(
         &self,
         link: &Arc<Link>,
-        node: bool,
+        setting: Setting,
         keys: &[String],
         arguments: &[&str],
     ) -> Result<Value, RedisError> {
-        let forms = if node { &self.node } else { &self.alone };
-        forms.run(link, keys, arguments).await
+        let (forms, asking) = match setting {
+            Setting::Alone => (&self.alone, false),
+            Setting::Node => (&self.node, false),
+            Setting::Cluster { asking } => (&self.cluster, asking),
+        };
+        let needed = keys.get(forms.keys.clone()).unwrap_or(keys);
+        forms.run(link, asking, needed, arguments).await
     }
 }
 
@@ -82,7 +120,18 @@ impl Forms {
         Self {
             plain: Text::new(text.to_owned()),
             flagged: None,
+            keys: 0..usize::MAX,
         }
+    }
+
+    /// Needs no key but that of the lock.
+    fn lock_only(self) -> Self {
+        Self { keys: 0..1, ..self }
+    }
+
+    /// Needs no keys but those of the queue.
+    fn queue_only(self) -> Self {
+        Self { keys: 2..4, ..self }
     }
 
     fn releasing(text: &str) -> Self {
@@ -94,7 +143,13 @@ impl Forms {
 
     /// Runs the script on those keys. A server that does not know it yet gets its text along, in one request: between two
     /// it could forget it again.
-    async fn run(&self, link: &Arc<Link>, keys: &[String], arguments: &[&str]) -> Result<Value, RedisError> {
+    async fn run(
+        &self,
+        link: &Arc<Link>,
+        asking: bool,
+        keys: &[String],
+        arguments: &[&str],
+    ) -> Result<Value, RedisError> {
         let text = self
             .flagged
             .as_ref()
@@ -105,9 +160,13 @@ impl Forms {
             call.arg(command).arg(script).arg(keys.len()).arg(keys).arg(arguments);
             call
         };
-        match link.ask(&call("EVALSHA", &text.hash)).await {
+        let ask = async |call: Cmd| match asking {
+            true => link.ask_moving(&call).await,
+            false => link.ask(&call).await,
+        };
+        match ask(call("EVALSHA", &text.hash)).await {
             Err(error) if error.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-                link.ask(&call("EVAL", &text.source)).await
+                ask(call("EVAL", &text.source)).await
             }
             answer => answer,
         }

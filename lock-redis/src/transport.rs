@@ -54,6 +54,26 @@ impl Place {
         }
     }
 
+    /// Another place that is talked to in the same way. A socket of this machine has no other.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Self {
+        match self {
+            #[cfg(feature = "tls")]
+            Self::Tls(_, _, ca) => Self::Tls(host.to_owned(), port, ca.clone()),
+            _ => Self::Tcp(host.to_owned(), port),
+        }
+    }
+
+    /// The address that leads there: `redis` or `rediss`, `suffix`, host and port.
+    pub(crate) fn url(&self, suffix: &str) -> String {
+        match self {
+            Self::Tcp(host, port) => format!("redis{suffix}://{}", Authority(host, *port)),
+            #[cfg(feature = "tls")]
+            Self::Tls(host, port, _) => format!("rediss{suffix}://{}", Authority(host, *port)),
+            #[cfg(unix)]
+            Self::Unix(_) => format!("redis{suffix}://HOST:PORT"),
+        }
+    }
+
     fn unreachable(&self, error: io::Error) -> Failure {
         Failure::Known(
             LockError::unavailable("connecting", format!("Redis cannot be reached at {self}")).with_source(error),
@@ -64,11 +84,24 @@ impl Place {
 impl std::fmt::Display for Place {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Tcp(host, port) => write!(f, "{host}:{port}"),
+            Self::Tcp(host, port) => Authority(host, *port).fmt(f),
             #[cfg(feature = "tls")]
-            Self::Tls(host, port, _) => write!(f, "{host}:{port} (TLS)"),
+            Self::Tls(host, port, _) => write!(f, "{} (TLS)", Authority(host, *port)),
             #[cfg(unix)]
             Self::Unix(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+/// A host and a port as addresses have them.
+struct Authority<'a>(&'a str, u16);
+
+impl std::fmt::Display for Authority<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self(host, port) = self;
+        match host.contains(':') {
+            true => write!(f, "[{host}]:{port}"),
+            false => write!(f, "{host}:{port}"),
         }
     }
 }

@@ -2,9 +2,9 @@
 
 use lock_core::{Attempt, Busy, BusySignal, Claim, Grant, LockError, Stamp};
 use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
-use crate::link::Link;
 use crate::listeners::{Push, Ticket};
 use crate::requests::{Answer, OnBusy, Waiting};
 use crate::session::Session;
@@ -39,7 +39,10 @@ impl Session {
             };
             busy.tell(&waiting.busy);
             on_busy = OnBusy::Queue;
-            match self.next(claim, deadline, &link, &mut ticket, &waiting, sent).await {
+            match self
+                .next(claim, deadline, &link.ending(), &mut ticket, &waiting, sent)
+                .await
+            {
                 Next::Ask => {}
                 Next::Granted(grant) => {
                     let grant = self.limited("acquire", self.replicated(grant)).await?;
@@ -52,12 +55,12 @@ impl Session {
         }
     }
 
-    /// What happens first after the answer "busy" to the request that was sent at `sent`.
-    async fn next(
+    /// What happens first after the answer "busy" to the request that was sent at `sent`. After `ending` no push comes any more.
+    pub(crate) async fn next(
         &self,
         claim: &Claim,
         deadline: Option<Stamp>,
-        link: &Link,
+        ending: &CancellationToken,
         ticket: &mut Ticket,
         waiting: &Waiting,
         sent: Stamp,
@@ -78,7 +81,7 @@ impl Session {
                     Some(Push::Granted { .. }) => {}
                     Some(Push::First(lease)) => look = Some(self.clock().now() + lease + LEEWAY),
                 },
-                () = link.broken() => return if self.is_closed() { Next::Closed } else { Next::Ask },
+                () = ending.cancelled() => return if self.is_closed() { Next::Closed } else { Next::Ask },
                 () = self.until(deadline) => return Next::GiveUp,
                 () = self.until(Some(next)) => return Next::Ask,
             }
@@ -109,10 +112,10 @@ impl Session {
     }
 }
 
-/// A key is still there in the millisecond in which it ends.
+/// The server says in whole milliseconds what is left of a lease, and ends a key after the last one.
 const LEEWAY: std::time::Duration = std::time::Duration::from_millis(2);
 
-enum Next {
+pub(crate) enum Next {
     /// Time to ask again.
     Ask,
     Granted(Grant),

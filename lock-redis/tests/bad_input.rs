@@ -105,13 +105,16 @@ async fn a_server_whose_greeting_is_renamed_is_not_called_old() {
 
 #[tokio::test]
 async fn a_sentinel_and_a_node_of_a_cluster_are_told_from_a_server() {
-    let sentinel = Server::sentinel();
+    let sentinel = Server::sentinel("", &[]);
     let node = Server::with(&["--cluster-enabled", "yes"]);
     for database in [0, 3] {
         let error = refused(sentinel.config().database(database)).await;
-        assert_configuration(&error, "SENTINEL GET-MASTER-ADDR-BY-NAME");
+        assert_configuration(
+            &error,
+            &format!("redis+sentinel://127.0.0.1:{}/SERVICE", sentinel.port()),
+        );
         let error = refused(node.config().database(database)).await;
-        assert_configuration(&error, "Redis Cluster");
+        assert_configuration(&error, &format!("redis+cluster://127.0.0.1:{}", node.port()));
     }
 }
 
@@ -441,8 +444,8 @@ mod tls {
 
     #[tokio::test]
     async fn a_server_is_talked_to_by_tls_if_its_certificate_is_trusted() {
-        let (server, folder, port) = Server::secure();
-        let ca = folder.path().join("cert.pem");
+        let (server, certificate, port) = Server::secure();
+        let (ca, folder) = (certificate.file(), certificate.folder());
         let url = format!("rediss://localhost:{port}?ca={}", ca.display());
         let lock = RedisLock::connect(&url).await.unwrap();
         granted(&lock, &claim("n", LONG)).await;
@@ -461,9 +464,9 @@ mod tls {
         assert!(format!("{plain:#}").contains("instead of rediss:"), "{plain:#}");
         let no_tls = refused(RedisConfig::new("localhost", port)).await;
         assert!(no_tls.to_string().contains("use rediss:"), "{no_tls:?}");
-        let no_file = refused(RedisConfig::tls("localhost", port).trust(folder.path().join("none"))).await;
+        let no_file = refused(RedisConfig::tls("localhost", port).trust(folder.join("none"))).await;
         assert_configuration(&no_file, "none");
-        let empty = folder.path().join("empty.pem");
+        let empty = folder.join("empty.pem");
         std::fs::write(&empty, "").unwrap();
         assert_configuration(
             &refused(RedisConfig::tls("localhost", port).trust(empty)).await,

@@ -25,18 +25,17 @@ pub(super) struct Overlaps {
 }
 
 pub(super) fn overlaps(records: &[Record]) -> Overlaps {
-    let permitted: Vec<_> = records
-        .iter()
-        .filter(|r| matches!(r.event, Event::Fault { overlap: true, .. }))
-        .map(|r| r.at)
-        .collect();
+    let permitted = permitted(records);
     let mut found = Overlaps::default();
     for (name, records) in by_name(records) {
         let mut intervals = intervals(&records);
         intervals.sort_by_key(|i| i.from);
         for (i, first) in intervals.iter().enumerate() {
             for second in intervals[i + 1..].iter().take_while(|second| second.from < first.to) {
-                if permitted.iter().any(|fault| (first.from..=second.from).contains(fault)) {
+                if permitted
+                    .iter()
+                    .any(|(from, to)| *from <= second.from && *to >= first.from)
+                {
                     found.permitted += 1;
                 } else {
                     found.violations.push(format!(
@@ -48,6 +47,22 @@ pub(super) fn overlaps(records: &[Record]) -> Overlaps {
         }
     }
     found
+}
+
+/// When there was a fault that permits it. A server that has been replaced may still grant until it learns of that, so the whole time counts.
+fn permitted(records: &[Record]) -> Vec<(Duration, Duration)> {
+    let mut permitted = Vec::new();
+    for (i, record) in records.iter().enumerate() {
+        let Event::Fault { what, overlap: true } = &record.event else {
+            continue;
+        };
+        let is_end = |later: &&Record| {
+            later.actor == record.actor && matches!(&later.event, Event::Over { what: over } if over == what)
+        };
+        let end = records[i..].iter().find(is_end).map_or(record.at, |over| over.at);
+        permitted.push((record.at, end));
+    }
+    permitted
 }
 
 fn intervals(records: &[&Record]) -> Vec<Interval> {
@@ -111,6 +126,29 @@ mod tests {
     fn a_fault_that_permits_it_excuses_an_overlap_and_it_is_counted() {
         let overlaps = overlaps(&two_believers(true));
         assert_eq!((overlaps.violations.len(), overlaps.permitted), (0, 1));
+    }
+
+    #[test]
+    fn a_fault_that_is_under_way_excuses_what_begins_in_its_time_and_nothing_after_its_end() {
+        let what = "failover".to_owned();
+        let fault = at(
+            0,
+            9,
+            Event::Fault {
+                what: what.clone(),
+                overlap: true,
+            },
+        );
+        let overlaps_until = |end: u64| {
+            let mut history = vec![fault.clone()];
+            history.extend(two_believers(false));
+            history.push(at(end, 9, Event::Over { what: what.clone() }));
+            history.sort_by_key(|record| record.at);
+            let overlaps = overlaps(&history);
+            (overlaps.permitted, overlaps.violations.len())
+        };
+        assert_eq!(overlaps_until(2), (1, 0));
+        assert_eq!(overlaps_until(0), (0, 1));
     }
 
     #[test]

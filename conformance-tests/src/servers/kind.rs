@@ -31,6 +31,10 @@ pub struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Protocol {
     Redis,
+    /// A Redis that others talk to: with replicas, one of them, or a node of a cluster.
+    RedisPeer,
+    /// It watches a Redis.
+    RedisSentinel,
     Postgres,
     Etcd,
     /// Of a cluster: it talks to the other members too.
@@ -74,6 +78,12 @@ impl Kind {
         version: "Redis server v=7.0.",
         ..Self::LIKE_REDIS
     };
+    const REDIS_PEER: Self = Self::REDIS.with(Protocol::RedisPeer);
+    const REDIS_SENTINEL: Self = Self::REDIS.with(Protocol::RedisSentinel);
+    const VALKEY_PEER: Self = Self::VALKEY.with(Protocol::RedisPeer);
+    const VALKEY_SENTINEL: Self = Self::VALKEY.with(Protocol::RedisSentinel);
+    const REDIS_7_0_PEER: Self = Self::REDIS_7_0.with(Protocol::RedisPeer);
+    const REDIS_7_0_SENTINEL: Self = Self::REDIS_7_0.with(Protocol::RedisSentinel);
     /// PostgreSQL 17: the user `postgres` needs no password.
     pub const POSTGRES: Self = Self {
         title: "PostgreSQL 17",
@@ -129,6 +139,28 @@ impl Kind {
         protocol: Protocol::Redis,
     };
 
+    const fn with(self, protocol: Protocol) -> Self {
+        Self { protocol, ..self }
+    }
+
+    /// The same server with replicas, as one of them, or as a node of a cluster.
+    pub(super) fn peer(&self) -> &'static Self {
+        match self.key {
+            "VALKEY" => &Self::VALKEY_PEER,
+            "REDIS70" => &Self::REDIS_7_0_PEER,
+            _ => &Self::REDIS_PEER,
+        }
+    }
+
+    /// Its sentinel.
+    pub(super) fn sentinel(&self) -> &'static Self {
+        match self.key {
+            "VALKEY" => &Self::VALKEY_SENTINEL,
+            "REDIS70" => &Self::REDIS_7_0_SENTINEL,
+            _ => &Self::REDIS_SENTINEL,
+        }
+    }
+
     /// What people call it, with the version that is wanted.
     #[must_use]
     pub fn title(&self) -> &'static str {
@@ -153,7 +185,7 @@ impl Kind {
     /// An address of such a server without TLS.
     pub(super) fn url(&self, address: SocketAddr) -> String {
         match self.protocol {
-            Protocol::Redis => format!("redis://{address}"),
+            Protocol::Redis | Protocol::RedisPeer | Protocol::RedisSentinel => format!("redis://{address}"),
             Protocol::Postgres => format!("postgres://postgres@{address}/postgres"),
             Protocol::Etcd | Protocol::EtcdMember | Protocol::EtcdProxy => format!("http://{address}"),
         }
@@ -163,19 +195,24 @@ impl Kind {
     pub(super) fn environment(&self) -> &'static [(&'static str, &'static str)] {
         match self.protocol {
             Protocol::Postgres => &[("POSTGRES_HOST_AUTH_METHOD", "trust")],
-            Protocol::Redis | Protocol::Etcd | Protocol::EtcdMember | Protocol::EtcdProxy => &[],
+            _ => &[],
         }
     }
 
     /// Whether its container is to see this machine's loopback as its own, since others there are to be reached.
     pub(super) fn shares_the_loopback(&self) -> bool {
-        matches!(self.protocol, Protocol::EtcdMember | Protocol::EtcdProxy)
+        matches!(
+            self.protocol,
+            Protocol::EtcdMember | Protocol::EtcdProxy | Protocol::RedisPeer | Protocol::RedisSentinel
+        )
     }
 
     /// The program and its arguments.
     pub(super) fn command(&self, place: Place<'_>) -> Vec<String> {
         let arguments = match self.protocol {
+            Protocol::RedisSentinel => return redis::sentinel(self.program, place),
             Protocol::Redis => redis::arguments(place),
+            Protocol::RedisPeer => redis::peer_arguments(place),
             Protocol::Postgres => postgres::arguments(place),
             Protocol::Etcd => etcd::arguments(place),
             Protocol::EtcdMember => etcd::member_arguments(place),
@@ -188,7 +225,7 @@ impl Kind {
     pub(super) fn preparation(&self, data: &str) -> Option<Vec<String>> {
         match self.protocol {
             Protocol::Postgres => Some(postgres::preparation(data)),
-            Protocol::Redis | Protocol::Etcd | Protocol::EtcdMember | Protocol::EtcdProxy => None,
+            _ => None,
         }
     }
 
@@ -197,7 +234,8 @@ impl Kind {
     /// `user_info` is what stands before the `@` of its address.
     pub(super) async fn probe(&self, authority: &str, user_info: Option<&str>) -> io::Result<String> {
         match self.protocol {
-            Protocol::Redis => redis::probe(authority, user_info).await,
+            Protocol::Redis | Protocol::RedisPeer => redis::probe(authority, user_info).await,
+            Protocol::RedisSentinel => redis::probe_sentinel(authority).await,
             Protocol::Postgres => postgres::probe(authority).await,
             Protocol::Etcd | Protocol::EtcdMember => etcd::probe(authority).await,
             Protocol::EtcdProxy => etcd::probe_proxy(authority).await,

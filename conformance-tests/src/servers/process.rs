@@ -256,8 +256,11 @@ impl Process {
                     .arg(program);
                 chroot
             }
-            // Its helpers are beside it.
-            Home::Path(path) => Command::new(path.with_file_name(program)),
+            // Its helpers are beside it, except for those of the system.
+            Home::Path(path) => {
+                let beside = path.with_file_name(program);
+                Command::new(if beside.is_file() { beside } else { program.into() })
+            }
         };
         unwatched.args(arguments);
         self.as_nobody(&mut unwatched);

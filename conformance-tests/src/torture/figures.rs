@@ -88,6 +88,8 @@ pub struct Figures {
     pub losses: usize,
     /// From the end of a lost belief to the next grant: the least of them, if there was any.
     pub smallest_margin: Option<Duration>,
+    /// The longest time in which a name had no holder, between two grants.
+    pub longest_idle: Duration,
     /// How often a lock was granted while somebody else believed to hold it, permitted or not.
     pub overlaps: usize,
     /// Writes with a stale token that a register refused.
@@ -154,6 +156,7 @@ impl Figures {
             figures.overlaps += beliefs.iter().enumerate().map(overlaps).sum::<usize>();
             for (last, next) in beliefs.iter().zip(&beliefs[1..]) {
                 let took = next.from.saturating_sub(last.to);
+                figures.longest_idle = figures.longest_idle.max(took);
                 match last.end {
                     End::Lost => {
                         figures.smallest_margin = Some(figures.smallest_margin.map_or(took, |least| least.min(took)));
@@ -265,6 +268,7 @@ mod tests {
         let figures = Figures::of(&history());
         assert_eq!((figures.grants, figures.losses, figures.refused), (4, 1, 1));
         assert_eq!(figures.smallest_margin, Some(Duration::from_millis(20)));
+        assert_eq!(figures.longest_idle, Duration::from_millis(20));
         assert_eq!(figures.faults, BTreeMap::from([("partition".to_owned(), 1)]));
     }
 

@@ -26,12 +26,16 @@ impl Route {
     pub fn of(address: &str) -> Result<Self, &'static str> {
         const NO_SERVER: &str = "the locks are not kept by a server that is reached by TCP";
         const TLS: &str = "the connection uses TLS, and the server's certificate does not fit a proxy";
+        const SENTINELS: &str = "sentinels tell clients where the server is, which leads them past any proxy";
+        const NODES: &str = "nodes tell clients where the others are, which leads them past any proxy";
         let (scheme, rest) = address.split_once("://").ok_or(NO_SERVER)?;
         let port = match scheme.to_ascii_lowercase().as_str() {
-            "redis" | "valkey" => 6379,
+            "redis" | "redlock" | "valkey" => 6379,
             "postgres" | "postgresql" => 5432,
             "etcd" => 2379,
-            "rediss" | "valkeys" | "etcds" => return Err(TLS),
+            "rediss" | "redlocks" | "valkeys" | "etcds" => return Err(TLS),
+            scheme if scheme.ends_with("+sentinel") => return Err(SENTINELS),
+            scheme if scheme.ends_with("+cluster") => return Err(NODES),
             _ => return Err(NO_SERVER),
         };
         let (authority, rest) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
@@ -44,6 +48,9 @@ impl Route {
                 Some(("sslmode", mode)) if mode != "disable" => return Err(TLS),
                 _ => {}
             }
+        }
+        if user.contains(',') {
+            return Err("each server has its own user in the address");
         }
         if hosts.is_empty() || hosts.contains('%') {
             return Err(NO_SERVER);
@@ -95,6 +102,7 @@ mod tests {
         for (address, hosts) in [
             ("redis://localhost", &["localhost:6379"][..]),
             ("redis://joe:p@ss@h:1/0?x=1", &["h:1"]),
+            ("redlock://:p@a,b:1,c?max_ttl=3s", &["a:6379", "b:1", "c:6379"]),
             ("postgres://h/shop", &["h:5432"]),
             ("postgres://h/shop?sslmode=disable", &["h:5432"]),
             (
@@ -113,6 +121,9 @@ mod tests {
             ("sqlite:///a.db", "TCP"),
             ("redis+unix:/r.sock", "TCP"),
             ("rediss://h", "TLS"),
+            ("redlock://:p@a,:q@b,:r@c", "its own user"),
+            ("redis+sentinel://a,b/s", "sentinels"),
+            ("rediss+cluster://a,b", "nodes"),
             ("postgres://h/shop?sslmode=verify-full", "TLS"),
             ("postgres:///shop?host=/run/postgresql", "parameter"),
             ("postgres://%2Frun/shop", "TCP"),

@@ -1,5 +1,6 @@
 //! What the suite needs to know of the Redis backend.
 
+pub(crate) mod host;
 pub(crate) mod resource;
 pub(crate) mod role;
 
@@ -9,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance_tests::servers::{Data, Kind, Server, ServerError};
+use conformance_tests::servers::{Data, Kind, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
 use lock_redis::RedisConfig;
@@ -18,25 +19,33 @@ use lock_redis::redis::{self, Client, Cmd, FromRedisValue, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
+use host::Host;
 use resource::FencedKey;
 use role::{PASSWORD, USER, rule};
 
-/// Tells a child process where the server of its namespace is.
-const URL: &str = "FENCELOCK_CONFORMANCE_REDIS";
+/// Tells a child process how clients connect to the server of its namespace, and where it is.
+const URLS: &str = "FENCELOCK_CONFORMANCE_REDIS";
 
-type Place = Arc<OnceCell<Arc<Server>>>;
+type Place = Arc<OnceCell<Arc<Host>>>;
 
 /// One server for all namespaces, and one more for each that wants its own.
 pub(crate) struct RedisHarness {
+    title: &'static str,
     kind: &'static Kind,
+    /// By how many sentinels clients find the shared one; 0 if they know its address.
+    sentinels: usize,
     shared: Place,
     own: Mutex<HashMap<String, Place>>,
 }
 
 impl RedisHarness {
-    pub(crate) fn new(kind: &'static Kind) -> Self {
+    /// Servers of that kind, which clients know. With sentinels: Redis 8 with replicas, which they find by so many sentinels. Nothing
+    /// makes these replace a primary.
+    pub(crate) fn new(kind: &'static Kind, sentinels: usize) -> Self {
         Self {
+            title: if sentinels > 0 { "Redis Sentinel" } else { kind.title() },
             kind,
+            sentinels,
             shared: Place::default(),
             own: Mutex::default(),
         }
@@ -46,28 +55,28 @@ impl RedisHarness {
 #[async_trait]
 impl Harness for RedisHarness {
     fn name(&self) -> &str {
-        self.kind.title()
+        self.title
     }
 
     async fn begin(&self) -> Result<Option<String>, LockError> {
-        let server = self.shared().await?;
+        let host = self.shared().await?;
         Ok(Some(format!(
-            "{server}, as the ACL user {USER:?} with the rights in docs/redis.md"
+            "{host}, as the ACL user {USER:?} with the rights in docs/redis.md"
         )))
     }
 
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let config = config(&self.url(namespace).await?, namespace)?;
+        let config = config(&self.urls(namespace).await?.0, namespace)?;
         Ok(Arc::new(config.connect().await?))
     }
 
     async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let config = config(&self.url(namespace).await?, namespace)?;
+        let config = config(&self.urls(namespace).await?.0, namespace)?;
         Ok(Arc::new(config.runtime(runtime).connect().await?))
     }
 
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
-        Ok(Some(self.server(namespace).await?.authority().to_owned()))
+        Ok(Some(self.host(namespace).await?.server().authority().to_owned()))
     }
 
     async fn client_at(
@@ -75,7 +84,7 @@ impl Harness for RedisHarness {
         namespace: &Namespace,
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let url = self.server(namespace).await?.url_at(address);
+        let url = self.host(namespace).await?.url_at(address)?;
         let config = config(&url, namespace)?.op_timeout(Duration::from_secs(2));
         Ok(Arc::new(config.connect().await?))
     }
@@ -148,9 +157,9 @@ impl Harness for RedisHarness {
     }
 
     fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
-        let server = self.place(namespace).get().cloned();
-        let url = server.map(|server| (URL.to_owned(), server.url().to_owned()));
-        url.into_iter().collect()
+        let host = self.place(namespace).get().cloned();
+        let urls = host.map(|host| (URLS.to_owned(), format!("{} {}", host.url(), host.server().url())));
+        urls.into_iter().collect()
     }
 
     // Sent by one task, answered by another.
@@ -166,13 +175,14 @@ impl Harness for RedisHarness {
 impl RedisHarness {
     /// What is done to the whole server is felt by all who use it.
     async fn inject_into_server(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
-        if !self.shared().await?.is_ours() {
+        if !self.shared().await?.server().is_ours() {
             return Ok(Injection::NotPossible);
         }
         if !namespace.wants_own_server() {
             return Ok(Injection::NeedsOwnServer);
         }
-        let server = self.server(namespace).await?;
+        let host = self.host(namespace).await?;
+        let server = host.server();
         match fault {
             Fault::DeleteAll => {
                 return self
@@ -208,11 +218,17 @@ impl RedisHarness {
         Ok(Injection::Done)
     }
 
-    async fn url(&self, namespace: &Namespace) -> Result<String, LockError> {
-        match std::env::var(URL) {
-            Ok(url) => Ok(url),
-            Err(_) => Ok(self.server(namespace).await?.url().to_owned()),
+    /// How clients connect, and where the server is.
+    async fn urls(&self, namespace: &Namespace) -> Result<(String, String), LockError> {
+        if let Some((url, server)) = std::env::var(URLS)
+            .ok()
+            .as_deref()
+            .and_then(|urls| urls.split_once(' '))
+        {
+            return Ok((url.to_owned(), server.to_owned()));
         }
+        let host = self.host(namespace).await?;
+        Ok((host.url(), host.server().url().to_owned()))
     }
 
     fn place(&self, namespace: &Namespace) -> Place {
@@ -223,29 +239,36 @@ impl RedisHarness {
         }
     }
 
-    async fn server(&self, namespace: &Namespace) -> Result<Arc<Server>, LockError> {
+    async fn host(&self, namespace: &Namespace) -> Result<Arc<Host>, LockError> {
         if !namespace.wants_own_server() {
             return self.shared().await;
         }
         let place = self.place(namespace);
-        let server = place.get_or_try_init(async || {
-            // As an argument, so that the user is there after every restart.
-            let rule = rule();
-            let user: Vec<_> = ["--user"].into_iter().chain(rule.iter().map(String::as_str)).collect();
-            Server::start_own(self.kind, &user).await.map(Arc::new)
+        let host = place.get_or_try_init(async || {
+            let host = match self.sentinels {
+                0 => Host::own(self.kind).await,
+                _ => Host::watched(self.kind, 1, 1).await,
+            };
+            host.map(Arc::new)
         });
-        server.await.cloned().map_err(no_server)
+        host.await.cloned().map_err(no_server)
     }
 
-    async fn shared(&self) -> Result<Arc<Server>, LockError> {
-        let server = self.shared.get_or_try_init(async || {
-            let server = Server::start(self.kind).await.map_err(no_server)?;
+    async fn shared(&self) -> Result<Arc<Host>, LockError> {
+        let host = self.shared.get_or_try_init(async || {
+            if self.sentinels > 0 {
+                return Host::watched(self.kind, 2, self.sentinels)
+                    .await
+                    .map(Arc::new)
+                    .map_err(no_server);
+            }
+            let host = Host::shared(self.kind).await.map_err(no_server)?;
             let user = redis::cmd("ACL").arg("SETUSER").arg(rule()).clone();
-            let mut connection = connect(server.url()).await?;
+            let mut connection = connect(host.server().url()).await?;
             user.exec_async(&mut connection).await.map_err(failed)?;
-            Ok(Arc::new(server))
+            Ok(Arc::new(host))
         });
-        server.await.cloned()
+        host.await.cloned()
     }
 
     fn own(&self) -> MutexGuard<'_, HashMap<String, Place>> {
@@ -253,7 +276,7 @@ impl RedisHarness {
     }
 
     async fn connection(&self, namespace: &Namespace) -> Result<MultiplexedConnection, LockError> {
-        connect(&self.url(namespace).await?).await
+        connect(&self.urls(namespace).await?.1).await
     }
 
     async fn ask<T: FromRedisValue>(&self, namespace: &Namespace, command: &Cmd) -> Result<T, LockError> {

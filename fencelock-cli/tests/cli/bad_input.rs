@@ -206,6 +206,7 @@ fn nothing_secret_is_echoed() {
         "joe:hunter2@h",
         "redis:joe:hunter2@h",
         "redis+unix:/no/such.sock?user=joe&password=hunter2",
+        "redis+sentinel://joe:hunter2@localhost/s?sentinel_password=hunter2",
         "sqlite://joe:hunter2@host/locks.db?password=hunter2",
     ];
     for url in urls {

@@ -24,6 +24,8 @@ mod redis;
 #[cfg(feature = "postgres")]
 mod schema;
 #[cfg(feature = "redis")]
+mod sentinel;
+#[cfg(feature = "redis")]
 mod server;
 mod session;
 mod signals;

@@ -1,26 +1,33 @@
 //! Nodes that have no data: new ones, and those that have lost it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use lock_core::LockError;
 
 use super::quorum::Quorum;
 use crate::failure::Failure;
+use crate::fields::Fields;
 use crate::link::Link;
-use crate::requests::{Fields, NOBODY};
-use crate::scripts;
+use crate::requests::NOBODY;
+use crate::scripts::{self, Setting};
 use crate::session::Session;
 
-/// Nodes that all begin without data within this time are new together.
-const TOGETHER: u64 = 10_000;
+/// Nodes that all begin without data within this time, or within `max_ttl` if that is less, are new together.
+const TOGETHER: Duration = Duration::from_secs(10);
+
+/// How exactly the start of a process is known.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// What a node says of its data.
 #[derive(Clone, Debug)]
 pub(super) struct Born {
     is_new: bool,
-    age: u64,
+    age: Duration,
     since: String,
+    /// How old its process is, which may have lost data long before the first request that noticed.
+    process_age: Duration,
 }
 
 impl Session {
@@ -33,10 +40,11 @@ impl Session {
         keys.push(settings.keys.born());
         let retention = settings.counter_retention.as_millis().to_string();
         let of_node = self.node().map(|node| node.arguments(link, NOBODY)).unwrap_or_default();
-        let mut arguments = vec![self.channels(), &retention, NOBODY, open];
+        let channels = settings.keys.channels();
+        let mut arguments = vec![&*channels, &retention, NOBODY, open];
         arguments.extend(of_node.iter().map(String::as_str));
         let sent = self.clock().now();
-        let answer = scripts::BORN.get().run(link, true, &keys, &arguments).await;
+        let answer = scripts::BORN.get().run(link, Setting::Node, &keys, &arguments).await;
         let mut answer = match answer.map_err(Failure::from) {
             Err(failure) if failure.is_denied() => return Ok(None),
             answer => Fields::read(answer?)?,
@@ -48,8 +56,9 @@ impl Session {
         }
         Ok(Some(Born {
             is_new: state == "new",
-            age: answer.number()?,
+            age: Duration::from_millis(answer.number()?),
             since: answer.word()?,
+            process_age: link.server_age(),
         }))
     }
 }
@@ -72,9 +81,10 @@ impl Quorum {
             }
         }
         all.sort_by_key(|(node, _)| *node);
-        let ages = || all.iter().map(|(_, born)| born.age);
-        let spread = ages().max().unwrap_or_default() - ages().min().unwrap_or_default();
-        if all.len() < self.len() || spread > TOGETHER || all.iter().any(|(_, born)| !born.is_new) {
+        let together = TOGETHER.min(self.max_ttl);
+        let began_together = spread(all.iter().map(|(_, born)| born.age)) <= together
+            && spread(all.iter().map(|(_, born)| born.process_age)) <= together.saturating_sub(SECOND).max(SECOND);
+        if all.len() < self.len() || !began_together || all.iter().any(|(_, born)| !born.is_new) {
             // Another client may have let them.
             return Ok(all.iter().filter(|(_, born)| !born.is_new).count() >= self.majority());
         }
@@ -91,4 +101,10 @@ impl Quorum {
         }
         Ok(open >= self.majority())
     }
+}
+
+/// Between the least and the most of them.
+fn spread(ages: impl Iterator<Item = Duration> + Clone) -> Duration {
+    let (least, most) = (ages.clone().min(), ages.max());
+    most.unwrap_or_default().saturating_sub(least.unwrap_or_default())
 }

@@ -9,12 +9,12 @@ use lock_core::{Executor, LockError, Options};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
-use super::node::{Node, Proposals};
+use super::node::{Node, Place, Proposals, same};
 use super::quorum::Quorum;
 use super::stragglers::Stragglers;
 use super::{RedlockLock, address};
 use crate::RedisConfig;
-use crate::failure::Failure;
+use crate::discovery::Target;
 use crate::session::Session;
 
 /// How long connecting waits for nodes that are slower than the majority.
@@ -151,8 +151,14 @@ impl RedlockConfig {
         }
         let mut places = HashMap::new();
         for (index, node) in self.nodes.iter().enumerate() {
-            if let Some(other) = places.insert(node.place.to_string(), index) {
-                return Err(same(other, index, &node.place.to_string()));
+            if let Some(other) = places.insert(node.target.to_string(), index) {
+                return Err(same(other, index));
+            }
+            if let Target::Service(_) = node.target {
+                return Err(LockError::configuration(
+                    "sentinels cannot be used with several nodes, which replace them: a failover would lose what a node has granted; \
+                     give the address of each server",
+                ));
             }
             if node.min_replicas > 0 {
                 return Err(LockError::configuration(
@@ -169,15 +175,21 @@ impl RedlockConfig {
         let executor = Executor::new(self.runtime);
         let (namespace, retention) = (self.nodes[0].namespace.clone(), self.nodes[0].counter_retention);
         let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
-        let session = |node: RedisConfig| {
+        let place = Place::default();
+        let session = |(number, node): (usize, RedisConfig)| {
             let node = node
                 .namespace(namespace.clone())
                 .counter_retention(retention)
                 .op_timeout(op_timeout);
-            let state = Node::new(proposals.clone(), count, self.max_ttl);
+            let state = Node::new(place.of(number), proposals.clone(), count, self.max_ttl);
             Ok(Arc::new(Session::new(node.settings(executor.clone(), Some(state))?)))
         };
-        let sessions = self.nodes.into_iter().map(session).collect::<Result<_, LockError>>()?;
+        let sessions = self
+            .nodes
+            .into_iter()
+            .enumerate()
+            .map(session)
+            .collect::<Result<_, LockError>>()?;
         Ok(RedlockLock::new(Quorum {
             sessions,
             claims: Arc::default(),
@@ -194,10 +206,10 @@ impl Quorum {
     /// Connects to as many nodes as answer soon, and at least to a majority.
     async fn connect(&self) -> Result<(), LockError> {
         let mut round = self.ask(|session| async move {
-            let connecting = async { Ok::<_, Failure>(session.link().await?.run_id().to_owned()) };
+            let connecting = async { session.link().await.map(drop) };
             session.limited("connecting", connecting).await
         });
-        let (mut ids, mut errors) = (HashMap::new(), Vec::new());
+        let (mut connected, mut errors) = (0, Vec::new());
         let mut late = std::pin::pin!(sleep(self.op_timeout));
         loop {
             let answer = tokio::select! {
@@ -207,11 +219,9 @@ impl Quorum {
             };
             match answer {
                 None => break,
-                Some((node, Ok(id))) => {
-                    if let Some(other) = ids.insert(id, node) {
-                        return Err(same(other, node, &self.sessions[node].settings().place.to_string()));
-                    }
-                    if ids.len() == self.majority() {
+                Some((_, Ok(()))) => {
+                    connected += 1;
+                    if connected == self.majority() {
                         late.as_mut()
                             .reset(tokio::time::Instant::now() + STRAGGLERS.min(self.op_timeout));
                     }
@@ -223,14 +233,14 @@ impl Quorum {
                 Some((node, Err(error))) => errors.push((node, error)),
             }
         }
-        if ids.len() < self.majority() {
+        if connected < self.majority() {
             return Err(self.no_majority("connecting", errors));
         }
         for (node, error) in &errors {
-            let place = &self.sessions[*node].settings().place;
+            let place = &self.sessions[*node].settings().server;
             tracing::warn!(target: "fencelock", "locks do without node {place}, which cannot be reached: {error}");
         }
-        if ids.len() < self.len() {
+        if connected < self.len() {
             return Ok(());
         }
         match self.open_new().await {
@@ -241,11 +251,4 @@ impl Quorum {
             done => done.map(drop),
         }
     }
-}
-
-fn same(one: usize, other: usize, place: &str) -> LockError {
-    let (one, other) = (one.min(other) + 1, one.max(other) + 1);
-    LockError::configuration(format!(
-        "nodes {one} and {other} are the same server ({place}), whose failure would count twice; give independent servers"
-    ))
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lock_core::OwnerId;
+use lock_core::{LockError, OwnerId};
 
 use crate::link::Link;
 use crate::requests::millis;
@@ -13,6 +13,7 @@ use crate::requests::millis;
 /// A node's part of the client's settings.
 #[derive(Debug)]
 pub(crate) struct Node {
+    place: Place,
     proposals: Proposals,
     nodes: String,
     max_ttl: String,
@@ -21,13 +22,26 @@ pub(crate) struct Node {
 
 impl Node {
     /// One of that many nodes.
-    pub(super) fn new(proposals: Proposals, nodes: usize, max_ttl: Duration) -> Self {
+    pub(super) fn new(place: Place, proposals: Proposals, nodes: usize, max_ttl: Duration) -> Self {
         Self {
+            place,
             proposals,
             nodes: nodes.to_string(),
             max_ttl: millis(max_ttl).to_string(),
             young: AtomicBool::new(false),
         }
+    }
+
+    /// Takes note of the server that was found as this node, and refuses one that was found as another node: its failure would count twice.
+    pub(crate) fn found(&self, run_id: &str) -> Result<(), LockError> {
+        let Place { number, found } = &self.place;
+        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+        let other = found.iter().find(|(other, id)| *other != number && *id == run_id);
+        if let Some((other, _)) = other {
+            return Err(same(*other, *number));
+        }
+        found.insert(*number, run_id.to_owned());
+        Ok(())
     }
 
     /// The last arguments of a script for that owner: how many nodes there are, the process that the connection leads to, the proposal,
@@ -51,6 +65,28 @@ impl Node {
     pub(crate) fn is_young(&self) -> bool {
         self.young.load(Ordering::Acquire)
     }
+}
+
+/// Which of the nodes it is, and the run ids of the servers that were found as each of them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Place {
+    pub(super) number: usize,
+    found: Arc<Mutex<HashMap<usize, String>>>,
+}
+
+impl Place {
+    /// The place of another node of the same client.
+    pub(super) fn of(&self, number: usize) -> Self {
+        Self { number, ..self.clone() }
+    }
+}
+
+/// Two nodes, by their numbers from 0, are one server.
+pub(super) fn same(one: usize, other: usize) -> LockError {
+    let (one, other) = (one.min(other) + 1, one.max(other) + 1);
+    LockError::configuration(format!(
+        "nodes {one} and {other} are the same server, whose failure would count twice; give independent servers"
+    ))
 }
 
 /// The proposals of the operations under way, by owner: all nodes must get the same one, also if a request is sent again.

@@ -92,17 +92,20 @@ impl Quorum {
             let claims = Arc::clone(&self.claims);
             async move {
                 let sent = AtomicUsize::new(0);
-                let releasing = || {
-                    sent.fetch_add(1, Ordering::Relaxed);
-                    release_at(Arc::clone(&session), claim.clone(), from.clone())
-                };
+                let releasing = || release_at(Arc::clone(&session), claim.clone(), from.clone(), &sent);
                 let released = twice(session.settings().op_timeout, releasing).await?;
                 // If there were two requests, the first one may still be under way.
-                if sent.into_inner() == 1 {
+                let sent = sent.into_inner();
+                if sent == 1 {
                     claims.confirm(claim.owner(), node);
                 }
                 drop(proposal);
-                Ok(released == Released::Released)
+                Ok(match released {
+                    Released::Released => Some(true),
+                    // The first request may have released it.
+                    _ if sent > 1 => None,
+                    _ => Some(false),
+                })
             }
         });
         self.released(round).await
@@ -117,7 +120,7 @@ impl Quorum {
                     let link = session.link().await?;
                     session.release_reserved_on(&link, &claim, rest).await
                 };
-                Ok(session.limited("release", asking).await? == Released::Released)
+                Ok(Some(session.limited("release", asking).await? == Released::Released))
             }
         });
         self.released(round).await
@@ -132,7 +135,7 @@ impl Quorum {
                     async move { session.limited("renew", session.renew(&claim)).await }
                 };
                 let renewed = twice(session.settings().op_timeout, renewing).await?;
-                Ok(renewed == Renewal::Renewed)
+                Ok(Some(renewed == Renewal::Renewed))
             }
         });
         let renewal = self.renewed("renew", round).await?;
@@ -147,15 +150,15 @@ impl Quorum {
             let claim = claim.clone();
             async move {
                 let asking = session.reserve(&claim, length);
-                Ok(session.limited("reservation", asking).await? == Renewal::Renewed)
+                Ok(Some(session.limited("reservation", asking).await? == Renewal::Renewed))
             }
         });
         self.renewed("reservation", round).await
     }
 
-    /// Whether the claim held the name on a majority, by the answers to its release. Nodes that failed may have been among those; alone they
-    /// hold nothing.
-    async fn released(&self, round: Round<Result<bool, LockError>>) -> Result<Released, LockError> {
+    /// Whether the claim held the name on a majority, by the answers to its release. Nodes that failed, or do not know, may have been among
+    /// those; alone the ones that failed hold nothing.
+    async fn released(&self, round: Round<Result<Option<bool>, LockError>>) -> Result<Released, LockError> {
         let released = self.decide("release", round, |yes, failed| Some(yes + failed >= self.majority()));
         Ok(match released.await? {
             true => Released::Released,
@@ -167,7 +170,7 @@ impl Quorum {
     async fn renewed(
         &self,
         operation: &'static str,
-        round: Round<Result<bool, LockError>>,
+        round: Round<Result<Option<bool>, LockError>>,
     ) -> Result<Renewal, LockError> {
         Ok(match self.decide(operation, round, |_, _| None).await? {
             true => Renewal::Renewed,
@@ -176,14 +179,14 @@ impl Quorum {
     }
 
     /// What a majority of all nodes answers: yes, or that yes can have no majority any more. If it is neither, although a majority has
-    /// answered, `undecided` says what it is, by how many said yes and how many failed.
+    /// answered, `undecided` says what it is, by how many said yes, and how many failed or do not know.
     async fn decide(
         &self,
         operation: &'static str,
-        mut round: Round<Result<bool, LockError>>,
+        mut round: Round<Result<Option<bool>, LockError>>,
         undecided: impl Fn(usize, usize) -> Option<bool>,
     ) -> Result<bool, LockError> {
-        let (mut yes, mut no, mut errors) = (0, 0, Vec::new());
+        let (mut yes, mut no, mut unknown, mut errors) = (0, 0, 0, Vec::new());
         let decided = loop {
             if yes >= self.majority() {
                 break true;
@@ -192,11 +195,12 @@ impl Quorum {
                 break false;
             }
             match round.next().await {
-                Some((_, Ok(true))) => yes += 1,
-                Some((_, Ok(false))) => no += 1,
+                Some((_, Ok(Some(true)))) => yes += 1,
+                Some((_, Ok(Some(false)))) => no += 1,
+                Some((_, Ok(None))) => unknown += 1,
                 Some((node, Err(error))) => errors.push((node, error)),
                 None => {
-                    let decided = undecided(yes, errors.len());
+                    let decided = undecided(yes, unknown + errors.len());
                     return decided.ok_or_else(|| self.no_majority(operation, errors));
                 }
             }
@@ -351,10 +355,11 @@ impl Quorum {
             return LockError::no_answer(operation, self.op_timeout);
         }
         let (node, error) = errors.swap_remove(first);
-        let what = format!(
-            "{failed} of {nodes} nodes failed, and a majority is needed; node {}: {error}",
-            self.sessions[node].settings().place
-        );
+        let place = &self.sessions[node].settings().server;
+        let what = match failed > nodes - self.majority() {
+            true => format!("{failed} of {nodes} nodes failed, and a majority is needed; node {place}: {error}"),
+            false => format!("node {place}: {error}"),
+        };
         match error {
             LockError::Configuration { .. } => LockError::configuration(what),
             LockError::UnsafeConfiguration { .. } => LockError::unsafe_configuration(what),
@@ -372,10 +377,16 @@ impl Quorum {
 /// Before a node that failed is asked once more.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// Frees the node, and before that of `from`. The request does nothing if it arrives after a ttl.
-async fn release_at(session: Arc<Session>, claim: Claim, from: Option<Claim>) -> Result<Released, LockError> {
+/// Frees the node, and before that of `from`; `sent` counts the times that it is asked to. The request does nothing if it arrives after a ttl.
+async fn release_at(
+    session: Arc<Session>,
+    claim: Claim,
+    from: Option<Claim>,
+    sent: &AtomicUsize,
+) -> Result<Released, LockError> {
     let asking = async {
         let link = session.link().await?;
+        sent.fetch_add(1, Ordering::Relaxed);
         if let Some(from) = &from {
             session.release_on(&link, from).await?;
         }

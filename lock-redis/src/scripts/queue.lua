@@ -7,9 +7,11 @@ local budget = 128
 -- Stands before the owner of a lock that was released and whose name is reserved, so that no owner matches.
 local RESERVED = 'reserved:'
 
--- The number of clients that received it.
+-- The number of clients that received it. One that is subscribed at another node of a cluster counts: it asks again as soon as
+-- that subscription has ended.
 local function tell(client, ...)
-    return redis.call('PUBLISH', CHANNEL .. client, table.concat({ ... }, ' '))
+    local received = redis.call(PUBLISH, CHANNEL .. client, table.concat({ ... }, ' '))
+    return HERE and string.sub(client, -#HERE) ~= HERE and 1 or received
 end
 
 -- The owner that has waited longest, and its entry.

@@ -48,6 +48,7 @@ fn main() -> ExitCode {
         trial("a_holder_killed_after_the_first_in_line_is_followed_as_soon", || {
             run(silent::killed_waiter_and_holder())
         }),
+        trial("a_killed_test_leaves_no_server_behind", || run(silent::killed_test())),
     ];
     libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
 }
@@ -57,6 +58,7 @@ async fn play(role: &str, port: u16) {
     match role {
         "take turns" => turns::take_turns(port).await,
         "lock" => silent::lock(port).await,
+        "keep a server" => silent::keep_a_server(),
         other => panic!("no role {other}"),
     }
 }

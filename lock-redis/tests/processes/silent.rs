@@ -8,7 +8,7 @@ use rustix::process::Signal;
 use tokio::task::JoinHandle;
 
 use crate::player::Player;
-use crate::server::{LONG, Server, claim, granted, name, soon, until_queued};
+use crate::server::{LONG, Server, claim, granted, name, soon, until, until_queued};
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -27,6 +27,14 @@ pub(crate) async fn lock(port: u16) {
     while std::io::stdin().read_line(&mut words).unwrap() > 0 {
         println!("{}", guard.is_held());
     }
+}
+
+/// Starts a server of its own, and tells where it listens and where its files are.
+pub(crate) fn keep_a_server() {
+    let server = Server::start();
+    println!("ready");
+    println!("{} {}", server.port(), server.path("").display());
+    std::io::stdin().read_line(&mut String::new()).unwrap();
 }
 
 /// A server, a holder, and behind it in the queue a process and then a client.
@@ -183,4 +191,20 @@ async fn followed(server: &Server, next: JoinHandle<(Grant, RedisLock)>, token: 
     println!("a killed holder is followed after {delay:?}, its lease had {lease:?} to go");
     assert!(lease <= TTL && delay <= lease + SLACK, "{delay:?}");
     assert!(grant.token.get() > token);
+}
+
+pub(crate) async fn killed_test() {
+    let server = Server::start();
+    let mut test = Player::start("keep a server", &server);
+    let line = test.line();
+    let (port, folder) = line.split_once(' ').unwrap();
+    let port: u16 = port.parse().unwrap();
+    let is_up = async || tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok();
+    assert!(is_up().await && std::path::Path::new(folder).exists());
+    test.signal(Signal::KILL);
+    until("its server ends", async || !is_up().await).await;
+    until("the files of its server are removed", async || {
+        !std::path::Path::new(folder).exists()
+    })
+    .await;
 }

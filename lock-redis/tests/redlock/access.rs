@@ -39,6 +39,17 @@ async fn two_nodes_that_are_the_same_server_are_refused() {
 }
 
 #[tokio::test]
+async fn a_server_that_is_two_of_the_nodes_is_no_majority_however_late_that_is_found_out() {
+    let mut nodes = nodes(2);
+    let (a, b) = (nodes[0].port(), nodes[1].port());
+    let url = format!("redlock://127.0.0.1:{a},127.0.0.1:{b},localhost:{a}");
+    let locks = RedlockConfig::from_url(&url).unwrap().connect_lazy().unwrap();
+    nodes[1].kill();
+    let error = locks.try_acquire(&claim("n", TTL)).await.unwrap_err();
+    assert!(error.to_string().contains("are the same server"), "{error}");
+}
+
+#[tokio::test]
 async fn a_majority_that_cannot_be_reached_is_named() {
     let mut nodes = nodes(3);
     nodes[0].kill();
@@ -97,6 +108,15 @@ async fn one_node_that_is_set_up_wrongly_is_named() {
     assert!(text.contains(&port.to_string()) && text.contains("6.2"), "{text}");
     let text = refusal(with(evicting.config().min_replicas(1))).await;
     assert!(text.contains("min_replicas"), "{text}");
+    let sentinel = Server::sentinel("", &[]);
+    let clustered = Server::with(&["--cluster-enabled", "yes"]);
+    for (server, kind) in [(sentinel, "Sentinel"), (clustered, "Redis Cluster")] {
+        let text = refusal(with(server.config())).await;
+        assert!(
+            text.contains(&server.port().to_string()) && text.contains(kind) && text.contains("a server of its own"),
+            "{text}"
+        );
+    }
 }
 
 #[tokio::test]
@@ -157,7 +177,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_who_may_only_look_ca
 async fn nodes_are_talked_to_by_tls_if_their_certificates_are_trusted() {
     let secure: Vec<_> = (0..3).map(|_| Server::secure()).collect();
     let hosts: Vec<_> = secure.iter().map(|(_, _, port)| format!("localhost:{port}")).collect();
-    let ca = |node: usize| secure[node].1.path().join("cert.pem").display().to_string();
+    let ca = |node: usize| secure[node].1.file().display().to_string();
     let own = format!("node2.ca={}&node3.ca={}", ca(1), ca(2));
     let url = format!("redlocks://{}?ca={}&{own}", hosts.join(","), ca(0));
     let locks = RedlockLock::connect(&url).await.unwrap();

@@ -170,6 +170,29 @@ async fn nodes_that_lost_their_data_take_part_after_the_longest_ttl() {
 }
 
 #[tokio::test]
+async fn nodes_that_were_restarted_one_after_another_are_not_new_together_although_no_request_came_between() {
+    let mut nodes = nodes(3);
+    let short = || config(&nodes).max_ttl(Duration::from_secs(3));
+    let (one, other) = (short().connect().await.unwrap(), short().connect_lazy().unwrap());
+    granted(&one, &claim("n", Duration::from_secs(3))).await;
+    drop(one);
+    for node in &mut nodes {
+        node.kill();
+        node.revive();
+        // Their starts are further apart than those of servers that are new together.
+        tokio::time::sleep(Duration::from_millis(2_100)).await;
+    }
+    let error = other
+        .try_acquire(&claim("n", Duration::from_secs(3)))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().contains("was restarted or has lost its data"),
+        "{error}"
+    );
+}
+
+#[tokio::test]
 async fn servers_that_are_all_new_are_used_at_once_also_after_all_lost_their_data() {
     let nodes = nodes(3);
     let locks = client(&nodes).await;

@@ -4,17 +4,20 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
 mod clock;
+mod cluster;
 mod proxy;
+mod sentinels;
+mod tls;
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockName, Stamp};
 use lock_redis::redis::aio::MultiplexedConnection;
-use lock_redis::redis::{Client, Cmd, FromRedisValue};
+use lock_redis::redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue};
 use lock_redis::{RedisConfig, RedisLock};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
@@ -22,13 +25,39 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use clock::WallClock;
 #[allow(unused_imports, reason = "each test binary uses its part")]
+pub(crate) use cluster::{Cluster, NODE_TIMEOUT};
+#[allow(unused_imports, reason = "each test binary uses its part")]
 pub(crate) use proxy::Proxy;
+#[allow(unused_imports, reason = "each test binary uses its part")]
+pub(crate) use sentinels::{
+    FakeSentinel, SERVICE, Service, config as sentinels_config, fail_over, sentinel, until_following,
+};
+
+#[allow(unused_imports, reason = "each test binary uses its part")]
+pub(crate) use tls::Certificate;
 
 /// Longer than any test.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
 
 /// The server binary; one that is missing fails the test.
 const BINARY: &str = "redis-server";
+
+/// Ends the server, and removes its folder, when the process that started it has ended, however it did: the pipe that is read has no
+/// other end then. If a line comes instead, the folder stays. The server itself takes the place of the shell.
+const WATCH: &str = r#"folder=$1
+shift
+exec 3<&0
+(
+    exec >/dev/null 2>&1
+    trap '' HUP INT TERM
+    if read -r _ <&3; then folder=; fi
+    kill -9 $$
+    [ -z "$folder" ] || rm -rf "$folder"
+) &
+exec "$@" </dev/null 3<&-"#;
+
+/// What a shell ends with that has not found the program.
+const NOT_FOUND: i32 = 127;
 
 /// A server on a free port of the loopback, with its files in a folder that is removed at the end.
 pub(crate) struct Server {
@@ -44,13 +73,14 @@ impl Server {
         Self::with(&[])
     }
 
-    /// A Sentinel that watches nothing.
-    pub(crate) fn sentinel() -> Self {
+    /// A Sentinel with that configuration, and further command line arguments.
+    pub(crate) fn sentinel(configuration: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         // It wants to write to its configuration.
         let file = folder.path().join("sentinel.conf");
-        std::fs::write(&file, "").unwrap();
-        Self::start_in(folder, &[file.to_str().unwrap(), "--sentinel"], None)
+        std::fs::write(&file, configuration).unwrap();
+        let arguments = [&[file.to_str().unwrap(), "--sentinel"], arguments].concat();
+        Self::start_in(folder, &arguments, None)
     }
 
     /// A server with further command line arguments.
@@ -70,26 +100,13 @@ impl Server {
         self.wall_clock.as_ref().expect("a server with a wall clock").set(ahead);
     }
 
-    /// A server with a certificate for `localhost`, the folder with that certificate, `cert.pem`, and the port for TLS.
+    /// A server with a certificate for `localhost`, that certificate, and the port for TLS.
     #[cfg(feature = "tls")]
-    pub(crate) fn secure() -> (Self, TempDir, u16) {
-        let folder = tempfile::tempdir().unwrap();
-        let own = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-        std::fs::write(path("cert.pem"), own.cert.pem()).unwrap();
-        std::fs::write(path("key.pem"), own.signing_key.serialize_pem()).unwrap();
-        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let server = Self::with(&[
-            "--tls-port",
-            &port.to_string(),
-            "--tls-cert-file",
-            &path("cert.pem"),
-            "--tls-key-file",
-            &path("key.pem"),
-            "--tls-auth-clients",
-            "no",
-        ]);
-        (server, folder, port)
+    pub(crate) fn secure() -> (Self, Certificate, u16) {
+        let certificate = Certificate::new(&[]);
+        let (arguments, port) = certificate.arguments();
+        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
+        (Self::with(&arguments), certificate, port)
     }
 
     fn in_folder(folder: TempDir, arguments: &[&str], wall_clock: Option<WallClock>) -> Self {
@@ -103,7 +120,7 @@ impl Server {
         // Between the look for a free port and the start another process may take it.
         for _ in 0..10 {
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            if let Some(process) = run(port, &arguments, wall_clock.as_ref()) {
+            if let Some(process) = run(folder.path(), port, &arguments, wall_clock.as_ref()) {
                 return Self {
                     folder,
                     port,
@@ -139,7 +156,14 @@ impl Server {
     /// A connection that is not the backend's.
     pub(crate) async fn plain(&self) -> MultiplexedConnection {
         let client = Client::open(("127.0.0.1", self.port)).unwrap();
-        client.get_multiplexed_async_connection().await.unwrap()
+        // Its own limits are half a second and a second, for which a busy machine may not run a server.
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(LONG))
+            .set_response_timeout(Some(LONG));
+        client
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .unwrap()
     }
 
     /// Runs a command, written with spaces between its words.
@@ -164,13 +188,12 @@ impl Server {
 
     /// Ends the server at once, as a crash does.
     pub(crate) fn kill(&mut self) {
-        self.process.kill().unwrap();
-        self.process.wait().unwrap();
+        end(&mut self.process);
     }
 
     /// Starts it again after it was killed, on the same port.
     pub(crate) fn revive(&mut self) {
-        let process = run(self.port, &self.arguments, self.wall_clock.as_ref());
+        let process = run(self.folder.path(), self.port, &self.arguments, self.wall_clock.as_ref());
         self.process = process.expect("the server starts again on its port");
     }
 
@@ -192,10 +215,25 @@ impl Server {
         let _: () = self.command(&format!("REPLICAOF {of}")).await;
     }
 
+    /// Waits until `CLUSTER INFO` says so.
+    pub(crate) async fn until_cluster_info(&self, words: &str) {
+        until(&format!("CLUSTER INFO says {words}"), async || {
+            self.command::<String>("CLUSTER INFO").await.contains(words)
+        })
+        .await;
+    }
+
     /// Waits until `INFO` says so.
     pub(crate) async fn until_info(&self, section: &str, words: &str) {
+        let info = lock_redis::redis::cmd("INFO").arg(section).clone();
+        let client = Client::open(("127.0.0.1", self.port)).unwrap();
         until(&format!("INFO {section} says {words}"), async || {
-            self.command::<String>(&format!("INFO {section}")).await.contains(words)
+            // Sentinels end all connections to a server that they make a replica.
+            let Ok(mut connection) = client.get_multiplexed_async_connection().await else {
+                return false;
+            };
+            let info = info.query_async::<String>(&mut connection).await;
+            info.is_ok_and(|info| info.contains(words))
         })
         .await;
     }
@@ -203,33 +241,46 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        end(&mut self.process);
     }
+}
+
+/// Ends a server of this process at once; its folder stays.
+fn end(process: &mut Child) -> ExitStatus {
+    if let Some(mut watcher) = process.stdin.take() {
+        // It may have ended with the server.
+        let _ = writeln!(watcher);
+    }
+    process.kill().unwrap();
+    process.wait().unwrap()
 }
 
 pub(crate) fn signal_process(pid: u32, signal: Signal) {
     kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
 }
 
-fn run(port: u16, arguments: &[String], wall_clock: Option<&WallClock>) -> Option<Child> {
-    let mut command = Command::new(BINARY);
+fn run(folder: &Path, port: u16, arguments: &[String], wall_clock: Option<&WallClock>) -> Option<Child> {
+    let mut command = Command::new("sh");
     if let Some(clock) = wall_clock {
         clock.govern(&mut command);
     }
     let mut process = command
+        .args(["-c", WATCH, "sh"])
+        .arg(folder)
+        .arg(BINARY)
         .args(arguments)
         .args(["--port", &port.to_string(), "--bind", "127.0.0.1"])
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
         .spawn()
-        .unwrap_or_else(|e| panic!("{BINARY} cannot be run ({e}); install it: apt-get install redis-server"));
+        .unwrap();
     let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
     let is_ready = |line: &str| line.contains("eady to accept connections") || line.contains("Sentinel ID is");
     let ready = lines.any(|line| is_ready(&line.unwrap()));
     if !ready {
-        process.wait().unwrap();
+        let found = end(&mut process).code() != Some(NOT_FOUND);
+        assert!(found, "there is no {BINARY}; install it: apt-get install redis-server");
         return None;
     }
     // It would block when nobody reads what it says.

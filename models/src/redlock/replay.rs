@@ -290,6 +290,9 @@ impl<'a> Replay<'a> {
         let (expected, push) = self.handle(run, request)?;
         expect(run, *confirmed, expected == Answer::Confirmed)?;
         if *confirmed {
+            // From now on that is what the node has granted, and a higher one may be confirmed there.
+            let granted = self.acquisition(owner).granted.entry(run.node).or_default();
+            granted.insert(*token);
             let all = &mut self.acquisition(owner).confirmed;
             all.entry(run.node).or_default().insert((*presented, *token));
         }

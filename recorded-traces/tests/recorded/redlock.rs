@@ -200,6 +200,10 @@ fn q1(runs: &[&(usize, Ran)], owner: &str, token: u64, until: u64) -> Vec<(usize
             (Kind::Acquire | Kind::HandOver, Some(granted)) => {
                 at_token.insert(*node, granted);
             }
+            // Confirmed before a still higher token was known.
+            (Kind::Confirm, _) if ran.answer[0] == "confirmed" && ran.arguments[4] != token.to_string() => {
+                at_token.insert(*node, ran.arguments[4].parse().unwrap());
+            }
             (Kind::Release, _) => {
                 at_token.remove(node);
             }

@@ -1,0 +1,107 @@
+//! What a node answers that is not, or not now, the one to ask.
+
+use lock_core::LockError;
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use super::slots::Endpoint;
+use crate::failure::Failure;
+
+/// What to do after a failure.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Redirect {
+    /// Ask the node at that place, which serves the slot from now on.
+    Moved(Endpoint),
+    /// Ask the node at that place once: the slot is being moved to it, and the keys are there already.
+    Moving(Endpoint),
+    /// Ask again: the slot is being moved, and some keys are here and some there.
+    Again,
+    /// Find out which node serves the slot, and ask again. The request was not carried out.
+    Refused,
+    /// The same, but the request may have been carried out.
+    Lost,
+    /// Nothing; the caller gets the failure.
+    Fail,
+}
+
+impl Redirect {
+    /// What to do after that failure of a request to the node at `asked`.
+    pub(super) fn after(failure: &Failure, asked: &Endpoint) -> Self {
+        match failure {
+            Failure::Redis(error) => Self::after_error(error, asked),
+            Failure::Broken => Self::Lost,
+            // While connecting. A session is closed when its node has left the cluster.
+            Failure::Known(LockError::Unavailable { .. } | LockError::Closed { .. }) => Self::Refused,
+            _ => Self::Fail,
+        }
+    }
+
+    fn after_error(error: &RedisError, asked: &Endpoint) -> Self {
+        let there = || {
+            error
+                .redirect_node()
+                .and_then(|(address, _)| Endpoint::read(address, asked))
+        };
+        match error.kind() {
+            ErrorKind::Server(ServerErrorKind::Moved) => there().map_or(Self::Refused, Self::Moved),
+            ErrorKind::Server(ServerErrorKind::Ask) => there().map_or(Self::Refused, Self::Moving),
+            ErrorKind::Server(ServerErrorKind::TryAgain) => Self::Again,
+            ErrorKind::Server(
+                ServerErrorKind::ClusterDown
+                | ServerErrorKind::MasterDown
+                | ServerErrorKind::ReadOnly
+                | ServerErrorKind::BusyLoading,
+            ) => Self::Refused,
+            _ if error.is_connection_dropped() || error.is_io_error() => Self::Lost,
+            _ => Self::Fail,
+        }
+    }
+}
+
+/// The slot that an error is about, if it names one.
+pub(super) fn slot_in(error: &RedisError) -> Option<u16> {
+    error.redirect_node().map(|(_, slot)| slot)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn after(line: &str) -> Redirect {
+        let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+        let error = value.extract_error().unwrap_err();
+        Redirect::after(&error.into(), &Endpoint::new("seed", 1))
+    }
+
+    #[test]
+    fn what_nodes_answer_is_understood() {
+        let there = Endpoint::new("10.0.0.1", 7001);
+        assert_eq!(after("MOVED 1421 10.0.0.1:7001"), Redirect::Moved(there.clone()));
+        assert_eq!(after("MOVED 1421 :7001"), Redirect::Moved(Endpoint::new("seed", 7001)));
+        assert_eq!(after("ASK 1421 10.0.0.1:7001"), Redirect::Moving(there));
+        assert_eq!(after("MOVED 1421"), Redirect::Refused);
+        assert_eq!(
+            after("TRYAGAIN Multiple keys request during rehashing of slot"),
+            Redirect::Again
+        );
+        for line in [
+            "CLUSTERDOWN Hash slot not served",
+            "LOADING Redis is loading",
+            "READONLY You can't write",
+        ] {
+            assert_eq!(after(line), Redirect::Refused, "{line}");
+        }
+        for line in [
+            "NOPERM no",
+            "OOM command not allowed",
+            "ERR other",
+            "WRONGTYPE Operation",
+        ] {
+            assert_eq!(after(line), Redirect::Fail, "{line}");
+        }
+        let broken: RedisError = std::io::Error::from(std::io::ErrorKind::BrokenPipe).into();
+        assert_eq!(
+            Redirect::after(&broken.into(), &Endpoint::new("seed", 1)),
+            Redirect::Lost
+        );
+    }
+}

@@ -1,0 +1,57 @@
+//! The answers of scripts, which are lists of fields.
+
+use std::time::Duration;
+
+use lock_core::Released;
+use redis::{FromRedisValue, Value};
+
+use crate::failure::Failure;
+
+/// The fields of an answer, one after the other.
+pub(crate) struct Fields(std::vec::IntoIter<Value>);
+
+impl Fields {
+    pub(crate) fn read(value: Value) -> Result<Self, Failure> {
+        match value {
+            Value::Array(fields) => Ok(Self(fields.into_iter())),
+            _ => Err(Failure::Nonsense),
+        }
+    }
+
+    pub(crate) fn field<T: FromRedisValue>(&mut self) -> Result<T, Failure> {
+        let value = self.0.next().unwrap_or(Value::Nil);
+        redis::from_redis_value(value).map_err(|_| Failure::Nonsense)
+    }
+
+    pub(crate) fn word(&mut self) -> Result<String, Failure> {
+        self.field()
+    }
+
+    pub(crate) fn number(&mut self) -> Result<u64, Failure> {
+        self.field()
+    }
+
+    pub(crate) fn skip(&mut self) {
+        self.0.next();
+    }
+
+    /// What is left of a lease; `None` for a key that has no end.
+    pub(crate) fn lease(&mut self) -> Result<Option<Duration>, Failure> {
+        let millis: i64 = self.field()?;
+        Ok(u64::try_from(millis).ok().map(Duration::from_millis))
+    }
+
+    /// How the clients before this one know the nodes.
+    pub(crate) fn difference(&mut self) -> Result<Failure, Failure> {
+        let (nodes, max_ttl) = (self.number()?, Duration::from_millis(self.number()?));
+        Ok(Failure::Differs { nodes, max_ttl })
+    }
+
+    pub(crate) fn released(&mut self) -> Result<Released, Failure> {
+        match &*self.word()? {
+            "released" => Ok(Released::Released),
+            "lost" => Ok(Released::NotHeld),
+            _ => Err(Failure::Nonsense),
+        }
+    }
+}
