@@ -5,7 +5,7 @@ use lock_core::{Attempt, BusySignal, Claim, HandOver, LockError, Released, Stamp
 use tokio::time::{Instant, sleep};
 
 use super::campaign::{Campaign, Seat, try_once};
-use super::quorum::{PAUSE, Quorum};
+use super::quorum::{PAUSE, Quorum, after_release};
 use crate::requests::OnBusy;
 
 impl Quorum {
@@ -54,13 +54,18 @@ impl Quorum {
             let released = self.release(from).await?;
             return Ok(HandOver::new(released, self.try_acquire(to).await?));
         }
+        let earlier = self.stragglers.take_back(from.owner());
         self.claims.forget(from.owner());
         let micros = self.server_micros();
         let proposals = [from, to].map(|claim| self.proposals.propose(claim.owner(), micros));
         let mut round = self.ask(|session| {
-            let (from, to, proposals) = (from.clone(), to.clone(), proposals.clone());
+            let (earlier, from, to, proposals) = (earlier.clone(), from.clone(), to.clone(), proposals.clone());
             async move {
-                let asking = async { session.hand_over_on(&session.link().await?, &from, &to).await };
+                let asking = async {
+                    let link = session.link().await?;
+                    let handing_over = session.hand_over_on(&link, &from, &to);
+                    after_release(&session, &link, earlier.as_ref(), handing_over).await
+                };
                 let began = Instant::now();
                 let done = session.limited("hand-over", asking).await;
                 let done = match done {

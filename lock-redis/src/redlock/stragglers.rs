@@ -18,7 +18,7 @@ type Work = Box<dyn FnMut(&mut std::task::Context<'_>) -> Poll<()> + Send>;
 /// How many rounds can be under way; with a node that is silent there are more and more.
 const MOST: usize = 1000;
 
-/// The requests of acquisitions, which a release of the same owner takes back, and how many rounds of any kind are under way.
+/// The requests of acquisitions, which whatever ends a claim of the same owner takes back, and how many rounds of any kind are under way.
 #[derive(Clone)]
 pub(super) struct Stragglers {
     acquiring: Arc<Mutex<HashMap<OwnerId, Acquiring>>>,
@@ -106,8 +106,8 @@ impl Stragglers {
         let _ = executor.spawn(going_on);
     }
 
-    /// Takes back what is under way to acquire something for the owner: of what was not sent, nothing will be. Returns the claim that it
-    /// would have released.
+    /// Takes back what is under way to acquire something for the owner, whose claim is to end: of what was not sent, nothing will be.
+    /// Returns the claim that it would have released.
     pub(super) fn take_back(&self, owner: OwnerId) -> Option<Claim> {
         let acquiring = lock(&self.acquiring).remove(&owner)?;
         let work = lock(&acquiring.work).take();

@@ -175,7 +175,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_who_may_only_look_ca
 #[cfg(feature = "tls")]
 #[tokio::test]
 async fn nodes_are_talked_to_by_tls_if_their_certificates_are_trusted() {
-    let secure: Vec<_> = (0..3).map(|_| Server::secure()).collect();
+    let secure = crate::at_once(3, Server::secure);
     let hosts: Vec<_> = secure.iter().map(|(_, _, port)| format!("localhost:{port}")).collect();
     let ca = |node: usize| secure[node].1.file().display().to_string();
     let own = format!("node2.ca={}&node3.ca={}", ca(1), ca(2));
