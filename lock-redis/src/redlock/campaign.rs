@@ -57,29 +57,17 @@ impl<'a> Campaign<'a> {
 
     /// Asks a node. What it answered before does not count any more.
     pub(super) fn ask(&mut self, node: usize, on_busy: OnBusy) {
-        let now = self.quorum.now();
-        if let Some(until) = self.quorum.claims.unconfirmed(self.claim.owner(), node, now) {
-            let error = LockError::unavailable(
-                "acquire",
-                "an earlier release of this claim may be under way to the node",
-            );
-            self.fail(node, error, until.since(now));
-            return;
-        }
-        if on_busy == OnBusy::Yield {
-            let until = now + self.claim.ttl();
-            self.quorum.claims.free(self.claim.owner(), [node], now, until);
-        }
         self.seats[node] = Seat::Asked;
         self.ask_after(node, on_busy, Duration::ZERO);
     }
 
     /// The node has failed. It is asked again after a pause.
-    fn fail(&mut self, node: usize, error: LockError, pause: Duration) {
+    fn retry(&mut self, node: usize, error: LockError) {
         self.seats[node] = Seat::Failed(error);
-        self.ask_after(node, OnBusy::Queue, pause);
+        self.ask_after(node, OnBusy::Queue, RETRY);
     }
 
+    /// Asks a node after a pause, and when it cannot get a request any more that frees it.
     fn ask_after(&mut self, node: usize, on_busy: OnBusy, pause: Duration) {
         let session = self.quorum.sessions[node].clone();
         let (claim, tell, over) = (self.claim.clone(), self.tell.clone(), self.over.clone());
@@ -89,11 +77,21 @@ impl<'a> Campaign<'a> {
             if !pause.is_zero() {
                 sleep(pause).await;
             }
+            let limit = session.settings().op_timeout / 4;
+            let now = session.clock().now();
+            if !claims.counts(claim.owner(), node, now, limit).await {
+                let why = "an earlier release of this claim may be under way to the node";
+                return (node, Err(LockError::unavailable("acquire", why)));
+            }
             if on_busy == OnBusy::Fail {
                 return (node, try_once(&session, &claim).await);
             }
-            let queued = CancellationToken::new();
             let yielded = on_busy == OnBusy::Yield;
+            if yielded {
+                let now = session.clock().now();
+                claims.free(claim.owner(), [node], now, now + claim.ttl());
+            }
+            let queued = CancellationToken::new();
             let waiting = wait_at(&session, &claim, on_busy, || {
                 let (tell, queued, claims, owner) = (tell.clone(), queued.clone(), claims.clone(), claim.owner());
                 BusySignal::new(move |busy| {
@@ -202,13 +200,6 @@ impl<'a> Campaign<'a> {
             },
             else => std::future::pending().await,
         }
-    }
-
-    /// Asks a node that failed again, but not while it may get a request that frees it.
-    fn retry(&mut self, node: usize, error: LockError) {
-        let now = self.quorum.now();
-        let until = self.quorum.claims.unconfirmed(self.claim.owner(), node, now);
-        self.fail(node, error, until.map_or(RETRY, |until| until.since(now).max(RETRY)));
     }
 
     pub(super) fn found_busy(&mut self, busy: Busy) -> Seat {

@@ -2,15 +2,22 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use lock_core::{FencingToken, OwnerId, Stamp};
+use tokio::sync::watch;
+use tokio::time::timeout;
 
 /// The claims that hold a name, and those with requests that free a node and that the node has not confirmed.
 ///
 /// Such a request can reach the node at any time until it expires. If the same claim is granted that node again, the request would end
 /// that grant unnoticed, so the node does not count for the claim until then.
 #[derive(Debug, Default)]
-pub(super) struct Claims(Mutex<Known>);
+pub(super) struct Claims {
+    known: Mutex<Known>,
+    /// Changes when a node has confirmed a request.
+    confirmed: watch::Sender<()>,
+}
 
 #[derive(Debug, Default)]
 struct Known {
@@ -71,7 +78,7 @@ impl Claims {
         memory.is_some_and(|memory| memory.unconfirmed != 0 && memory.until > now)
     }
 
-    /// The node has carried out the request.
+    /// The node has carried out the request, or it will never get it.
     pub(super) fn confirm(&self, owner: OwnerId, node: usize) {
         let mut known = self.lock();
         if let Some(memory) = known.claims.get_mut(&owner) {
@@ -80,10 +87,28 @@ impl Claims {
                 known.claims.remove(&owner);
             }
         }
+        drop(known);
+        self.confirmed.send_replace(());
+    }
+
+    /// Waits until the node counts for the claim. False if it does not within `limit` from `now`.
+    pub(super) async fn counts(&self, owner: OwnerId, node: usize, now: Stamp, limit: Duration) -> bool {
+        let Some(until) = self.unconfirmed(owner, node, now) else {
+            return true;
+        };
+        let left = until.since(now);
+        let mut confirmed = self.confirmed.subscribe();
+        let confirming = async {
+            while self.unconfirmed(owner, node, now).is_some() {
+                // The sender is here.
+                let _ = confirmed.changed().await;
+            }
+        };
+        timeout(limit.min(left), confirming).await.is_ok() || left <= limit
     }
 
     /// Until when the node does not count for the claim, if so.
-    pub(super) fn unconfirmed(&self, owner: OwnerId, node: usize, now: Stamp) -> Option<Stamp> {
+    fn unconfirmed(&self, owner: OwnerId, node: usize, now: Stamp) -> Option<Stamp> {
         let known = self.lock();
         let memory = known.claims.get(&owner)?;
         (memory.unconfirmed & (1 << node) != 0 && memory.until > now).then_some(memory.until)
@@ -91,7 +116,7 @@ impl Claims {
 
     fn lock(&self) -> MutexGuard<'_, Known> {
         // Nothing here panics while holding the mutex.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -112,8 +137,6 @@ impl Known {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use lock_core::Clock;
 
     use super::*;

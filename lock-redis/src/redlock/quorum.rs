@@ -96,14 +96,14 @@ impl Quorum {
             async move {
                 let sent = AtomicUsize::new(0);
                 let releasing = || release_at(Arc::clone(&session), claim.clone(), earlier.clone(), &sent);
-                let released = twice(session.settings().op_timeout, releasing).await?;
-                // If there were two requests, the first one may still be under way.
+                let released = twice(session.settings().op_timeout, releasing).await;
+                // If there were two requests, the first one may still be under way. If there was none, there will be none.
                 let sent = sent.into_inner();
-                if sent == 1 {
+                if sent == 0 || sent == 1 && released.is_ok() {
                     claims.confirm(claim.owner(), node);
                 }
                 drop(proposal);
-                Ok(match released {
+                Ok(match released? {
                     Released::Released => Some(true),
                     // The first request may have released it.
                     _ if sent > 1 => None,

@@ -6,7 +6,7 @@ use lock_core::{Attempt, Claim, DistributedLock, Released};
 use lock_redis::{RedisConfig, RedlockConfig};
 
 use crate::server::{self, LONG, Proxy, claim, soon};
-use crate::{TTL, client, granted, nodes};
+use crate::{TTL, client, granted, is_busy, nodes, scripts_run};
 
 #[tokio::test]
 async fn a_node_does_not_count_for_a_claim_that_a_release_under_way_may_end_there() {
@@ -32,6 +32,49 @@ async fn a_node_does_not_count_for_a_claim_that_a_release_under_way_may_end_ther
         matches!(locks.try_acquire(&claim).await, Ok(Attempt::Granted(_)))
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_claim_is_not_busy_because_a_node_has_yet_to_answer_its_last_release() {
+    let nodes = nodes(3);
+    let slow = [Proxy::to(nodes[0].port()).await, Proxy::to(nodes[1].port()).await];
+    let [by_first, by_second] = [&slow[0], &slow[1]].map(|proxy| RedisConfig::new("127.0.0.1", proxy.port()));
+    let other = RedlockConfig::new([by_first, by_second, nodes[2].config()]).op_timeout(TTL);
+    let other = other.connect().await.unwrap();
+    let silent = Proxy::to(nodes[2].port()).await;
+    let by_silent = RedisConfig::new("127.0.0.1", silent.port());
+    let locks = RedlockConfig::new([nodes[0].config(), nodes[1].config(), by_silent]).op_timeout(TTL);
+    let locks = locks.connect().await.unwrap();
+    let (held, claim) = (claim("n", TTL), claim("n", TTL));
+    granted(&locks, &held).await;
+    server::until("every node has the holder", async || {
+        let mut holders = 0;
+        for node in &nodes {
+            holders += node.command::<u64>("EXISTS {fencelock:n}:lock").await;
+        }
+        holders == 3
+    })
+    .await;
+    slow[0].hold_answers();
+    assert!(is_busy(&other, &claim).await);
+    silent.hold_requests();
+    assert_eq!(locks.release(&held).await.unwrap(), Released::Released);
+    slow[1].hold_answers();
+    // The first node has the release of the busy claim, the second one grants it, and the third one still has the holder.
+    let before = scripts_run(&nodes[2]).await;
+    let trying = tokio::spawn(async move {
+        let attempt = other.try_acquire(&claim).await;
+        (other, attempt)
+    });
+    server::until("the third node has answered", async || {
+        scripts_run(&nodes[2]).await > before
+    })
+    .await;
+    for proxy in &slow {
+        proxy.pass();
+    }
+    let (_other, attempt) = trying.await.unwrap();
+    assert!(attempt.unwrap().granted().is_some());
 }
 
 #[tokio::test]
