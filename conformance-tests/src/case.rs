@@ -93,7 +93,9 @@ impl Case {
 
     /// The same, with its acknowledged refreshes in the oracle's log.
     pub(crate) async fn logged_party(&self, log: &Arc<Log>) -> Outcome<Party> {
-        Ok(self.party_on(Arc::new(self.link().await?.with_log(Arc::clone(log)))))
+        let is_sent_once = self.harness.leases_count_from_the_call();
+        let link = self.link().await?.with_log(Arc::clone(log), is_sent_once);
+        Ok(self.party_on(Arc::new(link)))
     }
 
     /// Locks on a client of their own.

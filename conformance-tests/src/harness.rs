@@ -155,6 +155,12 @@ pub trait Harness: Send + Sync + 'static {
         false
     }
 
+    /// Whether a lease counts from the call that granted it, unless that call told of a wait. Not so where a call can ask again by
+    /// itself, as with several servers of which too few have granted the claim: the lease then counts from a later request.
+    fn leases_count_from_the_call(&self) -> bool {
+        true
+    }
+
     /// Whether [`client`](Self::client) works outside of a tokio runtime, as those of fencelock's backends do. The cases that make
     /// a client there are not applicable otherwise.
     fn connects_without_runtime(&self) -> bool {

@@ -39,6 +39,8 @@ pub(crate) struct Link {
     number: usize,
     history: Arc<History>,
     log: Option<Arc<Log>>,
+    /// Whether a lease counts from the call that granted it.
+    is_sent_once: bool,
     weather: watch::Sender<Weather>,
     failing_renewals: AtomicUsize,
     counts: Arc<Counts>,
@@ -86,15 +88,18 @@ impl Link {
             number,
             history,
             log: None,
+            is_sent_once: true,
             weather: watch::Sender::new(Weather::Fair),
             failing_renewals: AtomicUsize::new(0),
             counts: Arc::default(),
         }
     }
 
-    /// Tells the oracle's log too which refreshes the backend acknowledged.
-    pub(crate) fn with_log(mut self, log: Arc<Log>) -> Self {
+    /// Tells the oracle's log too which refreshes the backend acknowledged. `is_sent_once` as
+    /// [`Harness::leases_count_from_the_call`](crate::Harness::leases_count_from_the_call).
+    pub(crate) fn with_log(mut self, log: Arc<Log>, is_sent_once: bool) -> Self {
         self.log = Some(log);
+        self.is_sent_once = is_sent_once;
         self
     }
 
@@ -176,9 +181,12 @@ impl Link {
         Ok((sent, call.await?))
     }
 
-    fn granted(&self, attempt: &Attempt, sent: Stamp) {
+    /// Tells the log of a grant, which was asked for at `sent`, or later where only the backend knows when: the log takes the latest
+    /// that it can be.
+    fn granted(&self, attempt: &Attempt, sent: Option<Stamp>) {
         if let (Some(log), Attempt::Granted(grant)) = (&self.log, attempt) {
-            log.granted(grant, sent);
+            let sent = sent.filter(|_| self.is_sent_once);
+            log.granted(grant, sent.unwrap_or_else(|| self.clock().now()));
         }
     }
 }
@@ -193,7 +201,7 @@ impl DistributedLock for Link {
         self.counts.try_acquire.fetch_add(1, Ordering::SeqCst);
         let call = self.stamped(self.inner.try_acquire(claim));
         let (sent, attempt) = self.pass("try_acquire", claim.shown(), call).await?;
-        self.granted(&attempt, sent);
+        self.granted(&attempt, Some(sent));
         Ok(attempt)
     }
 
@@ -231,11 +239,10 @@ impl DistributedLock for Link {
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         self.counts.acquire.fetch_add(1, Ordering::SeqCst);
         self.note(format_args!("acquire {} begins", claim.shown()));
-        // The lease counts from a send that only the backend knows; the log takes the latest that it can be.
         let attempt = self
             .pass("acquire", claim.shown(), self.inner.acquire(claim, deadline))
             .await?;
-        self.granted(&attempt, self.clock().now());
+        self.granted(&attempt, None);
         Ok(attempt)
     }
 
@@ -269,7 +276,7 @@ impl DistributedLock for Link {
         let (sent, attempt) = self.pass("try_then_wait", claim.shown(), call).await?;
         // After a wait as with `acquire`.
         let waited = waits.load(Ordering::SeqCst);
-        self.granted(&attempt, if waited { self.clock().now() } else { sent });
+        self.granted(&attempt, Some(sent).filter(|_| !waited));
         Ok(attempt)
     }
 
@@ -278,7 +285,7 @@ impl DistributedLock for Link {
         let what = format!("from {} to {}", from.shown(), to.shown());
         let call = self.stamped(self.inner.hand_over(from, to));
         let (sent, done) = self.pass("hand_over", what, call).await?;
-        self.granted(&done.to, sent);
+        self.granted(&done.to, Some(sent));
         Ok(done)
     }
 

@@ -362,6 +362,8 @@ impl Session {
                 let holder = record::holder(claim.name(), &answer.word()?, lease);
                 let life = Duration::from_millis(answer.number()?);
                 let first = answer.number()? == 1;
+                let number = answer.number()?;
+                self.node().inspect(|node| node.queued(claim.owner(), number));
                 let lease = lease.unwrap_or(claim.ttl());
                 let busy = Busy::default().with_retry_after(lease).with_holder(holder);
                 Ok(Reply::Answer(Answer::Busy(Waiting {

@@ -122,6 +122,10 @@ impl Harness for BrokenHarness {
         self.inner.leases_are_connections()
     }
 
+    fn leases_count_from_the_call(&self) -> bool {
+        self.inner.leases_count_from_the_call()
+    }
+
     fn connects_without_runtime(&self) -> bool {
         self.inner.connects_without_runtime()
     }

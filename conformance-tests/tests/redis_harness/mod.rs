@@ -15,7 +15,7 @@ use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
 use lock_redis::RedisConfig;
 use lock_redis::redis::aio::MultiplexedConnection;
-use lock_redis::redis::{self, Client, Cmd, FromRedisValue, RedisError};
+use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
@@ -25,6 +25,9 @@ use role::{PASSWORD, USER, rule};
 
 /// Tells a child process how clients connect to the server of its namespace, and where it is.
 const URLS: &str = "FENCELOCK_CONFORMANCE_REDIS";
+
+/// How long the harness waits for a server that it looks at.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 type Place = Arc<OnceCell<Arc<Host>>>;
 
@@ -315,7 +318,12 @@ fn config(url: &str, namespace: &Namespace) -> Result<RedisConfig, LockError> {
 /// As the user that the URL names, who may do everything.
 pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection, LockError> {
     let client = Client::open(url).map_err(failed)?;
-    client.get_multiplexed_async_connection().await.map_err(failed)
+    // A busy machine may need longer than the library's second to connect and half a second to answer.
+    let patient = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(PATIENCE))
+        .set_response_timeout(Some(PATIENCE));
+    let connecting = client.get_multiplexed_async_connection_with_config(&patient);
+    connecting.await.map_err(failed)
 }
 
 pub(crate) fn lock(namespace: &Namespace, name: &LockName) -> String {

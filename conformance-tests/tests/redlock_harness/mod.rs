@@ -21,7 +21,7 @@ use disturbance::Disturbance;
 
 use crate::redis_harness::resource::FencedKey;
 use crate::redis_harness::role::{PASSWORD, USER, rule};
-use crate::redis_harness::{connect, counter, failed, lock, no_server};
+use crate::redis_harness::{PATIENCE, connect, counter, failed, lock, no_server};
 
 /// Tells a child process where the nodes of its namespace are.
 const URLS: &str = "FENCELOCK_CONFORMANCE_REDLOCK";
@@ -148,12 +148,12 @@ impl RedlockHarness {
                 let mut connection = connect(url).await?;
                 command.query_async(&mut connection).await.map_err(failed)
             };
-            match tokio::time::timeout(Duration::from_secs(5), asking).await {
+            match tokio::time::timeout(PATIENCE, asking).await {
                 Ok(Ok(answer)) => Ok(Some(answer)),
                 // It may have failed meanwhile, and be back already.
                 _ if disturbed.is_some() => Ok(None),
                 Ok(Err(error)) => Err(error),
-                Err(_) => Err(LockError::no_answer("looking at a node", Duration::from_secs(5))),
+                Err(_) => Err(LockError::no_answer("looking at a node", PATIENCE)),
             }
         };
         let answers = try_join_all(urls.iter().enumerate().map(ask)).await?;
@@ -217,6 +217,10 @@ impl Harness for RedlockHarness {
         Ok(Arc::new(
             self.config(namespace).await?.runtime(runtime).connect().await?,
         ))
+    }
+
+    fn leases_count_from_the_call(&self) -> bool {
+        false
     }
 
     /// The node without which the client at a proxy has no majority.

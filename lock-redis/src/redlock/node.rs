@@ -44,16 +44,17 @@ impl Node {
         Ok(())
     }
 
-    /// The last arguments of a script for that owner: how many nodes there are, the process that the connection leads to, the proposal,
-    /// and the longest ttl.
-    pub(crate) fn arguments(&self, link: &Link, owner: &str) -> [String; 4] {
-        let proposal = self.proposals.of(owner).to_string();
-        [
-            self.nodes.clone(),
-            link.run_id().to_owned(),
-            proposal,
-            self.max_ttl.clone(),
-        ]
+    /// The last arguments of a script for that owner: how many nodes there are, the process that the connection leads to, the proposal
+    /// for the token, the place in the queue, and the longest ttl.
+    pub(crate) fn arguments(&self, link: &Link, owner: &str) -> [String; 5] {
+        let [token, place] = self.proposals.of(owner).map(|micros| micros.to_string());
+        let process = link.run_id().to_owned();
+        [self.nodes.clone(), process, token, place, self.max_ttl.clone()]
+    }
+
+    /// Takes note of the number that the claim of that owner has in this node's queue.
+    pub(crate) fn queued(&self, owner: OwnerId, number: u64) {
+        self.proposals.queued(owner, number);
     }
 
     /// Takes note of whether the last acquire was refused because the node is new or has lost its data.
@@ -89,13 +90,18 @@ pub(super) fn same(one: usize, other: usize) -> LockError {
     ))
 }
 
-/// The proposals of the operations under way, by owner: all nodes must get the same one, also if a request is sent again.
+/// The proposals of the operations under way, by owner: all nodes must get the same token proposed, also if a request is sent again.
+///
+/// The place in the queues begins as the same reading of the clock. A node puts a newcomer behind all who wait there already, and may give
+/// it a higher number for that. Who yields goes back with the highest number that a node has given it, as a Lamport clock rises, so
+/// that contenders come to have the same order on all nodes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Proposals(Arc<Mutex<HashMap<String, Entry>>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Entry {
-    micros: u64,
+    token: u64,
+    place: u64,
     users: usize,
 }
 
@@ -105,8 +111,9 @@ impl Proposals {
     pub(crate) fn propose(&self, owner: OwnerId, micros: u64) -> Arc<Proposal> {
         let owner = owner.to_string();
         let mut entries = self.lock();
-        let entry = entries.entry(owner.clone()).or_insert(Entry { micros, users: 0 });
-        entry.micros = micros;
+        let entry = entries.entry(owner.clone()).or_default();
+        entry.token = micros;
+        entry.place = entry.place.max(micros);
         entry.users += 1;
         drop(entries);
         Arc::new(Proposal {
@@ -115,9 +122,17 @@ impl Proposals {
         })
     }
 
-    /// 0 if there is none.
-    fn of(&self, owner: &str) -> u64 {
-        self.lock().get(owner).map_or(0, |entry| entry.micros)
+    fn queued(&self, owner: OwnerId, number: u64) {
+        if let Some(entry) = self.lock().get_mut(&owner.to_string()) {
+            entry.place = entry.place.max(number);
+        }
+    }
+
+    /// For the token and for the place; 0 if there is none.
+    fn of(&self, owner: &str) -> [u64; 2] {
+        self.lock()
+            .get(owner)
+            .map_or([0, 0], |entry| [entry.token, entry.place])
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
@@ -155,10 +170,21 @@ mod tests {
         let owner = OwnerId::random();
         let first = proposals.propose(owner, 7);
         let second = proposals.propose(owner, 9);
-        assert_eq!(proposals.of(&owner.to_string()), 9);
+        assert_eq!(proposals.of(&owner.to_string()), [9, 9]);
         drop(first);
-        assert_eq!(proposals.of(&owner.to_string()), 9);
+        assert_eq!(proposals.of(&owner.to_string()), [9, 9]);
         drop(second);
-        assert_eq!(proposals.of(&owner.to_string()), 0);
+        assert_eq!(proposals.of(&owner.to_string()), [0, 0]);
+    }
+
+    #[test]
+    fn a_place_only_rises_and_the_token_stays() {
+        let proposals = Proposals::default();
+        let owner = OwnerId::random();
+        let _proposal = proposals.propose(owner, 7);
+        for (number, place) in [(0, 7), (9, 9), (8, 9)] {
+            proposals.queued(owner, number);
+            assert_eq!(proposals.of(&owner.to_string()), [7, place]);
+        }
     }
 }

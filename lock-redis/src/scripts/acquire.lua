@@ -10,7 +10,7 @@ end
 if not waits then
     return busy(value, life)
 end
-enqueue(OWNER, queued, tonumber(ARGV[4]), life, ARGV[6], ARGV[7], ARGV[8])
+local number = enqueue(OWNER, queued, tonumber(ARGV[4]), life, ARGV[6], ARGV[7], ARGV[8])
 local first, entry = oldest()
 if queued or first ~= OWNER then
     sweep()
@@ -21,4 +21,4 @@ if first ~= OWNER and has_missed_a_refresh(entry) then
     first = oldest()
 end
 -- If it is not known who is the first in line, everybody who asks takes itself for it.
-return busy(value, life, first == OWNER or budget <= 0)
+return busy(value, life, first == OWNER or budget <= 0, number)

@@ -37,13 +37,12 @@ local function write_although_full()
     redis.call('HDEL', WAITERS, '')
 end
 
--- Puts the owner at the end of the queue, or keeps it where it is for another life.
-local function enqueue(owner, queued, ttl, life, sent, client, info)
-    local number
-    if not queued then
+-- Puts the owner at the end of the queue, or at `number`, or keeps it where it is for another life. Returns its number.
+local function enqueue(owner, queued, ttl, life, sent, client, info, number)
+    if not queued and not number then
         -- Numbers follow the clock, and rise where the clock was set back.
         local last = redis.call('ZRANGE', ORDER, -1, -1, 'WITHSCORES')[2]
-        number = PLACE or math.max(now_us, (tonumber(last) or 0) + 1)
+        number = math.max(PLACE > 0 and PLACE or now_us, (tonumber(last) or 0) + 1)
     end
     local entry = table.concat({ FORMAT, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
     redis.call('HSET', WAITERS, owner, entry)
@@ -57,6 +56,7 @@ local function enqueue(owner, queued, ttl, life, sent, client, info)
         redis.call('PEXPIRE', ORDER, kept)
         redis.call('PEXPIRE', WAITERS, kept)
     end
+    return number or tonumber(queued)
 end
 
 local function read_entry(entry)
@@ -168,8 +168,9 @@ local function let_go(owner)
     return released and 'released' or 'lost', more
 end
 
-local function busy(value, life, first)
-    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, first and 1 or 0 }
+-- `first` says whether the claim is the first in line, and `number` is its number there, if it waits.
+local function busy(value, life, first, number)
+    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, first and 1 or 0, number or 0 }
 end
 
 -- Makes the owner the holder if it is already, or if the lock is free and nobody comes before it. Returns the answer, or

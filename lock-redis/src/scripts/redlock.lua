@@ -1,15 +1,13 @@
 -- What a node of several independent servers does differently; docs/redlock.md says why.
 -- KEYS: 5 since when this node has its data.
--- ARGV: the last four: how many nodes the client knows, the run id of the process that it is connected to, its proposal for the
+-- ARGV: the last five: how many nodes the client knows, the run id of the process that it is connected to, its proposal for the
 -- token and its place in the queue (us of the servers' clocks, 0 for none), and the longest ttl that clients may ask for (ms).
 local BORN = KEYS[5]
 -- A proposal that is older (us) may be below tokens that this node has forgotten: its data may be an older copy.
 local FRESH = 500000
-local NODES, PROCESS = ARGV[#ARGV - 3], ARGV[#ARGV - 2]
-local PROPOSAL, MAX_TTL = tonumber(ARGV[#ARGV - 1]), ARGV[#ARGV]
-if PROPOSAL > 0 then
-    PLACE = PROPOSAL
-end
+local NODES, PROCESS = ARGV[#ARGV - 4], ARGV[#ARGV - 3]
+local PROPOSAL, MAX_TTL = tonumber(ARGV[#ARGV - 2]), ARGV[#ARGV]
+PLACE = tonumber(ARGV[#ARGV - 1])
 
 local function set_born(state, since, nodes, max_ttl)
     redis.call('SET', BORN, table.concat({ state, since, PROCESS, nodes, max_ttl }, ' '))

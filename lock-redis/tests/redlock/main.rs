@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail")]
 
 mod access;
+mod queue;
 mod releases;
 #[path = "../server/mod.rs"]
 mod server;

@@ -33,10 +33,10 @@ pub struct Lock<O, T> {
     pub token: T,
 }
 
-/// A waiter. Waiters are ordered by stamp, then by owner, which is the same order on all nodes.
+/// A waiter. Waiters are ordered by stamp, then by owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Waiter<O, T> {
-    /// When the acquisition began, by the clock of its client.
+    /// Its [place](Node::place): when the acquisition began, by the clock of its client, or later.
     pub stamp: T,
     /// The acquisition that waits.
     pub owner: O,
@@ -216,6 +216,13 @@ impl<O: Copy + Ord, T: Token> Node<O, T> {
     /// The waiter has left the queue, or has not been heard of for too long.
     pub fn forget(&mut self, owner: O) {
         self.queue.retain(|waiter| waiter.owner != owner);
+    }
+
+    /// The place of a newcomer that would have the `proposed` one: behind all who wait already.
+    #[must_use]
+    pub fn place(&self, proposed: T) -> T {
+        let behind = self.queue.last().map(|last| last.stamp + T::from(1));
+        behind.map_or(proposed, |behind| behind.max(proposed))
     }
 
     /// Carries out a request.

@@ -93,12 +93,12 @@ impl<'a> Place<'a> {
         if usable { run.proposal } else { run.at }
     }
 
-    /// The place in the queue of an acquisition that is not in it.
-    pub(super) fn stamp(&self, run: &Run) -> u64 {
-        let last = self.node.queue.last().map_or(0, |waiter| waiter.stamp);
-        match run.proposal {
-            0 => run.at.max(last + 1),
-            proposal => proposal,
+    /// The place in the queue of an acquisition that is not in it, or `yields` and goes back.
+    pub(super) fn stamp(&self, run: &Run, yields: bool) -> u64 {
+        match run.place {
+            0 => self.node.place(run.at),
+            place if yields => place,
+            place => self.node.place(place),
         }
     }
 

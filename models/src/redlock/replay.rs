@@ -177,7 +177,7 @@ impl<'a> Replay<'a> {
         };
         let (held, queued) = (place.node.is_held_by(owner), place.waits(owner));
         let yields = *on_busy == OnBusy::Yield;
-        let stamp = place.stamp(run);
+        let stamp = place.stamp(run, yields && held);
         let proposal = place.draws(run);
         let claim = &**owner;
         let request = match on_busy {

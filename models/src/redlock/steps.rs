@@ -176,13 +176,15 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
                 clock_is_high,
                 replaces,
             } => {
-                let link = &mut state.places[node].links[owner];
+                let place = &mut state.places[node];
+                let waits = self.bounds.waits.then(|| place.node.place(number(owner)));
+                let link = &mut place.links[owner];
                 state.acquisitions[owner].repeats += u8::from(link.asked);
                 link.asked = true;
                 let request = Request::Acquire {
                     owner: number(owner),
                     proposal: state.acquisitions[owner].proposal,
-                    waits: self.bounds.waits.then_some(number(owner)),
+                    waits,
                 };
                 let granted = self.request(state, node, request, clock_is_high);
                 if let Some(token) = granted.answered {

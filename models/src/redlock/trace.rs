@@ -58,6 +58,8 @@ pub struct Run {
     pub node: usize,
     /// The token that the client proposed, or 0.
     pub proposal: u64,
+    /// The place in the queue that the client proposed, or 0.
+    pub place: u64,
     /// The script, and what it answered.
     #[serde(flatten)]
     pub script: Script,

@@ -294,7 +294,8 @@ fn run(node: usize, ran: &Ran) -> Run {
     Run {
         at: ran.at,
         node,
-        proposal: number(arguments.len() - 2),
+        proposal: number(arguments.len() - 3),
+        place: number(arguments.len() - 2),
         script,
         push: ran.push.clone(),
         unheard: ran.unheard.clone(),

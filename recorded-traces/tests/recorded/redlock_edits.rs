@@ -345,6 +345,7 @@ fn coordinators(nodes: usize) -> Vec<(&'static str, Edit<Step>)> {
                 let swapped = one.node == two.node && fresh && answer(two) == Some(&mut Answer::Busy);
                 std::mem::swap(&mut one.script, &mut two.script);
                 std::mem::swap(&mut one.proposal, &mut two.proposal);
+                std::mem::swap(&mut one.place, &mut two.place);
                 swapped
             }),
         ),
