@@ -29,6 +29,10 @@ const URLS: &str = "FENCELOCK_CONFORMANCE_REDLOCK";
 /// The longest ttl, for which nodes without data grant nothing.
 const MAX_TTL: Duration = Duration::from_secs(20);
 
+/// A thousand acquisitions at once are some ten thousand requests, all on one thread, and a machine that runs other tests may take longer for
+/// them than the usual five seconds.
+const OP_TIMEOUT: Duration = Duration::from_secs(15);
+
 type Place = Arc<OnceCell<Arc<Nodes>>>;
 
 /// Some nodes for all namespaces, and as many more for each that wants its own.
@@ -360,6 +364,6 @@ impl Harness for RedlockHarness {
 /// As a user who may do no more than a user should be allowed to.
 fn config(urls: &[String], namespace: &Namespace) -> Result<RedlockConfig, LockError> {
     let nodes: Result<Vec<_>, _> = urls.iter().map(|url| RedisConfig::from_url(url)).collect();
-    let config = RedlockConfig::new(nodes?).max_ttl(MAX_TTL);
+    let config = RedlockConfig::new(nodes?).max_ttl(MAX_TTL).op_timeout(OP_TIMEOUT);
     Ok(config.credentials(USER, PASSWORD).namespace(namespace.name()))
 }

@@ -22,14 +22,18 @@ impl Quorum {
             if campaign.failed() > self.len() - self.majority() {
                 return Err(campaign.failure());
             }
-            let open = campaign.open();
-            if campaign.holds() + open < self.majority() {
-                if campaign.other_holder() || campaign.holds() == 0 {
+            let (holds, open) = (campaign.holds(), campaign.open());
+            if holds + open < self.majority() {
+                // Of nodes that fail it is not known who holds them: if they are the majority, that is the answer.
+                let may_fail = open > 0 && campaign.failed() > 0;
+                if campaign.other_holder() || holds == 0 && !may_fail {
                     return campaign.give_up().await;
                 }
-                // No claim has a majority: the earliest one gets it.
-                let deadline = self.now() + self.op_timeout / 2;
-                return campaign.wait(Some(deadline), BusySignal::new(drop), true).await;
+                if holds > 0 {
+                    // No claim has a majority: the earliest one gets it.
+                    let deadline = self.now() + self.op_timeout / 2;
+                    return campaign.wait(Some(deadline), BusySignal::new(drop), true).await;
+                }
             }
             campaign.hear().await;
         }

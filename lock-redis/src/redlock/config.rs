@@ -145,8 +145,8 @@ impl RedlockConfig {
         let count = self.nodes.len();
         if ![3, 5, 7].contains(&count) {
             return Err(LockError::configuration(format!(
-                "{count} nodes cannot be used; give 3, 5 or 7 independent servers: one more makes an odd number, which tolerates as \
-                 many failures with fewer servers"
+                "{count} cannot be the number of nodes; give 3, 5 or 7 independent servers: an even number tolerates no more failures \
+                 than one less"
             )));
         }
         let mut places = HashMap::new();

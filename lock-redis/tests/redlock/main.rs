@@ -103,6 +103,19 @@ async fn any_minority_can_be_down_paused_or_empty() {
 }
 
 #[tokio::test]
+async fn a_name_is_not_busy_because_a_minority_says_so_and_the_majority_fails() {
+    let nodes = nodes(5);
+    let (one, other) = (client(&nodes).await, client(&nodes).await);
+    granted(&one, &claim("n", TTL)).await;
+    for node in &nodes[2..] {
+        let _: String = node.command("FLUSHALL").await;
+    }
+    let error = other.try_acquire(&claim("n", TTL)).await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("has lost its data"), "{error}");
+}
+
+#[tokio::test]
 async fn a_node_that_lost_its_data_grants_nothing_that_it_may_have_granted_before() {
     let nodes = nodes(3);
     let (one, other) = (client(&nodes).await, client(&nodes).await);
