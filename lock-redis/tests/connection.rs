@@ -323,3 +323,50 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
         assert!(error.contains(word) && error.contains("raise the ttl"), "{error}");
     }
 }
+
+#[tokio::test]
+async fn a_waiter_that_is_cut_off_for_one_refresh_keeps_its_place() {
+    let server = Server::start();
+    let holder = server.client().await;
+    let held = granted(&holder, &claim("n", LONG)).await;
+    let (cut_off, proxy) = by_proxy(&server).await;
+    let mut waiting = Vec::new();
+    for (place, waiter) in [cut_off, server.client().await].into_iter().enumerate() {
+        let claim = claim("n", TTL);
+        let owner = claim.owner();
+        let wait = tokio::spawn(async move {
+            let mut answer = waiter.acquire(&claim, soon()).await;
+            while answer.as_ref().is_err_and(LockError::is_retryable) {
+                // As the core does.
+                answer = waiter.acquire(&claim, soon()).await;
+            }
+            (waiter, answer.unwrap().granted().unwrap())
+        });
+        waiting.push((owner, wait));
+        until_queued(&server, "n", place + 1).await;
+    }
+    let entry = async |owner| {
+        let ask = format!("HGET {{fencelock:n}}:waiters {owner}");
+        server.command::<Option<String>>(&ask).await
+    };
+    let (later_owner, later) = waiting.pop().unwrap();
+    let (owner, first) = waiting.pop().unwrap();
+    let before = (entry(owner).await, entry(later_owner).await);
+    proxy.hold_requests();
+    proxy.cut();
+    until("the second waiter has refreshed its entry", async || {
+        entry(later_owner).await != before.1
+    })
+    .await;
+    assert_eq!(entry(owner).await, before.0, "the first waiter cannot refresh its own");
+    proxy.pass();
+    until("the first waiter has come back", async || {
+        entry(owner).await != before.0
+    })
+    .await;
+    holder.release(&held.claim).await.unwrap();
+    let (waiter, grant) = first.await.unwrap();
+    assert!(!later.is_finished());
+    waiter.release(&grant.claim).await.unwrap();
+    assert!(later.await.unwrap().1.token > grant.token);
+}

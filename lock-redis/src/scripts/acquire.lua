@@ -16,7 +16,7 @@ if queued or first ~= OWNER then
     sweep()
 end
 -- Nobody else looks after the expiry: should the first in line be gone, this is where it is found out.
-if first ~= OWNER and has_missed_a_refresh(entry) then
+if first ~= OWNER and not is_there(read_entry(entry)) then
     tell_first(redis.call('PTTL', LOCK))
     first = oldest()
 end

@@ -65,9 +65,9 @@ local function read_entry(entry)
     return tonumber(stop), tonumber(ttl), sent, tonumber(life), client, info
 end
 
-local function has_missed_a_refresh(entry)
-    local stop, ttl = read_entry(entry)
-    return not stop or (stop - now) * 3 < ttl * 2
+-- Whoever has missed two refreshes is not there any more.
+local function is_there(stop, ttl)
+    return stop and (stop - now) * 3 >= ttl
 end
 
 -- Removes entries whose time is over, wherever in the queue they are: looks at a few by chance, and goes on while many of
@@ -86,15 +86,16 @@ local function sweep()
     until over < 2 or budget <= 0
 end
 
--- Tells who is the first in line now, and how long the lease has to go that it waits for.
+-- Tells who is the first in line now, and how long the lease has to go that it waits for. A client that has lost its connection asks as
+-- soon as it has another one, and keeps its place until then.
 local function tell_first(lease)
     while budget > 0 do
         local owner, entry = oldest()
         if not owner then
             return
         end
-        local _, _, _, _, client = read_entry(entry)
-        if client and tell(client, 'first', owner, text(lease)) > 0 then
+        local stop, ttl, _, _, client = read_entry(entry)
+        if client and tell(client, 'first', owner, text(lease)) > 0 or is_there(stop, ttl) then
             return
         end
         drop(owner)
@@ -112,8 +113,7 @@ local function grant_next(me)
             return 'free', owner
         end
         local stop, ttl, sent, life, client, info = read_entry(entry)
-        -- Whoever has missed two refreshes is not there any more.
-        if stop and (stop - now) * 3 >= ttl then
+        if is_there(stop, ttl) then
             if not token then
                 write_although_full()
                 token = draw()

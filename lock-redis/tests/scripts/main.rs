@@ -135,13 +135,28 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "nobody finds out that the first in line is gone",
-        from: "if first ~= OWNER and has_missed_a_refresh(entry) then\n",
+        from: "if first ~= OWNER and not is_there(read_entry(entry)) then\n",
         to: "if false then\n",
     },
     Bug {
         what: "the first in line is told so with each refresh of another",
-        from: "(stop - now) * 3 < ttl * 2\n",
-        to: "(stop - now) < ttl * 2\n",
+        from: "if first ~= OWNER and not is_there(read_entry(entry)) then\n",
+        to: "if first ~= OWNER then\n",
+    },
+    Bug {
+        what: "whoever was not heard of for long is granted the lock",
+        from: "        if is_there(stop, ttl) then\n",
+        to: "        if stop then\n",
+    },
+    Bug {
+        what: "a waiter whose connection has just ended loses its place",
+        from: " or is_there(stop, ttl) then\n",
+        to: " then\n",
+    },
+    Bug {
+        what: "a waiter that is gone keeps its place",
+        from: " or is_there(stop, ttl) then\n",
+        to: " or true then\n",
     },
     Bug {
         what: "a request that took long gets a full ttl",

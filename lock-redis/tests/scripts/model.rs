@@ -10,6 +10,9 @@ const OWNERS: usize = 8;
 /// Longer than a run takes, in milliseconds.
 pub(crate) const TTL: u64 = 100_000;
 
+/// What is left of the life of a waiter that has missed two refreshes, in percent.
+pub(crate) const FADED: u64 = 20;
+
 /// An owner; the same one always asks through the same client.
 pub(crate) type Owner = usize;
 
@@ -54,6 +57,8 @@ pub(crate) enum Step {
     Expire,
     /// The lease is nearly over.
     Age,
+    /// The waiter has not been heard of for most of its ttl.
+    Fade(Owner),
     /// The counter is deleted, or set ahead of the clock, or to something else.
     LoseCounter,
     AdvanceCounter,
@@ -150,9 +155,10 @@ impl Step {
             64..74 => Self::HandOver { from: holder, to: any },
             74..78 => Self::ForceRelease,
             78..82 => Self::Expire,
-            82..85 => Self::Age,
-            85..88 if !model.advanced => Self::LoseCounter,
-            88..90 => Self::AdvanceCounter,
+            82..83 => Self::Age,
+            83..87 => Self::Fade(model.queue.front().map_or(any, |(first, _)| *first)),
+            87..89 if !model.advanced => Self::LoseCounter,
+            89..90 => Self::AdvanceCounter,
             90..92 if !model.advanced => Self::SpoilCounter,
             92..94 => Self::SpoilLock,
             _ => Self::Kill(random.usize(..CLIENTS)),
@@ -212,6 +218,12 @@ impl Model {
             }
             Step::Age => {
                 self.lease = 10;
+                Vec::new()
+            }
+            Step::Fade(owner) => {
+                if let Some(place) = self.queue.iter_mut().find(|(other, _)| other == owner) {
+                    place.1 = FADED;
+                }
                 Vec::new()
             }
             Step::LoseCounter | Step::AdvanceCounter => {
@@ -286,12 +298,8 @@ impl Model {
                     Some(place) => place.1 = 100 - late,
                     None => self.queue.push_back((owner, 100 - late)),
                 }
-                // Somebody else, with less than two thirds of its ttl.
-                if self
-                    .queue
-                    .front()
-                    .is_some_and(|(first, life)| *first != owner && *life < 67)
-                {
+                let first = self.queue.front();
+                if first.is_some_and(|(first, life)| *first != owner && *life == FADED) {
                     self.tell_first(outcome);
                 }
                 let first = self.queue.front().is_some_and(|(first, _)| *first == owner);
@@ -407,11 +415,11 @@ impl Model {
             if me == Some(owner) {
                 return Ok(true);
             }
-            if self.spoilt_counter {
+            if self.spoilt_counter && life != FADED {
                 return Err("foreign".to_owned());
             }
             self.queue.pop_front();
-            if self.tell(owner, "granted", outcome) {
+            if life != FADED && self.tell(owner, "granted", outcome) {
                 (self.holder, self.lease) = (Some(owner), life);
                 self.tell_first(outcome);
                 return Ok(false);
@@ -421,8 +429,9 @@ impl Model {
     }
 
     fn tell_first(&mut self, outcome: &mut Outcome) {
-        while let Some(&(owner, _)) = self.queue.front() {
-            if self.tell(owner, "first", outcome) {
+        while let Some(&(owner, life)) = self.queue.front() {
+            // Whoever was heard of lately may come back.
+            if self.tell(owner, "first", outcome) || life != FADED {
                 return;
             }
             self.queue.pop_front();

@@ -6,7 +6,7 @@ use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::mpsc;
 
-use crate::model::{CLIENTS, Outcome, Owner, Step, TTL, client_of, name_of};
+use crate::model::{CLIENTS, FADED, Outcome, Owner, Step, TTL, client_of, name_of};
 use crate::server::Server;
 
 const KEYS: [&str; 4] = ["{t:n}:lock", "{t:n}:fence", "{t:n}:order", "{t:n}:waiters"];
@@ -167,6 +167,7 @@ impl Stage {
             }
             Step::Expire => self.plain("DEL {t:n}:lock").await,
             Step::Age => self.plain(&format!("PEXPIRE {{t:n}}:lock {}", TTL / 10)).await,
+            Step::Fade(owner) => self.fade(&name_of(*owner)).await,
             Step::LoseCounter => self.plain("DEL {t:n}:fence").await,
             Step::AdvanceCounter => {
                 // Ahead of the clock, and of what was set before.
@@ -210,6 +211,17 @@ impl Stage {
             .unwrap();
         con.subscribe(format!("{CHANNELS}{client}")).await.unwrap();
         self.clients[client] = Some(Caller { con, told });
+    }
+
+    /// Leaves that entry little of its life.
+    async fn fade(&mut self, owner: &str) {
+        let entry: Option<String> = self.plain(&format!("HGET {{t:n}}:waiters {owner}")).await;
+        let Some(entry) = entry else { return };
+        let mut fields: Vec<_> = entry.split(' ').collect();
+        let end = (now() + TTL * FADED / 100).to_string();
+        fields[1] = &end;
+        let set = redis::cmd("HSET").arg(KEYS[3]).arg(owner).arg(fields.join(" ")).clone();
+        let _: Value = set.query_async(&mut self.plain).await.unwrap();
     }
 
     async fn kill(&mut self, client: usize) {
