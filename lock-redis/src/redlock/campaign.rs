@@ -6,7 +6,7 @@ use std::time::Duration;
 use futures_util::StreamExt;
 use lock_core::{Attempt, Busy, BusySignal, Claim, FencingToken, Grant, LockError, OwnerId, Stamp};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::quorum::{PAUSE, Quorum, Round, twice};
@@ -138,6 +138,7 @@ impl<'a> Campaign<'a> {
             let (held, failed) = (self.holds(), self.failed());
             let spare = self.quorum.len() - self.quorum.majority();
             if failed > spare {
+                self.settle().await;
                 return Err(self.failure());
             }
             let others = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy(_))).count();
@@ -174,6 +175,17 @@ impl<'a> Campaign<'a> {
                 () = async { sleep(pause.unwrap_or_default()).await }, if pause.is_some() => {}
             }
         }
+    }
+
+    /// Waits a little for the nodes that are being yielded: until they have answered, they do not count for this claim.
+    async fn settle(&mut self) {
+        let owner = self.claim.owner();
+        let yielding = async {
+            while self.quorum.claims.any_unconfirmed(owner, self.quorum.now()) {
+                self.hear().await;
+            }
+        };
+        let _ = timeout(PAUSE, yielding).await;
     }
 
     /// Something between 0 and 0.5 that differs between claims.
