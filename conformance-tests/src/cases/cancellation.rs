@@ -162,7 +162,7 @@ pub(crate) async fn shutdown_releases_everything_and_ends_every_wait(case: Arc<C
         tokio::spawn(party.locks.lock("n 0").ttl(ttl).into_future()),
     ];
     let waits = || party.locks.stats().waiting == 2;
-    case.eventually("the client", "its waiters count", case.slack(), waits)
+    case.eventually("the client", "its waiters count", case.patience(), waits)
         .await?;
     case.within(case.patience(), "shutdown ends", party.locks.shutdown())
         .await??;

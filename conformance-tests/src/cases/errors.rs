@@ -157,7 +157,7 @@ pub(crate) async fn broken_to_the_end_of_the_wait_is_unavailable(case: Arc<Case>
             .into_future(),
     );
     let asked = || waiter.link.counts().requests() >= 2;
-    case.eventually("the client", "the waiter waits at the server", case.slack(), asked)
+    case.eventually("the client", "the waiter waits at the server", case.patience(), asked)
         .await?;
     waiter.link.set(Weather::Refused);
     let answer = waiting.await?;

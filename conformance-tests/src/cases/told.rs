@@ -128,6 +128,7 @@ async fn told_within_one_renewal(case: &Case, fault: Fault, frees: bool) -> Outc
             "the backend",
             "what was given to somebody else is busy; it gave {refused:?}"
         );
+        drop(refused);
         // The stranger does not renew.
         let next = other.locks.lock("n").ttl(ttl).wait_for(ttl + case.slack()).await?;
         fenced(next.token(), true)?;

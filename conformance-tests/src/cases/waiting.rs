@@ -114,8 +114,7 @@ pub(crate) async fn a_wait_ends_on_a_connection_that_fell_silent(case: Arc<Case>
     let wait = Duration::from_millis(500);
     // Asked once, and told that it is busy, before the silence.
     let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(wait).into_future());
-    let limit = case.slack();
-    case.eventually("the client", "the waiter asks", limit, || {
+    case.eventually("the client", "the waiter asks", case.patience(), || {
         waiter.link.counts().requests() > 0
     })
     .await?;
@@ -167,7 +166,7 @@ pub(crate) async fn a_waiter_of_another_client_gets_the_lock_on_release(case: Ar
 /// The party must be waiting for `n` before long, and that many claims must be in line at the server if it shows them.
 pub(super) async fn waits(case: &Case, party: &Party, at_server: usize) -> Outcome {
     let waits = || party.locks.stats().waiting > 0;
-    case.eventually("the client", "a waiter counts as waiting", case.slack(), waits)
+    case.eventually("the client", "a waiter counts as waiting", case.patience(), waits)
         .await?;
     case.in_line("n", at_server).await.map(drop)
 }
@@ -177,9 +176,14 @@ pub(super) async fn waits(case: &Case, party: &Party, at_server: usize) -> Outco
 pub(super) async fn waits_after_busy(case: &Case, party: &Party, waits_before: usize) -> Outcome {
     waits(case, party, 1).await?;
     let asked = || party.link.counts().waits() > waits_before;
-    case.eventually("the client", "the waiter was told that it is busy", case.slack(), asked)
-        .await
-        .map(drop)
+    case.eventually(
+        "the client",
+        "the waiter was told that it is busy",
+        case.patience(),
+        asked,
+    )
+    .await
+    .map(drop)
 }
 
 async fn on_release(case: &Case, holder: &Party, waiter: &Party) -> Outcome {
@@ -274,7 +278,7 @@ async fn in_order(case: &Case, holder: &Party, waiters: &[Party]) -> Outcome {
         });
         // Only once one has come can the next be said to come after it.
         let asked = || waiter.locks.stats().waiting > before;
-        case.eventually("the client", "a waiter counts as waiting", case.slack(), asked)
+        case.eventually("the client", "a waiter counts as waiting", case.patience(), asked)
             .await?;
         // Of one client only one is at the server, and the others stand in line behind it.
         if !Arc::ptr_eq(&waiter.link, &holder.link) {

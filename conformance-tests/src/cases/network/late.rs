@@ -97,7 +97,7 @@ where
     F: Future<Output = Result<(), lock_core::LockError>> + Send + 'static,
 {
     let asking = tokio::spawn(call(Arc::clone(client), claim));
-    case.within(case.slack(), "a request is sent", held.caught()).await?;
+    case.within(case.patience(), "a request is sent", held.caught()).await?;
     asking.abort();
     // It may have ended before: then it had an error.
     let _ = asking.await;
