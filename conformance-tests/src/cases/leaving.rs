@@ -60,7 +60,7 @@ async fn one_leaves(
                 let before = party.locks.stats().waiting;
                 let asking = party.locks.lock("n").ttl(ttl).wait_for(wait).into_future();
                 waiting.push(tokio::spawn(asking));
-                // Whoever is to leave may have come and gone by the time of this look.
+                // The one that is to leave may have come and gone by the time of this look.
                 let is_over = || waiting.get(waiter).is_some_and(JoinHandle::is_finished);
                 let asked = || party.locks.stats().waiting > before || is_over();
                 case.eventually("the client", "a waiter counts as waiting", case.patience(), asked)

@@ -78,7 +78,7 @@ impl Claims {
         memory.is_some_and(|memory| memory.unconfirmed != 0 && memory.until > now)
     }
 
-    /// The node has carried out the request, or it will never get it.
+    /// The node has carried out the request.
     pub(super) fn confirm(&self, owner: OwnerId, node: usize) {
         let mut known = self.lock();
         if let Some(memory) = known.claims.get_mut(&owner) {

@@ -97,9 +97,9 @@ impl Quorum {
                 let sent = AtomicUsize::new(0);
                 let releasing = || release_at(Arc::clone(&session), claim.clone(), earlier.clone(), &sent);
                 let released = twice(session.settings().op_timeout, releasing).await;
-                // If there were two requests, the first one may still be under way. If there was none, there will be none.
+                // If there were two requests, the first one may still be under way; if there was none, one of before may be.
                 let sent = sent.into_inner();
-                if sent == 0 || sent == 1 && released.is_ok() {
+                if sent == 1 && released.is_ok() {
                     claims.confirm(claim.owner(), node);
                 }
                 drop(proposal);
