@@ -94,6 +94,7 @@ fn render(reports: &[Report]) -> String {
                 Some(row) => match row["outcome"].as_str() {
                     Some("passed") => format!("{:.1}", row["seconds"].as_f64().unwrap_or_default()),
                     Some("not applicable") => notes.letter(&text(&row["reason"])),
+                    Some("not judged") => "**not judged**".to_owned(),
                     _ => "**FAILED**".to_owned(),
                 },
             };
@@ -163,6 +164,7 @@ fn bugs(page: &mut String, reports: &[Report]) {
             let outcome = match row["outcome"].as_str() {
                 Some("caught") => format!("`{}`", text(&row["by"])),
                 Some("not applicable") => format!("not applicable ({})", text(&row["reason"])),
+                Some("not judged") => "**not judged**".to_owned(),
                 _ => "**ESCAPED**".to_owned(),
             };
             by.entry(outcome).or_default().push(&report.backend);

@@ -4,6 +4,7 @@ mod bug;
 mod fence;
 mod harness;
 mod shared;
+mod signs;
 mod waiting;
 
 use std::fmt;

@@ -23,9 +23,21 @@ use crate::outcome::{Outcome, Stop, ensure};
 /// What every case calls its resource.
 pub(crate) const RESOURCE: &str = "the resource";
 
+/// How a case is run.
+#[derive(Clone, Debug)]
+pub(crate) struct Terms {
+    /// The row, for child processes.
+    pub(crate) row: Arc<str>,
+    /// Whether it has a server of its own.
+    pub(crate) own_server: bool,
+    /// How long it waits for what should happen: beyond any time that a busy machine takes.
+    pub(crate) hang_limit: Duration,
+}
+
 /// One run of one case: a fresh namespace, clients of it, and a record of what happened.
 pub(crate) struct Case {
     harness: Arc<dyn Harness>,
+    terms: Terms,
     namespace: Namespace,
     history: Arc<History>,
     capabilities: Capabilities,
@@ -54,6 +66,8 @@ pub(crate) struct Findings {
     pub(crate) margin: Option<Duration>,
     /// Faults after which two holders believed at the same time.
     pub(crate) overlaps: Vec<&'static str>,
+    /// What could not be judged because the machine was too busy.
+    pub(crate) too_slow: Vec<String>,
     /// Figures worth printing.
     pub(crate) remarks: Vec<String>,
 }
@@ -66,8 +80,8 @@ pub(crate) struct Party {
 }
 
 impl Case {
-    pub(crate) async fn new(harness: Arc<dyn Harness>, own_server: bool) -> Outcome<Arc<Self>> {
-        let namespace = Namespace::fresh(own_server)?;
+    pub(crate) async fn new(harness: Arc<dyn Harness>, terms: Terms) -> Outcome<Arc<Self>> {
+        let namespace = Namespace::fresh(terms.own_server)?;
         let observer = harness.client(&namespace).await?;
         Ok(Arc::new(Self {
             capabilities: observer.capabilities(),
@@ -77,6 +91,7 @@ impl Case {
             findings: Mutex::default(),
             needs_own_server: AtomicBool::new(false),
             harness,
+            terms,
             namespace,
             observer,
         }))
@@ -134,6 +149,7 @@ impl Case {
     pub(crate) async fn child(&self) -> Outcome<Child> {
         self.needs_processes()?;
         Child::start(
+            &self.terms.row,
             &self.namespace,
             self.harness.child_environment(&self.namespace),
             &self.history,
@@ -146,9 +162,15 @@ impl Case {
     pub(crate) async fn child_with_clock(&self, clock: &crate::torture::WallClock) -> Outcome<Child> {
         self.needs_processes()?;
         let environment = self.harness.child_environment(&self.namespace);
-        Child::start_with(&self.namespace, environment, &self.history, |command| {
-            clock.govern(command);
-        })
+        Child::start_with(
+            &self.terms.row,
+            &self.namespace,
+            environment,
+            &self.history,
+            |command| {
+                clock.govern(command);
+            },
+        )
         .await
     }
 
@@ -261,14 +283,9 @@ impl Case {
         rounded.clamp(self.capabilities.min_ttl, self.capabilities.max_ttl)
     }
 
-    /// What a wait may take beyond what it should: never a measure of speed, only the end of patience.
-    pub(crate) fn slack(&self) -> Duration {
-        Duration::from_secs(1)
-    }
-
-    /// How long something may take that takes as long as it takes.
-    pub(crate) fn patience(&self) -> Duration {
-        Duration::from_secs(30)
+    /// How long is waited for what should happen: never a measure of speed, whatever takes longer hangs.
+    pub(crate) fn hang_limit(&self) -> Duration {
+        self.terms.hang_limit
     }
 
     pub(crate) fn op_timeout(&self) -> Duration {
@@ -297,7 +314,7 @@ impl Case {
                 return Ok(true);
             }
             ensure!(
-                self.now().since(start) < self.patience(),
+                self.now().since(start) < self.hang_limit(),
                 "the backend",
                 "{wanted} are in line for {name:?}; there are {seen}"
             );
@@ -322,7 +339,7 @@ impl Case {
 
     /// Nothing but `expected` lines may be left on the server before a ttl and the slack are over.
     pub(crate) async fn only_leftovers(&self, expected: usize) -> Outcome {
-        let limit = self.steady_ttl() + self.slack();
+        let limit = self.steady_ttl() + self.hang_limit();
         let start = self.now();
         loop {
             let Some(left) = self.leftovers().await? else {
@@ -349,6 +366,11 @@ impl Case {
 
     pub(crate) fn remark(&self, remark: impl Into<String>) {
         self.findings_mut().remarks.push(remark.into());
+    }
+
+    /// Says that this could be judged only on a machine that is less busy. It is counted.
+    pub(crate) fn too_slow(&self, what: impl Into<String>) {
+        self.findings_mut().too_slow.push(what.into());
     }
 
     /// A holder believed until `belief_end`, and the next one from `next` on: the first must come before the second.

@@ -24,8 +24,11 @@ use crate::writers::{self, Written};
 /// Tells a process that it is a child, and of which namespace.
 pub(crate) const NAMESPACE: &str = "FENCELOCK_CONFORMANCE_CHILD";
 
+/// And of which row.
+pub(crate) const ROW: &str = "FENCELOCK_CONFORMANCE_ROW";
+
 /// How long a child may take to answer what needs no waiting.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A process with one client. Killed when dropped.
 pub(crate) struct Child {
@@ -38,15 +41,17 @@ pub(crate) struct Child {
 
 impl Child {
     pub(crate) async fn start(
+        row: &str,
         namespace: &Namespace,
         environment: Vec<(String, String)>,
         history: &Arc<History>,
     ) -> Outcome<Self> {
-        Self::start_with(namespace, environment, history, |_| {}).await
+        Self::start_with(row, namespace, environment, history, |_| {}).await
     }
 
     /// The same, and `adapt` changes how the process is started.
     pub(crate) async fn start_with(
+        row: &str,
         namespace: &Namespace,
         environment: Vec<(String, String)>,
         history: &Arc<History>,
@@ -54,6 +59,7 @@ impl Child {
     ) -> Outcome<Self> {
         let mut command = Command::new(std::env::current_exe()?);
         command
+            .env(ROW, row)
             .env(NAMESPACE, namespace.folder())
             .envs(environment)
             .stdin(Stdio::piped())

@@ -41,6 +41,16 @@ pub trait Harness: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// What is known not to be applicable to this backend, cases and planted bugs: a line each, `name: reason`, as the summary prints them.
+    /// With such a list, the run fails if anything else is skipped, such as when the harness has lost a fault, and if something that is
+    /// listed could be judged. Without one, the default, whatever is not applicable is skipped.
+    ///
+    /// A list is right for one way to reach the server. A harness that can do less to a server that it has not started gives
+    /// none for that.
+    fn known_skips(&self) -> Option<&str> {
+        None
+    }
+
     /// Host and port of the namespace's server, for a proxy to stand before it. `None` if there is no such thing: the
     /// cases about the network are not applicable then.
     ///

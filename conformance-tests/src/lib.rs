@@ -57,29 +57,28 @@ mod child;
 pub mod faults;
 mod harness;
 mod history;
+mod hunt;
 mod link;
 pub mod oracle;
 mod outcome;
 #[cfg(any(feature = "faults", feature = "servers"))]
 mod port;
 mod report;
-mod runner;
+mod row;
+mod run_case;
 #[cfg(all(unix, feature = "servers"))]
 pub mod servers;
+mod skips;
+mod suite;
 mod summary;
 #[cfg(all(unix, feature = "torture"))]
 pub mod torture;
 mod writers;
 
 pub use harness::{Fault, Harness, Injection, Namespace, Resource};
-pub use runner::{run, run_without_bugs};
+pub use suite::{Suite, run, run_without_bugs};
 
-// Compiles and runs the recipes of the resource's side.
-#[cfg(doctest)]
-#[doc = include_str!("../../docs/fencing.md")]
-struct Fencing;
-
-// And what authors of backends are shown.
+// Compiles and runs what authors of backends are shown.
 #[cfg(doctest)]
 #[doc = include_str!("../../docs/writing-a-backend.md")]
 struct WritingABackend;

@@ -1,5 +1,9 @@
 //! How a case ends.
 
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use lock_core::LockError;
 
 /// Why a case ended before its end.
@@ -9,6 +13,8 @@ pub(crate) enum Stop {
     Failed(String),
     /// The case says nothing about this backend, for that reason.
     NotApplicable(String),
+    /// Nothing can be said, for that reason: the server did not answer, for example. The run fails.
+    NotJudged(String),
 }
 
 pub(crate) type Outcome<T = ()> = Result<T, Stop>;
@@ -16,6 +22,12 @@ pub(crate) type Outcome<T = ()> = Result<T, Stop>;
 impl Stop {
     pub(crate) fn not_applicable(reason: impl Into<String>) -> Self {
         Self::NotApplicable(reason.into())
+    }
+
+    pub(crate) fn reason(&self) -> &str {
+        match self {
+            Self::Failed(reason) | Self::NotApplicable(reason) | Self::NotJudged(reason) => reason,
+        }
     }
 }
 
@@ -37,16 +49,45 @@ impl From<tokio::task::JoinError> for Stop {
     }
 }
 
+/// How many expectations a case has checked. Each case has threads of its own, which know the counter of theirs.
+#[derive(Clone, Default)]
+pub(crate) struct Checks(Arc<AtomicUsize>);
+
+thread_local! {
+    static CHECKS: RefCell<Option<Checks>> = const { RefCell::new(None) };
+}
+
+impl Checks {
+    /// From now on this thread's checks count here.
+    pub(crate) fn count_here(&self) {
+        CHECKS.set(Some(self.clone()));
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// An expectation is about to be checked.
+pub(crate) fn checked() {
+    CHECKS.with_borrow(|checks| {
+        if let Some(Checks(checks)) = checks {
+            checks.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+}
+
 /// Ends the case as failed unless the condition holds: of whom what is expected, then what was seen instead.
 macro_rules! ensure {
-    ($condition:expr, $whom:literal, $($what:tt)+) => {
+    ($condition:expr, $whom:literal, $($what:tt)+) => {{
+        $crate::outcome::checked();
         if !$condition {
             return Err($crate::outcome::Stop::Failed(format!(
                 concat!("expected of ", $whom, ": {}"),
                 format_args!($($what)+)
             )));
         }
-    };
+    }};
 }
 pub(crate) use ensure;
 

@@ -6,7 +6,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
 #[cfg(target_os = "linux")]
-#[path = "fork_scenarios/mod.rs"]
+#[path = "fork/scenarios/mod.rs"]
 mod fork_scenarios;
 
 #[cfg(not(target_os = "linux"))]

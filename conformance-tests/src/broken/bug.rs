@@ -317,6 +317,7 @@ impl Bug {
             Self::CallsHaveNoLimit | Self::DeadlineFromALateReply if cfg!(not(feature = "faults")) => {
                 Err("the suite was built without its feature `faults`")
             }
+            Self::QueueIsOutOfOrder if !capabilities.fair => Err("the backend promises no order among processes"),
             Self::TokenIsKeptByForce if !capabilities.force_release => Err("the backend cannot release by force"),
             Self::ForceTakesAll if !(capabilities.force_release && capabilities.list) => {
                 Err("the backend cannot release by force, or cannot list what there is")

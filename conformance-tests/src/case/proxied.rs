@@ -53,7 +53,7 @@ impl Case {
     pub(crate) async fn swallow_reply(&self, proxy: &Proxy, then: Then) -> Trap {
         let start = self.now();
         let mut seen = proxy.counts();
-        while self.now().since(start) < self.patience()
+        while self.now().since(start) < self.hang_limit()
             && let Ok(counts) = tokio::time::timeout(QUIET, proxy.counted(|counts| *counts != seen)).await
         {
             seen = counts;
@@ -72,7 +72,7 @@ impl Case {
         loop {
             match client.release(claim).await {
                 Ok(released) => return Ok(released),
-                Err(error) if !error.is_retryable() || self.now().since(start) > self.patience() => {
+                Err(error) if !error.is_retryable() || self.now().since(start) > self.hang_limit() => {
                     return Err(error.into());
                 }
                 Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,

@@ -3,15 +3,16 @@
 use std::future::Future;
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, Grant, LockGuard, LockName, Locks, Stamp};
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockGuard, LockName, Locks, LossReason, Stamp};
 
-use super::Case;
+use super::{Case, Party};
 use crate::link::Link;
-use crate::outcome::{Outcome, Stop, fail};
+use crate::outcome::{Outcome, Stop, checked, ensure, fail};
 
 impl Case {
     /// The claim must be granted at once.
     pub(crate) async fn take(&self, client: &Link, claim: &Claim) -> Outcome<Grant> {
+        checked();
         match client.try_acquire(claim).await? {
             Attempt::Granted(grant) => Ok(grant),
             other => fail!(
@@ -24,6 +25,7 @@ impl Case {
 
     /// The claim must be granted before `limit` is over. Says too when the answer was there.
     pub(crate) async fn take_within(&self, client: &Link, claim: &Claim, limit: Duration) -> Outcome<(Grant, Stamp)> {
+        checked();
         let start = self.now();
         loop {
             let attempt = client.try_quietly(claim).await?;
@@ -51,6 +53,7 @@ impl Case {
 
     /// As [`take_within`](Self::take_within), across a fault: failures that are worth a retry are waited out.
     pub(crate) async fn take_through(&self, client: &Link, claim: &Claim, limit: Duration) -> Outcome<Grant> {
+        checked();
         let start = self.now();
         loop {
             let attempt = client.try_acquire(claim).await;
@@ -66,11 +69,12 @@ impl Case {
 
     /// A guard, across a fault: failures that are worth a retry are waited out.
     pub(crate) async fn lock_through(&self, locks: &Locks, name: &str, ttl: Duration) -> Outcome<LockGuard> {
+        checked();
         let start = self.now();
         loop {
-            match locks.lock(name).ttl(ttl).wait_for(self.patience()).await {
+            match locks.lock(name).ttl(ttl).wait_for(self.hang_limit()).await {
                 Ok(guard) => return Ok(guard),
-                Err(error) if !error.is_retryable() || self.now().since(start) > self.patience() => {
+                Err(error) if !error.is_retryable() || self.now().since(start) > self.hang_limit() => {
                     return Err(error.into());
                 }
                 Err(error) => self.note(format!("asking again: {error}")),
@@ -81,6 +85,7 @@ impl Case {
 
     /// The name must be busy for everyone else now.
     pub(crate) async fn is_busy(&self, client: &Link, name: &LockName) -> Outcome {
+        checked();
         let claim = Claim::new(name.clone(), self.ttl()).with_own_lease();
         match client.try_acquire(&claim).await? {
             Attempt::Busy(_) => Ok(()),
@@ -99,6 +104,7 @@ impl Case {
         if !self.capabilities().holder {
             return Ok(());
         }
+        checked();
         match client.holder(&self.name(name)).await? {
             None => Ok(()),
             Some(holder) => fail!("the backend", "{name:?} was released; it is held by {holder}"),
@@ -126,6 +132,7 @@ impl Case {
         limit: Duration,
         mut condition: impl FnMut() -> bool,
     ) -> Outcome<Duration> {
+        checked();
         let start = self.now();
         while !condition() {
             if self.now().since(start) > limit {
@@ -136,8 +143,56 @@ impl Case {
         Ok(self.now().since(start))
     }
 
+    /// What should happen at once did so after these times. A machine may stand still once, so the median is judged; and it is
+    /// judged only if an uncontended lock of that party is quick at the moment.
+    pub(crate) async fn prompt(&self, party: &Party, what: &str, mut took: Vec<Duration>, limit: Duration) -> Outcome {
+        checked();
+        took.sort_unstable();
+        let median = took.get(took.len() / 2).copied().unwrap_or_default();
+        if median <= limit {
+            return Ok(());
+        }
+        let start = self.now();
+        party.locks.lock("uncontended").await?.release().await?;
+        let uncontended = self.now().since(start);
+        if uncontended > limit / 8 {
+            self.too_slow(format!(
+                "{what}: {median:.1?}, where an uncontended lock takes {uncontended:.1?}"
+            ));
+            return Ok(());
+        }
+        fail!(
+            "the backend",
+            "{what} within {limit:?}; the median of {} times is {median:.1?}, and an uncontended lock takes {uncontended:.1?}",
+            took.len()
+        )
+    }
+
+    /// The holder must be told of a loss that the server knows of by now, at the latest when the first renewal that it sends from
+    /// now on is answered. `renewals` had been sent before the loss, and the party holds so many locks, of each of which one renewal
+    /// may still have been under way.
+    pub(crate) async fn told_by_a_renewal(
+        &self,
+        party: &Party,
+        guard: &LockGuard,
+        renewals: usize,
+        locks: usize,
+    ) -> Outcome<LossReason> {
+        let told = self
+            .within(self.hang_limit(), "the loss is told", guard.lost().wait())
+            .await?;
+        let sent = party.link.counts().renewals() - renewals;
+        ensure!(
+            sent <= 2 * locks,
+            "the client",
+            "the loss is told within one renewal; it took {sent}"
+        );
+        Ok(told)
+    }
+
     /// The future must end before `limit` is over.
     pub(crate) async fn within<T>(&self, limit: Duration, what: &str, future: impl Future<Output = T>) -> Outcome<T> {
+        checked();
         match tokio::time::timeout(limit, future).await {
             Ok(value) => Ok(value),
             Err(_) => fail!("the backend", "{what} within {limit:?}"),

@@ -81,7 +81,7 @@ pub(crate) async fn a_swallowed_reply_leaves_nothing_after_the_release(case: Arc
     case.is_free_within(
         &other,
         &case.name("m"),
-        case.steady_ttl() + case.slack() + case.op_timeout(),
+        case.steady_ttl() + case.hang_limit() + case.op_timeout(),
     )
     .await?;
     Ok(())
@@ -97,7 +97,7 @@ pub(crate) async fn a_request_delivered_after_its_release_is_gone_after_a_ttl(ca
     // The order in which a held-back request reaches the server: the clean-up first.
     client.release(&claim).await?;
     client.try_acquire(&claim).await?;
-    case.is_free_within(&other, claim.name(), case.ttl() + case.slack())
+    case.is_free_within(&other, claim.name(), case.ttl() + case.hang_limit())
         .await?;
     Ok(())
 }
@@ -106,7 +106,7 @@ pub(crate) async fn a_dropped_guard_is_released(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
     let ttl = case.ttl_of(Duration::from_secs(60));
     drop(party.locks.lock("n").ttl(ttl).await?);
-    case.is_free_within(&other, &case.name("n"), case.slack()).await?;
+    case.is_free_within(&other, &case.name("n"), case.hang_limit()).await?;
     let panicking = party.locks.lock("n").ttl(ttl).await?;
     let panicked = tokio::spawn(async move {
         let _guard = panicking;
@@ -114,7 +114,7 @@ pub(crate) async fn a_dropped_guard_is_released(case: Arc<Case>) -> Outcome {
         std::panic::resume_unwind(Box::new("in the middle"));
     });
     ensure!(panicked.await.is_err(), "the suite", "the task panics");
-    case.is_free_within(&other, &case.name("n"), case.slack()).await?;
+    case.is_free_within(&other, &case.name("n"), case.hang_limit()).await?;
     Ok(())
 }
 
@@ -128,7 +128,7 @@ pub(crate) async fn a_guard_dropped_outside_a_runtime_is_released(case: Arc<Case
         "the guard",
         "it can be dropped outside a runtime"
     );
-    case.is_free_within(&other, &case.name("n"), case.slack()).await?;
+    case.is_free_within(&other, &case.name("n"), case.hang_limit()).await?;
     Ok(())
 }
 
@@ -140,12 +140,13 @@ pub(crate) async fn a_guard_dropped_while_the_server_is_silent_is_released_later
     let releases = party.link.counts().release.load(Ordering::SeqCst);
     drop(guard);
     let tried = || party.link.counts().release.load(Ordering::SeqCst) > releases;
-    case.eventually("the client", "a dropped guard is released", case.slack(), tried)
+    case.eventually("the client", "a dropped guard is released", case.hang_limit(), tried)
         .await?;
     case.is_busy(&other, &case.name("n")).await?;
     party.link.set(Weather::Fair);
     // Tried again with growing pauses, a second apart at the most.
-    case.is_free_within(&other, &case.name("n"), 3 * case.slack()).await?;
+    case.is_free_within(&other, &case.name("n"), 3 * case.hang_limit())
+        .await?;
     Ok(())
 }
 
@@ -162,9 +163,9 @@ pub(crate) async fn shutdown_releases_everything_and_ends_every_wait(case: Arc<C
         tokio::spawn(party.locks.lock("n 0").ttl(ttl).into_future()),
     ];
     let waits = || party.locks.stats().waiting == 2;
-    case.eventually("the client", "its waiters count", case.patience(), waits)
+    case.eventually("the client", "its waiters count", case.hang_limit(), waits)
         .await?;
-    case.within(case.patience(), "shutdown ends", party.locks.shutdown())
+    case.within(case.hang_limit(), "shutdown ends", party.locks.shutdown())
         .await??;
     for guard in &guards {
         ensure!(

@@ -140,7 +140,7 @@ pub(crate) async fn try_acquire_dropped_at_every_poll_leaves_nothing(case: Arc<C
     let mut every = EveryPoll::default();
     while let Some(drops) = every.next()? {
         let claim = Claim::new(case.name(&format!("{drops:?} {}", names.len())), case.steady_ttl());
-        let fate = dropped(party.link.try_acquire(&claim), drops, case.patience()).await;
+        let fate = dropped(party.link.try_acquire(&claim), drops, case.hang_limit()).await;
         party.link.release(&claim).await?;
         names.push(claim.name().clone());
         every.saw(&fate.transpose()?);
@@ -155,7 +155,7 @@ pub(crate) async fn try_acquire_dropped_at_every_poll_leaves_nothing(case: Arc<C
     );
     case.only_leftovers(1).await?;
     for name in &names {
-        case.is_free_within(&other, name, case.steady_ttl() + case.slack())
+        case.is_free_within(&other, name, case.steady_ttl() + case.hang_limit())
             .await?;
     }
     ensure!(kept.is_held(), "the client", "its other lock is held all the while");
@@ -167,11 +167,11 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_wait_leaves_nothing(case:
     const POLLS: usize = 8;
     let (party, other) = (case.party().await?, case.client().await?);
     let kept = party.locks.lock("kept").await?;
-    let holder = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(60)));
+    let holder = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(120)));
     case.take(&other, &holder).await?;
     for way in [Drops::After, Drops::WhenWoken] {
         for k in 0..=POLLS {
-            let claim = Claim::new(case.name("n"), case.steady_ttl());
+            let claim = Claim::new(case.name("n"), holder.ttl());
             let fate = dropped(party.link.acquire(&claim, None), way(k), Duration::from_millis(300)).await;
             ensure!(
                 !matches!(fate, Fate::Ended(_)),
@@ -184,8 +184,7 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_wait_leaves_nothing(case:
     case.only_leftovers(2).await?;
     other.release(&holder).await?;
     // An entry that stayed behind would be granted now.
-    case.is_free_within(&other, holder.name(), case.steady_ttl() / 2)
-        .await?;
+    case.is_free_within(&other, holder.name(), case.hang_limit()).await?;
     kept.release().await?;
     Ok(())
 }
@@ -196,7 +195,7 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case
     let mut every = EveryPoll::default();
     while let Some(drops) = every.next()? {
         let holder = Claim::new(case.name("n"), case.steady_ttl());
-        case.take_within(&other, &holder, case.steady_ttl() + case.slack())
+        case.take_within(&other, &holder, case.steady_ttl() + case.hang_limit())
             .await?;
         let claim = Claim::new(case.name("n"), case.steady_ttl());
         let polls = Arc::new(AtomicUsize::new(0));
@@ -219,7 +218,7 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case
         "a waiting acquire was dropped at each of its polls, k_max {most}"
     ));
     case.only_leftovers(1).await?;
-    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.slack())
+    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.hang_limit())
         .await?;
     ensure!(kept.is_held(), "the client", "its other lock is held all the while");
     kept.release().await?;
@@ -231,12 +230,12 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case
 async fn released_once_awaited(case: Arc<Case>, client: Arc<Link>, held: Claim, polls: Arc<AtomicUsize>) -> Outcome {
     let fewest = case.fewest_polls();
     let polled = || polls.load(Ordering::SeqCst) >= fewest;
-    case.eventually("the waiter", "it is polled", case.patience(), polled)
+    case.eventually("the waiter", "it is polled", case.hang_limit(), polled)
         .await?;
     let gave_up = || polls.load(Ordering::SeqCst) == usize::MAX;
     tokio::select! {
         seen = case.in_line("n", 1) => drop(seen?),
-        gone = case.eventually("the waiter", "it gives up", case.patience(), gave_up) => drop(gone?),
+        gone = case.eventually("the waiter", "it gives up", case.hang_limit(), gave_up) => drop(gone?),
     }
     client.release(&held).await?;
     Ok(())
@@ -251,9 +250,9 @@ pub(crate) async fn hand_over_dropped_at_every_poll_leaves_nothing(case: Arc<Cas
             Claim::new(case.name("n"), case.steady_ttl()),
             Claim::new(case.name("n"), case.steady_ttl()),
         );
-        case.take_within(&party.link, &from, case.steady_ttl() + case.slack())
+        case.take_within(&party.link, &from, case.steady_ttl() + case.hang_limit())
             .await?;
-        let fate = dropped(party.link.hand_over(&from, &to), drops, case.patience()).await;
+        let fate = dropped(party.link.hand_over(&from, &to), drops, case.hang_limit()).await;
         party.link.release(&from).await?;
         party.link.release(&to).await?;
         every.saw(&fate.transpose()?);
@@ -261,7 +260,7 @@ pub(crate) async fn hand_over_dropped_at_every_poll_leaves_nothing(case: Arc<Cas
     let most = every.most;
     case.remark(format!("hand_over was dropped at each of its polls, k_max {most}"));
     case.only_leftovers(1).await?;
-    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.slack())
+    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.hang_limit())
         .await?;
     kept.release().await?;
     Ok(())
@@ -273,14 +272,13 @@ pub(crate) async fn a_request_for_a_lock_dropped_at_every_poll_leaves_nothing(ca
     let mut every = EveryPoll::default();
     while let Some(drops) = every.next()? {
         let asking = party.locks.lock("n").into_future();
-        every.saw(&dropped(asking, drops, case.patience()).await.transpose()?);
+        every.saw(&dropped(asking, drops, case.hang_limit()).await.transpose()?);
     }
     let most = every.most;
     case.remark(format!(
         "a request for a lock was dropped at each of its polls, k_max {most}"
     ));
-    case.is_free_within(&other, &case.name("n"), case.steady_ttl() / 2 + case.slack())
-        .await?;
+    case.is_free_within(&other, &case.name("n"), case.hang_limit()).await?;
     case.only_leftovers(1).await?;
     kept.release().await?;
     Ok(())

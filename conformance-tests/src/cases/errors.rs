@@ -57,7 +57,7 @@ pub(crate) async fn a_refusing_server_is_unavailable(case: Arc<Case>) -> Outcome
 pub(crate) async fn a_silent_server_is_unavailable_within_the_time_for_one_request(case: Arc<Case>) -> Outcome {
     let party = case.party().await?;
     party.link.set(Weather::Silent);
-    let limit = case.op_timeout() + case.slack();
+    let limit = case.op_timeout() + case.hang_limit();
     let asked = [party.locks.lock("n").no_wait(), party.locks.lock("m").wait_forever()];
     for answer in asked.map(|request| tokio::spawn(request.into_future())) {
         let answer = case.within(limit, "a silent server is given up", answer).await??;
@@ -116,8 +116,8 @@ pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome
 pub(crate) async fn a_failure_after_busy_is_waited_out(case: Arc<Case>) -> Outcome {
     let (holder, waiter) = (case.party().await?.locks, case.party().await?);
     let guard = holder.lock("n").await?;
-    let mut waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.patience()).into_future());
-    case.eventually("the client", "the request is under way", case.patience(), || {
+    let mut waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.hang_limit()).into_future());
+    case.eventually("the client", "the request is under way", case.hang_limit(), || {
         waiter.locks.stats().waiting == 1
     })
     .await?;
@@ -137,7 +137,7 @@ pub(crate) async fn a_failure_after_busy_is_waited_out(case: Arc<Case>) -> Outco
     }
     waiter.link.set(Weather::Fair);
     guard.release().await?;
-    let limit = case.ttl() + case.patience();
+    let limit = case.ttl() + case.hang_limit();
     let next = case
         .within(limit, "the waiter gets the lock when the server is back", waiting)
         .await???;
@@ -157,7 +157,7 @@ pub(crate) async fn broken_to_the_end_of_the_wait_is_unavailable(case: Arc<Case>
             .into_future(),
     );
     let asked = || waiter.link.counts().requests() >= 2;
-    case.eventually("the client", "the waiter waits at the server", case.patience(), asked)
+    case.eventually("the client", "the waiter waits at the server", case.hang_limit(), asked)
         .await?;
     waiter.link.set(Weather::Refused);
     let answer = waiting.await?;
@@ -177,7 +177,7 @@ pub(crate) async fn a_wait_ends_with_a_failure_that_only_a_person_can_mend(case:
     let guard = holder.lock("n").await?;
     // The second one waits in the client for the first.
     let waits = [0, 1].map(|_| tokio::spawn(waiter.lock("n").wait_forever().into_future()));
-    case.eventually("the client", "the requests are under way", case.patience(), || {
+    case.eventually("the client", "the requests are under way", case.hang_limit(), || {
         waiter.stats().waiting == 2
     })
     .await?;
@@ -189,7 +189,7 @@ pub(crate) async fn a_wait_ends_with_a_failure_that_only_a_person_can_mend(case:
     );
     case.inject(Fault::Revoke).await?;
     // Whether the server lets it go or not, it is free within its ttl.
-    let limit = guard.ttl() + case.patience();
+    let limit = guard.ttl() + case.hang_limit();
     drop(guard);
     for wait in waits {
         let answer = case.within(limit, "a wait that cannot succeed ends", wait).await??;
@@ -228,7 +228,7 @@ pub(crate) async fn a_full_server_keeps_and_releases_what_is_held(case: Arc<Case
     other.release(&seen).await?;
     case.is_gone(&other, "seen").await?;
     let start = case.now();
-    while case.now().since(start) < kept.ttl() + case.slack() {
+    while case.now().since(start) < kept.ttl() * 3 / 2 {
         ensure!(
             kept.is_held(),
             "the client",

@@ -269,7 +269,7 @@ async fn count_in_processes(case: &Case, processes: usize, turns: usize) -> Outc
     }
     let mut tokens = Vec::new();
     for child in &mut children {
-        let own = child.counted(3 * case.patience()).await?;
+        let own = child.counted(3 * case.hang_limit()).await?;
         ensure!(
             own.is_sorted(),
             "the backend",
@@ -304,7 +304,7 @@ pub(crate) async fn a_thousand_names_are_held_at_once_by_one_client(case: Arc<Ca
                 .locks
                 .lock(format!("name {i}"))
                 .ttl(ttl)
-                .wait_for(case.patience())
+                .wait_for(case.hang_limit())
                 .into_future(),
         );
     }

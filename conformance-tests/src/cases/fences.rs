@@ -204,7 +204,7 @@ pub(crate) async fn a_holder_cut_off_past_its_ttl_cannot_write_after_its_success
     let guard = cut_off.locks.lock("n").ttl(case.ttl()).await?;
     write(resource, guard.token(), 1, true, 1).await?;
     cut_off.link.set(Weather::Silent);
-    let limit = 2 * guard.ttl() + case.slack();
+    let limit = 2 * guard.ttl() + case.hang_limit();
     let next = other.locks.lock("n").wait_for(limit).await?;
     write(resource, next.token(), 2, true, 2).await?;
     write(resource, guard.token(), 3, false, 2).await?;
@@ -220,7 +220,7 @@ pub(crate) async fn a_holder_stopped_past_its_ttl_cannot_write_after_its_success
     let old = child.lock("n", case.ttl()).await?;
     write(resource, old, 1, true, 1).await?;
     child.stop()?;
-    let limit = 2 * case.ttl() + case.slack();
+    let limit = 2 * case.ttl() + case.hang_limit();
     let next = other.locks.lock("n").wait_for(limit).await;
     child.wake()?;
     let next = next?;

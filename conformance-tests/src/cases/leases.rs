@@ -57,7 +57,7 @@ pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_h
         let believed = case.now() + guard.remaining();
         // The holder's own release, as soon as it knows of its loss, shall not be what frees the lock.
         party.link.set(Weather::Refused);
-        let (_, at) = case.take_within(&other, &next, guard.ttl() + case.slack()).await?;
+        let (_, at) = case.take_within(&other, &next, guard.ttl() + case.hang_limit()).await?;
         ensure!(
             !guard.is_held(),
             "the guard",
@@ -66,7 +66,7 @@ pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_h
         case.margin(believed, at)?;
         party.link.set(Weather::Fair);
         let told = case
-            .within(case.slack(), "the loss is told", guard.lost().wait())
+            .within(case.hang_limit(), "the loss is told", guard.lost().wait())
             .await?;
         ensure!(
             told == LossReason::Expired,
@@ -122,7 +122,9 @@ async fn kept_from_the_last_sign(case: &Case, sign: Sign) -> Outcome {
         case.ttl(),
         believed.since(sent)
     );
-    let (_, at) = case.take_within(&other, &next, 2 * case.ttl() + case.slack()).await?;
+    let (_, at) = case
+        .take_within(&other, &next, 2 * case.ttl() + case.hang_limit())
+        .await?;
     case.margin(believed, at)?;
     other.release(&next).await?;
     Ok(())
@@ -165,7 +167,7 @@ async fn lost_contact(case: &Case, party: &Party, other: &Link, guards: &[&LockG
     let believed: Vec<_> = guards.iter().map(|guard| case.now() + guard.remaining()).collect();
     for (guard, believed) in guards.iter().zip(believed) {
         let next = Claim::new(guard.name().clone(), case.ttl()).with_own_lease();
-        let (_, at) = case.take_within(other, &next, guard.ttl() + case.slack()).await?;
+        let (_, at) = case.take_within(other, &next, guard.ttl() + case.hang_limit()).await?;
         ensure!(
             !guard.is_held(),
             "the guard",
@@ -202,7 +204,7 @@ pub(crate) async fn a_lease_counts_from_the_request_and_not_from_the_reply(case:
         ),
     }
     party.link.set(Weather::Fair);
-    case.is_free_within(&party.link, &case.name("n"), 2 * case.ttl() + case.slack())
+    case.is_free_within(&party.link, &case.name("n"), 2 * case.ttl() + case.hang_limit())
         .await?;
     Ok(())
 }
@@ -227,7 +229,7 @@ pub(crate) async fn the_granted_ttl_is_at_least_the_one_asked_for(case: Arc<Case
             "it keeps a lock for the {ttl:?} asked for; it granted {kept:?}"
         );
         client.release(&claim).await?;
-        let guard = party.locks.lock("n").ttl(ttl).wait_for(case.patience()).await?;
+        let guard = party.locks.lock("n").ttl(ttl).wait_for(case.hang_limit()).await?;
         ensure!(
             guard.ttl() >= ttl,
             "the guard",
@@ -300,7 +302,7 @@ pub(crate) async fn a_killed_holder_frees_its_lock_within_a_ttl(case: Arc<Case>)
     child.lock("n", case.ttl()).await?;
     case.is_busy(&other, &case.name("n")).await?;
     child.kill().await?;
-    case.is_free_within(&other, &case.name("n"), case.ttl() + case.slack())
+    case.is_free_within(&other, &case.name("n"), case.ttl() + case.hang_limit())
         .await?;
     Ok(())
 }
@@ -313,7 +315,7 @@ pub(crate) async fn a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_lo
     let old = child.lock("n", case.ttl()).await?;
     child.stop()?;
     let next = case.claim("n");
-    let limit = case.ttl() + case.slack();
+    let limit = case.ttl() + case.hang_limit();
     let taken = case.take_within(&other, &next, limit).await;
     child.wake()?;
     let (grant, _) = taken?;
@@ -346,7 +348,7 @@ pub(crate) async fn the_longest_hold_ends_the_lock(case: Arc<Case>) -> Outcome {
     );
     let told = case
         .within(
-            case.ttl() + case.slack(),
+            case.ttl() + case.hang_limit(),
             "the longest hold ends it",
             guard.lost().wait(),
         )
@@ -357,7 +359,7 @@ pub(crate) async fn the_longest_hold_ends_the_lock(case: Arc<Case>) -> Outcome {
         "it says why it ended; it said {told:?}"
     );
     ensure!(!guard.is_held(), "the guard", "it is not held after its longest hold");
-    case.is_free_within(&other, guard.name(), case.slack()).await?;
+    case.is_free_within(&other, guard.name(), case.hang_limit()).await?;
     Ok(())
 }
 
@@ -365,7 +367,7 @@ pub(crate) async fn nothing_is_renewed_after_the_release(case: Arc<Case>) -> Out
     let party = case.party().await?;
     let guard = party.locks.lock("n").ttl(case.ttl()).await?;
     let counts = party.link.counts();
-    let limit = case.ttl() + case.slack();
+    let limit = case.ttl() + case.hang_limit();
     case.eventually("the client", "a held lock is renewed", limit, || counts.renewals() > 0)
         .await?;
     guard.release().await?;
@@ -390,8 +392,12 @@ pub(crate) async fn a_lock_that_is_not_to_be_renewed_is_not(case: Arc<Case>) -> 
         "the guard",
         "it is not renewed by hand either; it said {refused:?}"
     );
-    case.within(case.ttl() + case.slack(), "its lease runs out", guard.lost().wait())
-        .await?;
+    case.within(
+        case.ttl() + case.hang_limit(),
+        "its lease runs out",
+        guard.lost().wait(),
+    )
+    .await?;
     let renewals = party.link.counts().renewals();
     ensure!(
         renewals == 0,

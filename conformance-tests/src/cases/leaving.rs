@@ -36,6 +36,7 @@ async fn one_leaves(
     case: &Arc<Case>,
     leave: impl AsyncFn(JoinHandle<Result<LockGuard, LockError>>) -> Outcome,
 ) -> Outcome {
+    let mut took = Vec::new();
     for same_client in [true, false] {
         for place in [0, 1, 3] {
             case.note(format!("waiter {place} leaves; same client: {same_client}"));
@@ -55,15 +56,15 @@ async fn one_leaves(
                 let wait = if waiter == place {
                     Duration::from_millis(500)
                 } else {
-                    case.patience()
+                    case.hang_limit()
                 };
                 let before = party.locks.stats().waiting;
                 let asking = party.locks.lock("n").ttl(ttl).wait_for(wait).into_future();
                 waiting.push(tokio::spawn(asking));
-                // The one that is to leave may have come and gone by the time of this look.
-                let is_over = || waiting.get(waiter).is_some_and(JoinHandle::is_finished);
-                let asked = || party.locks.stats().waiting > before || is_over();
-                case.eventually("the client", "a waiter counts as waiting", case.patience(), asked)
+                // The one that is to leave may have gone by the time of this look, and did not count any more then.
+                let is_over = |waiter| waiting.get(waiter).is_some_and(JoinHandle::is_finished);
+                let asked = || party.locks.stats().waiting > before || is_over(waiter) || is_over(place);
+                case.eventually("the client", "a waiter counts as waiting", case.hang_limit(), asked)
                     .await?;
                 // Behind a holder of the same client nobody need be at the server. Whoever is to leave may do so early.
                 let in_line = if same_client { 0 } else { waiter + 1 };
@@ -86,20 +87,26 @@ async fn one_leaves(
                 "nobody is served while the lock is held; somebody was when a waiter left"
             );
             guard.release().await?;
-            one_after_the_other(case, waiting).await?;
+            took.extend(one_after_the_other(case, waiting).await?);
         }
     }
-    Ok(())
+    let judge = case.party().await?;
+    case.prompt(&judge, "the next waiter is served", took, PROMPT).await
 }
 
-/// Exactly one of the waiters gets the lock, soon; then exactly one of the others; until none is left.
-async fn one_after_the_other(case: &Case, mut waiting: Vec<JoinHandle<Result<LockGuard, LockError>>>) -> Outcome {
+/// Exactly one of the waiters gets the lock; then exactly one of the others; until none is left. Says how long each took.
+async fn one_after_the_other(
+    case: &Case,
+    mut waiting: Vec<JoinHandle<Result<LockGuard, LockError>>>,
+) -> Outcome<Vec<Duration>> {
+    let mut took = Vec::new();
     while !waiting.is_empty() {
         let served = |waiting: &[JoinHandle<_>]| waiting.iter().filter(|task| task.is_finished()).count();
-        case.eventually("the backend", "the next waiter is served", PROMPT, || {
+        let soon = case.hang_limit();
+        let each = case.eventually("the backend", "the next waiter is served", soon, || {
             served(&waiting) > 0
-        })
-        .await?;
+        });
+        took.push(each.await?);
         let together = served(&waiting);
         ensure!(
             together == 1,
@@ -113,7 +120,7 @@ async fn one_after_the_other(case: &Case, mut waiting: Vec<JoinHandle<Result<Loc
         ensure!(guard.is_held(), "the client", "what a waiter gets is held");
         guard.release().await?;
     }
-    Ok(())
+    Ok(took)
 }
 
 pub(crate) async fn a_killed_waiter_holds_nobody_up(case: Arc<Case>) -> Outcome {
@@ -162,7 +169,7 @@ async fn one_process_fails(case: &Arc<Case>, harm: Harm) -> Outcome {
     let ttl = case.steady_ttl();
     for place in 0..3 {
         case.note(format!("waiter {place} fails"));
-        let guard = holder.lock("n").ttl(long_ttl(case)).wait_for(case.patience()).await?;
+        let guard = holder.lock("n").ttl(long_ttl(case)).wait_for(case.hang_limit()).await?;
         let mut children = Vec::new();
         for waiter in 0..3 {
             let mut child = case.child().await?;
@@ -181,7 +188,7 @@ async fn one_process_fails(case: &Arc<Case>, harm: Harm) -> Outcome {
         for mut child in children {
             let inside = Arc::clone(&inside);
             // At the worst the lock goes to the failed waiter for one ttl, after its place has run out.
-            let limit = 2 * ttl + 2 * PROMPT;
+            let limit = 2 * ttl + case.hang_limit();
             served.spawn(async move {
                 let token = child.locked(limit).await?;
                 ensure!(

@@ -77,7 +77,7 @@ pub(crate) async fn a_mixed_load_with_bad_weather_keeps_every_invariant(case: Ar
         let guard = party
             .locks
             .lock(name)
-            .wait_for(2 * case.ttl() + case.patience())
+            .wait_for(2 * case.ttl() + case.hang_limit())
             .await?;
         log.record(TASKS, name, Event::Ok(guard.token()));
         guard.release().await?;
@@ -207,7 +207,7 @@ pub(crate) async fn processes_that_are_killed_and_stopped_keep_every_invariant(c
     let party = case.party().await?;
     for name in names {
         log.record(PROCESSES, &case.name(name), Event::Invoke);
-        let limit = 2 * case.ttl() + case.patience();
+        let limit = 2 * case.ttl() + case.hang_limit();
         let guard = party.locks.lock(name).wait_for(limit).await?;
         log.record(PROCESSES, &case.name(name), Event::Ok(guard.token()));
         guard.release().await?;
@@ -247,7 +247,7 @@ async fn life_of_a_process(
         log.record(actor, &name, Event::Unknown);
         return Ok(ControlFlow::Break(()));
     }
-    let token = match child.told(case.patience()).await? {
+    let token = match child.told(case.hang_limit()).await? {
         Ok(Some(token)) => token,
         Ok(None) => {
             log.record(actor, &name, Event::Busy);

@@ -48,7 +48,12 @@ pub(crate) async fn a_server_whose_replies_are_lost_is_noticed_before_it_frees(c
 async fn noticed(case: &Case, weather: Weather) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
     for share in 0..3 {
-        let guard = party.locks.lock("n").ttl(case.ttl()).wait_for(case.patience()).await?;
+        let guard = party
+            .locks
+            .lock("n")
+            .ttl(case.ttl())
+            .wait_for(case.hang_limit())
+            .await?;
         tokio::time::sleep(case.ttl() * share / 8).await;
         party.link.set(weather.clone());
         let next = case.claim("n");
@@ -62,7 +67,7 @@ async fn noticed(case: &Case, weather: Weather) -> Outcome {
             believed
         };
         // The server may have been told once more at the very end, and then keeps it for another ttl.
-        let limit = 2 * guard.ttl() + case.slack();
+        let limit = 2 * guard.ttl() + case.hang_limit();
         let (believed, taken) = tokio::join!(look, case.take_within(&other, &next, limit));
         let (_, at) = taken?;
         // Where requests arrive, it is the holder's own release that frees the lock, and no measure of its lease.
@@ -136,13 +141,13 @@ pub(crate) async fn a_hung_renewal_beside_a_thousand_held_locks_loses_none_of_th
     }
     party.link.set(Weather::OneNameSilent(stuck.name().clone()));
     case.within(
-        case.ttl() + case.slack(),
+        case.ttl() + case.hang_limit(),
         "the lock whose renewals hang is lost",
         stuck.lost().wait(),
     )
     .await?;
     let renewals = party.link.counts().renewals();
-    let limit = ttl + case.slack();
+    let limit = ttl + case.hang_limit();
     case.eventually("the client", "the others are renewed", limit, || {
         party.link.counts().renewals() >= renewals + LOCKS
     })
@@ -195,7 +200,7 @@ pub(crate) async fn the_loss_of_one_lock_leaves_others_held(case: Arc<Case>) -> 
         .renew(lock_core::Renew::Never)
         .await?;
     case.within(
-        case.ttl() + case.slack(),
+        case.ttl() + case.hang_limit(),
         "an unrenewed lock is lost",
         lost.lost().wait(),
     )
@@ -235,7 +240,7 @@ pub(crate) async fn run_cancels_its_work_on_loss(case: Arc<Case>) -> Outcome {
         let _tell = tell;
         std::future::pending::<()>().await;
     };
-    let limit = guard.ttl() + case.slack();
+    let limit = guard.ttl() + case.hang_limit();
     let outcome = case.within(limit, "work is cancelled on loss", guard.run(work)).await?;
     match outcome {
         Err(LockError::Lost {
@@ -270,7 +275,11 @@ pub(crate) async fn with_cancels_its_body_on_loss(case: Arc<Case>) -> Outcome {
         }
     });
     match case
-        .within(case.ttl() + 2 * case.slack(), "the body is cancelled on loss", body)
+        .within(
+            case.ttl() + 2 * case.hang_limit(),
+            "the body is cancelled on loss",
+            body,
+        )
         .await?
     {
         Err(LockError::Lost { .. }) => {}
@@ -292,7 +301,7 @@ pub(crate) async fn a_loss_signal_outlives_its_guard(case: Arc<Case>) -> Outcome
     let watching = tokio::spawn(signal.into_future());
     drop(guard);
     let told = case
-        .within(case.slack(), "a dropped guard ends its signal", watching)
+        .within(case.hang_limit(), "a dropped guard ends its signal", watching)
         .await??;
     ensure!(
         told == LossReason::Released,

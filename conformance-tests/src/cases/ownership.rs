@@ -58,7 +58,8 @@ pub(crate) async fn a_late_release_spares_the_successor(case: Arc<Case>) -> Outc
     for successor_of in [&second, &first] {
         let (late, next) = (case.brief_claim("n"), case.claim("n"));
         case.take(&first, &late).await?;
-        case.take_within(successor_of, &next, case.ttl() + case.slack()).await?;
+        case.take_within(successor_of, &next, case.ttl() + case.hang_limit())
+            .await?;
         not_held(&first, &late).await?;
         case.is_busy(&second, next.name()).await?;
         held(successor_of, &next).await?;
@@ -72,9 +73,11 @@ pub(crate) async fn a_late_renewal_does_not_lengthen_the_successors_lease(case: 
     for successor_of in [&second, &first] {
         let (late, next) = (case.brief_claim("n"), case.brief_claim("n"));
         let stale = case.take(&first, &late).await?;
-        let (_, granted) = case.take_within(successor_of, &next, case.ttl() + case.slack()).await?;
+        let (_, granted) = case
+            .take_within(successor_of, &next, case.ttl() + case.hang_limit())
+            .await?;
         // Keeps trying to renew for the successor, until the successor's own ttl is over.
-        let limit = case.ttl() + case.slack();
+        let limit = case.ttl() + case.hang_limit();
         loop {
             let renewal = first.renew(&stale.lease).await?;
             ensure!(
@@ -102,7 +105,7 @@ pub(crate) async fn a_late_renewal_does_not_lengthen_the_successors_lease(case: 
 
 pub(crate) async fn renewal_never_brings_back_an_expired_lock(case: Arc<Case>) -> Outcome {
     let (first, second) = (case.client().await?, case.client().await?);
-    let limit = case.ttl() + case.slack();
+    let limit = case.ttl() + case.hang_limit();
     // Once with nobody after it, once with a successor.
     let claim = case.brief_claim("n");
     let grant = case.take(&first, &claim).await?;
@@ -145,7 +148,7 @@ pub(crate) async fn a_guard_whose_deadline_has_passed_is_not_revived(case: Arc<C
     let guard = party.locks.lock("n").ttl(case.ttl()).await?;
     // The server acknowledges every renewal, but nobody hears it in time.
     party.link.set(Weather::Slow(2 * case.ttl()));
-    let limit = case.ttl() + case.slack();
+    let limit = case.ttl() + case.hang_limit();
     case.eventually("the guard", "it stops believing at its deadline", limit, || {
         !guard.is_held()
     })
@@ -167,7 +170,7 @@ pub(crate) async fn a_guard_whose_deadline_has_passed_is_not_revived(case: Arc<C
         "what is lost cannot be renewed"
     );
     let other = case.party().await?.locks;
-    let next = other.lock("n").wait_for(case.patience()).await?;
+    let next = other.lock("n").wait_for(case.hang_limit()).await?;
     ensure!(
         !guard.is_held() && next.is_held(),
         "the client",
@@ -185,7 +188,7 @@ pub(crate) async fn release_after_loss_is_already_lost(case: Arc<Case>) -> Outco
         .ttl(case.ttl())
         .renew(lock_core::Renew::Never)
         .await?;
-    let successor = other.locks.lock("n").wait_for(case.ttl() + case.slack()).await?;
+    let successor = other.locks.lock("n").wait_for(case.ttl() + case.hang_limit()).await?;
     let outcome = guard.release().await?;
     ensure!(
         outcome == ReleaseOutcome::AlreadyLost,
@@ -279,6 +282,7 @@ pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: A
     let ttl = case.ttl_of(Duration::from_secs(6));
     let guard = victim.locks.lock("n").ttl(ttl).label("the victim").await?;
     let spared = victim.locks.lock("other").ttl(ttl).await?;
+    let before = victim.link.counts().renewals();
     let named = other.locks.force_release("n").await?;
     let Some(named) = named else {
         fail!("the backend", "a forced release says whom it hit; it found nobody");
@@ -288,19 +292,13 @@ pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: A
         "the backend",
         "the forced release hit {guard:?}; it named {named:?}"
     );
-    let next = other.locks.lock("n").ttl(ttl).wait_for(ttl / 2).await?;
+    let next = other.locks.lock("n").ttl(ttl).wait_for(case.hang_limit()).await?;
     ensure!(
         next.token() > guard.token(),
         "the backend",
         "the next token is higher; {next:?} came after {guard:?}"
     );
-    let told = case
-        .within(
-            ttl / 3 + case.slack(),
-            "the victim is told within one renewal",
-            guard.lost().wait(),
-        )
-        .await?;
+    let told = case.told_by_a_renewal(&victim, &guard, before, 2).await?;
     ensure!(
         matches!(told, LossReason::NotHeld | LossReason::Revoked | LossReason::Expired),
         "the guard",

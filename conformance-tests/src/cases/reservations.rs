@@ -40,7 +40,7 @@ impl Case {
         let name = self.name(name);
         self.is_busy(client, &name).await?;
         let left = (since + length).since(self.now());
-        let free = self.is_free_within(client, &name, left + self.slack()).await?;
+        let free = self.is_free_within(client, &name, left + self.hang_limit()).await?;
         ensure!(
             free.since(since) >= length,
             "the backend",
@@ -83,7 +83,7 @@ pub(crate) async fn a_name_that_is_released_early_stays_taken_for_the_rest_of_it
     // Held for longer than it was reserved: free with the release.
     let guard = party.locks.lock("short").at_least(Duration::from_millis(1)).await?;
     let start = case.now();
-    case.eventually("the clock", "a millisecond passes", case.patience(), || {
+    case.eventually("the clock", "a millisecond passes", case.hang_limit(), || {
         case.now().since(start) > Duration::from_millis(1)
     })
     .await?;
@@ -100,19 +100,19 @@ pub(crate) async fn those_who_wait_are_served_when_the_reservation_ends(case: Ar
     let first = guard.token();
     let mut waits = JoinSet::new();
     for party in [&here, &there] {
-        let (request, case) = (party.locks.lock("job").wait_for(case.patience()), Arc::clone(&case));
+        let (request, case) = (party.locks.lock("job").wait_for(case.hang_limit()), Arc::clone(&case));
         waits.spawn(async move {
             let granted = request.await?;
             let (token, at) = (granted.token(), case.now());
             granted.release().await.map(|_| (token, at))
         });
     }
-    case.eventually("the clients", "both wait", case.patience(), || {
+    case.eventually("the clients", "both wait", case.hang_limit(), || {
         [&here, &there].iter().all(|party| party.locks.stats().waiting == 1)
     })
     .await?;
     guard.release().await?;
-    let limit = length + 2 * case.slack();
+    let limit = length + 2 * case.hang_limit();
     while let Some(granted) = case
         .within(limit, "each waiter gets its turn", waits.join_next())
         .await?
@@ -137,7 +137,7 @@ pub(crate) async fn a_name_stays_taken_when_its_client_is_shut_down(case: Arc<Ca
     party.locks.shutdown().await?;
     let told = case
         .within(
-            case.slack(),
+            case.hang_limit(),
             "the guard is lost with its client",
             guard.lost().into_future(),
         )
@@ -264,7 +264,7 @@ pub(crate) async fn a_reservation_is_shown_and_ends_by_force(case: Arc<Case>) ->
         "the backend cannot inspect locks",
     )?;
     let (party, other) = (case.party().await?, case.client().await?);
-    let (name, length) = (case.name("job"), case.patience());
+    let (name, length) = (case.name("job"), case.ttl_of(Duration::from_secs(60)));
     let guard = party.locks.lock("job").label("nightly").at_least(length).await?;
     is_shown(&other, &name, false).await?;
     guard.release().await?;
@@ -321,7 +321,7 @@ pub(crate) async fn a_job_of_many_clients_runs_once_per_period(case: Arc<Case>) 
                 (begun, last) = (Some(asked), Some(token));
             }
             ensure!(
-                begun.is_some() || case.now().since(start) < period + case.slack(),
+                begun.is_some() || case.now().since(start) < period + case.hang_limit(),
                 "the backend",
                 "the job runs again when the period is over"
             );
@@ -330,7 +330,7 @@ pub(crate) async fn a_job_of_many_clients_runs_once_per_period(case: Arc<Case>) 
     }
     // Some backends remove what has ended when the name is taken again.
     let observer = case.client().await?;
-    case.is_free_within(&observer, &case.name("job"), period + case.slack())
+    case.is_free_within(&observer, &case.name("job"), period + case.hang_limit())
         .await
         .map(drop)
 }

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_executor::block_on;
 use lock_core::LockError;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::case::Case;
-use crate::outcome::{Outcome, ensure, fail};
+use crate::outcome::{Outcome, checked, ensure, fail};
 
 pub(crate) async fn a_client_used_from_two_runtimes_outlives_the_one_that_ends(case: Arc<Case>) -> Outcome {
     let locks = case.party().await?.locks;
@@ -43,7 +44,7 @@ pub(crate) async fn a_client_is_made_and_used_outside_of_a_runtime(case: Arc<Cas
     let used = std::thread::spawn(move || {
         block_on(async {
             let locks = outside.party().await?.locks;
-            let guard = locks.lock("n").ttl(outside.ttl_of(outside.patience())).await?;
+            let guard = locks.lock("n").ttl(outside.ttl_of(Duration::from_secs(60))).await?;
             // Longer than a machine stands still: without an answer by then it would be Unavailable.
             let busy = locks.lock("n").wait_for(2 * outside.steady_ttl()).await;
             ensure!(
@@ -63,6 +64,7 @@ pub(crate) async fn a_client_is_made_and_used_outside_of_a_runtime(case: Arc<Cas
             Ok(())
         })
     });
+    checked();
     match tokio::task::spawn_blocking(move || used.join()).await? {
         Ok(outcome) => outcome,
         Err(_) => fail!("the client", "it works outside of a tokio runtime; it panicked"),
@@ -77,9 +79,9 @@ pub(crate) async fn a_client_whose_own_runtime_ends_goes_on_without_it(case: Arc
     let idle = case.party_on_runtime(runtime.handle()).await?.locks;
     let taken = other.lock("taken").await?;
     // Far from being renewed, so that what is told in time is not told by a renewal.
-    let kept = locks.lock("kept").ttl(case.ttl_of(case.patience())).await?;
+    let kept = locks.lock("kept").ttl(case.ttl_of(case.hang_limit())).await?;
     let renewed = locks.lock("renewed").await?;
-    let waiter = tokio::spawn(locks.lock("taken").wait_for(case.patience()).into_future());
+    let waiter = tokio::spawn(locks.lock("taken").wait_for(case.hang_limit()).into_future());
     while locks.stats().waiting == 0 {
         tokio::task::yield_now().await;
     }
@@ -87,12 +89,12 @@ pub(crate) async fn a_client_whose_own_runtime_ends_goes_on_without_it(case: Arc
     tokio::task::spawn_blocking(move || drop(runtime)).await?;
 
     if case.leases_are_connections() {
-        let told = tokio::time::timeout(case.slack(), kept.lost().wait()).await;
+        let told = tokio::time::timeout(case.hang_limit(), kept.lost().wait()).await;
         ensure!(
             told.is_ok(),
             "the client",
             "a lock whose connection ended with its runtime is lost at once; after {:?} there was {kept:?}",
-            case.slack()
+            case.hang_limit()
         );
     } else {
         tokio::time::sleep(case.steady_ttl() + case.steady_ttl() / 2).await;
@@ -111,7 +113,7 @@ pub(crate) async fn a_client_whose_own_runtime_ends_goes_on_without_it(case: Arc
             "the backend",
             "{who} is refused what is taken; it got {refused:?}"
         );
-        let guard = locks.lock("free").wait_for(case.patience()).await?;
+        let guard = locks.lock("free").wait_for(case.hang_limit()).await?;
         ensure!(
             guard.is_held(),
             "the client",

@@ -76,7 +76,7 @@ pub(crate) async fn tokens_rise_across_expiry(case: Arc<Case>) -> Outcome {
     let (first, second) = (case.client().await?, case.client().await?);
     let mut rising = Rising::default();
     rising.next(case.take(&first, &case.brief_claim("n")).await?.token)?;
-    let limit = case.ttl() + case.slack();
+    let limit = case.ttl() + case.hang_limit();
     let successor = case.claim("n");
     rising.next(case.take_within(&second, &successor, limit).await?.0.token)?;
     second.release(&successor).await?;
@@ -90,7 +90,7 @@ pub(crate) async fn tokens_rise_across_dropped_guards(case: Arc<Case>) -> Outcom
     let clients = [case.party().await?.locks, case.party().await?.locks];
     let mut rising = Rising::default();
     for turn in 0..10 {
-        let guard = clients[turn % 2].lock("n").wait_for(case.patience()).await?;
+        let guard = clients[turn % 2].lock("n").wait_for(case.hang_limit()).await?;
         rising.next(guard.token())?;
         drop(guard);
     }
@@ -170,7 +170,7 @@ pub(crate) async fn tokens_rise_across_the_kill_of_a_holder(case: Arc<Case>) -> 
         rising.next(child.lock("n", case.ttl()).await?)?;
         child.kill().await?;
         let claim = case.claim("n");
-        let limit = case.ttl() + case.slack();
+        let limit = case.ttl() + case.hang_limit();
         rising.next(case.take_within(&client, &claim, limit).await?.0.token)?;
         client.release(&claim).await?;
     }
@@ -194,7 +194,7 @@ pub(crate) async fn tokens_rise_across_the_deletion_of_a_counter(case: Arc<Case>
 }
 
 pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case>) -> Outcome {
-    let limit = case.ttl() + case.patience();
+    let limit = case.ttl() + case.hang_limit();
     let (first, second) = (case.client().await?, case.client().await?);
     let mut rising = Rising::default();
     for _ in 0..3 {
@@ -206,7 +206,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
     rising.next(case.take(&first, &held).await?.token)?;
     // This one has been granted nothing so far.
     let waiter = {
-        let (second, claim, deadline) = (Arc::clone(&second), case.claim("n"), case.now() + case.patience());
+        let (second, claim, deadline) = (Arc::clone(&second), case.claim("n"), case.now() + case.hang_limit());
         tokio::spawn(async move { (second.acquire(&claim, Some(deadline)).await, claim) })
     };
     case.in_line("n", 1).await?;
@@ -260,7 +260,7 @@ pub(crate) async fn tokens_rise_across_the_restore_of_an_older_copy(case: Arc<Ca
     case.inject(Fault::Restore).await?;
     for client in [client, case.client().await?] {
         let claim = case.claim("n");
-        let limit = case.ttl() + case.patience();
+        let limit = case.ttl() + case.hang_limit();
         rising.next(case.take_through(&client, &claim, limit).await?.token)?;
         client.release(&claim).await?;
     }
@@ -281,7 +281,7 @@ async fn rise_across(case: &Case, fault: Fault) -> Outcome {
     case.inject(fault).await?;
     for client in [client, case.client().await?] {
         let claim = case.claim("n");
-        let limit = case.ttl() + case.patience();
+        let limit = case.ttl() + case.hang_limit();
         rising.next(case.take_through(&client, &claim, limit).await?.token)?;
         client.release(&claim).await?;
     }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, LockError};
+use lock_core::{Attempt, Claim, DistributedLock, LockError, ReleaseOutcome};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::{Entry, cases, leaving};
@@ -42,7 +42,7 @@ pub(super) fn long_ttl(case: &Case) -> Duration {
     case.ttl_of(Duration::from_secs(45))
 }
 
-/// How long a hand-over may take: far below any refresh, far above any round trip.
+/// How long a hand-over takes at the most: far below any refresh, far above any round trip.
 pub(super) const PROMPT: Duration = Duration::from_secs(3);
 
 pub(crate) async fn a_wait_ends_when_it_is_over(case: Arc<Case>) -> Outcome {
@@ -61,7 +61,7 @@ pub(crate) async fn a_wait_ends_when_it_is_over(case: Arc<Case>) -> Outcome {
             fail!("the client", "a lock that stays busy is TimedOut; it said {answer:?}");
         };
         ensure!(
-            took >= wait && took <= wait + case.slack(),
+            took >= wait && took <= wait + case.hang_limit(),
             "the client",
             "a wait of {wait:?} is honoured; it took {took:?}"
         );
@@ -85,7 +85,7 @@ pub(crate) async fn a_wait_of_the_backend_ends_at_its_deadline(case: Arc<Case>) 
         let wait = wait.max(3 * attempt);
         let waiting = case.claim("n");
         let start = case.now();
-        let limit = wait + case.slack();
+        let limit = wait + case.hang_limit();
         let answer = case
             .within(limit, "acquire ends", waiter.acquire(&waiting, Some(start + wait)))
             .await??;
@@ -114,12 +114,12 @@ pub(crate) async fn a_wait_ends_on_a_connection_that_fell_silent(case: Arc<Case>
     let wait = Duration::from_millis(500);
     // Asked once, and told that it is busy, before the silence.
     let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(wait).into_future());
-    case.eventually("the client", "the waiter asks", case.patience(), || {
+    case.eventually("the client", "the waiter asks", case.hang_limit(), || {
         waiter.link.counts().requests() > 0
     })
     .await?;
     waiter.link.set(Weather::Silent);
-    let limit = wait + case.op_timeout() + case.slack();
+    let limit = wait + case.op_timeout() + case.hang_limit();
     let answer = case.within(limit, "the wait ends", waiting).await??;
     ensure!(
         matches!(answer, Err(LockError::TimedOut { .. } | LockError::Unavailable { .. })),
@@ -166,7 +166,7 @@ pub(crate) async fn a_waiter_of_another_client_gets_the_lock_on_release(case: Ar
 /// The party must be waiting for `n` before long, and that many claims must be in line at the server if it shows them.
 pub(super) async fn waits(case: &Case, party: &Party, at_server: usize) -> Outcome {
     let waits = || party.locks.stats().waiting > 0;
-    case.eventually("the client", "a waiter counts as waiting", case.patience(), waits)
+    case.eventually("the client", "a waiter counts as waiting", case.hang_limit(), waits)
         .await?;
     case.in_line("n", at_server).await.map(drop)
 }
@@ -179,7 +179,7 @@ pub(super) async fn waits_after_busy(case: &Case, party: &Party, waits_before: u
     case.eventually(
         "the client",
         "the waiter was told that it is busy",
-        case.patience(),
+        case.hang_limit(),
         asked,
     )
     .await
@@ -187,6 +187,7 @@ pub(super) async fn waits_after_busy(case: &Case, party: &Party, waits_before: u
 }
 
 async fn on_release(case: &Case, holder: &Party, waiter: &Party) -> Outcome {
+    let mut took = Vec::new();
     for _ in 0..3 {
         let guard = holder.locks.lock("n").ttl(long_ttl(case)).await?;
         let waiting = tokio::spawn(waiter.locks.lock("n").ttl(long_ttl(case)).into_future());
@@ -199,18 +200,21 @@ async fn on_release(case: &Case, holder: &Party, waiter: &Party) -> Outcome {
             "a waiter waits while the lock is held"
         );
         guard.release().await?;
+        let start = case.now();
         let next = case
-            .within(PROMPT, "the waiter gets the lock on release", waiting)
+            .within(case.hang_limit(), "the waiter gets the lock on release", waiting)
             .await???;
+        took.push(case.now().since(start));
         next.release().await?;
     }
-    Ok(())
+    case.prompt(waiter, "the waiter gets the lock on release", took, PROMPT)
+        .await
 }
 
 pub(crate) async fn a_waiter_gets_an_expired_lock(case: Arc<Case>) -> Outcome {
     let (silent, waiter) = (case.client().await?, case.party().await?.locks);
     case.take(&silent, &case.brief_claim("n")).await?;
-    let limit = case.ttl() + case.slack();
+    let limit = case.ttl() + case.hang_limit();
     let next = case
         .within(limit, "the waiter gets what expired", waiter.lock("n").into_future())
         .await??;
@@ -230,7 +234,7 @@ pub(crate) async fn a_waiter_gets_the_lock_of_a_killed_holder(case: Arc<Case>) -
         "a waiter waits while another process holds the lock"
     );
     child.kill().await?;
-    let limit = case.ttl() + case.slack();
+    let limit = case.ttl() + case.hang_limit();
     let next = case
         .within(limit, "the waiter gets the lock of a killed holder", waiting)
         .await???;
@@ -278,7 +282,7 @@ async fn in_order(case: &Case, holder: &Party, waiters: &[Party]) -> Outcome {
         });
         // Only once one has come can the next be said to come after it.
         let asked = || waiter.locks.stats().waiting > before;
-        case.eventually("the client", "a waiter counts as waiting", case.patience(), asked)
+        case.eventually("the client", "a waiter counts as waiting", case.hang_limit(), asked)
             .await?;
         // Of one client only one is at the server, and the others stand in line behind it.
         if !Arc::ptr_eq(&waiter.link, &holder.link) {
@@ -292,7 +296,8 @@ async fn in_order(case: &Case, holder: &Party, waiters: &[Party]) -> Outcome {
     }
     guard.release().await?;
     for task in waiting {
-        case.within(case.patience(), "every waiter is served", task).await???;
+        case.within(case.hang_limit(), "every waiter is served", task)
+            .await???;
     }
     Ok(())
 }
@@ -307,12 +312,12 @@ pub(crate) async fn nobody_starves_among_fifty_waiters(case: Arc<Case>) -> Outco
     let mut tasks = JoinSet::new();
     for waiter in 0..WAITERS {
         let locks = clients[waiter % clients.len()].clone();
-        let (ttl, wait) = (long_ttl(&case), case.patience());
+        let (ttl, wait) = (long_ttl(&case), case.hang_limit());
         tasks.spawn(async move {
             for _ in 0..TURNS {
                 let guard = locks.lock("n").ttl(ttl).wait_for(wait).await?;
                 tokio::task::yield_now().await;
-                guard.release().await?;
+                was_held(guard.release().await?)?;
             }
             Outcome::Ok(())
         });
@@ -320,6 +325,15 @@ pub(crate) async fn nobody_starves_among_fifty_waiters(case: Arc<Case>) -> Outco
     while let Some(ended) = tasks.join_next().await {
         ended??;
     }
+    Ok(())
+}
+
+fn was_held(released: ReleaseOutcome) -> Outcome {
+    ensure!(
+        released == ReleaseOutcome::Released,
+        "the client",
+        "a lock that was waited for is held until its release; it said {released:?}"
+    );
     Ok(())
 }
 
@@ -340,7 +354,7 @@ pub(crate) async fn a_busy_client_does_not_starve_another(case: Arc<Case>) -> Ou
     }
     let mut served = 0;
     for _ in 0..5 {
-        let guard = other.lock("n").ttl(long_ttl(&case)).wait_for(case.patience()).await;
+        let guard = other.lock("n").ttl(long_ttl(&case)).wait_for(case.hang_limit()).await;
         if guard.is_err() {
             break;
         }
@@ -394,10 +408,7 @@ pub(crate) async fn a_thousand_waiters_on_one_name_finish(case: Arc<Case>) -> Ou
     let mut waiting = JoinSet::new();
     for waiter in 0..WAITERS {
         let asking = clients[waiter % 2].lock("n").ttl(long_ttl(&case)).into_future();
-        waiting.spawn(async move {
-            asking.await?.release().await?;
-            Outcome::Ok(())
-        });
+        waiting.spawn(async move { was_held(asking.await?.release().await?) });
     }
     guard.release().await?;
     let start = case.now();
@@ -424,11 +435,11 @@ pub(crate) async fn a_wait_goes_on_when_everything_is_deleted(case: Arc<Case>) -
 async fn wait_goes_on_across(case: &Case, fault: Fault) -> Outcome {
     let (holder, waiter) = (case.party().await?.locks, case.party().await?);
     let guard = holder.lock("n").await?;
-    let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.patience()).into_future());
+    let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.hang_limit()).into_future());
     waits_after_busy(case, &waiter, 0).await?;
     case.inject(fault).await?;
     drop(guard);
-    let next = case.within(case.patience(), "the wait goes on", waiting).await???;
+    let next = case.within(case.hang_limit(), "the wait goes on", waiting).await???;
     next.release().await?;
     Ok(())
 }

@@ -173,6 +173,13 @@ impl Kind {
         format!("FENCELOCK_TEST_{}_URL", self.key)
     }
 
+    /// Whether a test run starts a server of this kind: the environment names none. One that it has not started can neither be stopped nor
+    /// restarted.
+    #[must_use]
+    pub fn is_started_here(&self) -> bool {
+        std::env::var_os(self.url_variable()).is_none_or(|url| url.is_empty())
+    }
+
     /// The image, as the environment wants it.
     pub(super) fn wanted_image(&self) -> String {
         let image = std::env::var(format!("FENCELOCK_TEST_{}_IMAGE", self.key));

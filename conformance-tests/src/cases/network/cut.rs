@@ -111,7 +111,7 @@ impl Lane {
             let claim = case.claim(&self.name);
             let sent = || self.proxy.counts().bytes_to_server;
             let mut before = sent();
-            let grant = case.take_through(&self.client, &claim, case.patience()).await?;
+            let grant = case.take_through(&self.client, &claim, case.hang_limit()).await?;
             let mut length = sent() - before;
             if request != Request::Acquire {
                 before = sent();
@@ -141,7 +141,9 @@ impl Lane {
         let held = match request {
             // The connection is made before, so that it is the request that is cut.
             Request::Acquire => self.nothing(case).await.map(|()| None)?,
-            Request::Renew | Request::Release => Some(case.take_through(&self.client, &claim, case.patience()).await?),
+            Request::Renew | Request::Release => {
+                Some(case.take_through(&self.client, &claim, case.hang_limit()).await?)
+            }
         };
         let trap = self.proxy.cut_after(Direction::ToServer, bytes);
         let answer = match (request, &held) {
@@ -164,7 +166,7 @@ impl Lane {
         case.release_through(&self.client, &claim).await?;
         // The cut request may arrive even later than that, and then ends by itself.
         let next = case.claim(&self.name);
-        let limit = case.steady_ttl() + case.slack();
+        let limit = case.steady_ttl() + case.hang_limit();
         let (grant, _) = case.take_within(&self.other, &next, limit).await?;
         let before = held.map(|grant| grant.token).max(*last);
         ensure!(
@@ -228,7 +230,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         let repeated = unheard_or_repeated(client.try_acquire(&claim).await)?;
         answered(&case, &trap).await?;
         case.is_busy(&other, claim.name()).await?;
-        let grant = case.take_through(&client, &claim, case.patience()).await?;
+        let grant = case.take_through(&client, &claim, case.hang_limit()).await?;
         granted_to_itself(repeated, Some(grant.token))?;
         ensure!(
             last < Some(grant.token),
@@ -246,7 +248,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
             "a renewal whose reply was lost can be repeated, and renews; it said {repeated:?}"
         );
         answered(&case, &trap).await?;
-        let again = case.take_through(&client, &claim, case.patience()).await?;
+        let again = case.take_through(&client, &claim, case.hang_limit()).await?;
         ensure!(
             again.token == grant.token,
             "the backend",
@@ -296,11 +298,11 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
             let claim = Claim::new(case.name("n"), ttl).with_own_lease();
             // The connection is made before, so that it is the reply that is lost.
             let nothing = Claim::new(case.name("nothing"), ttl).with_own_lease();
-            case.take_through(client, &nothing, case.patience()).await?;
+            case.take_through(client, &nothing, case.hang_limit()).await?;
             case.release_through(client, &nothing).await?;
             let held = match request {
                 Request::Acquire => None,
-                Request::Renew | Request::Release => Some(case.take_through(client, &claim, case.patience()).await?),
+                Request::Renew | Request::Release => Some(case.take_through(client, &claim, case.hang_limit()).await?),
             };
             let trap = case.swallow_reply(proxy, then).await;
             let answer = match (request, &held) {
@@ -315,7 +317,7 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
             }
             case.release_through(client, &claim).await?;
             let next = case.claim("n");
-            let (grant, _) = case.take_within(other, &next, ttl + case.slack()).await?;
+            let (grant, _) = case.take_within(other, &next, ttl + case.hang_limit()).await?;
             let before = held.map(|grant| grant.token).max(last);
             ensure!(
                 before < Some(grant.token),
@@ -333,7 +335,7 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
 /// Waits until the reply came that is lost.
 async fn answered(case: &Case, trap: &Trap) -> Outcome {
     let sprung = case
-        .within(case.patience(), "the server answers", trap.sprung())
+        .within(case.hang_limit(), "the server answers", trap.sprung())
         .await?;
     ensure!(sprung, "the suite", "the server has answered");
     Ok(())
@@ -342,7 +344,7 @@ async fn answered(case: &Case, trap: &Trap) -> Outcome {
 /// Has the client do what it does once for a connection or a ttl, so that the next request is that of its lock alone.
 async fn prepare(case: &Case, client: &Link, ttl: Duration) -> Outcome {
     let other = Claim::new(case.name("another"), ttl);
-    case.take_through(client, &other, case.patience()).await?;
+    case.take_through(client, &other, case.hang_limit()).await?;
     case.release_through(client, &other).await.map(drop)
 }
 

@@ -33,7 +33,7 @@ pub(super) async fn an_acquisition_delivered_after_its_clean_up_is_gone_after_a_
         deliver(&case, &proxy, held).await;
         // Everything of it has ended by then, whether somebody looks or not.
         tokio::time::sleep(case.ttl()).await;
-        case.is_free_within(&other, claim.name(), case.slack()).await?;
+        case.is_free_within(&other, claim.name(), case.hang_limit()).await?;
         guard.release().await?;
     }
     Ok(())
@@ -51,7 +51,7 @@ pub(super) async fn a_renewal_delivered_after_its_clean_up_brings_nothing_back(c
     })
     .await?;
     case.release_through(&client, &claim).await?;
-    case.is_free_within(&other, claim.name(), case.steady_ttl() + case.slack())
+    case.is_free_within(&other, claim.name(), case.steady_ttl() + case.hang_limit())
         .await?;
     deliver(&case, &proxy, held).await;
     case.is_free(&other, claim.name()).await?;
@@ -77,7 +77,7 @@ pub(super) async fn a_release_delivered_after_its_clean_up_spares_the_successor(
     case.release_through(&client, &claim).await?;
     // A successor of the same client: it must be the owner that is looked at.
     let next = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(30)));
-    case.take_through(&client, &next, case.steady_ttl() + case.slack())
+    case.take_through(&client, &next, case.steady_ttl() + case.hang_limit())
         .await?;
     deliver(&case, &proxy, held).await;
     case.is_busy(&other, next.name()).await?;
@@ -97,7 +97,8 @@ where
     F: Future<Output = Result<(), lock_core::LockError>> + Send + 'static,
 {
     let asking = tokio::spawn(call(Arc::clone(client), claim));
-    case.within(case.patience(), "a request is sent", held.caught()).await?;
+    case.within(case.hang_limit(), "a request is sent", held.caught())
+        .await?;
     asking.abort();
     // It may have ended before: then it had an error.
     let _ = asking.await;
@@ -111,7 +112,7 @@ async fn deliver(case: &Case, proxy: &Proxy, held: Held) {
     case.note("a request that was held back is delivered");
     held.deliver();
     let ended = proxy.counted(|counts| counts.open < open);
-    let _ = tokio::time::timeout(case.slack(), ended).await;
+    let _ = tokio::time::timeout(Duration::from_secs(1), ended).await;
 }
 
 pub(crate) async fn late_replies_shorten_what_is_believed(case: Arc<Case>) -> Outcome {
@@ -143,7 +144,7 @@ async fn believed_in_time(case: &Case, direction: Direction) -> Outcome {
         );
         let next = case.claim("n");
         let (_, at) = case
-            .take_within(&other, &next, guard.ttl() + delay + case.slack())
+            .take_within(&other, &next, guard.ttl() + delay + case.hang_limit())
             .await?;
         ensure!(
             !guard.is_held(),

@@ -27,9 +27,10 @@ pub(super) async fn every_call_ends_in_time_while_replies_are_lost(case: Arc<Cas
 async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
     let proxy = case.proxy().await?;
     let client = case.client_through(&proxy).await?;
-    let limit = client.capabilities().op_timeout + case.slack();
-    // None of it ends by itself while the calls last.
-    let ttl = case.ttl_of(limit + case.slack());
+    let op_timeout = client.capabilities().op_timeout;
+    let limit = op_timeout + case.hang_limit();
+    // None of it ends by itself while the calls last; what ends only with its lease is not waited for longer than that.
+    let ttl = case.ttl_of(2 * op_timeout);
     let claims = ["held", "released", "handed over", "tried", "awaited"]
         .map(|name| Claim::new(case.name(name), ttl).with_own_lease());
     let [held, released, from, tried, awaited] = &claims;
@@ -118,7 +119,7 @@ where
 
 pub(super) async fn connecting_into_silence_ends_in_time(case: Arc<Case>) -> Outcome {
     let proxy = case.proxy().await?;
-    let limit = case.connect_through(&proxy).await?.capabilities().op_timeout + case.slack();
+    let limit = case.connect_through(&proxy).await?.capabilities().op_timeout + case.hang_limit();
     for direction in [Direction::Both, Direction::ToServer, Direction::ToClient] {
         proxy.set(direction, Traffic::Lost);
         match case.within(limit, "connecting", case.connect_through(&proxy)).await? {
@@ -166,7 +167,7 @@ async fn notices(case: &Case, direction: Direction) -> Outcome {
             believed
         };
         // The server may have been told once more at the very end, and then keeps it for another ttl.
-        let limit = 2 * guard.ttl() + case.slack();
+        let limit = 2 * guard.ttl() + case.hang_limit();
         let (believed, taken) = tokio::join!(look, case.take_within(&other, &next, limit));
         let (_, at) = taken?;
         // Where requests arrive, it may be the holder's own release that frees the lock, and no measure of its lease.
@@ -191,7 +192,7 @@ async fn notices(case: &Case, direction: Direction) -> Outcome {
 pub(super) async fn a_server_that_is_gone_is_unavailable_and_is_found_again(case: Arc<Case>) -> Outcome {
     let proxy = case.proxy().await?;
     let party = case.party_through(&proxy).await?;
-    let limit = party.link.capabilities().op_timeout + case.slack();
+    let limit = party.link.capabilities().op_timeout + case.hang_limit();
     party.locks.lock("n").await?.release().await?;
     proxy.refuse().await;
     proxy.cut();

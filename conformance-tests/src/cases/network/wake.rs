@@ -14,6 +14,7 @@ pub(super) async fn a_wake_up_missed_with_its_connection_is_repaired(case: Arc<C
     let proxy = case.proxy().await?;
     let (holder, waiter) = (case.party().await?.locks, case.party_through(&proxy).await?);
     let limit = PROMPT + waiter.link.capabilities().op_timeout;
+    let mut took = Vec::new();
     for _ in 0..3 {
         // So long that nobody gets anything because a lease or a place in the line ran out.
         let guard = holder.lock("n").ttl(long_ttl(&case)).await?;
@@ -24,12 +25,19 @@ pub(super) async fn a_wake_up_missed_with_its_connection_is_repaired(case: Arc<C
         proxy.cut();
         guard.release().await?;
         proxy.heal().await;
+        let start = case.now();
         let next = case
-            .within(limit, "the waiter that missed its wake-up gets the lock", waiting)
+            .within(
+                case.hang_limit(),
+                "the waiter that missed its wake-up gets the lock",
+                waiting,
+            )
             .await???;
+        took.push(case.now().since(start));
         next.release().await?;
     }
-    Ok(())
+    case.prompt(&waiter, "the waiter that missed its wake-up gets the lock", took, limit)
+        .await
 }
 
 pub(super) async fn a_wake_up_lost_in_silence_is_repaired(case: Arc<Case>) -> Outcome {
@@ -45,7 +53,7 @@ pub(super) async fn a_wake_up_lost_in_silence_is_repaired(case: Arc<Case>) -> Ou
         guard.release().await?;
         proxy.heal().await;
         // At the worst the lock goes to the silent waiter for one ttl, and the silence is found out by a refresh.
-        let limit = 2 * ttl + waiter.link.capabilities().op_timeout + case.slack();
+        let limit = 2 * ttl + waiter.link.capabilities().op_timeout + case.hang_limit();
         let next = case
             .within(limit, "the waiter whose wake-up was lost gets the lock", waiting)
             .await???;
@@ -68,7 +76,7 @@ pub(super) async fn a_wait_into_silence_is_over_in_time_and_holds_nobody_up(case
     waits_after_busy(&case, &silent, before).await?;
     proxy.set(Direction::Both, Traffic::Lost);
     let next = tokio::spawn(behind.locks.lock("n").ttl(ttl).into_future());
-    let limit = wait + silent.link.capabilities().op_timeout + case.slack();
+    let limit = wait + silent.link.capabilities().op_timeout + case.hang_limit();
     let answer = case.within(limit, "the wait ends", waiting).await??;
     ensure!(
         matches!(answer, Err(LockError::TimedOut { .. } | LockError::Unavailable { .. })),
@@ -82,7 +90,7 @@ pub(super) async fn a_wait_into_silence_is_over_in_time_and_holds_nobody_up(case
     );
     guard.release().await?;
     // At the worst the lock goes to the silent waiter for one ttl, after its place has run out.
-    let limit = 2 * ttl + case.slack();
+    let limit = 2 * ttl + case.hang_limit();
     let next = case
         .within(limit, "whoever stands behind gets the lock", next)
         .await???;
