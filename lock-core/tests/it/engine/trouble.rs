@@ -208,7 +208,7 @@ fn a_runtime_that_ends_takes_no_lock_with_it() {
     let own = Runtime::new().unwrap();
     let memory = MemoryLock::new();
     // The background thread goes on in real time.
-    let options = Options::new().runtime(own.handle().clone()).ttl(6 * SECOND);
+    let options = Options::new().runtime(own.handle().clone()).ttl(9 * SECOND);
     let locks = Locks::with_options(memory.client(), options);
     let outside = Runtime::new().unwrap();
     let guard = outside.block_on(async { locks.lock("a").await }).unwrap();
