@@ -362,10 +362,11 @@ mod tests {
     use super::*;
     use crate::MemoryLock;
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn a_client_that_holds_nothing_remembers_nothing() {
         let memory = MemoryLock::new();
-        let locks = Locks::new(memory.client());
+        let options = crate::Options::new().runtime(tokio::runtime::Handle::current());
+        let locks = Locks::with_options(memory.client(), options);
         let guards = [
             locks.lock("a").await.unwrap(),
             locks.lock("b").max_hold(Duration::from_secs(9)).await.unwrap(),

@@ -1,21 +1,19 @@
 //! What fails while a lock is waited for: what may pass is waited out and told once, all else ends the wait.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::fmt::{self, Debug};
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, Lease, LockError, Locks, MemoryLock, Options, Released, Renewal,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, Locks, MemoryLock, Released, Renewal,
     async_trait,
 };
-use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
+
+use crate::{child, paused, until};
 
 type Failing = fn() -> LockError;
 
@@ -30,7 +28,7 @@ struct Store {
 impl Store {
     fn new() -> Self {
         Self {
-            inner: MemoryLock::new(),
+            inner: paused::memory(),
             error: Arc::default(),
             let_through: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
         }
@@ -42,8 +40,7 @@ impl Store {
             error: Arc::clone(&self.error),
             let_through: Arc::clone(&self.let_through),
         };
-        // The subscriber of a test is that of its thread.
-        Locks::with_options(client, Options::new().runtime(Handle::current()))
+        paused::client(client)
     }
 
     fn fails(&self, error: Option<Failing>) {
@@ -74,6 +71,10 @@ impl DistributedLock for Store {
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
         self.inner.release(claim).await
     }
+
+    fn clock(&self) -> Clock {
+        self.inner.clock()
+    }
 }
 
 fn revoked() -> LockError {
@@ -84,13 +85,7 @@ fn away() -> LockError {
     LockError::failed("acquire", "connection refused")
 }
 
-async fn until(what: impl Fn() -> bool) {
-    while !what() {
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-}
-
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_failure_that_only_a_person_can_change_ends_every_wait() {
     let store = Store::new();
     let (holder, locks) = (store.client(), store.client());
@@ -107,7 +102,7 @@ async fn a_failure_that_only_a_person_can_change_ends_every_wait() {
     held.release().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_waits_for_the_answer_to_another_request_hears_whether_its_failure_may_pass() {
     for (error, may_pass) in [(revoked as Failing, false), (away, true)] {
         let store = Store::new();
@@ -165,10 +160,17 @@ impl Visit for Text {
     }
 }
 
-#[tokio::test]
-async fn a_failure_that_may_pass_is_told_once_with_its_reason_and_so_is_its_end() {
+#[test]
+fn a_failure_that_may_pass_is_told_once_with_its_reason_and_so_is_its_end() {
+    // Subscribers of single threads can miss events that other threads tell first.
+    let test = "waiting_errors::a_failure_that_may_pass_is_told_once_with_its_reason_and_so_is_its_end";
+    child::alone(test, fail_and_answer);
+}
+
+#[tokio::main(flavor = "current_thread", start_paused = true)]
+async fn fail_and_answer() {
     let told = Told::default();
-    let _set = tracing::subscriber::set_default(told.clone());
+    tracing::subscriber::set_global_default(told.clone()).unwrap();
     let store = Store::new();
     let (holder, locks) = (store.client(), store.client());
     let held = [holder.lock("a").await.unwrap(), holder.lock("b").await.unwrap()];

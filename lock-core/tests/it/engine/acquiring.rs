@@ -5,7 +5,7 @@ use std::time::Duration;
 use lock_core::{LockError, LockGuard, Locks};
 use tokio::task::JoinHandle;
 
-use crate::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 

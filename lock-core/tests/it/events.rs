@@ -9,6 +9,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use crate::child;
+
 /// Level and message of each event with the target of the project.
 #[derive(Clone, Default)]
 struct Events(Arc<Mutex<Vec<(Level, String)>>>);
@@ -50,6 +52,11 @@ impl Subscriber for Events {
 
 #[test]
 fn one_target_shows_what_becomes_of_a_lock() {
+    // The subscriber is that of the whole process, as the background thread tells it, too.
+    child::alone("events::one_target_shows_what_becomes_of_a_lock", tell_of_locks);
+}
+
+fn tell_of_locks() {
     let events = Events::default();
     tracing::subscriber::set_global_default(events.clone()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread()

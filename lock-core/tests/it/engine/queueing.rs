@@ -6,12 +6,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BusySignal, Capabilities, Claim, DistributedLock, Lease, LockError, Locks, MemoryLock, Options, Released,
+    Attempt, BusySignal, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, Locks, MemoryLock, Released,
     Renewal, Stamp,
 };
-use tokio::runtime::Handle;
 
-const OP_TIMEOUT: Duration = Duration::from_millis(300);
+use crate::{paused, until};
+
+const OP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What becomes of the first request.
 #[derive(Clone, Copy, Debug)]
@@ -40,12 +41,7 @@ struct Calls {
 
 impl Calls {
     async fn reach(count: &AtomicUsize, wanted: usize) {
-        let reached = async {
-            while count.load(Ordering::SeqCst) < wanted {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(30), reached).await.unwrap();
+        until(|| count.load(Ordering::SeqCst) >= wanted).await;
     }
 }
 
@@ -67,6 +63,9 @@ impl DistributedLock for Queueing {
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         self.calls.waits.fetch_add(1, Ordering::SeqCst);
         self.memory.acquire(claim, deadline).await
+    }
+    fn clock(&self) -> Clock {
+        self.memory.clock()
     }
     async fn try_then_wait(
         &self,
@@ -96,7 +95,7 @@ impl DistributedLock for Queueing {
 
 /// A client whose first request comes to that while another client holds `a`, and what has been asked of its backend.
 async fn held_elsewhere(tells: bool, first: First) -> (MemoryLock, Claim, Locks, Arc<Calls>) {
-    let memory = MemoryLock::new();
+    let memory = paused::memory();
     let elsewhere = memory.client();
     let holder = Claim::new("a".parse().unwrap(), Duration::from_secs(30));
     assert!(elsewhere.try_acquire(&holder).await.unwrap().granted().is_some());
@@ -107,11 +106,10 @@ async fn held_elsewhere(tells: bool, first: First) -> (MemoryLock, Claim, Locks,
         first,
         calls: Arc::clone(&calls),
     };
-    let options = Options::new().runtime(Handle::current());
-    (elsewhere, holder, Locks::with_options(backend, options), calls)
+    (elsewhere, holder, paused::client(backend), calls)
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_first_request_that_fails_after_it_told_busy_is_followed_by_a_wait() {
     for first in [First::Fails, First::Panics] {
         let (elsewhere, holder, locks, calls) = held_elsewhere(true, first).await;
@@ -128,7 +126,7 @@ async fn a_first_request_that_fails_after_it_told_busy_is_followed_by_a_wait() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_first_request_that_fails_before_it_told_anything_is_an_error() {
     for first in [First::Fails, First::Panics, First::IsNotAnswered] {
         let (_elsewhere, _, locks, calls) = held_elsewhere(false, first).await;
@@ -139,7 +137,7 @@ async fn a_first_request_that_fails_before_it_told_anything_is_an_error() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn who_does_not_want_to_wait_is_refused_while_another_task_waits() {
     let (_elsewhere, _, locks, calls) = held_elsewhere(true, First::IsNotAnswered).await;
     let waiting = tokio::spawn(locks.lock("a").into_future());
@@ -153,7 +151,7 @@ async fn who_does_not_want_to_wait_is_refused_while_another_task_waits() {
     Calls::reach(&calls.releases, 1).await;
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_wait_that_the_backend_does_not_end_is_cut_off() {
     let (_elsewhere, _, locks, calls) = held_elsewhere(true, First::IsNotAnswered).await;
     let wait = Duration::from_millis(50);

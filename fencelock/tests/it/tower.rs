@@ -1,6 +1,4 @@
 //! The tower layer, around an axum service.
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-#![cfg(all(feature = "tower", feature = "memory"))]
 
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
@@ -16,6 +14,7 @@ use axum::extract::{Extension, Path, Request};
 use axum::http::{StatusCode, header};
 use axum::response::Response;
 use axum::routing::get;
+use fencelock::backend::Clock;
 use fencelock::tower::{LockBody, LockLayer, decoded_path};
 use fencelock::{FencingToken, Locks, LossSignal, MemoryLock};
 use futures_util::FutureExt;
@@ -23,6 +22,8 @@ use http_body::Frame;
 use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
 use tower::{Layer, Service, ServiceExt, service_fn};
+
+use crate::{HANG_LIMIT, until};
 
 fn layer(locks: &Locks) -> LockLayer {
     LockLayer::new(locks.clone(), |request| {
@@ -98,11 +99,9 @@ async fn a_busy_lock_is_423_and_waited_for_if_that_is_asked_for() {
     assert_eq!(answer.headers()[header::RETRY_AFTER], "2");
     is_refused(answer, StatusCode::LOCKED, true).await;
 
-    let patient = app(layer(&locks).wait_for(Duration::from_secs(60)));
+    let patient = app(layer(&locks).wait_for(HANG_LIMIT));
     let waits = tokio::spawn(async move { ask(&patient, "/orders/secret").await });
-    while locks.stats().waiting == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| locks.stats().waiting > 0).await;
     held.release().await.unwrap();
     assert_eq!(waits.await.unwrap().status(), StatusCode::OK);
 }
@@ -172,7 +171,7 @@ fn endless(layer: &LockLayer) -> (Router, mpsc::UnboundedReceiver<&'static str>)
 #[tokio::test]
 async fn a_loss_cancels_the_handler_and_is_503() {
     let locks = Locks::new(MemoryLock::new());
-    let (app, mut told) = endless(&layer(&locks).ttl(Duration::from_millis(300)));
+    let (app, mut told) = endless(&layer(&locks));
     let asks = tokio::spawn(async move { ask(&app, "/orders/a").await });
     assert_eq!(told.recv().await, Some("begun"));
     locks.force_release("a").await.unwrap();
@@ -183,14 +182,12 @@ async fn a_loss_cancels_the_handler_and_is_503() {
 #[tokio::test]
 async fn a_client_that_hangs_up_releases_and_leaves_no_waiter() {
     let locks = Locks::new(MemoryLock::new());
-    let (app, mut told) = endless(&layer(&locks).wait_for(Duration::from_secs(60)));
+    let (app, mut told) = endless(&layer(&locks).wait_for(HANG_LIMIT));
     let (first, second) = (app.clone(), app);
     let holds = tokio::spawn(async move { ask(&first, "/orders/a").await });
     assert_eq!(told.recv().await, Some("begun"));
     let waits = tokio::spawn(async move { ask(&second, "/orders/a").await });
-    while locks.stats().waiting == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| locks.stats().waiting > 0).await;
     waits.abort();
     assert!(waits.await.unwrap_err().is_cancelled());
     holds.abort();
@@ -278,8 +275,9 @@ async fn a_lock_can_be_held_until_the_body_has_ended() {
 
 #[tokio::test]
 async fn a_body_that_never_ends_is_ended_by_a_loss_and_by_the_longest_hold() {
-    let locks = Locks::new(MemoryLock::new());
-    let held = layer(&locks).ttl(Duration::from_millis(300)).until_end_of_body();
+    let (clock, hand) = Clock::manual();
+    let locks = Locks::new(MemoryLock::with_clock(clock));
+    let held = layer(&locks).until_end_of_body();
     let (answer, _end) = slow_answer(held.clone()).await;
     let mut body = answer.into_body();
     body.frame().await.unwrap().unwrap();
@@ -288,9 +286,11 @@ async fn a_body_that_never_ends_is_ended_by_a_loss_and_by_the_longest_hold() {
     assert!(lost.to_string().contains("lost"), "{lost}");
     assert!(body.frame().await.is_none());
 
-    let (answer, _end) = slow_answer(held.max_hold(Duration::from_millis(50))).await;
+    let longest = Duration::from_secs(10);
+    let (answer, _end) = slow_answer(held.max_hold(longest)).await;
     let mut body = answer.into_body();
     body.frame().await.unwrap().unwrap();
+    hand.advance(longest);
     body.frame().await.unwrap().unwrap_err();
     locks.drain().await;
     assert!(locks.try_lock("a").await.unwrap().is_some());
@@ -303,7 +303,7 @@ async fn of_ten_thousand_requests_for_one_name_few_wait_and_the_others_are_refus
     let held = locks.lock("a").await.unwrap();
     let full = StatusCode::TOO_MANY_REQUESTS;
     let limited = layer(&locks)
-        .wait_for(Duration::from_secs(60))
+        .wait_for(HANG_LIMIT)
         .max_waiting(WAITING)
         .status_when_full(full);
     let app = app(limited);
@@ -322,10 +322,11 @@ async fn of_ten_thousand_requests_for_one_name_few_wait_and_the_others_are_refus
             1
         });
     }
-    while refused.load(Ordering::SeqCst) < 10_000 - WAITING {
+    until(|| {
         assert!(locks.stats().waiting <= WAITING as u64);
-        tokio::task::yield_now().await;
-    }
+        refused.load(Ordering::SeqCst) == 10_000 - WAITING
+    })
+    .await;
     held.release().await.unwrap();
     let served: usize = all.join_all().await.into_iter().sum();
     assert_eq!(served, WAITING);

@@ -1,24 +1,24 @@
 //! Several locks at once, leading, repeated attempts, and the token of cancellation, on the backend in memory.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on has failed"
-)]
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lock_core::{LockError, Locks, LossReason, MemoryLock, Retry};
+use lock_core::{LockError, Locks, LossReason, Retry};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+use crate::{paused, until};
+
+/// Of paused time, which timers round to milliseconds.
+const PRECISION: Duration = Duration::from_millis(20);
 
 fn locks() -> Locks {
-    Locks::new(MemoryLock::new())
+    paused::client(paused::memory())
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn all_locks_are_held_together_and_released_together() {
     let locks = locks();
     let shop = locks.scoped("shop");
@@ -39,7 +39,7 @@ async fn all_locks_are_held_together_and_released_together() {
     assert_eq!(locks.list("").await.unwrap(), []);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn none_at_all_is_held_for_ever_and_released() {
     let none = locks().lock_all([""; 0]).await.unwrap();
     assert!(none.is_held());
@@ -47,7 +47,7 @@ async fn none_at_all_is_held_for_ever_and_released() {
     none.release().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn of_all_or_none_none_is_left_when_one_is_busy_or_unusable() {
     let locks = locks();
     let held = locks.lock("b").await.unwrap();
@@ -74,32 +74,31 @@ async fn of_all_or_none_none_is_left_when_one_is_busy_or_unusable() {
 }
 
 /// One limit for all of them together: each next lock has what the ones before have left.
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn the_wait_for_all_is_one_wait() {
     let locks = locks();
     let limit = Duration::from_secs(6);
     let (first, second) = (locks.lock("a").await.unwrap(), locks.lock("b").await.unwrap());
+    let began = Instant::now();
     let waits = tokio::spawn(locks.lock_all(["a", "b"]).wait_for(limit).into_future());
     tokio::time::sleep(limit / 2).await;
     first.release().await.unwrap();
-    let began = Instant::now();
     let busy = waits.await.unwrap().unwrap_err();
     assert!(busy.is_busy() && busy.name().unwrap().as_str() == "b", "{busy}");
-    // With a wait of its own for each it would take the whole limit once more.
-    assert!(began.elapsed() < limit.mul_f64(0.9), "{:?}", began.elapsed());
+    // With a wait of its own for each it would take half of the limit more.
+    let waited = began.elapsed();
+    assert!((limit..limit + PRECISION).contains(&waited), "{waited:?}");
     drop(second);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lock_that_is_lost_while_the_next_one_is_waited_for_ends_the_request() {
     let locks = locks();
     let held = locks.lock("b").await.unwrap();
-    let request = locks.lock_all(["a", "b"]).ttl(Duration::from_millis(300));
+    let request = locks.lock_all(["a", "b"]);
     let waits = tokio::spawn(request.into_future());
     // "a" is held, and "b" waited for.
-    while locks.stats().held < 2 || locks.stats().waiting == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| locks.stats().held == 2 && locks.stats().waiting > 0).await;
     locks.force_release("a").await.unwrap();
     let lost = waits.await.unwrap().unwrap_err();
     assert!(
@@ -111,11 +110,11 @@ async fn a_lock_that_is_lost_while_the_next_one_is_waited_for_ends_the_request()
     assert_eq!(locks.list("").await.unwrap(), []);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_body_is_cancelled_when_one_of_its_locks_is_lost() {
     let locks = locks();
     let (begin, begun) = oneshot::channel();
-    let request = locks.lock_all(["a", "b", "c"]).ttl(Duration::from_millis(300));
+    let request = locks.lock_all(["a", "b", "c"]);
     let runs = tokio::spawn(request.with(async |_| {
         let _ = begin.send(());
         std::future::pending::<()>().await;
@@ -138,14 +137,10 @@ async fn a_body_is_cancelled_when_one_of_its_locks_is_lost() {
     assert_eq!(locks.list("").await.unwrap(), [], "the others are released");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_loss_ends_the_whole_and_a_release_tells_it() {
     let locks = locks();
-    let all = locks
-        .lock_all(["a", "b"])
-        .ttl(Duration::from_millis(300))
-        .await
-        .unwrap();
+    let all = locks.lock_all(["a", "b"]).await.unwrap();
     locks.force_release("b").await.unwrap();
     let (name, reason) = all.lost().await;
     assert_eq!((name.as_str(), reason), ("b", LossReason::NotHeld));
@@ -157,14 +152,14 @@ async fn a_loss_ends_the_whole_and_a_release_tells_it() {
     );
 }
 
-#[tokio::test(flavor = "multi_thread")]
+#[tokio::test(start_paused = true)]
 async fn a_leader_leads_again_after_a_loss_until_its_body_returns() {
     let locks = locks();
     let terms = Arc::new(AtomicUsize::new(0));
     let (own, led) = (locks.clone(), Arc::clone(&terms));
     let leads = tokio::spawn(async move {
         let mut tokens = Vec::new();
-        let request = own.lock("leader").ttl(Duration::from_millis(300));
+        let request = own.lock("leader");
         request
             .lead(|term| {
                 assert!(term.is_held());
@@ -182,9 +177,7 @@ async fn a_leader_leads_again_after_a_loss_until_its_body_returns() {
             .await
     });
     for term in 1..3 {
-        while terms.load(Ordering::SeqCst) < term {
-            tokio::task::yield_now().await;
-        }
+        until(|| terms.load(Ordering::SeqCst) >= term).await;
         locks.force_release("leader").await.unwrap();
     }
     let tokens = leads.await.unwrap().unwrap();
@@ -193,10 +186,10 @@ async fn a_leader_leads_again_after_a_loss_until_its_body_returns() {
     assert!(locks.holder("leader").await.unwrap().is_none());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn two_candidates_lead_one_after_the_other_and_a_shutdown_ends_both() {
-    let memory = MemoryLock::new();
-    let candidates: Vec<_> = (0..2).map(|_| Locks::new(memory.client())).collect();
+    let memory = paused::memory();
+    let candidates: Vec<_> = (0..2).map(|_| paused::client(memory.client())).collect();
     let leaders = Arc::new(AtomicUsize::new(0));
     let mut campaigns = JoinSet::new();
     for locks in &candidates {
@@ -215,16 +208,14 @@ async fn two_candidates_lead_one_after_the_other_and_a_shutdown_ends_both() {
     while let Some(ended) = campaigns.join_next().await {
         ended.unwrap().unwrap();
     }
-    let other = Locks::new(memory.client());
+    let other = paused::client(memory.client());
     let held = other.lock("leader").await.unwrap();
     for locks in &candidates {
         let request = locks.lock("leader");
         campaigns.spawn(request.lead(|_| async { unreachable!("the lock is held") }));
     }
     for locks in &candidates {
-        while locks.stats().waiting == 0 {
-            tokio::task::yield_now().await;
-        }
+        until(|| locks.stats().waiting > 0).await;
         locks.shutdown().await.unwrap();
     }
     while let Some(ended) = campaigns.join_next().await {
@@ -234,10 +225,10 @@ async fn two_candidates_lead_one_after_the_other_and_a_shutdown_ends_both() {
     drop(held);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_campaign_waits_out_what_may_pass_and_not_what_will_not() {
-    let memory = Arc::new(MemoryLock::new());
-    let locks = Locks::new(Arc::clone(&memory));
+    let memory = Arc::new(paused::memory());
+    let locks = paused::client(Arc::clone(&memory));
     for _ in 0..3 {
         memory.fail_next_acquire();
     }
@@ -250,25 +241,24 @@ async fn a_campaign_waits_out_what_may_pass_and_not_what_will_not() {
     assert!(matches!(wrong, LockError::InvalidName { .. }), "{wrong}");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_retry_asks_as_often_as_it_says() {
-    let memory = Arc::new(MemoryLock::new());
-    let locks = Locks::new(Arc::clone(&memory));
+    let memory = Arc::new(paused::memory());
+    let locks = paused::client(Arc::clone(&memory));
     let held = locks.lock("a").await.unwrap();
     let pause = Duration::from_millis(200);
     let began = Instant::now();
     let busy = locks.lock("a").retry(Retry::new(4, pause)).await.unwrap_err();
     assert!(busy.is_busy(), "{busy}");
-    assert!(began.elapsed() >= 3 * pause, "{:?}", began.elapsed());
+    let waited = began.elapsed();
+    assert!((3 * pause..3 * pause + PRECISION).contains(&waited), "{waited:?}");
     assert_eq!(locks.stats().timed_out, 4);
 
     locks.lock("a").retry(Retry::new(0, pause)).await.unwrap_err();
     assert_eq!(locks.stats().timed_out, 5);
 
     let waits = tokio::spawn(locks.lock("a").retry(Retry::new(9, pause).jitter(pause)).into_future());
-    while locks.stats().timed_out < 7 {
-        tokio::task::yield_now().await;
-    }
+    until(|| locks.stats().timed_out >= 7).await;
     held.release().await.unwrap();
     let guard = waits.await.unwrap().unwrap();
     // Not asked again: it would take an hour.
@@ -282,10 +272,10 @@ async fn a_retry_asks_as_often_as_it_says() {
     drop(guard);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_cancellation_token_is_cancelled_with_the_hold() {
     let locks = locks();
-    let guard = locks.lock("a").ttl(Duration::from_millis(300)).await.unwrap();
+    let guard = locks.lock("a").await.unwrap();
     let token = guard.cancellation_token();
     assert!(!token.is_cancelled());
     locks.force_release("a").await.unwrap();

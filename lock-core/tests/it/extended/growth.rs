@@ -1,7 +1,5 @@
 //! What a client does for one lock costs the same whatever else it holds.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::time::{Duration, Instant};
 
 use lock_core::{Locks, MemoryLock};
@@ -33,8 +31,9 @@ async fn loss_beside(held: usize) -> Duration {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_loss_costs_no_more_beside_many_locks() {
-    let few = loss_beside(2_000).await;
+    let few = loss_beside(300).await;
     let many = loss_beside(30_000).await;
-    println!("told within {few:?} beside 2 000 locks, within {many:?} beside 30 000");
+    println!("told within {few:?} beside 300 locks, within {many:?} beside 30 000");
+    // A look at each of the others would cost a hundred times as much.
     assert!(many < 30 * few, "{few:?} and {many:?}");
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use lock_core::{LockGuard, LockName, Locks, LossReason, MemoryLock, ReleaseOutcome};
 use proptest::prelude::*;
 
+use crate::until;
+
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 #[derive(Clone, Debug)]
@@ -165,9 +167,7 @@ async fn run(steps: Vec<Step>, shared: bool) {
 /// Waits until what was dropped or given up is cleaned up.
 async fn settled(clients: &[Locks]) {
     for client in clients {
-        while client.stats().waiting > 0 || client.stats().releasing > 0 {
-            tokio::task::yield_now().await;
-        }
+        until(|| client.stats().waiting + client.stats().releasing == 0).await;
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lock_core::{LockError, LossReason, ReleaseOutcome, Stamp};
 
-use crate::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 const BEAT: Duration = Duration::from_secs(10);

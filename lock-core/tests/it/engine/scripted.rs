@@ -8,8 +8,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease, LeaseId,
-    LockError, Locks, ManualClock, Options, Released, Renewal, Scope, Stamp,
+    LockError, Locks, ManualClock, Released, Renewal, Scope, Stamp,
 };
+
+use crate::paused;
 
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 pub(crate) const OP_TIMEOUT: Duration = Duration::from_secs(5);
@@ -75,22 +77,14 @@ impl World {
     }
 
     pub(crate) fn with(change: impl FnOnce(Scripted) -> Scripted) -> Self {
-        let (clock, hand) = Clock::manual();
-        let follows = hand.clone();
-        tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-                follows.advance(Duration::from_millis(1));
-            }
-        });
+        let (clock, hand) = paused::clock();
         let server = change(Scripted {
             server: Arc::default(),
             clock,
             fair: true,
             shares: false,
         });
-        let options = Options::new().runtime(tokio::runtime::Handle::current()).ttl(TTL);
-        let locks = Locks::with_options(server.clone(), options);
+        let locks = Locks::with_options(server.clone(), paused::options().ttl(TTL));
         Self { server, locks, hand }
     }
 

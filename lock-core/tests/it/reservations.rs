@@ -1,10 +1,6 @@
 //! Reservations as the client asks for them, on a backend in memory that can fail.
-
-#![allow(
-    clippy::unwrap_used,
-    clippy::expect_used,
-    reason = "a test that cannot go on has failed"
-)]
+//!
+//! Timers run on paused time. The clock stands still until the test advances it.
 
 use std::future::IntoFuture;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
@@ -14,10 +10,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, LockName, Locks, LossReason,
-    ManualClock, MemoryLock, Options, Released, Renewal,
+    ManualClock, MemoryLock, Released, Renewal,
 };
-use tokio::runtime::Handle;
 use tokio::sync::Notify;
+
+use crate::{paused, until};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const TTL: Duration = Duration::from_secs(30);
@@ -66,7 +63,7 @@ impl World {
     fn with(has_reservations: bool) -> Self {
         let (clock, hand) = Clock::manual();
         let memory = MemoryLock::with_clock(clock);
-        let other = Locks::with_options(memory.client(), Options::new().runtime(Handle::current()));
+        let other = paused::client(memory.client());
         let server = Arc::new(Trouble {
             memory,
             fate: Mutex::default(),
@@ -79,8 +76,7 @@ impl World {
             has_reservations,
         });
         let backend: Arc<dyn DistributedLock> = Arc::clone(&server) as _;
-        let options = Options::new().runtime(Handle::current()).ttl(TTL);
-        let locks = Locks::with_options(backend, options);
+        let locks = Locks::with_options(backend, paused::options().ttl(TTL));
         Self {
             server,
             locks,
@@ -141,9 +137,7 @@ impl DistributedLock for Trouble {
             Some(Fate::IsAnsweredLate) => {
                 let reserved = self.memory.reserve(claim, length).await?;
                 self.reserving.notify_one();
-                while self.plain_releases.load(Ordering::SeqCst) == 0 {
-                    tokio::task::yield_now().await;
-                }
+                until(|| self.plain_releases.load(Ordering::SeqCst) > 0).await;
                 return Ok(reserved);
             }
             Some(Fate::ComesTooLate) => {
@@ -173,7 +167,7 @@ fn fail_if_told(times: &AtomicU32) -> Result<(), LockError> {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_name_is_taken_until_its_time_has_passed() {
     let world = World::new();
     let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
@@ -186,7 +180,7 @@ async fn a_name_is_taken_until_its_time_has_passed() {
     assert!(world.is_free().await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hold_that_outlasts_its_reservation_is_released_as_any_other() {
     let world = World::new();
     let guard = world.locks.lock("job").ttl(3 * HOUR).at_least(HOUR).await.unwrap();
@@ -195,7 +189,7 @@ async fn a_hold_that_outlasts_its_reservation_is_released_as_any_other() {
     assert!(world.is_free().await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_lost_lock_stays_reserved() {
     let world = World::new();
     let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
@@ -208,7 +202,7 @@ async fn a_lost_lock_stays_reserved() {
     assert!(world.is_free().await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_request_that_is_dropped_before_its_guard_reserves_nothing() {
     for fate in [Fate::Hangs, Fate::LosesItsReply] {
         let world = World::new();
@@ -223,7 +217,7 @@ async fn a_request_that_is_dropped_before_its_guard_reserves_nothing() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_a_dropped_request_has_reserved_is_released_after_an_outage_longer_than_its_ttl() {
     let world = World::new();
     world.next(Fate::LosesItsReply);
@@ -232,15 +226,13 @@ async fn what_a_dropped_request_has_reserved_is_released_after_an_outage_longer_
     world.server.failing_plain_releases.store(3, Ordering::SeqCst);
     request.abort();
     assert!(request.await.unwrap_err().is_cancelled());
-    while world.server.failing_plain_releases.load(Ordering::SeqCst) == 3 {
-        tokio::task::yield_now().await;
-    }
+    until(|| world.server.failing_plain_releases.load(Ordering::SeqCst) < 3).await;
     world.hand.advance(2 * TTL);
     world.locks.drain().await;
     assert!(world.is_free().await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hold_that_ends_while_its_name_is_reserved_is_a_loss_and_leaves_nothing() {
     let world = World::new();
     world.next(Fate::IsAnsweredLate);
@@ -254,7 +246,7 @@ async fn a_hold_that_ends_while_its_name_is_reserved_is_a_loss_and_leaves_nothin
     assert!(world.is_free().await);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_cannot_have_been_reserved_is_released_no_longer_than_for_its_ttl() {
     let world = World::new();
     world.server.failing_acquisitions.store(1, Ordering::SeqCst);
@@ -267,7 +259,7 @@ async fn what_cannot_have_been_reserved_is_released_no_longer_than_for_its_ttl()
         .expect("it is given up");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_failed_reservation_is_an_error_and_leaves_nothing() {
     for fate in [Fate::Fails, Fate::ComesTooLate] {
         let world = World::new();
@@ -292,7 +284,7 @@ async fn a_failed_reservation_is_an_error_and_leaves_nothing() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_failed_release_is_tried_again_and_leaves_the_reservation() {
     let world = World::new();
     let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
@@ -305,14 +297,12 @@ async fn a_failed_release_is_tried_again_and_leaves_the_reservation() {
     assert!(world.other.holder("job").await.unwrap().unwrap().is_reserved);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn no_waiter_of_the_same_client_is_handed_a_reserved_name() {
     let world = World::new();
     let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
     let waits = tokio::spawn(world.locks.lock("job").into_future());
-    while world.locks.stats().waiting == 0 {
-        tokio::task::yield_now().await;
-    }
+    until(|| world.locks.stats().waiting > 0).await;
     guard.release().await.unwrap();
     assert_eq!(world.server.hand_overs.load(Ordering::SeqCst), 0);
     assert!(world.other.holder("job").await.unwrap().unwrap().is_reserved);
@@ -320,7 +310,7 @@ async fn no_waiter_of_the_same_client_is_handed_a_reserved_name() {
     assert!(waits.await.unwrap().unwrap().is_held());
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_cannot_be_reserved_is_refused_before_anything_is_sent() {
     let world = World::with(false);
     let refused = world.locks.lock("job").at_least(HOUR).await.unwrap_err();
@@ -348,7 +338,7 @@ async fn what_cannot_be_reserved_is_refused_before_anything_is_sent() {
     assert_eq!(world.locks.stats().acquired, 0);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_job_runs_once_per_period_whatever_it_returns() {
     let world = World::new();
     let run = async |locks: &Locks| {

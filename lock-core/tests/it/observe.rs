@@ -1,7 +1,5 @@
 //! Observing who holds a lock, on the backend in memory.
 
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
-
 use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,17 +7,23 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Locks, MemoryLock, Released,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, LockName, MemoryLock, Released,
     Renewal,
 };
 use tokio::task::JoinSet;
 
-const SOON: Duration = Duration::from_secs(20);
+use crate::{paused, until};
 
-#[tokio::test]
+/// Paused time within which a change is noticed: the backend in memory is asked 4 times a second.
+const SOON: Duration = Duration::from_secs(1);
+
+#[tokio::test(start_paused = true)]
 async fn holders_are_told_one_after_the_other() {
-    let memory = MemoryLock::new();
-    let (locks, other) = (Locks::new(memory.client()).scoped("shop"), Locks::new(memory.client()));
+    let memory = paused::memory();
+    let (locks, other) = (
+        paused::client(memory.client()).scoped("shop"),
+        paused::client(memory.client()),
+    );
     let mut holders = locks.observe("job");
     assert!(holders.next().await.unwrap().is_none());
     let mut last = None;
@@ -34,9 +38,7 @@ async fn holders_are_told_one_after_the_other() {
         // A hand-over to another holder is one change.
         let next = other.lock("shop/job").into_future();
         let next = tokio::spawn(next);
-        while other.stats().waiting == 0 {
-            tokio::task::yield_now().await;
-        }
+        until(|| other.stats().waiting > 0).await;
         guard.release().await.unwrap();
         let next = next.await.unwrap().unwrap();
         let seen = tokio::time::timeout(SOON, holders.next()).await.unwrap().unwrap();
@@ -47,9 +49,9 @@ async fn holders_are_told_one_after_the_other() {
     }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_future_that_is_dropped_loses_no_change() {
-    let locks = Locks::new(MemoryLock::new());
+    let locks = paused::client(paused::memory());
     let mut holders = locks.observe("job");
     assert!(holders.next().await.unwrap().is_none());
     let dropped = tokio::time::timeout(Duration::from_millis(1), holders.next()).await;
@@ -65,9 +67,9 @@ async fn a_future_that_is_dropped_loses_no_change() {
     panic!("the change was not told");
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_is_only_reserved_is_held_by_no_one() {
-    let locks = Locks::new(MemoryLock::new());
+    let locks = paused::client(paused::memory());
     let guard = locks.lock("job").at_least(Duration::from_secs(3600)).await.unwrap();
     let mut holders = locks.observe("job");
     assert!(holders.next().await.unwrap().is_some());
@@ -81,9 +83,9 @@ async fn what_is_only_reserved_is_held_by_no_one() {
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn failures_are_told_and_name_the_lock() {
-    let locks = Locks::new(MemoryLock::new());
+    let locks = paused::client(paused::memory());
     let unusable = locks.observe("two\nlines").next().await.unwrap_err();
     assert!(matches!(unusable, LockError::InvalidName { .. }), "{unusable}");
     let mut holders = locks.observe("job");
@@ -128,16 +130,19 @@ impl DistributedLock for Counted {
         self.now.fetch_sub(1, Ordering::SeqCst);
         self.memory.holder(name).await
     }
+    fn clock(&self) -> Clock {
+        self.memory.clock()
+    }
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_hundred_observers_of_a_client_look_two_at_a_time() {
     let backend = Arc::new(Counted {
-        memory: MemoryLock::new(),
+        memory: paused::memory(),
         now: AtomicUsize::new(0),
         most: AtomicUsize::new(0),
     });
-    let locks = Locks::new(Arc::clone(&backend) as Arc<dyn DistributedLock>);
+    let locks = paused::client(Arc::clone(&backend) as Arc<dyn DistributedLock>);
     let mut looks = JoinSet::new();
     for _ in 0..100 {
         let mut holders = locks.observe("job");

@@ -1,0 +1,3 @@
+//! All integration tests of `fencelock-macros`, as one program.
+
+mod misuse;

@@ -1,0 +1,3 @@
+//! Tests that `make test` skips and `make test-all` runs.
+
+mod growth;
