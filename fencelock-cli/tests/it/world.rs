@@ -261,7 +261,10 @@ pub(crate) struct Done {
 
 impl Done {
     pub(crate) fn of(command: &mut Command) -> Self {
-        command.output().unwrap().into()
+        let output = command.output();
+        output
+            .unwrap_or_else(|error| panic!("{} cannot be run: {error}", command.get_program().display()))
+            .into()
     }
 
     /// Checks that it failed with that code and one line, and gives the line.

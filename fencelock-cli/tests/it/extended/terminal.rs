@@ -17,8 +17,7 @@ fn a_large_job_that_is_continued_at_once_goes_on() {
     let world = World::new();
     world.script("job", "read x; exec sleep 600");
     // The shell sees the script stop long before the last of its processes is told to.
-    let script =
-        "for i in $(seq 300); do sleep 600 & done; fencelock run lock -- sh job; echo after-$?; kill $(jobs -p)";
+    let script = "for i in $(seq 300); do sleep 600 & all=\"$all $!\"; done; fencelock run lock -- sh job; echo after-$?; kill $all";
     fs::write(world.path("script"), script).unwrap();
     let mut session = Session::new(&world);
     session.start("sh script");

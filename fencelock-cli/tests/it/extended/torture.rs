@@ -1,4 +1,6 @@
 //! `fencelock torture`: short runs, and histories that must not pass.
+//!
+//! A run is not shorter than some seconds: on a busy machine its clients take that long to start.
 
 use std::fs;
 use std::process::Stdio;
@@ -8,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::world::{Backend, Done, Process, World, wait_until};
 
-const SHORT: [&str; 8] = ["torture", "--for", "5s", "--clients", "4", "--ttl", "500ms", "--seed=7"];
+const SHORT: [&str; 8] = ["torture", "--for", "8s", "--clients", "4", "--ttl", "500ms", "--seed=7"];
 
 #[test]
 fn a_short_run_on_sqlite_finds_no_violation_and_writes_what_it_saw() {
@@ -36,7 +38,7 @@ fn short_run(backend: Backend) {
     let [operations, faults, seconds, violations] = numbers[..] else {
         panic!("{headline}")
     };
-    assert!(operations > 0.0 && faults > 0.0 && seconds >= 5.0, "{headline}");
+    assert!(operations > 0.0 && faults > 0.0 && seconds >= 8.0, "{headline}");
     assert_eq!(violations, 0.0);
     for line in [
         "smallest loss margin",
@@ -74,8 +76,8 @@ fn what_cannot_be_injected_is_said_in_a_line_each() {
     let world = World::new();
     let done = world.run([
         "torture",
-        "--for=300ms",
-        "--ttl=200ms",
+        "--for=8s",
+        "--ttl=500ms",
         "--faults=kill,partition,server-kill",
     ]);
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -96,7 +98,7 @@ fn without_libfaketime_clocks_do_not_step_unless_that_is_asked_for_and_then_it_i
         let mut command = world.fencelock();
         // No programs are there at all, so neither is the one that knows the library.
         command.env("PATH", world.dir());
-        Done::of(command.args(["torture", "--for=300ms", "--ttl=200ms"]).args(options))
+        Done::of(command.args(["torture", "--for=8s", "--ttl=500ms"]).args(options))
     };
     let usual = run(&["--history=history.json"]);
     assert_eq!(usual.code, Some(0), "{usual:?}");
@@ -132,7 +134,7 @@ fn clients_see_their_wall_clocks_step_and_lose_nothing_by_it(backend: Backend) {
         // Its leases are not shorter.
         #[cfg(feature = "etcd")]
         Backend::Etcd => ["--for=12s", "--ttl=2s"],
-        _ => ["--for=5s", "--ttl=500ms"],
+        _ => ["--for=8s", "--ttl=500ms"],
     });
     let done = world.run(args);
     assert_eq!(done.code, Some(0), "{done:?}");
@@ -182,9 +184,9 @@ fn the_same_seed_gives_the_same_faults() {
     let faults = |seed: &str| {
         let args = [
             "torture",
-            "--for=2s",
+            "--for=5s",
             "--clients=3",
-            "--ttl=200ms",
+            "--ttl=500ms",
             "--history=h.json",
             "--seed",
             seed,
@@ -211,7 +213,7 @@ fn a_server_that_forgets_its_locks_is_caught() {
     let mut command = world.fencelock();
     command.args([
         "torture",
-        "--for=4s",
+        "--for=8s",
         "--clients=6",
         "--names=1",
         "--ttl=1500ms",
@@ -246,7 +248,7 @@ fn nothing_secret_is_shown_or_told_by_an_argument() {
     command.env("FENCELOCK_URL", url);
     command.args([
         "torture",
-        "--for=2s",
+        "--for=5s",
         "--ttl=500ms",
         "--report=page.html",
         "--history=history.json",
