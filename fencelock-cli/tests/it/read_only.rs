@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
@@ -14,9 +12,9 @@ use rustix::process::Signal;
 use crate::world::{Done, World, binary};
 
 /// What a directory holds: the bytes, the time of the last write, the mode and the owner of each file.
-type Files = BTreeMap<PathBuf, (Vec<u8>, SystemTime, u32, u32)>;
+pub(crate) type Files = BTreeMap<PathBuf, (Vec<u8>, SystemTime, u32, u32)>;
 
-fn files(dir: &Path) -> Files {
+pub(crate) fn files(dir: &Path) -> Files {
     let file = |path: PathBuf| {
         let data = fs::symlink_metadata(&path).unwrap();
         let bytes = if data.is_file() {
@@ -32,7 +30,7 @@ fn files(dir: &Path) -> Files {
 
 /// `list` and `holder` on the file, with what they are to answer.
 #[track_caller]
-fn look(file: &Path, held: bool, prepare: impl Fn(Command) -> Command) {
+pub(crate) fn look(file: &Path, held: bool, prepare: impl Fn(Command) -> Command) {
     let run = |args: &[&str]| {
         let mut command = Command::new(binary());
         command
@@ -49,7 +47,7 @@ fn look(file: &Path, held: bool, prepare: impl Fn(Command) -> Command) {
 }
 
 /// Copies what a holder has on disk at that moment, as it is left behind by one that is killed.
-fn left_behind(world: &World) -> PathBuf {
+pub(crate) fn left_behind(world: &World) -> PathBuf {
     let dir = world.path("left");
     fs::create_dir(&dir).unwrap();
     for name in ["locks.db", "locks.db-wal", "locks.db-shm"] {
@@ -59,53 +57,17 @@ fn left_behind(world: &World) -> PathBuf {
 }
 
 /// What is there when the last client has closed the file: it takes the log with it.
-fn closed(world: &World) -> Files {
+pub(crate) fn closed(world: &World) -> Files {
     assert_eq!(world.run(["check"]).code, Some(0));
     let closed = files(world.dir());
     assert!(!closed.contains_key(&world.path("locks.db-wal")));
     closed
 }
 
-/// The user that permissions stop. `None`, and said so, if only root can be that user.
-fn nobody() -> Option<u32> {
-    if rustix::process::geteuid().is_root() {
-        return Some(65_534);
-    }
-    // Written past the capture of output: what was not shown is said.
-    let _ = writeln!(std::io::stderr(), "not shown: needs root");
-    None
-}
-
-/// `fencelock` where every user can start it.
-fn copy_of_binary(world: &World) -> PathBuf {
-    let copy = world.path("fencelock");
-    // Not by this process: another thread that starts a program meanwhile would keep the copy open for writing.
-    assert!(Command::new("cp").arg(binary()).arg(&copy).status().unwrap().success());
-    for path in [world.dir(), &copy] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-    }
-    copy
-}
-
-/// The same command, as the program `program` that `user` runs.
-fn as_user(program: PathBuf, user: u32) -> impl Fn(Command) -> Command {
-    move |command| {
-        let mut other = Command::new(&program);
-        other
-            .args(command.get_args())
-            .env_clear()
-            .current_dir("/")
-            .uid(user)
-            .gid(user);
-        other.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        other
-    }
-}
-
 #[test]
 fn a_list_leaves_every_file_as_it_is() {
     let world = World::new();
-    let running = world.start(&["--ttl", "1h"], "exec sleep 60");
+    let running = world.start(&["--ttl", "1h"], "exec sleep 600");
     let dead = left_behind(&world);
     let (live, left) = (files(world.dir()), files(&world.path("left")));
     look(&world.path("locks.db"), true, |command| command);
@@ -182,61 +144,6 @@ fn what_is_no_database_of_locks_is_refused_and_left_as_it_is() {
         assert!(says.iter().any(|says| line.contains(says)), "{line}");
         assert!(files(world.dir()) == before, "{content}");
     }
-}
-
-#[test]
-fn a_user_who_may_only_read_sees_the_locks() {
-    let Some(user) = nobody() else { return };
-    let world = World::new();
-    let reader = as_user(copy_of_binary(&world), user);
-    fs::write(world.path("locks.db"), "").unwrap();
-    fs::set_permissions(world.path("locks.db"), fs::Permissions::from_mode(0o644)).unwrap();
-    let running = world.start(&["--ttl", "1h"], "exec sleep 60");
-    look(&world.path("locks.db"), true, &reader);
-    let dead = left_behind(&world);
-    fs::set_permissions(world.path("left"), fs::Permissions::from_mode(0o755)).unwrap();
-    look(&dead, true, &reader);
-    running.command.signal(Signal::TERM);
-    running.end();
-    let closed = closed(&world);
-    look(&world.path("locks.db"), false, &reader);
-    assert!(files(world.dir()) == closed);
-
-    fs::set_permissions(world.path("locks.db"), fs::Permissions::from_mode(0o600)).unwrap();
-    let mut list = world.fencelock();
-    list.arg("list");
-    let refused = Done::of(&mut reader(list));
-    assert!(
-        refused.one_line(78).contains("is not readable for this process"),
-        "{refused:?}"
-    );
-}
-
-#[test]
-fn root_looks_and_the_owner_of_the_file_still_takes_locks() {
-    let Some(user) = nobody() else { return };
-    let world = World::new();
-    let owner = as_user(copy_of_binary(&world), user);
-    let place = world.path("place");
-    fs::create_dir(&place).unwrap();
-    chown(&place, Some(user), Some(user)).unwrap();
-    let file = place.join("locks.db");
-    let run = |args: &[&str]| {
-        let mut command = Command::new(binary());
-        command
-            .env("FENCELOCK_URL", format!("sqlite:{}", file.display()))
-            .args(args);
-        let done = Done::of(&mut owner(command));
-        assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""), "{done:?}");
-    };
-    for last in [&["run", "lock", "--", "true"][..], &["check"]] {
-        run(last);
-        let before = files(&place);
-        look(&file, false, |command| command);
-        assert!(files(&place) == before, "after {last:?}");
-    }
-    assert!(!place.join("locks.db-wal").exists());
-    run(&["run", "lock", "--", "true"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::{Arc, Once};
@@ -11,19 +12,29 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2};
 use tempfile::TempDir;
 
-#[cfg(feature = "etcd")]
-use crate::etcd::EtcdServer;
-#[cfg(feature = "postgres")]
-use crate::postgres::PostgresServer;
-#[cfg(feature = "redis")]
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 use crate::server::Server;
 
-/// Longer than anything takes that is going to happen at all.
-pub(crate) const CEILING: Duration = Duration::from_secs(20);
+/// How long a test waits for a condition before it fails. A process that is to be ended by something else lives longer
+/// than that.
+pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
 
-/// What no output shows.
-#[cfg(any(feature = "postgres", feature = "redis"))]
-pub(crate) const SECRET: &str = "hunter2";
+/// The same, as options of `fencelock run`.
+pub(crate) const PATIENTLY: [&str; 2] = ["--wait", "60s"];
+
+/// For a lock that is lost: the renewal after a third of the ttl finds that out, and may come seconds late on a busy machine.
+pub(crate) const SHORT_TTL: [&str; 2] = ["--ttl", "6s"];
+
+/// Fails because something is missing that a test needs, unless the environment variable `FENCELOCK_TEST_LESS` is set.
+pub(crate) fn not_shown(why: &str) {
+    let allowed = std::env::var_os("FENCELOCK_TEST_LESS").is_some();
+    assert!(
+        allowed,
+        "{why}; with FENCELOCK_TEST_LESS=1 such tests show nothing and pass"
+    );
+    // Past the capture of output.
+    let _ = writeln!(std::io::stderr(), "not shown: {why}");
+}
 
 /// What these tests were started to ignore, as after `&` in a script, everything that they start would ignore too. What
 /// is handled here instead is as usual there.
@@ -73,72 +84,65 @@ pub(crate) struct World {
     dir: TempDir,
 }
 
-/// What keeps the locks of a world, and ends with it.
+/// What keeps the locks of a world.
 enum Store {
-    #[cfg(feature = "etcd")]
-    Etcd(EtcdServer),
-    #[cfg(feature = "postgres")]
-    Postgres(PostgresServer),
-    #[cfg(feature = "redis")]
-    Redis(Server),
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+    Server(Server),
     File,
 }
 
 impl World {
     /// With its locks in a file in the folder.
     pub(crate) fn new() -> Self {
-        Self::on(Backend::Sqlite)
-    }
-
-    pub(crate) fn on(backend: Backend) -> Self {
         heed_signals();
-        let dir = tempfile::tempdir().unwrap();
-        let store = match backend {
-            #[cfg(feature = "etcd")]
-            Backend::Etcd => Store::Etcd(EtcdServer::start()),
-            #[cfg(feature = "postgres")]
-            Backend::Postgres => Store::Postgres(PostgresServer::shared()),
-            #[cfg(feature = "redis")]
-            Backend::Redis => Store::Redis(Server::start(dir.path(), &[])),
-            Backend::Sqlite => Store::File,
-        };
-        Self { store, dir }
+        Self {
+            store: Store::File,
+            dir: tempfile::tempdir().unwrap(),
+        }
     }
 
-    /// With its locks on a Postgres that no other world uses.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn on_own_postgres() -> Self {
+    /// With its locks in a namespace of its own, if they are on a server.
+    pub(crate) fn on(backend: Backend) -> Self {
+        match backend {
+            Backend::Sqlite => Self::new(),
+            #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+            backend => Self {
+                store: Store::Server(Server::shared(backend)),
+                ..Self::new()
+            },
+        }
+    }
+
+    /// With its locks on a server that no other world uses, which may be harmed.
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+    pub(crate) fn on_own(backend: Backend) -> Self {
         Self {
-            store: Store::Postgres(PostgresServer::own()),
+            store: Store::Server(Server::own(backend)),
             ..Self::new()
         }
     }
 
-    /// The Postgres that keeps the locks.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn postgres(&self) -> &PostgresServer {
-        match &self.store {
-            Store::Postgres(server) => server,
-            _ => panic!("the locks of this world are not in Postgres"),
-        }
-    }
-
-    /// The Redis server that keeps the locks.
-    #[cfg(feature = "redis")]
+    /// The server that keeps the locks.
+    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
     pub(crate) fn server(&self) -> &Server {
         match &self.store {
-            Store::Redis(server) => server,
-            _ => panic!("the locks of this world are not in Redis"),
+            Store::Server(server) => server,
+            Store::File => panic!("the locks of this world are in a file"),
         }
     }
 
-    /// The etcd that keeps the locks.
-    #[cfg(feature = "etcd")]
-    pub(crate) fn etcd(&self) -> &EtcdServer {
-        match &self.store {
-            Store::Etcd(server) => server,
-            _ => panic!("the locks of this world are not in etcd"),
-        }
+    /// Waits until the lock has been renewed.
+    #[track_caller]
+    pub(crate) fn renewed(&self) {
+        let mut last = u64::MAX;
+        wait_until("a renewal", || {
+            let shown = self.run(["holder", "lock", "--json"]).stdout;
+            let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+            let remaining = shown["remaining_ms"].as_u64().unwrap_or_else(|| panic!("{shown}"));
+            let is_more = remaining > last;
+            last = remaining;
+            is_more
+        });
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -151,12 +155,8 @@ impl World {
 
     pub(crate) fn url(&self) -> String {
         match &self.store {
-            #[cfg(feature = "etcd")]
-            Store::Etcd(server) => server.url(),
-            #[cfg(feature = "postgres")]
-            Store::Postgres(server) => server.url(),
-            #[cfg(feature = "redis")]
-            Store::Redis(server) => server.url(),
+            #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+            Store::Server(server) => server.url(),
             Store::File => format!("sqlite:{}", self.path("locks.db").display()),
         }
     }
@@ -188,7 +188,7 @@ impl World {
     }
 
     /// Starts `fencelock run` with `options`, and a script as the command, and waits until the script has written its
-    /// number to the file `pid`. If it ends in `exec sleep 60`, it sleeps by then.
+    /// number to the file `pid`. If it ends in `exec sleep 600`, it sleeps by then.
     pub(crate) fn start(&self, options: &[&str], script: &str) -> Running {
         let script = format!("echo $$ > pid.new; mv pid.new pid; {script}");
         let mut command = self.fencelock();
@@ -199,7 +199,7 @@ impl World {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.spawn().unwrap();
         let command = self.pid("pid");
-        if script.ends_with("exec sleep 60") {
+        if script.ends_with("exec sleep 600") {
             command.becomes("sleep");
         }
         Running { child, command }
@@ -211,7 +211,7 @@ impl World {
         fs::write(self.path(name), text).unwrap();
     }
 
-    /// Waits until the script of that kind that ends in `exec sleep 60` sleeps.
+    /// Waits until the script of that kind that ends in `exec sleep 600` sleeps.
     pub(crate) fn asleep(&self) -> Process {
         self.pid("pid").becomes("sleep")
     }
@@ -232,39 +232,23 @@ pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_fencelock")
 }
 
-/// Tries each way to need the server, and checks that each fails with 69, in one line that holds `says` and no secret.
-#[cfg(any(feature = "postgres", feature = "redis"))]
-#[track_caller]
-pub(crate) fn unavailable(url: &str, says: &str) {
-    fails(url, 69, says);
-}
+/// A port of the loopback at which nothing listens and that nobody else gets meanwhile.
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+pub(crate) struct ClosedPort(std::os::fd::OwnedFd);
 
-/// As `unavailable`, for what a retry does not mend: 78.
-#[cfg(any(feature = "postgres", feature = "redis"))]
-#[track_caller]
-pub(crate) fn misconfigured(url: &str, says: &str) {
-    fails(url, 78, says);
-}
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+impl ClosedPort {
+    pub(crate) fn new() -> Self {
+        use rustix::net::{AddressFamily, SocketType, bind, socket};
 
-#[cfg(any(feature = "postgres", feature = "redis"))]
-#[track_caller]
-fn fails(url: &str, code: i32, says: &str) {
-    let world = World::new();
-    for args in [
-        &["run", "lock", "--", "true"][..],
-        &["run", "-n", "lock", "--", "true"],
-        &["holder", "lock"],
-        &["list"],
-        &["release", "--force", "lock"],
-    ] {
-        let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).args(args));
-        let line = done.one_line(code);
-        assert!(line.contains(says), "{line}");
-        assert!(!line.contains(SECRET), "{line}");
+        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+        bind(&socket, &std::net::SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        Self(socket)
     }
-    let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).arg("check"));
-    assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
-    assert!(done.stdout.contains(says) && !done.stdout.contains(SECRET), "{done:?}");
+
+    pub(crate) fn address(&self) -> std::net::SocketAddr {
+        rustix::net::getsockname(&self.0).unwrap().try_into().unwrap()
+    }
 }
 
 /// What a process that has ended said.
@@ -277,7 +261,10 @@ pub(crate) struct Done {
 
 impl Done {
     pub(crate) fn of(command: &mut Command) -> Self {
-        command.output().unwrap().into()
+        let output = command.output();
+        output
+            .unwrap_or_else(|error| panic!("{} cannot be run: {error}", command.get_program().display()))
+            .into()
     }
 
     /// Checks that it failed with that code and one line, and gives the line.
@@ -320,7 +307,10 @@ impl Running {
         self.command.parent()
     }
 
-    pub(crate) fn end(self) -> Done {
+    /// Waits for its end.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Done {
+        wait_for(&mut self.child);
         self.child.wait_with_output().unwrap().into()
     }
 }
@@ -381,21 +371,23 @@ impl Process {
     }
 }
 
-/// Looks until it is so; fails if it takes longer than anything should.
+/// Waits until the condition is true; fails after [`HANG_LIMIT`].
 #[track_caller]
-pub(crate) fn wait_until(what: &str, is_so: impl FnMut() -> bool) -> Duration {
-    wait_within(CEILING, what, is_so)
-}
-
-/// Looks until it is so, for at most that long, and says how long it took.
-#[track_caller]
-pub(crate) fn wait_within(limit: Duration, what: &str, mut is_so: impl FnMut() -> bool) -> Duration {
+pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let start = Instant::now();
-    loop {
-        if is_so() {
-            return start.elapsed();
-        }
-        assert!(start.elapsed() < limit, "not within {limit:?}: {what}");
+    while !is_so() {
+        assert!(start.elapsed() < HANG_LIMIT, "not within {HANG_LIMIT:?}: {what}");
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Waits until the process has ended, and returns its exit code.
+#[track_caller]
+pub(crate) fn wait_for(child: &mut Child) -> Option<i32> {
+    let mut status = None;
+    wait_until("the end of a process", || {
+        status = child.try_wait().unwrap();
+        status.is_some()
+    });
+    status.unwrap().code()
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 
-use crate::world::{Done, World};
+use crate::world::{Done, SHORT_TTL, World};
 
 #[track_caller]
 fn refused(args: &[&str], code: i32, says: &str) {
@@ -67,7 +67,7 @@ fn no_advice_is_given_that_is_refused_in_turn() {
     let done = World::new().run(["run", "--url", "mysql://h/shop", "lock", "--", "true"]);
     assert!(!done.one_line(64).contains("memory:"), "{done:?}");
     let world = World::new();
-    let running = world.start(&["--ttl", "2s"], "exec sleep 60");
+    let running = world.start(&SHORT_TTL, "exec sleep 600");
     world.run(["release", "--force", "lock"]);
     let done = running.end();
     // The locks are in a file.
@@ -77,7 +77,7 @@ fn no_advice_is_given_that_is_refused_in_turn() {
 #[test]
 fn quiet_says_nothing_but_errors() {
     let world = World::new();
-    let running = world.start(&[], "exec sleep 60");
+    let running = world.start(&[], "exec sleep 600");
     let quiet = |args: &[&str]| {
         let done = world.run([&["--quiet"], args].concat());
         (done.code, done.stderr)
@@ -89,13 +89,11 @@ fn quiet_says_nothing_but_errors() {
     let leaves = [
         "run",
         "-q",
-        "--ttl",
-        "1s",
         "lock",
         "--",
         "sh",
         "-c",
-        "sleep 60 > /dev/null 2>&1 & true",
+        "sleep 600 > /dev/null 2>&1 & true",
     ];
     assert_eq!(quiet(&leaves), (Some(0), String::new()));
     assert!(

@@ -9,7 +9,7 @@ use std::time::Instant;
 use pty_process::blocking::{Command, open};
 use rustix::process::{Pid, Signal};
 
-use crate::world::{CEILING, World, binary};
+use crate::world::{HANG_LIMIT, World, binary};
 
 pub(crate) const CTRL_C: &str = "\x03";
 pub(crate) const CTRL_Z: &str = "\x1a";
@@ -83,7 +83,7 @@ impl Session {
     /// Waits until the terminal shows that text, and gives what came before it.
     #[track_caller]
     pub(crate) fn see(&mut self, text: &str) -> String {
-        let end = Instant::now() + CEILING;
+        let end = Instant::now() + HANG_LIMIT;
         loop {
             if let Some(at) = self.unread.find(text) {
                 let before = self.unread[..at].to_owned();

@@ -7,10 +7,6 @@ use rustix::process::Signal;
 
 use crate::world::{Backend, Process, World, wait_until};
 
-on_every_backend! {
-    a_signal_ends_the_wait_and_leaves_nothing_behind,
-}
-
 const FORWARDED: [(&str, Signal); 15] = [
     ("TERM", Signal::TERM),
     ("INT", Signal::INT),
@@ -51,7 +47,7 @@ fn every_forwarded_signal_reaches_the_command_which_decides() {
 fn a_command_that_dies_of_a_forwarded_signal_gives_its_code() {
     for (name, signal) in FORWARDED {
         let world = World::new();
-        let running = world.start(&[], "exec sleep 60");
+        let running = world.start(&[], "exec sleep 600");
         running.locker().signal(signal);
         let done = running.end();
         assert_eq!(
@@ -79,7 +75,7 @@ fn a_limit_for_the_size_of_files_is_an_error_and_kills_nobody() {
 #[test]
 fn signals_to_the_supervisor_change_nothing() {
     let world = World::new();
-    let running = world.start(&[], "exec sleep 60");
+    let running = world.start(&[], "exec sleep 600");
     let supervisor = running.supervisor();
     for (_, signal) in FORWARDED {
         supervisor.signal(signal);
@@ -90,10 +86,10 @@ fn signals_to_the_supervisor_change_nothing() {
     assert_eq!(running.end().code, Some(129));
 }
 
-fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
+pub(crate) fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
     let world = World::on(backend);
     for (name, signal) in FORWARDED {
-        let running = world.start(&[], "exec sleep 60");
+        let running = world.start(&[], "exec sleep 600");
         let mut waiting = world
             .fencelock()
             .args(["-v", "run", "lock", "--", "touch", "ran"])
@@ -131,7 +127,7 @@ fn catches(process: Process, signal: Signal) -> bool {
 fn what_the_caller_ignores_the_command_ignores_too() {
     let world = World::new();
     let mut command = std::process::Command::new("sh");
-    let script = r#"trap '' HUP INT; "$0" run lock -- sh -c 'echo $$ > pid.new; mv pid.new pid; exec sleep 60'"#;
+    let script = r#"trap '' HUP INT; "$0" run lock -- sh -c 'echo $$ > pid.new; mv pid.new pid; exec sleep 600'"#;
     command
         .args(["-c", script, crate::world::binary()])
         .env("FENCELOCK_URL", world.url())

@@ -1,10 +1,9 @@
 //! Containers that start from one image: each writes to a layer of its own.
 
 use std::fs;
-use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
-use crate::world::{Done, World, binary, wait_until};
+use crate::world::{Done, World, binary, not_shown, wait_until};
 
 /// `fencelock` in a container of its own, which sees the folder `image` of the world as `merged`. What is written there goes
 /// to a layer that ends with the container.
@@ -34,8 +33,7 @@ fn containers_with_layers_of_their_own_both_hold_and_are_warned() {
         command
     };
     if Done::of(&mut fencelock(&["--version"])).code != Some(0) {
-        // Written past the capture of output: what was not shown is said.
-        let _ = writeln!(std::io::stderr(), "not shown: this machine allows no overlay mounts");
+        not_shown("this machine allows no overlay mounts");
         return;
     }
     // The file of the image, which both have as their lower one.

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use conformance_tests::servers::{Kind, RedisSentinels};
 
-use crate::world::{Done, World, misconfigured};
+use super::misconfigured;
+use crate::world::{Done, World};
 
 #[test]
 fn commands_find_the_primary_by_its_sentinels_and_name_the_address_to_use() {

@@ -1,0 +1,79 @@
+//! What takes long, needs several servers or one of a test's own, or needs what not every user may do.
+
+mod at_least;
+#[cfg(target_os = "linux")]
+mod containers;
+#[cfg(feature = "etcd")]
+mod etcd;
+mod losing;
+#[cfg(target_os = "linux")]
+mod overlay;
+#[cfg(feature = "postgres")]
+mod postgres;
+mod read_only;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "redis")]
+mod sentinel;
+mod surroundings;
+mod terminal;
+#[cfg(feature = "torture")]
+mod torture;
+mod turns;
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
+use crate::world::{Done, World};
+
+#[cfg(feature = "etcd")]
+mod on_etcd {
+    tests_of_every_backend!(Etcd);
+}
+
+#[cfg(feature = "postgres")]
+mod on_postgres {
+    tests_of_every_backend!(Postgres);
+}
+
+#[cfg(feature = "redis")]
+mod on_redis {
+    tests_of_every_backend!(Redis);
+}
+
+/// What no output shows.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+const SECRET: &str = "hunter2";
+
+/// Tries each way to need the server, and checks that each fails with 69, in one line that holds `says` and no secret.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[track_caller]
+fn unavailable(url: &str, says: &str) {
+    fails(url, 69, says);
+}
+
+/// As `unavailable`, for what a retry does not mend: 78.
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[track_caller]
+fn misconfigured(url: &str, says: &str) {
+    fails(url, 78, says);
+}
+
+#[cfg(any(feature = "postgres", feature = "redis"))]
+#[track_caller]
+fn fails(url: &str, code: i32, says: &str) {
+    let world = World::new();
+    for args in [
+        &["run", "lock", "--", "true"][..],
+        &["run", "-n", "lock", "--", "true"],
+        &["holder", "lock"],
+        &["list"],
+        &["release", "--force", "lock"],
+    ] {
+        let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).args(args));
+        let line = done.one_line(code);
+        assert!(line.contains(says), "{line}");
+        assert!(!line.contains(SECRET), "{line}");
+    }
+    let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).arg("check"));
+    assert_eq!((done.code, done.stderr.as_str()), (Some(code), ""));
+    assert!(done.stdout.contains(says) && !done.stdout.contains(SECRET), "{done:?}");
+}
