@@ -4,7 +4,7 @@
 top := $(shell dirname "$(strip $(MAKEFILE_LIST))")
 
 .DEFAULT_GOAL := help
-.PHONY: help demo images test matrix soak bench bench-held bench-instructions package doc fmt deny
+.PHONY: help demo images test test-all test-parts matrix soak bench bench-held bench-instructions package doc fmt deny
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' "$(top)"/Makefile
@@ -12,13 +12,19 @@ help: ## list these targets
 demo: ## several processes take turns under a lock: no server, no root, under 20 s
 	@sh "$(top)"/scripts/demo.sh
 
-images: ## the servers that the tests run against, as images or for chroot; pulled or made from Debian packages
-	@sh "$(top)"/scripts/images.sh
+images: ## the servers that the tests run against: pulled or made from Debian packages
+	@sh "$(top)"/scripts/servers.sh
 
-test: ## everything that a change has to pass
+test: ## what every change has to pass
 	@sh "$(top)"/scripts/test.sh
 
-matrix: ## docs/conformance.md, from what the last test run showed
+test-all: ## everything else, each a named part that can be run alone (PARTS="redlock models"); the parts: make test-parts
+	@sh "$(top)"/scripts/test.sh all $${PARTS:-}
+
+test-parts: ## list the parts of make test-all
+	@sh "$(top)"/scripts/test.sh parts
+
+matrix: ## docs/conformance.md, from what the last runs of the suite showed
 	@sh "$(top)"/scripts/matrix.sh
 
 soak: ## torture, with faults of the server too: 10 minutes on each backend and version (SECONDS=60 KINDS="sqlite etcd" for less)

@@ -119,7 +119,7 @@ if command -v redis-server >/dev/null 2>&1; then
     done
     export REDIS_URL="redis+unix:$socket/redis"
 else
-    echo "without Redis: redis-server is missing (sh scripts/redis.sh)"
+    echo "without Redis: redis-server is missing (sh scripts/servers.sh redis-server)"
 fi
 cargo build --manifest-path "$dir/outside/Cargo.toml" && (cd "$dir/run" && "$CARGO_TARGET_DIR/debug/outside") || status=1
 exit "$status"

@@ -27,16 +27,8 @@ const URL: &str = "FENCELOCK_CONFORMANCE_POSTGRES";
 /// And where clients reach it.
 const ENTRANCE: &str = "FENCELOCK_CONFORMANCE_POSTGRES_ENTRANCE";
 
-/// Cases run beside each other, and each has several clients. A thousand locks take room. The machine itself does not fail here, so the
-/// server need not wait for its disk.
-const SETTINGS: [&str; 6] = [
-    "-c",
-    "fsync=off",
-    "-c",
-    "max_connections=400",
-    "-c",
-    "max_locks_per_transaction=128",
-];
+/// Cases run beside each other, and each has several clients. A thousand locks take room.
+const SETTINGS: [&str; 4] = ["-c", "max_connections=400", "-c", "max_locks_per_transaction=128"];
 
 /// One server for all cases at once may be slow on a small machine.
 const OP_TIMEOUT: Duration = Duration::from_secs(15);

@@ -1,7 +1,9 @@
 #!/bin/sh
 # Gets the servers that the tests run against, under the names that the tests ask for.
 #
-#   scripts/images.sh [redis] [valkey] [redis70] [postgres] [postgres15] [etcd]      all of them by default
+#   scripts/servers.sh [NAME]...         images: redis, valkey, redis70, postgres, postgres15, etcd;
+#                                        programs: redis-server, postgresql, pgbouncer, faketime; all of them by default
+#   scripts/servers.sh check [NAME]...   says within seconds what is missing and could not be got, and gets nothing
 #
 # With a container engine: images. What is there stays; what a registry has is pulled; the rest is made from Debian
 # packages. Without an engine: nothing for servers that are on the PATH in the version that is wanted; for root, the same
@@ -93,11 +95,77 @@ pulled() {
     return 1
 }
 
+# Whether this could install packages.
+can_install() {
+    [ "$(id -u)" -eq 0 ] && command -v apt-get >/dev/null 2>&1
+}
+
+# is_program NAME: whether that is a package of programs that the tests of single crates start from the PATH, and not an image.
+is_program() {
+    case $1 in redis-server | postgresql | pgbouncer | faketime) return 0 ;; esac
+    return 1
+}
+
+# lacks PACKAGE: whether a program of it is missing. Debian keeps the programs of each version of PostgreSQL in a folder of their own, and
+# pgbouncer where root alone looks.
+lacks() (
+    PATH=$PATH:/usr/sbin
+    for folder in /usr/lib/postgresql/*/bin; do PATH=$PATH:$folder; done
+    [ "$1" != postgresql ] || set -- initdb pg_basebackup pg_dump postgres
+    for program; do command -v "$program" >/dev/null 2>&1 || exit 0; done
+    exit 1
+)
+
+# install PACKAGE...: those that are missing, from Debian's packages.
+install() {
+    packages=
+    for package; do ! lacks "$package" || packages="$packages $package"; done
+    [ -n "$packages" ] || return 0
+    can_install || die "Missing on the PATH:$packages. Install it (Debian, Ubuntu: apt-get install$packages)."
+    say "Installing$packages."
+    # Or else the package makes a database of its own.
+    no_cluster=/etc/postgresql-common/createcluster.d/fencelock-tests.conf
+    mkdir -p "${no_cluster%/*}"
+    echo "create_main_cluster = false" >"$no_cluster"
+    status=0
+    # The run level keeps the packages from starting services: the tests start what they need.
+    # shellcheck disable=SC2086 # several words
+    {
+        apt-get update && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install --no-install-recommends --yes $packages
+    } >"$work/apt.log" 2>&1 </dev/null || status=$?
+    rm -f "$no_cluster"
+    [ "$status" -eq 0 ] || { cat "$work/apt.log"; die "These could not be installed:$packages."; }
+}
+
+# check NAME...: what could not be got here.
+check() {
+    missing=
+    docker=no
+    ! allowed container || ! command -v docker >/dev/null 2>&1 || ! timeout 8 docker version >/dev/null 2>&1 || docker=yes
+    for name; do
+        ! can_install || continue
+        if is_program "$name"; then
+            ! lacks "$name" || missing="$missing
+  $name: not on the PATH, and only root can install it (Debian, Ubuntu: apt-get install $name)"
+            continue
+        fi
+        server "$name"
+        # An image is here, or is pulled.
+        [ -z "$url" ] && [ "$docker" = no ] || continue
+        ! allowed path || ! on_path || continue
+        missing="$missing
+  $image: there is no container engine that answers, and $program of that version is not on the PATH"
+    done
+    [ -z "$missing" ] || die "The tests need servers, and these could not be got here:$missing" \
+        "Start the container engine (Docker), or run this as root where there is apt-get, or install what is named above, or name servers that" \
+        "run already: FENCELOCK_TEST_REDIS_URL and the like, see CONTRIBUTING.md."
+}
+
 # May be called often; looks once.
 needs_builder() {
     [ -z "${builder:-}" ] || return 0
     if ! command -v mmdebstrap >/dev/null 2>&1 || ! [ -e "$keyring" ]; then
-        command -v apt-get >/dev/null 2>&1 && [ "$(id -u)" -eq 0 ] ||
+        can_install ||
             die "$image is not here, no registry has it, and making it takes mmdebstrap and debian-archive-keyring." \
                 "Install these, or run this as root where there is apt-get, or start a server by hand and name it:" \
                 "see FENCELOCK_TEST_..._URL in CONTRIBUTING.md."
@@ -159,7 +227,9 @@ unpack() {
     unpacked=
 }
 
-[ $# -gt 0 ] || set -- redis valkey redis70 postgres postgres15 etcd
+checks=no
+[ "${1:-}" != check ] || { checks=yes; shift; }
+[ $# -gt 0 ] || set -- redis valkey redis70 postgres postgres15 etcd redis-server postgresql pgbouncer faketime
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
 silent=
@@ -168,10 +238,19 @@ work=$(mktemp -d)
 trap 'rm -rf "$work" ${unpacked:+"$unpacked"}' EXIT
 trap 'exit 130' HUP INT TERM
 
-if engine; then way=image; else way=root; fi
+[ "$checks" = no ] || { check "$@"; exit; }
+
+way=
+for name; do is_program "$name" || way=root; done
+[ -z "$way" ] || ! engine || way=image
 missing=
+wanted=
 
 for name; do
+    if is_program "$name"; then
+        wanted="$wanted $name"
+        continue
+    fi
     server "$name"
     began=$(date +%s)
     if [ -n "$url" ]; then
@@ -203,6 +282,9 @@ for name; do
     if [ $way = image ]; then import; else unpack; fi
     say "$image: made from $package of Debian $suite ($(($(date +%s) - began)) s)"
 done
+
+# shellcheck disable=SC2086 # several words
+install $wanted
 
 [ -z "$missing" ] ||
     die "There is no container engine that answers, and without one servers run under chroot, which takes root, or from" \
