@@ -6,7 +6,7 @@ use lock_core::{DistributedLock, LockError, Released, Renewal};
 use lock_redis::{RedisConfig, RedisLock};
 use tokio::io::AsyncWriteExt;
 
-use crate::server::{BEFORE_6, LONG, Server, answer, busy, claim, granted, name, rights, soon, until_queued};
+use crate::server::{BEFORE_6, LONG, Server, answer, busy, claim, granted, name, rights, soon, until, until_queued};
 
 async fn refused(config: RedisConfig) -> LockError {
     let error = config.connect().await.unwrap_err();
@@ -155,13 +155,13 @@ async fn eviction_with_a_limit_is_refused_at_connect_and_after_a_reconnect() {
         .unwrap();
     granted(&lock, &claim("n", LONG)).await;
     let _: () = server.command("CLIENT KILL TYPE pubsub").await;
-    let error = loop {
+    until("it is refused", async || {
         match lock.try_acquire(&claim("other", LONG)).await {
-            Err(LockError::Unavailable { .. }) | Ok(_) => tokio::task::yield_now().await,
-            Err(error) => break error,
+            Err(LockError::Unavailable { .. }) | Ok(_) => false,
+            Err(error) => matches!(error, LockError::UnsafeConfiguration { .. }) || panic!("{error:?}"),
         }
-    };
-    assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
+    })
+    .await;
 }
 
 #[tokio::test]

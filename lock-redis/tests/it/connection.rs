@@ -7,13 +7,10 @@ use lock_redis::{RedisConfig, RedisLock};
 
 use crate::server::{LONG, Proxy, Server, claim, granted, name, scripts, soon, until, until_queued};
 
-/// Longer than a machine that is busy may not run a test or a server, as all other times here.
-pub(crate) const LIMIT: Duration = Duration::from_secs(4);
-
-/// A client whose requests have that limit, and the way that it goes.
-pub(crate) async fn by_proxy(server: &Server) -> (RedisLock, Proxy) {
+/// A client whose requests may take that long, and the way that they go.
+pub(crate) async fn by_proxy(server: &Server, limit: Duration) -> (RedisLock, Proxy) {
     let proxy = Proxy::to(server.port()).await;
-    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LIMIT);
+    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(limit);
     (config.connect().await.unwrap(), proxy)
 }
 
@@ -28,7 +25,7 @@ async fn until_told(server: &Server, lock: &RedisLock) {
 #[tokio::test]
 async fn a_push_that_was_lost_with_its_connection_is_made_up_for() {
     let server = Server::start();
-    let (lock, proxy) = by_proxy(&server).await;
+    let (lock, proxy) = by_proxy(&server, LONG).await;
     let holder = server.client().await;
     let (held, wanted) = (claim("n", LONG), claim("n", LONG));
     granted(&holder, &held).await;
@@ -50,9 +47,7 @@ async fn a_push_that_was_lost_with_its_connection_is_made_up_for() {
 #[tokio::test]
 async fn a_try_whose_connection_is_cut_is_repeated_and_draws_one_token() {
     let server = Server::start();
-    let proxy = Proxy::to(server.port()).await;
-    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LONG);
-    let lock = config.connect().await.unwrap();
+    let (lock, proxy) = by_proxy(&server, LONG).await;
     // The script is known then, so that one request is all that it takes.
     granted(&lock, &claim("warm", LONG)).await;
     let wanted = claim("n", LONG);
@@ -77,7 +72,7 @@ async fn a_try_whose_connection_is_cut_is_repeated_and_draws_one_token() {
 #[tokio::test]
 async fn a_wait_goes_on_when_its_connection_is_cut() {
     let server = Server::start();
-    let (lock, proxy) = by_proxy(&server).await;
+    let (lock, proxy) = by_proxy(&server, LONG).await;
     let holder = server.client().await;
     let (held, wanted) = (claim("n", LONG), claim("n", LONG));
     granted(&holder, &held).await;
@@ -99,7 +94,7 @@ async fn a_wait_goes_on_when_its_connection_is_cut() {
 #[tokio::test]
 async fn a_waiter_whose_connection_has_closed_is_passed_over_at_once() {
     let server = Server::start();
-    let (lock, proxy) = by_proxy(&server).await;
+    let (lock, proxy) = by_proxy(&server, LONG).await;
     let (holder, next) = (server.client().await, server.client().await);
     let (held, gone, wanted) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
     granted(&holder, &held).await;

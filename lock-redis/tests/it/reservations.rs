@@ -8,8 +8,6 @@ use lock_redis::{RedisConfig, RedisLock};
 use crate::server::{self, LONG, Proxy, Server, busy, claim, granted, name, scripts, until};
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
-/// A request that took longer than that by the server's clock does nothing.
-pub(crate) const LIMIT: Duration = Duration::from_secs(4);
 
 pub(crate) fn reserving(length: Duration) -> Claim {
     claim("n", LONG).with_label("nightly").with_at_least(length)
@@ -25,11 +23,11 @@ pub(crate) async fn left(server: &Server) -> Option<Duration> {
     u64::try_from(left).ok().map(Duration::from_millis)
 }
 
-/// A client that holds `claim`, and the way that its requests go. The script that reserves is known to the server, so that one
+/// A client that holds `claim`, and whose requests may take that long, and the way that they go. The script that reserves is known to the server, so that one
 /// request is all that a reservation takes.
-pub(crate) async fn by_proxy(server: &Server, claim: &Claim) -> (RedisLock, Proxy) {
+pub(crate) async fn by_proxy(server: &Server, claim: &Claim, limit: Duration) -> (RedisLock, Proxy) {
     let proxy = Proxy::to(server.port()).await;
-    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LIMIT);
+    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(limit);
     let lock = config.connect().await.unwrap();
     granted(&lock, claim).await;
     let warm = server::claim("warm", LONG).with_at_least(HOUR);
@@ -92,7 +90,7 @@ async fn what_a_claim_sends_after_it_was_released_changes_nothing() {
 async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_nothing() {
     let server = Server::start();
     let mine = reserving(HOUR);
-    let (lock, proxy) = by_proxy(&server, &mine).await;
+    let (lock, proxy) = by_proxy(&server, &mine, LONG).await;
     let other = server.client().await;
     proxy.hold_requests();
     let asked = tokio::spawn({
@@ -109,7 +107,7 @@ async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_noth
 async fn a_late_reservation_does_not_count_for_a_later_grant_of_the_same_claim() {
     let server = Server::start();
     let mine = reserving(HOUR);
-    let (lock, proxy) = by_proxy(&server, &mine).await;
+    let (lock, proxy) = by_proxy(&server, &mine, LONG).await;
     let other = server.client().await;
     proxy.hold_requests();
     let asked = tokio::spawn({
@@ -128,7 +126,7 @@ async fn a_late_reservation_does_not_count_for_a_later_grant_of_the_same_claim()
 async fn a_release_whose_answer_was_lost_can_be_repeated() {
     let server = Server::start();
     let mine = reserving(HOUR);
-    let (lock, proxy) = by_proxy(&server, &mine).await;
+    let (lock, proxy) = by_proxy(&server, &mine, LONG).await;
     lock.reserve(&mine, HOUR).await.unwrap();
     proxy.hold_answers();
     let asked = tokio::spawn({

@@ -5,22 +5,23 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use lock_core::{DistributedLock, FencingToken, LockError};
 use lock_redis::RedisLock;
 
-use crate::server::{self, LONG, Proxy, Server, claim, granted};
+use crate::server::{self, LONG, Proxy, Server, claim, granted, until};
 
 /// Takes and releases the lock, and tells its token.
 pub(crate) async fn token(lock: &RedisLock) -> FencingToken {
     let claim = claim("n", LONG);
-    let mut tries = 0;
-    let grant = loop {
-        match lock.try_acquire(&claim).await {
-            Ok(attempt) => break attempt.granted().unwrap(),
+    let mut grant = None;
+    until("the lock is granted", async || {
+        grant = match lock.try_acquire(&claim).await {
             // A connection that has just broken.
-            Err(LockError::Unavailable { .. }) if tries < 1000 => tries += 1,
-            Err(error) => panic!("{error}"),
-        }
-    };
+            Err(LockError::Unavailable { .. }) => None,
+            attempt => Some(attempt.unwrap().granted().expect("the lock is free")),
+        };
+        grant.is_some()
+    })
+    .await;
     lock.release(&claim).await.unwrap();
-    grant.token
+    grant.unwrap().token
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Locks};
+use lock_core::{DistributedLock, Locks, LossReason};
 use lock_redis::RedisLock;
 
 use crate::server::{HANG_LIMIT, LONG, Server, claim, granted, name, soon, until, until_queued};
@@ -18,13 +18,14 @@ async fn left(lock: &RedisLock) -> Duration {
 async fn set_forward_a_lease_ends_early_which_is_told_at_the_next_renewal() {
     let server = Server::with_wall_clock();
     let (locks, other) = (Locks::new(server.client().await), server.client().await);
-    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    let guard = locks.lock("n").ttl(LONG).await.unwrap();
     server.set_clock(HOUR);
     let next = claim("n", LONG);
     let grant = other.acquire(&next, soon()).await.unwrap().granted().unwrap();
     assert!(grant.token > guard.token());
-    let told = tokio::time::timeout(TTL, guard.lost()).await;
-    assert!(told.is_ok() && !guard.is_held(), "told before the end of the ttl");
+    guard.renew_now().await.unwrap_err();
+    let told = tokio::time::timeout(HANG_LIMIT, guard.lost()).await;
+    assert_eq!(told.unwrap(), LossReason::NotHeld, "told before the end of the ttl");
     // And back again: the token that ran ahead is still counted up.
     server.set_clock(0);
     other.release(&next).await.unwrap();

@@ -3,16 +3,17 @@
 use std::time::{Duration, Instant};
 
 use lock_core::{Claim, DistributedLock, LockError, Locks, Released, Renewal};
-use lock_redis::RedisConfig;
 
 use crate::connection::by_proxy;
-use crate::server::{self, HANG_LIMIT, LONG, Proxy, Server, claim, granted, name, scripts, soon, until, until_queued};
+use crate::server::{self, HANG_LIMIT, LONG, Server, claim, granted, name, scripts, soon, until, until_queued};
 
+/// Longer than a machine that is busy may not run a test or a server, as all other times here.
+const LIMIT: Duration = Duration::from_secs(4);
 const TTL: Duration = Duration::from_secs(10);
 
 /// Gives a claim up while its request is held on the way, and delivers that `delay` after it was sent, which is returned.
 async fn abandoned(server: &Server, claim: &Claim, delay: Duration) -> Instant {
-    let (lock, proxy) = by_proxy(server).await;
+    let (lock, proxy) = by_proxy(server, LIMIT).await;
     // The script is known, so that one request is all that it takes.
     granted(&lock, &server::claim("warm", TTL)).await;
     let before = scripts(server).await;
@@ -57,7 +58,7 @@ async fn a_request_that_arrives_after_its_release_is_gone_one_ttl_after_it_was_s
 #[tokio::test]
 async fn a_renewal_that_arrives_after_half_of_its_ttl_does_nothing() {
     let server = Server::start();
-    let (lock, proxy) = by_proxy(&server).await;
+    let (lock, proxy) = by_proxy(&server, LIMIT).await;
     let grant = granted(&lock, &claim("n", TTL)).await;
     // The script is known, so that one request is all that it takes.
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
@@ -81,7 +82,7 @@ async fn fails<T>(what: &str, call: impl Future<Output = Result<T, LockError>>) 
 #[tokio::test]
 async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself() {
     let server = Server::start();
-    let (lock, proxy) = by_proxy(&server).await;
+    let (lock, proxy) = by_proxy(&server, LIMIT).await;
     let (name, mine, other) = (name("n"), claim("n", LONG), claim("other", LONG));
     let grant = granted(&lock, &mine).await;
     proxy.hold_everything();
@@ -108,7 +109,7 @@ async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself(
 #[tokio::test]
 async fn a_holder_on_a_dead_connection_knows_before_the_server_lets_go() {
     let server = Server::start();
-    let (lock, proxy) = by_proxy(&server).await;
+    let (lock, proxy) = by_proxy(&server, LIMIT).await;
     let locks = Locks::new(lock);
     let guard = locks.lock("n").ttl(TTL / 2).await.unwrap();
     proxy.hold_everything();
@@ -133,10 +134,9 @@ async fn a_holder_on_a_dead_connection_knows_before_the_server_lets_go() {
 async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
     const TTL: Duration = Duration::from_secs(12);
     let server = Server::start();
-    let proxy = Proxy::to(server.port()).await;
     // The limit of requests is of no help here.
-    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LONG);
-    let locks = Locks::new(config.connect().await.unwrap());
+    let (lock, proxy) = by_proxy(&server, LONG).await;
+    let locks = Locks::new(lock);
     let guard = locks.lock("n").ttl(TTL).await.unwrap();
     let renewals = locks.stats().renewed;
     proxy.forget();
@@ -153,7 +153,7 @@ async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
 #[tokio::test]
 async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
     let server = Server::start();
-    let (lock, proxy) = by_proxy(&server).await;
+    let (lock, proxy) = by_proxy(&server, LIMIT).await;
     let (holder, next) = (server.client().await, server.client().await);
     let (held, silent, wanted) = (claim("n", LONG), claim("n", TTL), claim("n", TTL));
     granted(&holder, &held).await;
@@ -175,9 +175,8 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
     let server = Server::start();
     // The lock must not have ended when the renewal fails.
     for (part, ttl, word) in [(4, TTL * 2, "renewal failed"), (1, TTL / 20, "acquire failed")] {
-        let proxy = Proxy::to(server.port()).await;
-        let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(LONG);
-        let locks = Locks::new(config.connect().await.unwrap());
+        let (lock, proxy) = by_proxy(&server, LONG).await;
+        let locks = Locks::new(lock);
         // The scripts are known then, so that one request is all that it takes.
         let warm = locks.lock("warm").await.unwrap();
         warm.renew_now().await.unwrap();
@@ -200,7 +199,7 @@ async fn a_waiter_that_is_cut_off_for_one_refresh_keeps_its_place() {
     let server = Server::start();
     let holder = server.client().await;
     let held = granted(&holder, &claim("n", LONG)).await;
-    let (cut_off, proxy) = by_proxy(&server).await;
+    let (cut_off, proxy) = by_proxy(&server, LIMIT).await;
     let mut waiting = Vec::new();
     for (place, waiter) in [cut_off, server.client().await].into_iter().enumerate() {
         let claim = claim("n", TTL);

@@ -101,11 +101,12 @@ async fn a_killed_holder_is_followed_when_its_lease_has_run_out() {
 
 #[tokio::test]
 async fn a_holder_killed_after_the_first_in_line_is_followed_as_soon() {
+    const BRIEF: Duration = Duration::from_millis(1500);
     let server = Server::start();
     let mut process = Process::start("lock", &server);
     let token = process.ask(&TTL.as_millis().to_string()).parse::<u64>().unwrap();
     let mut first = Process::start("lock", &server);
-    first.say(&LONG.as_millis().to_string());
+    first.say(&BRIEF.as_millis().to_string());
     until_queued(&server, "n", 1).await;
     let proxy = Proxy::to(server.port()).await;
     let next = RedisConfig::new("127.0.0.1", proxy.port());
@@ -113,7 +114,9 @@ async fn a_holder_killed_after_the_first_in_line_is_followed_as_soon() {
     until_queued(&server, "n", 2).await;
     first.signal(Signal::KILL);
     until_gone(&server, 2).await;
-    // With its next connection it refreshes its place, and finds out that it is the first.
+    // Its place is kept for it for a while.
+    tokio::time::sleep(BRIEF).await;
+    // With its next connection the next one refreshes its place, and finds out that it is the first.
     proxy.cut();
     until_queued(&server, "n", 1).await;
     process.signal(Signal::KILL);

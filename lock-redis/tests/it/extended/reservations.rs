@@ -4,14 +4,17 @@ use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, Released};
 
-use crate::reservations::{HOUR, LIMIT, by_proxy, deliver, left, reserving};
+use crate::reservations::{HOUR, by_proxy, deliver, left, reserving};
 use crate::server::{LONG, Server, claim, granted, name, scripts, soon, until, until_queued};
+
+/// A request that took longer than that by the server's clock does nothing.
+const LIMIT: Duration = Duration::from_secs(4);
 
 #[tokio::test]
 async fn a_reservation_that_arrives_after_its_time_limit_does_nothing() {
     let server = Server::start();
     let mine = reserving(HOUR);
-    let (lock, proxy) = by_proxy(&server, &mine).await;
+    let (lock, proxy) = by_proxy(&server, &mine, LIMIT).await;
     proxy.hold_requests();
     let sent = Instant::now();
     assert!(lock.reserve(&mine, HOUR).await.is_err());

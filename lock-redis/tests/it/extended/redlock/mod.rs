@@ -13,7 +13,7 @@ use rustix::process::Signal;
 
 use crate::server::{self, HANG_LIMIT, LONG, Server, claim, name, soon, until_queued};
 
-const TTL: Duration = Duration::from_secs(10);
+const TTL: Duration = Duration::from_secs(30);
 
 fn nodes(count: usize) -> Vec<Server> {
     at_once(count, Server::start)

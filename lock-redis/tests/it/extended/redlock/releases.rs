@@ -6,7 +6,7 @@ use lock_core::{Attempt, Claim, DistributedLock, Released};
 use lock_redis::{RedisConfig, RedlockConfig};
 
 use super::{TTL, client, granted, is_busy, nodes, scripts_run};
-use crate::server::{self, LONG, Proxy, claim, soon};
+use crate::server::{self, Proxy, claim, soon};
 
 #[tokio::test]
 async fn a_node_does_not_count_for_a_claim_that_a_release_under_way_may_end_there() {
@@ -126,7 +126,7 @@ async fn a_release_reaches_every_node() {
     let nodes = nodes(5);
     let locks = client(&nodes).await;
     for _ in 0..10 {
-        let grant = granted(&locks, &claim("n", LONG / 4)).await;
+        let grant = granted(&locks, &claim("n", TTL)).await;
         // Each node needs two requests now, and most are not waited for.
         for node in &nodes {
             let _: String = node.command("SCRIPT FLUSH").await;
