@@ -175,6 +175,7 @@ async fn a_reservation_survives_a_restart_with_data() {
     let guard = locks.lock("n").at_least(HOUR).await.unwrap();
     let token = guard.token();
     guard.release().await.unwrap();
+    server.until_written().await;
     server.kill();
     server.revive();
     let shown = holder(&server.client().await).await;

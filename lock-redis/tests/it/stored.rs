@@ -9,7 +9,7 @@ use lock_core::{DistributedLock, Locks};
 use crate::server::{LONG, Server, claim, name, soon, until, until_queued};
 
 /// A lock that is held and waited for while the server is killed and comes back, after `before`.
-async fn restart(mut server: Server, before: &str) {
+async fn restart(mut server: Server, before: impl AsyncFnOnce(&Server)) {
     let (holder, other) = (Locks::new(server.client().await), server.client().await);
     let guard = holder.lock("n").ttl(LONG).await.unwrap();
     let wanted = claim("n", LONG);
@@ -18,7 +18,7 @@ async fn restart(mut server: Server, before: &str) {
         async move { (lock.acquire(&wanted, soon()).await, lock, wanted) }
     });
     until_queued(&server, "n", 1).await;
-    let _: lock_redis::redis::Value = server.command(before).await;
+    before(&server).await;
     // All the time somebody tries to get in.
     let over = Arc::new(AtomicBool::new(false));
     let answers = Arc::new(AtomicUsize::new(0));
@@ -72,11 +72,12 @@ async fn restart(mut server: Server, before: &str) {
 #[tokio::test]
 async fn a_held_lock_survives_a_restart_with_an_append_only_file() {
     for fsync in ["everysec", "no", "always"] {
-        restart(Server::with(&["--appendonly", "yes", "--appendfsync", fsync]), "PING").await;
+        let server = Server::with(&["--appendonly", "yes", "--appendfsync", fsync]);
+        restart(server, Server::until_written).await;
     }
 }
 
 #[tokio::test]
 async fn a_held_lock_survives_a_restart_with_a_snapshot() {
-    restart(Server::start(), "SAVE").await;
+    restart(Server::start(), async |server| server.command("SAVE").await).await;
 }

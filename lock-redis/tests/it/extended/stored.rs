@@ -12,6 +12,7 @@ async fn a_lease_goes_on_while_the_server_is_down() {
     let lock = server.client().await;
     let ttl = Duration::from_millis(500);
     granted(&lock, &claim("n", ttl)).await;
+    server.until_written().await;
     server.kill();
     tokio::time::sleep(ttl).await;
     server.revive();

@@ -211,6 +211,12 @@ impl Server {
         let _: () = self.command(&format!("REPLICAOF {of}")).await;
     }
 
+    /// Waits until its append-only file has all that was answered. With `appendfsync everysec` it answers first and writes later while an
+    /// fsync is under way, and a crash loses what it has not written.
+    pub(crate) async fn until_written(&self) {
+        self.until_info("persistence", "aof_buffer_length:0").await;
+    }
+
     /// Waits until `CLUSTER INFO` says so.
     pub(crate) async fn until_cluster_info(&self, words: &str) {
         until(&format!("CLUSTER INFO says {words}"), async || {
