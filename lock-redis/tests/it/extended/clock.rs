@@ -1,0 +1,127 @@
+//! The wall clock of the server steps while it runs.
+
+use std::time::Duration;
+
+use lock_core::{DistributedLock, Locks, LossReason};
+use lock_redis::RedisLock;
+
+use crate::server::{HANG_LIMIT, LONG, Server, claim, granted, name, soon, until, until_queued};
+
+const TTL: Duration = Duration::from_secs(3);
+const HOUR: i32 = 3600;
+
+async fn left(lock: &RedisLock) -> Duration {
+    lock.holder(&name("n")).await.unwrap().unwrap().remaining.unwrap()
+}
+
+#[tokio::test]
+async fn set_forward_a_lease_ends_early_which_is_told_at_the_next_renewal() {
+    let server = Server::with_wall_clock();
+    let (locks, other) = (Locks::new(server.client().await), server.client().await);
+    let guard = locks.lock("n").ttl(LONG).await.unwrap();
+    server.set_clock(HOUR);
+    let next = claim("n", LONG);
+    let grant = other.acquire(&next, soon()).await.unwrap().granted().unwrap();
+    assert!(grant.token > guard.token());
+    guard.renew_now().await.unwrap_err();
+    let told = tokio::time::timeout(HANG_LIMIT, guard.lost()).await;
+    assert_eq!(told.unwrap(), LossReason::NotHeld, "told before the end of the ttl");
+    // And back again: the token that ran ahead is still counted up.
+    server.set_clock(0);
+    other.release(&next).await.unwrap();
+    let last = claim("n", LONG);
+    assert!(granted(&other, &last).await.token > grant.token);
+}
+
+#[tokio::test]
+async fn set_back_a_lease_lasts_longer_until_it_is_renewed_and_tokens_rise() {
+    let server = Server::with_wall_clock();
+    let (lock, other) = (server.client().await, server.client().await);
+    let (held, wanted) = (claim("n", LONG), claim("n", TTL));
+    let grant = granted(&lock, &held).await;
+    let wait = tokio::spawn({
+        let (other, wanted) = (other.clone(), wanted.clone());
+        async move { other.acquire(&wanted, soon()).await.unwrap().granted().unwrap() }
+    });
+    until_queued(&server, "n", 1).await;
+    server.set_clock(-HOUR);
+    assert!(left(&lock).await > LONG);
+    lock.renew(&grant.lease).await.unwrap();
+    assert!(left(&lock).await <= LONG);
+    lock.release(&held).await.unwrap();
+    let next = wait.await.unwrap();
+    assert!(next.token > grant.token);
+    // Also if its place was taken before the step.
+    assert!(left(&lock).await <= TTL);
+    other.release(&wanted).await.unwrap();
+    let last = claim("n", LONG);
+    assert!(granted(&lock, &last).await.token > next.token);
+}
+
+#[tokio::test]
+async fn a_waiter_is_served_across_steps_in_both_directions() {
+    let server = Server::with_wall_clock();
+    let (locks, other) = (Locks::new(server.client().await), Locks::new(server.client().await));
+    let mut guard = locks.lock("n").ttl(TTL).await.unwrap();
+    for ahead in [-HOUR, HOUR, 0] {
+        let next = tokio::spawn(other.lock("n").ttl(TTL).wait_for(HANG_LIMIT).into_future());
+        until_queued(&server, "n", 1).await;
+        server.set_clock(ahead);
+        // May be lost, if its clock was set forward.
+        let token = guard.token();
+        let _ = guard.release().await;
+        guard = next.await.unwrap().unwrap();
+        assert!(guard.token() > token, "{} after {token}", guard.token());
+        let back = tokio::spawn(locks.lock("n").ttl(TTL).wait_for(HANG_LIMIT).into_future());
+        let token = guard.token();
+        let _ = guard.release().await;
+        guard = back.await.unwrap().unwrap();
+        assert!(guard.token() > token, "{} after {token}", guard.token());
+    }
+}
+
+#[tokio::test]
+async fn a_reservation_ends_by_the_clock_of_the_server_and_tokens_rise_after_it() {
+    let hours = Duration::from_secs(2 * HOUR.unsigned_abs() as u64);
+    let server = Server::with_wall_clock();
+    let lock = server.client().await;
+    let mine = claim("n", LONG).with_at_least(hours);
+    let grant = granted(&lock, &mine).await;
+    lock.reserve(&mine, hours).await.unwrap();
+    lock.release_reserved(&mine, hours).await.unwrap();
+    server.set_clock(-HOUR);
+    assert!(left(&lock).await > hours);
+    server.set_clock(HOUR);
+    assert!(left(&lock).await <= hours / 2);
+    until("the counter has ended long before", async || {
+        !server.command::<bool>("EXISTS {fencelock:n}:fence").await
+    })
+    .await;
+    server.set_clock(2 * HOUR + 1);
+    assert!(granted(&lock, &claim("n", LONG)).await.token > grant.token);
+}
+
+/// The limit that the documentation states.
+#[tokio::test]
+async fn only_set_back_by_more_than_counters_are_kept_tokens_fall() {
+    let server = Server::with_wall_clock();
+    const KEPT: i32 = 60;
+    let kept = Duration::from_secs(60);
+    let lock = server.config().counter_retention(kept).connect().await.unwrap();
+    let claims = [claim("n", LONG), claim("n", LONG), claim("n", LONG)];
+    let mut tokens = Vec::new();
+    for (claim, ahead) in claims.iter().zip([0, -HOUR, -2 * HOUR]) {
+        server.set_clock(ahead);
+        tokens.push(granted(&lock, claim).await.token);
+        lock.release(claim).await.unwrap();
+        // After the first step the counter is kept until the clock has passed it once more.
+        if tokens.len() == 2 {
+            server.set_clock(2 * KEPT);
+            until("the counter has ended", async || {
+                !server.command::<bool>("EXISTS {fencelock:n}:fence").await
+            })
+            .await;
+        }
+    }
+    assert!(tokens[1] > tokens[0] && tokens[2] < tokens[1], "{tokens:?}");
+}

@@ -1,0 +1,249 @@
+//! Locks on a Redis Cluster: every operation, slots that move, nodes that fail, come and go, and what is refused.
+
+mod access;
+mod failing;
+mod moving;
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Released, Renewal};
+use lock_redis::ClusterLock;
+use lock_redis::redis;
+
+use crate::server::{Cluster, LONG, claim, name, soon};
+
+/// Much longer than what is done within it, so that nothing happens by a refresh.
+const TTL: Duration = LONG;
+
+async fn granted(lock: &ClusterLock, claim: &Claim) -> Grant {
+    match lock.try_acquire(claim).await.unwrap() {
+        Attempt::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn is_busy(lock: &ClusterLock, claim: &Claim) -> bool {
+    matches!(lock.try_acquire(claim).await.unwrap(), Attempt::Busy(_))
+}
+
+/// A wait in a task of its own.
+fn waiting(lock: &ClusterLock, claim: &Claim) -> tokio::task::JoinHandle<Result<Attempt, LockError>> {
+    let (lock, claim) = (lock.clone(), claim.clone());
+    tokio::spawn(async move { lock.acquire(&claim, soon()).await })
+}
+
+async fn won(wait: tokio::task::JoinHandle<Result<Attempt, LockError>>) -> Grant {
+    match wait.await.unwrap().unwrap() {
+        Attempt::Granted(grant) => grant,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Clients that have come to wait for the name, in this order, each with a connection for messages.
+async fn queue(
+    cluster: &Cluster,
+    of: &str,
+    length: usize,
+) -> Vec<(ClusterLock, tokio::task::JoinHandle<Result<Attempt, LockError>>)> {
+    let mut queue = Vec::new();
+    for place in 1..=length {
+        let lock = cluster.client().await;
+        let wait = waiting(&lock, &claim(of, TTL));
+        queue.push((lock, wait));
+        cluster.until_queued(of, place).await;
+        cluster.until_subscribed(of, place).await;
+    }
+    queue
+}
+
+#[tokio::test]
+async fn every_operation_works_on_names_of_every_node() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    let mut names: Vec<_> = (0..30).map(|number| format!("shop/{number}")).collect();
+    names.extend(
+        [
+            "{shop/a}",
+            "shop/{b}",
+            "shop}",
+            "}shop",
+            "shop/{}",
+            "{",
+            "shop/{c}:lock",
+        ]
+        .map(str::to_owned),
+    );
+    let (mut nodes, mut held) = (BTreeSet::new(), Vec::new());
+    for text in &names {
+        nodes.insert(cluster.node_of(text).await.port());
+        let grant = granted(&one, &claim(text, TTL)).await;
+        assert!(is_busy(&other, &claim(text, TTL)).await);
+        assert_eq!(one.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+        let holder = other.holder(&name(text)).await.unwrap().unwrap();
+        assert_eq!(
+            (holder.owner, holder.token),
+            (Some(grant.claim.owner()), Some(grant.token))
+        );
+        held.push(grant);
+    }
+    assert_eq!(nodes.len(), 3, "the names are on all nodes");
+    let listed = other.list("").await.unwrap();
+    let listed: Vec<_> = listed
+        .into_iter()
+        .map(|holder| holder.name.unwrap().to_string())
+        .collect();
+    let mut sorted = names.clone();
+    sorted.sort();
+    assert_eq!(listed, sorted);
+    assert_eq!(other.list("shop/1").await.unwrap().len(), 11);
+    for grant in held {
+        let next = claim(grant.claim.name().as_str(), TTL);
+        let done = one.hand_over(&grant.claim, &next).await.unwrap();
+        assert_eq!(done.from, Released::Released);
+        let Attempt::Granted(next) = done.to else {
+            panic!("{done:?}")
+        };
+        assert!(next.token > grant.token);
+        assert_eq!(one.reserve(&next.claim, LONG * 2).await.unwrap(), Renewal::Renewed);
+        assert_eq!(
+            one.release_reserved(&next.claim, LONG).await.unwrap(),
+            Released::Released
+        );
+        assert!(other.holder(next.claim.name()).await.unwrap().unwrap().is_reserved);
+        let forced = other.force_release(next.claim.name()).await.unwrap().unwrap();
+        assert_eq!(forced.token, Some(next.token));
+        let last = granted(&other, &claim(next.claim.name().as_str(), TTL)).await;
+        assert!(last.token > next.token);
+        assert_eq!(other.release(&last.claim).await.unwrap(), Released::Released);
+        assert_eq!(other.release(&last.claim).await.unwrap(), Released::NotHeld);
+        assert_eq!(other.renew(&last.lease).await.unwrap(), Renewal::NotHeld);
+    }
+    for node in &cluster.nodes {
+        assert_eq!(node.leftovers().await, [""; 0]);
+    }
+    assert_eq!(one.warnings().await.unwrap(), [""; 0]);
+    let version = one.backend_version().await.unwrap().to_string();
+    assert!(version.starts_with("Redis Cluster of 3 primaries: "), "{version}");
+}
+
+#[tokio::test]
+async fn waiters_are_served_in_order_by_messages_and_unsubscribe() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    for of in ["a", "{b}", "c}d{e"] {
+        let first = cluster.client().await;
+        let mut last = granted(&first, &claim(of, TTL)).await;
+        let mut before = first;
+        for (lock, wait) in queue(&cluster, of, 4).await {
+            assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+            // No refresh comes for a third of the ttl.
+            let next = won(wait).await;
+            assert!(next.token > last.token);
+            (before, last) = (lock, next);
+        }
+        assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+        cluster.until_subscribed(of, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_whose_client_is_gone_is_passed_over() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let one = cluster.client().await;
+    let held = granted(&one, &claim("n", TTL)).await;
+    let mut queue = queue(&cluster, "n", 3).await;
+    for (lock, wait) in queue.drain(..2) {
+        wait.abort();
+        let _ = wait.await;
+        drop(lock);
+    }
+    cluster.until_subscribed("n", 1).await;
+    cluster.until_queued("n", 3).await;
+    one.release(&held.claim).await.unwrap();
+    for (lock, wait) in queue {
+        let next = won(wait).await;
+        assert!(next.token > held.token);
+        lock.release(&next.claim).await.unwrap();
+    }
+    assert_eq!(cluster.node_of("n").await.leftovers().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_wait_that_is_given_up_leaves_nothing_behind() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    let held = granted(&one, &claim("n", TTL)).await;
+    let lost = waiting(&other, &claim("n", TTL));
+    cluster.until_subscribed("n", 1).await;
+    // Two waits of one client share the subscription.
+    let kept = waiting(&other, &claim("n", TTL));
+    cluster.until_queued("n", 2).await;
+    lost.abort();
+    let _ = lost.await;
+    one.release(&held.claim).await.unwrap();
+    // The place of the first one is taken away by the caller, as the contract says; here it was granted the lock.
+    other.force_release(&name("n")).await.unwrap().unwrap();
+    let next = won(kept).await;
+    other.release(&next.claim).await.unwrap();
+    cluster.until_subscribed("n", 0).await;
+    let deadline = Some(lock_core::Clock::system().now() + Duration::from_millis(50));
+    let held = granted(&one, &claim("n", TTL)).await;
+    assert!(matches!(
+        other.acquire(&claim("n", TTL), deadline).await.unwrap(),
+        Attempt::Busy(_)
+    ));
+    one.release(&held.claim).await.unwrap();
+    assert_eq!(cluster.node_of("n").await.leftovers().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_closed_client_has_released_what_it_held_on_every_node() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let one = cluster.client().await;
+    for number in 0..20 {
+        granted(&one, &claim(&number.to_string(), TTL)).await;
+    }
+    one.close().await.unwrap();
+    let closed = one.try_acquire(&claim("n", TTL)).await.unwrap_err();
+    assert!(matches!(closed, LockError::Closed { .. }), "{closed:?}");
+    assert_eq!(cluster.client().await.list("").await.unwrap().len(), 0);
+}
+
+/// How many messages of a kind the nodes have sent each other, in all.
+async fn sent(cluster: &Cluster, kind: &str) -> u64 {
+    let infos: Vec<String> = cluster.each(redis::cmd("CLUSTER").arg("INFO")).await;
+    let field = format!("cluster_stats_messages_{kind}_sent:");
+    let of = |info: &String| {
+        info.lines()
+            .find_map(|line| line.trim_end().strip_prefix(&*field)?.parse::<u64>().ok())
+    };
+    infos.iter().filter_map(of).sum::<u64>()
+}
+
+#[tokio::test]
+async fn a_hand_over_costs_as_many_messages_between_nodes_however_many_there_are() {
+    const ROUNDS: u64 = 20;
+    let mut costs = Vec::new();
+    for primaries in [3, 6] {
+        let cluster = Cluster::with(primaries, true, &[]).await;
+        let clients = [cluster.client().await, cluster.client().await];
+        let mut held = granted(&clients[0], &claim("n", TTL)).await;
+        let before = sent(&cluster, "publishshard").await;
+        for round in 1..=usize::try_from(ROUNDS).unwrap() {
+            let wait = waiting(&clients[round % 2], &claim("n", TTL));
+            cluster.until_subscribed("n", 1).await;
+            clients[(round + 1) % 2].release(&held.claim).await.unwrap();
+            held = won(wait).await;
+            cluster.until_subscribed("n", 0).await;
+        }
+        assert_eq!(sent(&cluster, "publish").await, 0);
+        costs.push(sent(&cluster, "publishshard").await - before);
+        println!(
+            "{ROUNDS} hand-overs on {primaries} primaries: {} messages",
+            costs[costs.len() - 1]
+        );
+    }
+    // One for each message to a client: it goes to the replica.
+    assert_eq!(costs[0], costs[1]);
+    assert!((ROUNDS..2 * ROUNDS).contains(&costs[0]), "{costs:?}");
+}

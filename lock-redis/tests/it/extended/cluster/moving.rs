@@ -1,0 +1,260 @@
+//! Slots that move to another node while names in them are held and waited for.
+
+use std::time::Duration;
+
+use lock_core::{Attempt, DistributedLock, LockError, Released, Renewal};
+
+use super::{TTL, granted, is_busy, queue, waiting, won};
+use crate::server::{Cluster, claim, name, until};
+
+#[tokio::test]
+async fn a_moved_name_keeps_its_holder_and_its_waiters_in_their_order() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let slot = cluster.slot("n").await;
+    let mut at = cluster.owner(slot).await;
+    let first = cluster.client().await;
+    let mut last = granted(&first, &claim("n", TTL)).await;
+    let queue = queue(&cluster, "n", 6).await;
+    let mut before = first;
+    for (served, (lock, wait)) in queue.into_iter().enumerate() {
+        // Twice to the next node, and then back and forth, while it is held and waited for.
+        for _ in 0..3 {
+            let to = (at + 1 + served % 2) % 3;
+            cluster.move_slot(slot, at, to).await;
+            at = to;
+            assert_eq!(before.renew(&last.lease).await.unwrap(), Renewal::Renewed);
+        }
+        // At once: those who wait may not have found the new node yet.
+        assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+        let next = won(wait).await;
+        assert!(next.token > last.token, "{} after {}", next.token, last.token);
+        (before, last) = (lock, next);
+    }
+    assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+    for node in &cluster.nodes {
+        assert_eq!(node.leftovers().await, [""; 0]);
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_that_dies_while_its_slot_moves_is_in_the_way_for_one_ttl_at_most() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let slot = cluster.slot("n").await;
+    let from = cluster.owner(slot).await;
+    let (one, other, dead) = (cluster.client().await, cluster.client().await, cluster.client().await);
+    let held = granted(&one, &claim("n", TTL)).await;
+    let short = claim("n", Duration::from_secs(4));
+    let dying = waiting(&dead, &short);
+    cluster.until_subscribed("n", 1).await;
+    let wait = waiting(&other, &claim("n", TTL));
+    cluster.until_subscribed("n", 2).await;
+    dying.abort();
+    let _ = dying.await;
+    drop(dead);
+    cluster.move_slot(slot, from, (from + 1) % 3).await;
+    one.release(&held.claim).await.unwrap();
+    // It asks again when the lease of the dead one has ended, long before it would refresh its own place.
+    assert!(won(wait).await.token > held.token);
+}
+
+#[tokio::test]
+async fn messages_come_from_the_new_node_once_those_who_wait_are_there() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let slot = cluster.slot("n").await;
+    let from = cluster.owner(slot).await;
+    let one = cluster.client().await;
+    let held = granted(&one, &claim("n", TTL)).await;
+    let queue = queue(&cluster, "n", 3).await;
+    cluster.move_slot(slot, from, (from + 1) % 3).await;
+    cluster.until_known().await;
+    cluster.until_subscribed("n", 3).await;
+    cluster.until_queued("n", 3).await;
+    assert_eq!(one.release(&held.claim).await.unwrap(), Released::Released);
+    let mut last = held;
+    for (lock, wait) in queue {
+        let next = won(wait).await;
+        assert!(next.token > last.token);
+        lock.release(&next.claim).await.unwrap();
+        last = next;
+    }
+}
+
+#[tokio::test]
+async fn while_a_slot_is_moved_its_locks_are_renewed_and_everything_else_waits() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let slot = cluster.slot("n").await;
+    let from = cluster.owner(slot).await;
+    let to = (from + 1) % 3;
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    let held = granted(&one, &claim("n", TTL)).await;
+    // Its keys stay where they are, and are then moved; the slot stays open in both cases.
+    for moved in [false, true] {
+        if moved {
+            assert!(cluster.move_keys(slot, from, to).await > 0);
+        } else {
+            cluster.open_slot(slot, from, to).await;
+        }
+        assert_eq!(one.renew(&held.lease).await.unwrap(), Renewal::Renewed);
+        let holder = other.holder(&name("n")).await.unwrap().unwrap();
+        assert_eq!(holder.token, Some(held.token));
+        assert_eq!(other.list("").await.unwrap().len(), 1);
+        let short = cluster
+            .config()
+            .op_timeout(Duration::from_millis(300))
+            .connect()
+            .await
+            .unwrap();
+        let error = short.try_acquire(&claim("n", TTL)).await.unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+        assert!(error.to_string().contains("is being moved"), "{error}");
+    }
+    let waiting = waiting(&other, &claim("n", TTL));
+    let releasing = tokio::spawn(async move { one.release(&held.claim).await.map(|released| (released, held)) });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!waiting.is_finished() && !releasing.is_finished());
+    cluster.close_slot(slot, from, to).await;
+    let (released, held) = releasing.await.unwrap().unwrap();
+    assert_eq!(released, Released::Released);
+    assert!(won(waiting).await.token > held.token);
+}
+
+#[tokio::test]
+async fn a_release_while_a_slot_is_moved_loses_no_waiter() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let slot = cluster.slot("n").await;
+    let from = cluster.owner(slot).await;
+    let to = (from + 1) % 3;
+    let one = cluster.client().await;
+    let held = granted(&one, &claim("n", TTL)).await;
+    // All keys of the name are stored, so the node would serve a script that needs no other.
+    let queue = queue(&cluster, "n", 2).await;
+    cluster.open_slot(slot, from, to).await;
+    let releasing = tokio::spawn(async move { one.release(&held.claim).await.map(|_| held.token) });
+    tokio::time::sleep(Duration::from_millis(200)).await;
+    assert!(!releasing.is_finished());
+    assert_eq!(cluster.move_keys(slot, from, to).await, 4);
+    cluster.close_slot(slot, from, to).await;
+    let mut last = releasing.await.unwrap().unwrap();
+    for (lock, wait) in queue {
+        let next = won(wait).await;
+        assert!(next.token > last);
+        lock.release(&next.claim).await.unwrap();
+        last = next.token;
+    }
+}
+
+#[tokio::test]
+async fn a_wait_goes_on_whichever_node_is_told_first_that_the_slot_has_moved() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let slot = cluster.slot("n").await;
+    let from = cluster.owner(slot).await;
+    let to = (from + 2) % 3;
+    let (one, other) = (cluster.client().await, cluster.client().await);
+    let held = granted(&one, &claim("n", TTL)).await;
+    let wait = waiting(&other, &claim("n", TTL));
+    cluster.until_subscribed("n", 1).await;
+    cluster.open_slot(slot, from, to).await;
+    cluster.move_keys(slot, from, to).await;
+    let id = cluster.id(to).await;
+    // Between these each of the two nodes says that the other one serves the slot.
+    let _: () = cluster.nodes[from]
+        .command(&format!("CLUSTER SETSLOT {slot} NODE {id}"))
+        .await;
+    let renewing = tokio::spawn({
+        let (one, lease) = (one.clone(), held.lease.clone());
+        async move { one.renew(&lease).await }
+    });
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    assert!(!renewing.is_finished() && !wait.is_finished());
+    let _: () = cluster.nodes[to]
+        .command(&format!("CLUSTER SETSLOT {slot} NODE {id}"))
+        .await;
+    assert_eq!(renewing.await.unwrap().unwrap(), Renewal::Renewed);
+    one.release(&held.claim).await.unwrap();
+    assert!(won(wait).await.token > held.token);
+}
+
+#[tokio::test]
+async fn other_names_of_the_node_are_waited_for_undisturbed_while_slots_leave_it() {
+    let cluster = Cluster::with(2, false, &[]).await;
+    let lock = cluster.client().await;
+    // Some names of the first node. Their slots leave it one after the other, but for the last.
+    let mut names = Vec::new();
+    for number in 0..40 {
+        let text = number.to_string();
+        if cluster.owner(cluster.slot(&text).await).await == 0 {
+            names.push(text);
+        }
+    }
+    let (stays, leave) = names.split_last().unwrap();
+    assert!(leave.len() > 5);
+    let waiter = cluster.client().await;
+    let mut waits = Vec::new();
+    for text in &names {
+        let held = granted(&lock, &claim(text, TTL)).await;
+        let wait = waiting(&waiter, &claim(text, TTL));
+        cluster.until_subscribed(text, 1).await;
+        waits.push((held, wait));
+    }
+    let connections = || async { cluster.nodes[0].command::<String>("CLIENT LIST").await.lines().count() };
+    let before = connections().await;
+    for text in leave {
+        let slot = cluster.slot(text).await;
+        cluster.move_slot(slot, 0, 1).await;
+        // Also while requests about other channels are under way.
+        assert!(is_busy(&lock, &claim(stays, TTL)).await);
+    }
+    assert_eq!(connections().await, before, "no connection was made anew");
+    let place = waits.len() - 1;
+    let (held, wait) = waits.swap_remove(place);
+    lock.release(&held.claim).await.unwrap();
+    assert!(won(wait).await.token > held.token);
+    for (held, wait) in waits {
+        lock.release(&held.claim).await.unwrap();
+        let Attempt::Granted(next) = wait.await.unwrap().unwrap() else {
+            panic!()
+        };
+        assert!(next.token > held.token);
+    }
+    until("nothing is subscribed", async || {
+        let mut channels = 0;
+        for node in &cluster.nodes {
+            channels += node.command::<Vec<String>>("PUBSUB SHARDCHANNELS").await.len();
+        }
+        channels == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn waiters_keep_their_order_although_their_slot_is_moved_for_longer_than_their_ttl() {
+    let cluster = Cluster::with(3, false, &[]).await;
+    let slot = cluster.slot("n").await;
+    let from = cluster.owner(slot).await;
+    let to = (from + 1) % 3;
+    let first = cluster.client().await;
+    let mut last = granted(&first, &claim("n", TTL)).await;
+    let ttl = Duration::from_secs(3);
+    let mut waits = Vec::new();
+    for place in 1..=4 {
+        // A wait fails after that time without an answer, and is asked for again by the core.
+        let config = cluster.config().op_timeout(Duration::from_secs(30));
+        let lock = config.connect().await.unwrap();
+        waits.push((lock.clone(), waiting(&lock, &claim("n", ttl))));
+        cluster.until_queued("n", place).await;
+        cluster.until_subscribed("n", place).await;
+    }
+    // The keys of the queue stay at the one node, and then at the other, for longer than a place lasts.
+    cluster.open_slot(slot, from, to).await;
+    tokio::time::sleep(ttl * 3 / 2).await;
+    cluster.move_keys(slot, from, to).await;
+    tokio::time::sleep(ttl * 3 / 2).await;
+    cluster.close_slot(slot, from, to).await;
+    let mut before = first;
+    for (lock, wait) in waits {
+        assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+        let next = won(wait).await;
+        assert!(next.token > last.token, "{} after {}", next.token, last.token);
+        (before, last) = (lock, next);
+    }
+}

@@ -1,0 +1,242 @@
+//! What happens in time when the way to the server is bad.
+
+use std::time::{Duration, Instant};
+
+use lock_core::{Claim, DistributedLock, LockError, Locks, Released, Renewal};
+
+use crate::connection::by_proxy;
+use crate::server::{self, HANG_LIMIT, LONG, Server, claim, granted, name, scripts, soon, until, until_queued};
+
+/// Longer than a machine that is busy may not run a test or a server, as all other times here.
+const LIMIT: Duration = Duration::from_secs(4);
+const TTL: Duration = Duration::from_secs(10);
+
+/// Gives a claim up while its request is held on the way, and delivers that `delay` after it was sent, which is returned.
+async fn abandoned(server: &Server, claim: &Claim, delay: Duration) -> Instant {
+    let (lock, proxy) = by_proxy(server, LIMIT).await;
+    // The script is known, so that one request is all that it takes.
+    granted(&lock, &server::claim("warm", TTL)).await;
+    let before = scripts(server).await;
+    proxy.hold_requests();
+    let sent = Instant::now();
+    let gone = lock.try_acquire(claim).await.unwrap_err();
+    assert!(matches!(gone, LockError::Unavailable { .. }), "{gone}");
+    // The clean-up comes first, by another way.
+    assert_eq!(server.client().await.release(claim).await.unwrap(), Released::NotHeld);
+    let released = scripts(server).await;
+    assert!(released > before);
+    tokio::time::sleep(delay.saturating_sub(sent.elapsed())).await;
+    proxy.pass();
+    until("the request has arrived", async || scripts(server).await > released).await;
+    sent
+}
+
+#[tokio::test]
+async fn a_request_that_arrives_after_half_of_its_ttl_does_nothing() {
+    let server = Server::start();
+    let late = claim("n", TTL);
+    abandoned(&server, &late, TTL * 3 / 5).await;
+    assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:lock").await, 0);
+}
+
+#[tokio::test]
+async fn a_request_that_arrives_after_its_release_is_gone_one_ttl_after_it_was_sent() {
+    /// It arrives long before half of it is over.
+    const TTL: Duration = Duration::from_secs(24);
+    const DELAY: Duration = Duration::from_secs(6);
+    let server = Server::start();
+    let late = claim("n", TTL);
+    let sent = abandoned(&server, &late, DELAY).await;
+    let elapsed = sent.elapsed();
+    let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
+    let left = Duration::from_millis(u64::try_from(left).expect("the request was carried out"));
+    let end = elapsed + left;
+    // Not one ttl after it arrived.
+    assert!(end < TTL + DELAY * 2 / 3, "{end:?}");
+}
+
+#[tokio::test]
+async fn a_renewal_that_arrives_after_half_of_its_ttl_does_nothing() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server, LIMIT).await;
+    let grant = granted(&lock, &claim("n", TTL)).await;
+    // The script is known, so that one request is all that it takes.
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    let before = scripts(&server).await;
+    proxy.hold_requests();
+    let sent = Instant::now();
+    assert!(lock.renew(&grant.lease).await.is_err());
+    tokio::time::sleep((TTL * 3 / 5).saturating_sub(sent.elapsed())).await;
+    proxy.pass();
+    until("the renewal has arrived", async || scripts(&server).await > before).await;
+    let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
+    assert!(left < (TTL / 2).as_millis() as i64, "{left}");
+}
+
+/// The call fails when its time is over.
+async fn fails<T>(what: &str, call: impl Future<Output = Result<T, LockError>>) {
+    let outcome = tokio::time::timeout(HANG_LIMIT, call).await;
+    assert!(outcome.expect(what).is_err(), "{what} succeeded");
+}
+
+#[tokio::test]
+async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server, LIMIT).await;
+    let (name, mine, other) = (name("n"), claim("n", LONG), claim("other", LONG));
+    let grant = granted(&lock, &mine).await;
+    proxy.hold_everything();
+    // First on the connection that has died, and then while there is none.
+    for _ in 0..2 {
+        tokio::join!(
+            fails("try", lock.try_acquire(&other)),
+            fails("renew", lock.renew(&grant.lease)),
+            fails("release", lock.release(&other)),
+            fails("hand over", lock.hand_over(&mine, &other)),
+            fails("holder", lock.holder(&name)),
+            fails("list", lock.list("")),
+            fails("force", lock.force_release(other.name())),
+            fails("acquire", lock.acquire(&other, soon())),
+        );
+    }
+    proxy.pass();
+    // What is held is still held, or was handed over by a request that arrived in the end.
+    until("the client has recovered", async || lock.release(&other).await.is_ok()).await;
+    lock.release(&mine).await.unwrap();
+    granted(&lock, &other).await;
+}
+
+#[tokio::test]
+async fn a_holder_on_a_dead_connection_knows_before_the_server_lets_go() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server, LIMIT).await;
+    let locks = Locks::new(lock);
+    let guard = locks.lock("n").ttl(TTL / 2).await.unwrap();
+    proxy.hold_everything();
+    let mut con = server.plain().await;
+    let exists = lock_redis::redis::cmd("EXISTS").arg("{fencelock:n}:lock").clone();
+    loop {
+        // In this order: a key that is gone was gone before the look at the guard.
+        let exists = exists.query_async::<u8>(&mut con).await.unwrap() == 1;
+        let held = guard.is_held();
+        assert!(exists || !held, "held although the server has let go");
+        if !held {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    proxy.pass();
+    let again = locks.lock("n").wait_for(HANG_LIMIT).await.unwrap();
+    assert!(again.token() > guard.token());
+}
+
+#[tokio::test]
+async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
+    const TTL: Duration = Duration::from_secs(12);
+    let server = Server::start();
+    // The limit of requests is of no help here.
+    let (lock, proxy) = by_proxy(&server, LONG).await;
+    let locks = Locks::new(lock);
+    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    let renewals = locks.stats().renewed;
+    proxy.forget();
+    // Longer than the lease would last.
+    let end = Instant::now() + TTL * 5 / 4;
+    while Instant::now() < end {
+        assert!(guard.is_held());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
+    assert!(locks.stats().renewal_errors > 0);
+    assert!(locks.stats().renewed > renewals);
+}
+
+#[tokio::test]
+async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server, LIMIT).await;
+    let (holder, next) = (server.client().await, server.client().await);
+    let (held, silent, wanted) = (claim("n", LONG), claim("n", TTL), claim("n", TTL));
+    granted(&holder, &held).await;
+    let waiting = tokio::spawn(async move { lock.acquire(&silent, None).await });
+    until_queued(&server, "n", 1).await;
+    let wait = tokio::spawn(async move { next.acquire(&wanted, soon()).await.unwrap() });
+    until_queued(&server, "n", 2).await;
+    proxy.hold_everything();
+    holder.release(&held).await.unwrap();
+    // It has the lock for no longer than its place would have lasted.
+    let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
+    assert!(left <= TTL.as_millis() as i64, "{left}");
+    assert!(wait.await.unwrap().granted().is_some());
+    waiting.abort();
+}
+
+#[tokio::test]
+async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
+    let server = Server::start();
+    // The lock must not have ended when the renewal fails.
+    for (part, ttl, word) in [(4, TTL * 2, "renewal failed"), (1, TTL / 20, "acquire failed")] {
+        let (lock, proxy) = by_proxy(&server, LONG).await;
+        let locks = Locks::new(lock);
+        // The scripts are known then, so that one request is all that it takes.
+        let warm = locks.lock("warm").await.unwrap();
+        warm.renew_now().await.unwrap();
+        // Nothing else is under way, which would hold up what comes after it.
+        warm.release().await.unwrap();
+        proxy.delay(ttl / part * 3 / 2);
+        // The release of the first may still be under way.
+        let name = format!("n{part}");
+        let outcome = match locks.lock(name).ttl(ttl).await {
+            Ok(guard) => guard.renew_now().await,
+            Err(error) => Err(error),
+        };
+        let error = outcome.unwrap_err().to_string();
+        assert!(error.contains(word) && error.contains("raise the ttl"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_that_is_cut_off_for_one_refresh_keeps_its_place() {
+    let server = Server::start();
+    let holder = server.client().await;
+    let held = granted(&holder, &claim("n", LONG)).await;
+    let (cut_off, proxy) = by_proxy(&server, LIMIT).await;
+    let mut waiting = Vec::new();
+    for (place, waiter) in [cut_off, server.client().await].into_iter().enumerate() {
+        let claim = claim("n", TTL);
+        let owner = claim.owner();
+        let wait = tokio::spawn(async move {
+            let mut answer = waiter.acquire(&claim, soon()).await;
+            while answer.as_ref().is_err_and(LockError::is_retryable) {
+                // As the core does.
+                answer = waiter.acquire(&claim, soon()).await;
+            }
+            (waiter, answer.unwrap().granted().unwrap())
+        });
+        waiting.push((owner, wait));
+        until_queued(&server, "n", place + 1).await;
+    }
+    let entry = async |owner| {
+        let ask = format!("HGET {{fencelock:n}}:waiters {owner}");
+        server.command::<Option<String>>(&ask).await
+    };
+    let (later_owner, later) = waiting.pop().unwrap();
+    let (owner, first) = waiting.pop().unwrap();
+    let before = (entry(owner).await, entry(later_owner).await);
+    proxy.hold_requests();
+    proxy.cut();
+    until("the second waiter has refreshed its entry", async || {
+        entry(later_owner).await != before.1
+    })
+    .await;
+    assert_eq!(entry(owner).await, before.0, "the first waiter cannot refresh its own");
+    proxy.pass();
+    until("the first waiter has come back", async || {
+        entry(owner).await != before.0
+    })
+    .await;
+    holder.release(&held.claim).await.unwrap();
+    let (waiter, grant) = first.await.unwrap();
+    assert!(!later.is_finished());
+    waiter.release(&grant.claim).await.unwrap();
+    assert!(later.await.unwrap().1.token > grant.token);
+}

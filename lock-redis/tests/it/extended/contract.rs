@@ -1,0 +1,91 @@
+//! What the backend does that takes many locks or time.
+
+use std::time::{Duration, Instant};
+
+use lock_core::DistributedLock;
+
+use crate::processes::calls;
+use crate::server::{LONG, Server, claim, granted, soon, until, until_queued};
+
+/// `FENCELOCK_TEST_LOCKS` sets another number, such as 200000.
+#[tokio::test]
+async fn a_list_of_many_locks_is_complete_and_read_in_batches() {
+    let number = std::env::var("FENCELOCK_TEST_LOCKS").ok();
+    let number: usize = number.map_or(10_000, |number| number.parse().unwrap());
+    let server = Server::start();
+    let lock = server.client().await;
+    let mut con = server.plain().await;
+    for thousand in 0..number.div_ceil(1000) {
+        let mut some = lock_redis::redis::pipe();
+        for i in thousand * 1000..number.min((thousand + 1) * 1000) {
+            let value = format!(
+                "1 {} {} 1700000000000000 client 7 host",
+                claim("n", LONG).owner(),
+                i + 1
+            );
+            some.set_options(
+                format!("{{fencelock:order/{i:07}}}:lock"),
+                value,
+                lock_redis::redis::SetOptions::default().with_expiration(lock_redis::redis::SetExpiry::PX(600_000)),
+            );
+            some.set(format!("{{fencelock:order/{i:07}}}:fence"), i + 1);
+        }
+        some.exec_async(&mut con).await.unwrap();
+    }
+    let _: () = server.command("CONFIG RESETSTAT").await;
+    let began = Instant::now();
+    let listed = lock.list("order/").await.unwrap();
+    println!("{number} locks listed in {:?}", began.elapsed());
+    assert_eq!(listed.len(), number);
+    for (i, holder) in listed.iter().enumerate() {
+        assert_eq!(holder.name.as_ref().unwrap().as_str(), format!("order/{i:07}"));
+        assert_eq!(holder.token.unwrap().get(), i as u64 + 1);
+        assert!(holder.remaining.is_some() && holder.pid == Some(7));
+    }
+    let stats: String = server.command("INFO commandstats").await;
+    let of = |command: &str, field: &str| -> f64 {
+        let line = stats
+            .lines()
+            .find(|line| line.starts_with(&format!("cmdstat_{command}:")));
+        line.and_then(|line| line.split_once(&format!("{field}="))?.1.split(',').next()?.parse().ok())
+            .unwrap_or(0.0)
+    };
+    let requests = of("scan", "calls") + of("evalsha", "calls") + of("eval", "calls");
+    println!(
+        "{requests} requests; a step of the scan takes {} us, one of reading {} us",
+        of("scan", "usec_per_call"),
+        of("evalsha", "usec_per_call")
+    );
+    assert!(requests < number as f64 / 50.0, "{requests}");
+}
+
+#[tokio::test]
+async fn a_waiter_refreshes_its_place_and_nothing_else_is_sent() {
+    const TTL: Duration = Duration::from_millis(1500);
+    const REFRESHES: u64 = 5;
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let (held, wanted) = (claim("n", LONG), claim("n", TTL));
+    granted(&a, &held).await;
+    let wait = tokio::spawn(async move { b.acquire(&wanted, soon()).await });
+    until_queued(&server, "n", 1).await;
+    let mut con = server.plain().await;
+    let before = calls(&mut con).await;
+    let began = Instant::now();
+    until("its place is refreshed", async || {
+        calls(&mut con).await["evalsha"] >= before["evalsha"] + REFRESHES
+    })
+    .await;
+    // Not more often than every third of the ttl; the first one may be due at once.
+    let elapsed = began.elapsed();
+    assert!(elapsed >= TTL / 3 * (REFRESHES as u32 - 1) * 9 / 10, "{elapsed:?}");
+    // Longer than a place lives without refreshing.
+    assert_eq!(server.command::<usize>("ZCARD {fencelock:n}:order").await, 1);
+    // What scripts call is counted, too.
+    let after = calls(&mut con).await;
+    for command in ["eval", "hello", "ping", "subscribe", "unsubscribe"] {
+        assert_eq!(after.get(command), before.get(command), "{command}");
+    }
+    a.release(&held).await.unwrap();
+    assert!(wait.await.unwrap().unwrap().granted().is_some());
+}

@@ -1,0 +1,18 @@
+//! Several servers, their clocks, many clients, and what takes time.
+
+mod changes;
+mod clock;
+mod cluster;
+mod connection;
+mod contract;
+mod failover;
+mod figures;
+mod growth;
+mod processes;
+mod redlock;
+mod replicas;
+mod reservations;
+mod sentinel;
+mod sentinel_setup;
+mod stored;
+mod tokens;

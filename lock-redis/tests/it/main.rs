@@ -1,0 +1,22 @@
+//! The Redis backend on servers of the tests' own.
+//!
+//! What is in `extended` takes several servers or their clocks, many clients, or more time.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+mod bad_input;
+mod changes;
+mod connection;
+mod contract;
+mod extended;
+mod fence;
+mod full_server;
+mod kills;
+mod process;
+mod processes;
+mod reservations;
+mod scripts;
+mod server;
+mod stored;
+mod tokens;
+mod warnings;

@@ -1,0 +1,315 @@
+//! The scripts themselves beside a model of them: random steps of random clients, and each planted bug is caught.
+
+mod model;
+pub(crate) mod stage;
+
+use model::{Model, Step};
+use stage::{Scripts, Stage};
+
+use crate::server::Server;
+
+const RUNS: u64 = 40;
+const STEPS: usize = 60;
+
+/// A bug: in which script what is replaced by what.
+struct Bug {
+    what: &'static str,
+    from: &'static str,
+    to: &'static str,
+}
+
+const BUGS: &[Bug] = &[
+    Bug {
+        what: "release without owner check",
+        from: "local released = owner_of(value) == owner\n",
+        to: "local released = value\n",
+    },
+    Bug {
+        what: "release without owner check where nobody waits",
+        from: "local released = owner_of(redis.call('GET', LOCK)) == OWNER\n",
+        to: "local released = redis.call('GET', LOCK)\n",
+    },
+    Bug {
+        what: "a release forgets who waits",
+        from: "if redis.call('EXISTS', ORDER) == 0 then\n    local released",
+        to: "if true then\n    local released",
+    },
+    Bug {
+        what: "a hand-over forgets who waits",
+        from: "if life and redis.call('EXISTS', ORDER) == 0 and owner_of",
+        to: "if life and owner_of",
+    },
+    Bug {
+        what: "a hand-over takes from whoever holds where nobody waits",
+        from: "== 0 and owner_of(redis.call('GET', LOCK)) == OWNER then\n",
+        to: "== 0 then\n",
+    },
+    Bug {
+        what: "a newcomer finds the lock free and passes by who waits",
+        from: "if redis.call('EXISTS', LOCK, ORDER) == 0 then\n",
+        to: "if redis.call('EXISTS', LOCK) == 0 then\n",
+    },
+    Bug {
+        what: "a free lock is written before its token is drawn",
+        from: "    local token = draw()\n    hold(OWNER, token, life, ARGV[7], ARGV[8])\n",
+        to: "    hold(OWNER, stamp, life, ARGV[7], ARGV[8])\n    local token = draw()\n",
+    },
+    Bug {
+        what: "a renewal brings back what is gone",
+        from: "    more = serve()\nend\nreturn { 'lost'",
+        to: "    hold(OWNER, draw(), tonumber(ARGV[4]), 'c', 'i')\nend\nreturn { 'lost'",
+    },
+    Bug {
+        what: "a renewal without owner check",
+        from: "if owner_of(value) == OWNER then\n    if now > tonumber(ARGV[5]) then",
+        to: "if value then\n    if now > tonumber(ARGV[5]) then",
+    },
+    Bug {
+        what: "a renewal that finds the lock gone forgets who waits",
+        from: "    more = serve()\nend\nreturn { 'lost'",
+        to: "end\nreturn { 'lost'",
+    },
+    Bug {
+        what: "asking again does not start the lease anew",
+        from: "        if redis.call('PTTL', LOCK) < life then\n",
+        to: "        if false then\n",
+    },
+    Bug {
+        what: "asking again draws another token",
+        from: "return { 'granted', stamp, token_of(value), life }",
+        to: "return { 'granted', stamp, draw(), life }",
+    },
+    Bug {
+        what: "a lost counter starts anew",
+        from: "math.max(tonumber(last) + 1, now_us)",
+        to: "tonumber(last) + 1",
+    },
+    Bug {
+        what: "a counter that is ahead of the clock is not counted up",
+        from: "math.max(tonumber(last) + 1, now_us)",
+        to: "now_us",
+    },
+    Bug {
+        what: "tokens are printed with 14 digits",
+        from: "return string.format('%.0f', number)",
+        to: "return tostring(number)",
+    },
+    Bug {
+        what: "the lock is written before its token is drawn",
+        from: "    local token = draw()\n    hold(owner, token, life, client, info)\n    if queued",
+        to: "    hold(owner, stamp, life, client, info)\n    local token = draw()\n    if queued",
+    },
+    Bug {
+        what: "a cancelled wait leaves its entry",
+        from: "        local first = oldest()\n        leave(owner)\n",
+        to: "        local first = oldest()\n",
+    },
+    Bug {
+        what: "a dead waiter is granted the lock",
+        from: "if tell(client, 'granted', owner, token, sent, text(life)) > 0 then",
+        to: "if tell(client, 'granted', owner, token, sent, text(life)) >= 0 then",
+    },
+    Bug {
+        what: "a waiter is granted the lock and not told",
+        from: "if tell(client, 'granted', owner, token, sent, text(life)) > 0 then",
+        to: "if 1 > 0 then",
+    },
+    Bug {
+        what: "a late request is honoured",
+        from: "    if life * 2 < tonumber(ttl) then\n",
+        to: "    if false then\n",
+    },
+    Bug {
+        what: "a late renewal is honoured",
+        from: "    if now > tonumber(ARGV[5]) then\n",
+        to: "    if false then\n",
+    },
+    Bug {
+        what: "a renewal in time is taken for a late one",
+        from: "    if now > tonumber(ARGV[5]) then\n",
+        to: "    if now < tonumber(ARGV[5]) then\n",
+    },
+    Bug {
+        what: "nobody finds out that the first in line is gone",
+        from: "if first ~= OWNER and not is_there(read_entry(entry)) then\n",
+        to: "if false then\n",
+    },
+    Bug {
+        what: "the first in line is told so with each refresh of another",
+        from: "if first ~= OWNER and not is_there(read_entry(entry)) then\n",
+        to: "if first ~= OWNER then\n",
+    },
+    Bug {
+        what: "whoever was not heard of for long is granted the lock",
+        from: "        if is_there(stop, ttl) then\n",
+        to: "        if stop then\n",
+    },
+    Bug {
+        what: "a waiter whose connection has just ended loses its place",
+        from: " or is_there(stop, ttl) then\n",
+        to: " then\n",
+    },
+    Bug {
+        what: "a waiter that is gone keeps its place",
+        from: " or is_there(stop, ttl) then\n",
+        to: " or true then\n",
+    },
+    Bug {
+        what: "a request that took long gets a full ttl",
+        from: "math.min(tonumber(ttl), tonumber(stop) - now)\n",
+        to: "tonumber(stop) > now and tonumber(ttl) or 0\n",
+    },
+    Bug {
+        what: "a waiter is granted a full ttl",
+        from: "            local left = math.min(stop - now, life)\n",
+        to: "            local left = ttl\n",
+    },
+    Bug {
+        what: "a newcomer passes by who waits",
+        from: "        if not owner or owner == me then\n",
+        to: "        if not owner or me then\n",
+    },
+    Bug {
+        what: "the last to come is served first",
+        from: "redis.call('ZRANGE', ORDER, 0, 0)[1]",
+        to: "redis.call('ZRANGE', ORDER, -1, -1)[1]",
+    },
+    Bug {
+        what: "asking again while waiting goes to the end of the queue",
+        from: "    if not queued and not number then\n",
+        to: "    if true then\n",
+    },
+    Bug {
+        what: "whoever becomes the first in line is not told after a grant",
+        from: "                tell_first(left)\n",
+        to: "",
+    },
+    Bug {
+        what: "whoever becomes the first in line is not told after a cancelled wait",
+        from: "            tell_first(redis.call('PTTL', LOCK))\n",
+        to: "",
+    },
+    Bug {
+        what: "trying enqueues",
+        from: "if not waits then",
+        to: "if false then",
+    },
+    Bug {
+        what: "a forced release is not told to the holder",
+        from: "    tell(client, 'taken', owner_of(value))\n",
+        to: "",
+    },
+    Bug {
+        what: "a forced release forgets who waits",
+        from: "return { 'released', stamp, serve(), lease, value }",
+        to: "return { 'released', stamp, 0, lease, value }",
+    },
+    Bug {
+        what: "a hand-over takes from whoever holds",
+        from: "local released = let_go(OWNER)\n",
+        to: "redis.call('DEL', LOCK)\nlocal released = let_go(OWNER)\n",
+    },
+    Bug {
+        what: "a renewal shortens a reservation",
+        from: "    if ARGV[6] ~= '1' or redis.call('PTTL', LOCK) < tonumber(ARGV[4]) then\n",
+        to: "    if true then\n",
+    },
+    Bug {
+        what: "a renewal without a reservation keeps what is longer",
+        from: "    if ARGV[6] ~= '1' or redis",
+        to: "    if redis",
+    },
+    Bug {
+        what: "a reservation without owner check",
+        from: "if owner_of(value) ~= OWNER or ARGV[4]",
+        to: "if not value or ARGV[4]",
+    },
+    Bug {
+        what: "a reservation of an earlier grant is honoured",
+        from: " or ARGV[4] ~= '' and token_of(value) ~= ARGV[4] then\n",
+        to: " then\n",
+    },
+    Bug {
+        what: "a late reservation is honoured",
+        from: "if now > tonumber(ARGV[6]) then\n",
+        to: "if false then\n",
+    },
+    Bug {
+        what: "a reservation shortens the lease",
+        from: "if ends or redis.call('PTTL', LOCK) < tonumber(ARGV[5]) then\n",
+        to: "if true then\n",
+    },
+    Bug {
+        what: "a release keeps the rest of the lease",
+        from: "' ' .. RESERVED, 1)), 'PX', ARGV[5])",
+        to: "' ' .. RESERVED, 1)), 'PX', math.max(ARGV[5], 100000))",
+    },
+    Bug {
+        what: "what is only reserved has an owner",
+        from: "(string.gsub(value, ' ', ' ' .. RESERVED, 1))",
+        to: "value",
+    },
+    Bug {
+        what: "the first waiter is not told that a lease has become a reservation",
+        from: "pcall(tell_first, tonumber(ARGV[5]))\n",
+        to: "",
+    },
+    Bug {
+        what: "a forced release tells an owner that holds no more",
+        from: "if client and string.sub(owner_of(value), 1, #RESERVED) ~= RESERVED then\n",
+        to: "if client then\n",
+    },
+    Bug {
+        what: "a foreign value is taken for a free lock",
+        from: "        error('fencelock: foreign value in ' .. LOCK)\n",
+        to: "        redis.call('DEL', LOCK)\n        return nil\n",
+    },
+];
+
+/// Random steps until the scripts and the model differ; the difference, if there is one.
+async fn run(stage: &mut Stage, seed: u64) -> Result<(), String> {
+    stage.clear().await;
+    let mut random = fastrand::Rng::with_seed(seed);
+    let mut model = Model::default();
+    let mut history = String::new();
+    for _ in 0..STEPS {
+        let step = Step::random(&mut random, &model);
+        history += &format!("{step:?}\n");
+        let expected = model.take(&step);
+        let found = stage.take(&step).await;
+        model
+            .compare(&expected, &found)
+            .map_err(|why| format!("{why}, with seed {seed} after\n{history}"))?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_scripts_do_what_the_model_does() {
+    let server = Server::start();
+    let mut stage = Stage::new(&server, Scripts::real()).await;
+    for seed in 0..RUNS {
+        run(&mut stage, seed).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn every_bug_planted_in_the_scripts_is_caught() {
+    let server = Server::start();
+    let mut escaped = Vec::new();
+    for bug in BUGS {
+        let mut stage = Stage::new(&server, Scripts::with(bug.from, bug.to)).await;
+        let mut caught = None;
+        for seed in 0..RUNS {
+            if let Err(why) = run(&mut stage, seed).await {
+                caught = Some(why);
+                break;
+            }
+        }
+        match caught {
+            Some(why) => println!("{}: {}", bug.what, why.lines().next().unwrap_or_default()),
+            None => escaped.push(bug.what),
+        }
+    }
+    assert_eq!(escaped, Vec::<&str>::new());
+}

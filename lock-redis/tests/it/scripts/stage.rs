@@ -1,0 +1,337 @@
+//! The scripts on a server, and clients who call them.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use lock_redis::redis::aio::MultiplexedConnection;
+use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisResult, Value};
+use tokio::sync::mpsc;
+
+use super::model::{CLIENTS, FADED, Outcome, Owner, Step, TTL, client_of, name_of};
+use crate::server::Server;
+
+const KEYS: [&str; 4] = ["{t:n}:lock", "{t:n}:fence", "{t:n}:order", "{t:n}:waiters"];
+/// For how long counters are kept, in milliseconds.
+const RETENTION: u64 = 600_000;
+const CHANNELS: &str = "t:client:";
+
+/// The texts of the scripts, one of which may have a bug.
+pub(crate) struct Scripts {
+    pub(crate) acquire: String,
+    renew: String,
+    pub(crate) release: String,
+    hand_over: String,
+    reserve: String,
+    force_release: String,
+}
+
+impl Scripts {
+    pub(crate) fn real() -> Self {
+        const SHARED: &str = include_str!("../../../src/scripts/shared.lua");
+        const QUEUE: &str = include_str!("../../../src/scripts/queue.lua");
+        let script = |first: &str, text: &str| [SHARED, first, QUEUE, text].concat();
+        Self {
+            acquire: script(
+                include_str!("../../../src/scripts/acquire_first.lua"),
+                include_str!("../../../src/scripts/acquire.lua"),
+            ),
+            renew: script(
+                include_str!("../../../src/scripts/renew_first.lua"),
+                include_str!("../../../src/scripts/renew.lua"),
+            ),
+            release: script(
+                include_str!("../../../src/scripts/release_first.lua"),
+                include_str!("../../../src/scripts/release.lua"),
+            ),
+            hand_over: script(
+                include_str!("../../../src/scripts/hand_over_first.lua"),
+                include_str!("../../../src/scripts/hand_over.lua"),
+            ),
+            reserve: script("", include_str!("../../../src/scripts/reserve.lua")),
+            force_release: script("", include_str!("../../../src/scripts/force_release.lua")),
+        }
+    }
+
+    /// With `from` replaced by `to`, wherever it is.
+    pub(crate) fn with(from: &str, to: &str) -> Self {
+        let mut scripts = Self::real();
+        let mut found = false;
+        for text in [
+            &mut scripts.acquire,
+            &mut scripts.renew,
+            &mut scripts.release,
+            &mut scripts.hand_over,
+            &mut scripts.reserve,
+            &mut scripts.force_release,
+        ] {
+            assert!(text.matches(from).count() <= 1, "not the only one: {from}");
+            found |= text.contains(from);
+            *text = text.replace(from, to);
+        }
+        assert!(found, "no script has {from}");
+        scripts
+    }
+}
+
+pub(crate) struct Stage {
+    address: Client,
+    scripts: Scripts,
+    /// A connection that is nobody's.
+    plain: MultiplexedConnection,
+    clients: Vec<Option<Caller>>,
+}
+
+struct Caller {
+    con: MultiplexedConnection,
+    told: mpsc::UnboundedReceiver<PushInfo>,
+}
+
+impl Stage {
+    pub(crate) async fn new(server: &Server, scripts: Scripts) -> Self {
+        let address = Client::open(format!("redis://127.0.0.1:{}/?protocol=resp3", server.port())).unwrap();
+        Self {
+            plain: address.get_multiplexed_async_connection().await.unwrap(),
+            address,
+            scripts,
+            clients: (0..CLIENTS).map(|_| None).collect(),
+        }
+    }
+
+    pub(crate) async fn clear(&mut self) {
+        let _: () = self.plain("FLUSHALL").await;
+        for client in 0..CLIENTS {
+            self.connect(client).await;
+        }
+    }
+
+    /// Takes the step, and looks at what it came to.
+    pub(crate) async fn take(&mut self, step: &Step) -> Outcome {
+        let mut outcome = Outcome::default();
+        match step {
+            Step::Acquire { owner, wait, late } => {
+                let stop = (now() + TTL - TTL * late / 100).to_string();
+                let wait = if *wait { "1" } else { "0" };
+                let arguments = [&TTL.to_string(), &stop, "7", &client_name(*owner), "i", wait];
+                let answer = self.run(*owner, self.scripts.acquire.clone(), &arguments).await;
+                attempted(answer, &mut outcome);
+            }
+            Step::Renew { owner, late, reserves } => {
+                let (ttl, stop) = (TTL.to_string(), stop(*late));
+                let arguments = [&*ttl, &stop, "1"];
+                let arguments = &arguments[..if *reserves { 3 } else { 2 }];
+                let answer = self.run(*owner, self.scripts.renew.clone(), arguments).await;
+                outcome.answer.push(word(answer, 0));
+            }
+            Step::Reserve {
+                owner,
+                length,
+                late,
+                old,
+                ends,
+            } => {
+                let (length, stop) = ((TTL * length / 100).to_string(), stop(*late));
+                let value: Option<String> = self.plain("GET {t:n}:lock").await;
+                let token = value
+                    .as_deref()
+                    .and_then(|value| value.split(' ').nth(2))
+                    .unwrap_or("1");
+                let token = if *old { "1" } else { token };
+                let arguments = if *ends {
+                    ["", &length, &stop, "1"]
+                } else {
+                    [token, &length, &stop, "0"]
+                };
+                let answer = self.run(*owner, self.scripts.reserve.clone(), &arguments).await;
+                outcome.answer.push(word(answer, 0));
+            }
+            Step::Release(owner) => {
+                let answer = self.run(*owner, self.scripts.release.clone(), &[]).await;
+                outcome.answer.push(word(answer, 0));
+            }
+            Step::HandOver { from, to } => {
+                self.connect(client_of(*to)).await;
+                let (ttl, stop) = (TTL.to_string(), (now() + TTL).to_string());
+                let arguments = [&name_of(*to), &ttl, &stop, &client_name(*to), "i"];
+                let answer = self.run(*from, self.scripts.hand_over.clone(), &arguments).await;
+                match answer {
+                    Ok(mut fields) => {
+                        outcome.answer.push(text(&fields.remove(0)));
+                        attempted(Ok(fields), &mut outcome);
+                    }
+                    Err(error) => outcome.answer.push(word(Err(error), 0)),
+                }
+            }
+            Step::ForceRelease => {
+                let command = eval(&self.scripts.force_release, "-", &[]);
+                let answer = command.query_async(&mut self.plain).await;
+                outcome.answer.push(word(answer, 0));
+            }
+            Step::Expire => self.plain("DEL {t:n}:lock").await,
+            Step::Age => self.plain(&format!("PEXPIRE {{t:n}}:lock {}", TTL / 10)).await,
+            Step::Fade(owner) => self.fade(&name_of(*owner)).await,
+            Step::LoseCounter => self.plain("DEL {t:n}:fence").await,
+            Step::AdvanceCounter => {
+                // Ahead of the clock, and of what was set before.
+                let ahead = (now() * 1000 + 1_000_000_000).max(self.last_token().await + 1_000_000);
+                outcome.counter = Some(ahead);
+                self.plain(&format!("SET {{t:n}}:fence {ahead}")).await
+            }
+            Step::SpoilCounter => self.plain("SET {t:n}:fence x").await,
+            Step::SpoilLock => {
+                let set = redis::cmd("SET").arg(KEYS[0]).arg("foreign").arg("NX").clone();
+                let _: Value = set.query_async(&mut self.plain).await.unwrap();
+            }
+            Step::Kill(client) => self.kill(*client).await,
+        }
+        self.hear(&mut outcome).await;
+        self.look(&mut outcome).await;
+        if outcome.holder.as_deref() == Some("foreign") && !matches!(step, Step::SpoilLock) {
+            let _: () = self.plain("DEL {t:n}:lock").await;
+        }
+        outcome
+    }
+
+    async fn run(&mut self, owner: Owner, script: String, arguments: &[&str]) -> RedisResult<Vec<Value>> {
+        self.connect(client_of(owner)).await;
+        let caller = self.clients[client_of(owner)].as_mut().unwrap();
+        eval(&script, &name_of(owner), arguments)
+            .query_async(&mut caller.con)
+            .await
+    }
+
+    async fn connect(&mut self, client: usize) {
+        if self.clients[client].is_some() {
+            return;
+        }
+        let (tell, told) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new().set_push_sender(tell);
+        let mut con = self
+            .address
+            .get_multiplexed_async_connection_with_config(&config)
+            .await
+            .unwrap();
+        con.subscribe(format!("{CHANNELS}{client}")).await.unwrap();
+        self.clients[client] = Some(Caller { con, told });
+    }
+
+    /// Leaves that entry little of its life.
+    async fn fade(&mut self, owner: &str) {
+        let entry: Option<String> = self.plain(&format!("HGET {{t:n}}:waiters {owner}")).await;
+        let Some(entry) = entry else { return };
+        let mut fields: Vec<_> = entry.split(' ').collect();
+        let end = (now() + TTL * FADED / 100).to_string();
+        fields[1] = &end;
+        let set = redis::cmd("HSET").arg(KEYS[3]).arg(owner).arg(fields.join(" ")).clone();
+        let _: Value = set.query_async(&mut self.plain).await.unwrap();
+    }
+
+    async fn kill(&mut self, client: usize) {
+        self.clients[client] = None;
+        let ask = format!("PUBSUB NUMSUB {CHANNELS}{client}");
+        while self.plain::<(String, u32)>(&ask).await.1 > 0 {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// What the clients were told meanwhile: it comes before the answer to whatever is asked now.
+    async fn hear(&mut self, outcome: &mut Outcome) {
+        for (client, caller) in self.clients.iter_mut().enumerate() {
+            let Some(caller) = caller else { continue };
+            redis::cmd("PING").exec_async(&mut caller.con).await.unwrap();
+            while let Ok(push) = caller.told.try_recv() {
+                if push.kind != PushKind::Message {
+                    continue;
+                }
+                let message = text(&push.data[1]);
+                let mut words = message.split(' ');
+                let (kind, owner) = (words.next().unwrap(), words.next().unwrap());
+                if kind == "granted" {
+                    outcome.tokens.push(words.next().unwrap().parse().unwrap_or(0));
+                }
+                outcome.told.entry(client).or_default().push(format!("{kind} {owner}"));
+            }
+        }
+    }
+
+    /// What is stored now.
+    async fn look(&mut self, outcome: &mut Outcome) {
+        let value: Option<String> = self.plain("GET {t:n}:lock").await;
+        outcome.holder = value.map(|value| value.split(' ').nth(1).unwrap_or("foreign").to_owned());
+        if outcome.holder.as_deref().is_some_and(|holder| holder != "foreign") {
+            let left: u64 = self.plain("PTTL {t:n}:lock").await;
+            outcome.lease = Some((left * 10).div_ceil(TTL) * 10);
+        }
+        let order: Vec<String> = self.plain("ZRANGE {t:n}:order 0 -1").await;
+        let mut known: Vec<String> = self.plain("HKEYS {t:n}:waiters").await;
+        outcome.queue = order.iter().map(|owner| owner[1..].parse().unwrap()).collect();
+        let mut sorted = order;
+        sorted.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(sorted, known, "each waiter has a place and an entry");
+    }
+
+    async fn last_token(&mut self) -> u64 {
+        let last: Option<String> = self.plain("GET {t:n}:fence").await;
+        last.and_then(|last| last.parse().ok()).unwrap_or(0)
+    }
+
+    async fn plain<T: redis::FromRedisValue>(&mut self, words: &str) -> T {
+        let mut command = Cmd::new();
+        words.split(' ').for_each(|word| {
+            command.arg(word);
+        });
+        command.query_async(&mut self.plain).await.unwrap()
+    }
+}
+
+/// When a request is too late by the server's clock: half a ttl from now, or already.
+fn stop(late: bool) -> String {
+    if late { now() - 1 } else { now() + TTL / 2 }.to_string()
+}
+
+/// What an acquire was answered.
+fn attempted(answer: RedisResult<Vec<Value>>, outcome: &mut Outcome) {
+    let fields = match answer {
+        Ok(fields) => fields,
+        Err(error) => return outcome.answer.push(word(Err(error), 0)),
+    };
+    let mut said = text(&fields[0]);
+    if said == "granted" {
+        outcome.token = text(&fields[2]).parse().ok();
+    }
+    if said == "busy" && text(&fields[5]) == "1" {
+        said = "busy, first".to_owned();
+    }
+    outcome.answer.push(said);
+}
+
+fn client_name(owner: Owner) -> String {
+    client_of(owner).to_string()
+}
+
+pub(crate) fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+fn eval(script: &str, owner: &str, arguments: &[&str]) -> Cmd {
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(script)
+        .arg(KEYS.len())
+        .arg(&KEYS)
+        .arg(CHANNELS)
+        .arg(RETENTION)
+        .arg(owner)
+        .arg(arguments);
+    eval
+}
+
+fn word(answer: RedisResult<Vec<Value>>, at: usize) -> String {
+    match answer {
+        Ok(fields) => text(&fields[at]),
+        Err(error) if error.to_string().contains("foreign value") => "foreign".to_owned(),
+        Err(error) => error.to_string(),
+    }
+}
+
+fn text(value: &Value) -> String {
+    redis::from_redis_value::<String>(value.clone()).unwrap_or_default()
+}

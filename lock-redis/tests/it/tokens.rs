@@ -1,0 +1,138 @@
+//! Tokens rise, whatever happens to the server and its data.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lock_core::{DistributedLock, FencingToken, LockError};
+use lock_redis::RedisLock;
+
+use crate::server::{self, LONG, Proxy, Server, claim, granted, until};
+
+/// Takes and releases the lock, and tells its token.
+pub(crate) async fn token(lock: &RedisLock) -> FencingToken {
+    let claim = claim("n", LONG);
+    let mut grant = None;
+    until("the lock is granted", async || {
+        grant = match lock.try_acquire(&claim).await {
+            // A connection that has just broken.
+            Err(LockError::Unavailable { .. }) => None,
+            attempt => Some(attempt.unwrap().granted().expect("the lock is free")),
+        };
+        grant.is_some()
+    })
+    .await;
+    lock.release(&claim).await.unwrap();
+    grant.unwrap().token
+}
+
+#[tokio::test]
+async fn tokens_rise_whatever_is_deleted_under_a_live_connection() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let mut last = token(&lock).await;
+    for words in ["FLUSHALL", "SCRIPT FLUSH", "DEL {fencelock:n}:fence", "PING"] {
+        let _: lock_redis::redis::Value = server.command(words).await;
+        let next = token(&lock).await;
+        assert!(next > last, "{words}: {next} after {last}");
+        last = next;
+    }
+}
+
+#[tokio::test]
+async fn tokens_rise_across_a_restart_without_persistence() {
+    let mut server = Server::start();
+    let lock = server.client().await;
+    let before = token(&lock).await;
+    server.kill();
+    server.revive();
+    assert!(token(&lock).await > before);
+    assert!(token(&server.client().await).await > before);
+}
+
+#[tokio::test]
+async fn tokens_rise_across_the_promotion_of_a_replica_that_lacks_the_last_writes() {
+    let (mut primary, replica) = (Server::with(&["--repl-diskless-sync-delay", "0"]), Server::start());
+    let lock = primary.client().await;
+    let first = token(&lock).await;
+    let way = Proxy::to(primary.port()).await;
+    let _: () = replica.command(&format!("REPLICAOF 127.0.0.1 {}", way.port())).await;
+    replica.until_info("replication", "master_link_status:up").await;
+    let refused = replica.config().connect().await.unwrap_err();
+    assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused}");
+    // From here on the replica hears nothing.
+    way.hold_answers();
+    let last = token(&lock).await;
+    primary.kill();
+    let _: () = replica.command("REPLICAOF NO ONE").await;
+    let counter: u64 = replica.command("GET {fencelock:n}:fence").await;
+    assert!(counter == first.get() && first < last, "it lacks the last token");
+    assert!(token(&replica.client().await).await > last);
+}
+
+#[tokio::test]
+async fn a_counter_ahead_of_the_clock_goes_on_from_where_it_is() {
+    let server = Server::start();
+    let lock = server.client().await;
+    // As after a clock that was set back.
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_micros() as u64;
+    let ahead = now + Duration::from_secs(100 * 60 * 60).as_micros() as u64;
+    let _: () = server.command(&format!("SET {{fencelock:n}}:fence {ahead}")).await;
+    assert_eq!(token(&lock).await.get(), ahead + 1);
+    assert_eq!(token(&lock).await.get(), ahead + 2);
+    // It stays until the clock has passed it, and ten minutes.
+    let kept: u64 = server.command("PTTL {fencelock:n}:fence").await;
+    let all = (Duration::from_secs(100 * 60 * 60) + Duration::from_secs(10 * 60)).as_millis() as u64;
+    assert!(kept <= all && kept > all - 60_000, "{kept}");
+}
+
+#[tokio::test]
+async fn a_counter_that_follows_the_clock_is_kept_for_as_long_as_is_configured() {
+    let server = Server::start();
+    let usual = server.client().await;
+    let longer = server
+        .config()
+        .counter_retention(Duration::from_secs(2 * 60 * 60))
+        .connect()
+        .await
+        .unwrap();
+    for (lock, time) in [
+        (usual, Duration::from_secs(10 * 60)),
+        (longer, Duration::from_secs(2 * 60 * 60)),
+    ] {
+        token(&lock).await;
+        let kept: u64 = server.command("PTTL {fencelock:n}:fence").await;
+        let all = time.as_millis() as u64;
+        assert!(kept <= all && kept > all - 60_000, "{kept}");
+    }
+}
+
+#[tokio::test]
+async fn an_exhausted_counter_grants_nothing() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let _: () = server
+        .command(&format!("SET {{fencelock:n}}:fence {}", FencingToken::MAX))
+        .await;
+    assert!(lock.try_acquire(&claim("n", LONG)).await.is_err());
+    assert_eq!(server.leftovers().await, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn waiters_are_given_rising_tokens_too() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    let mut last = None;
+    for _ in 0..20 {
+        let (held, wanted) = (claim("n", LONG), claim("n", LONG));
+        let first = granted(&a, &held).await.token;
+        let wait = tokio::spawn({
+            let (b, wanted) = (b.clone(), wanted.clone());
+            async move { b.acquire(&wanted, None).await.unwrap().granted().unwrap().token }
+        });
+        server::until_queued(&server, "n", 1).await;
+        a.release(&held).await.unwrap();
+        let second = wait.await.unwrap();
+        b.release(&wanted).await.unwrap();
+        assert!(last.is_none_or(|last| first > last) && second > first);
+        last = Some(second);
+    }
+}
