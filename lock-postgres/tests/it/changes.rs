@@ -1,9 +1,11 @@
 //! Observers: one session listens for all of them.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use lock_core::{Changes, DistributedLock, Locks};
 use lock_postgres::{PostgresConfig, Tls};
+use tokio::sync::Notify;
 
 use crate::server::{Database, HANG_LIMIT, in_time, name};
 
@@ -74,16 +76,17 @@ async fn a_client_that_only_reads_observes() {
     let reader = Locks::new(reader.connect().await.unwrap());
     let mut leaders = reader.observe("leader");
     assert!(leaders.next().await.unwrap().is_none());
-    let leading = tokio::spawn(
-        locks
-            .lock("leader")
-            .label("host 7")
-            .lead(|_| std::future::pending::<()>()),
-    );
+    let stop = Arc::new(Notify::new());
+    let leads = Arc::clone(&stop);
+    let leading = tokio::spawn(locks.lock("leader").label("host 7").lead(move |_| {
+        let stop = Arc::clone(&leads);
+        async move { stop.notified().await }
+    }));
     let start = Instant::now();
     let leader = in_time(leaders.next()).await.unwrap().unwrap();
     println!("seen after {:?}", start.elapsed());
     assert_eq!(leader.label.as_deref(), Some("host 7"));
-    leading.abort();
+    stop.notify_one();
+    in_time(leading).await.unwrap().unwrap();
     assert!(in_time(leaders.next()).await.unwrap().is_none());
 }

@@ -46,26 +46,48 @@ async fn a_server_that_recovers_and_a_standby_are_told_apart_from_a_primary() {
     is_unavailable(&refusal(recovering.config()).await, "recovering");
 }
 
+/// How many clients connect at a time, each to a database of its own.
+const LANES: usize = 4;
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_schema_that_somebody_makes_while_a_role_without_that_right_connects_is_used() {
+    let lanes: Vec<_> = (0..LANES)
+        .map(|lane| tokio::spawn(make_at_every_fourth(lane)))
+        .collect();
+    let mut moments = 0;
+    for lane in lanes {
+        moments += lane.await.unwrap();
+    }
+    println!("made at {moments} moments of a connection");
+    assert!(moments > LANES);
+}
+
+/// Makes the schema when a connecting client has sent that many bytes, for each such number of this lane, and returns how many
+/// they were.
+async fn make_at_every_fourth(lane: usize) -> usize {
     /// Less than any request has.
     const STEP: usize = 32;
     let server = Database::new().await;
-    server
-        .run_sql(&format!(
-            "CREATE ROLE late_maker LOGIN; REVOKE CREATE ON DATABASE {} FROM PUBLIC",
-            server.name()
-        ))
-        .await;
-    let schema = schema_sql("fencelock", Some("late_maker")).unwrap();
+    let role = format!("late_maker_{lane}");
+    let start = format!(
+        "CREATE ROLE {role} LOGIN; REVOKE CREATE ON DATABASE {} FROM PUBLIC",
+        server.name()
+    );
+    server.run_sql(&start).await;
+    let schema = schema_sql("fencelock", Some(&role)).unwrap();
     let mut moments = 0;
-    for bytes in (0..).step_by(STEP) {
+    for bytes in (lane * STEP..).step_by(LANES * STEP) {
         server.run_sql("DROP SCHEMA IF EXISTS fencelock CASCADE").await;
         let proxy = Proxy::to(server.port()).await;
         proxy.hold_requests_after(bytes);
         let mut login = server.login_at(proxy.port());
-        login.user("late_maker");
-        let connecting = tokio::spawn(PostgresConfig::new(login).tls(Tls::Disable).connect());
+        login.user(&role);
+        let connecting = tokio::spawn(
+            PostgresConfig::new(login)
+                .tls(Tls::Disable)
+                .op_timeout(HANG_LIMIT)
+                .connect(),
+        );
         in_time(async {
             while !proxy.holds_requests() && !connecting.is_finished() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
@@ -81,8 +103,7 @@ async fn a_schema_that_somebody_makes_while_a_role_without_that_right_connects_i
         connecting.await.unwrap().unwrap();
         moments += 1;
     }
-    println!("made at {moments} moments of a connection");
-    assert!(moments > 0);
+    moments
 }
 
 #[tokio::test]

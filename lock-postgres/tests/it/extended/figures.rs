@@ -53,10 +53,7 @@ async fn log_of_locking(server: &Server, pairs: i64) -> (Log, Duration) {
     let length = start.elapsed();
     // A session tells what it has written when it likes to, but at the latest when it ends.
     lock.close().await.unwrap();
-    while !server.sessions().await.is_empty() {
-        assert!(start.elapsed() < length + HANG_LIMIT, "the sessions do not end");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    server.until_no_sessions().await;
     (Log::of(server).await.since(before), length)
 }
 

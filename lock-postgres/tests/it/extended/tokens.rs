@@ -73,6 +73,19 @@ fn output(command: &mut Command) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
+/// With a clock that is right it is in the first tier.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_rise_across_a_crash_with_a_clock_that_is_an_hour_behind() {
+    rise_across(
+        TheClock::IsAnHourBehind,
+        TheServer::IsStartedAgain,
+        async |server: &mut Server, _: &Crowd| {
+            server.restart(Signal::KILL);
+        },
+    )
+    .await;
+}
+
 #[tokio::test]
 async fn sessions_use_up_no_tokens_while_the_clock_is_behind() {
     let server = set_back().await;
@@ -155,7 +168,6 @@ macro_rules! tokens_rise_across {
 }
 
 tokens_rise_across! {
-    a_killed_postmaster, the server IsStartedAgain: async |server: &mut Server, _: &Crowd| server.restart(Signal::KILL);
     a_killed_walwriter, the server GoesOn: async |server: &mut Server, _: &Crowd| {
         server.survives_the_end_of("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'").await;
     };

@@ -1,8 +1,9 @@
 //! The end of servers that this program leaves behind: those in statics, and all of them if it is killed.
 
 use std::io::Write;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{ChildStdin, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
 /// Reads folders until the program that names them has ended, however it ended; then ends their servers, and deletes them.
@@ -26,15 +27,14 @@ done
 
 /// Has the folder deleted, and the server on its data ended, when this program ends.
 pub(super) fn after_this_program(folder: &Path) {
-    static WATCHER: Mutex<Option<ChildStdin>> = Mutex::new(None);
+    static WATCHER: Mutex<Option<Child>> = Mutex::new(None);
     let mut watcher = WATCHER.lock().unwrap_or_else(PoisonError::into_inner);
-    let pipe = watcher.get_or_insert_with(|| {
+    let watcher = watcher.get_or_insert_with(|| {
+        let mut shell = Command::new("sh");
         // In a group of processes of its own, so that a Ctrl-C does not end it, too.
-        let mut shell = std::process::Command::new("sh");
-        std::os::unix::process::CommandExt::process_group(&mut shell, 0);
-        shell.args(["-c", SCRIPT]).current_dir("/").stdin(Stdio::piped());
-        let mut process = shell.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
-        process.stdin.take().unwrap()
+        shell.process_group(0).args(["-c", SCRIPT]).current_dir("/");
+        shell.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
+        shell.spawn().unwrap()
     });
-    writeln!(pipe, "{}", folder.display()).unwrap();
+    writeln!(watcher.stdin.as_mut().unwrap(), "{}", folder.display()).unwrap();
 }

@@ -1,7 +1,5 @@
 //! Postgres servers: one that all tests share, on which each has a database of its own, and those that a test has to itself.
 
-#![allow(dead_code, reason = "without TLS some of it is not used")]
-
 pub(crate) mod bouncer;
 mod clean_up;
 mod clock;
@@ -190,10 +188,6 @@ impl Server {
             );
             std::thread::sleep(Duration::from_millis(5));
         }
-    }
-
-    pub(crate) fn postmaster(&self) -> u32 {
-        self.process.as_ref().unwrap().id()
     }
 
     /// Ends it: `KILL` as a crash does, `QUIT` at once, `INT` cleanly.
