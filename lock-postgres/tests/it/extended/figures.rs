@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, Locks, Options, Released};
 
-use crate::server::{self, HANG_LIMIT, Server, claim, granted};
+use crate::server::{self, Server, claim, granted};
 
 const TTL: Duration = Duration::from_secs(30);
 
