@@ -1,0 +1,128 @@
+//! More clients than the server has connections.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use lock_core::{DistributedLock, Locks, Options};
+use lock_postgres::tokio_postgres::NoTls;
+use lock_postgres::{PostgresConfig, Tls, schema_sql};
+
+use crate::server::Server;
+
+/// Three times as many as the server has connections for. By hand: 300, for the 100 that a server has unless told otherwise.
+fn connections() -> u32 {
+    std::env::var("FENCELOCK_CROWD").map_or(40, |connections| connections.parse().unwrap())
+}
+
+const WAIT: Duration = Duration::from_secs(120);
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_that_start_while_another_puts_the_counter_right_leave_no_error_in_the_log() {
+    const CLIENTS: usize = 30;
+    let server = Server::with(&["max_connections=60"]);
+    drop(server.client().await);
+    server.until_locks(0).await;
+    let last = "SELECT last_value FROM fencelock.token";
+    // The clock is half a minute ahead of the tokens.
+    let behind = format!(
+        "UPDATE fencelock.counter SET start = start - 30000000, ceiling = ceiling - 30000000;
+         SELECT setval('fencelock.token', ({last}) - 30000000)"
+    );
+    server.run_sql(&behind).await;
+    let before: i64 = server.value(last).await;
+    let plain = server.plain().await;
+    plain
+        .batch_execute("SELECT pg_advisory_lock(x'66656e63656c6f64'::bigint)")
+        .await
+        .unwrap();
+    let start_all = async || {
+        let config = || server.config().op_timeout(Duration::from_secs(20));
+        let starts: Vec<_> = (0..CLIENTS).map(|_| tokio::spawn(config().connect())).collect();
+        for start in starts {
+            start.await.unwrap().unwrap().close().await.unwrap();
+        }
+    };
+    // As long as the turn is another's, they take the counter as it is.
+    start_all().await;
+    assert_eq!(server.value::<i64>(last).await, before);
+    plain.batch_execute("SELECT pg_advisory_unlock_all()").await.unwrap();
+    start_all().await;
+    let after: i64 = server.value(last).await;
+    assert!(after >= before + 30_000_000, "{before} {after}");
+    let log = server.log();
+    let errors = log.lines().filter(|line| line.contains("ERROR")).count();
+    assert_eq!(errors, 0, "{log}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn three_times_as_many_clients_as_connections_get_their_turns_and_others_get_in() {
+    let clients_in_all = 3 * connections();
+    let server = Arc::new(Server::with(&[&format!("max_connections={}", connections())]));
+    server.run_sql("CREATE ROLE ordinary LOGIN").await;
+    server
+        .run_sql(&schema_sql("fencelock", Some("ordinary")).unwrap())
+        .await;
+    let first = Locks::with_options(server.client().await, Options::new().ttl(Duration::from_secs(30)));
+    let guard = first.lock("a").await.unwrap();
+    let start = Instant::now();
+    let (inside, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
+    let clients: Vec<_> = (0..clients_in_all)
+        .map(|number| {
+            let mut login = server.login();
+            login.user("ordinary");
+            // All of them share one thread here, which processes of their own do not.
+            let config = PostgresConfig::new(login).tls(Tls::Disable);
+            let lock = config.op_timeout(Duration::from_secs(20)).connect_lazy().unwrap();
+            let (inside, turns) = (Arc::clone(&inside), Arc::clone(&turns));
+            tokio::spawn(async move {
+                // As processes are started by a busy machine.
+                tokio::time::sleep(Duration::from_millis(20) * number).await;
+                let locks = Locks::with_options(lock, Options::new().ttl(Duration::from_secs(30)));
+                let guard = locks.lock("a").wait_for(WAIT).await?;
+                assert!(!inside.swap(true, Ordering::SeqCst), "two hold at once");
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                inside.store(false, Ordering::SeqCst);
+                guard.release().await?;
+                turns.fetch_add(1, Ordering::SeqCst);
+                locks.shutdown().await
+            })
+        })
+        .collect();
+    let (mut let_in, mut refused) = (0, 0);
+    let admin = server.plain().await;
+    let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'fencelock %'";
+    while turns.load(Ordering::SeqCst) < clients_in_all && !clients.iter().all(tokio::task::JoinHandle::is_finished) {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let used: i64 = admin.query_one(count, &[]).await.unwrap().get(0);
+        print!("{used} ");
+        // The storm of the start is over by then.
+        if start.elapsed() < Duration::from_millis(60) * clients_in_all {
+            continue;
+        }
+        match server.login().user("ordinary").connect(NoTls).await {
+            Ok(_) => let_in += 1,
+            Err(_) => refused += 1,
+        }
+        if let_in + refused == 30 {
+            break;
+        }
+    }
+    let used: i64 = admin.query_one(count, &[]).await.unwrap().get(0);
+    println!("{used} connections while {clients_in_all} wait; {let_in} others let in, {refused} refused");
+    guard.release().await.unwrap();
+    let released = Instant::now();
+    let mut failed = Vec::new();
+    for client in clients {
+        if let Err(error) = client.await.unwrap() {
+            failed.push(format!("{error:#}"));
+        }
+    }
+    println!("{} turns within {:?}", turns.load(Ordering::SeqCst), released.elapsed());
+    let lines = server.log().lines().count();
+    println!("{lines} lines in the log");
+    assert!(failed.is_empty(), "{} failed: {}", failed.len(), failed[0]);
+    assert_eq!(turns.load(Ordering::SeqCst), clients_in_all);
+    // Those who connect to look may use up what is left for a moment.
+    assert!(let_in >= 10, "{let_in} let in, {refused} refused");
+}

@@ -1,0 +1,288 @@
+//! Names that stay taken for a time: what only this backend has to show of them.
+
+use std::time::{Duration, Instant};
+
+use lock_core::{Attempt, Claim, DistributedLock, LockError, Released, Renewal};
+use lock_postgres::{PostgresConfig, PostgresLock, Tls, schema_sql};
+use rustix::process::Signal;
+
+use crate::server::proxy::Proxy;
+use crate::server::{self, Database, HANG_LIMIT, Server, claim, granted, in_time, name};
+
+pub(crate) const TTL: Duration = Duration::from_secs(30);
+
+/// Longer than any of these tests.
+pub(crate) const LONG: Duration = Duration::from_secs(600);
+
+/// What there is of reservations, whether or not they are over.
+const ROWS: &str = "SELECT count(*) FROM fencelock.reservation";
+
+pub(crate) fn reserving(name: &str, length: Duration) -> Claim {
+    claim(name, TTL).with_at_least(length)
+}
+
+/// Takes the name and reserves it.
+pub(crate) async fn reserved(lock: &PostgresLock, name: &str, length: Duration) -> Claim {
+    let claim = reserving(name, length);
+    granted(lock, &claim).await;
+    assert_eq!(lock.reserve(&claim, length).await.unwrap(), Renewal::Renewed);
+    claim
+}
+
+/// How long the name stays taken according to the answer.
+pub(crate) async fn taken_for(lock: &PostgresLock, name: &str) -> Duration {
+    match lock.try_acquire(&claim(name, TTL)).await.unwrap() {
+        Attempt::Busy(busy) => busy.retry_after.expect("it tells how long"),
+        other => panic!("the name is reserved; it said {other:?}"),
+    }
+}
+
+pub(crate) async fn is_free(lock: &PostgresLock, name: &str) -> bool {
+    let claim = claim(name, TTL);
+    let free = matches!(lock.try_acquire(&claim).await.unwrap(), Attempt::Granted(_));
+    lock.release(&claim).await.unwrap();
+    free
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_stays_taken_across_a_crash_of_the_server() {
+    stays_taken_across(&[Signal::KILL]).await;
+}
+
+/// Names stay taken while the server is ended with each of these signals.
+pub(crate) async fn stays_taken_across(signals: &[Signal]) {
+    let mut server = Server::start();
+    for &signal in signals {
+        let lock = server.client().await;
+        let given_up = reserved(&lock, "given up", LONG).await;
+        assert_eq!(lock.release(&given_up).await.unwrap(), Released::Released);
+        let released = reserved(&lock, "released", LONG).await;
+        assert_eq!(
+            lock.release_reserved(&released, LONG).await.unwrap(),
+            Released::Released
+        );
+        // Last: a later one would make it durable, too.
+        let held = reserved(&lock, "held", LONG).await;
+        server.restart(signal);
+        let other = server.client().await;
+        for name in ["held", "released"] {
+            let left = taken_for(&other, name).await;
+            assert!(left > LONG - HANG_LIMIT && left <= LONG, "{signal:?}: {left:?}");
+        }
+        assert!(is_free(&other, "given up").await, "{signal:?}");
+        // The hold went with the server.
+        assert_eq!(lock.reserve(&held, LONG).await.unwrap(), Renewal::NotHeld);
+        for name in ["held", "released"] {
+            let ended = other.force_release(&server::name(name)).await.unwrap();
+            assert!(ended.expect("it is reserved").is_reserved);
+            assert!(is_free(&other, name).await, "{signal:?}");
+        }
+    }
+}
+
+/// What the message has that reserves, and no other.
+const RESERVE: &str = "RETURNING r.until";
+
+pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !holds().await {
+        assert!(start.elapsed() < HANG_LIMIT, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_request_that_arrives_after_the_release_of_its_claim_reserves_nothing() {
+    const MANY: usize = 1 << 40;
+    let server = Database::with_statements_logged().await;
+    let other = server.client().await;
+    // The first session goes through the proxy, the next one past it.
+    let proxy = Proxy::to(server.port()).await;
+    let mut login = server.login_at(proxy.port());
+    login.host("127.0.0.1").port(server.port());
+    let config = PostgresConfig::new(login).tls(Tls::Disable);
+    let lock = config.op_timeout(Duration::from_secs(4)).connect().await.unwrap();
+    let claim = reserving("late", LONG);
+    granted(&lock, &claim).await;
+
+    // How long the first of the two messages is, seen where it is in vain.
+    let plain = server.plain().await;
+    let turn = 0x6665_6e63_656c_6f65_i64;
+    plain
+        .batch_execute(&format!("SELECT pg_advisory_lock({turn})"))
+        .await
+        .unwrap();
+    proxy.hold_requests_after(MANY);
+    lock.reserve(&claim, LONG)
+        .await
+        .expect_err("another session has the turn");
+    let first = MANY - proxy.left();
+    plain
+        .batch_execute(&format!("SELECT pg_advisory_unlock({turn})"))
+        .await
+        .unwrap();
+
+    // The second one stays on its way, and its session is lost.
+    proxy.hold_requests_after(first);
+    let reserving = {
+        let (lock, claim) = (lock.clone(), claim.clone());
+        tokio::spawn(async move { lock.reserve(&claim, LONG).await })
+    };
+    until("the first message has passed", async || proxy.left() == 0).await;
+    until("the second message waits", async || proxy.waits()).await;
+    proxy.hang_up();
+    let lost = in_time(reserving).await.unwrap().unwrap_err();
+    assert!(lost.is_retryable(), "{lost}");
+    assert_eq!(server.log().matches(RESERVE).count(), 0);
+    in_time(async {
+        while let Err(error) = lock.release(&claim).await {
+            assert!(error.is_retryable(), "{error}");
+        }
+    })
+    .await;
+    proxy.pass();
+    until("the second message is worked", async || server.log().contains(RESERVE)).await;
+    until("its session has ended", async || server.locks().await == 0).await;
+    assert!(is_free(&other, "late").await);
+    // It counts for as long as the request does, and is swept then.
+    let withdrawn: i64 = server.value(ROWS).await;
+    assert_eq!(withdrawn, 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reservations_that_are_over_are_deleted_by_later_ones() {
+    const MANY: usize = 40;
+    let server = Server::start();
+    let lock = server.client().await;
+    let brief = Duration::from_millis(1);
+    for number in 0..MANY {
+        let claim = reserved(&lock, &format!("n {number}"), brief).await;
+        lock.release_reserved(&claim, brief).await.unwrap();
+    }
+    let left: i64 = server.value(ROWS).await;
+    assert!(left <= 5, "{left} rows");
+    // Beside those that last.
+    for number in 0..MANY {
+        let length = if number % 2 == 0 { LONG } else { brief };
+        let claim = reserved(&lock, &format!("m {number}"), length).await;
+        lock.release_reserved(&claim, length).await.unwrap();
+    }
+    let left: i64 = server.value(ROWS).await;
+    assert!(left <= MANY as i64 / 2 + 5, "{left} rows");
+    assert_eq!(lock.list("m ").await.unwrap().len(), MANY / 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn locking_is_one_message_beside_reservations_too() {
+    const PAIRS: usize = 50;
+    let server = Database::with_statements_logged().await;
+    let (lock, other) = (server.client().await, server.client().await);
+    reserved(&other, "reserved", LONG).await;
+    let pair = async || {
+        let claim = claim("a", TTL);
+        granted(&lock, &claim).await;
+        lock.release(&claim).await.unwrap();
+    };
+    // The first one finds out.
+    pair().await;
+    let messages = || server.log().matches("statement: ").count();
+    let before = messages();
+    for _ in 0..PAIRS {
+        pair().await;
+    }
+    assert_eq!(messages() - before, 2 * PAIRS);
+}
+
+/// Brings the schema to what an earlier version has made.
+const EARLIER: &str = "DROP TABLE fencelock.reservation; DROP SEQUENCE fencelock.reserved_until";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_schema_of_an_earlier_version_is_completed_by_those_who_may() {
+    let server = Database::new().await;
+    let schema = schema_sql("fencelock", Some("completer")).unwrap();
+    server
+        .run_sql(&format!("CREATE ROLE completer LOGIN; {schema}; {EARLIER}"))
+        .await;
+    let mut login = server.login();
+    login.user("completer");
+    let low = PostgresConfig::new(login).tls(Tls::Disable).connect().await.unwrap();
+    assert!(is_free(&low, "a").await, "what it needs no reservations for goes on");
+    let claim = reserving("a", LONG);
+    granted(&low, &claim).await;
+    let error = low.reserve(&claim, LONG).await.unwrap_err();
+    assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+    assert!(error.to_string().contains("CREATE TABLE IF NOT EXISTS"), "{error}");
+    assert_eq!(low.release(&claim).await.unwrap(), Released::Released);
+    assert!(low.holder(&name("a")).await.unwrap().is_none() && low.list("").await.unwrap().is_empty());
+
+    let high = server.client().await;
+    reserved(&high, "a", LONG).await;
+    high.close().await.unwrap();
+    // It was connected before, and may use what was made since.
+    until("the lock is free", async || server.locks().await == 0).await;
+    assert!(taken_for(&low, "a").await > LONG - HANG_LIMIT);
+    reserved(&low, "b", LONG).await;
+    assert_eq!(low.list("").await.unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_role_that_cannot_see_reservations_is_refused() {
+    let server = Database::new().await;
+    let schema = schema_sql("fencelock", Some("unseeing")).unwrap();
+    server.run_sql(&format!("CREATE ROLE unseeing LOGIN; {schema}")).await;
+    for right in ["SEQUENCE fencelock.reserved_until", "fencelock.reservation"] {
+        server.run_sql(&format!("REVOKE ALL ON {right} FROM unseeing")).await;
+        let mut login = server.login();
+        login.user("unseeing");
+        let error = PostgresConfig::new(login)
+            .tls(Tls::Disable)
+            .connect()
+            .await
+            .unwrap_err();
+        assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+        assert!(error.to_string().contains("fencelock schema postgres"), "{error}");
+        server.run_sql(&schema).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_transaction_is_not_granted_a_reserved_name_whatever_it_sees() {
+    let server = Database::new().await;
+    let (lock, other) = (server.client().await, server.client().await);
+    let mut plain = server.plain().await;
+    for level in ["READ COMMITTED", "SERIALIZABLE"] {
+        let mut tx = plain.transaction().await.unwrap();
+        // What it sees is of this moment, if it is serializable.
+        tx.batch_execute(&format!(
+            "SET TRANSACTION ISOLATION LEVEL {level}; SELECT FROM fencelock.reservation"
+        ))
+        .await
+        .unwrap();
+        let claim = reserved(&other, "a", LONG).await;
+        other.release_reserved(&claim, LONG).await.unwrap();
+        for wait in [Duration::ZERO, Duration::from_millis(50)] {
+            let error = lock.in_transaction(&mut tx, &name("a"), Some(wait)).await.unwrap_err();
+            assert!(error.is_busy(), "{level}: {error}");
+        }
+        lock.in_transaction(&mut tx, &name("b"), None).await.unwrap();
+        let forced = lock.clone();
+        let forcing = tokio::spawn(async move {
+            forced.force_release(&name("a")).await.unwrap().expect("it is reserved");
+        });
+        in_time(lock.in_transaction(&mut tx, &name("a"), None)).await.unwrap();
+        forcing.await.unwrap();
+        tx.commit().await.unwrap();
+        // For other drivers.
+        let sql = lock.transaction_sql().reserved;
+        let (free, key) = (lock.key(&name("a")), lock.key(&name("c")));
+        let claim = reserved(&other, "c", LONG).await;
+        other.release_reserved(&claim, LONG).await.unwrap();
+        for (key, is_reserved) in [(key, true), (free, false)] {
+            assert_eq!(
+                plain.query_one(&sql, &[&key]).await.unwrap().get::<_, bool>(0),
+                is_reserved
+            );
+        }
+        lock.force_release(&name("c")).await.unwrap().expect("it is reserved");
+    }
+}

@@ -1,0 +1,326 @@
+//! Encryption, and what each side must prove: `sslmode` and the files that belong to it mean what they mean to libpq.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use lock_core::LockError;
+use lock_postgres::PostgresLock;
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use rustix::process::Signal;
+use tempfile::TempDir;
+
+use crate::server::{self, Database, Server, claim, granted};
+
+const TTL: Duration = Duration::from_secs(30);
+
+/// Whether the sessions of clients are encrypted.
+const ENCRYPTED: &str = "SELECT bool_and(s.ssl) FROM pg_stat_ssl s JOIN pg_stat_activity a USING (pid) \
+                         WHERE a.application_name LIKE 'fencelock %' AND a.datname = current_database()";
+
+fn folder() -> TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    // The server looks for its files as somebody else.
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    folder
+}
+
+fn write(folder: &TempDir, name: &str, text: &str, mode: u32) -> PathBuf {
+    let file = folder.path().join(name);
+    std::fs::write(&file, text).unwrap();
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(mode)).unwrap();
+    file
+}
+
+fn params(name: &str, is_ca: bool) -> CertificateParams {
+    let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+    params.distinguished_name.push(DnType::CommonName, name);
+    if is_ca {
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    }
+    params
+}
+
+/// The certificate, and the key to it, with which it signed itself.
+fn self_signed(params: &CertificateParams) -> (String, String) {
+    let key = KeyPair::generate().unwrap();
+    (params.self_signed(&key).unwrap().pem(), key.serialize_pem())
+}
+
+/// An authority, its certificate, and what it signs.
+struct Authority(Issuer<'static, KeyPair>, String);
+
+impl Authority {
+    fn new(name: &str) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let params = params(name, true);
+        let certificate = params.self_signed(&key).unwrap().pem();
+        Self(Issuer::new(params, key), certificate)
+    }
+
+    fn signs(&self, params: &CertificateParams) -> (String, String) {
+        let key = KeyPair::generate().unwrap();
+        (params.signed_by(&key, &self.0).unwrap().pem(), key.serialize_pem())
+    }
+}
+
+/// A server with that certificate; `more` are settings of its own.
+fn secure(folder: &TempDir, (certificate, key): &(String, String), more: &[&str]) -> Server {
+    let certificate = write(folder, "server.pem", certificate, 0o644);
+    let key = write(folder, "server.key", key, 0o600);
+    server::give(&key);
+    let (certificate, key) = (
+        format!("ssl_cert_file={}", certificate.display()),
+        format!("ssl_key_file={}", key.display()),
+    );
+    let settings = ["ssl=on", &certificate, &key];
+    Server::with(&[&settings, more].concat())
+}
+
+fn url(server: &Database, host: &str, query: &str) -> String {
+    format!("postgres://postgres@{host}:{}/{}?{query}", server.port(), server.name())
+}
+
+async fn refusal(url: &str) -> String {
+    let error = PostgresLock::connect(url).await.expect_err(url);
+    assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+    format!("{error:#}")
+}
+
+/// Connects, and looks whether that is encrypted.
+async fn is_encrypted(server: &Database, url: &str) -> bool {
+    let lock = PostgresLock::connect(url)
+        .await
+        .unwrap_or_else(|error| panic!("{url}: {error}"));
+    granted(&lock, &claim("a", TTL)).await;
+    let encrypted = server.value::<bool>(ENCRYPTED).await;
+    drop(lock);
+    server.until_no_sessions().await;
+    encrypted
+}
+
+/// Puts lines before those that decide who is let in, as it is from the start on.
+fn let_in(server: &mut Server, lines: &str) {
+    let file = server.data().join("pg_hba.conf");
+    let rules = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, format!("{lines}\n{rules}")).unwrap();
+    server.restart(Signal::INT);
+}
+
+#[tokio::test]
+async fn a_connection_is_encrypted_as_the_address_wants_it() {
+    let folder = folder();
+    let own = self_signed(&params("localhost", false));
+    let server = secure(&folder, &own, &[]);
+    let root = folder.path().join("server.pem");
+    let with_root = |host: &str, mode: &str| {
+        let query = format!("sslmode={mode}&sslrootcert={}", root.display());
+        url(&server, host, &query)
+    };
+    let plain = |host: &str, mode: &str| url(&server, host, &format!("sslmode={mode}"));
+    for (url, encrypted) in [
+        (plain("localhost", "disable"), false),
+        (plain("localhost", "allow"), false),
+        (plain("localhost", "prefer"), true),
+        (plain("127.0.0.1", "require"), true),
+        (url(&server, "127.0.0.1", "ssl=true"), true),
+        (
+            url(
+                &server,
+                "127.0.0.1",
+                "sslmode=require&application_name=shop&options=-c%20search_path%3Dnone",
+            ),
+            true,
+        ),
+        (with_root("127.0.0.1", "require"), true),
+        (with_root("127.0.0.1", "verify-ca"), true),
+        (with_root("localhost", "verify-full"), true),
+    ] {
+        assert_eq!(is_encrypted(&server, &url).await, encrypted, "{url}");
+    }
+    // By a socket of this machine it never is, whatever is asked for.
+    let socket = server.folder().to_str().unwrap().replace('/', "%2F");
+    assert!(!is_encrypted(&server, &url(&server, &socket, "sslmode=require")).await);
+    // Not trusted; not the name in the certificate; no such file; nothing in it.
+    assert!(refusal(&plain("localhost", "verify-ca")).await.contains("TLS"));
+    let refused = refusal(&plain("localhost", "verify-full")).await;
+    assert!(
+        refused.contains("TLS") && refused.contains("sslrootcert=FILE"),
+        "{refused}"
+    );
+    assert!(
+        refusal(&url(&server, "localhost", "sslrootcert=system"))
+            .await
+            .contains("TLS")
+    );
+    assert!(refusal(&with_root("127.0.0.1", "verify-full")).await.contains("TLS"));
+    let from = |file: &Path| {
+        let query = format!("sslmode=verify-full&sslrootcert={}", file.display());
+        url(&server, "localhost", &query)
+    };
+    assert!(
+        refusal(&from(&folder.path().join("none.pem")))
+            .await
+            .contains("none.pem")
+    );
+    let empty = write(&folder, "empty.pem", "", 0o644);
+    assert!(refusal(&from(&empty)).await.contains("no certificate"));
+}
+
+#[tokio::test]
+async fn a_root_certificate_is_verified_with_require_too_and_prefer_falls_back() {
+    let folder = folder();
+    let (right, wrong) = (Authority::new("right"), Authority::new("wrong"));
+    let server = secure(&folder, &right.signs(&params("elsewhere", false)), &[]);
+    let [right, wrong] = [("right.pem", right), ("wrong.pem", wrong)]
+        .map(|(file, authority)| write(&folder, file, &authority.1, 0o644).display().to_string());
+    let with = |mode: &str, root: &str| url(&server, "127.0.0.1", &format!("sslmode={mode}&sslrootcert={root}"));
+    for mode in ["require", "verify-ca"] {
+        assert!(is_encrypted(&server, &with(mode, &right)).await, "{mode}");
+        assert!(refusal(&with(mode, &wrong)).await.contains("TLS"), "{mode}");
+    }
+    assert!(refusal(&with("verify-full", &right)).await.contains("TLS"));
+    assert!(is_encrypted(&server, &with("prefer", &right)).await);
+    assert!(!is_encrypted(&server, &with("prefer", &wrong)).await);
+}
+
+#[tokio::test]
+async fn allow_and_prefer_take_the_other_way_where_the_first_is_refused() {
+    let folder = folder();
+    let own = self_signed(&params("localhost", false));
+    let mut server = secure(&folder, &own, &[]);
+    server
+        .run_sql("CREATE ROLE safe LOGIN SUPERUSER; CREATE ROLE open LOGIN SUPERUSER")
+        .await;
+    drop(server.client().await);
+    let_in(
+        &mut server,
+        "hostnossl all safe all reject\nhostssl all open all reject",
+    );
+    let connect = async |role: &str, mode: &str| {
+        let url = url(&server, "localhost", &format!("sslmode={mode}")).replace("postgres@", &format!("{role}@"));
+        is_encrypted(&server, &url).await
+    };
+    assert!(connect("safe", "allow").await);
+    assert!(connect("safe", "prefer").await);
+    assert!(!connect("open", "allow").await);
+    assert!(!connect("open", "prefer").await);
+    for (role, mode) in [("safe", "disable"), ("open", "require")] {
+        let url = url(&server, "localhost", &format!("sslmode={mode}")).replace("postgres@", &format!("{role}@"));
+        let refused = refusal(&url).await;
+        assert!(
+            refused.contains("pg_hba.conf") && refused.contains("change sslmode"),
+            "{refused}"
+        );
+    }
+    // Both ways are told of.
+    let nobody = url(&server, "localhost", "sslmode=prefer").replace("postgres@", "nobody@");
+    let refused = refusal(&nobody).await;
+    assert!(
+        refused.contains("with TLS: ") && refused.contains("without TLS: "),
+        "{refused}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_that_signed_its_certificate_itself_is_trusted_by_that_certificate() {
+    let folder = folder();
+    // As `openssl req -x509` makes it: that of an authority.
+    let server = secure(&folder, &self_signed(&params("localhost", true)), &[]);
+    let root = folder.path().join("server.pem");
+    let with = |host: &str, mode: &str, root: &Path| {
+        let query = format!("sslmode={mode}&sslrootcert={}", root.display());
+        url(&server, host, &query)
+    };
+    for (host, mode) in [
+        ("127.0.0.1", "require"),
+        ("127.0.0.1", "verify-ca"),
+        ("localhost", "verify-full"),
+    ] {
+        assert!(is_encrypted(&server, &with(host, mode, &root)).await, "{mode}");
+    }
+    assert!(refusal(&with("127.0.0.1", "verify-full", &root)).await.contains("TLS"));
+    // Another one of the same name is another one.
+    let other = write(&folder, "other.pem", &self_signed(&params("localhost", true)).0, 0o644);
+    assert!(refusal(&with("localhost", "verify-ca", &other)).await.contains("TLS"));
+    drop(server);
+
+    let mut expired = params("localhost", true);
+    (expired.not_before, expired.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
+    let server = secure(&folder, &self_signed(&expired), &[]);
+    let query = format!("sslmode=verify-ca&sslrootcert={}", root.display());
+    let refused = refusal(&url(&server, "localhost", &query)).await;
+    assert!(refused.contains("expired"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_client_shows_its_certificate() {
+    let folder = folder();
+    let (servers, clients, others) = (
+        Authority::new("servers"),
+        Authority::new("clients"),
+        Authority::new("others"),
+    );
+    let ca = write(&folder, "clients.pem", &clients.1, 0o644);
+    let ca = format!("ssl_ca_file={}", ca.display());
+    let mut server = secure(&folder, &servers.signs(&params("localhost", false)), &[&ca]);
+    let root = write(&folder, "servers.pem", &servers.1, 0o644);
+    server.run_sql("CREATE ROLE joe LOGIN SUPERUSER").await;
+    let_in(&mut server, "hostssl all joe all cert");
+    let files = |name: &str, (certificate, key): (String, String), mode: u32| {
+        let certificate = write(&folder, &format!("{name}.crt"), &certificate, 0o644);
+        let key = write(&folder, &format!("{name}.key"), &key, mode);
+        format!("sslcert={}&sslkey={}", certificate.display(), key.display())
+    };
+    let joe = params("joe", false);
+    let as_joe = |query: &str| {
+        let query = format!("sslmode=verify-full&sslrootcert={}&{query}", root.display());
+        url(&server, "localhost", &query).replace("postgres@", "joe@")
+    };
+    let good = files("joe", clients.signs(&joe), 0o600);
+    assert!(is_encrypted(&server, &as_joe(&good)).await);
+    for (query, said) in [
+        ("", "certificate"),
+        (
+            &*files("jim", clients.signs(&params("jim", false)), 0o600),
+            "certificate authentication failed",
+        ),
+        (&*files("stranger", others.signs(&joe), 0o600), "TLS"),
+        (&*files("shown", clients.signs(&joe), 0o644), "0600"),
+        (
+            &*files("broken", (clients.signs(&joe).0, String::new()), 0o600),
+            "broken.key",
+        ),
+        (
+            &*format!("sslcert={}", folder.path().join("joe.crt").display()),
+            "sslkey",
+        ),
+    ] {
+        let refused = refusal(&as_joe(query)).await;
+        assert!(refused.contains(said), "{query}: {refused}");
+    }
+}
+
+#[tokio::test]
+async fn channel_binding_can_be_required() {
+    let folder = folder();
+    let server = secure(&folder, &self_signed(&params("localhost", false)), &[]);
+    server
+        .run_sql("CREATE ROLE joe LOGIN SUPERUSER PASSWORD 'secret'")
+        .await;
+    server.wants_password_of("joe").await;
+    let as_joe = |query: &str| url(&server, "localhost", query).replace("postgres@", "joe:secret@");
+    assert!(is_encrypted(&server, &as_joe("sslmode=require&channel_binding=require")).await);
+    let refused = refusal(&as_joe("sslmode=disable&channel_binding=require")).await;
+    assert!(refused.contains("channel binding"), "{refused}");
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_told_apart_from_one_that_is_gone() {
+    let server = Database::new().await;
+    for mode in ["allow", "prefer"] {
+        assert!(!is_encrypted(&server, &url(&server, "127.0.0.1", &format!("sslmode={mode}"))).await);
+    }
+    let refused = refusal(&url(&server, "127.0.0.1", "sslmode=require")).await;
+    assert!(refused.contains("correct sslmode"), "{refused}");
+}
