@@ -116,10 +116,61 @@ lacks() (
     exit 1
 )
 
-# install PACKAGE...: those that are missing, from Debian's packages.
+# has_image PACKAGE: whether its programs can be taken out of an image, which sets what server() does.
+has_image() {
+    case $1 in
+    redis-server) server redis ;;
+    postgresql) server postgres ;;
+    *) return 1 ;;
+    esac
+    docker version >/dev/null 2>&1
+}
+
+# take PACKAGE: the programs of its image, in a folder whose programs/ is for the PATH: scripts that start each with the libraries of the image.
+take() {
+    has_image "$1" || return 1
+    [ ! -e "$root/programs" ] || return 0
+    say "Taking the programs of $1 out of $image."
+    docker image inspect "$image" >/dev/null 2>&1 || pulled || die "$image is not here, and no registry has it."
+    container=$(docker create "$image")
+    docker export "$container" >"$work/root.tar"
+    docker rm "$container" >/dev/null
+    mkdir -p "$roots"
+    unpacked=$(mktemp -d "$roots/.unpacking.XXXXXX")
+    tar -C "$unpacked" --no-same-owner --exclude='dev/*' -xf "$work/root.tar"
+    folder=usr/bin
+    [ "$1" != postgresql ] || folder=usr/lib/postgresql/$major/bin
+    [ -e "$unpacked/$folder/$program" ] || folder=usr/local/bin
+    # PostgreSQL finds what belongs to it from where its programs are, so the scripts take their place.
+    mv "$unpacked/$folder" "$unpacked/$folder.real"
+    mkdir "$unpacked/$folder"
+    for real in "$unpacked/$folder.real"/*; do
+        name=${real##*/}
+        cat >"$unpacked/$folder/$name" <<END
+#!/bin/sh
+for loader in '$root'/usr/lib/*-linux-gnu/ld-linux*.so.*; do
+    exec "\$loader" --argv0 '$root/$folder/$name' --library-path "\${loader%/*}" '$root/$folder.real/$name' "\$@"
+done
+END
+        chmod 755 "$unpacked/$folder/$name"
+    done
+    mkdir "$unpacked/programs"
+    for name in "$program" initdb pg_basebackup pg_dump; do
+        [ ! -e "$unpacked/$folder/$name" ] || printf '#!/bin/sh\nexec %s "$@"\n' "'$root/$folder/$name'" >"$unpacked/programs/$name"
+    done
+    chmod 755 "$unpacked/programs"/*
+    mv "$unpacked" "$root"
+    unpacked=
+}
+
+# install PACKAGE...: those that are missing, from Debian's packages, or else out of an image.
 install() {
     packages=
-    for package; do ! lacks "$package" || packages="$packages $package"; done
+    for package; do
+        lacks "$package" || continue
+        can_install || ! take "$package" || continue
+        packages="$packages $package"
+    done
     [ -n "$packages" ] || return 0
     can_install || die "Missing on the PATH:$packages. Install it (Debian, Ubuntu: apt-get install$packages)."
     say "Installing$packages."
@@ -145,7 +196,7 @@ check() {
     for name; do
         ! can_install || continue
         if is_program "$name"; then
-            ! lacks "$name" || missing="$missing
+            ! lacks "$name" || { [ "$docker" = yes ] && has_image "$name"; } || missing="$missing
   $name: not on the PATH, and only root can install it (Debian, Ubuntu: apt-get install $name)"
             continue
         fi

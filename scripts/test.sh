@@ -63,6 +63,13 @@ esac
 # shellcheck disable=SC2086 # several words
 sh scripts/servers.sh check $wanted_servers || exit 2
 
+# Programs that were taken out of images, where nothing else has them: as scripts/servers.sh.
+roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
+for image in "${FENCELOCK_TEST_REDIS_IMAGE:-redis:8}" "${FENCELOCK_TEST_POSTGRES_IMAGE:-postgres:17}"; do
+    PATH=$PATH:$roots/$(echo "$image" | tr '/:' '--')/programs
+done
+export PATH
+
 # Wherever an environment or a configuration puts it.
 target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
 logs=${target:?cargo did not tell}/test-logs

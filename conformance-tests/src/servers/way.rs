@@ -62,7 +62,7 @@ async fn in_container(kind: &Kind) -> Result<Way, String> {
     Ok(Way::Container(image))
 }
 
-/// The folder is where `scripts/images.sh` puts it.
+/// The folder is where `scripts/servers.sh` puts it.
 fn under_chroot(kind: &Kind) -> Result<Way, String> {
     let set = |variable| {
         std::env::var_os(variable)
