@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use crate::server::{Server, signal_process};
 use crate::{processes, warnings};
@@ -102,6 +102,14 @@ impl Process {
 
     pub(crate) fn signal(&self, signal: Signal) {
         signal_process(self.child.id(), signal);
+    }
+
+    /// Stops it, and waits until all its threads have stopped: until one of them has received the signal, the others run on.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+        let pid = Pid::from_raw(self.child.id().try_into().unwrap());
+        let (_, status) = waitpid(pid, WaitOptions::UNTRACED).unwrap().unwrap();
+        assert!(status.stopped(), "{status:?}");
     }
 
     /// Waits for its good end, and for the rest of what it tells.

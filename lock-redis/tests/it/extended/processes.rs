@@ -46,7 +46,7 @@ async fn ten_processes_that_wait_send_nothing_between_refreshes() {
 #[tokio::test]
 async fn a_stopped_waiter_delays_the_next_by_no_more_than_its_ttl() {
     let mut line = Line::form(TTL).await;
-    line.process.signal(Signal::STOP);
+    line.process.stop();
     let released = SystemTime::now();
     line.release().await;
     let (stopped, _) = holder(&line.server).await;
@@ -73,7 +73,7 @@ async fn a_stopped_waiter_delays_the_next_by_no_more_than_its_ttl() {
 #[tokio::test]
 async fn a_waiter_that_has_been_stopped_for_long_is_passed_over_within_the_release() {
     let line = Line::form(TTL).await;
-    line.process.signal(Signal::STOP);
+    line.process.stop();
     // Until its place has less than a third of its ttl to go.
     tokio::time::sleep(TTL * 7 / 10).await;
     line.release().await;

@@ -4,6 +4,7 @@ mod clock;
 mod cluster;
 mod proxy;
 mod sentinels;
+#[cfg(feature = "tls")]
 mod tls;
 
 use std::io::{BufRead, BufReader, Write};
@@ -23,9 +24,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use clock::WallClock;
 pub(crate) use cluster::{Cluster, NODE_TIMEOUT};
 pub(crate) use proxy::Proxy;
-pub(crate) use sentinels::{
-    FakeSentinel, SERVICE, Service, config as sentinels_config, fail_over, sentinel, until_following,
-};
+pub(crate) use sentinels::{FakeSentinel, SERVICE, Service, config as sentinels_config, sentinel};
+#[cfg(feature = "tls")]
+pub(crate) use sentinels::{fail_over, until_following};
+#[cfg(feature = "tls")]
 pub(crate) use tls::Certificate;
 
 /// How long a test waits for what must happen, and takes it for hung after that.
