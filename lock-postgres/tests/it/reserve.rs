@@ -101,7 +101,7 @@ async fn a_request_that_arrives_after_the_release_of_its_claim_reserves_nothing(
     let mut login = server.login_at(proxy.port());
     login.host("127.0.0.1").port(server.port());
     let config = PostgresConfig::new(login).tls(Tls::Disable);
-    let lock = config.op_timeout(Duration::from_secs(4)).connect().await.unwrap();
+    let lock = config.op_timeout(Duration::from_secs(12)).connect().await.unwrap();
     let claim = reserving("late", LONG);
     granted(&lock, &claim).await;
 
@@ -130,6 +130,7 @@ async fn a_request_that_arrives_after_the_release_of_its_claim_reserves_nothing(
     };
     until("the first message has passed", async || proxy.left() == 0).await;
     until("the second message waits", async || proxy.waits()).await;
+    proxy.take_no_more();
     proxy.hang_up();
     let lost = in_time(reserving).await.unwrap().unwrap_err();
     assert!(lost.is_retryable(), "{lost}");

@@ -28,7 +28,7 @@ async fn a_hundred_waiters_of_one_process_use_few_connections() {
         waiters.push(tokio::spawn(waiter.with(async |_guard| ())));
     }
     server.until_waiting("a", 1).await;
-    let most = few_connections_are_left(&server, others).await;
+    let most = few_connections_are_left(&server, others, FEW).await;
     holder.release(&mine).await.unwrap();
     for waiter in waiters {
         waiter.await.unwrap().unwrap();
@@ -36,18 +36,21 @@ async fn a_hundred_waiters_of_one_process_use_few_connections() {
     println!("100 waiters used {most} connections");
 }
 
-/// How many connections a client with any number of waiters has at most: one shows the waits. On a quiet machine that is all.
-/// An attempt with another ttl opens one more if that is busy for long, and two that carry nothing are kept.
+/// How many connections a client uses at most that waits: one that shows the waits, which is all on a quiet machine, and two that
+/// carry nothing and are kept.
 const FEW: usize = 3;
 
-/// Waits until waiters have no more than [`FEW`] connections beside those others, and returns how many they had at most.
-async fn few_connections_are_left(server: &Database, others: usize) -> usize {
+/// How many names are waited for.
+pub(crate) const NAMES: i64 = 50;
+
+/// Waits until waiters have no more than so many connections beside those others, and returns how many they had at most.
+async fn few_connections_are_left(server: &Database, others: usize, few: usize) -> usize {
     let (mut most, mut in_a_row) = (0, 0);
     let start = Instant::now();
     while in_a_row < 5 {
         let used = server.sessions().await.len() - others;
         most = most.max(used);
-        in_a_row = if used <= FEW { in_a_row + 1 } else { 0 };
+        in_a_row = if used <= few { in_a_row + 1 } else { 0 };
         assert!(start.elapsed() < HANG_LIMIT, "waiters use {used} connections");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -129,7 +132,11 @@ async fn a_waiter_that_is_killed_is_not_waited_for() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_names_are_waited_for_on_few_connections() {
-    const NAMES: i64 = 50;
+    many_names_are_waited_for(Duration::ZERO, FEW).await;
+}
+
+/// Waits for [`NAMES`] names with ttls that are apart by that step, until no more than so many connections are used.
+pub(crate) async fn many_names_are_waited_for(step: Duration, few: usize) {
     let server = Database::new().await;
     let holder = Locks::with_options(server.client().await, Options::new().ttl(TTL));
     let mut guards = Vec::new();
@@ -139,7 +146,7 @@ async fn many_names_are_waited_for_on_few_connections() {
     let locks = Locks::with_options(server.client().await, Options::new().ttl(TTL));
     let waiters: Vec<_> = (0..NAMES)
         .map(|name| {
-            let ttl = TTL + Duration::from_secs(u64::try_from(name).unwrap() * 7);
+            let ttl = TTL + step * u32::try_from(name).unwrap();
             tokio::spawn(
                 locks
                     .lock(format!("n {name}"))
@@ -150,7 +157,7 @@ async fn many_names_are_waited_for_on_few_connections() {
         })
         .collect();
     server.until_locks(3 * NAMES).await;
-    let most = few_connections_are_left(&server, 1).await;
+    let most = few_connections_are_left(&server, 1, few).await;
     let start = Instant::now();
     drop(guards);
     let mut granted = Vec::new();

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lock_core::{DistributedLock, LockGuard, Locks, Options};
 
 use crate::server::{Database, HANG_LIMIT, Server, claim, granted, soon};
-use crate::waiting::TTL;
+use crate::waiting::{NAMES, TTL, many_names_are_waited_for};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lock_on_our_tables_loses_none_of_a_thousand_held_locks() {
@@ -171,4 +171,11 @@ async fn a_hand_over_wakes_a_few_however_many_wait() {
     let (few, many) = (requests_per_hand_over(25).await, requests_per_hand_over(100).await);
     println!("{few:.1} beside 25 waiters and {many:.1} beside 100");
     assert!(many < 25.0, "{many:.1}");
+}
+
+/// An attempt with another ttl than the last one opens one more connection if none is free soon: the more of them, the slower the
+/// machine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_names_are_waited_for_with_many_ttls_on_few_connections() {
+    many_names_are_waited_for(Duration::from_secs(7), usize::try_from(NAMES).unwrap() / 2).await;
 }

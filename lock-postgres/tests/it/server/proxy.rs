@@ -132,6 +132,12 @@ impl Proxy {
         self.cut();
     }
 
+    /// Connections that are made from now on end at once; those that there are stay.
+    pub(crate) fn take_no_more(&self) {
+        // Nobody can be reached at that port.
+        self.server.send_replace(0);
+    }
+
     /// Waits until that many connections were made since the proxy leads to its present server.
     pub(crate) async fn until_made(&self, wanted: usize) {
         // The sender is this proxy's own, so it cannot be gone.
