@@ -22,7 +22,7 @@ use tokio::runtime::Handle;
 
 pub(crate) use bug::Bug;
 pub(crate) use harness::BrokenHarness;
-use shared::{Held, Shared};
+use shared::{Held, Shared, State};
 
 /// A client with a bug around one that has none.
 struct Broken {
@@ -74,6 +74,9 @@ impl Broken {
                     .or_insert_with(|| stand_in(name))
                     .clone()
             }
+            // Kept for far longer than it was asked for.
+            Bug::TtlIsIgnored => endless(&mut state, claim),
+            Bug::LateRequestIsHonoured if state.released.contains(&claim.owner()) => endless(&mut state, claim),
             _ => claim.clone(),
         }
     }
@@ -101,10 +104,6 @@ impl Broken {
                 lease: lease.clone(),
             },
         );
-        let late = self.is(Bug::LateRequestIsHonoured) && self.shared.lock().released.contains(&claim.owner());
-        if late || self.is(Bug::TtlIsIgnored) {
-            self.keep_alive(lease.clone());
-        }
         let untouched = token == grant.token && grant.claim == *claim && !self.is(Bug::LossIsNeverTold);
         if untouched && lease.deadline() == grant.lease.deadline() {
             return Ok(Attempt::Granted(grant));
@@ -164,22 +163,6 @@ impl Broken {
         Attempt::Granted(Grant::new(claim.clone(), token, lease))
     }
 
-    /// Renews for as long as anyone uses the namespace.
-    fn keep_alive(&self, lease: Lease) {
-        let (inner, in_use) = (Arc::clone(&self.inner), Arc::downgrade(&self.shared));
-        let clock = self.clock();
-        tokio::spawn(async move {
-            while in_use.strong_count() > 0 {
-                let sent = clock.now();
-                if !matches!(inner.renew(&lease).await, Ok(Renewal::Renewed)) {
-                    return;
-                }
-                lease.refreshed(sent, clock.now());
-                tokio::time::sleep(lease.ttl() / 4).await;
-            }
-        });
-    }
-
     /// Whether the claim has reserved its name.
     fn has_reserved(&self, claim: &Claim) -> bool {
         let state = self.shared.lock();
@@ -196,6 +179,13 @@ impl Broken {
             .holder(claim.name())
             .is_some_and(|held| held.claim.owner() == claim.owner())
     }
+}
+
+/// The same claim with a ttl that no case outlasts.
+fn endless(state: &mut State, claim: &Claim) -> Claim {
+    const ENDLESS: Duration = Duration::from_secs(600);
+    let endless = || Claim::new(claim.name().clone(), ENDLESS).with_own_lease();
+    state.stand_ins.entry(claim.owner()).or_insert_with(endless).clone()
 }
 
 #[async_trait]

@@ -140,7 +140,7 @@ impl Case {
 
     fn party_with(&self, link: Arc<Link>, options: Options) -> Party {
         let backend: Arc<dyn DistributedLock> = Arc::clone(&link) as _;
-        let locks = Locks::with_options(backend, options.ttl(self.steady_ttl()));
+        let locks = Locks::with_options(backend, options.ttl(self.kept_ttl()));
         self.open().locks.push(locks.clone());
         Party { locks, link }
     }
@@ -265,10 +265,15 @@ impl Case {
         self.ttl_of(Duration::from_millis(800))
     }
 
-    /// The ttl of what is to be kept in a case: a machine that stands still for a second loses nothing. Parties ask for
-    /// it unless told otherwise.
+    /// The ttl of what is renewed for several ttls in a case: a machine that stands still for three seconds loses nothing.
     pub(crate) fn steady_ttl(&self) -> Duration {
-        self.ttl_of(Duration::from_millis(2400))
+        self.ttl_of(Duration::from_secs(5))
+    }
+
+    /// The ttl of what is only to stay held: so long that no machine stands still for it. Parties ask for it unless told
+    /// otherwise.
+    pub(crate) fn kept_ttl(&self) -> Duration {
+        self.ttl_of(Duration::from_secs(30))
     }
 
     /// A ttl as near to `wanted` as the backend grants.
@@ -298,7 +303,7 @@ impl Case {
 
     /// A claim that nothing but its own renewal keeps alive.
     pub(crate) fn claim(&self, name: &str) -> Claim {
-        Claim::new(self.name(name), self.steady_ttl()).with_own_lease()
+        Claim::new(self.name(name), self.ttl_of(Duration::from_secs(10))).with_own_lease()
     }
 
     /// The same, for a lock that is to end by itself.
@@ -337,9 +342,9 @@ impl Case {
         Ok(Some(held.iter().map(|h| format!("{:?} held by {h}", h.name)).collect()))
     }
 
-    /// Nothing but `expected` lines may be left on the server before a ttl and the slack are over.
+    /// Nothing but `expected` lines may be left on the server before the longest ttl is over.
     pub(crate) async fn only_leftovers(&self, expected: usize) -> Outcome {
-        let limit = self.steady_ttl() + self.hang_limit();
+        let limit = self.kept_ttl() + self.hang_limit();
         let start = self.now();
         loop {
             let Some(left) = self.leftovers().await? else {

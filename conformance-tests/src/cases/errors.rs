@@ -174,7 +174,7 @@ pub(crate) async fn broken_to_the_end_of_the_wait_is_unavailable(case: Arc<Case>
 
 pub(crate) async fn a_wait_ends_with_a_failure_that_only_a_person_can_mend(case: Arc<Case>) -> Outcome {
     let (holder, waiter) = (case.party().await?.locks, case.party().await?.locks);
-    let guard = holder.lock("n").await?;
+    let guard = holder.lock("n").ttl(case.steady_ttl()).await?;
     // The second one waits in the client for the first.
     let waits = [0, 1].map(|_| tokio::spawn(waiter.lock("n").wait_forever().into_future()));
     case.eventually("the client", "the requests are under way", case.hang_limit(), || {
@@ -227,15 +227,12 @@ pub(crate) async fn a_full_server_keeps_and_releases_what_is_held(case: Arc<Case
     case.is_gone(&other, "released").await?;
     other.release(&seen).await?;
     case.is_gone(&other, "seen").await?;
-    let start = case.now();
-    while case.now().since(start) < kept.ttl() * 3 / 2 {
-        ensure!(
-            kept.is_held(),
-            "the client",
-            "a full server goes on keeping what is held"
-        );
-        tokio::time::sleep(kept.ttl() / 20).await;
-    }
+    kept.renew_now().await?;
+    ensure!(
+        kept.is_held(),
+        "the client",
+        "a full server goes on keeping what is held"
+    );
     case.inject(Fault::Room).await?;
     case.is_busy(&other, kept.name()).await?;
     kept.release().await?;

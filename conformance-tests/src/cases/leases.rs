@@ -31,7 +31,7 @@ pub(crate) const CASES: &[Entry] = cases![
 
 pub(crate) async fn a_renewed_lock_is_held_past_three_ttls(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
-    let guard = party.locks.lock("n").await?;
+    let guard = party.locks.lock("n").ttl(case.steady_ttl()).await?;
     let start = case.now();
     while case.now().since(start) < 3 * guard.ttl() + guard.ttl() / 2 {
         ensure!(
@@ -413,7 +413,7 @@ pub(crate) async fn a_blocked_runtime_loses_nothing(case: Arc<Case>) -> Outcome 
     let blocked = std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         Ok::<_, std::io::Error>(runtime.block_on(async move {
-            let guard = locks.lock("n").await?;
+            let guard = locks.lock("n").ttl(ttl).await?;
             // Deliberately not an await: the only thread of this runtime does nothing else meanwhile.
             std::thread::sleep(2 * ttl + ttl / 2);
             let held = guard.is_held();

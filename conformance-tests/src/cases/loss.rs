@@ -84,7 +84,7 @@ async fn noticed(case: &Case, weather: Weather) -> Outcome {
 
 pub(crate) async fn late_replies_keep_the_lock_while_they_come_in_time(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
-    let guard = party.locks.lock("n").await?;
+    let guard = party.locks.lock("n").ttl(case.steady_ttl()).await?;
     // A renewal has a quarter of the ttl.
     party.link.set(Weather::Slow(guard.ttl() / 8));
     let start = case.now();
@@ -104,7 +104,7 @@ pub(crate) async fn late_replies_keep_the_lock_while_they_come_in_time(case: Arc
 
 pub(crate) async fn one_transient_renewal_error_loses_nothing(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
-    let guard = party.locks.lock("n").await?;
+    let guard = party.locks.lock("n").ttl(case.steady_ttl()).await?;
     party.link.fail_renewals(1);
     let start = case.now();
     while case.now().since(start) < 2 * guard.ttl() {
@@ -168,7 +168,7 @@ pub(crate) async fn a_server_frozen_for_less_than_a_ttl_lets_nobody_else_in_whil
     case: Arc<Case>,
 ) -> Outcome {
     let (party, other) = (case.party().await?, case.party().await?);
-    let guard = party.locks.lock("n").await?;
+    let guard = party.locks.lock("n").ttl(case.steady_ttl()).await?;
     case.inject(Fault::Freeze(guard.ttl() * 3 / 4)).await?;
     let (waiter, ttl) = (Arc::clone(&case), guard.ttl());
     let waiting = tokio::spawn(async move { waiter.lock_through(&other.locks, "n", ttl).await });
@@ -192,7 +192,7 @@ pub(crate) async fn a_server_frozen_for_less_than_a_ttl_lets_nobody_else_in_whil
 
 pub(crate) async fn the_loss_of_one_lock_leaves_others_held(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
-    let kept = party.locks.lock("kept").await?;
+    let kept = party.locks.lock("kept").ttl(case.steady_ttl()).await?;
     let lost = party
         .locks
         .lock("lost")

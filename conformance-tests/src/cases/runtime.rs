@@ -24,7 +24,7 @@ pub(crate) async fn a_client_used_from_two_runtimes_outlives_the_one_that_ends(c
         fail!("the client", "it works on a current_thread runtime");
     };
     let first = first??;
-    let second = locks.lock("second").await?;
+    let second = locks.lock("second").ttl(ttl).await?;
     tokio::time::sleep(ttl + ttl / 2).await;
     for guard in [&first, &second] {
         ensure!(
@@ -79,8 +79,8 @@ pub(crate) async fn a_client_whose_own_runtime_ends_goes_on_without_it(case: Arc
     let idle = case.party_on_runtime(runtime.handle()).await?.locks;
     let taken = other.lock("taken").await?;
     // Far from being renewed, so that what is told in time is not told by a renewal.
-    let kept = locks.lock("kept").ttl(case.ttl_of(case.hang_limit())).await?;
-    let renewed = locks.lock("renewed").await?;
+    let kept = locks.lock("kept").ttl(case.ttl_of(Duration::from_secs(60))).await?;
+    let renewed = locks.lock("renewed").ttl(case.steady_ttl()).await?;
     let waiter = tokio::spawn(locks.lock("taken").wait_for(case.hang_limit()).into_future());
     while locks.stats().waiting == 0 {
         tokio::task::yield_now().await;

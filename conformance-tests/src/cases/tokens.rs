@@ -276,7 +276,7 @@ async fn rise_across(case: &Case, fault: Fault) -> Outcome {
         rising.next(case.take(&client, &claim).await?.token)?;
         client.release(&claim).await?;
     }
-    let holder = case.claim("n");
+    let holder = case.brief_claim("n");
     rising.next(case.take(&client, &holder).await?.token)?;
     case.inject(fault).await?;
     for client in [client, case.client().await?] {

@@ -127,11 +127,12 @@ async fn believed_in_time(case: &Case, direction: Direction) -> Outcome {
     let proxy = case.proxy().await?;
     let (party, other) = (case.party_through(&proxy).await?, case.client().await?);
     // A connection that has to be made first takes several times that.
-    let delay = case.ttl() / 8;
+    let ttl = case.steady_ttl();
+    let delay = ttl / 8;
     for _ in 0..2 {
         party.locks.lock("n").await?.release().await?;
         proxy.set(direction, Traffic::Delayed(delay));
-        let guard = party.locks.lock("n").ttl(case.ttl()).renew(Renew::Never).await?;
+        let guard = party.locks.lock("n").ttl(ttl).renew(Renew::Never).await?;
         let believed = case.now() + guard.remaining();
         // Nothing that the holder does may free it.
         proxy.set(Direction::Both, Traffic::Lost);

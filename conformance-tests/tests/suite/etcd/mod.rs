@@ -107,7 +107,7 @@ impl Harness for EtcdHarness {
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
         let url = self.servers(namespace).await?.members()[0].url_at(address);
-        let config = config(&url, namespace)?.op_timeout(Duration::from_secs(2));
+        let config = config(&url, namespace)?.op_timeout(Duration::from_secs(5));
         Ok(Arc::new(config.connect().await?))
     }
 

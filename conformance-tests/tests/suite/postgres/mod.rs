@@ -120,7 +120,7 @@ impl Harness for PostgresHarness {
         self.prepared(namespace).await?;
         let url = self.server(namespace).await?.url_at(address);
         let config = config(&url, namespace)?
-            .op_timeout(Duration::from_secs(2))
+            .op_timeout(Duration::from_secs(5))
             .session_pooler(self.bouncers.is_some());
         Ok(Arc::new(config.connect().await?))
     }

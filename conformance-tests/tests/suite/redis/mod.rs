@@ -29,6 +29,9 @@ const URLS: &str = "FENCELOCK_CONFORMANCE_REDIS";
 /// How long the harness waits for a server that it looks at.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
+/// One server for all cases at once may be slow on a small machine.
+const OP_TIMEOUT: Duration = Duration::from_secs(15);
+
 type Place = Arc<OnceCell<Arc<Host>>>;
 
 /// One server for all namespaces, and one more for each that wants its own.
@@ -93,7 +96,7 @@ impl Harness for RedisHarness {
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
         let url = self.host(namespace).await?.url_at(address)?;
-        let config = config(&url, namespace)?.op_timeout(Duration::from_secs(2));
+        let config = config(&url, namespace)?.op_timeout(Duration::from_secs(5));
         Ok(Arc::new(config.connect().await?))
     }
 
@@ -317,7 +320,10 @@ impl RedisHarness {
 /// As a user who may do no more than a user should be allowed to.
 fn config(url: &str, namespace: &Namespace) -> Result<RedisConfig, LockError> {
     let config = RedisConfig::from_url(url)?;
-    Ok(config.credentials(USER, PASSWORD).namespace(namespace.name()))
+    Ok(config
+        .credentials(USER, PASSWORD)
+        .namespace(namespace.name())
+        .op_timeout(OP_TIMEOUT))
 }
 
 /// As the user that the URL names, who may do everything.

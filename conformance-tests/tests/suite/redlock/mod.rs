@@ -253,7 +253,7 @@ impl Harness for RedlockHarness {
             // Nothing listens on these ports.
             *url = format!("redis://127.0.0.1:{number}");
         }
-        let config = config(&urls, namespace)?.op_timeout(Duration::from_secs(2));
+        let config = config(&urls, namespace)?.op_timeout(Duration::from_secs(5));
         Ok(Arc::new(config.connect().await?))
     }
 
