@@ -1,23 +1,22 @@
 //! What becomes of locks when the server is restarted, restored, full, or slow to elect a leader.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::time::{Duration, Instant};
 
+use crate::server::{
+    LONG, busy, claim, client, config, config_behind, granted, lost, plain, queue, soon, start, start_with,
+    until_queued,
+};
 use conformance_tests::faults::{Direction, Proxy, Traffic};
-use conformance_tests::servers::{Data, Kind, Server};
+use conformance_tests::servers::Data;
 use lock_core::{DistributedLock, Locks, LossReason};
 use lock_etcd::etcd_client::{AlarmAction, AlarmType};
 use lock_etcd::{EtcdConfig, EtcdLock};
-use server::{LONG, busy, claim, client, config, config_at, granted, plain, queue, soon, start, until_queued};
 
 #[tokio::test]
 async fn a_lock_is_kept_across_a_restart_with_its_token_and_lets_nobody_else_in() {
     const TTL: Duration = Duration::from_secs(12);
     // With its disk, as in real life.
-    let server = Server::start_own(&Kind::ETCD, &[]).await.unwrap();
+    let server = start_with(&[]).await;
     let locks = Locks::new(client(&server).await);
     let guard = locks.lock("n").ttl(TTL).await.unwrap();
     let before = queue(&plain(&server).await, "n").await;
@@ -56,10 +55,7 @@ async fn of_held_locks_a_restore_brings_back_those_of_the_copy_and_ends_the_late
     let last = released.token();
     released.release().await.unwrap();
     server.restart(Data::Copied).await.unwrap();
-    let restored = Instant::now();
-    assert_eq!(later.lost().wait().await, LossReason::NotHeld);
-    println!("told after {:?}, with a ttl of {TTL:?}", restored.elapsed());
-    assert!(restored.elapsed() < TTL / 2, "{:?}", restored.elapsed());
+    assert_eq!(lost(&later).await, LossReason::NotHeld);
     assert!(kept.is_held());
     let other = client(&server).await;
     assert_eq!(
@@ -110,9 +106,7 @@ async fn an_etcd_that_keeps_leases_for_longer_than_asked_for_is_warned_of() {
         looking(config(&usual)).await.warnings().await.unwrap(),
         Vec::<String>::new()
     );
-    let server = Server::start_own(&Kind::ETCD, &[&["--unsafe-no-fsync"][..], &ELECTION].concat())
-        .await
-        .unwrap();
+    let server = start_with(&[&["--unsafe-no-fsync"][..], &ELECTION].concat()).await;
     let lock = looking(config(&server)).await;
     let warnings = lock.warnings().await.unwrap();
     assert!(
@@ -144,7 +138,7 @@ async fn a_renewal_is_answered_over_a_connection_that_takes_more_than_a_tenth_of
     const ROUND_TRIP: Duration = Duration::from_millis(6300);
     let server = start().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let config = config_at(&proxy.address().to_string()).op_timeout(TTL);
+    let config = config_behind(&server, &proxy).op_timeout(TTL);
     let locks = Locks::new(config.connect().await.unwrap());
     let guard = locks.lock("n").ttl(TTL).await.unwrap();
     proxy.set(Direction::Both, Traffic::Delayed(ROUND_TRIP / 2));
@@ -190,7 +184,7 @@ async fn said_of_silence(ttl: Duration) -> String {
     const LIMIT: Duration = Duration::from_secs(16);
     let server = start().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let config = config_at(&proxy.address().to_string()).op_timeout(LIMIT);
+    let config = config_behind(&server, &proxy).op_timeout(LIMIT);
     let lock = config.connect().await.unwrap();
     let from = claim("n", ttl);
     granted(&lock, &from).await;
@@ -221,7 +215,7 @@ async fn an_endpoint_that_hangs_is_warned_of_beside_all_else() {
         "--election-timeout",
         "4000",
     ];
-    let server = Server::start_own(&Kind::ETCD, &ELECTION).await.unwrap();
+    let server = start_with(&ELECTION).await;
     let hung = [
         Proxy::start(server.authority()).await.unwrap(),
         Proxy::start(server.authority()).await.unwrap(),

@@ -1,24 +1,20 @@
 //! What happens to locks when members of a cluster fall away, under load: nobody believes in the lock of another, tokens only
 //! rise, and those who wait get through.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
 mod load;
 mod peers;
-#[path = "../server/mod.rs"]
-mod server;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::server::{HANG_LIMIT, LONG, Plain, claim, config_at, granted, soon, until, until_queued};
 use conformance_tests::servers::{Data, EtcdCluster};
 use load::Load;
 use lock_core::{Claim, DistributedLock, Locks, ReleaseOutcome};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Client;
 use peers::Peers;
-use server::{LONG, PATIENCE, claim, config_at, granted, soon, until, until_queued};
 
 const MEMBERS: usize = 3;
 
@@ -45,10 +41,8 @@ impl World {
         config_at(&members.join(","))
     }
 
-    async fn plain(&self, at: usize) -> Client {
-        Client::connect([self.cluster.members()[at].authority()], None)
-            .await
-            .unwrap()
+    async fn plain(&self, at: usize) -> Plain {
+        Plain::connect(self.cluster.members()[at].authority()).await
     }
 
     /// The place of the member that leads in the eyes of another, and its number.
@@ -185,7 +179,11 @@ async fn a_client_goes_on_with_another_member_and_keeps_what_it_has() {
     println!("renewed with another member after {:?}", began.elapsed());
     assert!(!waiting.is_finished());
     holder.release(&held).await.unwrap();
-    let next = tokio::time::timeout(PATIENCE, waiting).await.unwrap().unwrap().unwrap();
+    let next = tokio::time::timeout(HANG_LIMIT, waiting)
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
     assert!(next.granted().unwrap().token > first.token);
 }
 
@@ -206,7 +204,7 @@ async fn without_a_majority_nothing_is_granted_and_what_is_held_is_lost_in_time(
         let refused = other.try_acquire(&claim("m", TTL)).await.unwrap_err();
         assert!(matches!(refused, lock_core::LockError::Unavailable { .. }), "{refused}");
         let said = format!("{refused:#}");
-        assert!(!said.contains("TLS") && began.elapsed() < PATIENCE, "{said}");
+        assert!(!said.contains("TLS") && began.elapsed() < HANG_LIMIT, "{said}");
         if said.contains("most members") {
             break;
         }
@@ -322,7 +320,7 @@ async fn take_own_turns(
     let (mut locks, mut slowest) = (connected(), Duration::ZERO);
     while !over.load(Ordering::SeqCst) {
         let asked = Instant::now();
-        let guard = locks.lock(&name).ttl(TTL).wait_for(PATIENCE).await;
+        let guard = locks.lock(&name).ttl(TTL).wait_for(HANG_LIMIT).await;
         let acquired = asked.elapsed();
         let guard = guard.unwrap_or_else(|error| panic!("{name} is acquired after {acquired:?}: {error}"));
         let asked = Instant::now();

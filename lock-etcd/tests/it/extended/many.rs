@@ -1,16 +1,13 @@
 //! Clients that start together, and clients that come and go.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::server::{
+    LONG, Plain, client, config, everything, plain, requests, start, transactions, until, until_queued,
+};
 use lock_core::Locks;
-use lock_etcd::etcd_client::Client;
-use server::{LONG, client, config, plain, requests, start, transactions, until, until_queued};
 use tokio::task::JoinSet;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -45,15 +42,17 @@ async fn of_clients_that_start_together_all_succeed_with_ten_requests_each() {
 }
 
 /// Raises the base of tokens without end, as clients do that connect.
-fn raising(etcd: Client, on: &Arc<AtomicBool>, raised: &Arc<AtomicU64>) -> tokio::task::JoinHandle<()> {
-    const BASE: &str = "fencelock:base";
+fn raising(etcd: Plain, on: &Arc<AtomicBool>, raised: &Arc<AtomicU64>) -> tokio::task::JoinHandle<()> {
     let (on, raised) = (Arc::clone(on), Arc::clone(raised));
     tokio::spawn(async move {
-        let found = etcd.kv_client().get(BASE, None).await.unwrap();
+        let found = etcd.kv_client().get(etcd.base_key(), None).await.unwrap();
         let mut base: u64 = found.kvs()[0].value_str().unwrap().parse().unwrap();
         while on.load(Ordering::Acquire) {
             base += 1;
-            etcd.kv_client().put(BASE, base.to_string(), None).await.unwrap();
+            etcd.kv_client()
+                .put(etcd.base_key(), base.to_string(), None)
+                .await
+                .unwrap();
             raised.fetch_add(1, Ordering::Relaxed);
         }
     })
@@ -117,7 +116,7 @@ async fn clients_that_end_leave_no_lease_and_no_key() {
     let mut left = (0, Vec::new());
     let gone = until(async || {
         let leases = etcd.lease_client().leases().await.unwrap();
-        left = (leases.leases().len(), server::everything(&etcd).await);
+        left = (leases.leases().len(), everything(&etcd).await);
         left.0 == 0 && left.1 == ["fencelock:base"]
     });
     if tokio::time::timeout(Duration::from_secs(5), gone).await.is_err() {

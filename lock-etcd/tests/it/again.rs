@@ -1,24 +1,20 @@
 //! Keys that are used again: by which claims, and what is left of those before.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use conformance_tests::faults::Proxy;
-use lock_core::{Attempt, DistributedLock, Locks, LossReason, Released};
-use lock_etcd::EtcdLock;
-use lock_etcd::etcd_client::{Client, EventType, KeyValue, WatchOptions};
-use server::{
-    GIVEN_UP, LONG, busy, claim, clean_up, client, config_at, deliver, fails, granted, plain, queue, raise_base, soon,
-    start, until_queued,
+use crate::server::{
+    Etcd, GIVEN_UP, LONG, Plain, UNRENEWED, busy, claim, clean_up, client, config_behind, deliver, fails, granted,
+    lost, plain, queue, raise_base, shared, soon, start, until, until_queued, watchers,
 };
+use conformance_tests::faults::Proxy;
+use lock_core::{Attempt, DistributedLock, LockGuard, Locks, LossReason, Released};
+use lock_etcd::EtcdLock;
+use lock_etcd::etcd_client::{EventType, KeyValue, WatchOptions};
 
 /// The keys that there were under a name since the server was started, and how often each was created.
-async fn history(etcd: &Client, name: &str) -> BTreeMap<String, usize> {
-    let prefix = format!("fencelock:lock/{name}/");
+async fn history(etcd: &Plain, name: &str) -> BTreeMap<String, usize> {
+    let prefix = etcd.prefix(name);
     let end = format!("{prefix}end");
     etcd.kv_client().put(&*end, "", None).await.unwrap();
     let all = WatchOptions::new().with_prefix().with_start_revision(1);
@@ -48,7 +44,7 @@ struct Put {
 }
 
 /// What there is under a name, the oldest first.
-async fn line(etcd: &Client, name: &str) -> Vec<Put> {
+async fn line(etcd: &Plain, name: &str) -> Vec<Put> {
     let read = |kv: &KeyValue| Put {
         key: kv.key_str().unwrap().to_owned(),
         created: kv.create_revision(),
@@ -59,7 +55,7 @@ async fn line(etcd: &Client, name: &str) -> Vec<Put> {
 }
 
 /// The only key under a name.
-async fn only(etcd: &Client, name: &str) -> Put {
+async fn only(etcd: &Plain, name: &str) -> Put {
     let mut found = line(etcd, name).await;
     assert_eq!(found.len(), 1, "{found:?}");
     found.remove(0)
@@ -68,7 +64,7 @@ async fn only(etcd: &Client, name: &str) -> Put {
 #[tokio::test]
 async fn a_name_that_one_client_takes_again_and_again_has_one_key() {
     const ROUNDS: usize = 200;
-    let server = start().await;
+    let server = shared().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
     let locks = Locks::new(lock.clone());
     for _ in 0..ROUNDS {
@@ -103,7 +99,7 @@ async fn a_refused_claim_with_a_lease_of_its_own_leaves_no_lease() {
 
 #[tokio::test]
 async fn claims_that_are_refused_leave_their_key_to_the_next() {
-    let server = start().await;
+    let server = shared().await;
     let (lock, holder, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     let in_the_way = claim("n", LONG);
     granted(&holder, &in_the_way).await;
@@ -124,7 +120,7 @@ async fn claims_that_are_refused_leave_their_key_to_the_next() {
 #[tokio::test]
 async fn hand_overs_within_a_client_take_turns_on_two_keys() {
     const ROUNDS: usize = 20;
-    let server = start().await;
+    let server = shared().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
     let mut held = claim("n", LONG);
     let mut token = granted(&lock, &held).await.token;
@@ -144,7 +140,7 @@ async fn hand_overs_within_a_client_take_turns_on_two_keys() {
 #[tokio::test]
 async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_again() {
     const ROUNDS: usize = 100;
-    let server = start().await;
+    let server = shared().await;
     let etcd = plain(&server).await;
     let clients = [client(&server).await, client(&server).await];
     let mut held = claim("n", LONG);
@@ -167,25 +163,28 @@ async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_
 
 #[tokio::test]
 async fn a_lock_is_told_of_the_end_of_its_own_key_and_not_of_the_one_before() {
-    const TTL: Duration = Duration::from_secs(3);
     let server = start().await;
     let (locks, etcd) = (Locks::new(client(&server).await), plain(&server).await);
-    let first = locks.lock("n").ttl(TTL).await.unwrap();
+    // A renewal has the key watched, beside the lease.
+    let watched = async |guard: &LockGuard| {
+        guard.renew_now().await.unwrap();
+        until(async || watchers(&server).await == 2).await;
+    };
+    let first = locks.lock("n").ttl(UNRENEWED).await.unwrap();
     let key = only(&etcd, "n").await;
-    // Watched since its first renewal.
-    tokio::time::sleep(TTL / 2).await;
+    watched(&first).await;
     first.release().await.unwrap();
-    let second = locks.lock("n").ttl(TTL).await.unwrap();
+    let second = locks.lock("n").ttl(UNRENEWED).await.unwrap();
     assert_eq!(only(&etcd, "n").await.key, key.key);
-    tokio::time::sleep(TTL / 2).await;
+    watched(&second).await;
     assert!(second.is_held());
     etcd.kv_client().delete(key.key, None).await.unwrap();
-    assert_eq!(second.lost().wait().await, LossReason::NotHeld);
+    assert_eq!(lost(&second).await, LossReason::NotHeld);
 }
 
 /// A client whose requests can be held back, which gives them up.
-async fn through(proxy: &Proxy) -> EtcdLock {
-    let config = config_at(&proxy.address().to_string());
+async fn through(server: &Etcd, proxy: &Proxy) -> EtcdLock {
+    let config = config_behind(server, proxy);
     config.op_timeout(GIVEN_UP).connect().await.unwrap()
 }
 
@@ -193,7 +192,7 @@ async fn through(proxy: &Proxy) -> EtcdLock {
 async fn a_release_that_arrives_late_spares_the_next_claim_of_the_same_client() {
     let server = start().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, etcd) = (through(&proxy).await, plain(&server).await);
+    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
     let (late, next) = (claim("n", LONG), claim("n", LONG));
     granted(&lock, &late).await;
     let key = only(&etcd, "n").await;
@@ -216,7 +215,7 @@ async fn a_release_that_arrives_late_spares_the_next_claim_of_the_same_client() 
 async fn a_release_that_is_dropped_under_way_spares_the_next_claim_of_the_same_client() {
     let server = start().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, etcd) = (through(&proxy).await, plain(&server).await);
+    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
     let (late, next) = (claim("n", LONG), claim("n", LONG));
     granted(&lock, &late).await;
     let key = only(&etcd, "n").await;
@@ -238,7 +237,7 @@ async fn a_release_that_is_dropped_under_way_spares_the_next_claim_of_the_same_c
 async fn a_hand_over_that_arrives_late_spares_the_next_claim_of_the_same_client() {
     let server = start().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, etcd) = (through(&proxy).await, plain(&server).await);
+    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
     let [from, to, next] = ["n"; 3].map(|name| claim(name, LONG));
     granted(&lock, &from).await;
     let held = proxy.hold(to.owner().to_string().as_bytes());
@@ -258,7 +257,7 @@ async fn a_request_to_take_a_name_that_arrives_late_changes_nothing_for_the_next
     let server = start().await;
     raise_base(&plain(&server).await).await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, etcd) = (through(&proxy).await, plain(&server).await);
+    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
     let (late, next) = (claim("n", LONG), claim("n", LONG));
     // Keeps the lease that all share.
     granted(&lock, &claim("kept", LONG)).await;
@@ -278,7 +277,11 @@ async fn a_request_to_join_a_queue_that_arrives_late_joins_nothing() {
     let server = start().await;
     raise_base(&plain(&server).await).await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, holder, etcd) = (through(&proxy).await, client(&server).await, plain(&server).await);
+    let (lock, holder, etcd) = (
+        through(&server, &proxy).await,
+        client(&server).await,
+        plain(&server).await,
+    );
     let (late, next, in_the_way) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
     granted(&lock, &claim("kept", LONG)).await;
     granted(&holder, &in_the_way).await;
@@ -301,7 +304,7 @@ async fn a_request_to_join_a_queue_that_arrives_late_joins_nothing() {
 
 #[tokio::test]
 async fn a_claim_can_be_released_through_another_client() {
-    let server = start().await;
+    let server = shared().await;
     let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     for held in [claim("n", LONG), claim("n", LONG).with_own_lease()] {
         granted(&one, &held).await;
@@ -320,10 +323,10 @@ async fn a_claim_can_be_released_through_another_client() {
 #[tokio::test]
 async fn a_claim_far_back_in_a_queue_can_be_released_through_another_client() {
     const BEFORE: usize = 1100;
-    let server = start().await;
+    let server = shared().await;
     let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     for number in 0..BEFORE {
-        let key = format!("fencelock:lock/n/stranger.0.{number}");
+        let key = format!("{}stranger.0.{number}", etcd.prefix("n"));
         let value = format!("1 1 {} - 0 host", lock_core::OwnerId::random());
         etcd.kv_client().put(key, value, None).await.unwrap();
     }
@@ -344,7 +347,7 @@ async fn a_claim_far_back_in_a_queue_can_be_released_through_another_client() {
 
 #[tokio::test]
 async fn a_claim_with_a_lease_of_its_own_that_is_asked_for_again_through_another_client_keeps_its_token() {
-    let server = start().await;
+    let server = shared().await;
     let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     let wanted = claim("n", LONG).with_own_lease();
     let first = granted(&one, &wanted).await;
@@ -360,7 +363,7 @@ async fn a_claim_with_a_lease_of_its_own_that_is_asked_for_again_through_another
 
 #[tokio::test]
 async fn a_claim_on_a_shared_lease_that_is_asked_for_again_through_another_client_is_that_one_s() {
-    let server = start().await;
+    let server = shared().await;
     let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     let wanted = claim("n", LONG);
     let mut last = granted(&one, &wanted).await.token;
@@ -382,7 +385,7 @@ async fn a_claim_on_a_shared_lease_that_is_asked_for_again_through_another_clien
 
 #[tokio::test]
 async fn what_is_left_under_a_key_of_a_claim_that_was_released_is_in_nobodys_way() {
-    let server = start().await;
+    let server = shared().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
     let released = claim("n", LONG);
     granted(&lock, &released).await;

@@ -1,20 +1,18 @@
 //! Tokens when what they come from is lowered, deleted or exchanged under clients that are connected.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::time::Duration;
 
+use crate::server::{
+    Etcd, LONG, Plain, claim, client, config, config_at, config_behind, granted, plain, queue, shared, soon, start,
+    start_kind, until, until_queued,
+};
 use conformance_tests::faults::Proxy;
-use conformance_tests::servers::{Data, Kind, Server};
+use conformance_tests::servers::{Data, Kind};
 use lock_core::{DistributedLock, FencingToken, LockError, Locks};
 use lock_etcd::EtcdLock;
-use lock_etcd::etcd_client::{Client, Txn, TxnOp};
-use server::{LONG, claim, client, config, config_at, granted, plain, queue, soon, start, until, until_queued};
+use lock_etcd::etcd_client::{Txn, TxnOp};
 
 const DAY: u64 = 86_400_000_000;
-const BASE: &str = "fencelock:base";
 
 /// How the base of tokens comes to be lower.
 #[derive(Clone, Copy, Debug)]
@@ -30,10 +28,10 @@ enum Lowered {
 const LOWERED: [Lowered; 3] = [Lowered::PutBack, Lowered::MadeAnew, Lowered::Deleted];
 
 /// The base, once there is one.
-async fn base(etcd: &Client) -> u64 {
+async fn base(etcd: &Plain) -> u64 {
     let mut base = None;
     until(async || {
-        let found = etcd.kv_client().get(BASE, None).await.unwrap();
+        let found = etcd.kv_client().get(etcd.base_key(), None).await.unwrap();
         base = found.kvs().first().map(|kv| kv.value_str().unwrap().parse().unwrap());
         base.is_some()
     })
@@ -41,16 +39,16 @@ async fn base(etcd: &Client) -> u64 {
     base.unwrap()
 }
 
-async fn lower(etcd: &Client, how: Lowered) {
+async fn lower(etcd: &Plain, how: Lowered) {
     let older = (base(etcd).await - DAY).to_string();
     let mut kv = etcd.kv_client();
     match how {
-        Lowered::PutBack => kv.put(BASE, older, None).await.map(drop).unwrap(),
+        Lowered::PutBack => kv.put(etcd.base_key(), older, None).await.map(drop).unwrap(),
         Lowered::MadeAnew => {
-            kv.delete(BASE, None).await.unwrap();
-            kv.put(BASE, older, None).await.unwrap();
+            kv.delete(etcd.base_key(), None).await.unwrap();
+            kv.put(etcd.base_key(), older, None).await.unwrap();
         }
-        Lowered::Deleted => kv.delete(BASE, None).await.map(drop).unwrap(),
+        Lowered::Deleted => kv.delete(etcd.base_key(), None).await.map(drop).unwrap(),
     }
 }
 
@@ -64,7 +62,7 @@ async fn taken(lock: &EtcdLock, name: &str) -> FencingToken {
 #[tokio::test]
 async fn a_connected_client_draws_no_lower_token_when_the_base_was_lowered() {
     for how in LOWERED {
-        let server = start().await;
+        let server = shared().await;
         let (lock, etcd) = (client(&server).await, plain(&server).await);
         let mut last = taken(&lock, "n").await;
         for round in 0..3 {
@@ -80,14 +78,17 @@ async fn a_connected_client_draws_no_lower_token_when_the_base_was_lowered() {
 }
 
 /// Writes a base that no clock raises.
-async fn put_base(etcd: &Client, value: u64) {
-    etcd.kv_client().put(BASE, value.to_string(), None).await.unwrap();
+async fn put_base(etcd: &Plain, value: u64) {
+    etcd.kv_client()
+        .put(etcd.base_key(), value.to_string(), None)
+        .await
+        .unwrap();
 }
 
 #[tokio::test]
 async fn a_base_ahead_of_the_clock_that_is_put_back_by_less_than_was_drawn_since_lowers_no_token() {
     const OTHERS: u64 = 20;
-    let server = start().await;
+    let server = shared().await;
     let etcd = plain(&server).await;
     client(&server).await;
     // The clock is of no help.
@@ -96,7 +97,7 @@ async fn a_base_ahead_of_the_clock_that_is_put_back_by_less_than_was_drawn_since
         for how in [Lowered::PutBack, Lowered::Deleted] {
             put_base(&etcd, ahead).await;
             let proxy = Proxy::start(server.authority()).await.unwrap();
-            let one = config_at(&proxy.address().to_string()).connect().await.unwrap();
+            let one = config_behind(&server, &proxy).connect().await.unwrap();
             let other = client(&server).await;
             taken(&one, "n").await;
             let mut last = taken(&other, "n").await;
@@ -104,7 +105,7 @@ async fn a_base_ahead_of_the_clock_that_is_put_back_by_less_than_was_drawn_since
                 last = taken(&other, "n").await;
             }
             match how {
-                Lowered::Deleted => etcd.kv_client().delete(BASE, None).await.map(drop).unwrap(),
+                Lowered::Deleted => etcd.kv_client().delete(etcd.base_key(), None).await.map(drop).unwrap(),
                 _ => put_base(&etcd, ahead - OTHERS).await,
             }
             if reconnects {
@@ -119,7 +120,7 @@ async fn a_base_ahead_of_the_clock_that_is_put_back_by_less_than_was_drawn_since
 #[tokio::test]
 async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
     for how in LOWERED {
-        let server = start().await;
+        let server = shared().await;
         let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
         // Both know the base.
         taken(&one, "m").await;
@@ -147,7 +148,7 @@ async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
 #[tokio::test]
 async fn a_hand_over_draws_no_lower_token_when_the_base_was_lowered() {
     for how in LOWERED {
-        let server = start().await;
+        let server = shared().await;
         let (lock, etcd) = (client(&server).await, plain(&server).await);
         let locks = Locks::new(lock);
         let guard = locks.lock("n").ttl(LONG).await.unwrap();
@@ -163,11 +164,11 @@ async fn a_hand_over_draws_no_lower_token_when_the_base_was_lowered() {
 
 #[tokio::test]
 async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
-    let server = start().await;
+    let server = shared().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
     let before = taken(&lock, "n").await;
     let raised = (base(&etcd).await + DAY).to_string();
-    etcd.kv_client().put(BASE, raised, None).await.unwrap();
+    etcd.kv_client().put(etcd.base_key(), raised, None).await.unwrap();
     let held = claim("n", LONG);
     let grant = granted(&lock, &held).await;
     assert!(grant.token.get() > before.get() + DAY, "{}", grant.token);
@@ -175,7 +176,7 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     assert_eq!(seen.token, Some(grant.token));
     // Also that of a waiter.
     let raised = (base(&etcd).await + DAY).to_string();
-    etcd.kv_client().put(BASE, raised, None).await.unwrap();
+    etcd.kv_client().put(etcd.base_key(), raised, None).await.unwrap();
     let next = claim("n", LONG);
     let waiting = tokio::spawn({
         let (lock, next) = (lock.clone(), next.clone());
@@ -196,7 +197,7 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
 }
 
 /// Takes the base out of the only key under a name, as if a second transaction had never told it.
-async fn untell(etcd: &Client, name: &str) {
+async fn untell(etcd: &Plain, name: &str) {
     let found = queue(etcd, name).await.remove(0);
     let value = found.value_str().unwrap();
     let untold = value.splitn(3, ' ').nth(2).unwrap();
@@ -207,7 +208,7 @@ async fn untell(etcd: &Client, name: &str) {
 
 #[tokio::test]
 async fn a_claim_without_a_token_in_its_key_is_put_anew_only_if_its_base_is_not_known_any_more() {
-    let server = start().await;
+    let server = shared().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
     let held = claim("n", LONG);
     let first = granted(&lock, &held).await;
@@ -228,10 +229,10 @@ async fn a_claim_without_a_token_in_its_key_is_put_anew_only_if_its_base_is_not_
 
 #[tokio::test]
 async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
-    let server = start().await;
+    let server = shared().await;
     let etcd = plain(&server).await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let waiter = config_at(&proxy.address().to_string()).connect().await.unwrap();
+    let waiter = config_behind(&server, &proxy).connect().await.unwrap();
     let (holder, last) = (client(&server).await, client(&server).await);
     let held = claim("n", LONG);
     granted(&holder, &held).await;
@@ -263,18 +264,16 @@ async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
 }
 
 /// The proxy of etcd in front of a server, which says that it is one, or not.
-async fn proxy(server: &Server, says_so: bool) -> Server {
+async fn proxy(server: &Etcd, says_so: bool) -> Etcd {
     let endpoints = format!("--endpoints={}", server.authority());
     let advertised = if says_so { "127.0.0.1:23790" } else { "" };
     let advertised = format!("--advertise-client-url={advertised}");
-    Server::start_own(&Kind::ETCD_PROXY, &[&endpoints, &advertised])
-        .await
-        .unwrap()
+    start_kind(&Kind::ETCD_PROXY, &[&endpoints, &advertised]).await
 }
 
 #[tokio::test]
 async fn the_proxy_of_etcd_is_refused() {
-    let server = start().await;
+    let server = shared().await;
     let proxy = proxy(&server, true).await;
     let refused = config(&proxy).connect().await.unwrap_err();
     assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");

@@ -1,21 +1,16 @@
 //! What locks cost, counted by the server.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use conformance_tests::servers::{Kind, Server};
+use crate::server::{
+    Etcd, LONG, claim, client, config, granted, leases_granted, plain, requests, soon, start, start_with, transactions,
+    until, until_queued, watchers,
+};
 use lock_core::{DistributedLock, Locks, Options, background};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::Client;
-use server::{
-    LONG, claim, client, config, granted, leases_granted, plain, requests, soon, start, transactions, until,
-    until_queued, watchers,
-};
 use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
@@ -145,7 +140,7 @@ async fn who_waits_behind_the_same_ones_again_asks_for_no_new_watch() {
 }
 
 /// Waits until nobody asks the server for anything, and says how many requests it has received.
-async fn quiet(server: &Server) -> u64 {
+async fn quiet(server: &Etcd) -> u64 {
     let mut before = 0;
     until(async || {
         before = requests(server).await;
@@ -157,12 +152,12 @@ async fn quiet(server: &Server) -> u64 {
 }
 
 /// How long it takes from a release to the grant of a waiter in another process who has come just before, each time.
-async fn hand_overs(server: &Server, rounds: usize) -> Vec<Duration> {
+async fn hand_overs(server: &Etcd, rounds: usize) -> Vec<Duration> {
     let clients = [client(server).await, client(server).await];
     hand_overs_between(server, &clients, "n", rounds).await
 }
 
-async fn hand_overs_between(server: &Server, clients: &[EtcdLock; 2], name: &str, rounds: usize) -> Vec<Duration> {
+async fn hand_overs_between(server: &Etcd, clients: &[EtcdLock; 2], name: &str, rounds: usize) -> Vec<Duration> {
     let etcd = plain(server).await;
     let mut held = claim(name, LONG);
     granted(&clients[0], &held).await;
@@ -291,7 +286,7 @@ async fn pair(locks: &Locks) -> Duration {
 async fn a_lock_and_its_release_take_little_longer_than_two_puts() {
     const ROUNDS: usize = 500;
     // With its disk, as in real life.
-    let server = Server::start_own(&Kind::ETCD, &[]).await.unwrap();
+    let server = start_with(&[]).await;
     // Each beside puts by the same client library that are worked on the same thread.
     let (here, background) = (Handle::current(), background().unwrap());
     let at = server.authority().to_owned();

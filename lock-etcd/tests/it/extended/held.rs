@@ -1,15 +1,11 @@
 //! Very many locks at a time.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::server::{client, everything, keepalives, leases_granted, plain, start};
 use futures_util::stream::{self, StreamExt as _};
 use lock_core::Locks;
-use server::{client, everything, keepalives, leases_granted, plain, start};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ten_thousand_held_locks_are_one_keepalive_in_a_third_of_a_ttl() {

@@ -1,47 +1,148 @@
-//! An etcd of a test's own, and what tests do with it.
+//! Servers of etcd for tests, and what tests do with them.
 
-#![allow(dead_code, reason = "each test binary uses its part")]
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
-
+use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use conformance_tests::faults::{Direction, Held, Proxy, Traffic};
 use conformance_tests::servers::{Kind, Server};
-use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockError, Released, Stamp};
-use lock_etcd::etcd_client::{Client, GetOptions, KeyValue, SortOrder, SortTarget};
+use lock_core::{
+    Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockError, LockGuard, LossReason, Released, Stamp,
+};
+use lock_etcd::etcd_client::{Client, ConnectOptions, GetOptions, KeyValue, SortOrder, SortTarget};
 use lock_etcd::{EtcdConfig, EtcdLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::sync::Mutex;
 
 /// Longer than any test.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
+/// So long that no renewal comes before [`HANG_LIMIT`]: what a holder hears within that limit was pushed.
+pub(crate) const UNRENEWED: Duration = Duration::from_secs(600);
 /// The shortest that etcd grants.
 pub(crate) const SHORT: Duration = Duration::from_secs(2);
-/// Longer than anything takes that is to happen.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
+/// Limit for everything that is to happen. Only a test that hangs reaches it.
+pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
 /// For how long a request that is held back is waited for: longer than a machine that is busy may not run a test or a server.
 pub(crate) const GIVEN_UP: Duration = Duration::from_secs(8);
 
-/// A server that waits for no disk.
-pub(crate) async fn start() -> Server {
-    Server::start_own(&Kind::ETCD, &["--unsafe-no-fsync"]).await.unwrap()
+/// The namespace of clients for which none is set.
+const USUAL: &str = "fencelock";
+
+/// A server, and the namespace that a test has on it.
+pub(crate) struct Etcd {
+    server: Arc<Server>,
+    namespace: String,
 }
 
-pub(crate) fn config(server: &Server) -> EtcdConfig {
-    config_at(server.authority())
+impl Deref for Etcd {
+    type Target = Server;
+
+    fn deref(&self) -> &Server {
+        &self.server
+    }
 }
 
+/// A client of the library, not of the backend, for the keys of a namespace.
+pub(crate) struct Plain {
+    client: Client,
+    namespace: String,
+}
+
+impl Plain {
+    /// Connects to the server at `authority`, for the usual namespace.
+    pub(crate) async fn connect(authority: &str) -> Self {
+        Self::connect_with(authority, USUAL, None).await
+    }
+
+    async fn connect_with(authority: &str, namespace: &str, options: Option<ConnectOptions>) -> Self {
+        Self {
+            client: Client::connect([authority], options).await.unwrap(),
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// The key of the base of tokens.
+    pub(crate) fn base_key(&self) -> String {
+        format!("{}:base", self.namespace)
+    }
+
+    /// What the keys of all claims on a name begin with.
+    pub(crate) fn prefix(&self, name: &str) -> String {
+        format!("{}:lock/{name}/", self.namespace)
+    }
+}
+
+impl Deref for Plain {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+/// Starts a server of the test's own, for a test that pauses, stops or configures it, or counts what all its clients do. It waits
+/// for no disk.
+pub(crate) async fn start() -> Etcd {
+    start_with(&["--unsafe-no-fsync"]).await
+}
+
+/// Starts a server of the test's own with these arguments.
+pub(crate) async fn start_with(arguments: &[&str]) -> Etcd {
+    start_kind(&Kind::ETCD, arguments).await
+}
+
+/// Starts a server of that kind, of the test's own, with these arguments.
+pub(crate) async fn start_kind(kind: &'static Kind, arguments: &[&str]) -> Etcd {
+    Etcd {
+        server: Arc::new(Server::start_own(kind, arguments).await.unwrap()),
+        namespace: USUAL.to_owned(),
+    }
+}
+
+/// Returns a namespace of the test's own on the server that tests of this program share.
+///
+/// The server ends with the last test that uses it, since nothing is dropped at the end of the process. The next test starts another.
+pub(crate) async fn shared() -> Etcd {
+    static SERVER: Mutex<Weak<Server>> = Mutex::const_new(Weak::new());
+    static NAMESPACES: AtomicUsize = AtomicUsize::new(0);
+    let mut shared = SERVER.lock().await;
+    let server = match shared.upgrade() {
+        Some(server) => server,
+        None => start().await.server,
+    };
+    *shared = Arc::downgrade(&server);
+    let namespace = format!("test-{}", NAMESPACES.fetch_add(1, Ordering::Relaxed));
+    Etcd { server, namespace }
+}
+
+pub(crate) fn config(server: &Etcd) -> EtcdConfig {
+    config_at(server.authority()).namespace(&*server.namespace)
+}
+
+/// Configures a client that reaches the server through a proxy.
+pub(crate) fn config_behind(server: &Etcd, proxy: &Proxy) -> EtcdConfig {
+    config_at(&proxy.address().to_string()).namespace(&*server.namespace)
+}
+
+/// Configures a client of the usual namespace.
 pub(crate) fn config_at(authority: &str) -> EtcdConfig {
     EtcdConfig::from_url(&format!("etcd://{authority}")).unwrap()
 }
 
-pub(crate) async fn client(server: &Server) -> EtcdLock {
+pub(crate) async fn client(server: &Etcd) -> EtcdLock {
     config(server).connect().await.unwrap()
 }
 
-/// A client of the library that is not the backend's.
-pub(crate) async fn plain(server: &Server) -> Client {
-    Client::connect([server.authority()], None).await.unwrap()
+pub(crate) async fn plain(server: &Etcd) -> Plain {
+    Plain::connect_with(server.authority(), &server.namespace, None).await
+}
+
+/// Connects with a user name and a password.
+pub(crate) async fn plain_as(server: &Etcd, user: &str, password: &str) -> Plain {
+    let options = ConnectOptions::new().with_user(user, password);
+    Plain::connect_with(server.authority(), &server.namespace, Some(options)).await
 }
 
 pub(crate) fn claim(name: &str, ttl: Duration) -> Claim {
@@ -49,7 +150,7 @@ pub(crate) fn claim(name: &str, ttl: Duration) -> Claim {
 }
 
 pub(crate) fn soon() -> Option<Stamp> {
-    Some(Clock::system().now() + PATIENCE)
+    Some(Clock::system().now() + HANG_LIMIT)
 }
 
 pub(crate) async fn granted(lock: &EtcdLock, claim: &Claim) -> Grant {
@@ -65,12 +166,15 @@ pub(crate) async fn busy(lock: &EtcdLock, claim: &Claim) -> Busy {
 }
 
 /// The keys of all claims on a name, the oldest first.
-pub(crate) async fn queue(etcd: &Client, name: &str) -> Vec<KeyValue> {
+pub(crate) async fn queue(etcd: &Plain, name: &str) -> Vec<KeyValue> {
     let oldest_first = GetOptions::new()
         .with_prefix()
         .with_sort(SortTarget::Create, SortOrder::Ascend);
-    let key = format!("fencelock:lock/{name}/");
-    let mut found = etcd.kv_client().get(key, Some(oldest_first)).await.unwrap();
+    let mut found = etcd
+        .kv_client()
+        .get(etcd.prefix(name), Some(oldest_first))
+        .await
+        .unwrap();
     found.take_kvs()
 }
 
@@ -83,7 +187,7 @@ pub(crate) async fn everything(etcd: &Client) -> Vec<String> {
 }
 
 /// Waits until that many claims wait for the name.
-pub(crate) async fn until_queued(etcd: &Client, name: &str, waiters: usize) {
+pub(crate) async fn until_queued(etcd: &Plain, name: &str, waiters: usize) {
     until(async || queue(etcd, name).await.len() == waiters + 1).await;
 }
 
@@ -91,12 +195,19 @@ pub(crate) async fn until_queued(etcd: &Client, name: &str, waiters: usize) {
 pub(crate) async fn until(mut is_so: impl AsyncFnMut() -> bool) {
     let waiting = async {
         while !is_so().await {
-            tokio::time::sleep(Duration::from_millis(2)).await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, waiting)
+    tokio::time::timeout(HANG_LIMIT, waiting)
         .await
         .expect("it becomes so in time");
+}
+
+/// Why the lock was lost, as its holder was told without a request of its own.
+pub(crate) async fn lost(guard: &LockGuard) -> LossReason {
+    tokio::time::timeout(HANG_LIMIT, guard.lost())
+        .await
+        .expect("the holder is told of the loss")
 }
 
 /// What the server has counted, by the beginning of the line: `grpc_server_handled_total{...`.
@@ -163,7 +274,7 @@ pub(crate) async fn clean_up(lock: &EtcdLock, claim: &Claim) -> Released {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, cleaning).await.unwrap()
+    tokio::time::timeout(HANG_LIMIT, cleaning).await.unwrap()
 }
 
 /// How many transactions the server has dealt with, in whatever way.
@@ -193,7 +304,7 @@ pub(crate) async fn fails<T: std::fmt::Debug>(
     request: impl Future<Output = Result<T, LockError>>,
 ) {
     let (answer, ()) = tokio::join!(request, async {
-        let caught = tokio::time::timeout(PATIENCE, held.caught()).await;
+        let caught = tokio::time::timeout(HANG_LIMIT, held.caught()).await;
         caught.expect("the request is held back");
         proxy.refuse().await;
     });
@@ -213,11 +324,11 @@ pub(crate) async fn deliver(server: &Server, proxy: &Proxy, held: Held) {
 
 /// Raises the base of tokens above the clock, so that no new connection changes it: what makes a late request do nothing is
 /// something else then.
-pub(crate) async fn raise_base(etcd: &Client) {
+pub(crate) async fn raise_base(etcd: &Plain) {
     let ahead = SystemTime::now() + Duration::from_secs(3600);
     let base = ahead.duration_since(UNIX_EPOCH).unwrap().as_micros();
     etcd.kv_client()
-        .put("fencelock:base", base.to_string(), None)
+        .put(etcd.base_key(), base.to_string(), None)
         .await
         .unwrap();
 }

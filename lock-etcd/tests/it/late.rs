@@ -1,27 +1,26 @@
 //! What reaches the server late, and state that goes back.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::time::Duration;
 
+use crate::server::{
+    GIVEN_UP, HANG_LIMIT, LONG, claim, clean_up, client, config, config_behind, deliver, fails, granted, is_answer,
+    plain, queue, raise_base, shared, soon, start, until, until_queued, watchers,
+};
 use conformance_tests::faults::{Proxy, Then};
 use conformance_tests::servers::Data;
 use lock_core::{Claim, DistributedLock, FencingToken, Locks, ReleaseOutcome, Released};
 use lock_etcd::EtcdLock;
-use server::{
-    GIVEN_UP, LONG, PATIENCE, claim, clean_up, client, config, config_at, deliver, fails, granted, is_answer, plain,
-    queue, raise_base, soon, start, until, until_queued, watchers,
-};
 
 #[tokio::test]
 async fn a_commit_delayed_past_its_clean_up_leaves_no_key_while_the_client_lives_on() {
     let server = start().await;
     raise_base(&plain(&server).await).await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
-    let at = proxy.address().to_string();
-    let lock = config_at(&at).op_timeout(GIVEN_UP).connect().await.unwrap();
+    let lock = config_behind(&server, &proxy)
+        .op_timeout(GIVEN_UP)
+        .connect()
+        .await
+        .unwrap();
     let etcd = plain(&server).await;
     // Keeps the lease alive that both share.
     let kept = granted(&lock, &claim("kept", LONG)).await;
@@ -40,11 +39,11 @@ async fn a_commit_delayed_past_its_clean_up_leaves_no_key_while_the_client_lives
 
 #[tokio::test]
 async fn a_release_between_the_look_at_the_queue_and_the_beginning_of_the_watch_is_noticed() {
-    let server = start().await;
+    let server = shared().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
     let (holder, waiter) = (
         client(&server).await,
-        config_at(&proxy.address().to_string()).connect().await.unwrap(),
+        config_behind(&server, &proxy).connect().await.unwrap(),
     );
     let etcd = plain(&server).await;
     let (held, wanted) = (claim("n", LONG), claim("n", LONG));
@@ -61,11 +60,11 @@ async fn a_release_between_the_look_at_the_queue_and_the_beginning_of_the_watch_
 
 #[tokio::test]
 async fn a_place_that_is_lost_between_the_look_at_the_queue_and_the_beginning_of_the_watch_is_taken_again() {
-    let server = start().await;
+    let server = shared().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
     let (holder, waiter) = (
         client(&server).await,
-        config_at(&proxy.address().to_string()).connect().await.unwrap(),
+        config_behind(&server, &proxy).connect().await.unwrap(),
     );
     let etcd = plain(&server).await;
     let (held, wanted) = (claim("n", LONG), claim("n", LONG));
@@ -90,10 +89,10 @@ async fn a_place_that_is_lost_between_the_look_at_the_queue_and_the_beginning_of
 
 #[tokio::test]
 async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
-    let server = start().await;
+    let server = shared().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
     let (holder, next, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
-    let forcing = config_at(&proxy.address().to_string()).connect().await.unwrap();
+    let forcing = config_behind(&server, &proxy).connect().await.unwrap();
     let held = claim("n", LONG);
     let first = granted(&holder, &held).await.token;
     let wanted = claim("n", LONG);
@@ -122,7 +121,7 @@ async fn a_release_whose_answer_is_lost_is_not_told_as_a_loss() {
     let server = start().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
     let etcd = plain(&server).await;
-    let locks = Locks::new(config_at(&proxy.address().to_string()).connect().await.unwrap());
+    let locks = Locks::new(config_behind(&server, &proxy).connect().await.unwrap());
     let other = client(&server).await;
     let (shared, own) = (lock_core::Renew::UntilReleased, lock_core::Renew::Never);
     for (renew, is_forced) in [(own, false), (shared, false), (shared, true)] {
@@ -169,7 +168,7 @@ async fn next(lock: &EtcdLock) -> FencingToken {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
-    let token = tokio::time::timeout(PATIENCE, taking).await.unwrap();
+    let token = tokio::time::timeout(HANG_LIMIT, taking).await.unwrap();
     lock.release(&wanted).await.unwrap();
     token
 }

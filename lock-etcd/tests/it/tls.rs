@@ -1,17 +1,12 @@
 //! TLS: whom the client trusts, and how it shows who it is.
 
-#![cfg(feature = "tls")]
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use crate::server::{LONG, claim, config_at, granted, shared};
 use lock_core::LockError;
 use lock_etcd::EtcdConfig;
 use rcgen::{CertificateParams, CertifiedIssuer, KeyPair};
-use server::{LONG, claim, config_at, granted, start};
 use tempfile::TempDir;
 use tokio::io::copy_bidirectional;
 use tokio::net::{TcpListener, TcpStream};
@@ -90,7 +85,7 @@ async fn refused(config: EtcdConfig, words: &str) {
 
 #[tokio::test]
 async fn a_member_is_trusted_by_its_authority_and_its_name() {
-    let (server, authority, stranger) = (start().await, Authority::new(), Authority::new());
+    let (server, authority, stranger) = (shared().await, Authority::new(), Authority::new());
     let port = authority.before(server.authority(), "localhost", None).await;
     let at = |host: &str, ca: &Authority| {
         let ca = ca.file("ca.pem");
@@ -107,7 +102,7 @@ async fn a_member_is_trusted_by_its_authority_and_its_name() {
 
 #[tokio::test]
 async fn a_client_shows_its_certificate() {
-    let (server, authority, clients, stranger) = (start().await, Authority::new(), Authority::new(), Authority::new());
+    let (server, authority, clients, stranger) = (shared().await, Authority::new(), Authority::new(), Authority::new());
     let port = authority.before(server.authority(), "localhost", Some(&clients)).await;
     let anonymous = || EtcdConfig::new("localhost", port).trust(authority.file("ca.pem"));
     let named = |by: &Authority| {
@@ -124,7 +119,7 @@ async fn a_client_shows_its_certificate() {
 
 #[tokio::test]
 async fn tls_and_none_are_told_apart() {
-    let (server, authority) = (start().await, Authority::new());
+    let (server, authority) = (shared().await, Authority::new());
     let without = server.authority().replace("127.0.0.1", "localhost");
     let tls = EtcdConfig::from_url(&format!("etcds://{without}")).unwrap();
     let error = tls.connect().await.unwrap_err();

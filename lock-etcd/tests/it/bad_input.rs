@@ -1,17 +1,16 @@
 //! Servers, settings and requests that are not as they should be: each its own clear refusal, and nothing harmed.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod server;
-
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use conformance_tests::servers::{Data, Kind, Server};
+use crate::server::{
+    Etcd, LONG, Plain, claim, client, config, config_at, granted, plain, plain_as, queue, shared, soon, start_with,
+    until_queued,
+};
+use conformance_tests::servers::{Data, Server};
 use lock_core::{Attempt, DistributedLock, LockError, Locks, Released, Renewal};
 use lock_etcd::EtcdConfig;
-use lock_etcd::etcd_client::{Client, ConnectOptions, Permission};
-use server::{LONG, claim, client, config, config_at, granted, plain, queue, soon, start, until_queued};
+use lock_etcd::etcd_client::Permission;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -39,23 +38,23 @@ async fn nobody() -> SocketAddr {
 }
 
 /// A server that asks for users, with the users `root` and `locks`, who has the rights that `docs/etcd.md` lists.
-async fn with_users(arguments: &[&str]) -> (Server, Client) {
+async fn with_users(arguments: &[&str]) -> (Etcd, Plain) {
     let server = without_users(arguments).await;
     let root = ask_for_users(&server).await;
     (server, root)
 }
 
 /// A server whose users are added quickly.
-async fn without_users(arguments: &[&str]) -> Server {
+async fn without_users(arguments: &[&str]) -> Etcd {
     let arguments: Vec<_> = ["--bcrypt-cost", "4", "--unsafe-no-fsync"]
         .iter()
         .chain(arguments)
         .copied()
         .collect();
-    Server::start_own(&Kind::ETCD, &arguments).await.unwrap()
+    start_with(&arguments).await
 }
 
-async fn ask_for_users(server: &Server) -> Client {
+async fn ask_for_users(server: &Etcd) -> Plain {
     let mut auth = plain(server).await.auth_client();
     auth.user_add("root", SECRET, None).await.unwrap();
     auth.user_grant_role("root", "root").await.unwrap();
@@ -70,9 +69,8 @@ async fn ask_for_users(server: &Server) -> Client {
     as_root(server).await
 }
 
-async fn as_root(server: &Server) -> Client {
-    let root = ConnectOptions::new().with_user("root", SECRET);
-    Client::connect([server.authority()], Some(root)).await.unwrap()
+async fn as_root(server: &Etcd) -> Plain {
+    plain_as(server, "root", SECRET).await
 }
 
 #[tokio::test]
@@ -168,7 +166,7 @@ async fn endpoints_that_cannot_be_reached_are_all_named() {
 
 #[tokio::test]
 async fn an_endpoint_that_cannot_be_used_does_not_hide_one_that_can() {
-    let server = start().await;
+    let server = shared().await;
     let config = config_at(&format!("{},{}", nobody().await, server.authority()));
     granted(&config.connect().await.unwrap(), &claim("n", LONG)).await;
 }
@@ -214,7 +212,7 @@ async fn a_user_without_the_right_to_the_namespace_is_told_which_is_missing() {
 
 #[tokio::test]
 async fn a_ttl_beyond_what_etcd_grants_is_refused() {
-    let server = start().await;
+    let server = shared().await;
     let lock = client(&server).await;
     let most = lock.capabilities().max_ttl;
     granted(&lock, &claim("most", most)).await;
@@ -263,7 +261,7 @@ async fn telling(server: &Server, version: &str) -> SocketAddr {
 
 #[tokio::test]
 async fn a_version_that_can_lose_revisions_is_refused_unless_that_is_allowed() {
-    let server = start().await;
+    let server = shared().await;
     let real = server.version().rsplit(' ').next().unwrap();
     let mut parts = real.split('.');
     let (major, minor, patch) = (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap());
@@ -316,7 +314,7 @@ async fn a_login_that_has_expired_is_refreshed() {
 
 #[tokio::test]
 async fn any_limit_for_requests_but_zero_will_do() {
-    let server = start().await;
+    let server = shared().await;
     let lock = config(&server).op_timeout(Duration::MAX).connect().await.unwrap();
     let grant = granted(&lock, &claim("n", LONG)).await;
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
