@@ -36,15 +36,15 @@ async fn history(etcd: &Plain, name: &str) -> BTreeMap<String, usize> {
 
 /// A key from one put to its deletion.
 #[derive(Debug, PartialEq)]
-struct Put {
-    key: String,
+pub(crate) struct Put {
+    pub(crate) key: String,
     created: i64,
     value: String,
     lease: i64,
 }
 
 /// What there is under a name, the oldest first.
-async fn line(etcd: &Plain, name: &str) -> Vec<Put> {
+pub(crate) async fn line(etcd: &Plain, name: &str) -> Vec<Put> {
     let read = |kv: &KeyValue| Put {
         key: kv.key_str().unwrap().to_owned(),
         created: kv.create_revision(),
@@ -55,7 +55,7 @@ async fn line(etcd: &Plain, name: &str) -> Vec<Put> {
 }
 
 /// The only key under a name.
-async fn only(etcd: &Plain, name: &str) -> Put {
+pub(crate) async fn only(etcd: &Plain, name: &str) -> Put {
     let mut found = line(etcd, name).await;
     assert_eq!(found.len(), 1, "{found:?}");
     found.remove(0)
@@ -63,7 +63,7 @@ async fn only(etcd: &Plain, name: &str) -> Put {
 
 #[tokio::test]
 async fn a_name_that_one_client_takes_again_and_again_has_one_key() {
-    const ROUNDS: usize = 200;
+    const ROUNDS: usize = 50;
     let server = shared().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
     let locks = Locks::new(lock.clone());
@@ -139,7 +139,7 @@ async fn hand_overs_within_a_client_take_turns_on_two_keys() {
 
 #[tokio::test]
 async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_again() {
-    const ROUNDS: usize = 100;
+    const ROUNDS: usize = 30;
     let server = shared().await;
     let etcd = plain(&server).await;
     let clients = [client(&server).await, client(&server).await];
@@ -174,6 +174,7 @@ async fn a_lock_is_told_of_the_end_of_its_own_key_and_not_of_the_one_before() {
     let key = only(&etcd, "n").await;
     watched(&first).await;
     first.release().await.unwrap();
+    until(async || watchers(&server).await == 1).await;
     let second = locks.lock("n").ttl(UNRENEWED).await.unwrap();
     assert_eq!(only(&etcd, "n").await.key, key.key);
     watched(&second).await;
@@ -183,7 +184,7 @@ async fn a_lock_is_told_of_the_end_of_its_own_key_and_not_of_the_one_before() {
 }
 
 /// A client whose requests can be held back, which gives them up.
-async fn through(server: &Etcd, proxy: &Proxy) -> EtcdLock {
+pub(crate) async fn through(server: &Etcd, proxy: &Proxy) -> EtcdLock {
     let config = config_behind(server, proxy);
     config.op_timeout(GIVEN_UP).connect().await.unwrap()
 }
@@ -212,47 +213,6 @@ async fn a_release_that_arrives_late_spares_the_next_claim_of_the_same_client() 
 }
 
 #[tokio::test]
-async fn a_release_that_is_dropped_under_way_spares_the_next_claim_of_the_same_client() {
-    let server = start().await;
-    let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
-    let (late, next) = (claim("n", LONG), claim("n", LONG));
-    granted(&lock, &late).await;
-    let key = only(&etcd, "n").await;
-    let held = proxy.hold(key.key.as_bytes());
-    tokio::select! {
-        biased;
-        _ = lock.release(&late) => panic!("it is held back"),
-        () = held.caught() => {}
-    }
-    clean_up(&lock, &late).await;
-    granted(&lock, &next).await;
-    let before = only(&etcd, "n").await;
-    deliver(&server, &proxy, held).await;
-    assert_eq!(only(&etcd, "n").await, before);
-    assert_ne!(before.key, key.key);
-}
-
-#[tokio::test]
-async fn a_hand_over_that_arrives_late_spares_the_next_claim_of_the_same_client() {
-    let server = start().await;
-    let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
-    let [from, to, next] = ["n"; 3].map(|name| claim(name, LONG));
-    granted(&lock, &from).await;
-    let held = proxy.hold(to.owner().to_string().as_bytes());
-    fails(&proxy, &held, lock.hand_over(&from, &to)).await;
-    for claim in [&from, &to] {
-        clean_up(&lock, claim).await;
-    }
-    granted(&lock, &next).await;
-    let before = only(&etcd, "n").await;
-    deliver(&server, &proxy, held).await;
-    assert_eq!(only(&etcd, "n").await, before);
-    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
-}
-
-#[tokio::test]
 async fn a_request_to_take_a_name_that_arrives_late_changes_nothing_for_the_next_claim_of_the_same_client() {
     let server = start().await;
     raise_base(&plain(&server).await).await;
@@ -268,36 +228,6 @@ async fn a_request_to_take_a_name_that_arrives_late_changes_nothing_for_the_next
     let before = only(&etcd, "n").await;
     deliver(&server, &proxy, held).await;
     assert_eq!(only(&etcd, "n").await, before);
-    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
-    assert!(queue(&etcd, "n").await.is_empty());
-}
-
-#[tokio::test]
-async fn a_request_to_join_a_queue_that_arrives_late_joins_nothing() {
-    let server = start().await;
-    raise_base(&plain(&server).await).await;
-    let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, holder, etcd) = (
-        through(&server, &proxy).await,
-        client(&server).await,
-        plain(&server).await,
-    );
-    let (late, next, in_the_way) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
-    granted(&lock, &claim("kept", LONG)).await;
-    granted(&holder, &in_the_way).await;
-    let held = proxy.hold(late.owner().to_string().as_bytes());
-    fails(&proxy, &held, lock.acquire(&late, soon())).await;
-    clean_up(&lock, &late).await;
-    let waiting = tokio::spawn({
-        let (lock, next) = (lock.clone(), next.clone());
-        async move { lock.acquire(&next, soon()).await }
-    });
-    until_queued(&etcd, "n", 1).await;
-    let before = line(&etcd, "n").await;
-    deliver(&server, &proxy, held).await;
-    assert_eq!(line(&etcd, "n").await, before);
-    holder.release(&in_the_way).await.unwrap();
-    assert!(waiting.await.unwrap().unwrap().granted().is_some());
     assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
     assert!(queue(&etcd, "n").await.is_empty());
 }

@@ -7,14 +7,14 @@ use crate::server::{
     Etcd, LONG, Plain, claim, client, config, config_at, granted, plain, plain_as, queue, shared, soon, start_with,
     until_queued,
 };
-use conformance_tests::servers::{Data, Server};
+use conformance_tests::servers::Server;
 use lock_core::{Attempt, DistributedLock, LockError, Locks, Released, Renewal};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Permission;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-const SECRET: &str = "hunter2";
+pub(crate) const SECRET: &str = "hunter2";
 
 async fn refused(config: EtcdConfig) -> LockError {
     let error = config.connect().await.unwrap_err();
@@ -38,7 +38,7 @@ async fn nobody() -> SocketAddr {
 }
 
 /// A server that asks for users, with the users `root` and `locks`, who has the rights that `docs/etcd.md` lists.
-async fn with_users(arguments: &[&str]) -> (Etcd, Plain) {
+pub(crate) async fn with_users(arguments: &[&str]) -> (Etcd, Plain) {
     let server = without_users(arguments).await;
     let root = ask_for_users(&server).await;
     (server, root)
@@ -69,7 +69,7 @@ async fn ask_for_users(server: &Etcd) -> Plain {
     as_root(server).await
 }
 
-async fn as_root(server: &Etcd) -> Plain {
+pub(crate) async fn as_root(server: &Etcd) -> Plain {
     plain_as(server, "root", SECRET).await
 }
 
@@ -278,38 +278,6 @@ async fn a_version_that_can_lose_revisions_is_refused_unless_that_is_allowed() {
     );
     let known = client(&server).await.backend_version().await.unwrap();
     assert_eq!(known.to_string(), server.version());
-}
-
-#[tokio::test]
-async fn a_login_that_has_expired_is_refreshed() {
-    let (server, root) = with_users(&["--auth-token-ttl", "1"]).await;
-    let config = || config(&server).credentials("locks", SECRET);
-    let (lock, other) = (config().connect().await.unwrap(), config().connect().await.unwrap());
-    let held = claim("n", LONG);
-    let grant = granted(&lock, &held).await;
-    let waiting = tokio::spawn({
-        let other = other.clone();
-        async move { other.acquire(&claim("n", LONG), soon()).await }
-    });
-    until_queued(&root, "n", 1).await;
-    // Nobody says anything meanwhile.
-    tokio::time::sleep(Duration::from_secs(4)).await;
-    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-    tokio::time::sleep(Duration::from_secs(4)).await;
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
-    let next = waiting.await.unwrap().unwrap().granted().unwrap();
-    assert!(next.token > grant.token);
-    // Whoever has logged in long ago, and watches something since then, waits for more.
-    let held = claim("o", LONG);
-    granted(&lock, &held).await;
-    tokio::time::sleep(Duration::from_secs(4)).await;
-    let waiting = tokio::spawn(async move { other.acquire(&claim("o", LONG), soon()).await });
-    until_queued(&as_root(&server).await, "o", 1).await;
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
-    waiting.await.unwrap().unwrap().granted().unwrap();
-    // A restart forgets all logins.
-    server.restart(Data::Kept).await.unwrap();
-    granted(&lock, &claim("m", LONG)).await;
 }
 
 #[tokio::test]

@@ -36,6 +36,12 @@ pub(crate) struct Etcd {
     namespace: String,
 }
 
+impl Etcd {
+    pub(crate) fn namespace(&self) -> &str {
+        &self.namespace
+    }
+}
+
 impl Deref for Etcd {
     type Target = Server;
 

@@ -89,7 +89,8 @@ async fn a_member_is_trusted_by_its_authority_and_its_name() {
     let port = authority.before(server.authority(), "localhost", None).await;
     let at = |host: &str, ca: &Authority| {
         let ca = ca.file("ca.pem");
-        EtcdConfig::from_url(&format!("etcds://{host}:{port}?ca={}", ca.display())).unwrap()
+        let config = EtcdConfig::from_url(&format!("etcds://{host}:{port}?ca={}", ca.display()));
+        config.unwrap().namespace(server.namespace())
     };
     let lock = at("localhost", &authority).connect().await.unwrap();
     granted(&lock, &claim("n", LONG)).await;
@@ -104,7 +105,11 @@ async fn a_member_is_trusted_by_its_authority_and_its_name() {
 async fn a_client_shows_its_certificate() {
     let (server, authority, clients, stranger) = (shared().await, Authority::new(), Authority::new(), Authority::new());
     let port = authority.before(server.authority(), "localhost", Some(&clients)).await;
-    let anonymous = || EtcdConfig::new("localhost", port).trust(authority.file("ca.pem"));
+    let anonymous = || {
+        EtcdConfig::new("localhost", port)
+            .namespace(server.namespace())
+            .trust(authority.file("ca.pem"))
+    };
     let named = |by: &Authority| {
         by.give_out("a client");
         anonymous().identity(by.file("cert.pem"), by.file("key.pem"))

@@ -1,13 +1,11 @@
 //! Tokens when what they come from is lowered, deleted or exchanged under clients that are connected.
 
-use std::time::Duration;
-
 use crate::server::{
-    Etcd, LONG, Plain, claim, client, config, config_at, config_behind, granted, plain, queue, shared, soon, start,
-    start_kind, until, until_queued,
+    Etcd, LONG, Plain, claim, client, config, config_behind, granted, plain, queue, shared, soon, start_kind, until,
+    until_queued,
 };
 use conformance_tests::faults::Proxy;
-use conformance_tests::servers::{Data, Kind};
+use conformance_tests::servers::Kind;
 use lock_core::{DistributedLock, FencingToken, LockError, Locks};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Txn, TxnOp};
@@ -52,7 +50,7 @@ async fn lower(etcd: &Plain, how: Lowered) {
     }
 }
 
-async fn taken(lock: &EtcdLock, name: &str) -> FencingToken {
+pub(crate) async fn taken(lock: &EtcdLock, name: &str) -> FencingToken {
     let held = claim(name, LONG);
     let grant = granted(lock, &held).await;
     lock.release(&held).await.unwrap();
@@ -264,7 +262,7 @@ async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
 }
 
 /// The proxy of etcd in front of a server, which says that it is one, or not.
-async fn proxy(server: &Etcd, says_so: bool) -> Etcd {
+pub(crate) async fn proxy(server: &Etcd, says_so: bool) -> Etcd {
     let endpoints = format!("--endpoints={}", server.authority());
     let advertised = if says_so { "127.0.0.1:23790" } else { "" };
     let advertised = format!("--advertise-client-url={advertised}");
@@ -279,30 +277,4 @@ async fn the_proxy_of_etcd_is_refused() {
     assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
     assert!(format!("{refused:#}").contains("grpc-proxy"), "{refused}");
     config(&proxy).allow_unsafe_configuration(true).connect().await.unwrap();
-}
-
-#[tokio::test]
-async fn a_restore_behind_a_proxy_that_keeps_the_connection_lowers_no_token() {
-    let server = start().await;
-    let proxy = proxy(&server, false).await;
-    let lock = config_at(proxy.authority()).connect().await.unwrap();
-    taken(&lock, "n").await;
-    server.copy().await.unwrap();
-    let mut last = taken(&lock, "n").await;
-    for _ in 0..20 {
-        last = taken(&lock, "n").await;
-    }
-    server.restart(Data::Copied).await.unwrap();
-    let next = loop {
-        let wanted = claim("n", LONG);
-        match lock.try_acquire(&wanted).await {
-            Ok(attempt) => match attempt.granted() {
-                Some(grant) => break grant.token,
-                None => tokio::time::sleep(Duration::from_millis(50)).await,
-            },
-            Err(error) => assert!(error.is_retryable(), "{error}"),
-        }
-        let _ = lock.release(&wanted).await;
-    };
-    assert!(next > last, "{next} after {last}");
 }

@@ -14,11 +14,10 @@ use lock_etcd::{EtcdConfig, EtcdLock};
 
 #[tokio::test]
 async fn a_lock_is_kept_across_a_restart_with_its_token_and_lets_nobody_else_in() {
-    const TTL: Duration = Duration::from_secs(12);
     // With its disk, as in real life.
     let server = start_with(&[]).await;
     let locks = Locks::new(client(&server).await);
-    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    let guard = locks.lock("n").ttl(LONG).await.unwrap();
     let before = queue(&plain(&server).await, "n").await;
     for _ in 0..2 {
         server.restart(Data::Kept).await.unwrap();
@@ -44,7 +43,7 @@ fn seen_token(kv: &lock_etcd::etcd_client::KeyValue) -> u64 {
 
 #[tokio::test]
 async fn of_held_locks_a_restore_brings_back_those_of_the_copy_and_ends_the_later_ones() {
-    const TTL: Duration = Duration::from_secs(20);
+    const TTL: Duration = Duration::from_secs(30);
     let server = start().await;
     let locks = Locks::new(client(&server).await);
     let kept = locks.lock("kept").ttl(TTL).await.unwrap();

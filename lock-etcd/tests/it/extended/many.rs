@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::server::{
-    LONG, Plain, client, config, everything, plain, requests, start, transactions, until, until_queued,
+    HANG_LIMIT, LONG, Plain, client, config, everything, plain, requests, start, transactions, until, until_queued,
 };
 use lock_core::Locks;
 use tokio::task::JoinSet;
@@ -19,7 +19,7 @@ async fn of_clients_that_start_together_all_succeed_with_ten_requests_each() {
     let before = requests(&server).await;
     let began = Instant::now();
     for number in 0..clients {
-        let config = config(&server).op_timeout(Duration::from_secs(30));
+        let config = config(&server).op_timeout(HANG_LIMIT);
         starts.spawn(async move {
             let locks = Locks::new(config.connect().await?);
             let guard = locks.lock(format!("n{number}")).ttl(LONG).await?;
@@ -119,7 +119,7 @@ async fn clients_that_end_leave_no_lease_and_no_key() {
         left = (leases.leases().len(), everything(&etcd).await);
         left.0 == 0 && left.1 == ["fencelock:base"]
     });
-    if tokio::time::timeout(Duration::from_secs(5), gone).await.is_err() {
+    if tokio::time::timeout(HANG_LIMIT / 2, gone).await.is_err() {
         panic!("left: {} leases and {:?}", left.0, left.1);
     }
 }

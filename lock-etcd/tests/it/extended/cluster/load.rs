@@ -12,10 +12,10 @@ use lock_core::{FencingToken, LockGuard, Locks, LossReason};
 use lock_etcd::EtcdConfig;
 use tokio::task::JoinSet;
 
+use crate::server::HANG_LIMIT;
+
 /// Long enough for an election and a new connection.
 pub(crate) const TTL: Duration = Duration::from_secs(8);
-/// How soon a holder is told that the server has revoked its lease.
-const NOTICE: Duration = Duration::from_millis(200);
 const CLIENTS: usize = 8;
 const NAMES: usize = 4;
 
@@ -63,7 +63,6 @@ impl Load {
     /// Waits until each name was granted some times more.
     pub(crate) async fn goes_on(&mut self, after: &str) {
         const MORE: usize = 5;
-        const LIMIT: Duration = Duration::from_secs(60);
         let counts = || self.shared.grants.each_ref().map(|count| count.load(Ordering::SeqCst));
         let (before, began) = (counts(), std::time::Instant::now());
         while counts().iter().zip(before).any(|(now, before)| *now < before + MORE) {
@@ -72,7 +71,7 @@ impl Load {
                 ended.unwrap();
             }
             assert!(
-                began.elapsed() < LIMIT,
+                began.elapsed() < HANG_LIMIT,
                 "all names are granted again after {after}: {before:?}, {:?}",
                 counts()
             );
@@ -119,7 +118,7 @@ async fn take_turns(locks: Locks, shared: Arc<Shared>) {
         if let Some(other) = shared.begins(at, &guard) {
             let may_be = shared.stale_leader.load(Ordering::SeqCst);
             assert!(may_be, "{other:?} and {guard:?} both believe in {at}");
-            let told = tokio::time::timeout(NOTICE, other.lost()).await;
+            let told = tokio::time::timeout(HANG_LIMIT, other.lost()).await;
             assert_eq!(
                 told,
                 Ok(LossReason::Revoked),
