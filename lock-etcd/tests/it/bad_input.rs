@@ -167,7 +167,8 @@ async fn endpoints_that_cannot_be_reached_are_all_named() {
 #[tokio::test]
 async fn an_endpoint_that_cannot_be_used_does_not_hide_one_that_can() {
     let server = shared().await;
-    let config = config_at(&format!("{},{}", nobody().await, server.authority()));
+    let both = config_at(&format!("{},{}", nobody().await, server.authority()));
+    let config = both.namespace(server.namespace());
     granted(&config.connect().await.unwrap(), &claim("n", LONG)).await;
 }
 
@@ -267,10 +268,11 @@ async fn a_version_that_can_lose_revisions_is_refused_unless_that_is_allowed() {
     let (major, minor, patch) = (parts.next().unwrap(), parts.next().unwrap(), parts.next().unwrap());
     let old = format!("{major}.{minor}.{:0width$}", 1, width = patch.len());
     let at = telling(&server, &old).await.to_string();
-    let error = refused(config_at(&at)).await;
+    let config = config_at(&at).namespace(server.namespace());
+    let error = refused(config.clone()).await;
     assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
     assert!(format!("{error:#}").contains(&old), "{error}");
-    let allowed = config_at(&at).allow_unsafe_configuration(true).connect().await.unwrap();
+    let allowed = config.allow_unsafe_configuration(true).connect().await.unwrap();
     granted(&allowed, &claim("n", LONG)).await;
     assert_eq!(
         allowed.backend_version().await.unwrap().to_string(),

@@ -6,7 +6,7 @@ use crate::server::{
     HANG_LIMIT, LONG, Plain, SHORT, UNRENEWED, busy, claim, client, config_behind, everything, granted, lost, plain,
     queue, shared, soon, start, until, until_queued, watchers,
 };
-use conformance_tests::faults::Proxy;
+use conformance_tests::faults::{Direction, Proxy, Traffic};
 use futures_util::StreamExt as _;
 use lock_core::{Attempt, Claim, Clock, DistributedLock, LockError, Locks, LossReason, Released};
 use lock_etcd::etcd_client::{Txn, TxnOp};
@@ -56,18 +56,38 @@ async fn a_hand_over_does_not_pass_by_who_waits_at_the_server() {
 
 #[tokio::test]
 async fn releasing_a_claim_ends_its_wait() {
+    const DELAY: Duration = Duration::from_millis(60);
     let server = shared().await;
-    let (lock, etcd) = (client(&server).await, plain(&server).await);
-    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
-    granted(&lock, &held).await;
-    let wait = tokio::spawn({
-        let (lock, wanted) = (lock.clone(), wanted.clone());
-        async move { lock.acquire(&wanted, None).await }
-    });
-    until_queued(&etcd, "n", 1).await;
-    assert_eq!(lock.release(&wanted).await.unwrap(), Released::NotHeld);
-    assert!(wait.await.unwrap().unwrap().granted().is_none());
-    until_queued(&etcd, "n", 0).await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let lock = config_behind(&server, &proxy).connect().await.unwrap();
+    let etcd = plain(&server).await;
+    for round in 0..12 {
+        // A name of its own: what was waited for a moment ago is watched already.
+        let name = format!("n{round}");
+        granted(&lock, &claim(&name, LONG)).await;
+        proxy.set(Direction::ToClient, Traffic::Delayed(DELAY));
+        let wanted = claim(&name, LONG);
+        let wait = tokio::spawn({
+            let (lock, wanted) = (lock.clone(), wanted.clone());
+            async move { lock.acquire(&wanted, None).await }
+        });
+        until_queued(&etcd, &name, 1).await;
+        // A write before the watch begins has the waiter look at its key once more, and the release comes with that look.
+        etcd.kv_client().put("foreign", "", None).await.unwrap();
+        tokio::time::sleep(DELAY * 3 / 2).await;
+        proxy.set(Direction::ToServer, Traffic::Stalled);
+        tokio::time::sleep(DELAY).await;
+        let releasing = tokio::spawn({
+            let (lock, wanted) = (lock.clone(), wanted.clone());
+            async move { lock.release(&wanted).await }
+        });
+        tokio::time::sleep(DELAY / 2).await;
+        proxy.heal().await;
+        assert_eq!(releasing.await.unwrap().unwrap(), Released::NotHeld);
+        let ended = tokio::time::timeout(HANG_LIMIT, wait).await;
+        assert!(ended.expect("the wait ends").unwrap().unwrap().granted().is_none());
+        until_queued(&etcd, &name, 0).await;
+    }
 }
 
 #[tokio::test]
