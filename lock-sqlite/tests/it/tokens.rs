@@ -1,19 +1,15 @@
 //! Tokens rise, whatever happens to clients, to the file and to the clock.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod file;
-
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use file::{File, LONG, claim, granted};
+use crate::file::{File, LONG, claim, granted};
 use lock_core::{DistributedLock, FencingToken, LockError};
 use lock_sqlite::SqliteLock;
 
 /// Draws that many tokens and returns the last.
-async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
+pub(crate) async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
     let mut last = 0;
     for _ in 0..tokens {
         let claim = claim("n", LONG);
@@ -26,7 +22,7 @@ async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
 }
 
 /// Sets the counter so far ahead that the wall clock plays no part.
-fn far_ahead(file: &File) {
+pub(crate) fn far_ahead(file: &File) {
     let ahead = micros(SystemTime::now() + Duration::from_secs(365 * 24 * 3600));
     file.sql(&format!("UPDATE counter SET token = {ahead}, ceiling = {ahead}"));
 }
@@ -36,7 +32,7 @@ fn micros(time: SystemTime) -> u64 {
 }
 
 /// By another process: closing the file in this one would drop SQLite's locks on it.
-fn copy(from: &std::path::Path, to: &std::path::Path) {
+pub(crate) fn copy(from: &std::path::Path, to: &std::path::Path) {
     assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
 }
 
@@ -78,35 +74,7 @@ async fn no_token_is_above_the_ceiling_that_was_made_durable_before() {
     }
 }
 
-#[tokio::test]
-async fn grants_lost_with_the_power_are_not_granted_again() {
-    for before in [0, 1, 1000, 1024, 1030] {
-        let file = File::new();
-        let lock = file.client().await;
-        far_ahead(&file);
-        lock.close().await.unwrap();
-        let lock = file.client().await;
-        draw(&lock, before).await;
-        // What is on the disk: at least everything up to the last raise of the ceiling.
-        for suffix in ["", "-wal"] {
-            copy(&with(&file, suffix), &file.beside(&format!("disk{suffix}")));
-        }
-        let ceiling = file.number("SELECT ceiling FROM counter");
-        let mut lost = 0;
-        while file.number("SELECT token < ceiling FROM counter") == 1 {
-            lost = draw(&lock, 1).await;
-        }
-        assert_eq!(file.number("SELECT ceiling FROM counter"), ceiling);
-        lock.close().await.unwrap();
-        for suffix in ["", "-wal"] {
-            copy(&file.beside(&format!("disk{suffix}")), &with(&file, suffix));
-        }
-        let token = draw(&file.client().await, 1).await;
-        assert!(token > lost, "{token} after {lost}");
-    }
-}
-
-fn with(file: &File, suffix: &str) -> std::path::PathBuf {
+pub(crate) fn with(file: &File, suffix: &str) -> std::path::PathBuf {
     file.beside(&format!("locks.db{suffix}"))
 }
 

@@ -1,9 +1,5 @@
 //! What cannot hold locks is refused with a typed error that says what to do. The same as root and as anybody else.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod file;
-
 use std::fs;
 use std::future::IntoFuture;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -11,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
-use file::{File, LONG, claim, granted};
+use crate::file::{File, LONG, claim, granted};
 use lock_core::{DistributedLock, LockError, Locks, Released, Renewal};
 use lock_sqlite::{SqliteConfig, SqliteLock};
 

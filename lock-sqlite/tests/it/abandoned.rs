@@ -1,14 +1,10 @@
 //! A request whose caller goes away leaves nothing behind, not even until the core releases it.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod file;
-
 use std::pin::{Pin, pin};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use file::{File, LONG, claim, granted, name, until_waiting};
+use crate::file::{File, LONG, claim, granted, name, until_waiting};
 use lock_core::{Claim, DistributedLock, Released};
 use lock_sqlite::SqliteLock;
 use rusqlite::Connection;

@@ -1,12 +1,8 @@
 //! Names that stay taken for a time, and what a reboot makes of them.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
 use std::time::Duration;
 
-mod file;
-
-use file::{File, LONG, SHORT, busy, claim, granted};
+use crate::file::{File, LONG, SHORT, busy, claim, granted};
 use lock_core::{DistributedLock, Released, Renewal};
 use lock_sqlite::SqliteConfig;
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use lock_core::DistributedLock;
 use lock_sqlite::{SqliteConfig, SqliteLock};
 
-use crate::file::{self, File, LONG, claim, granted};
-use crate::player::Player;
+use super::player::{Player, say};
+use crate::file::{File, LONG, claim, granted, name};
 
 pub(crate) async fn read_meanwhile() {
     let file = File::new();
@@ -21,12 +21,12 @@ pub(crate) async fn read_meanwhile() {
     let last = std::thread::spawn(move || others.map(|mut other| (other.line(), other.finish())));
     while !last.is_finished() {
         let held = reader.list("").await.unwrap();
-        let kept = held.iter().filter(|holder| holder.name == Some(file::name("kept")));
+        let kept = held.iter().filter(|holder| holder.name == Some(name("kept")));
         assert_eq!(kept.count(), 1, "{held:?}");
         reads += 1;
     }
     assert!(last.join().unwrap().iter().all(|(line, ())| line == "last"));
-    assert!(reads > 10, "{reads}");
+    assert!(reads > 0, "{reads}");
 }
 
 /// Takes a lock, releases it and closes the file, again and again.
@@ -39,16 +39,16 @@ pub(crate) async fn come_and_go(path: &Path) {
         }
         lock.close().await.unwrap();
         if round == 0 {
-            println!("first");
+            say("first");
         }
     }
-    println!("last");
+    say("last");
 }
 
 /// A process that returns from `main` closes the file to the end: a log without its index would be an obstacle to who only looks.
-pub(crate) async fn ends() {
+pub(crate) async fn ends(processes: usize) {
     let file = File::new();
-    for _ in 0..50 {
+    for _ in 0..processes {
         Player::start("come once", &file).finish();
         for suffix in ["-wal", "-shm"] {
             assert!(

@@ -1,6 +1,9 @@
 //! A process that is started to play a role: this same binary.
 
+use std::ffi::OsStr;
+use std::fmt::Display;
 use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -11,12 +14,36 @@ use crate::file::File;
 
 /// The variable that names the role.
 pub(crate) const ROLE: &str = "FENCELOCK_TEST_ROLE";
+/// The variable that names the path of the database.
+pub(crate) const PATH: &str = "FENCELOCK_TEST_PATH";
+/// What has this program play a role. With two threads the harness prints nothing more while the test runs.
+const ARGUMENTS: [&str; 6] = [
+    "--exact",
+    "processes::a_process_plays_its_role",
+    "--ignored",
+    "--nocapture",
+    "--quiet",
+    "--test-threads=2",
+];
+/// What lines of a role begin with: the test harness prints lines as well.
+pub(crate) const SAID: &str = "> ";
+
+/// Tells the test that started this process.
+pub(crate) fn say(what: impl Display) {
+    println!("{SAID}{what}");
+}
+
+/// What was said in a line that has ended.
+pub(crate) fn said(line: &str) -> Option<&str> {
+    let (_, said) = line.strip_suffix('\n')?.split_once(SAID)?;
+    Some(said)
+}
 
 /// A started process that plays a role.
 pub(crate) struct Player {
     child: Child,
     input: Option<ChildStdin>,
-    pub(crate) output: BufReader<ChildStdout>,
+    output: BufReader<ChildStdout>,
 }
 
 impl Player {
@@ -25,13 +52,17 @@ impl Player {
     }
 
     pub(crate) fn command(role: &str, file: &File) -> Command {
-        let mut command = Self::with_role(Command::new(std::env::current_exe().unwrap()), role);
-        command.arg(file.path());
-        command
+        Self::command_by(&[], role, &file.path())
     }
 
-    pub(crate) fn with_role(mut command: Command, role: &str) -> Command {
-        command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped());
+    /// The same, started by the program and the arguments before it, on the database at `path`.
+    pub(crate) fn command_by(before: &[&str], role: &str, path: &Path) -> Command {
+        let program = std::env::current_exe().unwrap();
+        let words = before.iter().map(OsStr::new).chain([program.as_os_str()]);
+        let mut words = words.chain(ARGUMENTS.iter().map(OsStr::new));
+        let mut command = Command::new(words.next().unwrap());
+        command.args(words).env(ROLE, role).env(PATH, path);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command
     }
 
@@ -45,9 +76,13 @@ impl Player {
     }
 
     pub(crate) fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).unwrap();
-        line.trim_end().to_owned()
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the process has ended");
+            if let Some(said) = said(&line) {
+                return said.to_owned();
+            }
+        }
     }
 
     pub(crate) fn ask(&mut self, what: &str) -> String {

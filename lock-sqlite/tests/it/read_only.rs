@@ -1,22 +1,16 @@
 //! Clients that only look: they change nothing, and see what is held whoever comes and goes meanwhile.
 
-#![allow(clippy::unwrap_used, reason = "a test may fail")]
-
-mod file;
-
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
 
-use file::{File, LONG, SHORT, claim, granted, name};
+use crate::file::{File, LONG, claim, granted, name};
 use lock_core::{DistributedLock, LockError};
 use lock_sqlite::{SqliteConfig, SqliteLock};
 
-fn reader(file: &File) -> SqliteConfig {
+pub(crate) fn reader(file: &File) -> SqliteConfig {
     SqliteConfig::new(file.path()).read_only(true)
 }
 
-async fn names(lock: &SqliteLock) -> Vec<String> {
+pub(crate) async fn names(lock: &SqliteLock) -> Vec<String> {
     let held = lock.list("").await.unwrap();
     held.into_iter()
         .map(|holder| holder.name.unwrap().to_string())
@@ -30,7 +24,7 @@ fn refusal<T: std::fmt::Debug>(done: Result<T, LockError>) -> String {
     }
 }
 
-fn names_in(file: &File) -> Vec<String> {
+pub(crate) fn names_in(file: &File) -> Vec<String> {
     let entries = fs::read_dir(file.path().parent().unwrap()).unwrap();
     let mut names: Vec<_> = entries
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -171,60 +165,4 @@ async fn a_log_with_nothing_in_it_is_no_obstacle() {
     let reader = reader(&file).connect().await.unwrap();
     assert_eq!(names(&reader).await, ["n"]);
     assert_eq!(names_in(&file), before);
-}
-
-#[test]
-fn readers_see_what_is_held_while_clients_of_their_process_come_and_go() {
-    let file = File::new();
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap()
-    };
-    runtime().block_on(async {
-        granted(&file.client().await, &claim("kept", LONG)).await;
-    });
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let readers: Vec<_> = (0..2)
-            .map(|_| {
-                scope.spawn(|| {
-                    runtime().block_on(async {
-                        let reader = reader(&file).connect().await.unwrap();
-                        let mut reads = 0;
-                        while !over.load(Ordering::Relaxed) {
-                            let seen = names(&reader).await;
-                            assert!(seen.contains(&"kept".to_owned()), "{seen:?}");
-                            reads += 1;
-                        }
-                        reads
-                    })
-                })
-            })
-            .collect();
-        let writer = scope.spawn(|| {
-            runtime().block_on(async {
-                for _ in 0..200 {
-                    let lock = file.client().await;
-                    let passing = claim("passing", SHORT * 10);
-                    granted(&lock, &passing).await;
-                    lock.release(&passing).await.unwrap();
-                    lock.close().await.unwrap();
-                }
-            });
-        });
-        let written = writer.join();
-        over.store(true, Ordering::Relaxed);
-        for reader in readers {
-            assert!(reader.join().unwrap() > 10);
-        }
-        written.unwrap();
-    });
-    // Readers may have kept the last client from taking its log along, but make none themselves.
-    let there = names_in(&file);
-    assert!(
-        [2, 4].contains(&there.len()) && there.contains(&"locks.db-wake".to_owned()),
-        "{there:?}"
-    );
 }
