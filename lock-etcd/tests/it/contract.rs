@@ -9,7 +9,9 @@ use crate::server::{
 use conformance_tests::faults::{Direction, Proxy, Traffic};
 use futures_util::StreamExt as _;
 use lock_core::{Attempt, Claim, Clock, DistributedLock, LockError, Locks, LossReason, Released};
+use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Txn, TxnOp};
+use tokio::task::JoinHandle;
 
 #[tokio::test]
 async fn closing_leaves_nothing_but_the_base_of_tokens() {
@@ -54,9 +56,40 @@ async fn a_hand_over_does_not_pass_by_who_waits_at_the_server() {
     assert_eq!(wait.await.unwrap().unwrap().granted().unwrap().claim, waiting);
 }
 
+/// A waiter that is looking at the queue: the look has not reached the server when this returns, nor does what is sent now, until the
+/// proxy is healed.
+async fn looking(
+    lock: &EtcdLock,
+    proxy: &Proxy,
+    etcd: &Plain,
+    wanted: &Claim,
+) -> JoinHandle<Result<Attempt, LockError>> {
+    const DELAY: Duration = Duration::from_millis(60);
+    proxy.set(Direction::ToClient, Traffic::Delayed(DELAY));
+    let wait = tokio::spawn({
+        let (lock, wanted) = (lock.clone(), wanted.clone());
+        async move { lock.acquire(&wanted, None).await }
+    });
+    until_queued(etcd, wanted.name().as_str(), 1).await;
+    // A write before the watch begins has the waiter look at its key once more.
+    etcd.kv_client().put("foreign", "", None).await.unwrap();
+    tokio::time::sleep(DELAY * 3 / 2).await;
+    proxy.set(Direction::ToServer, Traffic::Stalled);
+    tokio::time::sleep(DELAY).await;
+    wait
+}
+
+/// Lets what `request` sends reach the server together with what waits before it.
+async fn together<T>(proxy: &Proxy, request: impl Future<Output = T>) -> T {
+    let healing = async {
+        tokio::time::sleep(Duration::from_millis(30)).await;
+        proxy.heal().await;
+    };
+    tokio::join!(request, healing).0
+}
+
 #[tokio::test]
 async fn releasing_a_claim_ends_its_wait() {
-    const DELAY: Duration = Duration::from_millis(60);
     let server = shared().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
     let lock = config_behind(&server, &proxy).connect().await.unwrap();
@@ -65,28 +98,30 @@ async fn releasing_a_claim_ends_its_wait() {
         // A name of its own: what was waited for a moment ago is watched already.
         let name = format!("n{round}");
         granted(&lock, &claim(&name, LONG)).await;
-        proxy.set(Direction::ToClient, Traffic::Delayed(DELAY));
         let wanted = claim(&name, LONG);
-        let wait = tokio::spawn({
-            let (lock, wanted) = (lock.clone(), wanted.clone());
-            async move { lock.acquire(&wanted, None).await }
-        });
-        until_queued(&etcd, &name, 1).await;
-        // A write before the watch begins has the waiter look at its key once more, and the release comes with that look.
-        etcd.kv_client().put("foreign", "", None).await.unwrap();
-        tokio::time::sleep(DELAY * 3 / 2).await;
-        proxy.set(Direction::ToServer, Traffic::Stalled);
-        tokio::time::sleep(DELAY).await;
-        let releasing = tokio::spawn({
-            let (lock, wanted) = (lock.clone(), wanted.clone());
-            async move { lock.release(&wanted).await }
-        });
-        tokio::time::sleep(DELAY / 2).await;
-        proxy.heal().await;
-        assert_eq!(releasing.await.unwrap().unwrap(), Released::NotHeld);
+        let wait = looking(&lock, &proxy, &etcd, &wanted).await;
+        let released = together(&proxy, lock.release(&wanted)).await;
+        assert_eq!(released.unwrap(), Released::NotHeld);
         let ended = tokio::time::timeout(HANG_LIMIT, wait).await;
         assert!(ended.expect("the wait ends").unwrap().unwrap().granted().is_none());
         until_queued(&etcd, &name, 0).await;
+    }
+}
+
+#[tokio::test]
+async fn closing_under_a_waiter_that_looks_leaves_no_lease() {
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let etcd = plain(&server).await;
+    for _ in 0..12 {
+        let lock = config_behind(&server, &proxy).connect().await.unwrap();
+        granted(&lock, &claim("n", LONG)).await;
+        let wait = looking(&lock, &proxy, &etcd, &claim("n", LONG)).await;
+        together(&proxy, lock.close()).await.unwrap();
+        let ended = tokio::time::timeout(HANG_LIMIT, wait).await;
+        let ended = ended.expect("the wait ends").unwrap();
+        assert!(matches!(ended, Err(LockError::Closed { .. })), "{ended:?}");
+        assert!(etcd.lease_client().leases().await.unwrap().leases().is_empty());
     }
 }
 
