@@ -70,7 +70,7 @@ for image in "${FENCELOCK_TEST_REDIS_IMAGE:-redis:8}" "${FENCELOCK_TEST_POSTGRES
 done
 export PATH
 
-libraries=$(rustc --print sysroot)/lib
+libraries=$(rustc --print target-libdir)
 
 # Wherever an environment or a configuration puts it.
 target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')

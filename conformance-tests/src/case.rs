@@ -344,7 +344,7 @@ impl Case {
 
     /// Nothing but `expected` lines may be left on the server before the longest ttl is over.
     pub(crate) async fn only_leftovers(&self, expected: usize) -> Outcome {
-        let limit = self.kept_ttl() + self.hang_limit();
+        let limit = self.hang_limit();
         let start = self.now();
         loop {
             let Some(left) = self.leftovers().await? else {

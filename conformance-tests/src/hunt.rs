@@ -15,7 +15,7 @@ use crate::run_case::{Limits, run_case};
 /// first limits, so that the case does not pass without the bug either, the second ones count.
 const LIMITS: [Limits; 2] = [
     Limits {
-        case: Duration::from_secs(40),
+        case: Duration::from_secs(60),
         hang: Duration::from_secs(8),
     },
     Limits::GENEROUS,

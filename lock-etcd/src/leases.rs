@@ -213,6 +213,7 @@ impl Session {
         }
         let seconds = seconds(claim.ttl());
         if claim.own_lease() {
+            self.still_open()?;
             if let Some(kept) = self.table().lease(own_id(claim.owner())).filter(valid) {
                 return Ok(kept);
             }
@@ -223,6 +224,7 @@ impl Session {
         }
         // One makes it for all who come meanwhile.
         let _making = self.making().lock().await;
+        self.still_open()?;
         if let Some(kept) = self.table().shared(seconds, self.clock().now()) {
             return Ok(kept);
         }

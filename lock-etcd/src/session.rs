@@ -215,15 +215,27 @@ impl Session {
 
     /// Ends the session: its leases are revoked, and with them all that it has on the server, if there is a connection for it.
     pub(crate) async fn close(&self) -> Result<(), LockError> {
-        // Whoever waits must not come again with another lease.
+        // A waiter must not come again with another lease.
         self.closing.store(true, Ordering::Release);
-        let leases = self.table.take_leases();
         let mut outcome = Ok(());
         if let Some(link) = self.line.current() {
-            outcome = self.limited("close", revoke(link, leases)).await;
+            let ending = async {
+                // A lease that is being made is among those that are revoked.
+                let _making = self.making.lock().await;
+                revoke(link, self.table.take_leases()).await
+            };
+            outcome = self.limited("close", ending).await;
         }
         self.line.close();
         outcome
+    }
+
+    /// Fails if the session is closed.
+    pub(crate) fn still_open(&self) -> Result<(), Failure> {
+        match self.is_closed() {
+            true => Err(LockError::closed().into()),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {

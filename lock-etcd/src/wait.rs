@@ -28,6 +28,8 @@ struct Place {
 enum Standing {
     Held(Grant),
     Behind(Box<Behind>),
+    /// The claim was released under its own wait, and is not to be put into the queue again.
+    Released,
 }
 
 /// Somebody else is first.
@@ -56,13 +58,15 @@ impl Session {
         mut busy: BusySignal,
     ) -> Result<Attempt, LockError> {
         let mut place = None;
+        let mut asked = false;
+        let mut seen = Busy::default();
         // What is watched stays so until the next watches are there: a look can take longer than they linger.
         let mut watching = None;
         loop {
             let looking = async {
                 loop {
                     let link = self.link().await?;
-                    match self.stand(&link, claim, &mut place).await {
+                    match self.stand(&link, claim, &mut place, &mut asked).await {
                         Err(failure) if is_worth_another(&link, &failure) => sleep(PAUSE).await,
                         standing => return Ok((standing?, link)),
                     }
@@ -72,6 +76,7 @@ impl Session {
             let behind = match standing {
                 Standing::Held(grant) => return Ok(Attempt::Granted(grant)),
                 Standing::Behind(behind) => behind,
+                Standing::Released => return Ok(seen.into()),
             };
             busy.tell(&behind.busy);
             let watched = watching.insert([&behind.before, &*behind.mine].map(|key| link.watches().wait(key)));
@@ -84,20 +89,24 @@ impl Session {
                 // It was released under its own wait.
                 return Ok(behind.busy.into());
             }
+            seen = behind.busy;
         }
     }
 
     /// Looks where the claim stands, after it was put into the queue if it is not in it.
+    ///
+    /// `asked` tells whether this wait has asked for that before.
     async fn stand(
         self: &Arc<Self>,
         link: &Arc<Link>,
         claim: &Claim,
         place: &mut Option<Place>,
+        asked: &mut bool,
     ) -> Result<Standing, Failure> {
         loop {
             match place {
                 None => {
-                    if let Some(standing) = self.enqueue(link, claim, place).await? {
+                    if let Some(standing) = self.enqueue(link, claim, place, asked).await? {
                         return Ok(standing);
                     }
                 }
@@ -122,10 +131,15 @@ impl Session {
         link: &Arc<Link>,
         claim: &Claim,
         place: &mut Option<Place>,
+        asked: &mut bool,
     ) -> Result<Option<Standing>, Failure> {
-        let asked = self.clock().now();
+        let since = self.clock().now();
         let queue = self.settings().keys.queue(claim.name());
         let (kept, drawing) = self.prepare(link, claim).await?;
+        // The key can be missing because the claim was released. A release from here on finds that the claim was asked for.
+        if std::mem::replace(asked, true) && self.table().is_given_up(claim) {
+            return Ok(Some(Standing::Released));
+        }
         let put = |holds| Put {
             claim,
             kept: &kept,
@@ -149,7 +163,7 @@ impl Session {
         if taken.put {
             let drawn = self.drawn(link, drawing, put(true), life, &taken).await?;
             let Some(base) = drawn else { return Ok(None) };
-            let grant = self.grant(link, claim, &kept, base, life, asked)?;
+            let grant = self.grant(link, claim, &kept, base, life, since)?;
             return Ok(Some(Standing::Held(grant)));
         }
         let joined = taken.instead()?;

@@ -32,9 +32,14 @@ pub(crate) fn read<T: Default>(
     database::check_version()?;
     let boot = Boot::find(allow_unsafe)?;
     let mut tries = 0;
+    let mut last = None;
     loop {
         let number = std::fs::metadata(path).map_or(0, |file| file.ino());
-        let turn = turns::to_read(number)?;
+        let turn = match turns::to_read(number) {
+            Ok(turn) => turn,
+            // What the look before has found says more.
+            Err(busy) => return Err(last.unwrap_or(busy)),
+        };
         let before = Files::look(path, allow_unsafe)?;
         let now = SystemTime::now();
         let done = read_once(&before, &boot, work);
@@ -56,6 +61,7 @@ pub(crate) fn read<T: Default>(
         if !patience::wait_for_the_other(tries) {
             return Err(failure);
         }
+        last = Some(failure);
         tries += 1;
     }
 }
@@ -153,7 +159,7 @@ mod tests {
 
     /// A client that holds those locks.
     fn database(path: &Path, names: &[&str]) -> Store {
-        patience::until(Instant::now() + Duration::from_secs(20));
+        patience::until(Instant::now() + Duration::from_secs(60));
         let mut store = Store::open(path, false, OwnerId::random(), 0).unwrap();
         for name in names {
             let claim = Claim::new(name.parse().unwrap(), Duration::from_secs(60));

@@ -1,9 +1,9 @@
 //! What waiting costs, counted in statements of SQLite.
 
-use std::sync::Arc;
-use std::time::Duration;
 #[cfg(target_os = "linux")]
-use std::{path::PathBuf, time::Instant};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use lock_core::{Attempt, Claim, Clock, DistributedLock, LockName, Stamp};
 use rusqlite::Connection;
@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use tokio::sync::oneshot;
 
 use crate::SqliteLock;
+use crate::patience;
 use crate::records::HOLDER;
 use crate::session::{Reply, Session, Settings};
 use crate::store::VERSION;
@@ -45,6 +46,8 @@ fn looks_at_names(waiters: usize) -> i32 {
     // It stands still, so that no planned look becomes due.
     let (clock, _hand) = Clock::manual();
     let mut worker = Worker::new(settings(&dir, PLANNED_LOOKS), clock.clone(), Arc::new(Alarm::new()));
+    // A file of another test may be opened at the same time, for which this one waits.
+    patience::until(Instant::now() + Duration::from_secs(60));
     let held = claim("n");
     let now = clock.now();
     let granted = worker.on_store(|store| store.try_acquire(&held, now, &|| true));
@@ -85,6 +88,8 @@ fn a_grant_that_is_taken_back_goes_to_a_waiter_of_the_same_client() {
     // It stands still, so that no planned look becomes due.
     let (clock, _hand) = Clock::manual();
     let mut worker = Worker::new(settings(&dir, PLANNED_LOOKS), clock.clone(), Arc::new(Alarm::new()));
+    // A file of another test may be opened at the same time, for which this one waits.
+    patience::until(Instant::now() + Duration::from_secs(60));
     let (unheard, now) = (claim("n"), clock.now());
     let granted = worker.on_store(|store| store.try_acquire(&unheard, now, &|| true));
     assert!(granted.unwrap().granted().is_some());

@@ -1,0 +1,337 @@
+//! Keys that are used again: by which claims, and what is left of those before.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::server::{
+    Etcd, GIVEN_UP, LONG, Plain, UNRENEWED, busy, claim, clean_up, client, config_behind, deliver, fails, granted,
+    lost, plain, queue, raise_base, shared, soon, start, until, until_queued, watchers,
+};
+use conformance_tests::faults::Proxy;
+use lock_core::{Attempt, DistributedLock, LockGuard, Locks, LossReason, Released};
+use lock_etcd::EtcdLock;
+use lock_etcd::etcd_client::{EventType, KeyValue, WatchOptions};
+
+/// The keys that there were under a name since the server was started, and how often each was created.
+async fn history(etcd: &Plain, name: &str) -> BTreeMap<String, usize> {
+    let prefix = etcd.prefix(name);
+    let end = format!("{prefix}end");
+    etcd.kv_client().put(&*end, "", None).await.unwrap();
+    let all = WatchOptions::new().with_prefix().with_start_revision(1);
+    let mut events = etcd.watch_client().watch(prefix, Some(all)).await.unwrap();
+    let mut keys = BTreeMap::new();
+    loop {
+        let response = events.message().await.unwrap().unwrap();
+        for event in response.events() {
+            let key = event.kv().unwrap().key_str().unwrap().to_owned();
+            if key == end {
+                return keys;
+            }
+            if event.event_type() == EventType::Put {
+                *keys.entry(key).or_default() += 1;
+            }
+        }
+    }
+}
+
+/// A key from one put to its deletion.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Put {
+    pub(crate) key: String,
+    created: i64,
+    value: String,
+    lease: i64,
+}
+
+/// What there is under a name, the oldest first.
+pub(crate) async fn line(etcd: &Plain, name: &str) -> Vec<Put> {
+    let read = |kv: &KeyValue| Put {
+        key: kv.key_str().unwrap().to_owned(),
+        created: kv.create_revision(),
+        value: kv.value_str().unwrap().to_owned(),
+        lease: kv.lease(),
+    };
+    queue(etcd, name).await.iter().map(read).collect()
+}
+
+/// The only key under a name.
+pub(crate) async fn only(etcd: &Plain, name: &str) -> Put {
+    let mut found = line(etcd, name).await;
+    assert_eq!(found.len(), 1, "{found:?}");
+    found.remove(0)
+}
+
+#[tokio::test]
+async fn a_name_that_one_client_takes_again_and_again_has_one_key() {
+    const ROUNDS: usize = 50;
+    let server = shared().await;
+    let (lock, etcd) = (client(&server).await, plain(&server).await);
+    let locks = Locks::new(lock.clone());
+    for _ in 0..ROUNDS {
+        locks.lock("n").ttl(LONG).await.unwrap().release().await.unwrap();
+        // Those that are refused, and those with a lease of their own, leave no trace either.
+        let guard = locks
+            .lock("own")
+            .ttl(LONG)
+            .renew(lock_core::Renew::Never)
+            .await
+            .unwrap();
+        busy(&lock, &claim("own", LONG)).await;
+        guard.release().await.unwrap();
+    }
+    for name in ["n", "own"] {
+        let keys = history(&etcd, name).await;
+        assert_eq!(keys.into_values().collect::<Vec<_>>(), [ROUNDS], "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_claim_with_a_lease_of_its_own_leaves_no_lease() {
+    let server = start().await;
+    let (lock, holder, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    granted(&holder, &claim("n", LONG)).await;
+    for _ in 0..3 {
+        busy(&lock, &claim("n", LONG).with_own_lease()).await;
+    }
+    let leases = etcd.lease_client().leases().await.unwrap();
+    assert_eq!(leases.leases().len(), 1, "that of the holder");
+}
+
+#[tokio::test]
+async fn claims_that_are_refused_leave_their_key_to_the_next() {
+    let server = shared().await;
+    let (lock, holder, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    let in_the_way = claim("n", LONG);
+    granted(&holder, &in_the_way).await;
+    for refused in [claim("n", LONG), claim("n", LONG).with_own_lease()] {
+        for _ in 0..3 {
+            busy(&lock, &claim("n", LONG)).await;
+        }
+        busy(&lock, &refused).await;
+        let now = Some(lock.clock().now() + Duration::from_millis(50));
+        assert!(lock.acquire(&refused, now).await.unwrap().granted().is_none());
+    }
+    holder.release(&in_the_way).await.unwrap();
+    granted(&lock, &claim("n", LONG)).await;
+    let key = only(&etcd, "n").await.key;
+    assert!(key.ends_with(".0.0"), "{key}");
+}
+
+#[tokio::test]
+async fn hand_overs_within_a_client_take_turns_on_two_keys() {
+    const ROUNDS: usize = 20;
+    let server = shared().await;
+    let (lock, etcd) = (client(&server).await, plain(&server).await);
+    let mut held = claim("n", LONG);
+    let mut token = granted(&lock, &held).await.token;
+    for _ in 0..2 * ROUNDS - 1 {
+        let next = claim("n", LONG);
+        let handed = lock.hand_over(&held, &next).await.unwrap();
+        assert_eq!(handed.from, Released::Released);
+        let grant = handed.to.granted().unwrap();
+        assert!(grant.token > token);
+        (held, token) = (next, grant.token);
+    }
+    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    let keys = history(&etcd, "n").await;
+    assert_eq!(keys.into_values().collect::<Vec<_>>(), [ROUNDS; 2]);
+}
+
+#[tokio::test]
+async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_again() {
+    const ROUNDS: usize = 30;
+    let server = shared().await;
+    let etcd = plain(&server).await;
+    let clients = [client(&server).await, client(&server).await];
+    let mut held = claim("n", LONG);
+    let mut token = granted(&clients[0], &held).await.token;
+    for round in 0..ROUNDS {
+        let (from, to) = (&clients[round % 2], clients[(round + 1) % 2].clone());
+        let next = claim("n", LONG);
+        let wanted = next.clone();
+        let waiting = tokio::spawn(async move { to.acquire(&wanted, soon()).await });
+        until_queued(&etcd, "n", 1).await;
+        assert!(!waiting.is_finished());
+        assert_eq!(from.release(&held).await.unwrap(), Released::Released);
+        let grant = waiting.await.unwrap().unwrap().granted().unwrap();
+        assert!(grant.token > token);
+        (held, token) = (next, grant.token);
+    }
+    clients[ROUNDS % 2].release(&held).await.unwrap();
+    assert_eq!(history(&etcd, "n").await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_lock_is_told_of_the_end_of_its_own_key_and_not_of_the_one_before() {
+    let server = start().await;
+    let (locks, etcd) = (Locks::new(client(&server).await), plain(&server).await);
+    // A renewal has the key watched, beside the lease.
+    let watched = async |guard: &LockGuard| {
+        guard.renew_now().await.unwrap();
+        until(async || watchers(&server).await == 2).await;
+    };
+    let first = locks.lock("n").ttl(UNRENEWED).await.unwrap();
+    let key = only(&etcd, "n").await;
+    watched(&first).await;
+    first.release().await.unwrap();
+    until(async || watchers(&server).await == 1).await;
+    let second = locks.lock("n").ttl(UNRENEWED).await.unwrap();
+    assert_eq!(only(&etcd, "n").await.key, key.key);
+    watched(&second).await;
+    assert!(second.is_held());
+    etcd.kv_client().delete(key.key, None).await.unwrap();
+    assert_eq!(lost(&second).await, LossReason::NotHeld);
+}
+
+/// A client whose requests can be held back, which gives them up.
+pub(crate) async fn through(server: &Etcd, proxy: &Proxy) -> EtcdLock {
+    let config = config_behind(server, proxy);
+    config.op_timeout(GIVEN_UP).connect().await.unwrap()
+}
+
+#[tokio::test]
+async fn a_release_that_arrives_late_spares_the_next_claim_of_the_same_client() {
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
+    let (late, next) = (claim("n", LONG), claim("n", LONG));
+    granted(&lock, &late).await;
+    let key = only(&etcd, "n").await;
+    let held = proxy.hold(key.key.as_bytes());
+    fails(&proxy, &held, lock.release(&late)).await;
+    clean_up(&lock, &late).await;
+    granted(&lock, &next).await;
+    let before = only(&etcd, "n").await;
+    deliver(&server, &proxy, held).await;
+    assert_eq!(only(&etcd, "n").await, before);
+    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+    // The others have new keys, too, and use them again.
+    granted(&lock, &claim("m", LONG)).await;
+    let again = claim("n", LONG);
+    granted(&lock, &again).await;
+    assert_eq!(only(&etcd, "n").await.key, before.key);
+}
+
+#[tokio::test]
+async fn a_request_to_take_a_name_that_arrives_late_changes_nothing_for_the_next_claim_of_the_same_client() {
+    let server = start().await;
+    raise_base(&plain(&server).await).await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
+    let (late, next) = (claim("n", LONG), claim("n", LONG));
+    // Keeps the lease that all share.
+    granted(&lock, &claim("kept", LONG)).await;
+    let held = proxy.hold(late.owner().to_string().as_bytes());
+    fails(&proxy, &held, lock.try_acquire(&late)).await;
+    assert_eq!(clean_up(&lock, &late).await, Released::NotHeld);
+    granted(&lock, &next).await;
+    let before = only(&etcd, "n").await;
+    deliver(&server, &proxy, held).await;
+    assert_eq!(only(&etcd, "n").await, before);
+    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+    assert!(queue(&etcd, "n").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_claim_can_be_released_through_another_client() {
+    let server = shared().await;
+    let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    for held in [claim("n", LONG), claim("n", LONG).with_own_lease()] {
+        granted(&one, &held).await;
+        assert_eq!(other.release(&claim("n", LONG)).await.unwrap(), Released::NotHeld);
+        busy(&other, &claim("n", LONG)).await;
+        assert_eq!(other.release(&held).await.unwrap(), Released::Released);
+        assert!(queue(&etcd, "n").await.is_empty());
+        // Who released it first has the last word on the next.
+        let next = claim("n", LONG);
+        granted(&other, &next).await;
+        assert_eq!(one.release(&held).await.unwrap(), Released::NotHeld);
+        assert_eq!(other.release(&next).await.unwrap(), Released::Released);
+    }
+}
+
+#[tokio::test]
+async fn a_claim_far_back_in_a_queue_can_be_released_through_another_client() {
+    const BEFORE: usize = 1100;
+    let server = shared().await;
+    let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    for number in 0..BEFORE {
+        let key = format!("{}stranger.0.{number}", etcd.prefix("n"));
+        let value = format!("1 1 {} - 0 host", lock_core::OwnerId::random());
+        etcd.kv_client().put(key, value, None).await.unwrap();
+    }
+    let wanted = claim("n", LONG);
+    let waiting = tokio::spawn({
+        let (one, wanted) = (one.clone(), wanted.clone());
+        async move { one.acquire(&wanted, soon()).await }
+    });
+    until_queued(&etcd, "n", BEFORE).await;
+    waiting.abort();
+    assert!(waiting.await.unwrap_err().is_cancelled());
+    assert_eq!(other.release(&wanted).await.unwrap(), Released::NotHeld);
+    let left = line(&etcd, "n").await;
+    assert_eq!(left.len(), BEFORE);
+    let owner = wanted.owner().to_string();
+    assert!(!left.iter().any(|put| put.value.contains(&owner)));
+}
+
+#[tokio::test]
+async fn a_claim_with_a_lease_of_its_own_that_is_asked_for_again_through_another_client_keeps_its_token() {
+    let server = shared().await;
+    let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    let wanted = claim("n", LONG).with_own_lease();
+    let first = granted(&one, &wanted).await;
+    let key = only(&etcd, "n").await;
+    let again = granted(&other, &wanted).await;
+    assert_eq!(again.token, first.token);
+    assert_eq!(only(&etcd, "n").await, key);
+    assert_eq!(other.release(&wanted).await.unwrap(), Released::Released);
+    assert!(queue(&etcd, "n").await.is_empty());
+    granted(&other, &claim("n", LONG)).await;
+    assert_ne!(only(&etcd, "n").await.key, key.key);
+}
+
+#[tokio::test]
+async fn a_claim_on_a_shared_lease_that_is_asked_for_again_through_another_client_is_that_one_s() {
+    let server = shared().await;
+    let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    let wanted = claim("n", LONG);
+    let mut last = granted(&one, &wanted).await.token;
+    for (lock, waits) in [(&other, false), (&one, true), (&other, true), (&one, false)] {
+        let before = only(&etcd, "n").await;
+        let attempt = if waits {
+            lock.acquire(&wanted, soon()).await.unwrap()
+        } else {
+            lock.try_acquire(&wanted).await.unwrap()
+        };
+        let Attempt::Granted(grant) = attempt else {
+            panic!("it was held: {attempt:?}");
+        };
+        assert!(grant.token > last);
+        assert_ne!(only(&etcd, "n").await.lease, before.lease);
+        last = grant.token;
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_under_a_key_of_a_claim_that_was_released_is_in_nobodys_way() {
+    let server = shared().await;
+    let (lock, etcd) = (client(&server).await, plain(&server).await);
+    let released = claim("n", LONG);
+    granted(&lock, &released).await;
+    let left = only(&etcd, "n").await;
+    lock.release(&released).await.unwrap();
+    for waits in [false, true] {
+        // As after the restore of an older state.
+        etcd.kv_client().put(&*left.key, &*left.value, None).await.unwrap();
+        let next = claim("n", LONG);
+        let attempt = if waits {
+            lock.acquire(&next, soon()).await
+        } else {
+            lock.try_acquire(&next).await
+        };
+        assert!(attempt.unwrap().granted().is_some());
+        assert_ne!(only(&etcd, "n").await.value, left.value);
+        lock.release(&next).await.unwrap();
+    }
+}

@@ -1,0 +1,13 @@
+//! Tests that take longer, or need a cluster.
+
+mod again;
+mod bad_input;
+mod cluster;
+mod contract;
+mod faults;
+mod figures;
+mod held;
+mod late;
+mod many;
+mod reservations;
+mod tokens;

@@ -1,0 +1,41 @@
+//! Logins that expire.
+
+use std::time::Duration;
+
+use conformance_tests::servers::Data;
+use lock_core::{DistributedLock, Released, Renewal};
+
+use crate::bad_input::{SECRET, as_root, with_users};
+use crate::server::{LONG, claim, config, granted, soon, until_queued};
+
+#[tokio::test]
+async fn a_login_that_has_expired_is_refreshed() {
+    let (server, root) = with_users(&["--auth-token-ttl", "1"]).await;
+    let config = || config(&server).credentials("locks", SECRET);
+    let (lock, other) = (config().connect().await.unwrap(), config().connect().await.unwrap());
+    let held = claim("n", LONG);
+    let grant = granted(&lock, &held).await;
+    let waiting = tokio::spawn({
+        let other = other.clone();
+        async move { other.acquire(&claim("n", LONG), soon()).await }
+    });
+    until_queued(&root, "n", 1).await;
+    // Nobody says anything meanwhile.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    let next = waiting.await.unwrap().unwrap().granted().unwrap();
+    assert!(next.token > grant.token);
+    // Whoever has logged in long ago, and watches something since then, waits for more.
+    let held = claim("o", LONG);
+    granted(&lock, &held).await;
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    let waiting = tokio::spawn(async move { other.acquire(&claim("o", LONG), soon()).await });
+    until_queued(&as_root(&server).await, "o", 1).await;
+    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    waiting.await.unwrap().unwrap().granted().unwrap();
+    // A restart forgets all logins.
+    server.restart(Data::Kept).await.unwrap();
+    granted(&lock, &claim("m", LONG)).await;
+}

@@ -1,0 +1,234 @@
+//! What becomes of locks when the server is restarted, restored, full, or slow to elect a leader.
+
+use std::time::{Duration, Instant};
+
+use crate::server::{
+    LONG, busy, claim, client, config, config_behind, granted, lost, plain, queue, soon, start, start_with,
+    until_queued,
+};
+use conformance_tests::faults::{Direction, Proxy, Traffic};
+use conformance_tests::servers::Data;
+use lock_core::{DistributedLock, Locks, LossReason};
+use lock_etcd::etcd_client::{AlarmAction, AlarmType};
+use lock_etcd::{EtcdConfig, EtcdLock};
+
+#[tokio::test]
+async fn a_lock_is_kept_across_a_restart_with_its_token_and_lets_nobody_else_in() {
+    // With its disk, as in real life.
+    let server = start_with(&[]).await;
+    let locks = Locks::new(client(&server).await);
+    let guard = locks.lock("n").ttl(LONG).await.unwrap();
+    let before = queue(&plain(&server).await, "n").await;
+    for _ in 0..2 {
+        server.restart(Data::Kept).await.unwrap();
+        let other = client(&server).await;
+        let seen = busy(&other, &claim("n", LONG)).await;
+        assert_eq!(seen.holder.unwrap().token, Some(guard.token()));
+        // It is renewed by the same client, over a new connection.
+        guard.renew_now().await.unwrap();
+        assert!(guard.is_held());
+    }
+    let after = queue(&plain(&server).await, "n").await;
+    assert_eq!(after[0].create_revision(), before[0].create_revision());
+    assert_eq!(after[0].key(), before[0].key());
+    guard.release().await.unwrap();
+    let next = granted(&client(&server).await, &claim("n", LONG)).await;
+    assert!(next.token.get() > seen_token(&before[0]));
+}
+
+fn seen_token(kv: &lock_etcd::etcd_client::KeyValue) -> u64 {
+    let base: u64 = kv.value_str().unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+    base + u64::try_from(kv.create_revision()).unwrap()
+}
+
+#[tokio::test]
+async fn of_held_locks_a_restore_brings_back_those_of_the_copy_and_ends_the_later_ones() {
+    const TTL: Duration = Duration::from_secs(30);
+    let server = start().await;
+    let locks = Locks::new(client(&server).await);
+    let kept = locks.lock("kept").ttl(TTL).await.unwrap();
+    // The lease that both share is in the copy, too.
+    server.copy().await.unwrap();
+    let later = locks.lock("later").ttl(TTL).await.unwrap();
+    let released = locks.lock("kept too").ttl(TTL).await.unwrap();
+    let last = released.token();
+    released.release().await.unwrap();
+    server.restart(Data::Copied).await.unwrap();
+    assert_eq!(lost(&later).await, LossReason::NotHeld);
+    assert!(kept.is_held());
+    let other = client(&server).await;
+    assert_eq!(
+        busy(&other, &claim("kept", LONG)).await.holder.unwrap().token,
+        Some(kept.token())
+    );
+    let next = granted(&other, &claim("later", LONG)).await.token;
+    assert!(next > last && next > later.token(), "{next} after {last}");
+    kept.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_full_server_grants_to_who_is_in_the_queue_and_to_nobody_else() {
+    let server = start().await;
+    let (holder, waiter, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    let held = claim("n", LONG);
+    let first = granted(&holder, &held).await.token;
+    let wanted = claim("n", LONG);
+    let waiting = tokio::spawn({
+        let (waiter, wanted) = (waiter.clone(), wanted.clone());
+        async move { waiter.acquire(&wanted, soon()).await }
+    });
+    until_queued(&etcd, "n", 1).await;
+    let alarm = async |action| {
+        let mut member = etcd.maintenance_client();
+        member.alarm(action, AlarmType::Nospace, None).await.unwrap();
+    };
+    alarm(AlarmAction::Activate).await;
+    holder.release(&held).await.unwrap();
+    let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    assert!(second > first);
+    let refused = holder.try_acquire(&claim("m", LONG)).await.unwrap_err();
+    assert!(format!("{refused:#}").contains("etcd is full"), "{refused}");
+    waiter.release(&wanted).await.unwrap();
+    alarm(AlarmAction::Deactivate).await;
+}
+
+/// A client that is to look for what it should warn of: half of its limit is for each endpoint, and the rest for all else.
+async fn looking(config: EtcdConfig) -> EtcdLock {
+    config.op_timeout(Duration::from_secs(12)).connect().await.unwrap()
+}
+
+#[tokio::test]
+async fn an_etcd_that_keeps_leases_for_longer_than_asked_for_is_warned_of() {
+    const ELECTION: [&str; 4] = ["--heartbeat-interval", "500", "--election-timeout", "4000"];
+    let usual = start().await;
+    assert_eq!(
+        looking(config(&usual)).await.warnings().await.unwrap(),
+        Vec::<String>::new()
+    );
+    let server = start_with(&[&["--unsafe-no-fsync"][..], &ELECTION].concat()).await;
+    let lock = looking(config(&server)).await;
+    let warnings = lock.warnings().await.unwrap();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains("less than 6 s"),
+        "{warnings:?}"
+    );
+    // The lock is believed in for as long as it was asked for, or until it is renewed for as long as it is kept.
+    let leases = plain(&server).await.lease_client().leases().await.unwrap();
+    assert!(leases.leases().is_empty(), "a look at the settings leaves nothing");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_cannot_be_used_is_warned_of() {
+    let (server, gone) = (start().await, start().await);
+    gone.kill().await.unwrap();
+    let (_, port) = gone.authority().split_once(':').unwrap();
+    let lock = looking(config(&server).endpoint("127.0.0.1", port.parse().unwrap())).await;
+    let warnings = lock.warnings().await.unwrap();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains(gone.authority()),
+        "{warnings:?}"
+    );
+}
+
+#[tokio::test]
+async fn a_renewal_is_answered_over_a_connection_that_takes_more_than_a_tenth_of_the_ttl() {
+    /// A member that has not answered for a fifth of it is left.
+    const TTL: Duration = Duration::from_secs(60);
+    const ROUND_TRIP: Duration = Duration::from_millis(6300);
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let config = config_behind(&server, &proxy).op_timeout(TTL);
+    let locks = Locks::new(config.connect().await.unwrap());
+    let guard = locks.lock("n").ttl(TTL).await.unwrap();
+    proxy.set(Direction::Both, Traffic::Delayed(ROUND_TRIP / 2));
+    let began = Instant::now();
+    let renewed = guard.renew_now().await;
+    println!(
+        "{renewed:?} after {:?} with round trips of {ROUND_TRIP:?}",
+        began.elapsed()
+    );
+    renewed.unwrap();
+    assert!(guard.is_held());
+    assert_eq!(proxy.counts().connections, 1);
+    proxy.set(Direction::Both, Traffic::Flows);
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_look_at_the_endpoints_goes_on_when_its_runtime_ends() {
+    let server = start().await;
+    let hung = Proxy::start(server.authority()).await.unwrap();
+    hung.set(Direction::Both, Traffic::Lost);
+    let ending = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let config = config(&server).endpoint("127.0.0.1", hung.address().port());
+    let lock = looking(config.runtime(ending.handle().clone())).await;
+    let before = hung.counts().connections;
+    let warning = tokio::spawn(async move { lock.warnings().await });
+    hung.counted(|counts| counts.connections > before).await;
+    ending.shutdown_background();
+    let warnings = warning.await.unwrap().unwrap();
+    assert!(
+        warnings.len() == 1 && warnings[0].contains(&hung.address().to_string()),
+        "{warnings:?}"
+    );
+}
+
+/// What is said of a hand-over that a silent member does not answer, by a client with a lease of that ttl.
+async fn said_of_silence(ttl: Duration) -> String {
+    // Half of it is for the member.
+    const LIMIT: Duration = Duration::from_secs(16);
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let config = config_behind(&server, &proxy).op_timeout(LIMIT);
+    let lock = config.connect().await.unwrap();
+    let from = claim("n", ttl);
+    granted(&lock, &from).await;
+    proxy.set(Direction::Both, Traffic::Lost);
+    let error = lock.hand_over(&from, &claim("n", ttl)).await.unwrap_err();
+    error.to_string()
+}
+
+#[tokio::test]
+async fn a_silent_member_is_told_with_a_ttl_only_if_that_was_what_limited_it() {
+    let (short, long) = tokio::join!(
+        said_of_silence(Duration::from_secs(30)),
+        said_of_silence(Duration::from_secs(60))
+    );
+    assert!(
+        short.contains("does not answer in the time that a ttl of 30s leaves it"),
+        "{short}"
+    );
+    assert!(long.contains("does not answer") && !long.contains("ttl"), "{long}");
+}
+
+#[tokio::test]
+async fn an_endpoint_that_hangs_is_warned_of_beside_all_else() {
+    const ELECTION: [&str; 5] = [
+        "--unsafe-no-fsync",
+        "--heartbeat-interval",
+        "500",
+        "--election-timeout",
+        "4000",
+    ];
+    let server = start_with(&ELECTION).await;
+    let hung = [
+        Proxy::start(server.authority()).await.unwrap(),
+        Proxy::start(server.authority()).await.unwrap(),
+    ];
+    let mut config = config(&server);
+    for proxy in &hung {
+        config = config.endpoint("127.0.0.1", proxy.address().port());
+        proxy.set(Direction::Both, Traffic::Lost);
+    }
+    let locks = Locks::new(looking(config).await);
+    let warnings = locks.warnings().await.unwrap();
+    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    assert!(warnings[0].contains("less than 6 s"), "{warnings:?}");
+    for (proxy, warning) in hung.iter().zip(&warnings[1..]) {
+        assert!(warning.contains(&proxy.address().to_string()), "{warning}");
+    }
+}

@@ -1,0 +1,240 @@
+//! Names that stay taken after their release: what reaches the server late, when they become free, and how changes are pushed.
+
+use std::time::{Duration, Instant};
+
+use conformance_tests::faults::{Direction, Proxy, Then, Traffic};
+use conformance_tests::servers::Data;
+use lock_core::{Changes, DistributedLock, Locks, Released, Renewal};
+use lock_etcd::EtcdLock;
+
+use crate::reservations::{leases, reserving};
+use crate::server::{
+    Etcd, GIVEN_UP, HANG_LIMIT, LONG, SHORT, busy, claim, clean_up, client, config_behind, deliver, everything, fails,
+    granted, is_answer, plain, queue, raise_base, shared, soon, start, until, until_queued, watchers,
+};
+
+/// Waits until the name is granted.
+async fn free(lock: &EtcdLock, name: &str) -> Instant {
+    let wanted = claim(name, LONG);
+    lock.acquire(&wanted, soon()).await.unwrap().granted().unwrap();
+    let at = Instant::now();
+    lock.release(&wanted).await.unwrap();
+    at
+}
+
+async fn through(server: &Etcd, proxy: &Proxy) -> EtcdLock {
+    let config = config_behind(server, proxy);
+    config.op_timeout(GIVEN_UP).connect().await.unwrap()
+}
+
+#[tokio::test]
+async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_nothing() {
+    let server = start().await;
+    let etcd = plain(&server).await;
+    raise_base(&etcd).await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (lock, other) = (through(&server, &proxy).await, client(&server).await);
+    for is_taken_again in [false, true] {
+        let late = reserving("n", LONG);
+        granted(&lock, &late).await;
+        let held = proxy.hold(format!("reserved.{}", late.owner()).as_bytes());
+        fails(&proxy, &held, lock.reserve(&late, LONG)).await;
+        clean_up(&lock, &late).await;
+        let next = reserving("n", LONG);
+        if is_taken_again {
+            // Under the same key, if that can be.
+            granted(&lock, &next).await;
+        }
+        let before = everything(&etcd).await;
+        deliver(&server, &proxy, held).await;
+        assert_eq!(everything(&etcd).await, before);
+        if is_taken_again {
+            assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+        }
+        granted(&other, &claim("n", LONG)).await;
+        other.force_release(late.name()).await.unwrap().unwrap();
+    }
+    // Those of the holds, which are shared.
+    assert_eq!(leases(&etcd).await, 2);
+}
+
+#[tokio::test]
+async fn a_late_request_to_take_a_name_puts_nothing_once_its_reservation_has_ended() {
+    let server = start().await;
+    let etcd = plain(&server).await;
+    raise_base(&etcd).await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let lock = through(&server, &proxy).await;
+    granted(&lock, &claim("kept", LONG)).await;
+    let late = reserving("n", SHORT);
+    let held = proxy.hold(late.owner().to_string().as_bytes());
+    fails(&proxy, &held, lock.try_acquire(&late)).await;
+    let asking = async || {
+        let attempt = lock.try_acquire(&late).await;
+        attempt.is_ok_and(|attempt| attempt.granted().is_some())
+    };
+    until(asking).await;
+    assert_eq!(lock.reserve(&late, SHORT).await.unwrap(), Renewal::Renewed);
+    assert_eq!(lock.release_reserved(&late, SHORT).await.unwrap(), Released::Released);
+    until(async || queue(&etcd, "n").await.is_empty()).await;
+    deliver(&server, &proxy, held).await;
+    assert!(queue(&etcd, "n").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_reservation_and_a_release_whose_answers_are_lost_are_made_once() {
+    let server = start().await;
+    let etcd = plain(&server).await;
+    raise_base(&etcd).await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (lock, other) = (through(&server, &proxy).await, client(&server).await);
+    let held = reserving("n", 2 * SHORT);
+    granted(&lock, &held).await;
+    let key = format!("reserved.{}", held.owner());
+    let trap = proxy.swallow_reply_that(key.as_bytes(), is_answer, Then::Cut);
+    assert_eq!(lock.reserve(&held, 2 * SHORT).await.unwrap(), Renewal::Renewed);
+    assert!(trap.has_sprung());
+    let trap = proxy.swallow_reply_that(key.as_bytes(), is_answer, Then::Cut);
+    let began = Instant::now();
+    // The claim was granted over another connection than the one of the first attempt, so what that came to is not known.
+    assert!(lock.release_reserved(&held, 2 * SHORT).await.is_err());
+    assert!(trap.has_sprung());
+    let found = other.holder(held.name()).await.unwrap().unwrap();
+    assert!(found.is_reserved && found.owner == Some(held.owner()), "{found:?}");
+    let taken = free(&other, "n").await - began;
+    assert!(taken >= 2 * SHORT, "{taken:?}");
+
+    let held = reserving("n", SHORT);
+    granted(&lock, &held).await;
+    assert_eq!(lock.reserve(&held, SHORT).await.unwrap(), Renewal::Renewed);
+    let key = format!("reserved.{}", held.owner());
+    let trap = proxy.swallow_reply_that(key.as_bytes(), is_answer, Then::Cut);
+    assert_eq!(lock.release_reserved(&held, SHORT).await.unwrap(), Released::Released);
+    assert!(trap.has_sprung());
+    busy(&other, &claim("n", LONG)).await;
+}
+
+#[tokio::test]
+async fn the_time_counts_from_the_answer_also_if_that_was_slow() {
+    const WAY: Duration = Duration::from_millis(900);
+    const LENGTH: Duration = Duration::from_secs(3);
+    let server = shared().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (lock, other) = (through(&server, &proxy).await, client(&server).await);
+    let held = reserving("n", LENGTH);
+    granted(&lock, &held).await;
+    // From the lease, which is granted before, to the answer it takes longer than etcd takes to look for expired leases.
+    proxy.set(Direction::ToClient, Traffic::Delayed(WAY));
+    assert_eq!(lock.reserve(&held, LENGTH).await.unwrap(), Renewal::Renewed);
+    let answered = Instant::now();
+    proxy.set(Direction::ToClient, Traffic::Flows);
+    let rest = LENGTH - answered.elapsed();
+    assert_eq!(lock.release_reserved(&held, rest).await.unwrap(), Released::Released);
+    let taken = free(&other, "n").await - answered;
+    assert!(taken >= LENGTH, "{taken:?}");
+}
+
+#[tokio::test]
+async fn a_name_stays_reserved_when_the_server_starts_again() {
+    const LENGTH: Duration = Duration::from_secs(6);
+    let server = start().await;
+    let (locks, other) = (Locks::new(client(&server).await), client(&server).await);
+    let guard = locks.lock("n").at_least(LENGTH).await.unwrap();
+    let granted = Instant::now();
+    guard.release().await.unwrap();
+    server.restart(Data::Kept).await.unwrap();
+    let found = other.holder(&"n".parse().unwrap()).await.unwrap().unwrap();
+    assert!(found.is_reserved, "{found:?}");
+    let free = free(&other, "n").await;
+    assert!(free - granted >= LENGTH, "{:?}", free - granted);
+}
+
+#[tokio::test]
+async fn a_waiter_that_leaves_the_middle_of_the_queue_lets_no_one_pass_a_reservation() {
+    const LENGTH: Duration = Duration::from_secs(4);
+    let server = shared().await;
+    let etcd = plain(&server).await;
+    let locks = Locks::new(client(&server).await);
+    let asked = Instant::now();
+    let guard = locks.lock("n").ttl(LONG).at_least(LENGTH).await.unwrap();
+    let before = guard.token();
+    guard.release().await.unwrap();
+    let mut waiting = Vec::new();
+    for (waiters, announces) in [(1, false), (2, true), (3, false)] {
+        let lock = client(&server).await;
+        let wanted = if announces {
+            reserving("n", SHORT)
+        } else {
+            claim("n", LONG)
+        };
+        let keys = waiters + usize::from(waiters > 1);
+        waiting.push(tokio::spawn(async move {
+            let attempt = lock.acquire(&wanted, soon()).await.unwrap();
+            let (at, token) = (Instant::now(), attempt.granted().unwrap().token);
+            lock.release(&wanted).await.unwrap();
+            (at, token)
+        }));
+        until_queued(&etcd, "n", keys).await;
+    }
+    let second = waiting.remove(1);
+    second.abort();
+    assert!(second.await.unwrap_err().is_cancelled());
+    let mut last = before;
+    for waiter in waiting {
+        let (at, token) = waiter.await.unwrap();
+        assert!(
+            at - asked >= LENGTH && token > last,
+            "{:?}, {token} after {last}",
+            at - asked
+        );
+        last = token;
+    }
+}
+
+/// Waits for a change.
+async fn told(changes: &mut Changes) {
+    let change = tokio::time::timeout(HANG_LIMIT, changes.next()).await;
+    assert_eq!(change, Ok(Some(())), "a change is pushed");
+}
+
+#[tokio::test]
+async fn two_thousand_listeners_of_one_name_share_a_watch_and_go_on_over_the_next_connection() {
+    const LISTENERS: usize = 2000;
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (lock, holder) = (through(&server, &proxy).await, client(&server).await);
+    let name = "n".parse().unwrap();
+    let mut listening = Vec::new();
+    for _ in 0..LISTENERS {
+        listening.push(lock.changes(&name).await.unwrap().unwrap());
+    }
+    assert_eq!((watchers(&server).await, proxy.counts().connections), (1, 1));
+    let held = claim("n", LONG);
+    for _ in 0..2 {
+        granted(&holder, &held).await;
+        for changes in &mut listening {
+            told(changes).await;
+        }
+        holder.release(&held).await.unwrap();
+        for changes in &mut listening {
+            told(changes).await;
+        }
+        proxy.cut();
+        for changes in &mut listening {
+            told(changes).await;
+        }
+    }
+    // What waits, and what is done under another name, is none.
+    let other = claim("n/other", LONG);
+    granted(&holder, &other).await;
+    let quiet = tokio::time::timeout(Duration::from_millis(100), listening[0].next()).await;
+    assert!(quiet.is_err(), "{quiet:?}");
+    holder.release(&other).await.unwrap();
+    drop(listening);
+    // That of the lease of the holder is left.
+    until(async || watchers(&server).await == 1).await;
+    let mut changes = lock.changes(&name).await.unwrap().unwrap();
+    lock.close().await.unwrap();
+    let end = tokio::time::timeout(HANG_LIMIT, changes.next()).await;
+    assert_eq!(end, Ok(None), "a client that is closed listens no more");
+}

@@ -1,0 +1,152 @@
+//! What reaches the server late.
+
+use crate::server::{
+    GIVEN_UP, LONG, claim, clean_up, client, config_behind, deliver, fails, granted, is_answer, plain, queue,
+    raise_base, shared, soon, start, until, until_queued, watchers,
+};
+use conformance_tests::faults::{Proxy, Then};
+use lock_core::{DistributedLock, Locks, ReleaseOutcome, Released};
+
+#[tokio::test]
+async fn a_commit_delayed_past_its_clean_up_leaves_no_key_while_the_client_lives_on() {
+    let server = start().await;
+    raise_base(&plain(&server).await).await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let lock = config_behind(&server, &proxy)
+        .op_timeout(GIVEN_UP)
+        .connect()
+        .await
+        .unwrap();
+    let etcd = plain(&server).await;
+    // Keeps the lease alive that both share.
+    let kept = granted(&lock, &claim("kept", LONG)).await;
+    let given_up = claim("n", LONG);
+    let held = proxy.hold(given_up.owner().to_string().as_bytes());
+    fails(&proxy, &held, lock.try_acquire(&given_up)).await;
+    let released = clean_up(&lock, &given_up).await;
+    assert_eq!(released, Released::NotHeld);
+    deliver(&server, &proxy, held).await;
+    assert!(queue(&etcd, "n").await.is_empty());
+    assert_eq!(queue(&etcd, "kept").await.len(), 1);
+    assert!(kept.lease.is_valid(lock.clock().now()));
+    // What it shut out was its own: the next one is granted.
+    granted(&lock, &claim("n", LONG)).await;
+}
+
+#[tokio::test]
+async fn a_release_between_the_look_at_the_queue_and_the_beginning_of_the_watch_is_noticed() {
+    let server = shared().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (holder, waiter) = (
+        client(&server).await,
+        config_behind(&server, &proxy).connect().await.unwrap(),
+    );
+    let etcd = plain(&server).await;
+    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
+    granted(&holder, &held).await;
+    // Of what the waiter sends only its watch names the holder's key.
+    let watching = proxy.hold(queue(&etcd, "n").await[0].key());
+    let wait = tokio::spawn(async move { (waiter.acquire(&wanted, soon()).await, waiter) });
+    watching.caught().await;
+    holder.release(&held).await.unwrap();
+    watching.deliver();
+    let (attempt, _waiter) = wait.await.unwrap();
+    assert!(attempt.unwrap().granted().is_some(), "nobody told the waiter");
+}
+
+#[tokio::test]
+async fn a_place_that_is_lost_between_the_look_at_the_queue_and_the_beginning_of_the_watch_is_taken_again() {
+    let server = shared().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (holder, waiter) = (
+        client(&server).await,
+        config_behind(&server, &proxy).connect().await.unwrap(),
+    );
+    let etcd = plain(&server).await;
+    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
+    granted(&holder, &held).await;
+    let watching = proxy.hold(queue(&etcd, "n").await[0].key());
+    let wait = tokio::spawn(async move { (waiter.acquire(&wanted, soon()).await, waiter) });
+    watching.caught().await;
+    let lost = queue(&etcd, "n").await.remove(1);
+    etcd.kv_client().delete(lost.key(), None).await.unwrap();
+    watching.deliver();
+    let came_again = async || {
+        let queued = queue(&etcd, "n").await;
+        queued
+            .get(1)
+            .is_some_and(|kv| kv.create_revision() > lost.create_revision())
+    };
+    until(came_again).await;
+    holder.release(&held).await.unwrap();
+    let (attempt, _waiter) = wait.await.unwrap();
+    assert!(attempt.unwrap().granted().is_some());
+}
+
+#[tokio::test]
+async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
+    let server = shared().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (holder, next, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    let forcing = config_behind(&server, &proxy).connect().await.unwrap();
+    let held = claim("n", LONG);
+    let first = granted(&holder, &held).await.token;
+    let wanted = claim("n", LONG);
+    let waiting = tokio::spawn({
+        let (next, wanted) = (next.clone(), wanted.clone());
+        async move { next.acquire(&wanted, soon()).await }
+    });
+    until_queued(&etcd, "n", 1).await;
+    // Of what is sent only the deletion names the key.
+    let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
+    let ended = forcing.force_release(held.name()).await.unwrap().unwrap();
+    assert!(trap.has_sprung(), "the answer was lost");
+    assert_eq!(ended.token, Some(first));
+    let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    let found = holder.holder(held.name()).await.unwrap();
+    assert_eq!(
+        found.and_then(|found| found.token),
+        Some(second),
+        "the next holder holds it"
+    );
+    assert_eq!(next.release(&wanted).await.unwrap(), Released::Released);
+}
+
+#[tokio::test]
+async fn a_release_whose_answer_is_lost_is_not_told_as_a_loss() {
+    let server = start().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let etcd = plain(&server).await;
+    let locks = Locks::new(config_behind(&server, &proxy).connect().await.unwrap());
+    let other = client(&server).await;
+    let (shared, own) = (lock_core::Renew::UntilReleased, lock_core::Renew::Never);
+    for (renew, is_forced) in [(own, false), (shared, false), (shared, true)] {
+        let guard = locks.lock("n").ttl(LONG).renew(renew).await.unwrap();
+        if renew == own {
+            // It is watched at once, which names the key, too.
+            until(async || watchers(&server).await == 1).await;
+        }
+        let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
+        if is_forced {
+            other.force_release(guard.name()).await.unwrap().unwrap();
+        }
+        let released = guard.release().await;
+        assert!(trap.has_sprung(), "the answer was lost");
+        match released {
+            // Also with a lease of its own, if it was the beginning of its watch that was not answered.
+            Ok(ReleaseOutcome::Released) if !is_forced => {}
+            // Whether it was held to the end cannot be known, or it was not.
+            Err(_) if renew == own || is_forced => {}
+            other => panic!("{renew:?}, forced {is_forced}: {other:?}"),
+        }
+        assert!(queue(&etcd, "n").await.is_empty());
+    }
+    // It is known if the deletion did not reach the server.
+    let guard = locks.lock("n").ttl(LONG).await.unwrap();
+    let held_back = proxy.hold(queue(&etcd, "n").await[0].key());
+    let (released, ()) = tokio::join!(guard.release(), async {
+        held_back.caught().await;
+        drop(held_back);
+    });
+    assert_eq!(released.unwrap(), ReleaseOutcome::Released);
+}

@@ -1,0 +1,129 @@
+//! Names that stay taken after their release: what is left on the server.
+
+use std::time::Duration;
+
+use lock_core::{Claim, DistributedLock, Locks, Released, Renewal};
+use lock_etcd::etcd_client::Client;
+
+use crate::server::{
+    LONG, SHORT, claim, client, everything, granted, leases_granted, plain, queue, shared, soon, start, transactions,
+    until, until_queued,
+};
+
+/// A claim that announces a reservation.
+pub(crate) fn reserving(name: &str, length: Duration) -> Claim {
+    claim(name, LONG).with_at_least(length)
+}
+
+/// The leases that there are.
+pub(crate) async fn leases(etcd: &Client) -> usize {
+    etcd.lease_client().leases().await.unwrap().leases().len()
+}
+
+#[tokio::test]
+async fn nothing_is_left_of_reservations_that_have_ended() {
+    const NAMES: usize = 30;
+    let server = start().await;
+    let etcd = plain(&server).await;
+    let other = client(&server).await;
+    let locks = Locks::new(client(&server).await);
+    let mut forced = Vec::new();
+    for number in 0..NAMES {
+        let name = format!("{number}");
+        let length = if number % 5 < 2 { LONG } else { SHORT };
+        let mut request = locks.lock(&name).ttl(LONG).at_least(length);
+        if number % 2 == 0 {
+            request = request.renew(lock_core::Renew::Never);
+        }
+        let guard = request.await.unwrap();
+        match number % 5 {
+            // Both while it is held and while it is only reserved.
+            0 => forced.push((name, None)),
+            1 => forced.push((name, Some(guard))),
+            2 => drop(guard),
+            3 => guard.release().await.map(drop).unwrap(),
+            // Held until the client is shut down.
+            _ => std::mem::forget(guard),
+        }
+    }
+    locks.drain().await;
+    for (name, guard) in forced {
+        let ended = other.force_release(&name.parse().unwrap()).await.unwrap().unwrap();
+        assert_eq!(ended.is_reserved, guard.is_none());
+    }
+    locks.shutdown().await.unwrap();
+    assert!(leases(&etcd).await >= NAMES / 5, "there are reservations");
+    until(async || leases(&etcd).await == 0).await;
+    assert_eq!(everything(&etcd).await, ["fencelock:base"]);
+}
+
+#[tokio::test]
+async fn a_release_at_the_end_of_a_reservation_or_of_a_claim_without_a_guard_leaves_no_lease() {
+    let server = start().await;
+    let (lock, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    granted(&other, &claim("kept", LONG)).await;
+    for releasing in [&lock, &other] {
+        let held = reserving("n", LONG);
+        granted(&lock, &held).await;
+        assert_eq!(lock.reserve(&held, LONG).await.unwrap(), Renewal::Renewed);
+        assert_eq!(releasing.release(&held).await.unwrap(), Released::Released);
+        assert!(queue(&etcd, "n").await.is_empty());
+        // Of each client that which its holds share.
+        assert_eq!(leases(&etcd).await, 2);
+    }
+    // Handed over within the client as soon as its time is over, also if the server would keep it for longer.
+    let locks = Locks::new(lock);
+    let guard = locks.lock("n").at_least(Duration::from_millis(1)).await.unwrap();
+    let next = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
+    until(async || locks.stats().waiting > 0).await;
+    let token = guard.token();
+    guard.release().await.unwrap();
+    let next = next.await.unwrap().unwrap();
+    assert!(next.token() > token);
+    assert_eq!(locks.stats().handed_over, 1);
+    assert_eq!(queue(&etcd, "n").await.len(), 1);
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_waiter_whose_key_is_deleted_by_hand_comes_again_and_can_reserve() {
+    let server = shared().await;
+    let (holder, waiter, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+    let (held, wanted) = (claim("n", LONG), reserving("n", SHORT));
+    granted(&holder, &held).await;
+    let waiting = tokio::spawn({
+        let (waiter, wanted) = (waiter.clone(), wanted.clone());
+        async move { waiter.acquire(&wanted, soon()).await }
+    });
+    until_queued(&etcd, "n", 2).await;
+    let is_claim = |key: &str| !key.contains("/reserved.");
+    let queued = queue(&etcd, "n").await;
+    let mine = queued[1..].iter().find(|kv| is_claim(kv.key_str().unwrap())).unwrap();
+    etcd.kv_client().delete(mine.key(), None).await.unwrap();
+    until(async || {
+        let queued = queue(&etcd, "n").await;
+        queued.len() == 3 && queued[1].create_revision() > mine.create_revision()
+    })
+    .await;
+    holder.release(&held).await.unwrap();
+    waiting.await.unwrap().unwrap().granted().unwrap();
+    assert_eq!(waiter.reserve(&wanted, SHORT).await.unwrap(), Renewal::Renewed);
+    assert_eq!(waiter.release(&wanted).await.unwrap(), Released::Released);
+    assert!(queue(&etcd, "n").await.is_empty());
+}
+
+#[tokio::test]
+async fn a_reservation_is_a_lease_and_a_transaction_and_the_rest_of_it_is_another() {
+    const ROUNDS: u64 = 5;
+    let server = start().await;
+    let locks = Locks::new(client(&server).await);
+    locks.lock("n").ttl(LONG).await.unwrap().release().await.unwrap();
+    let before = (transactions(&server).await, leases_granted(&server).await);
+    for round in 0..ROUNDS {
+        let request = locks.lock(format!("{round}")).ttl(LONG).at_least(LONG);
+        request.await.unwrap().release().await.unwrap();
+    }
+    let after = (transactions(&server).await, leases_granted(&server).await);
+    // A lock with a reservation has a lease of its own, which is one more of each.
+    assert_eq!((after.0 - before.0, after.1 - before.1), (4 * ROUNDS, 3 * ROUNDS));
+}

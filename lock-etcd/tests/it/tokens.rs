@@ -1,0 +1,280 @@
+//! Tokens when what they come from is lowered, deleted or exchanged under clients that are connected.
+
+use crate::server::{
+    Etcd, LONG, Plain, claim, client, config, config_behind, granted, plain, queue, shared, soon, start_kind, until,
+    until_queued,
+};
+use conformance_tests::faults::Proxy;
+use conformance_tests::servers::Kind;
+use lock_core::{DistributedLock, FencingToken, LockError, Locks};
+use lock_etcd::EtcdLock;
+use lock_etcd::etcd_client::{Txn, TxnOp};
+
+const DAY: u64 = 86_400_000_000;
+
+/// How the base of tokens comes to be lower.
+#[derive(Clone, Copy, Debug)]
+enum Lowered {
+    /// An older value is written over it.
+    PutBack,
+    /// It is deleted, and a client makes it anew whose clock is a day behind.
+    MadeAnew,
+    /// It is deleted.
+    Deleted,
+}
+
+const LOWERED: [Lowered; 3] = [Lowered::PutBack, Lowered::MadeAnew, Lowered::Deleted];
+
+/// The base, once there is one.
+async fn base(etcd: &Plain) -> u64 {
+    let mut base = None;
+    until(async || {
+        let found = etcd.kv_client().get(etcd.base_key(), None).await.unwrap();
+        base = found.kvs().first().map(|kv| kv.value_str().unwrap().parse().unwrap());
+        base.is_some()
+    })
+    .await;
+    base.unwrap()
+}
+
+async fn lower(etcd: &Plain, how: Lowered) {
+    let older = (base(etcd).await - DAY).to_string();
+    let mut kv = etcd.kv_client();
+    match how {
+        Lowered::PutBack => kv.put(etcd.base_key(), older, None).await.map(drop).unwrap(),
+        Lowered::MadeAnew => {
+            kv.delete(etcd.base_key(), None).await.unwrap();
+            kv.put(etcd.base_key(), older, None).await.unwrap();
+        }
+        Lowered::Deleted => kv.delete(etcd.base_key(), None).await.map(drop).unwrap(),
+    }
+}
+
+pub(crate) async fn taken(lock: &EtcdLock, name: &str) -> FencingToken {
+    let held = claim(name, LONG);
+    let grant = granted(lock, &held).await;
+    lock.release(&held).await.unwrap();
+    grant.token
+}
+
+#[tokio::test]
+async fn a_connected_client_draws_no_lower_token_when_the_base_was_lowered() {
+    for how in LOWERED {
+        let server = shared().await;
+        let (lock, etcd) = (client(&server).await, plain(&server).await);
+        let mut last = taken(&lock, "n").await;
+        for round in 0..3 {
+            lower(&etcd, how).await;
+            let next = taken(&lock, "n").await;
+            assert!(next > last, "{next} after {last} in round {round}, {how:?}");
+            last = next;
+        }
+        // Whoever comes now has higher ones, too.
+        let other = taken(&client(&server).await, "n").await;
+        assert!(other > last, "{other} after {last}, {how:?}");
+    }
+}
+
+/// Writes a base that no clock raises.
+async fn put_base(etcd: &Plain, value: u64) {
+    etcd.kv_client()
+        .put(etcd.base_key(), value.to_string(), None)
+        .await
+        .unwrap();
+}
+
+#[tokio::test]
+async fn a_base_ahead_of_the_clock_that_is_put_back_by_less_than_was_drawn_since_lowers_no_token() {
+    const OTHERS: u64 = 20;
+    let server = shared().await;
+    let etcd = plain(&server).await;
+    client(&server).await;
+    // The clock is of no help.
+    let ahead = base(&etcd).await + DAY;
+    for reconnects in [false, true] {
+        for how in [Lowered::PutBack, Lowered::Deleted] {
+            put_base(&etcd, ahead).await;
+            let proxy = Proxy::start(server.authority()).await.unwrap();
+            let one = config_behind(&server, &proxy).connect().await.unwrap();
+            let other = client(&server).await;
+            taken(&one, "n").await;
+            let mut last = taken(&other, "n").await;
+            for _ in 0..OTHERS {
+                last = taken(&other, "n").await;
+            }
+            match how {
+                Lowered::Deleted => etcd.kv_client().delete(etcd.base_key(), None).await.map(drop).unwrap(),
+                _ => put_base(&etcd, ahead - OTHERS).await,
+            }
+            if reconnects {
+                proxy.cut();
+            }
+            let next = taken(&one, "n").await;
+            assert!(next > last, "{next} after {last}, {how:?}, reconnects: {reconnects}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
+    for how in LOWERED {
+        let server = shared().await;
+        let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
+        // Both know the base.
+        taken(&one, "m").await;
+        taken(&other, "m").await;
+        let held = claim("n", LONG);
+        let first = granted(&one, &held).await.token;
+        let before = base(&etcd).await;
+        lower(&etcd, how).await;
+        let wanted = claim("n", LONG);
+        let waiting = tokio::spawn({
+            let (other, wanted) = (other.clone(), wanted.clone());
+            async move { other.acquire(&wanted, soon()).await }
+        });
+        // It stands there with its token.
+        until(async || queue(&etcd, "n").await.len() == 2 && base(&etcd).await > before - DAY / 2).await;
+        one.release(&held).await.unwrap();
+        let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
+        assert!(second > first, "{second} after {first}, {how:?}");
+        other.release(&wanted).await.unwrap();
+        let third = taken(&one, "n").await;
+        assert!(third > second, "{third} after {second}, {how:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_hand_over_draws_no_lower_token_when_the_base_was_lowered() {
+    for how in LOWERED {
+        let server = shared().await;
+        let (lock, etcd) = (client(&server).await, plain(&server).await);
+        let locks = Locks::new(lock);
+        let guard = locks.lock("n").ttl(LONG).await.unwrap();
+        let first = guard.token();
+        let waiting = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
+        until(async || locks.stats().waiting > 0).await;
+        lower(&etcd, how).await;
+        guard.release().await.unwrap();
+        let next = waiting.await.unwrap().unwrap();
+        assert!(next.token() > first, "{} after {first}, {how:?}", next.token());
+    }
+}
+
+#[tokio::test]
+async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
+    let server = shared().await;
+    let (lock, etcd) = (client(&server).await, plain(&server).await);
+    let before = taken(&lock, "n").await;
+    let raised = (base(&etcd).await + DAY).to_string();
+    etcd.kv_client().put(etcd.base_key(), raised, None).await.unwrap();
+    let held = claim("n", LONG);
+    let grant = granted(&lock, &held).await;
+    assert!(grant.token.get() > before.get() + DAY, "{}", grant.token);
+    let seen = client(&server).await.holder(held.name()).await.unwrap().unwrap();
+    assert_eq!(seen.token, Some(grant.token));
+    // Also that of a waiter.
+    let raised = (base(&etcd).await + DAY).to_string();
+    etcd.kv_client().put(etcd.base_key(), raised, None).await.unwrap();
+    let next = claim("n", LONG);
+    let waiting = tokio::spawn({
+        let (lock, next) = (lock.clone(), next.clone());
+        async move { lock.acquire(&next, soon()).await }
+    });
+    until(async || {
+        let queued = queue(&etcd, "n").await;
+        queued
+            .get(1)
+            .is_some_and(|kv| !kv.value_str().unwrap().starts_with("1 - "))
+    })
+    .await;
+    lock.release(&held).await.unwrap();
+    let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    assert!(token.get() > grant.token.get() + DAY, "{token}");
+    let seen = lock.holder(next.name()).await.unwrap().unwrap();
+    assert_eq!(seen.token, Some(token));
+}
+
+/// Takes the base out of the only key under a name, as if a second transaction had never told it.
+async fn untell(etcd: &Plain, name: &str) {
+    let found = queue(etcd, name).await.remove(0);
+    let value = found.value_str().unwrap();
+    let untold = value.splitn(3, ' ').nth(2).unwrap();
+    let leased = lock_etcd::etcd_client::PutOptions::new().with_lease(found.lease());
+    let put = TxnOp::put(found.key(), format!("1 - {untold}"), Some(leased));
+    etcd.kv_client().txn(Txn::new().and_then([put])).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_claim_without_a_token_in_its_key_is_put_anew_only_if_its_base_is_not_known_any_more() {
+    let server = shared().await;
+    let (lock, etcd) = (client(&server).await, plain(&server).await);
+    let held = claim("n", LONG);
+    let first = granted(&lock, &held).await;
+    untell(&etcd, "n").await;
+    let seen = lock.holder(held.name()).await.unwrap().unwrap();
+    assert_eq!(seen.token, None);
+    assert_eq!(granted(&lock, &held).await.token, first.token);
+    let seen = lock.holder(held.name()).await.unwrap().unwrap();
+    assert_eq!(seen.token, Some(first.token));
+    assert!(seen.acquired_at.is_some());
+
+    untell(&etcd, "n").await;
+    put_base(&etcd, base(&etcd).await).await;
+    let again = granted(&lock, &held).await;
+    assert!(again.token > first.token);
+    assert_eq!(queue(&etcd, "n").await.len(), 1);
+}
+
+#[tokio::test]
+async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
+    let server = shared().await;
+    let etcd = plain(&server).await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let waiter = config_behind(&server, &proxy).connect().await.unwrap();
+    let (holder, last) = (client(&server).await, client(&server).await);
+    let held = claim("n", LONG);
+    granted(&holder, &held).await;
+    let ahead = base(&etcd).await + DAY;
+    put_base(&etcd, ahead).await;
+    // The base as it is now is only in what tells of it.
+    let telling = proxy.hold(ahead.to_string().as_bytes());
+    let wait = |lock: EtcdLock| tokio::spawn(async move { lock.acquire(&claim("n", LONG), soon()).await });
+    let waiting = wait(waiter);
+    telling.caught().await;
+    let before = queue(&etcd, "n").await.remove(1);
+    let behind = wait(last);
+    until_queued(&etcd, "n", 2).await;
+    drop(telling);
+    until(async || {
+        let queued = queue(&etcd, "n").await;
+        queued.iter().all(|kv| !kv.value_str().unwrap().starts_with("1 -")) && queued.len() == 3
+    })
+    .await;
+    let queued = queue(&etcd, "n").await.remove(1);
+    assert_eq!(
+        (queued.key(), queued.create_revision()),
+        (before.key(), before.create_revision())
+    );
+    holder.release(&held).await.unwrap();
+    let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    assert_eq!(token.get(), ahead + before.create_revision() as u64);
+    behind.abort();
+}
+
+/// The proxy of etcd in front of a server, which says that it is one, or not.
+pub(crate) async fn proxy(server: &Etcd, says_so: bool) -> Etcd {
+    let endpoints = format!("--endpoints={}", server.authority());
+    let advertised = if says_so { "127.0.0.1:23790" } else { "" };
+    let advertised = format!("--advertise-client-url={advertised}");
+    start_kind(&Kind::ETCD_PROXY, &[&endpoints, &advertised]).await
+}
+
+#[tokio::test]
+async fn the_proxy_of_etcd_is_refused() {
+    let server = shared().await;
+    let proxy = proxy(&server, true).await;
+    let refused = config(&proxy).connect().await.unwrap_err();
+    assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");
+    assert!(format!("{refused:#}").contains("grpc-proxy"), "{refused}");
+    config(&proxy).allow_unsafe_configuration(true).connect().await.unwrap();
+}

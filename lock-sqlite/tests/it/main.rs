@@ -1,0 +1,17 @@
+//! The backend on real files: what the suite of all backends does not show.
+//!
+//! What stands in `extended` takes longer, or needs what not every machine has.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+mod abandoned;
+mod bad_input;
+mod contract;
+mod extended;
+mod file;
+mod log;
+mod processes;
+mod read_only;
+mod reservations;
+mod tokens;
+mod while_open;

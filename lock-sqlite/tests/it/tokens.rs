@@ -1,0 +1,187 @@
+//! Tokens rise, whatever happens to clients, to the file and to the clock.
+
+use std::process::Command;
+use std::thread;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::file::{File, LONG, claim, granted};
+use lock_core::{DistributedLock, FencingToken, LockError};
+use lock_sqlite::SqliteLock;
+
+/// Draws that many tokens and returns the last.
+pub(crate) async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
+    let mut last = 0;
+    for _ in 0..tokens {
+        let claim = claim("n", LONG);
+        let token = granted(lock, &claim).await.token.get();
+        assert!(token > last, "{token} after {last}");
+        last = token;
+        lock.release(&claim).await.unwrap();
+    }
+    last
+}
+
+/// Sets the counter so far ahead that the wall clock plays no part.
+pub(crate) fn far_ahead(file: &File) {
+    let ahead = micros(SystemTime::now() + Duration::from_secs(365 * 24 * 3600));
+    file.sql(&format!("UPDATE counter SET token = {ahead}, ceiling = {ahead}"));
+}
+
+fn micros(time: SystemTime) -> u64 {
+    u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
+}
+
+/// By another process: closing the file in this one would drop SQLite's locks on it.
+pub(crate) fn copy(from: &std::path::Path, to: &std::path::Path) {
+    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
+}
+
+#[tokio::test]
+async fn a_new_file_starts_at_the_wall_clock() {
+    let before = micros(SystemTime::now());
+    let file = File::new();
+    let token = draw(&file.client().await, 1).await;
+    assert!(token > before && token < before + 60_000_000, "{token} at {before}");
+}
+
+#[tokio::test]
+async fn every_client_starts_above_all_tokens_before_it_also_when_the_clock_is_behind() {
+    let file = File::new();
+    let first = file.client().await;
+    far_ahead(&file);
+    let mut last = draw(&first, 3).await;
+    for _ in 0..5 {
+        let lock = file.client().await;
+        let token = draw(&lock, 2).await;
+        assert!(token > last, "{token} after {last}");
+        // Far less than the microseconds that pass, or the clock would never catch up.
+        assert!(token < last + 10_000, "{token} after {last}");
+        last = token;
+    }
+    assert!(draw(&first, 1).await > last);
+}
+
+#[tokio::test]
+async fn no_token_is_above_the_ceiling_that_was_made_durable_before() {
+    let file = File::new();
+    let lock = file.client().await;
+    for _ in 0..2100 {
+        let ceiling = u64::try_from(file.number("SELECT ceiling FROM counter")).unwrap();
+        let token = draw(&lock, 1).await;
+        let raised = u64::try_from(file.number("SELECT ceiling FROM counter")).unwrap();
+        assert!(token <= ceiling || raised > ceiling, "{token} above {ceiling}");
+        assert!(token <= raised);
+    }
+}
+
+pub(crate) fn with(file: &File, suffix: &str) -> std::path::PathBuf {
+    file.beside(&format!("locks.db{suffix}"))
+}
+
+#[tokio::test]
+async fn tokens_go_on_above_the_old_ones_when_the_file_is_removed_or_replaced_by_an_older_copy() {
+    let file = File::new();
+    let lock = file.client().await;
+    draw(&lock, 5).await;
+    file.copy_to(file.beside("old"));
+    let mut last = draw(&lock, 50).await;
+    for replace in [true, false] {
+        if replace {
+            std::fs::rename(file.beside("old"), file.path()).unwrap();
+        } else {
+            std::fs::remove_file(file.path()).unwrap();
+        }
+        for suffix in ["-wal", "-shm"] {
+            std::fs::remove_file(with(&file, suffix)).unwrap();
+        }
+        let fresh = draw(&file.client().await, 1).await;
+        assert!(fresh > last, "{fresh} after {last}");
+        let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
+        assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
+        last = draw(&lock, 1).await;
+        assert!(last > fresh, "{last} after {fresh}");
+    }
+}
+
+#[tokio::test]
+async fn a_client_never_repeats_its_own_tokens_even_without_file_and_clock() {
+    let file = File::new();
+    let lock = file.client().await;
+    far_ahead(&file);
+    let last = draw(&lock, 2).await;
+    for suffix in ["", "-wal", "-shm"] {
+        std::fs::remove_file(with(&file, suffix)).unwrap();
+    }
+    lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
+    let token = draw(&lock, 1).await;
+    assert!(token > last, "{token} after {last}");
+}
+
+#[tokio::test]
+async fn a_counter_that_went_back_under_an_open_file_is_noticed() {
+    let file = File::new();
+    let lock = file.client().await;
+    let last = draw(&lock, 100).await;
+    file.sql("UPDATE counter SET token = token - 50");
+    let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
+    assert!(format!("{failed:#}").contains("older state"), "{failed}");
+    assert_eq!(file.rows(), 0);
+    assert!(draw(&lock, 1).await > last);
+}
+
+#[tokio::test]
+async fn a_counter_that_went_back_under_a_client_that_drew_nothing_yet_is_noticed() {
+    let file = File::new();
+    let lock = file.client().await;
+    file.sql("UPDATE counter SET token = token - 1");
+    let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
+    assert!(format!("{failed:#}").contains("older state"), "{failed}");
+    assert_eq!(file.rows(), 0);
+    granted(&lock, &claim("n", LONG)).await;
+}
+
+#[tokio::test]
+async fn the_end_of_the_counter_is_an_error_that_says_so() {
+    let file = File::new();
+    let lock = file.client().await;
+    let end = FencingToken::MAX.get();
+    file.sql(&format!("UPDATE counter SET token = {0}, ceiling = {0}", end - 3));
+    // A ceiling at the end leaves the last tokens below it.
+    assert_eq!(draw(&lock, 3).await, end);
+    let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
+    assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
+    assert!(format!("{failed:#}").contains("2^53"), "{failed}");
+    assert_eq!(file.rows(), 0);
+}
+
+#[test]
+fn tokens_of_eight_clients_in_eight_threads_are_distinct_and_rise() {
+    let file = File::new();
+    let path = file.path();
+    let threads: Vec<_> = (0..8)
+        .map(|_| {
+            let path = path.clone();
+            thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build()
+                    .unwrap();
+                runtime.block_on(async {
+                    let lock = SqliteLock::open(path).await.unwrap();
+                    let mut tokens = Vec::new();
+                    for _ in 0..100 {
+                        let claim = claim("n", LONG);
+                        tokens.push(lock.acquire(&claim, None).await.unwrap().granted().unwrap().token);
+                        lock.release(&claim).await.unwrap();
+                    }
+                    assert!(tokens.is_sorted());
+                    tokens
+                })
+            })
+        })
+        .collect();
+    let mut tokens: Vec<_> = threads.into_iter().flat_map(|t| t.join().unwrap()).collect();
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 800);
+}
