@@ -342,7 +342,7 @@ impl Case {
         Ok(Some(held.iter().map(|h| format!("{:?} held by {h}", h.name)).collect()))
     }
 
-    /// Nothing but `expected` lines may be left on the server before the longest ttl is over.
+    /// Nothing but `expected` lines may be left on the server when the hang limit is over.
     pub(crate) async fn only_leftovers(&self, expected: usize) -> Outcome {
         let limit = self.hang_limit();
         let start = self.now();

@@ -28,10 +28,10 @@ impl Case {
         checked();
         let start = self.now();
         loop {
-            let attempt = client.try_quietly(claim).await?;
+            let attempt = client.try_quietly(claim).await;
             let now = self.now();
             match attempt {
-                Attempt::Granted(grant) => {
+                Ok(Attempt::Granted(grant)) => {
                     self.note(format!(
                         "{:?} granted after polling, token {}",
                         claim.name(),
@@ -39,6 +39,8 @@ impl Case {
                     ));
                     return Ok((grant, now));
                 }
+                // A busy machine may be too slow for a claim with a short ttl.
+                Err(error) if !error.is_retryable() || now.since(start) > limit => return Err(error.into()),
                 _ if now.since(start) > limit => {
                     fail!(
                         "the backend",
@@ -86,7 +88,7 @@ impl Case {
     /// The name must be busy for everyone else now.
     pub(crate) async fn is_busy(&self, client: &Link, name: &LockName) -> Outcome {
         checked();
-        let claim = Claim::new(name.clone(), self.ttl()).with_own_lease();
+        let claim = self.claim(name.as_str());
         match client.try_acquire(&claim).await? {
             Attempt::Busy(_) => Ok(()),
             other => {
@@ -118,7 +120,7 @@ impl Case {
 
     /// The name must become free before `limit` is over, and is free again afterwards. Says when it was.
     pub(crate) async fn is_free_within(&self, client: &Link, name: &LockName, limit: Duration) -> Outcome<Stamp> {
-        let claim = Claim::new(name.clone(), self.ttl()).with_own_lease();
+        let claim = self.claim(name.as_str());
         let (_, at) = self.take_within(client, &claim, limit).await?;
         client.release(&claim).await?;
         Ok(at)
