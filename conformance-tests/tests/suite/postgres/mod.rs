@@ -49,6 +49,8 @@ pub(crate) struct PostgresHarness {
     bouncers: Option<Mutex<HashMap<String, Arc<Bouncer>>>>,
     shared: Place,
     own: Mutex<HashMap<String, Place>>,
+    /// What looks at the server, for each namespace, as each has a runtime of its own.
+    admins: Mutex<HashMap<String, Arc<Client>>>,
     /// Sessions that are in the way of those under test.
     strangers: Mutex<HashMap<String, Client>>,
     /// Whether the database of a namespace is there.
@@ -69,6 +71,7 @@ impl PostgresHarness {
             bouncers: bounced.then(Mutex::default),
             shared: Place::default(),
             own: Mutex::default(),
+            admins: Mutex::default(),
             strangers: Mutex::default(),
             made: Mutex::default(),
         }
@@ -128,13 +131,14 @@ impl Harness for PostgresHarness {
     async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
         let [high, low] = self.key(namespace, name).await?;
         let waiting = format!("SELECT count(*) {}", LOCKS.replace("objsubid = 1", "objsubid = 2"));
-        let row = self.admin(namespace).await?.query_one(&waiting, &[&high, &low]).await;
+        let row = self.look(namespace).await?.query_one(&waiting, &[&high, &low]).await;
         let waiting: i64 = row.map_err(admin::failed)?.get(0);
         Ok(usize::try_from(waiting).ok())
     }
 
     async fn over(&self, namespace: &Namespace) {
         lock(&self.made).remove(namespace.name());
+        lock(&self.admins).remove(namespace.name());
         lock(&self.strangers).remove(namespace.name());
         let own = lock(&self.own).remove(namespace.name());
         if let Some(server) = own.as_ref().and_then(|own| own.get())
@@ -151,7 +155,7 @@ impl Harness for PostgresHarness {
     }
 
     async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
-        let client = self.admin(namespace).await?;
+        let client = self.look(namespace).await?;
         let rows = client
             .query(
                 "SELECT concat_ws(' ', l.pid, l.classid, l.objid, l.granted, a.application_name, a.state, a.query) \
@@ -301,6 +305,19 @@ impl PostgresHarness {
     async fn admin(&self, namespace: &Namespace) -> Result<Client, LockError> {
         self.prepared(namespace).await?;
         admin(&self.url(namespace).await?, namespace.name()).await
+    }
+
+    /// A session that stays, since cases look every few milliseconds.
+    async fn look(&self, namespace: &Namespace) -> Result<Arc<Client>, LockError> {
+        let known = lock(&self.admins).get(namespace.name()).cloned();
+        if let Some(known) = known
+            && known.check_connection().await.is_ok()
+        {
+            return Ok(known);
+        }
+        let client = Arc::new(self.admin(namespace).await?);
+        lock(&self.admins).insert(namespace.name().to_owned(), Arc::clone(&client));
+        Ok(client)
     }
 
     /// Makes the database of the namespace, with the schema and a role of few rights. A child process finds it made.

@@ -42,6 +42,8 @@ pub(crate) struct RedisHarness {
     sentinels: usize,
     shared: Place,
     own: Mutex<HashMap<String, Place>>,
+    /// What looks at the server, for each namespace, as each has a runtime of its own.
+    admins: Mutex<HashMap<String, MultiplexedConnection>>,
 }
 
 impl RedisHarness {
@@ -54,6 +56,7 @@ impl RedisHarness {
             sentinels,
             shared: Place::default(),
             own: Mutex::default(),
+            admins: Mutex::default(),
         }
     }
 }
@@ -107,6 +110,7 @@ impl Harness for RedisHarness {
 
     async fn over(&self, namespace: &Namespace) {
         let own = self.own().remove(namespace.name());
+        self.admins().remove(namespace.name());
         if own.is_some() {
             // That takes as long as the engine takes.
             let _ = tokio::task::spawn_blocking(move || drop(own)).await;
@@ -290,9 +294,27 @@ impl RedisHarness {
         connect(&self.urls(namespace).await?.1).await
     }
 
+    /// By a connection that stays, since cases look every few milliseconds.
     async fn ask<T: FromRedisValue>(&self, namespace: &Namespace, command: &Cmd) -> Result<T, LockError> {
+        if let Some(mut known) = self.admin(namespace.name()) {
+            match command.query_async(&mut known).await {
+                // The server was restarted, or its address is that of another one now.
+                Err(error) if error.is_io_error() || error.is_connection_dropped() => {}
+                answer => return answer.map_err(failed),
+            }
+        }
         let mut connection = self.connection(namespace).await?;
-        command.query_async(&mut connection).await.map_err(failed)
+        let answer = command.query_async(&mut connection).await;
+        self.admins().insert(namespace.name().to_owned(), connection);
+        answer.map_err(failed)
+    }
+
+    fn admin(&self, namespace: &str) -> Option<MultiplexedConnection> {
+        self.admins().get(namespace).cloned()
+    }
+
+    fn admins(&self) -> MutexGuard<'_, HashMap<String, MultiplexedConnection>> {
+        self.admins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn keys(&self, namespace: &Namespace) -> Result<Vec<String>, LockError> {
