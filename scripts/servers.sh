@@ -116,6 +116,12 @@ lacks() (
     exit 1
 )
 
+# Whether the engine answers, within seconds where that can be bounded.
+docker_answers() {
+    command -v docker >/dev/null 2>&1 || return 1
+    if command -v timeout >/dev/null 2>&1; then timeout 8 docker version; else docker version; fi >/dev/null 2>&1
+}
+
 # has_image PACKAGE: whether its programs can be taken out of an image, which sets what server() does.
 has_image() {
     case $1 in
@@ -123,7 +129,9 @@ has_image() {
     postgresql) server postgres ;;
     *) return 1 ;;
     esac
-    docker version >/dev/null 2>&1
+    # Beside what is unpacked for chroot.
+    root=$root-programs
+    allowed container && docker_answers
 }
 
 # take PACKAGE: the programs of its image, in a folder whose programs/ is for the PATH: scripts that start each with the libraries of the image.
@@ -192,7 +200,7 @@ install() {
 check() {
     missing=
     docker=no
-    ! allowed container || ! command -v docker >/dev/null 2>&1 || ! timeout 8 docker version >/dev/null 2>&1 || docker=yes
+    ! allowed container || ! docker_answers || docker=yes
     for name; do
         ! can_install || continue
         if is_program "$name"; then

@@ -1,16 +1,16 @@
 #!/bin/sh
-# The tests. Each step's output is kept in target/test-logs, and shown if the step fails. All steps run, whatever the ones before them came to.
+# The tests. Each step's output is kept in target/test-logs, and shown if the step fails. All steps run, also after one that failed.
 #
 #   scripts/test.sh               what every change has to pass
 #   scripts/test.sh all [PART]... everything else, or the parts of it that are named; `scripts/test.sh parts` lists them
 set -eu
 . "$(dirname "$0")/setup.sh"
 
-# What a test of the first tier is, is decided by its name alone: `make test` leaves out names with this, and the parts of
+# Which tests of a crate are of the first tier is decided by their names alone: `make test` leaves out those with this, and the parts of
 # `make test-all` run them.
 EXTENDED=extended::
 
-# part NAME...: what it shows, for people, and the servers that it needs.
+# The parts. about PART: what it shows. needs PART: the servers that it starts, as scripts/servers.sh names them.
 PARTS='versions topologies redlock pgbouncer etcd-cluster redis postgres etcd sqlite core command servers examples
 models schedules features oldest docs packages neighbours held torture'
 about() {
@@ -38,6 +38,22 @@ about() {
     esac
 }
 
+needs() {
+    case $1 in
+    versions) echo redis70 valkey postgres15 faketime ;;
+    topologies | redlock) echo redis faketime ;;
+    pgbouncer) echo postgres pgbouncer faketime ;;
+    etcd-cluster) echo etcd faketime ;;
+    redis) echo redis-server faketime ;;
+    postgres) echo postgresql pgbouncer faketime ;;
+    etcd) echo etcd ;;
+    command | examples) echo redis postgres etcd faketime ;;
+    servers | torture) echo redis valkey redis70 postgres postgres15 etcd faketime ;;
+    models) echo redis ;;
+    neighbours) echo redis-server ;;
+    esac
+}
+
 tier=${1:-first}
 [ $# -eq 0 ] || shift
 case $tier in
@@ -58,15 +74,15 @@ cargo fmt --version >/dev/null 2>&1 || die "rustfmt is missing: run \`rustup com
 cargo clippy --version >/dev/null 2>&1 || die "clippy is missing: run \`rustup component add clippy\`."
 case $tier in
 first) wanted_servers='redis-server postgresql redis postgres etcd' ;;
-*) wanted_servers='redis-server postgresql pgbouncer faketime redis valkey redis70 postgres postgres15 etcd' ;;
+*) wanted_servers=$(for part; do needs "$part"; done | tr ' ' '\n' | sort -u) ;;
 esac
 # shellcheck disable=SC2086 # several words
-sh scripts/servers.sh check $wanted_servers || exit 2
+[ -z "$wanted_servers" ] || sh scripts/servers.sh check $wanted_servers || exit 2
 
 # Programs that were taken out of images, where nothing else has them: as scripts/servers.sh.
 roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
 for image in "${FENCELOCK_TEST_REDIS_IMAGE:-redis:8}" "${FENCELOCK_TEST_POSTGRES_IMAGE:-postgres:17}"; do
-    PATH=$PATH:$roots/$(echo "$image" | tr '/:' '--')/programs
+    PATH=$PATH:$roots/$(echo "$image" | tr '/:' '--')-programs/programs
 done
 export PATH
 
@@ -80,7 +96,8 @@ mkdir -p "$logs"
 
 # The logs are read below, so they must look the same everywhere.
 export CARGO_TERM_COLOR=never CARGO_TERM_QUIET=false CARGO_TERM_VERBOSE=false
-unset FENCELOCK_URL
+# What would run less.
+unset FENCELOCK_URL FENCELOCK_TEST_ROWS
 # `make matrix` reads them.
 export FENCELOCK_CONFORMANCE_REPORTS="${target}/conformance"
 # A program that takes longer hangs; the limits of the tests themselves are far below.
@@ -93,7 +110,7 @@ failures=
 # count LOG STATUS: passed, failed and ignored tests in the log of a program or of several. One that ended before it could report is a
 # failure; so is one that ran no test, but for the unit tests of a crate, which need not have any.
 count() {
-    case $1 in *-it.log | *-suite.log) least=1 ;; */test-*-*) least=0 ;; *) least=1 ;; esac
+    case ${1##*/} in *-it.log | *-suite.log) least=1 ;; test-*) least=0 ;; *) least=1 ;; esac
     awk -v status="$2" -v least="$least" '
         /^test result: / {
             for (i = 2; i <= NF; i++) {
@@ -180,7 +197,7 @@ run_program() {
         export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
         # Not every system has it.
         if command -v timeout >/dev/null 2>&1; then
-            exec timeout --kill-after=30 "$FENCELOCK_TEST_PROGRAM_SECONDS" "${line##* }" "$@"
+            exec timeout --foreground --kill-after=30 "$FENCELOCK_TEST_PROGRAM_SECONDS" "${line##* }" "$@"
         fi
         exec "${line##* }" "$@"
     ) >"$logs/$name.log" 2>&1 </dev/null || status=$?
@@ -221,11 +238,22 @@ judge_programs() {
     done <"$logs/programs.ordered"
 }
 
-# got: waits for the servers, and says what came of it.
+# got: waits for the servers, and prints what was got.
 got() {
     wait "$getting" && status=0 || status=$?
     cat "$logs/servers.got"
     return "$status"
+}
+
+# cargo_test ARGUMENTS...: each program with the limit of run_program.
+cargo_test() {
+    if command -v timeout >/dev/null 2>&1; then
+        limit="'timeout', '--foreground', '--kill-after=30', '$FENCELOCK_TEST_PROGRAM_SECONDS'"
+        set -- --config "target.'cfg(all())'.runner = [$limit]" test "$@"
+    else
+        set -- test "$@"
+    fi
+    cargo "$@"
 }
 
 # Every event has the one target that users filter by.
@@ -236,6 +264,15 @@ log_target() {
             open != "" { if ($0 !~ /target: "fencelock"/) { print open; bad = 1 } open = ""; next }
             /tracing::[a-z_]+!\(/ && !/target: "fencelock"/ { print; bad = 1 }
             END { exit !bad }'
+}
+
+# The suite on each backend has to come to its end.
+rows_reported() {
+    for row in memory 'memory, shared leases' sqlite 'Redis 8' 'PostgreSQL 17' 'etcd 3.5'; do
+        grep -q "^$row: [1-9][0-9]* passed, .*; planted bugs " "$logs/test-conformance-tests-suite.log" && continue
+        echo "The suite on $row did not report."
+        return 1
+    done
 }
 
 doctests() {
@@ -255,12 +292,13 @@ first_tier() {
     # They wait for most of their time.
     run_programs "${FENCELOCK_TEST_AT_ONCE:-4}" --skip "$EXTENDED"
     judge_programs
+    step rows "every row of the suite reported" rows_reported
     printf '%-46s %6s\n' "all of these, side by side" "$(took $(($(date +%s) - began)))"
 }
 
 # suite ROWS: those rows of the suite.
 suite() {
-    FENCELOCK_TEST_ROWS=$1 cargo test -p conformance-tests --all-features --test suite
+    FENCELOCK_TEST_ROWS=$1 cargo_test -p conformance-tests --all-features --test suite
 }
 
 # further CRATE...: tests that are not of the first tier.
@@ -268,10 +306,10 @@ further() {
     crates=
     for crate; do crates="$crates -p $crate"; done
     # shellcheck disable=SC2086 # several words
-    cargo test $crates --all-features --no-fail-fast --test it -- "$EXTENDED"
+    cargo_test $crates --all-features --no-fail-fast --test it -- "$EXTENDED"
 }
 
-# With all features of the workspace on, nobody sees what a user of a few compiles. The backends are without TLS here.
+# With all features of the workspace on, errors in what a user of a few compiles are not seen. The backends are without TLS here.
 features() {
     cargo clippy --all-targets --no-default-features -- -D warnings || return
     for features in '' etcd macros memory postgres redis sqlite tower; do
@@ -280,7 +318,7 @@ features() {
 }
 
 schedules() {
-    RUSTFLAGS="${RUSTFLAGS:-} --cfg shuttle" cargo test -p lock-core --lib --target-dir "$target/shuttle" schedules:: -- --show-output
+    RUSTFLAGS="${RUSTFLAGS:-} --cfg shuttle" cargo_test -p lock-core --lib --target-dir "$target/shuttle" schedules:: -- --show-output
 }
 
 lint_schedules() {
@@ -290,14 +328,15 @@ lint_schedules() {
 oldest() {
     version=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
     if ! cargo "+$version" --version >/dev/null 2>&1; then
-        echo "too slow to judge: Rust $version is not installed: rustup toolchain install $version"
+        echo "not judged: Rust $version is not installed: rustup toolchain install $version"
         return
     fi
     cargo "+$version" check --all-features --all-targets --target-dir "$target/oldest"
 }
 
 docs() {
-    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps
+    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps || return
+    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps -p models -p recorded-traces
 }
 
 package() {
@@ -307,9 +346,9 @@ package() {
     # What people read who have only the package.
     for crate in "$target"/package/*.crate; do
         for file in README.md:400 LICENSE-MIT:1000 LICENSE-APACHE:10000; do
-            name=$(basename "$crate" .crate)
-            size=$(tar -xzOf "$crate" "$name/${file%:*}" | wc -c)
-            [ "$size" -ge "${file#*:}" ] || { echo "$name: ${file%:*} has $size bytes"; return 1; }
+            packed=$(basename "$crate" .crate)
+            size=$(tar -xzOf "$crate" "$packed/${file%:*}" | wc -c)
+            [ "$size" -ge "${file#*:}" ] || { echo "$packed: ${file%:*} has $size bytes"; return 1; }
         done
     done
 }
@@ -326,15 +365,15 @@ part() {
     command) step tests-command "the command" further fencelock-cli ;;
     servers)
         step tests-servers "servers, failovers, moves" further conformance-tests
-        step tests-fork "forks" cargo test -p conformance-tests --all-features --test fork
+        step tests-fork "forks" cargo_test -p conformance-tests --all-features --test fork
         ;;
     examples)
-        step tests-examples "examples" cargo test -p fencelock -p conformance-tests --all-features --example http_shop --example third_party
+        step tests-examples "examples" cargo_test -p fencelock -p conformance-tests --all-features --example http_shop --example third_party
         step demo "the demonstration" sh scripts/demo.sh
         ;;
     models)
-        step tests-models "models" cargo test -p models --all-features
-        step tests-recorded "recorded traces" cargo test -p recorded-traces --all-features
+        step tests-models "models" cargo_test -p models --all-features
+        step tests-recorded "recorded traces" cargo_test -p recorded-traces --all-features
         ;;
     schedules)
         step tests-schedules "schedules" schedules
@@ -343,8 +382,8 @@ part() {
     features)
         step features "clippy, no features and each one" features
         step clippy-more "clippy, what is no default member" lint -p doc-tests -p models -p recorded-traces
-        step tests-default "fencelock with its default features" cargo test -p fencelock --lib
-        step tests-none "fencelock with no features" cargo test -p fencelock --no-default-features --lib
+        step tests-default "fencelock with its default features" cargo_test -p fencelock --lib
+        step tests-none "fencelock with no features" cargo_test -p fencelock --no-default-features --lib
         ;;
     oldest) step oldest "the oldest Rust" oldest ;;
     docs)
@@ -353,16 +392,19 @@ part() {
         ;;
     packages) step package "packages for the registry" package ;;
     neighbours) step neighbours "beside other users of SQLite" sh scripts/neighbours.sh ;;
-    held) step tests-held "10 000 held locks" cargo test -p fencelock --all-features --bench held ;;
+    held) step held "10 000 held locks" cargo_test -p fencelock --all-features --bench held ;;
     torture)
         step torture "torture" cargo run -p conformance-tests --features servers,torture --example soak -- 60
         ;;
     esac
 }
 
+# Also what runs in the background.
+trap 'trap "" TERM; kill -TERM 0; exit 130' HUP INT TERM
+
 # The servers are got while there is enough to do without them.
 # shellcheck disable=SC2086 # several words
-sh scripts/servers.sh $wanted_servers >"$logs/servers.got" 2>&1 </dev/null &
+{ [ -z "$wanted_servers" ] || sh scripts/servers.sh $wanted_servers; } >"$logs/servers.got" 2>&1 </dev/null &
 getting=$!
 
 case $tier in
@@ -386,10 +428,12 @@ cat "$logs"/test*.log 2>/dev/null | awk '
     here && /^  (ESCAPED|NOT JUDGED|too slow to judge|on |smallest margin|two believed)/ { print "  " $0; next }
     /^$/ { here = 0 }'
 echo
+grep -h '^10000 guards' "$logs/held.log" 2>/dev/null || :
+sed -n 's/^schedules::/Schedules explored: /p' "$logs/tests-schedules.log" 2>/dev/null || :
 echo "Ignored, other than what is not applicable to a backend:"
 cat "$logs"/*.log | awk '
     /^test .* \.\.\. ignored/ && !/ignored \(not applicable: / && !/started by other tests/ { print "  " substr($0, 6); some = 1 }
-    /^too slow to judge: / { print "  " $0; some = 1 }
+    /^not judged: / { print "  " $0; some = 1 }
     END { if (!some) print "  none" }'
 echo
 [ "$failed" -eq 0 ] || printf 'Failed:\n%s\n' "$failures"

@@ -262,7 +262,7 @@ impl Case {
 
     /// The ttl of what is to end in a case.
     pub(crate) fn ttl(&self) -> Duration {
-        self.ttl_of(Duration::from_millis(800))
+        self.ttl_of(Duration::from_secs(2))
     }
 
     /// The ttl of what is renewed for several ttls in a case: a machine that stands still for three seconds loses nothing.
@@ -270,10 +270,10 @@ impl Case {
         self.ttl_of(Duration::from_secs(5))
     }
 
-    /// The ttl of what is only to stay held: so long that no machine stands still for it. Parties ask for it unless told
-    /// otherwise.
+    /// The ttl of what is only to stay held: beyond the hang limit, so that nothing that should be released passes because its lease
+    /// ended. The default of parties.
     pub(crate) fn kept_ttl(&self) -> Duration {
-        self.ttl_of(Duration::from_secs(30))
+        self.ttl_of(5 * self.hang_limit())
     }
 
     /// A ttl as near to `wanted` as the backend grants.

@@ -64,8 +64,15 @@ fn hunt_in(row: &Arc<str>, harness: &Arc<dyn Harness>, bug: Bug, entry: Entry) -
     let case = full_name(entry);
     let mut hunted = None;
     for limits in LIMITS {
-        let why = match run(bug, limits).outcome {
-            Ok(()) => return None,
+        let ran = run(bug, limits);
+        let why = match ran.outcome {
+            Ok(()) if ran.findings.too_slow.is_empty() => return None,
+            // It might have been caught on a machine that is less busy.
+            Ok(()) => {
+                let slow = ran.findings.too_slow.join("; ");
+                hunted = Some(Hunt::NotJudged(format!("{case} was too slow to judge: {slow}")));
+                continue;
+            }
             Err(Stop::NotApplicable(reason)) => return Some(Hunt::NotApplicable(reason)),
             Err(Stop::Failed(why) | Stop::NotJudged(why)) => why,
         };

@@ -84,7 +84,7 @@ impl Suite {
         self
     }
 
-    /// Runs the rows with these keys side by side, as [`run`] does, with the arguments of the process.
+    /// Runs the rows with these keys, or all of them if there are none, side by side, as [`run`] does, with the arguments of the process.
     pub fn run(self, keys: &[&str]) -> ExitCode {
         self.run_rows(keys, true)
     }
@@ -103,7 +103,7 @@ impl Suite {
                 let known: Vec<_> = self.rows.iter().map(|row| &*row.key).collect();
                 return failed(&format!("there is no row {unknown:?}; there are {}", known.join(", ")));
             }
-            self.rows.retain(|row| keys.contains(&&*row.key));
+            self.rows.retain(|row| keys.is_empty() || keys.contains(&&*row.key));
         }
         let rows: Vec<_> = self.rows.into_iter().map(Arc::new).collect();
         let mut arguments = Arguments::from_args();
@@ -125,9 +125,10 @@ impl Suite {
         let first = libtest_mimic::run(&arguments, many);
         arguments.test_threads = Some(threads.min(processors));
         let second = libtest_mimic::run(&arguments, few);
-        // Of a part of the suite nothing may look as if it were the whole.
-        let whole = arguments.filter.is_none() && arguments.skip.is_empty();
         for row in &rows {
+            // Of a part of the suite nothing may look as if it were the whole.
+            let mut trials = row.trials(prefixed).into_iter();
+            let whole = trials.all(|(_, name, _)| is_wanted(&arguments, &name));
             if let Err(error) = row.tell(whole) {
                 return failed(&format!("{}: the report was not written: {error}", row.harness.name()));
             }

@@ -220,9 +220,10 @@ impl Session {
         let mut outcome = Ok(());
         if let Some(link) = self.line.current() {
             let ending = async {
-                // A lease that is being made is among those that are revoked.
+                let known = revoke(Arc::clone(&link), self.table.take_leases()).await;
+                // And a shared lease that was being made meanwhile.
                 let _making = self.making.lock().await;
-                revoke(link, self.table.take_leases()).await
+                known.and(revoke(link, self.table.take_leases()).await)
             };
             outcome = self.limited("close", ending).await;
         }

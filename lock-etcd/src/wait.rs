@@ -133,10 +133,14 @@ impl Session {
         place: &mut Option<Place>,
         asked: &mut bool,
     ) -> Result<Option<Standing>, Failure> {
+        // The key can be missing because the claim was released; no lease is made for it then.
+        if *asked && self.table().is_given_up(claim) {
+            return Ok(Some(Standing::Released));
+        }
         let since = self.clock().now();
         let queue = self.settings().keys.queue(claim.name());
         let (kept, drawing) = self.prepare(link, claim).await?;
-        // The key can be missing because the claim was released. A release from here on finds that the claim was asked for.
+        // The same again. A release from here on finds that the claim was asked for.
         if std::mem::replace(asked, true) && self.table().is_given_up(claim) {
             return Ok(Some(Standing::Released));
         }

@@ -47,7 +47,7 @@ impl Bug {
             Self::LateRequestIsHonoured | Self::TtlIsIgnored => &["\"n\" is free within"],
             Self::ListIgnoresItsPrefix => &["under \"a\" there are"],
             Self::ListLeavesOutNames => &["a list has the name of each lock", "under \"\" there are"],
-            Self::LossIsNeverTold => &["renew failed: nothing was renewed", "the loss is told"],
+            Self::LossIsNeverTold => &["renew failed: nothing was renewed", "the loss is seen"],
             Self::NamesAreFolded => &["grants \"A\", which is free"],
             Self::NoCheckAfterTheWait => &["one holds \"n\" at a time", "one waiter is served at a time"],
             Self::OnlyItsOwnPlaceIsChecked => &["is served while the lock is held"],
@@ -56,7 +56,7 @@ impl Bug {
             Self::QueueIsOutOfOrder => &["first come, first served"],
             Self::QueueKeysHaveNoOrder => &["no two requests wait for each other: all end within"],
             Self::RefusalMayPass => &["a wait that cannot succeed ends within"],
-            Self::TokenIsKeptByForce => &["there is a next leader within"],
+            Self::TokenIsKeptByForce => &["tokens of leaders rise"],
             Self::ReleaseAlwaysSaysReleased | Self::ReleaseWithoutOwnerCheck => &[ANOTHERS],
             Self::ReleaseDoesNothing | Self::ReservationOutlivesItsClaim | Self::ReservationWithoutOwnerCheck => {
                 &[NOT_FREE]

@@ -343,7 +343,7 @@ pub(crate) async fn a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_lo
 pub(crate) async fn the_longest_hold_ends_the_lock(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
     // Far below the ttl, so that only the limit can end it.
-    let ttl = case.ttl_of(Duration::from_secs(30));
+    let ttl = case.kept_ttl();
     let guard = party.locks.lock("n").ttl(ttl).max_hold(case.ttl()).await?;
     ensure!(
         guard.remaining() <= case.ttl(),

@@ -279,11 +279,12 @@ pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: A
     case.needs(case.capabilities().force_release, "the backend cannot release by force")?;
     let (victim, other) = (case.party().await?, case.party().await?);
     // Long enough that the victim would believe for much longer if nobody told it.
-    let ttl = case.ttl_of(Duration::from_secs(6));
+    let ttl = case.ttl_of(Duration::from_secs(12));
+    let taken = case.now();
     let guard = victim.locks.lock("n").ttl(ttl).label("the victim").await?;
     let spared = victim.locks.lock("other").ttl(ttl).await?;
-    let before = victim.link.counts().renewals();
     let named = other.locks.force_release("n").await?;
+    let lost_after = case.now().since(taken);
     let Some(named) = named else {
         fail!("the backend", "a forced release says whom it hit; it found nobody");
     };
@@ -298,7 +299,7 @@ pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: A
         "the backend",
         "the next token is higher; {next:?} came after {guard:?}"
     );
-    let told = case.told_by_a_renewal(&victim, &guard, before, 2).await?;
+    let told = case.learns_by_a_renewal(&victim, &guard, lost_after, 2).await?;
     ensure!(
         matches!(told, LossReason::NotHeld | LossReason::Revoked | LossReason::Expired),
         "the guard",

@@ -79,7 +79,7 @@ pub(crate) async fn a_client_whose_own_runtime_ends_goes_on_without_it(case: Arc
     let idle = case.party_on_runtime(runtime.handle()).await?.locks;
     let taken = other.lock("taken").await?;
     // Far from being renewed, so that what is told in time is not told by a renewal.
-    let kept = locks.lock("kept").ttl(case.ttl_of(Duration::from_secs(60))).await?;
+    let kept = locks.lock("kept").await?;
     let renewed = locks.lock("renewed").ttl(case.steady_ttl()).await?;
     let waiter = tokio::spawn(locks.lock("taken").wait_for(case.hang_limit()).into_future());
     while locks.stats().waiting == 0 {

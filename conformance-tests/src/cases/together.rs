@@ -169,7 +169,8 @@ pub(crate) async fn two_names_on_one_queue_key_are_one_lock_for_a_request_of_bot
 pub(crate) async fn the_loss_of_one_of_several_locks_ends_them_all(case: Arc<Case>) -> Outcome {
     case.needs(case.capabilities().force_release, "the backend cannot release by force")?;
     let (party, other) = (case.party().await?, case.client().await?);
-    let ttl = case.ttl_of(Duration::from_secs(3));
+    let ttl = case.ttl_of(Duration::from_secs(12));
+    let taken = case.now();
     let (begin, mut begun) = mpsc::unbounded_channel();
     let request = party.locks.lock_all(["a", "b", "c"]).ttl(ttl);
     let runs = tokio::spawn(request.with(async move |_| {
@@ -178,16 +179,22 @@ pub(crate) async fn the_loss_of_one_of_several_locks_ends_them_all(case: Arc<Cas
     }));
     case.within(case.hang_limit(), "three free locks are granted", begun.recv())
         .await?;
-    let before = party.link.counts().renewals();
     other.force_release(&case.name("b")).await?;
-    let told = case.within(case.hang_limit(), "the loss is told", runs).await??;
-    let sent = party.link.counts().renewals() - before;
-    ensure!(
-        sent <= 2 * 3,
-        "the client",
-        "the loss of one of three locks is told within one renewal; it took {sent}"
-    );
-    match told {
+    let lost_after = case.now().since(taken);
+    let ended = case.within(case.hang_limit(), "the loss is seen", runs).await??;
+    let sent = party.link.counts().renewals();
+    if lost_after > ttl / 4 {
+        case.too_slow(format!(
+            "how many renewals a loss takes, since it came after {lost_after:.1?}"
+        ));
+    } else {
+        ensure!(
+            sent <= 3,
+            "the client",
+            "the loss of one of three locks is seen within one renewal of each; it took {sent}"
+        );
+    }
+    match ended {
         Err(LockError::Lost { name, .. }) if name.as_str() == "b" => {}
         other => fail!(
             "the client",
@@ -225,13 +232,13 @@ pub(crate) async fn one_leads_at_a_time_over_two_hundred_forced_changes(case: Ar
             let lead = locks.lock("leader").ttl(ttl).lead(|term| {
                 let (begin, resource) = (begin.clone(), Arc::clone(&resource));
                 async move {
-                    let write = || {
+                    let mut has_begun = false;
+                    let mut write = || {
                         resource.write(term.token(), |ledger| {
-                            let first = !ledger.leaders.contains_key(&term.token());
                             let leader = ledger.leaders.entry(term.token()).or_insert(candidate);
                             ledger.shared |= *leader != candidate;
-                            // Here, so that leaders are told of in the order of their writes.
-                            if first {
+                            // Here, so that terms are seen in the order of their first writes.
+                            if !std::mem::replace(&mut has_begun, true) {
                                 let _ = begin.send(term.token());
                             }
                         })
@@ -281,7 +288,7 @@ pub(crate) async fn a_dead_leader_is_replaced_when_its_ttl_is_over(case: Arc<Cas
     let lead = party.locks.lock("leader").lead(|term| async move { term.token() });
     let limit = claim.ttl() + case.hang_limit();
     let new = case
-        .within(limit, "the next leader leads within a ttl and a second", lead)
+        .within(limit, "the next leader leads when the ttl is over", lead)
         .await??;
     ensure!(
         new > old.token,

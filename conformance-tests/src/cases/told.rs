@@ -66,11 +66,8 @@ async fn told_within_one_renewal(case: &Case, fault: Fault, frees: bool) -> Outc
     let words = fault.words();
     let resource = Fence::new("the resource", 0);
     // A holder that is not told would believe for much longer than one renewal.
-    let ttl = if frees {
-        case.ttl_of(Duration::from_secs(6))
-    } else {
-        case.steady_ttl()
-    };
+    let ttl = case.ttl_of(Duration::from_secs(12));
+    let taken = case.now();
     let guard = party.locks.lock("n").ttl(ttl).await?;
     let fenced = |token, allowed: bool| {
         let written = resource.write(token, |writes| *writes += 1);
@@ -83,16 +80,15 @@ async fn told_within_one_renewal(case: &Case, fault: Fault, frees: bool) -> Outc
     };
     fenced(guard.token(), true)?;
     let restarts = matches!(fault, Fault::RestartWithoutData);
-    let before = party.link.counts().renewals();
     case.inject(fault).await?;
     let injected = case.now();
     let told = async {
         if restarts {
             // Renewals that find no server are repeated: their number says nothing then.
             let limit = case.hang_limit();
-            return case.within(limit, "the loss is told", guard.lost().wait()).await;
+            return case.within(limit, "the loss is seen", guard.lost().wait()).await;
         }
-        case.told_by_a_renewal(&party, &guard, before, 1).await
+        case.learns_by_a_renewal(&party, &guard, injected.since(taken), 1).await
     };
     if frees {
         let next = case.lock_through(&other.locks, "n", ttl).await?;

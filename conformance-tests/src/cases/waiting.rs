@@ -37,9 +37,9 @@ pub(crate) const CASES: &[Entry] = cases![
     a_wait_goes_on_when_everything_is_deleted,
 ];
 
-/// So long that nobody gets anything because a lease ran out.
+/// So long that no waiter is served because a lease ran out, or because it looked again.
 pub(super) fn long_ttl(case: &Case) -> Duration {
-    case.ttl_of(Duration::from_secs(45))
+    case.kept_ttl()
 }
 
 /// How long a hand-over takes at the most: far below any refresh, far above any round trip.

@@ -267,7 +267,7 @@ impl PostgresHarness {
         let key = self.key(namespace, name).await?;
         let stranger = self.admin(namespace).await?;
         let steal = format!(
-            "SET idle_session_timeout = '2s'; SELECT pg_terminate_backend(pid) {}; SELECT pg_advisory_lock({})",
+            "SET idle_session_timeout = '8s'; SELECT pg_terminate_backend(pid) {}; SELECT pg_advisory_lock({})",
             LOCKS
                 .replace("$1", &key[0].to_string())
                 .replace("$2", &key[1].to_string()),
