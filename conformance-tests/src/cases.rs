@@ -100,12 +100,10 @@ pub(crate) const GROUPS: &[Group] = &[
 const HEAVY: &[&str] = &[
     "a_hundred_tasks_of_one_client_hold_one_at_a_time",
     "a_hung_renewal_beside_a_thousand_held_locks_loses_none_of_them",
-    "a_mixed_load_with_bad_weather_keeps_every_invariant",
     "a_process_that_ends_frees_what_it_held",
     "a_thousand_names_are_held_at_once_by_one_client",
     "a_thousand_waiters_on_one_name_finish",
     "no_write_is_accepted_below_a_token_that_was_seen",
-    "processes_that_are_killed_and_stopped_keep_every_invariant",
     "twenty_processes_lose_no_update",
 ];
 

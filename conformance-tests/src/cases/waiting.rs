@@ -434,8 +434,17 @@ pub(crate) async fn a_wait_goes_on_when_everything_is_deleted(case: Arc<Case>) -
 
 async fn wait_goes_on_across(case: &Case, fault: Fault) -> Outcome {
     let (holder, waiter) = (case.party().await?.locks, case.party().await?);
-    let guard = holder.lock("n").await?;
-    let waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.hang_limit()).into_future());
+    // What a waiter cannot be woken by, it finds out when it looks again, and so within its ttl.
+    let ttl = case.steady_ttl();
+    let guard = holder.lock("n").ttl(ttl).await?;
+    let waiting = tokio::spawn(
+        waiter
+            .locks
+            .lock("n")
+            .ttl(ttl)
+            .wait_for(case.hang_limit())
+            .into_future(),
+    );
     waits_after_busy(case, &waiter, 0).await?;
     case.inject(fault).await?;
     drop(guard);
