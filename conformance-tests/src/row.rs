@@ -14,6 +14,9 @@ use crate::run_case::{Limits, run_case};
 use crate::skips::Skips;
 use crate::summary::Summary;
 
+/// What names of trials of planted bugs begin with.
+const BUGS: &str = "planted_bugs::";
+
 /// When a trial is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -58,13 +61,15 @@ impl Row {
         locked(&self.summary)
     }
 
-    /// What the harness's list of skips names that is no trial. Where the row has a part of the trials, nobody can say.
+    /// What the harness's list of skips names that is no trial of the row; of planted bugs, if the row has some.
     pub(crate) fn unknown_skips(&self) -> Vec<String> {
-        let cases = GROUPS.iter().flat_map(|group| group.cases);
-        let known = cases
-            .map(|&entry| cases::full_name(entry))
-            .chain(Bug::ALL.iter().map(|bug| bug_name(*bug)));
-        Skips::of(self.harness.known_skips()).unknown(known)
+        let cases = self.cases.iter().map(|&(_, entry)| cases::full_name(entry));
+        let known = cases.chain(self.bugs.iter().map(|bug| bug_name(*bug)));
+        let mut unknown = Skips::of(self.harness.known_skips()).unknown(known);
+        if self.bugs.is_empty() {
+            unknown.retain(|name| !name.starts_with(BUGS));
+        }
+        unknown
     }
 
     /// Its trials, each with the name that it has in a run of several backends or, without a prefix, of this one.
@@ -164,7 +169,7 @@ impl Row {
 }
 
 fn bug_name(bug: Bug) -> String {
-    format!("planted_bugs::{}", bug.name())
+    format!("{BUGS}{}", bug.name())
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

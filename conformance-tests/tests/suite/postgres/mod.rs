@@ -327,7 +327,9 @@ impl PostgresHarness {
         }
         let made = Arc::clone(lock(&self.made).entry(namespace.name().to_owned()).or_default());
         let url = self.url(namespace).await?;
-        made.get_or_try_init(|| admin::make(&url, namespace.name())).await?;
+        let with_template = self.kind.is_started_here();
+        made.get_or_try_init(|| admin::make(&url, namespace.name(), with_template))
+            .await?;
         Ok(())
     }
 
