@@ -108,8 +108,7 @@ impl Case {
 
     /// The same, with its acknowledged refreshes in the oracle's log.
     pub(crate) async fn logged_party(&self, log: &Arc<Log>) -> Outcome<Party> {
-        let is_sent_once = self.harness.leases_count_from_the_call();
-        let link = self.link().await?.with_log(Arc::clone(log), is_sent_once);
+        let link = self.link().await?.with_log(Arc::clone(log), &*self.harness);
         Ok(self.party_on(Arc::new(link)))
     }
 

@@ -171,6 +171,12 @@ pub trait Harness: Send + Sync + 'static {
         true
     }
 
+    /// Whether an acquisition may renew, before anything else, the lease that locks of its client share, and whatever comes of it. What a
+    /// server has promised to keep then counts from there at the earliest.
+    fn acquisitions_renew(&self) -> bool {
+        false
+    }
+
     /// Whether [`client`](Self::client) works outside of a tokio runtime, as those of fencelock's backends do. The cases that make
     /// a client there are not applicable otherwise.
     fn connects_without_runtime(&self) -> bool {

@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,6 +13,7 @@ use lock_core::{
 };
 use tokio::sync::watch;
 
+use crate::harness::Harness;
 use crate::history::History;
 use crate::oracle::Log;
 
@@ -41,6 +42,9 @@ pub(crate) struct Link {
     log: Option<Arc<Log>>,
     /// Whether a lease counts from the call that granted it.
     is_sent_once: bool,
+    /// Whether an acquisition may renew the leases that locks share.
+    acquisitions_renew: bool,
+    shared_leases: Mutex<Vec<Lease>>,
     weather: watch::Sender<Weather>,
     failing_renewals: AtomicUsize,
     counts: Arc<Counts>,
@@ -89,17 +93,19 @@ impl Link {
             history,
             log: None,
             is_sent_once: true,
+            acquisitions_renew: false,
+            shared_leases: Mutex::default(),
             weather: watch::Sender::new(Weather::Fair),
             failing_renewals: AtomicUsize::new(0),
             counts: Arc::default(),
         }
     }
 
-    /// Tells the oracle's log too which refreshes the backend acknowledged. `is_sent_once` as
-    /// [`Harness::leases_count_from_the_call`](crate::Harness::leases_count_from_the_call).
-    pub(crate) fn with_log(mut self, log: Arc<Log>, is_sent_once: bool) -> Self {
+    /// Writes to the oracle's log too which refreshes the backend acknowledged.
+    pub(crate) fn with_log(mut self, log: Arc<Log>, harness: &dyn Harness) -> Self {
         self.log = Some(log);
-        self.is_sent_once = is_sent_once;
+        self.is_sent_once = harness.leases_count_from_the_call();
+        self.acquisitions_renew = harness.acquisitions_renew();
         self
     }
 
@@ -181,10 +187,30 @@ impl Link {
         Ok((sent, call.await?))
     }
 
+    /// The call of an acquisition, with the time at which it set out.
+    async fn acquiring<T>(&self, call: impl Future<Output = Result<T, LockError>>) -> Result<(Stamp, T), LockError> {
+        let sent = self.clock().now();
+        if let (Some(log), true) = (&self.log, self.acquisitions_renew) {
+            for lease in self.shared_leases().iter() {
+                log.refreshed(lease, sent);
+            }
+        }
+        Ok((sent, call.await?))
+    }
+
+    fn shared_leases(&self) -> MutexGuard<'_, Vec<Lease>> {
+        self.shared_leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Tells the log of a grant, which was asked for at `sent`, or later where only the backend knows when: the log takes the latest
     /// that it can be.
     fn granted(&self, attempt: &Attempt, sent: Option<Stamp>) {
         if let (Some(log), Attempt::Granted(grant)) = (&self.log, attempt) {
+            let mut shared = self.shared_leases();
+            if grant.lease.claim().is_none() && shared.iter().all(|known| known.id() != grant.lease.id()) {
+                shared.push(grant.lease.clone());
+            }
+            drop(shared);
             let sent = sent.filter(|_| self.is_sent_once);
             log.granted(grant, sent.unwrap_or_else(|| self.clock().now()));
         }
@@ -199,7 +225,7 @@ impl DistributedLock for Link {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         self.counts.try_acquire.fetch_add(1, Ordering::SeqCst);
-        let call = self.stamped(self.inner.try_acquire(claim));
+        let call = self.acquiring(self.inner.try_acquire(claim));
         let (sent, attempt) = self.pass("try_acquire", claim.shown(), call).await?;
         self.granted(&attempt, Some(sent));
         Ok(attempt)
@@ -239,9 +265,8 @@ impl DistributedLock for Link {
     async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
         self.counts.acquire.fetch_add(1, Ordering::SeqCst);
         self.note(format_args!("acquire {} begins", claim.shown()));
-        let attempt = self
-            .pass("acquire", claim.shown(), self.inner.acquire(claim, deadline))
-            .await?;
+        let call = self.acquiring(self.inner.acquire(claim, deadline));
+        let (_, attempt) = self.pass("acquire", claim.shown(), call).await?;
         self.granted(&attempt, None);
         Ok(attempt)
     }
@@ -272,7 +297,7 @@ impl DistributedLock for Link {
             history.note(words);
             busy.tell(&found);
         });
-        let call = self.stamped(self.inner.try_then_wait(claim, deadline, signal));
+        let call = self.acquiring(self.inner.try_then_wait(claim, deadline, signal));
         let (sent, attempt) = self.pass("try_then_wait", claim.shown(), call).await?;
         // After a wait as with `acquire`.
         let waited = waits.load(Ordering::SeqCst);
@@ -283,7 +308,7 @@ impl DistributedLock for Link {
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
         self.counts.hand_over.fetch_add(1, Ordering::SeqCst);
         let what = format!("from {} to {}", from.shown(), to.shown());
-        let call = self.stamped(self.inner.hand_over(from, to));
+        let call = self.acquiring(self.inner.hand_over(from, to));
         let (sent, done) = self.pass("hand_over", what, call).await?;
         self.granted(&done.to, Some(sent));
         Ok(done)

@@ -126,6 +126,10 @@ impl Harness for BrokenHarness {
         self.inner.leases_count_from_the_call()
     }
 
+    fn acquisitions_renew(&self) -> bool {
+        self.inner.acquisitions_renew()
+    }
+
     fn connects_without_runtime(&self) -> bool {
         self.inner.connects_without_runtime()
     }

@@ -155,7 +155,7 @@ pub(crate) async fn a_name_stays_taken_when_its_process_is_killed(case: Arc<Case
     let (mut child, other) = (case.child().await?, case.client().await?);
     let length = case.reservation();
     let asked = case.now();
-    let first = child.reserve("job", case.ttl(), length).await?;
+    let first = child.reserve("job", case.ttl_of(length * 3 / 4), length).await?;
     child.kill().await?;
     case.is_taken_for(&other, "job", asked, length).await?;
     let next = case.take(&other, &case.brief_claim("job")).await?;
@@ -204,7 +204,7 @@ pub(crate) async fn the_wall_clock_of_a_holder_changes_no_reservation(case: Arc<
         clock.set(steps[0])?;
         let mut child = case.child_with_clock(&clock).await?;
         let asked = case.now();
-        child.reserve("job", case.ttl(), length).await?;
+        child.reserve("job", case.ttl_of(length * 3 / 4), length).await?;
         clock.set(steps[1])?;
         child.release("job").await?;
         case.is_taken_for(&other, "job", asked, length).await?;

@@ -193,6 +193,11 @@ impl Harness for EtcdHarness {
         2
     }
 
+    // An acquisition on a lease of which a third is over renews it first.
+    fn acquisitions_renew(&self) -> bool {
+        true
+    }
+
     fn connects_without_runtime(&self) -> bool {
         true
     }
