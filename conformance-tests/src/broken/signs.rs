@@ -31,7 +31,12 @@ impl Bug {
             Self::BusyIsAnError => &["a held name is busy and no failure"],
             Self::BusyIsNotTold => &["acquire failed: no answer within"],
             Self::CallsHaveNoLimit => &["try_acquire within"],
-            Self::CancelLeavesItsEntry => &["things are left after", "the next waiter is served within"],
+            // The entry is granted the lock, and those behind it wait in vain.
+            Self::CancelLeavesItsEntry => &[
+                "things are left after",
+                "the next waiter is served within",
+                "lock \"n\" was still held after",
+            ],
             Self::ChangesAreNotPushed => &["those who observe see a change within"],
             Self::DeadWithItsRuntime => &["was cancelled"],
             Self::DeadlineFromALateReply => &["on the way leave at most"],
