@@ -7,6 +7,7 @@ mod backends;
 
 mod at_least;
 mod bad_input;
+mod documentation;
 mod exit_codes;
 mod extended;
 mod inspection;
