@@ -9,7 +9,7 @@ top := $(shell dirname "$(strip $(MAKEFILE_LIST))")
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' "$(top)"/Makefile
 
-demo: ## several processes take turns under a lock: no server, no root, under 20 s
+demo: ## several processes take turns under a lock: no server, no root
 	@sh "$(top)"/scripts/demo.sh
 
 images: ## the servers that the tests run against: pulled or made from Debian packages
@@ -27,7 +27,7 @@ test-parts: ## list the parts of make test-all
 matrix: ## docs/conformance.md, from what the last runs of the suite showed
 	@sh "$(top)"/scripts/matrix.sh
 
-soak: ## torture, with faults of the server too: 10 minutes on each backend and version (SECONDS=60 KINDS="sqlite etcd" for less)
+soak: ## torture, with faults of the server too: on each backend and version (SECONDS=60 KINDS="sqlite etcd" for less)
 	@sh "$(top)"/scripts/cargo.sh run -p conformance-tests --features servers,torture --example soak -- $${SECONDS:-600} $${KINDS:-}
 
 bench: ## what locks cost, beside other libraries and bare round trips, into docs/performance.md (BACKENDS="redis etcd" for less)

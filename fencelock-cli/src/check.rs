@@ -302,7 +302,7 @@ fn in_json(
 
 fn scope(capabilities: &Capabilities) -> &'static str {
     match capabilities.scope {
-        Scope::Process => "the tasks of one process",
+        Scope::Process => "clients of the same store in this process",
         Scope::Machine => "the processes of this machine",
         Scope::Server => "everyone who reaches the server",
         _ => "somebody",

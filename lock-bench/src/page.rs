@@ -14,7 +14,8 @@ use crate::table;
 const INTRODUCTION: &str = "# What locks cost
 
 Each table is of one run of `make bench` on one machine, on which the servers ran too, in containers if it is not said otherwise. Contestants took turns,
-so that whatever else the machine did hit all of them: compare them with each other, not with figures from elsewhere.
+so that whatever else the machine did hit all of them: compare them with each other, not with figures from elsewhere. A section that was measured for a short time says so; compare
+nothing there.
 
 - The **floor** is the least that any lock on that server costs: two bare round trips by the same client library; on
   several servers, to all at once until a majority has answered. It is measured twice, since fencelock does its work on a thread of its own by default, and on the caller's runtime if it is told to.

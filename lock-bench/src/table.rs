@@ -13,7 +13,7 @@ pub(crate) fn page(report: &Report) -> String {
         machine(&report.machine)
     );
     if report.quick {
-        page.push_str("\n**Measured for a short time: not for comparisons.**\n");
+        page.push_str("\n**Measured for a short time (`--quick`): orders of magnitude only.**\n");
     }
     bars(&mut page, report);
     for one in &report.measures {

@@ -38,7 +38,7 @@ pub struct Capabilities {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Scope {
-    /// The tasks of one process.
+    /// Clients of the same store in one process.
     Process,
     /// The processes of one machine.
     Machine,

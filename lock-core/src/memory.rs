@@ -1,4 +1,4 @@
-//! The backend in memory: the whole contract for the tasks of one process, and for tests.
+//! The backend in memory: the whole contract for clients of one store in one process, and for tests.
 
 mod store;
 

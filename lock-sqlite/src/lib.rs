@@ -19,7 +19,8 @@
 //! # What is promised
 //!
 //! Every process that opens the same file under the same kernel, in whatever container, takes part. A lock is freed within
-//! its ttl when its holder is killed, stopped or hangs, at once after a reboot, and never by a step of the wall clock.
+//! its ttl when its holder's process is killed, stopped or hangs as a whole, at once after a reboot, and never by a step of the
+//! wall clock. A task that hangs keeps its lock, which a thread of its own renews: `max_hold` ends it.
 //! Killing any process at any moment harms nothing. Tokens rise whatever happens to the processes, the system, the power
 //! or the wall clock; should the file itself be lost or replaced by an older copy, they rise as long as the wall clock
 //! was not set back.
