@@ -53,6 +53,8 @@ mod broken;
 mod case;
 mod cases;
 mod child;
+#[cfg(all(test, feature = "faults"))]
+mod counts;
 #[cfg(feature = "faults")]
 pub mod faults;
 mod harness;

@@ -1,6 +1,7 @@
 //! `fencelock torture`: are these locks what locks have to be?
 
 mod arguments;
+mod drawing;
 mod page;
 mod picture;
 mod progress;
@@ -173,9 +174,24 @@ async fn about(
         .collect()
 }
 
-/// Where the page and the history go.
+/// What `--report` writes.
+enum Report {
+    Drawing,
+    Page,
+}
+
+impl Report {
+    fn of(path: &Option<std::path::PathBuf>) -> Self {
+        match path.as_deref().and_then(Path::extension) {
+            Some(extension) if extension == "svg" => Self::Drawing,
+            _ => Self::Page,
+        }
+    }
+}
+
+/// Where the report and the history go.
 struct Files {
-    page: Option<File>,
+    report: Option<(File, Report)>,
     history: Option<File>,
 }
 
@@ -186,15 +202,19 @@ impl Files {
             Some(path) => File::create(path).map(Some).map_err(|e| unwritable(path, &e)),
         };
         Ok(Self {
-            page: open(&wanted.report)?,
+            report: open(&wanted.report)?.map(|file| (file, Report::of(&wanted.report))),
             history: open(&wanted.history)?,
         })
     }
 
     fn write(self, outcome: &Outcome) -> Result<(), Failure> {
         let failed = |e: std::io::Error| Failure::new(OUTPUT, format!("the outcome cannot be written: {e}"));
-        if let Some(mut file) = self.page {
-            file.write_all(page::page(outcome).as_bytes()).map_err(failed)?;
+        if let Some((mut file, report)) = self.report {
+            let report = match report {
+                Report::Drawing => drawing::drawing(&outcome.history.records),
+                Report::Page => page::page(outcome),
+            };
+            file.write_all(report.as_bytes()).map_err(failed)?;
         }
         if let Some(file) = self.history {
             let mut file = BufWriter::new(file);

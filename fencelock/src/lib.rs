@@ -1,106 +1,122 @@
-//! Distributed locks with fencing tokens. Change the backend by changing a URL; the code stays the same.
+//! Distributed locks with a fencing token on every grant. A URL and a feature flag choose the backend; the code stays the same.
 //!
-//! ```
+//! ```no_run
 //! use std::time::Duration;
 //!
-//! # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
-//! # #[cfg(feature = "memory")] {
-//! let locks = fencelock::connect("memory:").await?;
-//! let guard = locks.lock("stock/10000").wait_for(Duration::from_secs(5)).await?;
-//! // Send the token with every write: the resource refuses one that is lower than the highest it has seen.
-//! println!("held until released, token {}", guard.token());
-//! guard.release().await?;
-//! # }
-//! # Ok(()) }
+//! #[tokio::main]
+//! async fn main() -> Result<(), fencelock::LockError> {
+//!     let locks = fencelock::connect("sqlite:locks.db").await?;
+//!     let guard = locks.lock("stock/10000").wait_for(Duration::from_secs(5)).await?;
+//!     println!("write with token {}", guard.token()); // fencelock renews the lease while the guard lives
+//!     guard.release().await?;
+//!     Ok(())
+//! }
 //! ```
 //!
-//! A lock is kept by a *lease*, which the server ends if nothing is heard of the holder for a *ttl*. [`Locks`] renews the
-//! lease on a thread of its own while the [`LockGuard`] lives, and the guard tells when it is lost. A holder that was
-//! suspended may still believe in a lock that has passed to somebody else. What protects the resource then is the
-//! [`FencingToken`], higher for every grant of a name, and a resource that refuses lower ones: see [`fence`].
+//! The server keeps a lock by a *lease*, which ends if it is not renewed within its *ttl*. [`Locks`] renews the lease on a thread of its own
+//! while the [`LockGuard`] lives, and the guard reports its loss. Dropping the guard releases the lock, so bind it to a name:
+//! `let _ = locks.lock("a").await?` releases at once. The renewal does not depend on the task that holds the guard: a task that hangs keeps
+//! its lock, unless [`max_hold`](LockRequest::max_hold) limits the time.
+//!
+//! The system can suspend a process between its last check of the lock and its write, for longer than any ttl. Therefore each grant has a
+//! [`FencingToken`] that is higher than all earlier ones of its name. Send it with each write, and let the resource refuse lower ones:
+//! [`fence`] has fences for the usual resources.
+//!
+//! The guide is in the repository: [documentation by task](https://github.com/fencelock/fencelock/blob/main/docs/README.md),
+//! [choosing a backend](https://github.com/fencelock/fencelock/blob/main/docs/choosing-a-backend.md),
+//! [guarantees and their conditions](https://github.com/fencelock/fencelock/blob/main/docs/guarantees.md),
+//! [troubleshooting](https://github.com/fencelock/fencelock/blob/main/docs/troubleshooting.md).
 //!
 //! # Addresses
 //!
-//! [`connect`], [`connect_with`], [`connect_lazy`], [`connect_lazy_with`] and [`from_env`] take an address and give [`Locks`].
+//! [`connect`], [`connect_with`], [`connect_lazy`], [`connect_lazy_with`] and [`from_env`] take an address and return [`Locks`].
 //!
-//! | address | feature | who is excluded |
+//! | address | feature | which clients exclude each other |
 //! |---|---|---|
-//! | `etcd://HOST`, `etcd://USER:PASSWORD@HOST:PORT,HOST:PORT` | `etcd` | all who connect to the same etcd cluster |
-//! | `etcds://HOST` | `etcd` | the same, by TLS |
-//! | `memory:` | `memory` | whoever uses the same [`Locks`] or a clone of it |
-//! | `memory:NAME` | `memory` | whoever in this process connects to the same name |
-//! | `postgres://HOST/DATABASE`, `postgresql://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE` | `postgres` | all who connect to the same Postgres database |
-//! | `redis://HOST`, `redis://USER:PASSWORD@HOST:PORT/DATABASE` | `redis` | all who connect to the same Redis or Valkey server and database |
-//! | `rediss://HOST` | `redis` | the same, by TLS |
-//! | `redis+unix:SOCKET` | `redis` | the same, by a socket of this machine |
-//! | `redis+sentinel://HOST,HOST,HOST/SERVICE`, `rediss+sentinel://USER:PASSWORD@HOST:26379,HOST/SERVICE/DATABASE` (TLS) | `redis` | all who connect to the primary that these sentinels know under that name |
-//! | `redis+cluster://HOST,HOST`, `rediss+cluster://HOST` (TLS) | `redis` | all who use the same Redis Cluster, of which one node that answers is enough |
-//! | `redlock://HOST,HOST,HOST`, `redlocks://HOST,HOST,HOST` (TLS) | `redis` | all who use the same 3, 5 or 7 independent Redis or Valkey servers |
-//! | `sqlite:PATH` | `sqlite` | the processes of this machine that connect to the same file |
+//! | `etcd://HOST`, `etcd://USER:PASSWORD@HOST:PORT,HOST:PORT`; with TLS `etcds://HOST` | `etcd` | those of the same etcd cluster |
+//! | `memory:` | `memory` | the same [`Locks`] and its clones: each call makes a store of its own |
+//! | `memory:NAME` | `memory` | those in this process that use the same `NAME` |
+//! | `postgres://HOST/DATABASE`, `postgresql://USER:PASSWORD@HOST:PORT,HOST:PORT/DATABASE` | `postgres` | those of the same Postgres database |
+//! | `redis://HOST`, `redis://USER:PASSWORD@HOST:PORT/DATABASE`; with TLS `rediss://HOST` | `redis` | those of the same Redis or Valkey server and database |
+//! | `redis+unix:SOCKET` | `redis` | the same, through a Unix socket |
+//! | `redis+sentinel://HOST,HOST,HOST/SERVICE`, `redis+sentinel://USER:PASSWORD@HOST:26379,HOST/SERVICE/DATABASE`; with TLS `rediss+sentinel://` | `redis` | those of the primary that the Sentinels know as `SERVICE` |
+//! | `redis+cluster://HOST,HOST`; with TLS `rediss+cluster://` | `redis` | those of the same Redis Cluster; one node that answers is enough |
+//! | `redlock://HOST,HOST,HOST`; with TLS `redlocks://` | `redis` | those of the same 3, 5 or 7 independent Redis or Valkey servers |
+//! | `sqlite:PATH` | `sqlite` | the processes of this machine that use the same file |
+//!
+//! `valkey` and `valkeys` mean the same as `redis` and `rediss`, also before `+unix`, `+sentinel` and `+cluster`.
 //!
 //! | part | meaning |
 //! |---|---|
-//! | `NAME` | any text without `?`, `#` and control characters, taken as it is. The store lives as long as the process; a forked child has stores of its own |
-//! | `PATH` | the database file, relative or absolute, also as `sqlite:///PATH`; made if it does not exist, in a directory that does, on a local file system. `?`, `#` and `%` are written as `%3F`, `%23` and `%25` |
-//! | `USER`, `PASSWORD` | what is special in addresses is written as `%` and two digits; `:PASSWORD@` alone means the default user |
-//! | `SOCKET` | the path from the root; its user, password and database are the parameters `user`, `password` and `db` |
-//! | `?namespace=fencelock` | etcd, Redis: what the keys begin with; Postgres: what they are made of. Locks in different ones have nothing to do with each other |
-//! | `?ca=FILE` | etcd, Redis by TLS: trusts the authorities in that PEM file instead of the system's |
-//! | `?cert=FILE&key=FILE` | etcd by TLS: shows the certificate in the one PEM file, with the private key in the other |
-//! | `?sslmode=prefer`, `?sslrootcert=FILE` and what else libpq knows | Postgres: see [`postgres::PostgresConfig::from_url`](https://docs.rs/lock-postgres/latest/lock_postgres/struct.PostgresConfig.html#method.from_url) |
-//! | `?schema=fencelock` | Postgres: where the counter of tokens lives |
-//! | `?pool_mode=session` | Postgres: there is a pooler before the server, and it gives each client a session of its own |
-//! | `?sentinel_user=USER`, `sentinel_password` | Redis with sentinels: those of the sentinels; `USER:PASSWORD@` are those of the servers |
-//! | `?max_ttl=1m` | Redlock: the longest ttl of a lock, the same for all clients; for so long a server that has lost its data grants nothing |
-//! | `?node2.user=USER`, `node2.password`, `node2.db`, `node2.ca` | Redlock: of the second server alone |
-//! | `?counter_retention=10m` | Redis: for how long after its last use the server keeps a name's counter of tokens |
-//! | `?mode=ro` | SQLite: only looks at locks, as with [`Options::read_only`]: makes no file and changes none |
-//! | `?op_timeout=5s` | etcd, Postgres, Redis, SQLite: how long one request may take; [`Options::op_timeout`] comes first |
-//! | `?allow_unsafe_configuration=true` | etcd, Postgres, Redis, SQLite: warn where a server or a place for the file would be refused as unsafe |
+//! | `NAME` | any text without `?`, `#` and control characters, without escapes. The store lives as long as the process; a forked child has stores of its own |
+//! | `PATH` | the database file, relative or absolute, also as `sqlite:///PATH`; created if it does not exist, in a directory that exists, on a local file system. Write `?`, `#` and `%` as `%3F`, `%23` and `%25` |
+//! | `USER`, `PASSWORD` | write special characters as `%` and two hexadecimal digits; `:PASSWORD@` alone is for the default user |
+//! | `SOCKET` | the absolute path; user, password and database are the parameters `user`, `password` and `db` |
+//! | `?namespace=fencelock` | etcd, Redis: prefix of the keys; Postgres: part of the keys. Locks in different namespaces are independent |
+//! | `?ca=FILE` | etcd and Redis with TLS: trusts the authorities in that PEM file instead of the system's |
+//! | `?cert=FILE`, `?key=FILE` | etcd with TLS: the client's certificate and its private key, as PEM files |
+//! | `?sslmode=prefer`, `?sslrootcert=FILE` and others of libpq | Postgres: see [`postgres::PostgresConfig::from_url`](https://docs.rs/lock-postgres/latest/lock_postgres/struct.PostgresConfig.html#method.from_url) |
+//! | `?schema=fencelock` | Postgres: the schema of the token counter |
+//! | `?pool_mode=session` | Postgres: a pooler before the server gives each client a session of its own |
+//! | `?sentinel_user=USER`, `?sentinel_password=PASSWORD` | Redis Sentinel: credentials for the Sentinels; `USER:PASSWORD@` are those for the servers |
+//! | `?min_replicas=0` | Redis, Sentinel, Cluster: a grant or renewal counts only after that many replicas have confirmed it; see [docs/redis.md](https://github.com/fencelock/fencelock/blob/main/docs/redis.md#replicas) |
+//! | `?counter_retention=10m` | Redis: how long after its last use the server keeps a name's token counter |
+//! | `?max_ttl=1m` | Redlock: the longest ttl of a lock, the same for all clients; a server that has lost its data grants nothing for this time |
+//! | `?node2.user=USER`, `?node2.password=PASSWORD`, `?node2.db=NUMBER`, `?node2.ca=FILE` | Redlock: for the second server only |
+//! | `?mode=ro` | SQLite: only shows locks, as with [`Options::read_only`]; creates no file and changes none |
+//! | `?op_timeout=5s` | etcd, Postgres, Redis, SQLite: the limit for one request; [`Options::op_timeout`] overrides it |
+//! | `?allow_unsafe_configuration=true` | etcd, Postgres, Redis, SQLite: an unsafe server or file system is a warning instead of an error |
 //!
 //! # After a fork
 //!
-//! A client, its clones and its guards belong to the process that made them. A child made by `fork` connects a client of its own; the
-//! parent goes on holding its locks, and is not disturbed. What a child finds of its parent's client touches nothing, not even when it is
-//! dropped:
+//! A client, its clones and its guards belong to the process that created them. A child made by `fork` connects a client of its own. The
+//! parent keeps its locks. In the child, inherited objects change nothing, not even when they are dropped:
 //!
 //! | in the child | outcome, at once |
 //! |---|---|
-//! | an inherited client: a lock, `holder`, `list`, `shutdown` and the other requests | [`LockError::Configuration`], which says to connect anew |
+//! | an inherited client: `lock`, `holder`, `list`, `shutdown` and the other requests | [`LockError::Configuration`], which says to connect anew |
 //! | an inherited guard: `is_held()`, `remaining()` | false, zero |
 //! | an inherited guard: `lost()`; `run`, `renew_now()`, `release()` | [`LossReason::Forked`]; [`LockError::Lost`] with that reason |
-//! | an inherited request that is polled | as of an inherited client |
-//! | a new client | as everywhere, with a background thread of its own. A store `memory:NAME` is a new one. SQLite is refused if the parent had a file open at the fork: see [`sqlite`](https://docs.rs/lock-sqlite) |
+//! | an inherited request that is polled | as for an inherited client |
+//! | a new client | works, with a background thread of its own. A store `memory:NAME` is a new one. SQLite is refused if the parent had a file open at the fork: see [`sqlite`](https://docs.rs/lock-sqlite) |
 //!
 //! Connect after the fork where you can: a child keeps the parent's sockets open until it ends or starts another program (`exec`). If
 //! the parent is killed before that, the server frees its locks when their ttl is over, not when the parent's connection ends.
 //!
-//! Runtimes of tokio do not go through a fork, whoever uses them. In the child make a new runtime. Do not run an inherited one, as it takes
-//! events away from the parent, and do not drop it, as that can wait for threads that are not there: pass it to [`std::mem::forget`].
-//! A fork in the very moment in which another thread starts a thread, or the first runtime, can leave the standard library or tokio locked
-//! in the child: then a request of a new client fails after 5 s. A child that begins a pid namespace, and has the same identifier there as
-//! its parent in its own, is taken for its parent.
+//! A tokio runtime does not survive a fork. Create a new one in the child. Do not run the inherited one, as it takes
+//! events from the parent, and do not drop it, as that can wait for threads that do not exist: pass it to [`std::mem::forget`].
+//! A fork at the moment in which another thread starts a thread, or the first runtime, can leave a mutex of the standard library or of tokio locked
+//! in the child; a request of a new client then fails after 5 s. A child in a new pid namespace that has the same identifier there as
+//! its parent has in its own is taken for its parent.
 //!
 //! # Logs
 //!
-//! Events go to [`tracing`](https://docs.rs/tracing), with the target `fencelock` for every crate: `RUST_LOG=fencelock=debug` shows what is
-//! acquired, released and lost, and `fencelock=trace` the renewals as well. A lost lock is a warning.
+//! Events go to [`tracing`](https://docs.rs/tracing), with the target `fencelock` for every crate: `RUST_LOG=fencelock=debug` shows
+//! acquisitions, releases and losses, and `fencelock=trace` the renewals as well. A lost lock is a warning.
 //!
 //! # Errors
 //!
-//! An address that this build cannot serve is a [`LockError::Configuration`] that names the feature to turn on. Errors
-//! never repeat an address, as it may hold a password.
+//! Every request returns [`LockError`]. [`LockError::is_retryable`] is true if the same request can succeed later without a change of the
+//! configuration. An address that this build cannot serve is a [`LockError::Configuration`] that names the missing feature. Errors
+//! never contain an address, as it may hold a password.
 //!
 //! # Features
 //!
-//! `memory` (on by default), `etcd`, `postgres`, `redis` and `sqlite` turn on a backend each, `full` all of them. `tls` (on by default) is for
-//! `etcds:` and `rediss:` addresses, and for what encrypts in Postgres' `sslmode`; it does nothing without these backends.
-//! `sqlite` is not on by default, as it takes a C compiler. It goes with other users of SQLite in the program, such as sqlx and diesel: cargo takes the
-//! `rusqlite` between 0.32 and 0.43 that links the same `libsqlite3-sys`. `bundled` (on by default) compiles SQLite from the source that comes
-//! along; without it, and if no other crate turns it on, the SQLite of the system is linked, which must be 3.37.0 or later (3.44.0 with `rusqlite` 0.41 or later). With `etcd`, the crate `etcd-client` is built, which takes `protoc`, the
-//! compiler of Protocol Buffers: install it (Debian: `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), set
-//! `PROTOC` to where it is, or do as the crate documentation of `lock-etcd` says. `macros` adds the attribute [`#[locked]`](macro@locked), `tower` the layer in the module `tower`, which runs HTTP requests under locks. `serde` adds `Serialize` and `Deserialize` to names, tokens, owners, holders
-//! and counters.
+//! | feature | default | what it adds |
+//! |---|---|---|
+//! | `memory` | yes | the backend in memory |
+//! | `etcd` | | the backend on etcd. Building it needs `protoc`, the compiler of Protocol Buffers (Debian: `apt-get install protobuf-compiler`; macOS: `brew install protobuf`), or the variable `PROTOC` with its path |
+//! | `postgres` | | the backend on Postgres |
+//! | `redis` | | the backends on Redis and Valkey |
+//! | `sqlite` | | the backend in a SQLite file. It needs a C compiler. It shares `libsqlite3-sys` with other users of SQLite in the program, such as sqlx and diesel: cargo chooses a `rusqlite` from 0.32 to 0.43 that fits |
+//! | `bundled` | yes | with `sqlite`: SQLite is built from source. Without it, and if no other crate turns it on, the system's SQLite is linked, which must be 3.37.0 or later (3.44.0 with `rusqlite` 0.41 or later) |
+//! | `full` | | all backends |
+//! | `tls` | yes | encrypted addresses of etcd, Postgres and Redis |
+//! | `macros` | | the attribute [`#[locked]`](macro@locked) |
+//! | `tower` | | the layer in the module `tower`, which runs HTTP requests under locks |
+//! | `serde` | | `Serialize` and `Deserialize` for names, tokens, owners, holders and counters |
+//!
+//! To use: Rust 1.89 or later and, for `sqlite`, a Unix system. The clock counts suspended time and notices reboots on Linux only.
 //!
 //! # The usual forms
 //!

@@ -121,6 +121,7 @@ impl PostgresConfig {
     /// | `pool_mode` | `session`: see [`session_pooler`](Self::session_pooler) | no pooler |
     /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
     /// | `sslmode` | `disable`, `allow`, `prefer`, `require`, `verify-ca`, `verify-full`; see [`Tls`] | `prefer` |
+    /// | `ssl` | `true`, as in JDBC: the same as `sslmode=require` | |
     /// | `sslrootcert` | see [`trust`](Self::trust); `system`: what the system trusts, and `sslmode` is `verify-full` | `~/.postgresql/root.crt` |
     /// | `sslcert`, `sslkey` | see [`client_certificate`](Self::client_certificate) | `postgresql.crt`, `postgresql.key` in `~/.postgresql` |
     /// | `sslnegotiation` | `postgres`, `direct` | `postgres` |

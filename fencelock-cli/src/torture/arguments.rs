@@ -39,8 +39,8 @@ pub(crate) struct Torture {
     /// Where the faults and the choices of the clients come from; a random one if not given, and shown in the end.
     #[arg(long, value_name = "N")]
     pub(crate) seed: Option<u64>,
-    /// Write a page with a picture of what happened.
-    #[arg(long, value_name = "FILE.html", value_hint = ValueHint::FilePath)]
+    /// Write a page with a picture of what happened; if the name ends in .svg, a drawing of a few clients over some seconds.
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub(crate) report: Option<PathBuf>,
     /// Write the history, as JSON.
     #[arg(long, value_name = "FILE.json", value_hint = ValueHint::FilePath)]

@@ -273,14 +273,14 @@ impl Run<'_> {
 }
 
 /// A fault, from its beginning to its end.
-struct Fault<'a> {
-    actor: usize,
-    what: &'a str,
-    from: Duration,
-    to: Duration,
+pub(super) struct Fault<'a> {
+    pub(super) actor: usize,
+    pub(super) what: &'a str,
+    pub(super) from: Duration,
+    pub(super) to: Duration,
 }
 
-fn faults(records: &[Record]) -> Vec<Fault<'_>> {
+pub(super) fn faults(records: &[Record]) -> Vec<Fault<'_>> {
     let end = records.last().map_or(Duration::ZERO, |record| record.at);
     let mut faults: Vec<Fault<'_>> = Vec::new();
     let mut open = BTreeMap::new();

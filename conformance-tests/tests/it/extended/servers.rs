@@ -217,8 +217,9 @@ const CHILD: &str = "FENCELOCK_TEST_SERVERS_CHILD";
 
 /// Starts this program again, to do the other part of one of its tests.
 fn child_of(test: &str, environment: &[(&str, &str)]) -> Child {
+    let (_, module) = module_path!().split_once("::").unwrap();
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "--nocapture", test])
+        .args(["--exact", "--nocapture", &format!("{module}::{test}")])
         .env(CHILD, "1")
         .envs(environment.iter().copied())
         .stdin(Stdio::null())
