@@ -225,6 +225,10 @@ impl LockRequest {
         self
     }
 
+    pub(crate) fn waits(&self) -> bool {
+        self.wait != Wait::No
+    }
+
     /// Whether a wait that began at `started` is over.
     pub(crate) fn is_over(&self, started: Stamp) -> bool {
         match self.wait {

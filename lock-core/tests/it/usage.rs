@@ -183,6 +183,7 @@ async fn every_error_about_a_lock_names_it() {
     let guard = locks.lock("a").await.unwrap();
     let busy = locks.lock("a").no_wait().await.unwrap_err();
     assert!(busy.is_busy() && busy.holder().is_some());
+    assert_eq!(busy.to_string(), "lock \"shop/a\" is already held");
     errors.push(busy);
     memory.steal(&name).unwrap();
     errors.push(guard.run(std::future::pending::<()>()).await.unwrap_err());
