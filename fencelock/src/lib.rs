@@ -251,9 +251,9 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 #[cfg(feature = "memory")]
 pub use lock_core::MemoryLock;
 pub use lock_core::{
-    BackendVersion, Capabilities, FencingToken, Holder, InvalidToken, LockAllRequest, LockError, LockGuard, LockGuards,
-    LockName, LockRequest, Locks, LossReason, LossSignal, Observation, Options, OwnerId, ParseOwnerIdError,
-    ReleaseOutcome, Renew, Retry, Scope, Source, Stats, Term, fence,
+    BackendVersion, Capabilities, Clock, FencingToken, Holder, InvalidToken, LockAllRequest, LockError, LockGuard,
+    LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Observation, Options, OwnerId,
+    ParseOwnerIdError, ReleaseOutcome, Renew, Retry, Scope, Source, Stats, Term, fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;

@@ -22,7 +22,7 @@ pub type Source = Box<dyn Error + Send + Sync>;
 /// them. `{:?}` is the same with the holder, if it is known: for the log and the terminal of the operator. `main`, `unwrap` and `expect` print it.
 ///
 /// ```
-/// # use lock_core::LockError;
+/// # use fencelock::LockError;
 /// let refused = std::io::Error::other("connection refused");
 /// let error = LockError::failed("acquire", refused).of(&"stock/1".parse()?);
 /// assert_eq!(error.to_string(), "lock \"stock/1\": acquire failed");

@@ -155,9 +155,9 @@ impl LockRequest {
     /// what ShedLock calls `lockAtLeastFor`.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
     /// use std::time::Duration;
-    /// use lock_core::{Locks, MemoryLock};
+    /// use fencelock::{Locks, MemoryLock};
     ///
     /// let locks = Locks::new(MemoryLock::new());
     /// let guard = locks.lock("report").at_least(Duration::from_secs(60)).no_wait().await?;
@@ -183,7 +183,7 @@ impl LockRequest {
     /// lock is lost.
     ///
     /// ```
-    /// # async fn example(locks: lock_core::Locks) -> Result<(), lock_core::LockError> {
+    /// # async fn example(locks: fencelock::Locks) -> Result<(), fencelock::LockError> {
     /// let token = locks.lock("report").with(async |guard| guard.token()).await?;
     /// # Ok(()) }
     /// ```
