@@ -179,7 +179,6 @@
 //! ```
 
 pub mod backend;
-pub mod blocking;
 
 mod address;
 mod connect;

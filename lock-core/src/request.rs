@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::RESERVATIONS;
+use crate::background::block_on;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
 use crate::{Claim, LockError, LockName, Retry, Stamp};
@@ -177,6 +178,33 @@ impl LockRequest {
     pub fn at_least(mut self, length: Duration) -> Self {
         self.at_least = Some(length).filter(|length| !length.is_zero());
         self
+    }
+
+    /// Blocks the thread until the lock is held or the wait is over. For code that is not asynchronous; otherwise await the request.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), fencelock::LockError> {
+    /// let locks = fencelock::connect_lazy("memory:")?;
+    /// let guard = locks.lock("report").acquire_blocking()?;
+    /// println!("write with token {}", guard.token());
+    /// guard.release_blocking()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The lock is renewed on the [background thread](crate::background()), whatever the thread of the caller does. The other calls of a client
+    /// block with any executor, as in `pollster::block_on(locks.holder("report"))`: none needs a runtime.
+    ///
+    /// # Errors
+    ///
+    /// As when awaiting the request; [`LockError::Unavailable`] if the system refuses to start the background thread.
+    ///
+    /// # Panics
+    ///
+    /// In a task of a runtime of tokio, as tokio's own blocking methods do, because the other tasks of its thread would stand still. Nothing is asked
+    /// for then. Threads of `tokio::task::spawn_blocking` may call it.
+    #[track_caller]
+    pub fn acquire_blocking(self) -> Result<LockGuard, LockError> {
+        block_on(self.into_future())?
     }
 
     /// Runs `body` under the lock and releases it afterwards. The body is cancelled, at its next await, as soon as the

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
@@ -22,7 +22,17 @@ use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-use crate::{HANG_LIMIT, until};
+/// Longest time for what must happen. A test that waits longer fails.
+const HANG_LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` holds.
+async fn until(condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < HANG_LIMIT, "the condition does not come true");
+        tokio::task::yield_now().await;
+    }
+}
 
 fn layer(locks: &Locks) -> LockLayer {
     LockLayer::new(locks.clone(), |request| {
