@@ -4,6 +4,10 @@ use fencelock_macros::locked;
 
 struct Locks;
 
+struct Order {
+    id: u64,
+}
+
 #[locked()]
 async fn no_name(locks: &Locks) -> Result<(), ()> {
     Ok(())
@@ -29,23 +33,13 @@ async fn two_lines(locks: &Locks) -> Result<(), ()> {
     Ok(())
 }
 
-#[locked("order/{id")]
-async fn half_a_brace(locks: &Locks, id: u64) -> Result<(), ()> {
-    Ok(())
-}
-
-#[locked("order/id}")]
-async fn the_other_half(locks: &Locks, id: u64) -> Result<(), ()> {
-    Ok(())
-}
-
 #[locked("order/{}", id)]
 async fn a_value_beside_the_text(locks: &Locks, id: u64) -> Result<(), ()> {
     Ok(())
 }
 
-#[locked("order/{id +}")]
-async fn half_an_expression(locks: &Locks, id: u64) -> Result<(), ()> {
+#[locked("order/{order.id}")]
+async fn an_expression_in_the_text(locks: &Locks, order: Order) -> Result<(), ()> {
     Ok(())
 }
 
@@ -74,8 +68,13 @@ async fn no_time_at_all(locks: &Locks) -> Result<(), ()> {
     Ok(())
 }
 
-#[locked("order", wait = true)]
+#[locked("order", wait_for = true)]
 async fn no_limit(locks: &Locks) -> Result<(), ()> {
+    Ok(())
+}
+
+#[locked("order", max_hold = "0s")]
+async fn no_hold_at_all(locks: &Locks) -> Result<(), ()> {
     Ok(())
 }
 

@@ -28,4 +28,11 @@ async fn no_client(id: u64) -> Result<(), ()> {
 #[locked("order")]
 struct NoFunction;
 
+#[locked("order")]
+impl NoFunction {
+    async fn method(&self) -> Result<(), ()> {
+        Ok(())
+    }
+}
+
 fn main() {}
