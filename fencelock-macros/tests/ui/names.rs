@@ -10,34 +10,22 @@ pub struct LockRequest;
 pub struct LockGuard;
 
 impl Locks {
-    pub fn lock(&self, _name: String) -> LockRequest {
-        LockRequest
-    }
+    pub fn lock(&self, _name: String) -> LockRequest { LockRequest }
 }
 
 impl LockRequest {
-    pub fn no_wait(self) -> Self {
-        self
-    }
+    pub fn no_wait(self) -> Self { self }
 
-    pub async fn with<T>(self, body: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, ()> {
-        Ok(body(&LockGuard).await)
-    }
+    pub async fn with<T>(self, body: impl AsyncFnOnce(&LockGuard) -> T) -> Result<T, ()> { Ok(body(&LockGuard).await) }
 }
 
 #[locked("order/{id")]
-async fn half_a_brace(locks: &Locks, id: u64) -> Result<(), ()> {
-    Ok(())
-}
+async fn half_a_brace(locks: &Locks, id: u64) -> Result<(), ()> { Ok(()) }
 
 #[locked("order/id}")]
-async fn the_other_half(locks: &Locks, id: u64) -> Result<(), ()> {
-    Ok(())
-}
+async fn the_other_half(locks: &Locks, id: u64) -> Result<(), ()> { Ok(()) }
 
 #[locked("order/{order}")]
-async fn no_such_variable(locks: &Locks, id: u64) -> Result<(), ()> {
-    Ok(())
-}
+async fn no_such_variable(locks: &Locks, id: u64) -> Result<(), ()> { Ok(()) }
 
 fn main() {}
