@@ -1,62 +1,49 @@
 //! The function, with its body under the lock.
 
 use proc_macro2::{Span, TokenStream};
-use quote::{quote, quote_spanned};
+use quote::{ToTokens, quote, quote_spanned};
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{
-    Error, Expr, ExprAsync, FnArg, GenericArgument, Ident, ItemFn, Pat, PathArguments, ReturnType, Signature, Stmt,
-    TraitBound, Type, TypeParamBound, parse_quote,
+    AssocType, Error, Expr, ExprAsync, Ident, ItemFn, PatIdent, Receiver, ReturnType, Signature, Stmt, Type,
+    TypeImplTrait, parse_quote,
 };
 
-use crate::attribute::{Attribute, Busy};
-
-/// Where a function runs asynchronously: its whole body, or the `async` block that it returns, as `async_trait` writes
-/// methods.
-enum Body {
-    Whole(Type),
-    Block(Type),
-}
+use crate::attribute::Attribute;
 
 pub(crate) fn expand(attribute: &Attribute, mut function: ItemFn) -> syn::Result<TokenStream> {
-    let body = Body::of(&function)?;
-    let locks = client(attribute, &function.sig)?;
-    let (wanted, request) = (attribute.request(&locks), hidden("request"));
-    match body {
-        Body::Whole(output) => {
-            let block = &function.block;
-            let locked = under_lock(attribute, &output, &quote!(#block));
-            function.block = parse_quote!({
-                let #request = #wanted;
-                #locked
-            });
-        }
-        Body::Block(output) => {
-            // Before the block, where `self` and the arguments still have their names.
-            let statements = &mut function.block.stmts;
-            let Some(block) = statements.last_mut().and_then(block_in) else {
-                return Err(not_async(&function.sig));
-            };
-            let inner = &block.block;
-            let locked = under_lock(attribute, &output, &quote!(#inner));
-            block.block = parse_quote!({ #locked });
-            block.capture = Some(parse_quote!(move));
-            statements.insert(0, parse_quote!(let #request = #wanted;));
-        }
+    let output = output(&function.sig)?;
+    let (request, wanted) = (hidden("request"), attribute.request(&client(attribute, &function.sig)?));
+    if function.sig.asyncness.is_some() {
+        let locked = under_lock(attribute, &output, &function.block);
+        function.block = parse_quote!({
+            let #request = #wanted;
+            #locked
+        });
+    } else {
+        // Before the block, where `self` and the arguments still have their names.
+        let statements = &mut function.block.stmts;
+        let Some(block) = statements.last_mut().and_then(block_in) else {
+            return Err(not_async(&function.sig));
+        };
+        let locked = under_lock(attribute, &output, &block.block);
+        block.block = parse_quote!({ #locked });
+        block.capture = Some(parse_quote!(move));
+        statements.insert(0, parse_quote!(let #request = #wanted;));
     }
     Ok(quote!(#function))
 }
 
 /// Runs `body` under the lock of the request.
-fn under_lock(attribute: &Attribute, output: &Type, body: &TokenStream) -> TokenStream {
-    let (guard, error) = (attribute.guard(), hidden("error"));
+fn under_lock(attribute: &Attribute, output: &Type, body: &impl ToTokens) -> TokenStream {
+    let (guard, error) = (&attribute.guard, hidden("error"));
     let (request, ran) = (hidden("request"), hidden("ran"));
     // The compiler's errors point at the return type; lints know that the user did not write this.
     let span = output.span().resolved_at(Span::mixed_site());
     let failed = quote_spanned! {span=>
         ::core::result::Result::Err(::core::convert::From::from(#error))
     };
-    let skipped = (attribute.busy == Busy::Skip).then(|| {
+    let skipped = attribute.skips.then(|| {
         let skip = quote_spanned!(span=> ::fencelock::Skip::skipped());
         quote! {
             ::core::result::Result::Err(#error) if #error.is_busy() => {
@@ -92,39 +79,31 @@ fn hidden(name: &str) -> Ident {
     Ident::new(name, Span::mixed_site())
 }
 
-impl Body {
-    fn of(function: &ItemFn) -> syn::Result<Self> {
-        let signature = &function.sig;
-        let no_result = || {
-            Err(Error::new_spanned(
-                signature,
-                "the function must return a Result whose error is From<LockError>: the lock may be busy, or lost",
-            ))
-        };
-        let ReturnType::Type(_, output) = &signature.output else {
-            return if signature.asyncness.is_some() {
-                no_result()
-            } else {
-                Err(not_async(signature))
-            };
-        };
-        let body = if signature.asyncness.is_some() {
-            Self::Whole((**output).clone())
-        } else {
-            Self::Block(future_output(output).ok_or_else(|| not_async(signature))?.clone())
-        };
-        let (Self::Whole(output) | Self::Block(output)) = &body;
-        if has_impl(output) {
-            return Err(Error::new_spanned(
-                output,
-                "the return type must be named: it cannot hold an impl Trait",
-            ));
+/// What the function returns when it has run: of an async function its return type, of another one the output of the future that it returns.
+fn output(signature: &Signature) -> syn::Result<Type> {
+    let returned = match &signature.output {
+        ReturnType::Type(_, returned) => Some(&**returned),
+        ReturnType::Default => None,
+    };
+    let output = match signature.asyncness {
+        Some(_) => returned,
+        None => {
+            let mut found = Found::default();
+            found.visit_return_type(&signature.output);
+            Some(found.output.ok_or_else(|| not_async(signature))?)
         }
-        if matches!(output, Type::Tuple(tuple) if tuple.elems.is_empty()) {
-            return no_result();
-        }
-        Ok(body)
+    };
+    let Some(output) = output.filter(|output| !matches!(output, Type::Tuple(tuple) if tuple.elems.is_empty())) else {
+        let message = "the function must return a Result whose error is From<LockError>: the lock may be busy, or lost";
+        return Err(Error::new_spanned(signature, message));
+    };
+    let mut found = Found::default();
+    found.visit_type(output);
+    if found.is_impl {
+        let message = "the return type must be named: it cannot hold an impl Trait";
+        return Err(Error::new_spanned(output, message));
     }
+    Ok(output.clone())
 }
 
 fn not_async(signature: &Signature) -> Error {
@@ -137,41 +116,52 @@ fn not_async(signature: &Signature) -> Error {
 
 /// The client: as given, an argument of the name `locks`, or the field of `self`.
 fn client(attribute: &Attribute, signature: &Signature) -> syn::Result<TokenStream> {
-    if let Some(locks) = &attribute.locks {
-        return Ok(quote!(#locks));
-    }
-    let mut arguments = Arguments::default();
-    for argument in &signature.inputs {
-        match argument {
-            FnArg::Receiver(_) => arguments.receiver = true,
-            FnArg::Typed(typed) => arguments.visit_pat(&typed.pat),
-        }
-    }
-    match (arguments.locks, arguments.receiver) {
+    let mut found = Found::default();
+    found.visit_signature(signature);
+    match (&attribute.locks, found.locks) {
         (Some(locks), _) => Ok(quote!(#locks)),
-        (None, true) => Ok(quote!(self.locks)),
-        (None, false) => Err(Error::new_spanned(
+        (None, Some(locks)) => Ok(quote!(#locks)),
+        (None, None) if found.has_self => Ok(quote!(::fencelock::SelfWithoutLocksArgument(&self).locks)),
+        (None, None) => Err(Error::new_spanned(
             &signature.ident,
             "no argument of the name locks; give the client, as in locks = state.locks",
         )),
     }
 }
 
-/// What the arguments bind.
+/// What a signature or a type holds.
 #[derive(Default)]
-struct Arguments {
-    receiver: bool,
-    locks: Option<Ident>,
+struct Found<'ast> {
+    has_self: bool,
+    /// An argument of this name.
+    locks: Option<&'ast Ident>,
+    is_impl: bool,
+    /// `T` of `Pin<Box<dyn Future<Output = T>>>` and of `impl Future<Output = T>`.
+    output: Option<&'ast Type>,
 }
 
-impl<'ast> Visit<'ast> for Arguments {
-    fn visit_pat(&mut self, pattern: &'ast Pat) {
-        if let Pat::Ident(bound) = pattern
-            && bound.ident == "locks"
-        {
-            self.locks = Some(bound.ident.clone());
+impl<'ast> Visit<'ast> for Found<'ast> {
+    fn visit_receiver(&mut self, _: &'ast Receiver) {
+        self.has_self = true;
+    }
+
+    fn visit_pat_ident(&mut self, bound: &'ast PatIdent) {
+        if bound.ident == "locks" {
+            self.locks = Some(&bound.ident);
         }
-        visit::visit_pat(self, pattern);
+        visit::visit_pat_ident(self, bound);
+    }
+
+    fn visit_type_impl_trait(&mut self, found: &'ast TypeImplTrait) {
+        self.is_impl = true;
+        visit::visit_type_impl_trait(self, found);
+    }
+
+    fn visit_assoc_type(&mut self, found: &'ast AssocType) {
+        if found.ident == "Output" {
+            self.output.get_or_insert(&found.ty);
+        }
+        visit::visit_assoc_type(self, found);
     }
 }
 
@@ -185,46 +175,4 @@ fn block_in(last: &mut Stmt) -> Option<&mut ExprAsync> {
         },
         _ => None,
     }
-}
-
-/// `T` of `Pin<Box<dyn Future<Output = T>>>` and of `impl Future<Output = T>`.
-fn future_output(output: &Type) -> Option<&Type> {
-    let bounds = match output {
-        Type::ImplTrait(future) => &future.bounds,
-        Type::TraitObject(future) => &future.bounds,
-        Type::Path(path) => {
-            let PathArguments::AngleBracketed(arguments) = &path.path.segments.last()?.arguments else {
-                return None;
-            };
-            return arguments.args.iter().find_map(|argument| match argument {
-                GenericArgument::Type(inner) => future_output(inner),
-                _ => None,
-            });
-        }
-        _ => return None,
-    };
-    bounds.iter().find_map(|bound| match bound {
-        TypeParamBound::Trait(TraitBound { path, .. }) => {
-            let PathArguments::AngleBracketed(arguments) = &path.segments.last()?.arguments else {
-                return None;
-            };
-            arguments.args.iter().find_map(|argument| match argument {
-                GenericArgument::AssocType(output) if output.ident == "Output" => Some(&output.ty),
-                _ => None,
-            })
-        }
-        _ => None,
-    })
-}
-
-fn has_impl(output: &Type) -> bool {
-    struct Found(bool);
-    impl<'ast> Visit<'ast> for Found {
-        fn visit_type_impl_trait(&mut self, _: &'ast syn::TypeImplTrait) {
-            self.0 = true;
-        }
-    }
-    let mut found = Found(false);
-    found.visit_type(output);
-    found.0
 }

@@ -5,168 +5,92 @@ use std::sync::Arc;
 use crate::backend::DistributedLock;
 use crate::{LockError, Options};
 
-/// An address that a backend of this build answers to.
-pub(crate) enum Address {
-    #[cfg(feature = "etcd")]
-    Etcd(lock_etcd::EtcdConfig),
-    #[cfg(feature = "memory")]
-    Memory(lock_core::MemoryLock),
-    #[cfg(feature = "postgres")]
-    Postgres(Box<lock_postgres::PostgresConfig>),
-    #[cfg(feature = "redis")]
-    Redis(lock_redis::RedisConfig),
-    #[cfg(feature = "redis")]
-    RedisCluster(lock_redis::ClusterConfig),
-    #[cfg(feature = "redis")]
-    Redlock(lock_redis::RedlockConfig),
-    #[cfg(feature = "sqlite")]
-    Sqlite(lock_sqlite::SqliteConfig),
+/// The configuration of an address, with the settings that have a value.
+#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "sqlite"))]
+macro_rules! configured {
+    ($config:ty, $url:ident $(, $setting:ident)*) => {{
+        let mut config = <$config>::from_url(&$url)?;
+        $(if let Some(value) = $setting {
+            config = config.$setting(value);
+        })*
+        config
+    }};
 }
 
-impl Address {
-    pub(crate) fn parse(url: &str, options: &Options) -> Result<Self, LockError> {
-        if url.trim() != url || url.chars().any(char::is_control) {
-            return Err(LockError::configuration(
-                "the address begins or ends with white space, or holds a control character such as a line break; remove it",
-            ));
-        }
-        let Some((scheme, rest)) = split(url) else {
-            return Err(LockError::configuration(format!(
-                "the address does not start with a scheme such as \"sqlite:\". {}",
-                possible()
-            )));
-        };
-        #[cfg(not(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "sqlite")))]
-        let _ = options;
-        #[cfg(not(any(
-            feature = "etcd",
-            feature = "memory",
-            feature = "postgres",
-            feature = "redis",
-            feature = "sqlite"
-        )))]
-        let _ = rest;
+/// Makes the backend of an address: `$open` with the configuration that the address and the options give.
+macro_rules! open {
+    ($url:expr, $options:expr, $config:ident => $open:expr) => {{
+        let (scheme, url) = read($url)?;
+        let (op_timeout, runtime) = ($options.get_op_timeout(), $options.get_runtime().cloned());
+        let read_only = $options.is_read_only().then_some(true);
+        // A build without backends uses none of them.
+        let _ = (&url, op_timeout, &runtime, read_only);
         match feature(&scheme) {
             #[cfg(feature = "etcd")]
             "etcd" => {
-                let mut config = lock_etcd::EtcdConfig::from_url(&format!("{scheme}:{rest}"))?;
-                if let Some(limit) = options.get_op_timeout() {
-                    config = config.op_timeout(limit);
-                }
-                if let Some(runtime) = options.get_runtime() {
-                    config = config.runtime(runtime.clone());
-                }
-                Ok(Self::Etcd(config))
+                let $config = configured!(lock_etcd::EtcdConfig, url, op_timeout, runtime);
+                Ok(Arc::new($open))
             }
             #[cfg(feature = "memory")]
-            "memory" => crate::memory::store(rest).map(Self::Memory),
+            "memory" => Ok(Arc::new(crate::memory::store(&url[scheme.len() + 1..])?)),
             #[cfg(feature = "postgres")]
             "postgres" => {
-                let mut config = lock_postgres::PostgresConfig::from_url(&format!("{scheme}:{rest}"))?;
-                if let Some(limit) = options.get_op_timeout() {
-                    config = config.op_timeout(limit);
-                }
-                if let Some(runtime) = options.get_runtime() {
-                    config = config.runtime(runtime.clone());
-                }
-                if options.is_read_only() {
-                    config = config.read_only(true);
-                }
-                Ok(Self::Postgres(Box::new(config)))
+                let $config = configured!(lock_postgres::PostgresConfig, url, op_timeout, runtime, read_only);
+                Ok(Arc::new($open))
             }
             #[cfg(feature = "redis")]
             "redis" if scheme.ends_with("+cluster") => {
-                let mut config = lock_redis::ClusterConfig::from_url(&format!("{scheme}:{rest}"))?;
-                if let Some(limit) = options.get_op_timeout() {
-                    config = config.op_timeout(limit);
-                }
-                if let Some(runtime) = options.get_runtime() {
-                    config = config.runtime(runtime.clone());
-                }
-                Ok(Self::RedisCluster(config))
+                let $config = configured!(lock_redis::ClusterConfig, url, op_timeout, runtime);
+                Ok(Arc::new($open))
             }
             #[cfg(feature = "redis")]
             "redis" if scheme.starts_with("redlock") => {
-                let mut config = lock_redis::RedlockConfig::from_url(&format!("{scheme}:{rest}"))?;
-                if let Some(limit) = options.get_op_timeout() {
-                    config = config.op_timeout(limit);
-                }
-                if let Some(runtime) = options.get_runtime() {
-                    config = config.runtime(runtime.clone());
-                }
-                Ok(Self::Redlock(config))
+                let $config = configured!(lock_redis::RedlockConfig, url, op_timeout, runtime);
+                Ok(Arc::new($open))
             }
             #[cfg(feature = "redis")]
             "redis" => {
-                let mut config = lock_redis::RedisConfig::from_url(&format!("{scheme}:{rest}"))?;
-                if let Some(limit) = options.get_op_timeout() {
-                    config = config.op_timeout(limit);
-                }
-                if let Some(runtime) = options.get_runtime() {
-                    config = config.runtime(runtime.clone());
-                }
-                Ok(Self::Redis(config))
+                let $config = configured!(lock_redis::RedisConfig, url, op_timeout, runtime);
+                Ok(Arc::new($open))
             }
             #[cfg(feature = "sqlite")]
             "sqlite" => {
-                let mut config = lock_sqlite::SqliteConfig::from_url(&format!("sqlite:{rest}"))?;
-                if let Some(limit) = options.get_op_timeout() {
-                    config = config.op_timeout(limit);
-                }
-                if options.is_read_only() {
-                    config = config.read_only(true);
-                }
-                Ok(Self::Sqlite(config))
+                let $config = configured!(lock_sqlite::SqliteConfig, url, op_timeout, read_only);
+                Ok(Arc::new($open))
             }
             _ => Err(refused(&scheme)),
         }
-    }
-
-    pub(crate) async fn connect(self) -> Result<Arc<dyn DistributedLock>, LockError> {
-        match self {
-            #[cfg(feature = "etcd")]
-            Self::Etcd(config) => Ok(Arc::new(config.connect().await?)),
-            #[cfg(feature = "memory")]
-            Self::Memory(memory) => Ok(Arc::new(memory)),
-            #[cfg(feature = "postgres")]
-            Self::Postgres(config) => Ok(Arc::new(config.connect().await?)),
-            #[cfg(feature = "redis")]
-            Self::Redis(config) => Ok(Arc::new(config.connect().await?)),
-            #[cfg(feature = "redis")]
-            Self::RedisCluster(config) => Ok(Arc::new(config.connect().await?)),
-            #[cfg(feature = "redis")]
-            Self::Redlock(config) => Ok(Arc::new(config.connect().await?)),
-            #[cfg(feature = "sqlite")]
-            Self::Sqlite(config) => Ok(Arc::new(config.connect().await?)),
-        }
-    }
-
-    pub(crate) fn connect_lazy(self) -> Result<Arc<dyn DistributedLock>, LockError> {
-        match self {
-            #[cfg(feature = "etcd")]
-            Self::Etcd(config) => Ok(Arc::new(config.connect_lazy()?)),
-            #[cfg(feature = "memory")]
-            Self::Memory(memory) => Ok(Arc::new(memory)),
-            #[cfg(feature = "postgres")]
-            Self::Postgres(config) => Ok(Arc::new(config.connect_lazy()?)),
-            #[cfg(feature = "redis")]
-            Self::Redis(config) => Ok(Arc::new(config.connect_lazy()?)),
-            #[cfg(feature = "redis")]
-            Self::RedisCluster(config) => Ok(Arc::new(config.connect_lazy()?)),
-            #[cfg(feature = "redis")]
-            Self::Redlock(config) => Ok(Arc::new(config.connect_lazy()?)),
-            #[cfg(feature = "sqlite")]
-            Self::Sqlite(config) => Ok(Arc::new(config.connect_lazy()?)),
-        }
-    }
+    }};
 }
 
-/// The scheme in lower case, and what follows its colon.
-fn split(url: &str) -> Option<(String, &str)> {
-    let (scheme, rest) = url.split_once(':')?;
-    let starts = scheme.starts_with(|c: char| c.is_ascii_alphabetic());
-    let goes_on = scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c));
-    (starts && goes_on).then(|| (scheme.to_ascii_lowercase(), rest))
+pub(crate) async fn connect(url: &str, options: &Options) -> Result<Arc<dyn DistributedLock>, LockError> {
+    open!(url, options, config => config.connect().await?)
+}
+
+pub(crate) fn connect_lazy(url: &str, options: &Options) -> Result<Arc<dyn DistributedLock>, LockError> {
+    open!(url, options, config => config.connect_lazy()?)
+}
+
+/// The scheme in lower case, and the address with that scheme.
+fn read(url: &str) -> Result<(String, String), LockError> {
+    if url.trim() != url || url.chars().any(char::is_control) {
+        return Err(LockError::configuration(
+            "the address begins or ends with white space, or holds a control character such as a line break; remove it",
+        ));
+    }
+    let is_scheme = |scheme: &str| {
+        scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+            && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
+    };
+    let Some((scheme, rest)) = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
+        return Err(LockError::configuration(format!(
+            "the address does not start with a scheme such as \"sqlite:\". {}",
+            possible()
+        )));
+    };
+    let scheme = scheme.to_ascii_lowercase();
+    let url = format!("{scheme}:{rest}");
+    Ok((scheme, url))
 }
 
 /// The backends that there are, by the feature that turns each on. The usual scheme has the same name.
@@ -190,8 +114,8 @@ fn feature(scheme: &str) -> &str {
     }
 }
 
-/// Why nobody answers to the scheme. Never shows more of the address than a scheme that is known: the rest may be
-/// secret, and so may be the first word of something that is no address at all.
+/// The error for a scheme that no backend of this build serves. It shows no more of the address than a known scheme: the rest may be
+/// secret, and so may be the first word of a text that is no address.
 fn refused(scheme: &str) -> LockError {
     let known = |(name, _): &&(&str, bool)| *name == feature(scheme);
     LockError::configuration(match BACKENDS.iter().find(known) {
@@ -229,10 +153,9 @@ mod tests {
     use super::*;
 
     fn refusal(url: &str) -> String {
-        match Address::parse(url, &Options::new()) {
+        match connect_lazy(url, &Options::new()) {
             Err(error @ LockError::Configuration { .. }) => error.to_string(),
-            Err(other) => panic!("{other:?}"),
-            Ok(_) => panic!("{url} was accepted"),
+            other => panic!("{url}: {other:?}"),
         }
     }
 
@@ -307,8 +230,7 @@ mod tests {
             "memory:joe:hunter2@store?password=hunter2",
             "sqlite://joe:hunter2@host/locks.db?password=hunter2",
         ] {
-            let error = Address::parse(url, &Options::new()).err();
-            let error = error.unwrap_or_else(|| panic!("{url} was accepted"));
+            let error = connect_lazy(url, &Options::new()).unwrap_err();
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
     }
@@ -316,6 +238,6 @@ mod tests {
     #[cfg(feature = "memory")]
     #[test]
     fn schemes_are_read_in_any_case() {
-        assert!(Address::parse("Memory:", &Options::new()).is_ok());
+        assert!(connect_lazy("Memory:", &Options::new()).is_ok());
     }
 }

@@ -4,7 +4,6 @@
 //! `conformance-tests` crate.
 
 pub use lock_core::{
-    Attempt, Busy, BusySignal, ChangeSender, Changes, Claim, Clock, DistributedLock, Executor, ExitDelay, Grant,
-    HandOver, Lease, LeaseId, ManualClock, Outage, Outages, Released, Renewal, Revocation, Revoker, Stamp, async_trait,
-    background, process,
+    Attempt, Busy, BusySignal, ChangeSender, Changes, Claim, DistributedLock, Executor, ExitDelay, Grant, HandOver,
+    Lease, LeaseId, Outage, Outages, Released, Renewal, Revocation, Revoker, Stamp, async_trait, background, process,
 };

@@ -2,8 +2,7 @@
 
 use std::ffi::OsString;
 
-use crate::address::Address;
-use crate::{LockError, Locks, Options};
+use crate::{LockError, Locks, Options, address};
 
 /// The environment variable that [`from_env`] reads.
 pub const ENV: &str = "FENCELOCK_URL";
@@ -51,7 +50,7 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Locks, LockError> {
 ///
 /// As [`connect`].
 pub async fn connect_with(url: impl AsRef<str>, options: Options) -> Result<Locks, LockError> {
-    let backend = Address::parse(url.as_ref(), &options)?.connect().await?;
+    let backend = address::connect(url.as_ref(), &options).await?;
     Ok(Locks::with_options(backend, options))
 }
 
@@ -81,7 +80,7 @@ pub fn connect_lazy(url: impl AsRef<str>) -> Result<Locks, LockError> {
 ///
 /// As [`connect_lazy`].
 pub fn connect_lazy_with(url: impl AsRef<str>, options: Options) -> Result<Locks, LockError> {
-    let backend = Address::parse(url.as_ref(), &options)?.connect_lazy()?;
+    let backend = address::connect_lazy(url.as_ref(), &options)?;
     Ok(Locks::with_options(backend, options))
 }
 

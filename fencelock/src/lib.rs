@@ -195,7 +195,6 @@
 //! ```
 
 pub mod backend;
-pub mod blocking;
 
 mod address;
 mod connect;
@@ -211,7 +210,7 @@ pub mod tower;
 /// ```
 /// use fencelock::{LockError, Locks};
 ///
-/// #[fencelock::locked("order/{order_id}", wait = "2s", guard = guard)]
+/// #[fencelock::locked("order/{order_id}", wait_for = "2s", guard = guard)]
 /// async fn ship(locks: &Locks, order_id: u64) -> Result<u64, LockError> {
 ///     // Send the token with every write.
 ///     Ok(guard.token().get())
@@ -226,21 +225,40 @@ pub mod tower;
 /// # Ok(()) }
 /// ```
 ///
-/// The function is `async` and returns a `Result` whose error is `From<LockError>`. It may be a method, also of a trait, and with the crate
-/// `async_trait` too: put `#[locked]` on the method. It does what [`LockRequest::with`] does: the body is cancelled, at its next
-/// await, as soon as the lock is lost, and the function returns [`LockError::Lost`] then. A failed release is no error. A body that panics
-/// releases the lock. Dropping the function's future cancels the body and releases the lock.
+/// The function returns a `Result` whose error is `From<LockError>`. It is `async`, or it ends in an `async` block and returns its future:
+///
+/// ```
+/// use std::pin::Pin;
+/// use fencelock::{LockError, Locks};
+///
+/// struct Shop { locks: Locks }
+///
+/// impl Shop {
+///     #[fencelock::locked(format!("order/{}", order.0))]
+///     fn ship(&self, order: (u64, u32)) -> Pin<Box<dyn Future<Output = Result<u32, LockError>> + Send + '_>> {
+///         // What stands before the block runs without the lock.
+///         Box::pin(async move { Ok(order.1) })
+///     }
+/// }
+/// ```
+///
+/// The methods that the crate `async_trait` writes have this form. In an `impl` block or a trait, put `#[locked]` on the method, not on the block.
+///
+/// The function does what [`LockRequest::with`] does: the body is cancelled, at its next await, when the lock is lost, and the function
+/// returns [`LockError::Lost`] then. A failed release is no error. A body that panics releases the lock. Dropping the function's future
+/// cancels the body and releases the lock.
 ///
 /// | argument | meaning | default |
 /// |---|---|---|
-/// | first | the name: a text, with values in braces as in `{order.id}` or `{id:08}`, or an expression that displays | required |
+/// | first | the name: a text as of `format!`, with variables in braces as in `{id}` or `{id:08}`; or an expression that displays, such as `format!("order/{}", order.id)` | required |
 /// | `ttl = "30s"` | see [`LockRequest::ttl`]; a text, or an expression of the type `Duration` | the client's |
-/// | `wait = "2s"` | how long to wait for a lock that is busy: a text, a `Duration`, or `forever` | no wait |
-/// | `at_least = "55m"` | see [`LockRequest::at_least`]; a text, or a `Duration` | none |
+/// | `wait_for = "2s"` | see [`LockRequest::wait_for`]; a text, an expression of the type `Duration`, or `forever` | no wait |
+/// | `max_hold = "1m"` | see [`LockRequest::max_hold`]; a text, or an expression of the type `Duration` | none |
+/// | `at_least = "55m"` | see [`LockRequest::at_least`]; a text, or an expression of the type `Duration` | none |
 /// | `busy = skip` | returns `Ok(())` or `Ok(None)` (see [`Skip`]) when the lock is busy: for jobs that run on one of many hosts | `error` |
 /// | `guard = IDENT` | what the body calls its `&LockGuard` | |
 /// | `label = EXPR` | see [`LockRequest::label`] | none |
-/// | `locks = EXPR` | the client ([`Locks`]) | the argument `locks`, or `self.locks` |
+/// | `locks = EXPR` | the client ([`Locks`]), such as `self.client` | the argument `locks`, or the field: if the compiler finds "no field `locks`", give `locks = EXPR` |
 ///
 /// The expressions are evaluated before the body, and may use what it moves. The lock of a name is not re-entrant: a function that calls
 /// itself or another one under the same name finds it busy. The code that the attribute writes names the crate `::fencelock`, so the
@@ -267,9 +285,9 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 #[cfg(feature = "memory")]
 pub use lock_core::MemoryLock;
 pub use lock_core::{
-    BackendVersion, Capabilities, FencingToken, Holder, InvalidToken, LockAllRequest, LockError, LockGuard, LockGuards,
-    LockName, LockRequest, Locks, LossReason, LossSignal, Observation, Options, OwnerId, ParseOwnerIdError,
-    ReleaseOutcome, Renew, Retry, Scope, Source, Stats, Term, fence,
+    BackendVersion, Capabilities, Clock, FencingToken, Holder, InvalidToken, LockAllRequest, LockError, LockGuard,
+    LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Observation, Options, OwnerId,
+    ParseOwnerIdError, ReleaseOutcome, Renew, Retry, Scope, Source, Stats, Term, fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;
@@ -288,7 +306,7 @@ pub use lock_sqlite as sqlite;
 #[cfg(feature = "sqlite")]
 pub use lock_sqlite::SqliteLock;
 #[cfg(feature = "macros")]
-pub use skip::Skip;
+pub use skip::{SelfWithoutLocksArgument, Skip};
 
 // Compiles and runs what the README shows.
 #[cfg(all(doctest, feature = "memory", feature = "sqlite"))]

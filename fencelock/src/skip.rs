@@ -1,4 +1,6 @@
-//! What a function returns that did not run.
+//! What the code that `#[locked]` writes refers to.
+
+use std::ops::Deref;
 
 /// The value that [`#[locked(.., busy = skip)]`](macro@crate::locked) returns within `Ok` when the lock is busy.
 pub trait Skip {
@@ -13,6 +15,19 @@ impl Skip for () {
 impl<T> Skip for Option<T> {
     fn skipped() -> Self {
         None
+    }
+}
+
+/// `self` of a method without the argument `locks`, for access to its field `locks`. If there is no such field, the compiler names this type.
+#[doc(hidden)]
+#[derive(Debug)]
+pub struct SelfWithoutLocksArgument<'a, T: ?Sized>(pub &'a T);
+
+impl<T: ?Sized> Deref for SelfWithoutLocksArgument<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        self.0
     }
 }
 
@@ -56,6 +71,19 @@ impl<T> Skip for Option<T> {
 /// #[fencelock::locked("order/{order}")]
 /// async fn ship(locks: &fencelock::Locks) -> Result<(), fencelock::LockError> {
 ///     Ok(())
+/// }
+/// ```
+///
+/// A method of a type without a field `locks`, which needs `locks = EXPR`:
+///
+/// ```compile_fail,E0609
+/// struct Shop { client: fencelock::Locks }
+///
+/// impl Shop {
+///     #[fencelock::locked("order")]
+///     async fn ship(&self) -> Result<(), fencelock::LockError> {
+///         Ok(())
+///     }
 /// }
 /// ```
 ///

@@ -1,8 +1,8 @@
-//! A [tower] layer that runs each request under a lock. For axum 0.8, tonic, hyper, and what else speaks `http` 1.
+//! A [tower] layer that runs each request under a lock. For axum 0.8, tonic, hyper, and other users of `http` 1.
 //!
 //! ```
 //! # use fencelock::tower::{LockLayer, decoded_path};
-//! # async fn example(app: axum::Router, locks: fencelock::Locks) -> Result<axum::Router, fencelock::LockError> {
+//! # fn example(app: axum::Router, locks: fencelock::Locks) -> axum::Router {
 //! use std::time::Duration;
 //!
 //! // One request for an order at a time; others wait for up to 2 s.
@@ -10,40 +10,80 @@
 //!     let path = decoded_path(request);
 //!     Some(format!("order/{}", path.strip_prefix("/orders/")?))
 //! });
-//! let app = app.layer(layer.wait_for(Duration::from_secs(2)));
-//! # Ok(app) }
+//! app.route_layer(layer.wait_for(Duration::from_secs(2)))
+//! # }
 //! ```
 //!
-//! **A request without a name passes unlocked**, so the name has to follow from what the handler acts on, however the client spells it:
-//! `/orders/7` and `/orders/%37` are the same order to most routers. Take the path from [`decoded_path`]; if the handler reads a number
-//! from it, read the same number. A handler that takes its token from the extensions, and fails without it, is never run unlocked:
-//! the example `http_shop` has such an extractor for axum. Put the layer around the routes that need it (`Router::route_layer` in axum),
-//! so that requests for other paths take no lock.
+//! **A request without a name is refused**, unless the layer is told to [run it unlocked](LockLayer::without_name). Put the layer around
+//! the routes that need it (`Router::route_layer` in axum), so that requests for other paths do not meet it.
 //!
-//! The handler finds its [`FencingToken`](crate::FencingToken) and its [`LossSignal`] among the extensions of the request.
+//! The name must follow from what the handler acts on, however the client spells it: `/orders/7` and `/orders/%37` are the same order to
+//! most routers. Take the path from [`decoded_path`], or the parameters of the route as axum decoded them:
 //!
-//! | what happens | answer |
+//! ```
+//! # use fencelock::tower::LockLayer;
+//! # fn example(locks: fencelock::Locks) -> LockLayer {
+//! use axum::extract::{FromRequestParts, RawPathParams};
+//! use futures_util::FutureExt;
+//!
+//! LockLayer::new(locks, |request| {
+//!     // This extractor never waits.
+//!     let parameters = RawPathParams::from_request_parts(request, &()).now_or_never()?.ok()?;
+//!     let (_, id) = parameters.iter().find(|(name, _)| *name == "id")?;
+//!     Some(format!("order/{id}"))
+//! })
+//! # }
+//! ```
+//!
+//! If the handler reads a number from the path, read the same number for the name: `/orders/07` is order 7, too.
+//!
+//! The handler finds its [`FencingToken`](crate::FencingToken) and its [`LossSignal`] among the extensions of the request. Of two layers
+//! around each other, it finds the token of the inner one. The example `http_shop` has an extractor of the token for axum.
+//!
+//! | what happens | response |
 //! |---|---|
-//! | the lock is busy to the end of the wait | 423 with `Retry-After` |
-//! | too many requests wait already | 503 with `Retry-After`, or [another status](LockLayer::status_when_full) |
-//! | the lock server fails, or its configuration is wrong | 503, and an event at the level `ERROR` |
+//! | the request has no name | 500, or as [chosen](LockLayer::without_name); a warning in the log |
+//! | the lock is held to the end of the wait | 423 with `Retry-After` |
+//! | the lock server fails, or its configuration is wrong | 503 with `Retry-After`; an error in the log |
 //! | the lock is lost | the handler is cancelled at its next await; 503 without `Retry-After`, as a write that was under way may have been carried out |
 //! | the name cannot be used, such as one with control characters | 400 |
 //!
-//! These answers are `application/problem+json`, and name neither the lock nor its holder. Of two layers around each other, the
-//! handler finds the token of the inner one.
+//! These responses are `application/problem+json`, and name neither the lock nor its holder. Handlers that take their locks themselves give the
+//! same ones with [`response`].
 //!
-//! The lock is released before the answer is sent, or with the [end of the body](LockLayer::until_end_of_body). A client that
-//! hangs up, and a handler that panics, release it too: their futures are dropped.
+//! The lock is released before the response is sent, or with the [end of the body](LockLayer::until_end_of_body). If the client
+//! hangs up, or the handler panics, the lock is released too, because the future of the request is dropped.
+//!
+//! # A limit for waiting requests
+//!
+//! Each waiting request takes memory. The layers of tower bound how many requests are in work, those that wait for a lock included:
+//!
+//! ```
+//! # use fencelock::tower::LockLayer;
+//! # fn example(app: axum::Router, layer: LockLayer) -> axum::Router {
+//! use axum::error_handling::HandleErrorLayer;
+//! use axum::http::StatusCode;
+//! use tower::limit::GlobalConcurrencyLimitLayer;
+//! use tower::{BoxError, ServiceBuilder};
+//!
+//! let limited = ServiceBuilder::new()
+//!     .layer(HandleErrorLayer::new(|_: BoxError| async { StatusCode::SERVICE_UNAVAILABLE }))
+//!     .load_shed()
+//!     .layer(GlobalConcurrencyLimitLayer::new(1_024))
+//!     .layer(layer);
+//! app.route_layer(limited)
+//! # }
+//! ```
+//!
+//! `ConcurrencyLimitLayer` limits each route for itself.
 //!
 //! [tower]: https://docs.rs/tower
 
 use std::borrow::Cow;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -56,31 +96,33 @@ use percent_encoding::percent_decode_str;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::{LockError, LockGuard, LockRequest, Locks, LossSignal};
+use crate::{LockError, LockGuard, Locks, LossSignal};
 
-type Name = dyn Fn(&Parts) -> Option<String> + Send + Sync;
+type Name = dyn Fn(&mut Parts) -> Option<String> + Send + Sync;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 /// Runs each request of a service under the lock that the request names.
 #[derive(Clone)]
 #[must_use]
 pub struct LockLayer {
-    settings: Settings,
-    /// Requests that wait for a lock at present, of all services that the layer was put around.
-    waiting: Arc<AtomicUsize>,
-}
-
-#[derive(Clone)]
-struct Settings {
     locks: Locks,
     name: Arc<Name>,
+    without_name: WithoutName,
     wait: Duration,
     ttl: Option<Duration>,
     max_hold: Option<Duration>,
-    max_waiting: usize,
-    status_when_full: StatusCode,
     retry_after: Duration,
     until_end_of_body: bool,
+}
+
+/// What happens to a request for which the layer finds no name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum WithoutName {
+    /// It is refused with this status.
+    Refuse(StatusCode),
+    /// The handler runs without a lock.
+    RunUnlocked,
 }
 
 /// Returns the path of a request with its percent-encoding removed, as routers hand its parts to handlers. Bytes that are not UTF-8 are
@@ -90,79 +132,157 @@ pub fn decoded_path(request: &Parts) -> Cow<'_, str> {
     percent_decode_str(request.uri.path()).decode_utf8_lossy()
 }
 
-impl LockLayer {
-    /// The most requests that wait for a lock at once, unless set with [`max_waiting`](Self::max_waiting).
-    pub const MAX_WAITING: usize = 1_024;
+/// Returns the response of the layer to a failed lock. For handlers that take their locks themselves, with `#[locked]` or
+/// [`Locks::lock_all`].
+///
+/// `retry_after` says when the client may try again, rounded up to seconds; a request that lost its lock is not invited to. The body names
+/// neither the lock nor its holder. If the lock server failed, the error is logged, as the client does not see it.
+///
+/// ```
+/// use std::time::Duration;
+/// use axum::extract::{Path, State};
+/// use axum::response::{IntoResponse, Response};
+/// use fencelock::{LockError, Locks};
+///
+/// struct Refusal(LockError);
+///
+/// impl From<LockError> for Refusal {
+///     fn from(error: LockError) -> Self {
+///         Self(error)
+///     }
+/// }
+///
+/// impl IntoResponse for Refusal {
+///     fn into_response(self) -> Response {
+///         fencelock::tower::response(&self.0, Duration::from_secs(1)).into_response()
+///     }
+/// }
+///
+/// async fn transfer(State(locks): State<Locks>, Path((from, to)): Path<(String, String)>) -> Result<(), Refusal> {
+///     let accounts = locks.lock_all([from, to]).no_wait().await?;
+///     accounts.release().await?;
+///     Ok(())
+/// }
+/// # let _: axum::Router<Locks> = axum::Router::new().route("/{from}/{to}", axum::routing::post(transfer));
+/// ```
+#[must_use]
+pub fn response(error: &LockError, retry_after: Duration) -> Response<String> {
+    let again = Some(retry_after);
+    match error {
+        LockError::TimedOut { .. } => problem(StatusCode::LOCKED, "another request holds the lock; try again", again),
+        LockError::Lost { .. } => problem(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "the lock was lost while the request was under way",
+            None,
+        ),
+        LockError::InvalidName { .. } => problem(
+            StatusCode::BAD_REQUEST,
+            "the request names a lock that cannot be used",
+            None,
+        ),
+        broken => {
+            tracing::error!(target: "fencelock", error = format_args!("{broken:#}"), "a request could not get its lock");
+            problem(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the lock server cannot be used now",
+                again,
+            )
+        }
+    }
+}
 
-    /// A layer that takes the lock that `name` gives from the client `locks`. A request for which it gives none passes unlocked.
-    pub fn new(locks: Locks, name: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
+fn problem(status: StatusCode, detail: &str, retry_after: Option<Duration>) -> Response<String> {
+    let title = status.canonical_reason().unwrap_or("Refused");
+    let code = status.as_u16();
+    // Nothing in it comes from outside, so nothing has to be escaped.
+    let mut response = Response::new(format!(
+        r#"{{"type":"about:blank","title":"{title}","status":{code},"detail":"{detail}"}}"#
+    ));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+    if let Some(pause) = retry_after {
+        let seconds = pause.as_secs().saturating_add(u64::from(pause.subsec_nanos() > 0));
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    response
+}
+
+impl LockLayer {
+    /// Makes a layer that takes the lock that `name` returns from the client `locks`. `name` sees method, URI, headers and extensions of the
+    /// request.
+    pub fn new(locks: Locks, name: impl Fn(&mut Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self {
-            settings: Settings {
-                locks,
-                name: Arc::new(name),
-                wait: Duration::ZERO,
-                ttl: None,
-                max_hold: None,
-                max_waiting: Self::MAX_WAITING,
-                status_when_full: StatusCode::SERVICE_UNAVAILABLE,
-                retry_after: Duration::from_secs(1),
-                until_end_of_body: false,
-            },
-            waiting: Arc::default(),
+            locks,
+            name: Arc::new(name),
+            without_name: WithoutName::Refuse(StatusCode::INTERNAL_SERVER_ERROR),
+            wait: Duration::ZERO,
+            ttl: None,
+            max_hold: None,
+            retry_after: Duration::from_secs(1),
+            until_end_of_body: false,
         }
     }
 
-    /// Waits at most that long for a lock that is busy. Does not wait unless set.
+    /// Sets what happens to a request for which there is no name: refused with 500 unless set, so that no handler runs unlocked by mistake.
+    pub fn without_name(mut self, action: WithoutName) -> Self {
+        self.without_name = action;
+        self
+    }
+
+    /// Waits at most that long for a lock that is held. Does not wait unless set.
     pub fn wait_for(mut self, limit: Duration) -> Self {
-        self.settings.wait = limit;
+        self.wait = limit;
         self
     }
 
-    /// The ttl of the locks. See [`LockRequest::ttl`].
+    /// Sets the ttl of the locks. See [`LockRequest::ttl`](crate::LockRequest::ttl).
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings.ttl = Some(ttl);
+        self.ttl = Some(ttl);
         self
     }
 
-    /// Ends a request that holds its lock for longer, as a loss does. See [`LockRequest::max_hold`]. For bodies that may never end.
+    /// Ends a request that holds its lock for longer, as a loss does. See [`LockRequest::max_hold`](crate::LockRequest::max_hold). For bodies
+    /// that may never end.
     pub fn max_hold(mut self, limit: Duration) -> Self {
-        self.settings.max_hold = Some(limit);
+        self.max_hold = Some(limit);
         self
     }
 
-    /// How many requests may wait for locks at once, so that memory stays bounded: [`MAX_WAITING`](Self::MAX_WAITING) unless set. Further
-    /// ones are refused at once. A request counts until the lock server has answered it, also if its lock is free.
-    pub fn max_waiting(mut self, requests: usize) -> Self {
-        self.settings.max_waiting = requests;
-        self
-    }
-
-    /// The status of requests that are refused because too many wait: 503 unless set; 429 for a client that sends too many.
-    pub fn status_when_full(mut self, status: StatusCode) -> Self {
-        self.settings.status_when_full = status;
-        self
-    }
-
-    /// When a refused client may ask again, in whole seconds rounded up: 1 s unless set.
+    /// Sets when a refused client may try again, rounded up to seconds: 1 s unless set.
     pub fn retry_after(mut self, pause: Duration) -> Self {
-        self.settings.retry_after = pause;
+        self.retry_after = pause;
         self
     }
 
     /// Holds the lock until the body of the response has ended or is dropped, instead of until the handler has returned. If the lock is
     /// lost before, the body ends with an error.
     pub fn until_end_of_body(mut self) -> Self {
-        self.settings.until_end_of_body = true;
+        self.until_end_of_body = true;
         self
+    }
+
+    async fn acquire(&self, name: &str) -> Result<LockGuard, LockError> {
+        let mut request = self.locks.lock(name).wait_for(self.wait);
+        if let Some(ttl) = self.ttl {
+            request = request.ttl(ttl);
+        }
+        if let Some(limit) = self.max_hold {
+            request = request.max_hold(limit);
+        }
+        request.await
+    }
+
+    fn refuse<R>(&self, error: &LockError) -> Response<LockBody<R>> {
+        response(error, self.retry_after).map(LockBody::problem)
     }
 }
 
 impl fmt::Debug for LockLayer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("LockLayer")
-            .field("locks", &self.settings.locks)
-            .field("wait", &self.settings.wait)
-            .field("waiting", &self.waiting)
+            .field("locks", &self.locks)
+            .field("wait", &self.wait)
             .finish_non_exhaustive()
     }
 }
@@ -209,22 +329,25 @@ where
         let layer = self.layer.clone();
         let (mut parts, body) = request.into_parts();
         Box::pin(async move {
-            let settings = &layer.settings;
-            let Some(name) = (settings.name)(&parts) else {
-                let answer = inner.call(Request::from_parts(parts, body)).await?;
-                return Ok(answer.map(LockBody::unlocked));
+            let Some(name) = (layer.name)(&mut parts) else {
+                let WithoutName::Refuse(status) = layer.without_name else {
+                    let answer = inner.call(Request::from_parts(parts, body)).await?;
+                    return Ok(answer.map(LockBody::unlocked));
+                };
+                tracing::warn!(target: "fencelock", path = parts.uri.path(), "a request names no lock and is refused");
+                return Ok(problem(status, "the request names no lock", None).map(LockBody::problem));
             };
             let guard = match layer.acquire(&name).await {
                 Ok(guard) => guard,
-                Err(refusal) => return Ok(refusal.answer(settings)),
+                Err(error) => return Ok(layer.refuse(&error)),
             };
             parts.extensions.insert(guard.token());
             parts.extensions.insert(guard.lost());
             let answer = match guard.run(inner.call(Request::from_parts(parts, body))).await {
                 Ok(answer) => answer?,
-                Err(error) => return Ok(Refusal::of(&error).answer(settings)),
+                Err(error) => return Ok(layer.refuse(&error)),
             };
-            if settings.until_end_of_body {
+            if layer.until_end_of_body {
                 return Ok(answer.map(|body| LockBody::locked(body, guard)));
             }
             // The server frees the lock at its ttl if this fails.
@@ -233,100 +356,6 @@ where
             }
             Ok(answer.map(LockBody::unlocked))
         })
-    }
-}
-
-impl LockLayer {
-    async fn acquire(&self, name: &str) -> Result<LockGuard, Refusal> {
-        let settings = &self.settings;
-        let mut request: LockRequest = settings.locks.lock(name).wait_for(settings.wait);
-        if let Some(ttl) = settings.ttl {
-            request = request.ttl(ttl);
-        }
-        if let Some(limit) = settings.max_hold {
-            request = request.max_hold(limit);
-        }
-        let waiting = Waiting::one_more(&self.waiting);
-        if waiting.before >= settings.max_waiting {
-            return Err(Refusal::Full);
-        }
-        request.await.map_err(|error| Refusal::of(&error))
-    }
-}
-
-/// One request that waits for its lock.
-struct Waiting<'a> {
-    count: &'a AtomicUsize,
-    before: usize,
-}
-
-impl<'a> Waiting<'a> {
-    fn one_more(count: &'a AtomicUsize) -> Self {
-        let before = count.fetch_add(1, Ordering::Relaxed);
-        Self { count, before }
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.count.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// Why a request is not carried out, or not to its end.
-#[derive(Clone, Copy, Debug)]
-enum Refusal {
-    Busy,
-    Full,
-    Lost,
-    Name,
-    Broken,
-}
-
-impl Refusal {
-    fn of(error: &LockError) -> Self {
-        match error {
-            LockError::InvalidName { .. } => Self::Name,
-            LockError::Lost { .. } => Self::Lost,
-            busy if busy.is_busy() => Self::Busy,
-            broken => {
-                // The client is told no more than that.
-                tracing::error!(target: "fencelock", error = format_args!("{broken:#}"), "a request could not get its lock");
-                Self::Broken
-            }
-        }
-    }
-
-    fn answer<R>(self, settings: &Settings) -> Response<LockBody<R>> {
-        let (status, detail) = match self {
-            Self::Busy => (StatusCode::LOCKED, "another request holds the lock; try again"),
-            Self::Full => (
-                settings.status_when_full,
-                "too many requests wait for a lock; try again",
-            ),
-            Self::Lost => (
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the lock was lost while the request was under way",
-            ),
-            Self::Name => (StatusCode::BAD_REQUEST, "the request names a lock that cannot be used"),
-            Self::Broken => (StatusCode::SERVICE_UNAVAILABLE, "the lock server cannot be used now"),
-        };
-        let title = status.canonical_reason().unwrap_or("Refused");
-        let code = status.as_u16();
-        // Nothing in it comes from outside, so nothing has to be escaped.
-        let problem = format!(r#"{{"type":"about:blank","title":"{title}","status":{code},"detail":"{detail}"}}"#);
-        let mut answer = Response::new(LockBody::problem(problem));
-        *answer.status_mut() = status;
-        let headers = answer.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
-        if !matches!(self, Self::Name | Self::Lost) {
-            let seconds = settings.retry_after.as_nanos().div_ceil(1_000_000_000);
-            headers.insert(
-                RETRY_AFTER,
-                HeaderValue::from(u64::try_from(seconds).unwrap_or(u64::MAX)),
-            );
-        }
-        answer
     }
 }
 
@@ -343,7 +372,7 @@ pin_project_lite::pin_project! {
 /// The lock that is held until the end of a body.
 struct Held {
     guard: LockGuard,
-    lost: Pin<Box<dyn Future<Output = crate::LossReason> + Send>>,
+    lost: <LossSignal as IntoFuture>::IntoFuture,
 }
 
 impl<R> LockBody<R> {
@@ -360,7 +389,7 @@ impl<R> LockBody<R> {
             inner: Some(body),
             problem: None,
             held: Some(Held {
-                lost: Box::pin(wait(guard.lost())),
+                lost: guard.lost().into_future(),
                 guard,
             }),
         }
@@ -373,10 +402,6 @@ impl<R> LockBody<R> {
             held: None,
         }
     }
-}
-
-async fn wait(signal: LossSignal) -> crate::LossReason {
-    signal.wait().await
 }
 
 impl Held {

@@ -5,8 +5,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use fencelock::backend::Clock;
-use fencelock::{LockGuard, Locks, MemoryLock, Options};
+use fencelock::{Clock, LockGuard, Locks, MemoryLock, Options};
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 

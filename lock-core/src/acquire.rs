@@ -289,7 +289,12 @@ impl Acquisition {
     }
 
     fn timed_out(&self, busy: Busy) -> LockError {
-        LockError::timed_out(&self.wish.name, self.waited(), busy.holder)
+        let waited = if self.wish.waits() {
+            self.waited()
+        } else {
+            Duration::ZERO
+        };
+        LockError::timed_out(&self.wish.name, waited, busy.holder)
     }
 
     fn waited(&self) -> Duration {

@@ -39,6 +39,12 @@ pub(crate) fn background_in(process: u32) -> Result<Handle, LockError> {
     }
 }
 
+/// Blocks the thread until `work` has ended. Panics in a task of a runtime of tokio.
+#[track_caller]
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> Result<T, LockError> {
+    Ok(background()?.block_on(work))
+}
+
 fn start(started: &Started) -> Result<Handle, LockError> {
     let mut started = started.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(handle) = &*started {

@@ -19,17 +19,17 @@ pub type Source = Box<dyn Error + Send + Sync>;
 ///
 /// `{}` is one line that names the lock. It repeats neither the cause, which is [`source`](Error::source), nor the holder, which is
 /// [`holder`](Self::holder): a handler may pass it on to strangers. `{:#}` is the line with all causes behind it, as `anyhow` prints
-/// them.
+/// them. `{:?}` is the same with the holder, if it is known: for the log and the terminal of the operator. `main`, `unwrap` and `expect` print it.
 ///
 /// ```
-/// # use lock_core::LockError;
+/// # use fencelock::LockError;
 /// let refused = std::io::Error::other("connection refused");
 /// let error = LockError::failed("acquire", refused).of(&"stock/1".parse()?);
 /// assert_eq!(error.to_string(), "lock \"stock/1\": acquire failed");
 /// assert_eq!(format!("{error:#}"), "lock \"stock/1\": acquire failed: connection refused");
 /// # Ok::<(), LockError>(())
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 #[non_exhaustive]
 pub enum LockError {
     /// The lock stayed busy until the wait was over. See [`is_busy`](Self::is_busy).
@@ -37,7 +37,7 @@ pub enum LockError {
     TimedOut {
         /// The lock.
         name: LockName,
-        /// The length of the wait.
+        /// The length of the wait; zero if the request did not wait.
         waited: Duration,
         /// The holder, if it is known.
         holder: Option<Box<Holder>>,
@@ -293,6 +293,7 @@ impl LockError {
             (_, Some(name)) => write!(f, "lock \"{name}\": ")?,
         }
         match self {
+            Self::TimedOut { name, waited, .. } if waited.is_zero() => write!(f, "lock \"{name}\" is already held"),
             Self::TimedOut { name, waited, .. } => write!(f, "lock \"{name}\" was still held after {waited:.1?}"),
             Self::Unavailable {
                 operation,
@@ -337,6 +338,13 @@ impl fmt::Display for LockError {
     }
 }
 
+impl fmt::Debug for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:#}")?;
+        self.holder().map_or(Ok(()), |holder| write!(f, " by {holder}"))
+    }
+}
+
 impl Error for LockError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
@@ -371,6 +379,8 @@ mod tests {
         let busy = LockError::timed_out(&name(), Duration::from_millis(5040), None);
         assert_eq!(busy.to_string(), "lock \"stock/1\" was still held after 5.0s");
         assert!(busy.is_busy());
+        let at_once = LockError::timed_out(&name(), Duration::ZERO, None);
+        assert_eq!(at_once.to_string(), "lock \"stock/1\" is already held");
     }
 
     #[test]
@@ -384,6 +394,27 @@ mod tests {
         assert_eq!(
             busy.holder().and_then(|holder| holder.host.as_deref()),
             Some("db-7.internal")
+        );
+        assert_eq!(
+            format!("{busy:?}"),
+            "lock \"stock/1\" was still held after 1.0s by db-7.internal"
+        );
+    }
+
+    #[test]
+    fn what_main_and_unwrap_print_is_a_sentence() {
+        let error = LockError::failed("connecting", std::io::Error::other("connection refused"));
+        assert_eq!(format!("{error:?}"), "connecting failed: connection refused");
+        assert_eq!(format!("{error:#?}"), format!("{error:?}"));
+        let holder = Holder {
+            pid: Some(7),
+            label: Some("nightly".to_owned()),
+            ..Holder::default()
+        };
+        let busy = LockError::timed_out(&name(), Duration::ZERO, Some(holder));
+        assert_eq!(
+            format!("{busy:?}"),
+            "lock \"stock/1\" is already held by process 7 (nightly)"
         );
     }
 

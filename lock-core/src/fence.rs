@@ -45,7 +45,7 @@ impl StaleToken {
 /// The check and the write happen under one mutex, so nothing can come between them.
 ///
 /// ```
-/// use lock_core::{FencingToken, fence::Fence};
+/// use fencelock::{FencingToken, fence::Fence};
 ///
 /// let stock = Fence::new("stock/10000", 100);
 /// let (first, second) = (FencingToken::new(7)?, FencingToken::new(8)?);

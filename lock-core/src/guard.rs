@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::background::background;
+use crate::background::{background, block_on};
 use crate::engine::{Core, Releasing};
 use crate::process::leak;
 use crate::queue::Turn;
@@ -179,6 +179,21 @@ impl LockGuard {
             Released::Released if !lost => Ok(ReleaseOutcome::Released),
             _ => Ok(ReleaseOutcome::AlreadyLost),
         }
+    }
+
+    /// Releases the lock and blocks the thread until the server has answered. See [`release`](Self::release) and
+    /// [`LockRequest::acquire_blocking`](crate::LockRequest::acquire_blocking).
+    ///
+    /// # Errors
+    ///
+    /// As [`release`](Self::release).
+    ///
+    /// # Panics
+    ///
+    /// In a task of a runtime of tokio. The lock is released in the background then.
+    #[track_caller]
+    pub fn release_blocking(self) -> Result<ReleaseOutcome, LockError> {
+        block_on(self.release())?
     }
 
     /// Has the server reserve the name. Until that has succeeded, dropping the guard frees the name at once.

@@ -22,8 +22,8 @@ impl LockRequest {
     /// leader that dies is replaced when its ttl is over.
     ///
     /// ```
-    /// # async fn serve(token: lock_core::FencingToken) {}
-    /// # async fn example(locks: lock_core::Locks) -> Result<(), lock_core::LockError> {
+    /// # async fn serve(token: fencelock::FencingToken) {}
+    /// # async fn example(locks: fencelock::Locks) -> Result<(), fencelock::LockError> {
     /// locks.lock("leader").label("host 7").lead(|term| async move { serve(term.token()).await }).await?;
     /// # Ok(()) }
     /// ```

@@ -120,8 +120,11 @@ impl LockAllRequest {
             let request = self.settings.for_name(names[0].clone(), started);
             // The loss of a lock that is held so far ends the request, instead of a grant of locks of which one is lost.
             let next = run_while_held(&all.guards, request.into_future()).await?;
-            all.guards
-                .push(next.map_err(|error| error.after(core.clock.now().since(started)))?);
+            let waits = self.settings.waits();
+            all.guards.push(next.map_err(|error| match waits {
+                true => error.after(core.clock.now().since(started)),
+                false => error,
+            })?);
             all.names.push(names);
         }
         Ok(all)

@@ -17,9 +17,9 @@ use crate::{
 ///
 /// ```
 /// use std::time::Duration;
-/// use lock_core::{Locks, MemoryLock};
+/// use fencelock::{Locks, MemoryLock};
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
 /// let locks = Locks::new(MemoryLock::new());
 /// let guard = locks.lock("stock/10000").wait_for(Duration::from_secs(5)).await?;
 /// println!("write with token {}", guard.token());
@@ -169,8 +169,8 @@ impl Locks {
     /// once.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
-    /// use lock_core::{Locks, MemoryLock};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
+    /// use fencelock::{Locks, MemoryLock};
     ///
     /// let locks = Locks::new(MemoryLock::new());
     /// let accounts = locks.lock_all(["account/2", "account/1"]).await?;
@@ -344,8 +344,8 @@ impl Locks {
     /// A program that returns from `main` or calls [`std::process::exit`] waits for releases by itself, for at most half a second.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
-    /// use lock_core::{Locks, MemoryLock};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
+    /// use fencelock::{Locks, MemoryLock};
     ///
     /// let locks = Locks::new(MemoryLock::new());
     /// drop(locks.lock("stock/10000").await?);

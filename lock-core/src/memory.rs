@@ -25,9 +25,9 @@ use store::{Client, Entry, Store, Waiter};
 /// out of reach. Keep a [`client`](Self::client) of the store for that:
 ///
 /// ```
-/// use lock_core::{Locks, LossReason, MemoryLock};
+/// use fencelock::{Locks, LossReason, MemoryLock};
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
 /// let memory = MemoryLock::new();
 /// let locks = Locks::new(memory.client());
 /// let guard = locks.lock("job").await?;
@@ -42,10 +42,10 @@ use store::{Client, Entry, Store, Waiter};
 ///
 /// ```
 /// use std::time::Duration;
-/// use lock_core::{Clock, Locks, MemoryLock, Options};
+/// use fencelock::{Clock, Locks, MemoryLock, Options};
 /// use tokio::runtime::Handle;
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
 /// let (clock, hand) = Clock::manual();
 /// let memory = MemoryLock::with_clock(clock);
 /// let locks = Locks::with_options(memory.client(), Options::new().runtime(Handle::current()));
@@ -129,9 +129,9 @@ impl MemoryLock {
     /// [`LockError::Unavailable`], as if the server were out of reach for a moment. Calls add up.
     ///
     /// ```
-    /// use lock_core::{LockError, Locks, MemoryLock};
+    /// use fencelock::{LockError, Locks, MemoryLock};
     ///
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
     /// let memory = MemoryLock::new();
     /// memory.fail_next_acquire();
     /// let locks = Locks::new(memory);

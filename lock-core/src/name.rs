@@ -11,12 +11,12 @@ use crate::LockError;
 /// `a`, `A`, `a ` and `á` in its two Unicode normal forms are five different names. Cloning is cheap.
 ///
 /// ```
-/// use lock_core::LockName;
+/// use fencelock::LockName;
 ///
 /// let name: LockName = "stock/10000".parse()?;
 /// assert_eq!(name.as_str(), "stock/10000");
 /// assert!("two\nlines".parse::<LockName>().is_err());
-/// # Ok::<(), lock_core::LockError>(())
+/// # Ok::<(), fencelock::LockError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockName(Arc<str>);

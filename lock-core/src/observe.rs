@@ -17,8 +17,8 @@ impl Locks {
     /// Observes who holds the lock: the leader, if it is one that clients [lead](crate::LockRequest::lead) with.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
-    /// use lock_core::{Locks, MemoryLock};
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
+    /// use fencelock::{Locks, MemoryLock};
     ///
     /// let locks = Locks::new(MemoryLock::new());
     /// let mut leaders = locks.observe("leader");

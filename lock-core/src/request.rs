@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::RESERVATIONS;
+use crate::background::block_on;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
 use crate::{Claim, LockError, LockName, Retry, Stamp};
@@ -155,9 +156,9 @@ impl LockRequest {
     /// what ShedLock calls `lockAtLeastFor`.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
     /// use std::time::Duration;
-    /// use lock_core::{Locks, MemoryLock};
+    /// use fencelock::{Locks, MemoryLock};
     ///
     /// let locks = Locks::new(MemoryLock::new());
     /// let guard = locks.lock("report").at_least(Duration::from_secs(60)).no_wait().await?;
@@ -179,11 +180,38 @@ impl LockRequest {
         self
     }
 
+    /// Blocks the thread until the lock is held or the wait is over. For code that is not asynchronous; otherwise await the request.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), fencelock::LockError> {
+    /// let locks = fencelock::connect_lazy("memory:")?;
+    /// let guard = locks.lock("report").acquire_blocking()?;
+    /// println!("write with token {}", guard.token());
+    /// guard.release_blocking()?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The lock is renewed on the [background thread](crate::background()), whatever the thread of the caller does. The other calls of a client
+    /// block with any executor, as in `pollster::block_on(locks.holder("report"))`: none needs a runtime.
+    ///
+    /// # Errors
+    ///
+    /// As when awaiting the request; [`LockError::Unavailable`] if the system refuses to start the background thread.
+    ///
+    /// # Panics
+    ///
+    /// In a task of a runtime of tokio, as tokio's own blocking methods do, because the other tasks of its thread would stand still. Nothing is asked
+    /// for then. Threads of `tokio::task::spawn_blocking` may call it.
+    #[track_caller]
+    pub fn acquire_blocking(self) -> Result<LockGuard, LockError> {
+        block_on(self.into_future())?
+    }
+
     /// Runs `body` under the lock and releases it afterwards. The body is cancelled, at its next await, as soon as the
     /// lock is lost.
     ///
     /// ```
-    /// # async fn example(locks: lock_core::Locks) -> Result<(), lock_core::LockError> {
+    /// # async fn example(locks: fencelock::Locks) -> Result<(), fencelock::LockError> {
     /// let token = locks.lock("report").with(async |guard| guard.token()).await?;
     /// # Ok(()) }
     /// ```
@@ -223,6 +251,10 @@ impl LockRequest {
             self = self.wait_for(left);
         }
         self
+    }
+
+    pub(crate) fn waits(&self) -> bool {
+        self.wait != Wait::No
     }
 
     /// Whether a wait that began at `started` is over.

@@ -6,9 +6,9 @@ use std::time::Duration;
 ///
 /// ```
 /// use std::time::Duration;
-/// use lock_core::{Locks, MemoryLock, Retry};
+/// use fencelock::{Locks, MemoryLock, Retry};
 ///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
 /// let locks = Locks::new(MemoryLock::new());
 /// let retry = Retry::new(32, Duration::from_millis(100)).jitter(Duration::from_millis(100));
 /// let guard = locks.lock("stock/10000").retry(retry).await?;

@@ -13,9 +13,9 @@ impl Locks {
     /// keeps a machine that is early from finding the run of the last period still in its way.
     ///
     /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), lock_core::LockError> {
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
     /// use std::time::Duration;
-    /// use lock_core::{Locks, MemoryLock};
+    /// use fencelock::{Locks, MemoryLock};
     ///
     /// let locks = Locks::new(MemoryLock::new());
     /// let hour = Duration::from_secs(3600);

@@ -5,9 +5,7 @@ use fencelock_macros::locked;
 struct Locks;
 
 #[locked("order")]
-fn not_async(locks: &Locks) -> Result<(), ()> {
-    Ok(())
-}
+fn not_async(locks: &Locks) -> Result<(), ()> { Ok(()) }
 
 #[locked("order")]
 async fn no_result(locks: &Locks) {}
@@ -16,16 +14,15 @@ async fn no_result(locks: &Locks) {}
 async fn unit(locks: &Locks) -> () {}
 
 #[locked("order")]
-async fn unnamed(locks: &Locks) -> Result<impl Sized, ()> {
-    Ok(())
-}
+async fn unnamed(locks: &Locks) -> Result<impl Sized, ()> { Ok(()) }
 
 #[locked("order")]
-async fn no_client(id: u64) -> Result<(), ()> {
-    Ok(())
-}
+async fn no_client(id: u64) -> Result<(), ()> { Ok(()) }
 
 #[locked("order")]
 struct NoFunction;
+
+#[locked("order")]
+impl NoFunction {}
 
 fn main() {}

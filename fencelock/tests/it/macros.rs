@@ -34,12 +34,12 @@ fn name_of(guard: &LockGuard) -> String {
     guard.name().to_string()
 }
 
-#[locked("order/{order_id}", guard = guard)]
+#[locked("order/{order_id:02}/{{}}", guard = guard)]
 async fn by_argument(locks: &Locks, order_id: u64) -> Result<String, LockError> {
     Ok(name_of(guard))
 }
 
-#[locked("{{order}}/{order.id:04}/{u64::MAX}", guard = held, locks = shop)]
+#[locked(format!("{{order}}/{:04}", order.id), guard = held, locks = shop)]
 async fn by_expression(shop: Locks, order: Order) -> Result<String, LockError> {
     // The argument is still the body's own.
     let Order { id } = order;
@@ -55,11 +55,10 @@ async fn by_value(locks: &Locks, order: &Order) -> Result<String, LockError> {
 #[tokio::test]
 async fn names_come_from_arguments_and_expressions() {
     let locks = locks();
-    assert_eq!(by_argument(&locks, 7).await.unwrap(), "order/7");
+    assert_eq!(by_argument(&locks, 7).await.unwrap(), "order/07/{}");
     let order = Order { id: 7 };
     assert_eq!(by_value(&locks, &order).await.unwrap(), "8");
-    let all = format!("{{order}}/0007/{}", u64::MAX);
-    assert_eq!(by_expression(locks, order).await.unwrap(), all);
+    assert_eq!(by_expression(locks, order).await.unwrap(), "{order}/0007");
 }
 
 mod coercions {
@@ -163,12 +162,12 @@ async fn at_once(locks: &Locks) -> Result<(), ShopError> {
     Ok(())
 }
 
-#[locked("door", wait = "30ms")]
+#[locked("door", wait_for = "30ms")]
 async fn after_a_while(locks: &Locks) -> Result<(), ShopError> {
     Ok(())
 }
 
-#[locked("door", wait = forever, guard = guard)]
+#[locked("door", wait_for = forever, guard = guard)]
 async fn whenever(locks: &Locks) -> Result<u64, ShopError> {
     Ok(guard.token().get())
 }
@@ -238,6 +237,26 @@ async fn other_failures_are_not_skipped() {
     ));
 }
 
+#[locked("door", max_hold = "10ms")]
+async fn too_long(locks: &Locks) -> Result<(), LockError> {
+    std::future::pending().await
+}
+
+#[tokio::test]
+async fn the_longest_hold_ends_the_function() {
+    let lost = too_long(&locks()).await.unwrap_err();
+    assert!(
+        matches!(
+            lost,
+            LockError::Lost {
+                reason: LossReason::MaxHold,
+                ..
+            }
+        ),
+        "{lost}"
+    );
+}
+
 struct Till {
     locks: Locks,
     ttl: Duration,
@@ -262,6 +281,11 @@ impl Till {
     fn later(&self, article: u64) -> impl Future<Output = Result<String, LockError>> + Send {
         async move { Ok(name_of(guard)) }
     }
+
+    #[locked("till/{article}", guard = guard)]
+    fn boxed(&self, article: u64) -> Pin<Box<dyn Future<Output = Result<String, LockError>> + Send + '_>> {
+        Box::pin(async { Ok(name_of(guard)) })
+    }
 }
 
 #[tokio::test]
@@ -273,6 +297,7 @@ async fn methods_use_their_client_and_their_fields() {
     assert_eq!(till.open().await.unwrap(), Duration::from_secs(70));
     assert_eq!(till.open().await.unwrap(), Duration::from_secs(71));
     assert_eq!(till.later(3).await.unwrap(), "till/3");
+    assert_eq!(till.boxed(4).await.unwrap(), "till/4");
     assert_eq!(till.into_ttl().await.unwrap(), Duration::from_secs(90));
 }
 
@@ -280,7 +305,7 @@ async fn methods_use_their_client_and_their_fields() {
 trait Sells: Sync {
     async fn sell(&self, article: &str, count: u32) -> Result<String, ShopError>;
 
-    #[locked("default of {self.shop()}", locks = self.client(), guard = guard)]
+    #[locked(format!("default of {}", self.shop()), locks = self.client(), guard = guard)]
     async fn close(&self) -> Result<String, ShopError> {
         Ok(name_of(guard))
     }
@@ -294,7 +319,7 @@ trait Sells: Sync {
 
 #[async_trait]
 impl Sells for Till {
-    #[locked("{article}/{self.ttl.as_secs()}", wait = self.ttl, guard = guard)]
+    #[locked(format!("{article}/{}", self.ttl.as_secs()), wait_for = self.ttl, guard = guard)]
     async fn sell(&self, article: &str, count: u32) -> Result<String, ShopError> {
         if count == 0 {
             return Err(ShopError::SoldOut);

@@ -3,27 +3,37 @@
 use std::convert::Infallible;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::extract::{Extension, Path, Request};
+use axum::error_handling::HandleErrorLayer;
+use axum::extract::{Extension, FromRequestParts, Path, RawPathParams, Request};
 use axum::http::{StatusCode, header};
 use axum::response::Response;
 use axum::routing::get;
-use fencelock::backend::Clock;
-use fencelock::tower::{LockBody, LockLayer, decoded_path};
-use fencelock::{FencingToken, Locks, LossSignal, MemoryLock};
+use fencelock::tower::{LockBody, LockLayer, WithoutName, decoded_path, response};
+use fencelock::{Clock, FencingToken, Locks, LossSignal, MemoryLock};
 use futures_util::FutureExt;
 use http_body::Frame;
 use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
-use tower::{Layer, Service, ServiceExt, service_fn};
+use tower::limit::GlobalConcurrencyLimitLayer;
+use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
 
-use crate::{HANG_LIMIT, until};
+/// Longest time for what must happen. A test that waits longer fails.
+const HANG_LIMIT: Duration = Duration::from_secs(60);
+
+/// Waits until `condition` holds.
+async fn until(condition: impl Fn() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < HANG_LIMIT, "the condition does not come true");
+        tokio::task::yield_now().await;
+    }
+}
 
 fn layer(locks: &Locks) -> LockLayer {
     LockLayer::new(locks.clone(), |request| {
@@ -80,7 +90,6 @@ async fn a_request_runs_under_the_lock_that_it_names() {
     let second = text(ask(&app, "/orders/7").await.into_body()).await;
     let token = |answer: &str| answer.strip_prefix("7: ").unwrap().parse::<u64>().unwrap();
     assert!(token(&second) > token(&first), "{first}, {second}");
-    assert_eq!(text(ask(&app, "/").await.into_body()).await, "no lock");
     assert_eq!(locks.stats().acquired, 2);
     assert_eq!(locks.list("").await.unwrap(), [], "released before the answer");
 }
@@ -297,38 +306,78 @@ async fn a_body_that_never_ends_is_ended_by_a_loss_and_by_the_longest_hold() {
 }
 
 #[tokio::test]
-async fn of_ten_thousand_requests_for_one_name_few_wait_and_the_others_are_refused() {
-    const WAITING: usize = 100;
+async fn a_request_without_a_name_is_refused_unless_it_may_run_unlocked() {
     let locks = Locks::new(MemoryLock::new());
-    let held = locks.lock("a").await.unwrap();
-    let full = StatusCode::TOO_MANY_REQUESTS;
-    let limited = layer(&locks)
-        .wait_for(HANG_LIMIT)
-        .max_waiting(WAITING)
-        .status_when_full(full);
-    let app = app(limited);
-    let refused = Arc::new(AtomicUsize::new(0));
-    let mut all = tokio::task::JoinSet::new();
-    for _ in 0..10_000 {
-        let (app, refused) = (app.clone(), Arc::clone(&refused));
-        all.spawn(async move {
-            let answer = ask(&app, "/orders/a").await;
-            if answer.status() == full {
-                is_refused(answer, full, true).await;
-                refused.fetch_add(1, Ordering::SeqCst);
-                return 0;
-            }
-            assert_eq!(answer.status(), StatusCode::OK);
-            1
-        });
-    }
-    until(|| {
-        assert!(locks.stats().waiting <= WAITING as u64);
-        refused.load(Ordering::SeqCst) == 10_000 - WAITING
-    })
+    is_refused(
+        ask(&app(layer(&locks)), "/").await,
+        StatusCode::INTERNAL_SERVER_ERROR,
+        false,
+    )
     .await;
+    let chosen = WithoutName::Refuse(StatusCode::NOT_FOUND);
+    let answer = ask(&app(layer(&locks).without_name(chosen)), "/").await;
+    is_refused(answer, StatusCode::NOT_FOUND, false).await;
+    let unlocked = app(layer(&locks).without_name(WithoutName::RunUnlocked));
+    assert_eq!(text(ask(&unlocked, "/").await.into_body()).await, "no lock");
+    assert_eq!(locks.stats().acquired, 0);
+}
+
+#[tokio::test]
+async fn a_name_can_come_from_the_parameters_and_the_headers_of_a_request() {
+    let locks = Locks::new(MemoryLock::new());
+    let named = LockLayer::new(locks.clone(), |request| {
+        let tenant = request.headers.get("tenant")?.to_str().ok()?.to_owned();
+        let parameters = RawPathParams::from_request_parts(request, &()).now_or_never()?.ok()?;
+        let (_, id) = parameters.iter().find(|(name, _)| *name == "id")?;
+        Some(format!("{tenant}/{id}"))
+    });
+    let app = app(named);
+    let held = locks.lock("a/7 b").await.unwrap();
+    for (tenant, status) in [("a", StatusCode::LOCKED), ("b", StatusCode::OK)] {
+        let request = Request::get("/orders/%37%20b").header("tenant", tenant);
+        let answer = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(answer.status(), status, "{tenant}");
+    }
     held.release().await.unwrap();
-    let served: usize = all.join_all().await.into_iter().sum();
-    assert_eq!(served, WAITING);
-    assert_eq!(locks.list("").await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn handlers_that_lock_themselves_answer_as_the_layer_does() {
+    let locks = Locks::new(MemoryLock::new());
+    let again = Duration::from_millis(1_500);
+    let answer = |error| response(&error, again).map(Body::from);
+    let accounts = locks.lock_all(["a", "secret"]).label("secret").await.unwrap();
+    let busy = answer(locks.lock_all(["b", "secret"]).no_wait().await.unwrap_err());
+    assert_eq!(busy.headers()[header::RETRY_AFTER], "2");
+    is_refused(busy, StatusCode::LOCKED, true).await;
+    locks.force_release("secret").await.unwrap();
+    let lost = accounts.run(std::future::pending::<()>()).await.unwrap_err();
+    is_refused(answer(lost), StatusCode::SERVICE_UNAVAILABLE, false).await;
+    let unusable = locks.lock("two\nlines").await.unwrap_err();
+    is_refused(answer(unusable), StatusCode::BAD_REQUEST, false).await;
+    locks.shutdown().await.unwrap();
+    let closed = locks.lock("a").await.unwrap_err();
+    is_refused(answer(closed), StatusCode::SERVICE_UNAVAILABLE, true).await;
+}
+
+#[tokio::test]
+async fn the_layers_of_tower_bound_how_many_requests_wait() {
+    let locks = Locks::new(MemoryLock::new());
+    let held = locks.lock("7").await.unwrap();
+    let limited = ServiceBuilder::new()
+        .layer(HandleErrorLayer::new(|_: BoxError| async {
+            StatusCode::SERVICE_UNAVAILABLE
+        }))
+        .load_shed()
+        .layer(GlobalConcurrencyLimitLayer::new(1))
+        .layer(layer(&locks).wait_for(HANG_LIMIT));
+    let handler = get(async || "done");
+    let app = Router::new().route("/orders/{id}", handler).route_layer(limited);
+    let client = app.clone();
+    let waits = tokio::spawn(async move { ask(&client, "/orders/7").await });
+    until(|| locks.stats().waiting > 0).await;
+    assert_eq!(ask(&app, "/orders/8").await.status(), StatusCode::SERVICE_UNAVAILABLE);
+    held.release().await.unwrap();
+    assert_eq!(waits.await.unwrap().status(), StatusCode::OK);
+    assert_eq!(ask(&app, "/orders/8").await.status(), StatusCode::OK);
 }

@@ -1,7 +1,9 @@
 //! The forms in which people use locks compile and work.
 
 use std::cell::Cell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -80,6 +82,42 @@ fn no_runtime_is_needed_by_the_caller() {
     drop(guard);
     // The release is under way: this waits for its answer.
     assert!(futures_executor(locks.try_lock("a")).unwrap().is_some());
+}
+
+#[test]
+fn threads_without_a_runtime_take_turns() {
+    let locks = Locks::new(MemoryLock::new());
+    let inside = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..20 {
+                    let guard = locks.lock("a").acquire_blocking().unwrap();
+                    assert!(!inside.swap(true, Ordering::SeqCst), "one holds at a time");
+                    std::thread::yield_now();
+                    inside.store(false, Ordering::SeqCst);
+                    assert_eq!(guard.release_blocking().unwrap(), ReleaseOutcome::Released);
+                }
+            });
+        }
+    });
+}
+
+#[tokio::test]
+async fn a_task_that_would_block_panics_and_a_thread_that_may_block_does_not() {
+    let locks = Locks::new(MemoryLock::new());
+    let request = locks.lock("a");
+    catch_unwind(AssertUnwindSafe(|| request.acquire_blocking())).unwrap_err();
+    let guard = locks.try_lock("a").await.unwrap().expect("nothing was taken");
+    catch_unwind(AssertUnwindSafe(|| guard.release_blocking())).unwrap_err();
+    locks.drain().await;
+    let held = locks.try_lock("a").await.unwrap().expect("released in the background");
+
+    let client = locks.clone();
+    let waits = tokio::task::spawn_blocking(move || client.lock("a").acquire_blocking()?.release_blocking());
+    until(|| locks.stats().waiting > 0).await;
+    held.release().await.unwrap();
+    assert_eq!(waits.await.unwrap().unwrap(), ReleaseOutcome::Released);
 }
 
 /// The simplest executor there is: it parks the thread.
@@ -183,6 +221,7 @@ async fn every_error_about_a_lock_names_it() {
     let guard = locks.lock("a").await.unwrap();
     let busy = locks.lock("a").no_wait().await.unwrap_err();
     assert!(busy.is_busy() && busy.holder().is_some());
+    assert_eq!(busy.to_string(), "lock \"shop/a\" is already held");
     errors.push(busy);
     memory.steal(&name).unwrap();
     errors.push(guard.run(std::future::pending::<()>()).await.unwrap_err());
