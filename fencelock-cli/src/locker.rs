@@ -329,13 +329,25 @@ impl Locker {
             }
         }
         let in_foreground = || self.terminal.as_ref().is_some_and(Terminal::is_home);
+        let call_off = self.is_continued() || stop.is_some() && needs_terminal && in_foreground();
         match stop {
-            Some(stop) if self.is_continued() || needs_terminal && in_foreground() => stop.call_off(),
+            Some(stop) if call_off => return stop.call_off(),
+            None if call_off => return,
+            _ => self.last_heard.store(0, Ordering::SeqCst),
+        }
+        match stop {
             Some(stop) => stop.carry_out(),
-            None if self.is_continued() => {}
             None => {
                 let _ = nix_signal::raise(NixSignal::SIGSTOP);
             }
+        }
+        // The handler of the SIGCONT that ended the stop may run later, on another thread. A SIGTSTP that comes before it would
+        // look like the older one.
+        for _ in 0..100 {
+            if self.last_heard.load(Ordering::SeqCst) != 0 {
+                break;
+            }
+            sleep(Duration::from_millis(5)).await;
         }
     }
 

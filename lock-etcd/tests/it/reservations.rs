@@ -47,12 +47,13 @@ async fn nothing_is_left_of_reservations_that_have_ended() {
         }
     }
     locks.drain().await;
+    // Those of `LONG`: the others may be over by now.
+    assert!(leases(&etcd).await >= forced.len(), "there are reservations");
     for (name, guard) in forced {
         let ended = other.force_release(&name.parse().unwrap()).await.unwrap().unwrap();
         assert_eq!(ended.is_reserved, guard.is_none());
     }
     locks.shutdown().await.unwrap();
-    assert!(leases(&etcd).await >= NAMES / 5, "there are reservations");
     until(async || leases(&etcd).await == 0).await;
     assert_eq!(everything(&etcd).await, ["fencelock:base"]);
 }
