@@ -109,9 +109,8 @@ pub(crate) async fn names_that_look_alike_stay_apart(case: Arc<Case>) -> Outcome
         "a\u{202e}",
     ];
     let (first, second) = (case.client().await?, case.client().await?);
-    // Long enough that all of them are held when the last one is taken.
-    let ttl = case.ttl_of(Duration::from_secs(30));
-    let claims = alike.map(|name| Claim::new(case.name(name), ttl));
+    // All of them are held when the last one is taken.
+    let claims = alike.map(|name| Claim::new(case.name(name), case.kept_ttl()));
     for claim in &claims {
         case.take(&first, claim).await?;
     }
