@@ -147,9 +147,11 @@ judge() {
     [ "$bad" -ne 0 ] || return 0
     failures="$failures  $label: exit code $status; $logs/$name.log
 $(awk '
-        /^test result: / { left = 0 }
-        left && NF { print "    " $0; left-- }
-        /^failures:$/ { left = 40 }' "$logs/$name.log")
+        /^test result: / { left = 0; open = 0 }
+        # What each says first; then the list of their names.
+        open && /^---- / { left = 12 }
+        left && NF { print "    " substr($0, 1, 400); left-- }
+        /^failures:$/ { open = 1; left = 40 }' "$logs/$name.log")
 "
     echo "---- $label: exit code $status ----"
     tail -n 2000 "$logs/$name.log"

@@ -8,11 +8,11 @@ use lock_core::FencingToken;
 
 use super::{Event, Record, by_name};
 
-/// From the grant to the last moment at which its holder certainly believed.
+/// From when a grant is known to the last look at which its holder believed, if there was one.
 struct Interval {
     token: FencingToken,
     from: Duration,
-    to: Duration,
+    to: Option<Duration>,
 }
 
 /// How often two believed.
@@ -31,7 +31,13 @@ pub(super) fn overlaps(records: &[Record]) -> Overlaps {
         let mut intervals = intervals(&records);
         intervals.sort_by_key(|i| i.from);
         for (i, first) in intervals.iter().enumerate() {
-            for second in intervals[i + 1..].iter().take_while(|second| second.from < first.to) {
+            let Some(first_to) = first.to else { continue };
+            for second in intervals[i + 1..].iter().take_while(|second| second.from < first_to) {
+                // The earlier of the two grants, but known late, as when the process that reports it was not scheduled. It may have
+                // ended before the later one began, unless a look shows belief.
+                if second.token < first.token && second.to.is_none() {
+                    continue;
+                }
                 if permitted
                     .iter()
                     .any(|(from, to)| *from <= second.from && *to >= first.from)
@@ -40,7 +46,7 @@ pub(super) fn overlaps(records: &[Record]) -> Overlaps {
                 } else {
                     found.violations.push(format!(
                         "two held {name:?} at {:.4?}: {} from {:.4?} to {:.4?}, {} from {:.4?}",
-                        second.from, first.token, first.from, first.to, second.token, second.from
+                        second.from, first.token, first.from, first_to, second.token, second.from
                     ));
                 }
             }
@@ -76,13 +82,13 @@ fn intervals(records: &[&Record]) -> Vec<Interval> {
                 let interval = Interval {
                     token,
                     from: at,
-                    to: at,
+                    to: None,
                 };
                 closed.extend(open.insert((record.actor, token), interval));
             }
             Event::Held(token) => {
                 if let Some(interval) = open.get_mut(&(record.actor, token)) {
-                    interval.to = at;
+                    interval.to = Some(at);
                 }
             }
             _ => {}
@@ -163,6 +169,20 @@ mod tests {
         )];
         history.extend(two_believers(false));
         assert_eq!(violations(&history).len(), 1);
+    }
+
+    #[test]
+    fn an_earlier_grant_that_is_known_late_overlaps_only_if_its_holder_still_believes() {
+        let known_late = |look| {
+            vec![
+                at(1, 2, Event::Ok(token(6))),
+                at(2, 1, Event::Ok(token(5))),
+                at(3, 1, look),
+                at(4, 2, Event::Held(token(6))),
+            ]
+        };
+        assert_eq!(violations(&known_late(Event::Lost(token(5)))), Vec::<String>::new());
+        assert_eq!(violations(&known_late(Event::Held(token(5)))).len(), 1);
     }
 
     #[test]
