@@ -81,6 +81,8 @@ end() {
     rm -rf "${dir:?}/$name"
     mkdir -p "$dir/$name"
     cp -R lock-core lock-sqlite Cargo.lock "$dir/$name"
+    # Only its examples need the facade.
+    sed '/^fencelock = /d' lock-core/Cargo.toml >"$dir/$name/lock-core/Cargo.toml"
     sed -e 's/^members = .*/members = ["lock-core", "lock-sqlite"]/' -e '/^default-members/d' -e '/^\[profile/,$d' \
         -e "s/^rusqlite = .*/rusqlite = \"$rusqlite\"/" Cargo.toml >"$dir/$name/Cargo.toml"
     echo

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BusySignal, Capabilities, Changes, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder,
-    Lease, LockError, LockName, OwnerId, Released, Renewal, Scope, Stamp,
+    Attempt, Capabilities, Changes, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease,
+    LockError, LockName, OwnerId, Released, Renewal, Scope, Stamp, Wait,
 };
 
 use tokio::runtime::Handle;
@@ -318,24 +318,15 @@ impl DistributedLock for Broken {
         })
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.wait(claim, deadline).await
-    }
-
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
+    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         let found = match self.try_acquire(claim).await? {
             Attempt::Busy(found) => found,
             granted => return Ok(granted),
         };
         if !self.is(Bug::BusyIsNotTold) {
-            busy.tell(&found);
+            wait.busy(&found);
         }
-        self.acquire(claim, deadline).await
+        self.wait(claim, wait.deadline()).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BusySignal, Capabilities, Changes, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError,
-    LockName, Released, Renewal, Stamp,
+    Attempt, Capabilities, Changes, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Stamp, Wait,
 };
 use tokio::sync::watch;
 
@@ -262,44 +262,36 @@ impl DistributedLock for Link {
         self.pass("release", claim.shown(), self.inner.release(claim)).await
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.counts.acquire.fetch_add(1, Ordering::SeqCst);
-        self.note(format_args!("acquire {} begins", claim.shown()));
-        let call = self.acquiring(self.inner.acquire(claim, deadline));
-        let (_, attempt) = self.pass("acquire", claim.shown(), call).await?;
-        self.granted(&attempt, None);
-        Ok(attempt)
-    }
-
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
+    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         if self.weather() != Weather::Fair {
             // Bad weather is for one request at a time.
-            return match self.try_acquire(claim).await? {
-                Attempt::Busy(found) => {
-                    busy.tell(&found);
-                    self.acquire(claim, deadline).await
-                }
-                granted => Ok(granted),
-            };
+            match self.try_acquire(claim).await? {
+                Attempt::Busy(found) => wait.busy(&found),
+                granted => return Ok(granted),
+            }
+            if wait.is_over(self.clock().now()) {
+                return self.try_acquire(claim).await;
+            }
+            self.counts.acquire.fetch_add(1, Ordering::SeqCst);
+            self.note(format_args!("acquire {} begins", claim.shown()));
+            let call = self.acquiring(self.inner.acquire(claim, wait));
+            let (_, attempt) = self.pass("acquire", claim.shown(), call).await?;
+            self.granted(&attempt, None);
+            return Ok(attempt);
         }
         self.counts.try_acquire.fetch_add(1, Ordering::SeqCst);
         let (counts, waits) = (Arc::clone(&self.counts), Arc::new(AtomicBool::new(false)));
         let (waiting, history) = (Arc::clone(&waits), Arc::clone(&self.history));
         let words = format!("client {}: busy, {} waits", self.number, claim.shown());
-        let signal = BusySignal::new(move |found| {
+        let observed = Wait::until(wait.deadline()).on_busy(move |found| {
             counts.acquire.fetch_add(1, Ordering::SeqCst);
             waiting.store(true, Ordering::SeqCst);
             history.note(words);
-            busy.tell(&found);
+            wait.busy(&found);
         });
-        let call = self.acquiring(self.inner.try_then_wait(claim, deadline, signal));
-        let (sent, attempt) = self.pass("try_then_wait", claim.shown(), call).await?;
-        // After a wait as with `acquire`.
+        let call = self.acquiring(self.inner.acquire(claim, observed));
+        let (sent, attempt) = self.pass("acquire", claim.shown(), call).await?;
+        // The time of its request is not known after a wait.
         let waited = waits.load(Ordering::SeqCst);
         self.granted(&attempt, Some(sent).filter(|_| !waited));
         Ok(attempt)

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{LockError, LockName, LockRequest, Locks};
+use lock_core::{LockError, LockName, Locks};
 
 use crate::oracle::{Event, History, Record};
 
@@ -197,6 +197,9 @@ pub enum Failure {
     Idle(String),
 }
 
+/// How long the first lock is waited for.
+const FIRST_LIMIT: Duration = Duration::from_secs(60);
+
 /// Between two reports of the progress.
 const TURN: Duration = Duration::from_millis(200);
 
@@ -221,7 +224,9 @@ pub async fn run(
         .map(|i| LockName::new(format!("{prefix}/{i}")))
         .collect();
     let names = names?;
-    try_once(place.locks.lock(format!("{prefix}/try")).ttl(config.ttl)).await?;
+    // Whether locks can be had at all, before any client is started. Nodes that are new grant nothing for a while.
+    let first = place.locks.lock(format!("{prefix}/try")).ttl(config.ttl);
+    first.wait_for(FIRST_LIMIT).await?.release().await?;
 
     let wall_clocks = match config.faults.contains(&Fault::Clock) {
         true => Some(WallClocks::new()?),
@@ -258,19 +263,6 @@ pub async fn run(
     }
     take_all(config, place.locks, &names, &field).await;
     Ok(field.history())
-}
-
-/// Whether locks can be had at all, before any client is started.
-async fn try_once(request: LockRequest) -> Result<(), LockError> {
-    // On a busy machine a grant may arrive after a short ttl has run out.
-    const TRIES: usize = 5;
-    for _ in 1..TRIES {
-        match request.clone().await {
-            Err(LockError::Unavailable { .. }) => {}
-            granted => return granted?.release().await.map(drop),
-        }
-    }
-    request.await?.release().await.map(drop)
 }
 
 /// Every name once more, now that all is well. Whoever is the last in a queue has all others in front of it.

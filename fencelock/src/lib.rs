@@ -287,7 +287,7 @@ pub use lock_core::MemoryLock;
 pub use lock_core::{
     BackendVersion, Capabilities, Clock, FencingToken, Holder, InvalidToken, LockAllRequest, LockError, LockGuard,
     LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Observation, Options, OwnerId,
-    ParseOwnerIdError, ReleaseOutcome, Renew, Retry, Scope, Source, Stats, Term, fence,
+    ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source, Stats, Term, fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;

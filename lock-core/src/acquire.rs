@@ -1,33 +1,33 @@
 //! How a lock is acquired.
 //!
 //! ```text
-//! local queue ── turn ──> try_acquire, or try_then_wait ── granted ────────> guard
-//!      │                       │ busy, and the wait did not end in a grant     ^
-//!      │                       └──> waits again, also after failures ──────────┤
-//!      └── hand-over by the holder before us ──────────────────────────────────┘
+//! local queue ── turn ──> try_acquire, or acquire ── granted ────────────────> guard
+//!      │                       │ a failure that may pass, or a wait that        ^
+//!      │                       │ ended too early                                │
+//!      │                       └──> asks again, until the wait is over ─────────┤
+//!      └── hand-over by the holder before us ───────────────────────────────────┘
 //! ```
 //!
-//! The rule for failures: before the server has answered at all, a failure is an error at once. After one "busy",
-//! failures that may pass are retried until the wait is over, and the last answer decides between "timed out" and "unavailable".
-//! A failure that only a person can change ends every wait at once.
-//! Waiters in the local queue wait for the first answer to a sibling. A failure of its first request is theirs too; a failure
-//! of one that is repeated, or of a hand-over, is not: their own time for a first answer goes on.
+//! The rule for failures: what may pass ([`LockError::Unavailable`]) is asked again until the wait is over, which it is at once for a request
+//! that does not wait; without a limit, for an `op_timeout` before the server has answered at all, and as long as it takes once it has
+//! said "busy". The last answer decides between "timed out" and "unavailable". A failure that only a person can mend ends every wait at once, and also that of the waiters in
+//! the local queue that wait for a first answer to a sibling.
 
 use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use crate::ask::unbroken;
+use crate::ask::{ask, unbroken};
 use crate::engine::{Core, Releasing, runtime_ended};
 use crate::guard::LockGuard;
-use crate::pending::{Outcome, Pending, signal};
+use crate::pending::{Outcome, Pending};
 use crate::queue::{Entered, Next, Ticket, Turn};
 use crate::request::Wish;
 use crate::sync::{oneshot, time};
-use crate::{Attempt, Busy, LockError, Outage, Stamp};
+use crate::{Attempt, Busy, LockError, Outage, Stamp, Wait};
 
-/// How long an answer is waited for at least, however short the wait that was asked for.
+/// How long an answer is waited for, however short the wait that was asked for.
 const ONE_TRIP: Duration = Duration::from_secs(1);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
@@ -89,29 +89,28 @@ impl Acquisition {
         if caller.is_closed() || self.core.closing.is_cancelled() {
             return Err(LockError::closed());
         }
-        let mut waited_at_server = false;
         let (mut pending, mut answer, mut told_busy) = match self.enter(caller).await? {
             Place::Handed(guard) => return Ok(guard),
-            Place::Asked { pending, answer } => (pending, *answer, true),
-            Place::Turn { turn, mut told_busy } => {
-                let mut pending = Pending::new(Arc::clone(&self.core), self.wish.claim(), turn);
-                let attempt = if self.is_over() {
-                    pending.try_acquire(self.first_limit()).await
-                } else {
-                    let attempt = self.try_then_wait(caller, &mut pending, &mut waited_at_server).await?;
-                    told_busy |= waited_at_server;
-                    attempt
-                };
-                match attempt.and_then(|attempt| pending.accept(attempt, &self.wish)) {
-                    Ok(Outcome::Guard(guard)) => return Ok(guard),
-                    Ok(Outcome::Busy(busy)) => (pending, Ok(busy), true),
-                    Err(error) => (pending, Err(error), told_busy),
-                }
+            Place::Asked { pending, answer } => (pending, Some(*answer), true),
+            Place::Turn { turn, told_busy } => {
+                let pending = Pending::new(Arc::clone(&self.core), self.wish.claim(), turn);
+                (pending, None, told_busy)
             }
         };
         let mut pause = FIRST_RETRY;
         let mut outage: Option<Outage> = None;
         loop {
+            let (answer, waited) = match answer.take() {
+                Some(answer) => (answer, false),
+                None => match self.ask(caller, &mut pending, &mut told_busy, &mut outage).await? {
+                    Ok(Outcome::Guard(guard)) => {
+                        outage.into_iter().for_each(Outage::end);
+                        return Ok(guard);
+                    }
+                    Ok(Outcome::Busy(busy)) => (Ok(busy), true),
+                    Err(error) => (Err(error), true),
+                },
+            };
             match answer {
                 Ok(busy) => {
                     outage.take().into_iter().for_each(Outage::end);
@@ -120,19 +119,17 @@ impl Acquisition {
                     if self.is_over() {
                         return Err(self.timed_out(busy));
                     }
-                    if waited_at_server {
+                    if waited {
                         // It ended before its time; a pause keeps a backend that always does from spinning.
                         let soon = busy.retry_after.unwrap_or(pause).clamp(FIRST_RETRY / 10, pause);
-                        self.pause(caller, soon).await?;
+                        self.pause(caller, soon, told_busy).await?;
                         pause = (pause * 2).min(LAST_RETRY);
                     }
                 }
                 Err(error) => {
-                    pending.failed(&error, !told_busy);
-                    if !told_busy {
-                        return Err(error);
-                    }
-                    if !matches!(error, LockError::Unavailable { .. }) || self.is_over() {
+                    let may_pass = matches!(error, LockError::Unavailable { .. });
+                    pending.failed(&error, !may_pass && !told_busy);
+                    if !may_pass || self.is_out_of_time(told_busy) {
                         return Err(error);
                     }
                     match &outage {
@@ -141,50 +138,68 @@ impl Acquisition {
                         }
                         None => outage = Some(self.core.outages.begin(&error)),
                     }
-                    self.pause(caller, pause).await?;
+                    self.pause(caller, pause, told_busy).await?;
                     pause = (pause * 2).min(LAST_RETRY);
                 }
             }
-            waited_at_server = true;
-            let waiting = self.until_overdue(pending.acquire(self.deadline, &mut outage));
-            answer = match self.unless_gone(caller, waiting).await? {
-                Ok(attempt) => match pending.accept(attempt, &self.wish) {
-                    Ok(Outcome::Guard(guard)) => {
-                        outage.into_iter().for_each(Outage::end);
-                        return Ok(guard);
-                    }
-                    Ok(Outcome::Busy(busy)) => Ok(busy),
-                    Err(error) => Err(error),
-                },
-                Err(error) => Err(error),
-            };
         }
     }
 
-    /// Asks the server for the first time, and goes on waiting there if it says busy, which `told_busy` tells then.
-    async fn try_then_wait(
+    /// Asks the server once, and waits there if it says busy, which `told_busy` tells then.
+    async fn ask(
         &self,
         caller: &mut Answer,
         pending: &mut Pending,
         told_busy: &mut bool,
+        outage: &mut Option<Outage>,
+    ) -> Result<Result<Outcome, LockError>, LockError> {
+        let before = pending.send();
+        let answer = if self.is_over() {
+            let limit = self.answer_limit(*told_busy);
+            ask("acquire", limit, async {
+                self.core.backend.try_acquire(pending.claim()).await
+            })
+            .await
+        } else {
+            self.wait_at_server(caller, pending, told_busy, outage).await?
+        };
+        // A server that has said "busy" knows of the claim.
+        Ok(pending.answered(before || *told_busy, answer, &self.wish))
+    }
+
+    async fn wait_at_server(
+        &self,
+        caller: &mut Answer,
+        pending: &Pending,
+        told_busy: &mut bool,
+        outage: &mut Option<Outage>,
     ) -> Result<Result<Attempt, LockError>, LockError> {
-        pending.send();
-        let (busy, mut told) = signal();
+        let (tell, mut told) = oneshot::channel();
+        // Nobody listens any more if the answer came at the same time.
+        let wait = Wait::until(self.deadline).on_busy(move |busy| drop(tell.send(busy)));
         let backend = &self.core.backend;
-        let request = async { backend.try_then_wait(pending.claim(), self.deadline, busy).await };
-        let mut request = pin!(unbroken("acquire", request));
-        let limit = self.first_limit();
+        let mut request = pin!(unbroken("acquire", async {
+            backend.acquire(pending.claim(), wait).await
+        }));
+        let limit = self.answer_limit(*told_busy);
+        // The first request of a caller that goes away is not cut off: it might reach the server after its release.
+        let may_be_cut_off = *told_busy;
         let busy = tokio::select! {
             biased;
             done = &mut request => {
-                *told_busy = pending.hears(&mut told);
+                if let Ok(busy) = told.try_recv() {
+                    pending.told(&busy);
+                    *told_busy = true;
+                }
                 return Ok(done);
             }
             Ok(busy) = &mut told => busy,
+            closed = self.gone(caller), if may_be_cut_off => return Err(closed),
             () = time::sleep(limit) => return Ok(Err(LockError::no_answer("acquire", limit))),
         };
         *told_busy = true;
         pending.told(&busy);
+        outage.take().into_iter().for_each(Outage::end);
         self.unless_gone(caller, self.until_overdue(request)).await
     }
 
@@ -197,23 +212,24 @@ impl Acquisition {
             return wait.await;
         };
         let left = deadline.since(self.core.clock.now());
-        let limit = left.saturating_add(ONE_TRIP.min(self.core.op_timeout));
+        let limit = left.saturating_add(self.one_trip());
         let waited = time::timeout(limit, wait).await;
         waited.unwrap_or_else(|_| Err(LockError::no_answer("acquire", limit)))
     }
 
     /// Waits for this client's turn at the server.
     async fn enter(&self, caller: &mut Answer) -> Result<Place, LockError> {
-        // A first answer, to a sibling or to oneself, is waited for as long as one request may take.
-        let first = self.started + self.core.op_timeout;
         if self.wish.waits() {
             let mut ticket = match self.join(true) {
                 Ok(place) => return place,
                 Err(ticket) => ticket,
             };
-            let limit = self.deadline.map_or(first, |deadline| deadline.min(first));
-            if let Some(next) = self.next(caller, &mut ticket, Some(limit)).await? {
-                return self.place(next);
+            if let Some(next) = self.next(caller, &mut ticket, Some(self.first_until())).await? {
+                return match (&next, ticket.failure()) {
+                    // The one before gave up at the same time. To ask once more takes time that is over.
+                    (Next::Turn { told_busy, .. }, Some(failure)) if self.is_out_of_time(*told_busy) => Err(failure),
+                    _ => self.place(next),
+                };
             }
             if ticket.told_busy()
                 && !self.is_over()
@@ -238,12 +254,12 @@ impl Acquisition {
             Ok(place) => return place,
             Err(ticket) => ticket,
         };
-        let limit = if self.wish.waits() {
-            self.started + self.first_limit()
+        let until = if self.wish.waits() {
+            self.started + self.one_trip()
         } else {
-            first
+            self.first_until()
         };
-        match self.next(caller, &mut ticket, Some(limit)).await? {
+        match self.next(caller, &mut ticket, Some(until)).await? {
             Some(next) => self.place(next),
             None => Err(LockError::no_answer("acquire", self.waited())),
         }
@@ -305,20 +321,45 @@ impl Acquisition {
         !self.wish.waits() || self.deadline.is_some_and(|deadline| self.core.clock.now() >= deadline)
     }
 
-    /// How long the first answer is waited for.
-    fn first_limit(&self) -> Duration {
-        let limit = (self.started + self.core.op_timeout).since(self.core.clock.now());
-        let wanted = match self.deadline {
-            Some(deadline) if self.wish.waits() => limit.min(deadline.since(self.core.clock.now())),
-            _ => limit,
-        };
-        wanted.max(ONE_TRIP.min(self.core.op_timeout))
+    /// How long an answer is waited for at least.
+    fn one_trip(&self) -> Duration {
+        ONE_TRIP.min(self.core.op_timeout)
     }
 
-    /// Waits about that long, but not beyond the deadline.
-    async fn pause(&self, caller: &mut Answer, length: Duration) -> Result<(), LockError> {
-        let until = self.core.clock.now() + length.mul_f64(0.5 + fastrand::f64());
-        let until = self.deadline.map_or(until, |deadline| deadline.min(until));
+    /// Until when a first answer, to a sibling or to oneself, is waited for; a request that waits waits out failures, too.
+    fn first_until(&self) -> Stamp {
+        let until = self.started + self.core.op_timeout;
+        self.deadline.filter(|_| self.wish.waits()).unwrap_or(until)
+    }
+
+    /// The same once it may be known that the lock is held; `None` is as long as it takes.
+    fn until(&self, told_busy: bool) -> Option<Stamp> {
+        if told_busy {
+            self.deadline
+        } else {
+            Some(self.first_until())
+        }
+    }
+
+    /// Whether no time is left for another attempt.
+    fn is_out_of_time(&self, told_busy: bool) -> bool {
+        let left = self.until(told_busy).map(|until| until.since(self.core.clock.now()));
+        !self.wish.waits() || left.is_some_and(|left| left < FIRST_RETRY)
+    }
+
+    /// How long the answer to one request is waited for.
+    fn answer_limit(&self, told_busy: bool) -> Duration {
+        let limit = self.core.op_timeout;
+        let left = self
+            .until(told_busy)
+            .map_or(limit, |until| until.since(self.core.clock.now()));
+        left.min(limit).max(self.one_trip())
+    }
+
+    /// Waits about that long, but not beyond the end of the wait.
+    async fn pause(&self, caller: &mut Answer, length: Duration, told_busy: bool) -> Result<(), LockError> {
+        let pause = self.core.clock.now() + length.mul_f64(0.5 + fastrand::f64());
+        let until = self.until(told_busy).map_or(pause, |until| until.min(pause));
         self.unless_gone(caller, self.sleep_until(Some(until))).await
     }
 
@@ -339,10 +380,19 @@ impl Acquisition {
     async fn unless_gone<T>(&self, caller: &mut Answer, work: impl Future<Output = T>) -> Result<T, LockError> {
         tokio::select! {
             biased;
-            () = self.core.closing.cancelled() => Err(LockError::closed()),
-            () = caller.closed() => Err(LockError::closed()),
+            closed = self.gone(caller) => Err(closed),
             done = work => Ok(done),
         }
+    }
+
+    /// Waits until the caller drops its future or the client is shut down.
+    async fn gone(&self, caller: &mut Answer) -> LockError {
+        tokio::select! {
+            biased;
+            () = self.core.closing.cancelled() => {}
+            () = caller.closed() => {}
+        }
+        LockError::closed()
     }
 }
 

@@ -9,8 +9,8 @@ use async_trait::async_trait;
 
 use crate::sync::time;
 use crate::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, Clock, HandOver, Holder, Lease, LockError,
-    LockName, Released, Renewal, Stamp,
+    Attempt, BackendVersion, Capabilities, Changes, Claim, Clock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Wait,
 };
 
 /// What a backend implements. Users hold [`Locks`](crate::Locks) and never call this.
@@ -25,9 +25,8 @@ use crate::{
 /// - Every future may be dropped at any await. After an error or a drop the core calls `release(claim)`.
 /// - Nothing of an abandoned claim outlives one ttl, even if its request reaches the server *after* that release.
 /// - Every call ends within the backend's own [`op_timeout`](Capabilities::op_timeout), also on a connection that
-///   swallows everything. Only [`acquire`](Self::acquire) may wait longer, up to its deadline,
-///   [`try_then_wait`](Self::try_then_wait) once it has told that the name is busy, and [`list`](Self::list), which has
-///   that time for each request.
+///   swallows everything. Only [`acquire`](Self::acquire) may take longer, up to its deadline, once it has told that the name is
+///   busy, and [`list`](Self::list), which has that time for each request.
 /// - At most one claim per [`queue_key`](Self::queue_key) is under way at a time from one client: the core sees to it.
 ///
 /// The conformance suite (`conformance-tests`) proves all of it.
@@ -57,44 +56,20 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// If the backend failed; the core asks again until the server must have let go by itself.
     async fn release(&self, claim: &Claim) -> Result<Released, LockError>;
 
-    /// Takes the name, waiting for it until `deadline`, or for ever without one. Busy at the deadline.
+    /// Takes the name, and waits for it if another claim holds it, until `wait` is over. Busy then.
     ///
-    /// The provided one polls with jitter, between 5 and 250 ms apart.
+    /// `wait` is told as soon as the server has said that the name is held ([`Wait::busy`]). The core needs to know: callers that do not
+    /// wait are answered with that, and from then on no limit but the deadline holds. Before, the core ends the call after
+    /// [`op_timeout`](Capabilities::op_timeout). It calls again after a failure that may pass.
     ///
-    /// # Errors
-    ///
-    /// If the backend failed; the core releases the claim or asks again.
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        poll(self, claim, deadline).await
-    }
-
-    /// [`try_acquire`](Self::try_acquire), and if somebody else holds the name, [`acquire`](Self::acquire). How a client that
-    /// waits asks first, and again after a failure.
-    ///
-    /// `busy` is told as soon as the server has said that the name is held. The core needs to know: from then on a failure is
-    /// retried, and whoever does not want to wait is refused.
-    ///
-    /// The provided one makes both calls. A server that queues can put the claim into its queue with the first request.
+    /// The provided one polls with [`try_acquire`](Self::try_acquire), with jitter, 5 to 250 ms apart. A server that queues can put the
+    /// claim into its queue with the first request.
     ///
     /// # Errors
     ///
-    /// If the backend failed; the core releases the claim, or asks again if the name was busy.
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
-        match self.try_acquire(claim).await? {
-            Attempt::Busy(found) => {
-                busy.tell(&found);
-                if deadline.is_some_and(|deadline| self.clock().now() >= deadline) {
-                    return Ok(found.into());
-                }
-                self.acquire(claim, deadline).await
-            }
-            granted => Ok(granted),
-        }
+    /// If the backend failed; the core asks again or releases the claim.
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        poll(self, claim, wait).await
     }
 
     /// Releases `from` and acquires `to`, in one step where the server can. The core asks for claims of the same queue key
@@ -257,11 +232,7 @@ pub(crate) const RESERVATIONS: &str = "keeping the name of a released lock taken
 const FIRST_POLL: Duration = Duration::from_millis(5);
 const LAST_POLL: Duration = Duration::from_millis(250);
 
-async fn poll<L: DistributedLock + ?Sized>(
-    lock: &L,
-    claim: &Claim,
-    deadline: Option<Stamp>,
-) -> Result<Attempt, LockError> {
+async fn poll<L: DistributedLock + ?Sized>(lock: &L, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
     let clock = lock.clock();
     let op_timeout = lock.capabilities().op_timeout;
     let mut pause = FIRST_POLL;
@@ -271,13 +242,15 @@ async fn poll<L: DistributedLock + ?Sized>(
             Ok(done) => return done,
             Err(_) => return Err(LockError::no_answer("acquire", op_timeout)),
         };
-        let left = deadline.map(|d| d.since(clock.now()));
-        if left.is_some_and(|left| left.is_zero()) {
+        wait.busy(&busy);
+        let now = clock.now();
+        if wait.is_over(now) {
             return Ok(busy.into());
         }
         let jitter = pause.mul_f64(0.5 + fastrand::f64());
-        let wait = jitter.min(busy.retry_after.unwrap_or(jitter).max(FIRST_POLL));
-        time::sleep(left.map_or(wait, |left| wait.min(left))).await;
+        let next = jitter.min(busy.retry_after.unwrap_or(jitter).max(FIRST_POLL));
+        let left = wait.deadline().map(|deadline| deadline.since(now));
+        time::sleep(left.map_or(next, |left| next.min(left))).await;
         pause = (pause * 3 / 2).min(LAST_POLL);
     }
 }
@@ -303,17 +276,8 @@ macro_rules! forward {
                 self.deref().release(claim).await
             }
 
-            async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-                self.deref().acquire(claim, deadline).await
-            }
-
-            async fn try_then_wait(
-                &self,
-                claim: &Claim,
-                deadline: Option<Stamp>,
-                busy: BusySignal,
-            ) -> Result<Attempt, LockError> {
-                self.deref().try_then_wait(claim, deadline, busy).await
+            async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+                self.deref().acquire(claim, wait).await
             }
 
             async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

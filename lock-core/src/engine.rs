@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::OnceCell;
@@ -43,6 +44,7 @@ pub(crate) struct Core {
     pub(crate) watchdog: Watchdog,
     pub(crate) stats: Counters,
     pub(crate) outages: Outages,
+    pub(crate) release_outages: Outages,
     pub(crate) release_slots: ReleaseSlots,
     pub(crate) retry_slots: ReleaseSlots,
     /// Looks of observers that are under way: on Postgres each takes a session.
@@ -50,6 +52,8 @@ pub(crate) struct Core {
     tasks: TaskTracker,
     /// Releases under way. Closed from the beginning, so that waiting for it ends whenever there is none.
     releases: TaskTracker,
+    /// Whether the server has ever answered.
+    was_connected: AtomicBool,
     pub(crate) closing: Arc<CancellationToken>,
     /// How many locks could not be released at the end.
     closed: OnceCell<u64>,
@@ -79,11 +83,13 @@ impl Core {
             watchdog: Watchdog::default(),
             stats: Counters::default(),
             outages: Outages::default(),
+            release_outages: Outages::of_releases(),
             release_slots: ReleaseSlots::new(release_slots::FIRST_ATTEMPTS),
             retry_slots: ReleaseSlots::new(release_slots::RETRIES),
             looks: Semaphore::new(LOOKS),
             tasks: TaskTracker::new(),
             releases,
+            was_connected: AtomicBool::new(false),
             closing: Arc::default(),
             closed: OnceCell::new(),
         }
@@ -175,6 +181,19 @@ impl Core {
             work.await;
             drop(releasing);
         })
+    }
+
+    /// What an answer to a request to acquire says. Credentials that are refused to a client that was connected before may be right
+    /// again soon, as when a password is changed at the server first: as many clients as there are would end otherwise.
+    pub(crate) fn heard<T>(&self, answer: Result<T, LockError>) -> Result<T, LockError> {
+        match answer {
+            Ok(answer) => {
+                self.was_connected.store(true, Ordering::Relaxed);
+                Ok(answer)
+            }
+            Err(error) if self.was_connected.load(Ordering::Relaxed) => Err(error.refused_for_now()),
+            Err(error) => Err(error),
+        }
     }
 
     pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish) -> Result<LockGuard, LockError> {

@@ -43,7 +43,8 @@ pub enum LockError {
         holder: Option<Box<Holder>>,
     },
 
-    /// The backend could not be reached, or did not answer in time. Nothing is held. Worth a retry.
+    /// The backend could not be reached, or did not answer in time. Worth a retry. What was asked for may have been done: a lock that was
+    /// asked for is released again in the background, and one that was to be renewed stays held until its deadline.
     #[non_exhaustive]
     Unavailable {
         /// The lock, unless the operation is about all or none.
@@ -54,6 +55,8 @@ pub enum LockError {
         message: Option<String>,
         /// The cause, if there is one; shared because several waiters may fail with one request.
         source: Option<Arc<dyn Error + Send + Sync>>,
+        /// Whether the request cannot have reached the server, because there was no connection.
+        unsent: bool,
     },
 
     /// The lock was held and is not any more: the body outlived its lock, or was cancelled because the lock was lost.
@@ -115,6 +118,8 @@ pub enum LockError {
         message: String,
         /// The cause, if there is one; shared because several waiters may fail with one request.
         source: Option<Arc<dyn Error + Send + Sync>>,
+        /// Whether the server refused the connection, before any request.
+        unsent: bool,
     },
 
     /// This backend cannot do that.
@@ -152,6 +157,7 @@ impl LockError {
             operation,
             message: None,
             source: Some(source.into().into()),
+            unsent: false,
         }
     }
 
@@ -162,12 +168,17 @@ impl LockError {
             operation,
             message: Some(message.into()),
             source: None,
+            unsent: false,
         }
     }
 
     /// The backend did not answer `operation` within `limit`.
     #[must_use]
     pub fn no_answer(operation: &'static str, limit: Duration) -> Self {
+        // Nobody reads nanoseconds.
+        let step = if limit < Duration::from_secs(1) { 1 } else { 100 };
+        let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX - step);
+        let limit = Duration::from_millis((millis + step / 2) / step * step);
         Self::unavailable(operation, format!("no answer within {limit:?}"))
     }
 
@@ -177,6 +188,7 @@ impl LockError {
             name: None,
             message: message.into(),
             source: None,
+            unsent: false,
         }
     }
 
@@ -218,6 +230,53 @@ impl LockError {
             *source = Some(cause.into().into());
         }
         self
+    }
+
+    /// Adds that there was no connection, so that the request cannot have reached the server. Only [`Unavailable`](Self::Unavailable) and
+    /// [`Configuration`](Self::Configuration) can tell that; others stay as they are.
+    ///
+    /// A claim whose requests were not sent needs no release. Credentials that are refused to a client that was connected before are
+    /// asked with again, as what may pass.
+    #[must_use]
+    pub fn unsent(mut self) -> Self {
+        if let Self::Unavailable { unsent, .. } | Self::Configuration { unsent, .. } = &mut self {
+            *unsent = true;
+        }
+        self
+    }
+
+    /// Takes [`unsent`](Self::unsent) back, as when a first request was sent, and there was no connection for a second one.
+    #[must_use]
+    pub fn maybe_sent(mut self) -> Self {
+        if let Self::Unavailable { unsent, .. } = &mut self {
+            *unsent = false;
+        }
+        self
+    }
+
+    /// Whether the request cannot have reached the server, because there was no connection.
+    #[must_use]
+    pub fn is_unsent(&self) -> bool {
+        matches!(self, Self::Unavailable { unsent: true, .. })
+    }
+
+    /// The same error as one that may pass, if the server refused the connection.
+    pub(crate) fn refused_for_now(self) -> Self {
+        match self {
+            Self::Configuration {
+                name,
+                message,
+                source,
+                unsent: true,
+            } => Self::Unavailable {
+                name,
+                operation: "connecting",
+                message: Some(message),
+                source,
+                unsent: true,
+            },
+            other => other,
+        }
     }
 
     /// The same error at the end of a wait of several parts, which took `total`.
@@ -426,6 +485,14 @@ mod tests {
         assert_eq!(format!("{error:#}"), "renewal failed: broken pipe");
         assert!(error.is_retryable());
         assert!(!LockError::closed().is_retryable());
+    }
+
+    #[test]
+    fn a_limit_is_told_in_round_figures() {
+        for (nanos, told) in [(4_999_687_745, "5s"), (1_540_000_000, "1.5s"), (99_600_000, "99ms")] {
+            let error = LockError::no_answer("acquire", Duration::from_nanos(nanos));
+            assert_eq!(error.to_string(), format!("acquire failed: no answer within {told}"));
+        }
     }
 
     #[test]

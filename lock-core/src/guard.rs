@@ -418,7 +418,7 @@ impl Held {
         }
         if let Some((_, reason)) = self.limit.filter(|(at, _)| now >= *at) {
             self.grant.revocation().fire(reason);
-        } else if !self.grant.lease.is_valid(now) {
+        } else if !self.grant.lease.expire(now) {
             let reason = self.grant.lease.revocation().reason().unwrap_or(LossReason::Expired);
             self.grant.revocation().fire(reason);
         }
@@ -444,9 +444,8 @@ impl Held {
         let (core, claim) = (Arc::clone(&self.core), self.grant.claim.clone());
         let reservation = self.reservation();
         let work = async move {
-            if let Err(error) = core.let_go(claim.clone(), turn, reservation).await {
-                tracing::warn!(target: "fencelock", name = %claim.name(), error = format_args!("{error:#}"), "release failed; trying again");
-            }
+            // What fails is tried again, and told then: once for all locks that are released meanwhile.
+            let _ = core.let_go(claim, turn, reservation).await;
         };
         if let Err(error) = self.core.spawn_release(releasing, work) {
             tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), error = format_args!("{error:#}"), "the lock could not be released");

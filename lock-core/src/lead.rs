@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 use crate::guard::Held;
 use crate::{FencingToken, LockError, LockGuard, LockName, LockRequest, LossSignal};
 
-/// Between the attempts of a campaign while the server cannot be asked.
+/// Between the attempts of a campaign while the server cannot be asked, and between short terms.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(1);
 
 impl LockRequest {
-    /// Leads while the lock is held: acquires it, runs `body` under it, and if the lock is lost, cancels `body` and begins again. Returns
-    /// what `body` returned, once it ends under the lock.
+    /// Leads while the lock is held: acquires it, runs `body` under it, and if the lock is lost, cancels `body` and begins again, after a pause
+    /// of at most 1.5 s. Returns what `body` returned, once it ends under the lock.
     ///
     /// At most one client leads at a time, with the limits that hold for every lock: send [`Term::token`] with each write. A
     /// leader that dies is replaced when its ttl is over.
@@ -42,8 +42,10 @@ impl LockRequest {
         B: Future,
     {
         let core = Arc::clone(&self.locks.core);
+        let mut pause = FIRST_PAUSE;
         loop {
             let guard = self.campaign().await?;
+            let began = core.clock.now();
             core.announce(guard.name());
             match guard.run(body(guard.term())).await {
                 Ok(value) => {
@@ -55,6 +57,13 @@ impl LockRequest {
                 }
                 Err(LockError::Lost { .. }) if !core.closing.is_cancelled() => {
                     tracing::debug!(target: "fencelock", name = %guard.name(), "the term of the leader has ended");
+                    drop(guard);
+                    // Terms that end at once, as when each grant is taken away, must not follow each other without a pause.
+                    if core.clock.now().since(began) >= LAST_PAUSE {
+                        pause = FIRST_PAUSE;
+                    }
+                    self.pause(pause.mul_f64(0.5 + fastrand::f64())).await?;
+                    pause = (pause * 2).min(LAST_PAUSE);
                 }
                 Err(lost) => return Err(lost),
             }

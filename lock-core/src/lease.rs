@@ -90,25 +90,25 @@ impl Lease {
         Stamp::from_nanos(self.0.deadline.load(Ordering::Acquire))
     }
 
-    /// Whether the lease can be believed in at `now`. The first look at or after the deadline ends it for good.
+    /// Whether the lease can be believed in at `now`.
     #[must_use]
     pub fn is_valid(&self, now: Stamp) -> bool {
+        now < self.deadline() && self.0.revocation.reason().is_none()
+    }
+
+    /// Ends the lease for good if its deadline has passed at `now`. Says whether it is still valid.
+    pub(crate) fn expire(&self, now: Stamp) -> bool {
         if now >= self.deadline() {
             self.0.revocation.fire(LossReason::Expired);
         }
         self.0.revocation.reason().is_none()
     }
 
-    /// Whether the lease is over at `now`, without making it final.
-    pub(crate) fn is_over(&self, now: Stamp) -> bool {
-        now >= self.deadline() || self.0.revocation.reason().is_some()
-    }
-
     /// Records that the server acknowledged a refresh that was sent at `sent`; `now` is when that was learnt.
     ///
     /// Returns false, and ends the lease, if its deadline had passed by then.
     pub fn refreshed(&self, sent: Stamp, now: Stamp) -> bool {
-        if !self.is_valid(now) {
+        if !self.expire(now) {
             return false;
         }
         self.0

@@ -14,7 +14,6 @@ mod acquire;
 mod ask;
 mod backend;
 mod background;
-mod busy;
 mod capabilities;
 mod changes;
 mod claim;
@@ -40,7 +39,6 @@ mod queue;
 mod release;
 mod release_slots;
 mod request;
-mod retry;
 mod run_once_per;
 #[cfg(test)]
 #[cfg(shuttle)]
@@ -49,12 +47,12 @@ mod stats;
 mod sync;
 mod token;
 mod version;
+mod wait;
 mod watchdog;
 
 pub use async_trait::async_trait;
 pub use backend::DistributedLock;
 pub use background::background;
-pub use busy::BusySignal;
 pub use capabilities::{Capabilities, Scope};
 pub use changes::{ChangeSender, Changes};
 pub use claim::{Attempt, Busy, Claim, Grant, HandOver, Released, Renewal};
@@ -75,7 +73,7 @@ pub use observe::Observation;
 pub use outages::{Outage, Outages};
 pub use owner::{OwnerId, ParseOwnerIdError};
 pub use request::{LockRequest, Renew};
-pub use retry::Retry;
 pub use stats::Stats;
 pub use token::{FencingToken, InvalidToken};
 pub use version::BackendVersion;
+pub use wait::Wait;

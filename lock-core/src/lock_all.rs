@@ -111,6 +111,7 @@ impl LockAllRequest {
             }
         }
         let mut all = LockGuards {
+            locks: self.locks.clone(),
             guards: Vec::with_capacity(keys.len()),
             names: Vec::with_capacity(keys.len()),
         };
@@ -146,21 +147,21 @@ impl IntoFuture for LockAllRequest {
 /// Dropping it releases all in the background.
 #[must_use = "dropping guards releases their locks at once"]
 pub struct LockGuards {
+    /// Whose scope the names are spelt in.
+    locks: Locks,
     guards: Vec<LockGuard>,
     /// What each guard stands for: more than one name if the server keeps them under one key.
     names: Vec<Vec<LockName>>,
 }
 
 impl LockGuards {
-    /// The fencing token of the name, spelt with all scopes; none if it is not among these.
+    /// The fencing token of the name, spelt as for [`Locks::lock_all`]; none if it is not among these.
     ///
     /// Each lock has a token of its own. Send that of the resource that is written to.
     #[must_use]
     pub fn token(&self, name: impl AsRef<str>) -> Option<FencingToken> {
-        let name = name.as_ref();
-        self.iter()
-            .find(|(held, _)| held.as_str() == name)
-            .map(|(_, token)| token)
+        let name = self.locks.full_name(name.as_ref()).ok()?;
+        self.iter().find(|(held, _)| **held == name).map(|(_, token)| token)
     }
 
     /// The names, with all scopes, and their fencing tokens.

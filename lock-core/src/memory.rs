@@ -5,7 +5,7 @@ mod store;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,15 +14,14 @@ use tokio::sync::oneshot;
 use crate::sync::{Mutex, time};
 use crate::{
     Attempt, BackendVersion, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, HandOver, Holder, Lease,
-    LockError, LockName, LossReason, Released, Renewal, Scope, Stamp,
+    LockError, LockName, LossReason, Released, Renewal, Scope, Wait,
 };
 use store::{Client, Entry, Store, Waiter};
 
 /// Locks in memory, with queues, tokens and leases like those of a server.
 ///
-/// [`expire`](Self::expire), [`steal`](Self::steal), [`fail_next_acquire`](Self::fail_next_acquire) and
-/// [`fail_next_renewal`](Self::fail_next_renewal) let a unit test see what its code does when a lock is lost or the server is
-/// out of reach. Keep a [`client`](Self::client) of the store for that:
+/// [`expire`](Self::expire), [`steal`](Self::steal) and [`set_reachable`](Self::set_reachable) let a unit test see what its code does when a
+/// lock is lost or the server is out of reach. Keep a [`client`](Self::client) of the store for that:
 ///
 /// ```
 /// use fencelock::{Locks, LossReason, MemoryLock};
@@ -76,6 +75,7 @@ impl MemoryLock {
     pub fn with_clock(clock: Clock) -> Self {
         let store = Arc::new(Store {
             process: std::process::id(),
+            out_of_reach: AtomicBool::new(false),
             state: Mutex::default(),
             clock,
         });
@@ -125,28 +125,26 @@ impl MemoryLock {
         grant.ok().map(|grant| grant.token)
     }
 
-    /// Makes the next acquisition by this client, and by the [`Locks`](crate::Locks) made from it, fail with
-    /// [`LockError::Unavailable`], as if the server were out of reach for a moment. Calls add up.
+    /// Makes every request of every client of the store fail with [`LockError::Unavailable`], as if the server were out of reach, until it is
+    /// called with `true`. Waits that have begun go on.
     ///
     /// ```
     /// use fencelock::{LockError, Locks, MemoryLock};
     ///
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
     /// let memory = MemoryLock::new();
-    /// memory.fail_next_acquire();
-    /// let locks = Locks::new(memory);
-    /// assert!(matches!(locks.lock("job").await, Err(LockError::Unavailable { .. })));
+    /// let locks = Locks::new(memory.client());
+    /// memory.set_reachable(false);
+    /// assert!(matches!(locks.try_lock("job").await, Err(LockError::Unavailable { .. })));
+    /// memory.set_reachable(true);
     /// locks.lock("job").await?.release().await?;
     /// # Ok(()) }
     /// ```
-    pub fn fail_next_acquire(&self) {
-        self.client.failing_acquisitions.fetch_add(1, Ordering::SeqCst);
-    }
-
-    /// Makes the next renewal by this client, and by the [`Locks`](crate::Locks) made from it, fail as if the server
-    /// were out of reach for a moment. Calls add up.
-    pub fn fail_next_renewal(&self) {
-        self.client.failing_renewals.fetch_add(1, Ordering::SeqCst);
+    ///
+    /// A request that waits asks again until its wait is over, or for [`Options::op_timeout`](crate::Options::op_timeout): give one of a few
+    /// milliseconds to tests whose time is real.
+    pub fn set_reachable(&self, reachable: bool) {
+        self.client.store.out_of_reach.store(!reachable, Ordering::SeqCst);
     }
 
     /// How many claims wait at the store, over all names.
@@ -172,18 +170,19 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        told_to_fail(&self.client.failing_acquisitions, "acquire")?;
+        self.client.store.reach("acquire")?;
         let now = self.clock().now();
         self.client.store.lock().try_acquire(&self.client, claim, now)
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        told_to_fail(&self.client.failing_renewals, "renewal")?;
+        self.client.store.reach("renewal")?;
         let now = self.clock().now();
         Ok(self.client.store.lock().renew(lease, now))
     }
 
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+        self.client.store.reach("release")?;
         let now = self.clock().now();
         let mut state = self.client.store.lock();
         let released = state.release(claim, now);
@@ -191,28 +190,30 @@ impl DistributedLock for MemoryLock {
         Ok(released)
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        told_to_fail(&self.client.failing_acquisitions, "acquire")?;
+    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
+        self.client.store.reach("acquire")?;
         let clock = self.clock();
         let (reply, mut granted) = oneshot::channel();
-        {
+        let found = {
             let mut state = self.client.store.lock();
-            match state.try_acquire(&self.client, claim, clock.now())? {
-                Attempt::Busy(busy) if deadline.is_some_and(|d| clock.now() >= d) => return Ok(busy.into()),
-                Attempt::Busy(_) => {}
+            let found = match state.try_acquire(&self.client, claim, clock.now())? {
+                Attempt::Busy(busy) if wait.is_over(clock.now()) => return Ok(busy.into()),
+                Attempt::Busy(busy) => busy,
                 granted => return Ok(granted),
-            }
+            };
             let waiter = Waiter {
                 claim: claim.clone(),
                 client: Arc::clone(&self.client),
                 reply,
             };
             state.queues.entry(claim.name().clone()).or_default().push_back(waiter);
-        }
+            found
+        };
         let place = Place {
             store: &self.client.store,
             claim,
         };
+        wait.busy(&found);
         loop {
             let busy = {
                 let mut state = place.store.lock();
@@ -226,7 +227,7 @@ impl DistributedLock for MemoryLock {
                         ));
                     }
                     // Left before the store is let go of: nothing can be granted to a wait that is over.
-                    (Err(_), entry) if deadline.is_some_and(|d| clock.now() >= d) => {
+                    (Err(_), entry) if wait.is_over(clock.now()) => {
                         let holder = entry.map_or_else(Holder::new, |entry| state.holder(entry, clock.now()));
                         state.leave_queue(claim);
                         return Ok(Busy::default().with_holder(holder).into());
@@ -238,7 +239,7 @@ impl DistributedLock for MemoryLock {
             let now = clock.now();
             // Nobody tells when a lease runs out: look again then.
             let mut nap = busy.remaining.unwrap_or_default().max(Duration::from_millis(1));
-            if let Some(deadline) = deadline {
+            if let Some(deadline) = wait.deadline() {
                 nap = nap.min(deadline.since(now));
             }
             tokio::select! {
@@ -254,6 +255,7 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
+        self.client.store.reach("hand-over")?;
         let now = self.clock().now();
         let mut state = self.client.store.lock();
         let released = state.release(from, now);
@@ -262,16 +264,19 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        self.client.store.reach("reservation")?;
         let now = self.clock().now();
         Ok(self.client.store.lock().reserve(claim, now + length, now))
     }
 
     async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
+        self.client.store.reach("release")?;
         let now = self.clock().now();
         Ok(self.client.store.lock().release_reserved(claim, now + rest, now))
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.client.store.reach("asking who holds a lock")?;
         let now = self.clock().now();
         let mut state = self.client.store.lock();
         state.settle(name, now);
@@ -279,6 +284,7 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        self.client.store.reach("listing locks")?;
         let now = self.clock().now();
         let state = self.client.store.lock();
         let held = state.locks.iter().filter(|(name, entry)| {
@@ -288,6 +294,7 @@ impl DistributedLock for MemoryLock {
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+        self.client.store.reach("forced release")?;
         let now = self.clock().now();
         let mut state = self.client.store.lock();
         state.settle(name, now);
@@ -334,14 +341,6 @@ impl DistributedLock for MemoryLock {
 
     fn process(&self) -> Option<u32> {
         Some(self.client.store.process)
-    }
-}
-
-/// Takes one from the failures that a test has ordered.
-fn told_to_fail(failures: &AtomicU32, operation: &'static str) -> Result<(), LockError> {
-    match failures.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |n| n.checked_sub(1)) {
-        Ok(_) => Err(LockError::unavailable(operation, "told to fail".to_owned())),
-        Err(_) => Ok(()),
     }
 }
 

@@ -1,16 +1,12 @@
 //! A claim that is at the server and not a guard yet.
 
-use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
 
-use crate::ask::{ask, unbroken};
 use crate::engine::{Core, runtime_ended};
 use crate::guard::{Held, LockGuard};
 use crate::queue::Turn;
 use crate::request::Wish;
-use crate::sync::oneshot;
-use crate::{Attempt, Busy, BusySignal, Claim, LockError, Outage, Stamp};
+use crate::{Attempt, Busy, Claim, LockError};
 
 pub(crate) enum Outcome {
     Guard(LockGuard),
@@ -41,54 +37,23 @@ impl Pending {
         &self.claim
     }
 
-    /// The claim is about to be sent.
-    pub(crate) fn send(&mut self) {
-        self.sent = true;
+    /// The server may know of the claim from now on, also if the request is dropped. Returns whether it might before, for
+    /// [`answered`](Self::answered).
+    pub(crate) fn send(&mut self) -> bool {
+        std::mem::replace(&mut self.sent, true)
     }
 
-    pub(crate) async fn try_acquire(&mut self, limit: Duration) -> Result<Attempt, LockError> {
-        self.send();
-        ask("acquire", limit, async {
-            self.core.backend.try_acquire(&self.claim).await
-        })
-        .await
-    }
-
-    /// Waits at the server. During an outage nobody here knows that the name is busy, so that is told again then.
-    pub(crate) async fn acquire(
+    /// The request has ended so.
+    pub(crate) fn answered(
         &mut self,
-        deadline: Option<Stamp>,
-        outage: &mut Option<Outage>,
-    ) -> Result<Attempt, LockError> {
-        self.send();
-        let backend = &self.core.backend;
-        if outage.is_none() {
-            return unbroken("acquire", async { backend.acquire(&self.claim, deadline).await }).await;
+        before: bool,
+        answer: Result<Attempt, LockError>,
+        wish: &Wish,
+    ) -> Result<Outcome, LockError> {
+        if answer.as_ref().is_err_and(LockError::is_unsent) {
+            self.sent = before;
         }
-        let (busy, mut told) = signal();
-        let request = async { backend.try_then_wait(&self.claim, deadline, busy).await };
-        let mut request = pin!(unbroken("acquire", request));
-        tokio::select! {
-            biased;
-            done = &mut request => {
-                self.hears(&mut told);
-                return done;
-            }
-            Ok(busy) = &mut told => {
-                self.told(&busy);
-                outage.take().into_iter().for_each(Outage::end);
-            }
-        }
-        request.await
-    }
-
-    /// Whether the server said busy in the meantime, which is passed on.
-    pub(crate) fn hears(&self, told: &mut oneshot::Receiver<Busy>) -> bool {
-        let busy = told.try_recv();
-        if let Ok(busy) = &busy {
-            self.told(busy);
-        }
-        busy.is_ok()
+        self.accept(self.core.heard(answer)?, wish)
     }
 
     /// The server's answer is busy, which leaves nothing behind.
@@ -104,7 +69,7 @@ impl Pending {
         }
     }
 
-    /// The request failed; `is_final` if it was the first one and is not repeated.
+    /// The request failed; `is_final` if the others that wait for a first answer fail with it.
     pub(crate) fn failed(&self, error: &LockError, is_final: bool) {
         if let Some(turn) = &self.turn {
             turn.failed(error, is_final);
@@ -126,7 +91,7 @@ impl Pending {
             ));
         }
         let now = self.core.clock.now();
-        if !grant.lease.is_valid(now) || grant.revoked().is_some() {
+        if !grant.lease.is_valid(now) {
             return Err(LockError::unavailable(
                 "acquire",
                 format!(
@@ -134,6 +99,12 @@ impl Pending {
                      the ttl",
                     grant.lease.ttl()
                 ),
+            ));
+        }
+        if let Some(reason) = grant.revoked() {
+            return Err(LockError::unavailable(
+                "acquire",
+                format!("the lock was granted and lost at once: {reason}"),
             ));
         }
         let Some(turn) = self.turn.take() else {
@@ -160,11 +131,4 @@ impl Drop for Pending {
             self.core.clean_up(self.claim.clone(), turn);
         }
     }
-}
-
-/// What tells that the name is busy, and what hears it.
-pub(crate) fn signal() -> (BusySignal, oneshot::Receiver<Busy>) {
-    let (tell, told) = oneshot::channel();
-    // Nobody listens any more if the answer came at the same time.
-    (BusySignal::new(move |busy| drop(tell.send(busy))), told)
 }

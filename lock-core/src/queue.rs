@@ -278,10 +278,10 @@ impl Turn {
         }
     }
 
-    /// The server could not be asked. What it said before counts no more. Waiters that take the next answer get this one.
+    /// The server could not be asked. What it said before counts no more. Callers that do not wait get this answer.
     ///
-    /// `is_final`: the request was the first one, and is not repeated. Then the waiters that wait for a first answer get this
-    /// one too. Otherwise their own time for it goes on, as the owner of the turn tries again.
+    /// `is_final`: no request of a waiter that waits for a first answer would do better, so that they get it too. Otherwise they go on
+    /// waiting, as the owner of the turn tries again.
     pub(crate) fn failed(&self, error: &LockError, is_final: bool) {
         let failed: Vec<_> = {
             let mut slots = self.queue.lock();

@@ -9,7 +9,7 @@ use crate::pending::{Outcome, Pending};
 use crate::queue::{Next, Turn, Waiter};
 use crate::release_slots::ReleaseSlots;
 use crate::sync::time;
-use crate::{Claim, LockError, Released, Stamp};
+use crate::{Claim, LockError, Outage, Released, Stamp};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
 const STINT: Duration = Duration::from_millis(100);
@@ -115,9 +115,9 @@ impl Core {
         })
         .await;
         let (released, accepted) = match handed {
-            Ok(handed) => (Ok(handed.from), to.accept(handed.to, &wish)),
+            Ok(handed) => (Ok(handed.from), to.answered(true, Ok(handed.to), &wish)),
             // Nothing is known of either claim: the caller sees to `from`, the waiter to its own.
-            Err(error) => (Err(error.clone()), Err(error)),
+            Err(error) => (Err(error.clone()), to.answered(false, Err(error), &wish)),
         };
         let next = match accepted {
             Ok(Outcome::Guard(guard)) => {
@@ -179,6 +179,7 @@ impl Core {
         let work = async move {
             let unreleased = Unreleased::new(&core, &claim, reservation);
             let mut pause = FIRST_RETRY;
+            let mut outage: Option<Outage> = None;
             loop {
                 core.stats.release_errors.add();
                 if core.clock.now() >= until {
@@ -194,9 +195,12 @@ impl Core {
                     () = core.closing.cancelled() => {}
                 }
                 match core.release_once(&claim, reservation, &core.retry_slots).await {
-                    Ok(_) => return unreleased.done(),
+                    Ok(_) => {
+                        outage.into_iter().for_each(Outage::end);
+                        return unreleased.done();
+                    }
                     Err(error) => {
-                        tracing::warn!(target: "fencelock", name = %claim.name(), error = format_args!("{error:#}"), "release failed; trying again")
+                        outage.get_or_insert_with(|| core.release_outages.begin(&error));
                     }
                 }
                 pause = (pause * 2).min(LAST_RETRY);

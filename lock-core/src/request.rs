@@ -10,7 +10,7 @@ use crate::backend::RESERVATIONS;
 use crate::background::block_on;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
-use crate::{Claim, LockError, LockName, Retry, Stamp};
+use crate::{Claim, LockError, LockName, Stamp};
 
 /// A lock that is asked for: set what matters, then await it.
 ///
@@ -26,7 +26,6 @@ pub struct LockRequest {
     label: Option<Arc<str>>,
     renew: Renew,
     max_hold: Option<Duration>,
-    retry: Option<Retry>,
     at_least: Option<Duration>,
 }
 
@@ -85,7 +84,6 @@ impl LockRequest {
             label: None,
             renew: Renew::UntilReleased,
             max_hold: None,
-            retry: None,
             at_least: None,
         }
     }
@@ -97,36 +95,33 @@ impl LockRequest {
         self
     }
 
-    /// Waits at most that long for a lock that others hold.
+    /// Waits at most that long: for a lock that others hold, and for a server that cannot be asked.
     ///
-    /// The first answer of the server gets at least 1 s, or [`Options::op_timeout`](crate::Options::op_timeout) if that is less:
-    /// with a shorter limit, a server that does not answer is [`LockError::Unavailable`] after that time. So one that answers late is
-    /// told from a lock that is busy.
+    /// What may pass, such as a server that is not reachable, starting or without a leader, is asked again until the wait is over; then it is
+    /// [`LockError::Unavailable`]. What only a person can mend, such as wrong credentials, ends the wait at once; if this client was
+    /// connected before, refused credentials may pass too. The first answer of the server gets at least 1 s, or
+    /// [`Options::op_timeout`](crate::Options::op_timeout) if that is less, so that a server that answers late is told from a lock that is
+    /// busy.
     pub fn wait_for(mut self, limit: Duration) -> Self {
         self.wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
         self
     }
 
-    /// Waits as long as it takes. The default.
+    /// Waits as long as it takes for a lock that others hold. The default.
+    ///
+    /// A server that has not answered yet is asked again for [`Options::op_timeout`](crate::Options::op_timeout); then the request fails
+    /// with [`LockError::Unavailable`]. Once the server has said that the lock is held, the wait goes on through every failure that may
+    /// pass.
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
         self
     }
 
     /// Does not wait for a holder: busy is [`LockError::TimedOut`] with the server's first answer. That is waited for as long as one
-    /// request may take, [`Options::op_timeout`](crate::Options::op_timeout). See also [`Locks::try_lock`].
+    /// request may take, [`Options::op_timeout`](crate::Options::op_timeout); a server that cannot be asked is an error at once. See also
+    /// [`Locks::try_lock`].
     pub fn no_wait(mut self) -> Self {
         self.wait = Wait::No;
-        self
-    }
-
-    /// Asks again and again instead of waiting in the server's queue: at most [`attempts`](Retry::new) times, each as with
-    /// [`no_wait`](Self::no_wait). What [`wait_for`](Self::wait_for) and the like have set counts no more.
-    ///
-    /// Waiting is better in every respect but one: it is served in order where the server has a queue, and a release is noticed at once.
-    /// This is for programs whose limits are given as a number of attempts.
-    pub fn retry(mut self, retry: Retry) -> Self {
-        self.retry = Some(retry);
         self
     }
 
@@ -142,7 +137,8 @@ impl LockRequest {
         self
     }
 
-    /// Ends the lock that long after the grant, with [`LossReason::MaxHold`](crate::LossReason::MaxHold), even if its holder is alive.
+    /// Ends the lock that long after the grant, with [`LossReason::MaxHold`](crate::LossReason::MaxHold), even if its holder is alive. Zero is
+    /// [`LockError::Configuration`].
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
         self
@@ -260,32 +256,9 @@ impl LockRequest {
     /// Whether a wait that began at `started` is over.
     pub(crate) fn is_over(&self, started: Stamp) -> bool {
         match self.wait {
-            // The attempts that it may make are over with each error.
-            _ if self.retry.is_some() => true,
             Wait::No => true,
             Wait::For(limit) => self.locks.core.clock.now() >= started + limit,
             Wait::Forever => false,
-        }
-    }
-
-    /// Asks as often as `retry` says.
-    async fn repeat(mut self, retry: Retry) -> Result<LockGuard, LockError> {
-        self.retry = None;
-        let core = Arc::clone(&self.locks.core);
-        let (request, started) = (self.no_wait(), core.clock.now());
-        let mut left = retry.attempts;
-        loop {
-            left = left.saturating_sub(1);
-            match request.clone().await {
-                Err(error) if left > 0 && (error.is_busy() || error.is_retryable()) => {
-                    request.pause(retry.next_pause()).await?;
-                }
-                Err(LockError::TimedOut { name, holder, .. }) => {
-                    let waited = core.clock.now().since(started);
-                    return Err(LockError::TimedOut { name, waited, holder });
-                }
-                done => return done,
-            }
         }
     }
 
@@ -324,6 +297,11 @@ impl LockRequest {
             Wait::For(limit) => Some(limit),
             Wait::Forever => None,
         };
+        if self.max_hold.is_some_and(|limit| limit.is_zero()) {
+            let told =
+                "max_hold is zero, and the lock would be lost at once; give the longest time for which it may be held";
+            return Err(LockError::configuration(told).of(&name));
+        }
         if let Some(length) = self.at_least {
             let refused = if !self.locks.core.capabilities.reservations {
                 Some(LockError::not_supported(RESERVATIONS))
@@ -358,9 +336,6 @@ impl IntoFuture for LockRequest {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            if let Some(retry) = self.retry {
-                return self.repeat(retry).await;
-            }
             let (locks, wish) = self.check()?;
             let name = wish.name.clone();
             let at_least = wish.at_least;

@@ -262,7 +262,7 @@ impl Watchdog {
                 state.schedule.remove(&(at, serial));
                 let State { leases, schedule, .. } = &mut *state;
                 let Some(entry) = leases.get_mut(&serial) else { continue };
-                if entry.lease.is_over(now) {
+                if !entry.lease.is_valid(now) {
                     lost.extend(entry.guards.iter().cloned());
                     continue;
                 }

@@ -43,6 +43,14 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// There was no connection for another request; an earlier one may have been carried out.
+    pub(crate) fn maybe_sent(self) -> Self {
+        match self {
+            Self::Known(error) => Self::Known(error.maybe_sent()),
+            other => other,
+        }
+    }
+
     /// What the caller is told.
     pub(crate) fn explain(self, operation: &'static str) -> LockError {
         match self {

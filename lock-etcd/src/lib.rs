@@ -92,8 +92,8 @@ use async_trait::async_trait;
 use etcd_client::Compare;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease,
-    LockError, LockGuard, LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
+    LockGuard, LockName, Released, Renewal, Scope, Wait,
 };
 
 pub use config::EtcdConfig;
@@ -197,20 +197,11 @@ impl DistributedLock for EtcdLock {
         self.session.release(claim, After::Free).await
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
-    }
-
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
-        if deadline.is_some_and(|deadline| deadline <= self.session.clock().now()) {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        if wait.is_over(self.session.clock().now()) {
             return self.try_acquire(claim).await;
         }
-        self.session().wait(claim, deadline, busy).await
+        self.session().wait(claim, wait).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

@@ -87,8 +87,8 @@ impl Line {
             let limit = settings.op_timeout;
             let opened = match timeout(limit, open_any(&settings, &patience, &next, Handle::current())).await {
                 Ok(Ok(link)) => Ok(Arc::new(link)),
-                Ok(Err(error)) => Err(error),
-                Err(_) => Err(LockError::no_answer("connecting", limit)),
+                Ok(Err(error)) => Err(error.unsent()),
+                Err(_) => Err(LockError::no_answer("connecting", limit).unsent()),
             };
             // Nobody is left, or the client was closed meanwhile: the link is dropped, and that closes it.
             let Some(state) = state.upgrade() else { return };

@@ -131,12 +131,13 @@ impl Session {
         F: Future<Output = Result<T, Failure>>,
     {
         self.limited(operation, async {
+            let mut link = self.link().await?;
             loop {
-                let link = self.link().await?;
                 match work(Arc::clone(&link)).await {
                     Err(failure) if is_worth_another(&link, &failure) => sleep(PAUSE).await,
                     done => return done,
                 }
+                link = self.next_link().await?;
             }
         })
         .await
@@ -154,7 +155,7 @@ impl Session {
         self.limited(operation, async {
             match work(self.link().await?).await {
                 // Nothing was done.
-                Err(Failure::Nameless) => work(self.link().await?).await,
+                Err(Failure::Nameless) => work(self.next_link().await?).await,
                 done => done,
             }
         })
@@ -192,6 +193,11 @@ impl Session {
                 linked => return linked,
             }
         }
+    }
+
+    /// The same for another request after a first one.
+    pub(crate) async fn next_link(&self) -> Result<Arc<Link>, Failure> {
+        self.link().await.map_err(Failure::maybe_sent)
     }
 
     /// Connects, and finds out whether the user may read and write what locks need.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
-use lock_core::{Attempt, Busy, BusySignal, Claim, Grant, LockError, Stamp};
+use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp, Wait};
 use tokio::time::{sleep, timeout};
 
 use crate::failure::Failure;
@@ -48,15 +48,10 @@ struct Behind {
 const REST: Duration = Duration::from_millis(20);
 
 impl Session {
-    /// Waits until the claim is granted, or for `deadline`.
+    /// Waits until the claim is granted, or the wait is over.
     ///
     /// The place in the queue survives a broken connection, as long as its lease is kept.
-    pub(crate) async fn wait(
-        self: &Arc<Self>,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
+    pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         let mut place = None;
         let mut asked = false;
         let mut seen = Busy::default();
@@ -64,12 +59,13 @@ impl Session {
         let mut watching = None;
         loop {
             let looking = async {
+                let mut link = self.link().await?;
                 loop {
-                    let link = self.link().await?;
                     match self.stand(&link, claim, &mut place, &mut asked).await {
                         Err(failure) if is_worth_another(&link, &failure) => sleep(PAUSE).await,
                         standing => return Ok((standing?, link)),
                     }
+                    link = self.next_link().await?;
                 }
             };
             let (standing, link) = self.limited("acquire", looking).await?;
@@ -78,9 +74,9 @@ impl Session {
                 Standing::Behind(behind) => behind,
                 Standing::Released => return Ok(seen.into()),
             };
-            busy.tell(&behind.busy);
+            wait.busy(&behind.busy);
             let watched = watching.insert([&behind.before, &*behind.mine].map(|key| link.watches().wait(key)));
-            match self.next(deadline, &link, &behind, watched).await {
+            match self.next(wait.deadline(), &link, &behind, watched).await {
                 Next::Look => {}
                 Next::GiveUp => return self.give_up(claim, behind.busy).await,
                 Next::Closed => return Err(LockError::closed()),

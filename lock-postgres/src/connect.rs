@@ -73,7 +73,7 @@ impl Wire {
         if failures.len() == 1
             && let Some((_, failure)) = failures.pop()
         {
-            return Err(failure);
+            return Err(failure.refused());
         }
         Err(Failure::Several(failures))
     }

@@ -28,6 +28,21 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
+    /// The server did not let the client in. If that is for who the client is, it is marked as such.
+    pub(crate) fn refused(self) -> Self {
+        let codes = [
+            SqlState::INVALID_PASSWORD,
+            SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
+            SqlState::INVALID_CATALOG_NAME,
+        ];
+        match self {
+            Self::Postgres(error) if error.code().is_some_and(|code| codes.contains(code)) => {
+                Self::Known(explain("connecting", error).unsent())
+            }
+            other => other,
+        }
+    }
+
     /// What the caller is told.
     pub(crate) fn explain(self, operation: &'static str) -> LockError {
         match self {

@@ -92,8 +92,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, Busy, BusySignal, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease,
-    LockError, LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Busy, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
+    LockName, Released, Renewal, Scope, Wait,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -189,11 +189,24 @@ impl DistributedLock for PostgresLock {
         run!(self, "release", release(claim))
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+    /// A server without a connection left is no reason to give up while there is time to wait.
+    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         self.sessions.may_write()?;
+        let found = match run!(self, "acquire", look_first(claim; unwanted))? {
+            Some(Attempt::Busy(found)) => Some(found),
+            Some(granted) => return Ok(granted),
+            None => None,
+        };
+        wait.busy(found.as_ref().unwrap_or(&Busy::default()));
+        // Without an answer so far the wait looks once more, and says what is in the way.
+        if let Some(found) = found
+            && wait.is_over(self.clock().now())
+        {
+            return Ok(found.into());
+        }
         let unwanted = CancellationToken::new();
         let _wanted = unwanted.clone().drop_guard();
-        let (sessions, claim) = (Arc::clone(self.sessions.arc()), claim.clone());
+        let (sessions, claim, deadline) = (Arc::clone(self.sessions.arc()), claim.clone(), wait.deadline());
         let waiting = self.sessions.unlimited(
             "acquire",
             async move { sessions.wait(&claim, deadline, &unwanted).await },
@@ -203,29 +216,6 @@ impl DistributedLock for PostgresLock {
             attempt = waiting => attempt,
             () = self.sessions.closed() => Err(LockError::closed()),
         }
-    }
-
-    /// A server without a connection left is no reason to give up while there is time to wait.
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
-        self.sessions.may_write()?;
-        let found = match run!(self, "acquire", look_first(claim; unwanted))? {
-            Some(Attempt::Busy(found)) => Some(found),
-            Some(granted) => return Ok(granted),
-            None => None,
-        };
-        busy.tell(found.as_ref().unwrap_or(&Busy::default()));
-        // Without an answer so far the wait looks once more, and says what is in the way.
-        if let Some(found) = found
-            && deadline.is_some_and(|deadline| self.clock().now() >= deadline)
-        {
-            return Ok(found.into());
-        }
-        self.acquire(claim, deadline).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

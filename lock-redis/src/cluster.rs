@@ -20,8 +20,8 @@ use async_trait::async_trait;
 use futures_util::future::try_join_all;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, FencingToken, HandOver, Holder, Lease,
-    LockError, LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError,
+    LockName, Released, Renewal, Scope, Wait,
 };
 
 pub(crate) use address::{needs_cluster_address, not_a_cluster};
@@ -164,20 +164,11 @@ impl DistributedLock for ClusterLock {
         self.call("release", claim.name(), asking).await
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
-    }
-
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
-        if deadline.is_some_and(|deadline| deadline <= self.topology.identity().clock.now()) {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        if wait.is_over(self.topology.identity().clock.now()) {
             return self.try_acquire(claim).await;
         }
-        self.topology().wait(claim, deadline, busy).await
+        self.topology().wait(claim, wait).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

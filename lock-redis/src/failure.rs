@@ -49,6 +49,14 @@ impl Failure {
         matches!(self, Self::Redis(error) if is_denied(error))
     }
 
+    /// There was no connection for a second request; the first one may have been carried out.
+    pub(crate) fn maybe_sent(self) -> Self {
+        match self {
+            Self::Known(error) => Self::Known(error.maybe_sent()),
+            other => other,
+        }
+    }
+
     /// What the caller is told.
     pub(crate) fn explain(self, operation: &'static str) -> LockError {
         match self {

@@ -84,8 +84,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease,
-    LockError, LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
+    LockName, Released, Renewal, Scope, Wait,
 };
 
 pub use cluster::{ClusterConfig, ClusterLock};
@@ -162,20 +162,11 @@ impl DistributedLock for RedisLock {
         self.session.limited("release", asking).await
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
-    }
-
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
-        if deadline.is_some_and(|deadline| deadline <= self.session.clock().now()) {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        if wait.is_over(self.session.clock().now()) {
             return self.try_acquire(claim).await;
         }
-        self.session.wait(claim, deadline, busy, OnBusy::Queue).await
+        self.session.wait(claim, wait, OnBusy::Queue).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

@@ -92,8 +92,8 @@ impl Line {
             let opened = timeout(limit, opening).await;
             let opened = match opened {
                 Ok(Ok(link)) => Ok(Arc::new(link)),
-                Ok(Err(failure)) => Err(failure.explain("connecting")),
-                Err(_) => Err(link::no_connection(limit)),
+                Ok(Err(failure)) => Err(failure.explain("connecting").unsent()),
+                Err(_) => Err(link::no_connection(limit).unsent()),
             };
             // Nobody is left, or the client was closed meanwhile: the link is dropped, and that closes it.
             let Some(state) = state.upgrade() else { return };

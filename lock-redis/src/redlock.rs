@@ -21,8 +21,8 @@ use async_trait::async_trait;
 use futures_util::StreamExt;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
-    LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Wait,
 };
 
 pub use config::RedlockConfig;
@@ -92,23 +92,13 @@ impl DistributedLock for RedlockLock {
         self.quorum.release(claim).await
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
-    }
-
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
-        if deadline.is_some_and(|deadline| deadline <= self.quorum.now()) {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        if wait.is_over(self.quorum.now()) {
             return self.try_acquire(claim).await;
         }
-        match self.quorum.wait(claim, deadline, busy).await {
-            Err(_) if self.quorum.young_are_let().await => {
-                self.quorum.wait(claim, deadline, BusySignal::new(drop)).await
-            }
+        let deadline = wait.deadline();
+        match self.quorum.wait(claim, wait).await {
+            Err(_) if self.quorum.young_are_let().await => self.quorum.wait(claim, Wait::until(deadline)).await,
             done => done,
         }
     }

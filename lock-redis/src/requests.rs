@@ -128,10 +128,14 @@ impl Session {
         F: Future<Output = Result<T, Failure>>,
     {
         match work(self.link().await?, false).await {
-            Err(failure) if failure.is_lost_connection() => work(self.link().await?, true).await,
-            Err(failure) if failure.is_demotion() => work(self.link().await?, false).await,
+            Err(failure) if failure.is_lost_connection() => work(self.next_link().await?, true).await,
+            Err(failure) if failure.is_demotion() => work(self.next_link().await?, false).await,
             done => done,
         }
+    }
+
+    async fn next_link(&self) -> Result<Arc<Link>, Failure> {
+        self.link().await.map_err(Failure::maybe_sent)
     }
 
     /// Asks for the lock without waiting for it.

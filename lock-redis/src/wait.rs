@@ -1,6 +1,6 @@
 //! Waiting in the server's queue.
 
-use lock_core::{Attempt, Busy, BusySignal, Claim, Grant, LockError, Stamp};
+use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp, Wait};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -10,16 +10,10 @@ use crate::requests::{Answer, OnBusy, Waiting};
 use crate::session::Session;
 
 impl Session {
-    /// Waits until the claim is granted, or for `deadline`.
+    /// Waits until the claim is granted, or the wait is over.
     ///
     /// The place in the queue survives a broken connection, as long as another is there within a third of the ttl.
-    pub(crate) async fn wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-        mut on_busy: OnBusy,
-    ) -> Result<Attempt, LockError> {
+    pub(crate) async fn wait(&self, claim: &Claim, mut wait: Wait, mut on_busy: OnBusy) -> Result<Attempt, LockError> {
         // Before anything is sent, so that no push is missed.
         let mut ticket = self.listeners().wait(claim.owner());
         loop {
@@ -37,10 +31,10 @@ impl Session {
                 (Answer::Granted(grant), _) => return Ok(Attempt::Granted(grant)),
                 (Answer::Busy(waiting), sent) => (waiting, sent),
             };
-            busy.tell(&waiting.busy);
+            wait.busy(&waiting.busy);
             on_busy = OnBusy::Queue;
             match self
-                .next(claim, deadline, &link.ending(), &mut ticket, &waiting, sent)
+                .next(claim, wait.deadline(), &link.ending(), &mut ticket, &waiting, sent)
                 .await
             {
                 Next::Ask => {}

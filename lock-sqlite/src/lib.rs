@@ -112,8 +112,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease,
-    LockError, LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Wait,
 };
 
 pub use config::SqliteConfig;
@@ -188,23 +188,13 @@ impl DistributedLock for SqliteLock {
         self.session.release(claim).await
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.try_then_wait(claim, deadline, BusySignal::new(drop)).await
-    }
-
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
+    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         let attempt = self.attempt(claim, true).await?;
         if let Attempt::Busy(found) = &attempt {
-            busy.tell(found);
+            wait.busy(found);
         }
-        let over = deadline.is_some_and(|deadline| deadline <= Clock::system().now());
         match attempt {
-            Attempt::Busy(_) if !over => self.session.wait(claim, deadline).await,
+            Attempt::Busy(_) if !wait.is_over(Clock::system().now()) => self.session.wait(claim, wait.deadline()).await,
             done => Ok(done),
         }
     }

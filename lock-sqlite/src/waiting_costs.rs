@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use lock_core::{Attempt, Claim, Clock, DistributedLock, LockName, Stamp};
+use lock_core::{Attempt, Claim, Clock, DistributedLock, LockName, Stamp, Wait};
 use rusqlite::Connection;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -103,7 +103,7 @@ fn a_grant_that_is_taken_back_goes_to_a_waiter_of_the_same_client() {
 }
 
 async fn taken(lock: &SqliteLock, claim: &Claim, deadline: Option<Stamp>) {
-    let attempt = lock.acquire(claim, deadline).await.unwrap();
+    let attempt = lock.acquire(claim, Wait::until(deadline)).await.unwrap();
     assert!(matches!(attempt, Attempt::Granted(_)), "{attempt:?}");
     // The end of a wait is a look as well.
     assert!(
@@ -128,7 +128,9 @@ async fn a_client_that_waits_looks_seldom_while_nothing_changes() {
     let (holder, waiter) = (client(&dir, PLANNED_LOOKS), client(&dir, PLANNED_LOOKS));
     taken(&holder, &claim("n"), None).await;
     let (wanted, start) = (claim("n"), Clock::system().now());
-    let attempt = waiter.acquire(&wanted, Some(start + Duration::from_secs(4))).await;
+    let attempt = waiter
+        .acquire(&wanted, Wait::until(Some(start + Duration::from_secs(4))))
+        .await;
     let waited = Clock::system().now().since(start);
     assert!(matches!(attempt, Ok(Attempt::Busy(_))), "{attempt:?}");
     let looks = looks(&waiter).await;
@@ -203,7 +205,7 @@ async fn a_client_that_is_dropped_while_it_sleeps_ends_its_thread() {
     let before = looks(&waiter).await;
     let waiting = tokio::spawn({
         let waiter = waiter.clone();
-        async move { waiter.acquire(&claim("n"), None).await }
+        async move { waiter.acquire(&claim("n"), Wait::until(None)).await }
     });
     while looks(&waiter).await == before {
         tokio::task::yield_now().await;

@@ -30,7 +30,7 @@ impl Bug {
             | Self::TokensAreRandom => &[NO_HIGHER_TOKEN],
             Self::BusyIsAnError => &["a held name is busy and no failure"],
             Self::BusyIsNotTold => &["acquire failed: no answer within"],
-            Self::CallsHaveNoLimit => &["try_acquire within"],
+            Self::CallsHaveNoLimit => &["acquire within"],
             // The entry is granted the lock, and those behind it wait in vain.
             Self::CancelLeavesItsEntry => &[
                 "things are left after",

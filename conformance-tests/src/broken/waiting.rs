@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, LockError, Stamp};
+use lock_core::{Attempt, Claim, DistributedLock, LockError, Stamp, Wait};
 use tokio::sync::oneshot;
 
 use super::shared::{Abandoned, InLine, Place};
@@ -18,7 +18,7 @@ impl Broken {
         let _in_line = (!self.is(Bug::OnlyItsOwnPlaceIsChecked)).then(in_line);
         match self.bug {
             Bug::WaitReturnsAtOnce | Bug::RefusalMayPass => self.try_acquire(claim).await,
-            Bug::WaitRunsPastItsDeadline => self.inner.acquire(claim, None).await,
+            Bug::WaitRunsPastItsDeadline => self.inner.acquire(claim, Wait::until(None)).await,
             Bug::WakeUpIsLost => match self.try_acquire(claim).await? {
                 Attempt::Busy(busy) => {
                     match deadline {
@@ -73,7 +73,7 @@ impl Broken {
                 let (tell, told) = oneshot::channel();
                 tokio::spawn(async move {
                     // Whether anyone still waits is not asked.
-                    let _ = tell.send(inner.acquire(&entry, deadline).await);
+                    let _ = tell.send(inner.acquire(&entry, Wait::until(deadline)).await);
                 });
                 let mut abandoned = Abandoned {
                     shared: &self.shared,
@@ -84,7 +84,7 @@ impl Broken {
                 self.answered(claim, answer?)
             }
             _ => {
-                let attempt = self.inner.acquire(&self.sent(claim), deadline).await?;
+                let attempt = self.inner.acquire(&self.sent(claim), Wait::until(deadline)).await?;
                 self.answered(claim, attempt)
             }
         }

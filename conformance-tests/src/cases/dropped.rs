@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, LockError};
+use lock_core::{Claim, DistributedLock, LockError, Wait};
 
 use crate::case::Case;
 use crate::link::Link;
@@ -172,7 +172,12 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_wait_leaves_nothing(case:
     for way in [Drops::After, Drops::WhenWoken] {
         for k in 0..=POLLS {
             let claim = Claim::new(case.name("n"), holder.ttl());
-            let fate = dropped(party.link.acquire(&claim, None), way(k), Duration::from_millis(300)).await;
+            let fate = dropped(
+                party.link.acquire(&claim, Wait::until(None)),
+                way(k),
+                Duration::from_millis(300),
+            )
+            .await;
             ensure!(
                 !matches!(fate, Fate::Ended(_)),
                 "the backend",
@@ -206,7 +211,7 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case
             holder,
             Arc::clone(&polls),
         ));
-        let acquire = party.link.acquire(&claim, None);
+        let acquire = party.link.acquire(&claim, Wait::until(None));
         let fate = dropped_counting(acquire, drops, case.ttl() / 4, &polls).await;
         polls.store(usize::MAX, Ordering::SeqCst);
         releasing.await??;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, FencingToken, Grant, Released, Renewal};
+use lock_core::{Attempt, DistributedLock, FencingToken, Grant, Released, Renewal, Wait};
 
 use super::{Entry, cases};
 use crate::case::Case;
@@ -207,7 +207,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
     // This one has been granted nothing so far.
     let waiter = {
         let (second, claim, deadline) = (Arc::clone(&second), case.claim("n"), case.now() + case.hang_limit());
-        tokio::spawn(async move { (second.acquire(&claim, Some(deadline)).await, claim) })
+        tokio::spawn(async move { (second.acquire(&claim, Wait::until(Some(deadline))).await, claim) })
     };
     case.in_line("n", 1).await?;
     case.inject(Fault::SetBackCounter(case.name("n"))).await?;
@@ -395,7 +395,7 @@ pub(crate) async fn asking_again_gives_the_same_token(case: Arc<Case>) -> Outcom
         same_token(&case, &client, &grant).await?;
     }
     case.is_busy(&other, claim.name()).await?;
-    let waiting = client.acquire(&claim, Some(case.now())).await?;
+    let waiting = client.acquire(&claim, Wait::until(Some(case.now()))).await?;
     let again = waiting.granted().map(|grant| grant.token);
     ensure!(
         again == Some(grant.token),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, LockError, ReleaseOutcome};
+use lock_core::{Attempt, Claim, DistributedLock, LockError, ReleaseOutcome, Wait};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::{Entry, cases, leaving};
@@ -87,7 +87,11 @@ pub(crate) async fn a_wait_of_the_backend_ends_at_its_deadline(case: Arc<Case>) 
         let start = case.now();
         let limit = wait + case.hang_limit();
         let answer = case
-            .within(limit, "acquire ends", waiter.acquire(&waiting, Some(start + wait)))
+            .within(
+                limit,
+                "acquire ends",
+                waiter.acquire(&waiting, Wait::until(Some(start + wait))),
+            )
             .await??;
         let took = case.now().since(start);
         ensure!(

@@ -65,7 +65,7 @@ fn a_limit_for_the_size_of_files_is_an_error_and_kills_nobody() {
     let mut shell = std::process::Command::new("sh");
     shell.args([
         "-c",
-        r#"ulimit -f 0; exec "$0" run lock -- true"#,
+        r#"ulimit -f 0; exec "$0" run -n lock -- true"#,
         crate::world::binary(),
     ]);
     let done = crate::world::Done::of(shell.env("FENCELOCK_URL", world.url()).current_dir(world.dir()));

@@ -136,13 +136,14 @@ async fn a_request_cannot_evade_its_lock_by_its_spelling() {
 async fn a_broken_server_is_503_and_an_unusable_name_400() {
     let memory = Arc::new(MemoryLock::new());
     let locks = Locks::new(Arc::clone(&memory));
-    memory.fail_next_acquire();
+    memory.set_reachable(false);
     is_refused(
         ask(&app(layer(&locks)), "/orders/a").await,
         StatusCode::SERVICE_UNAVAILABLE,
         true,
     )
     .await;
+    memory.set_reachable(true);
     for path in ["/orders/two%0Alines", &format!("/orders/{}", "x".repeat(600))] {
         let answer = ask(&app(layer(&locks)), path).await;
         is_refused(answer, StatusCode::BAD_REQUEST, false).await;

@@ -1,7 +1,7 @@
 //! What the in-memory backend keeps: locks, queues, leases, and the token counter.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -17,32 +17,35 @@ pub(super) struct Client {
     pub(super) serial: u64,
     pub(super) store: Arc<Store>,
     pub(super) shares: bool,
-    pub(super) failing_acquisitions: AtomicU32,
-    pub(super) failing_renewals: AtomicU32,
 }
 
 impl Client {
     pub(super) fn of(store: Arc<Store>, shares: bool) -> Arc<Self> {
         static SERIAL: AtomicU64 = AtomicU64::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
-        Arc::new(Self {
-            serial,
-            store,
-            shares,
-            failing_acquisitions: AtomicU32::new(0),
-            failing_renewals: AtomicU32::new(0),
-        })
+        Arc::new(Self { serial, store, shares })
     }
 }
 
 pub(super) struct Store {
     /// Another process has a copy of it, which nobody else sees.
     pub(super) process: u32,
+    pub(super) out_of_reach: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) clock: Clock,
 }
 
 impl Store {
+    /// Fails if a test has said so.
+    pub(super) fn reach(&self, operation: &'static str) -> Result<(), LockError> {
+        if self.out_of_reach.load(Ordering::SeqCst) {
+            return Err(
+                LockError::unavailable(operation, "the store is out of reach: MemoryLock::set_reachable").unsent(),
+            );
+        }
+        Ok(())
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing here panics while holding the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -187,7 +190,7 @@ impl State {
 
     /// The client's lease for that ttl; a new one if the last was not kept alive.
     fn session(&mut self, client: &Client, ttl: Duration, now: Stamp) -> (Lease, Keeps) {
-        let fresh = |s: &&Session| !s.lease.is_over(now) && s.lease.deadline().since(now) >= ttl / 2;
+        let fresh = |s: &&Session| s.lease.is_valid(now) && s.lease.deadline().since(now) >= ttl / 2;
         let mine = self
             .sessions
             .iter()

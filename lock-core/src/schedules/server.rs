@@ -146,10 +146,10 @@ impl DistributedLock for Server {
         answer
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
         self.sends(claim, None);
         dawdle(TRIP).await;
-        let answer = self.memory.acquire(claim, deadline).await;
+        let answer = self.memory.acquire(claim, wait).await;
         dawdle(TRIP).await;
         self.answers(claim, &answer);
         answer

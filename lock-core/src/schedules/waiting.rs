@@ -108,9 +108,9 @@ async fn contend(memory: MemoryLock, failures: bool) -> [Client; 2] {
         }));
     }
     if failures {
-        for client in &clients {
-            client.memory.fail_next_acquire();
-        }
+        clients[0].memory.set_reachable(false);
+        dawdle(3).await;
+        clients[0].memory.set_reachable(true);
     }
     for task in tasks {
         task.await.unwrap();

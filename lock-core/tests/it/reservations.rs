@@ -251,7 +251,7 @@ async fn what_cannot_have_been_reserved_is_released_no_longer_than_for_its_ttl()
     let world = World::new();
     world.server.failing_acquisitions.store(1, Ordering::SeqCst);
     world.server.failing_plain_releases.store(u32::MAX, Ordering::SeqCst);
-    let failed = world.locks.lock("job").at_least(HOUR).await.unwrap_err();
+    let failed = world.locks.lock("job").at_least(HOUR).no_wait().await.unwrap_err();
     assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
     world.hand.advance(2 * TTL);
     tokio::time::timeout(TTL, world.locks.drain())

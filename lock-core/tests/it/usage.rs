@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Claim, DistributedLock, LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome, Renew,
+    Claim, DistributedLock, LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome, Renew, Wait,
 };
 
 use crate::{block_until, paused, until};
@@ -212,11 +212,12 @@ async fn a_body_is_cancelled_when_its_lock_is_lost() {
 #[tokio::test]
 async fn every_error_about_a_lock_names_it() {
     let memory = MemoryLock::new();
-    let client = memory.client();
-    client.fail_next_acquire();
-    let locks = Locks::new(client).scoped("shop");
+    let locks = Locks::new(memory.client()).scoped("shop");
     let name: LockName = "shop/a".parse().unwrap();
-    let mut errors = vec![locks.lock("a").await.unwrap_err()];
+    memory.set_reachable(false);
+    let mut errors = vec![locks.lock("a").no_wait().await.unwrap_err()];
+    memory.set_reachable(true);
+    errors.push(locks.lock("a").max_hold(Duration::ZERO).await.unwrap_err());
     errors.push(locks.lock("a").ttl(Duration::ZERO).await.unwrap_err());
     let guard = locks.lock("a").await.unwrap();
     let busy = locks.lock("a").no_wait().await.unwrap_err();
@@ -268,7 +269,7 @@ async fn a_wait_in_memory_that_is_dropped_leaves_the_queue() {
     let (first, second) = (claim("a"), claim("a"));
     assert!(memory.try_acquire(&first).await.unwrap().granted().is_some());
     assert!(
-        tokio::time::timeout(Duration::from_millis(1), memory.acquire(&second, None))
+        tokio::time::timeout(Duration::from_millis(1), memory.acquire(&second, Wait::until(None)))
             .await
             .is_err()
     );

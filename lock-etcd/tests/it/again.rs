@@ -8,7 +8,7 @@ use crate::server::{
     lost, plain, queue, raise_base, shared, soon, start, until, until_queued, watchers,
 };
 use conformance_tests::faults::Proxy;
-use lock_core::{Attempt, DistributedLock, LockGuard, Locks, LossReason, Released};
+use lock_core::{Attempt, DistributedLock, LockGuard, Locks, LossReason, Released, Wait};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{EventType, KeyValue, WatchOptions};
 
@@ -109,7 +109,13 @@ async fn claims_that_are_refused_leave_their_key_to_the_next() {
         }
         busy(&lock, &refused).await;
         let now = Some(lock.clock().now() + Duration::from_millis(50));
-        assert!(lock.acquire(&refused, now).await.unwrap().granted().is_none());
+        assert!(
+            lock.acquire(&refused, Wait::until(now))
+                .await
+                .unwrap()
+                .granted()
+                .is_none()
+        );
     }
     holder.release(&in_the_way).await.unwrap();
     granted(&lock, &claim("n", LONG)).await;
@@ -149,7 +155,7 @@ async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_
         let (from, to) = (&clients[round % 2], clients[(round + 1) % 2].clone());
         let next = claim("n", LONG);
         let wanted = next.clone();
-        let waiting = tokio::spawn(async move { to.acquire(&wanted, soon()).await });
+        let waiting = tokio::spawn(async move { to.acquire(&wanted, Wait::until(soon())).await });
         until_queued(&etcd, "n", 1).await;
         assert!(!waiting.is_finished());
         assert_eq!(from.release(&held).await.unwrap(), Released::Released);
@@ -263,7 +269,7 @@ async fn a_claim_far_back_in_a_queue_can_be_released_through_another_client() {
     let wanted = claim("n", LONG);
     let waiting = tokio::spawn({
         let (one, wanted) = (one.clone(), wanted.clone());
-        async move { one.acquire(&wanted, soon()).await }
+        async move { one.acquire(&wanted, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", BEFORE).await;
     waiting.abort();
@@ -300,7 +306,7 @@ async fn a_claim_on_a_shared_lease_that_is_asked_for_again_through_another_clien
     for (lock, waits) in [(&other, false), (&one, true), (&other, true), (&one, false)] {
         let before = only(&etcd, "n").await;
         let attempt = if waits {
-            lock.acquire(&wanted, soon()).await.unwrap()
+            lock.acquire(&wanted, Wait::until(soon())).await.unwrap()
         } else {
             lock.try_acquire(&wanted).await.unwrap()
         };
@@ -326,7 +332,7 @@ async fn what_is_left_under_a_key_of_a_claim_that_was_released_is_in_nobodys_way
         etcd.kv_client().put(&*left.key, &*left.value, None).await.unwrap();
         let next = claim("n", LONG);
         let attempt = if waits {
-            lock.acquire(&next, soon()).await
+            lock.acquire(&next, Wait::until(soon())).await
         } else {
             lock.try_acquire(&next).await
         };

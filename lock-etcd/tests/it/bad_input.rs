@@ -8,7 +8,7 @@ use crate::server::{
     until_queued,
 };
 use conformance_tests::servers::Server;
-use lock_core::{Attempt, DistributedLock, LockError, Locks, Released, Renewal};
+use lock_core::{Attempt, DistributedLock, LockError, Locks, Released, Renewal, Wait};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Permission;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -93,7 +93,7 @@ async fn a_server_that_comes_to_ask_for_users_is_logged_in_to_without_a_failure(
     let (waiter, ..) = connected("e").await;
     let waiting = tokio::spawn({
         let waiter = waiter.clone();
-        async move { waiter.acquire(&claim("b", LONG), soon()).await }
+        async move { waiter.acquire(&claim("b", LONG), Wait::until(soon())).await }
     });
     until_queued(&plain(&server).await, "b", 1).await;
     ask_for_users(&server).await;
@@ -140,7 +140,7 @@ async fn a_login_from_before_users_changed_is_made_anew_without_a_failure() {
     assert_eq!(done.from, Released::Released);
     assert!(done.to.granted().unwrap().token > grant.token);
     change("waiting").await;
-    let waiting = tokio::spawn(async move { other.acquire(&claim("a", LONG), soon()).await });
+    let waiting = tokio::spawn(async move { other.acquire(&claim("a", LONG), Wait::until(soon())).await });
     until_queued(&as_root(&server).await, "a", 1).await;
     change("releasing").await;
     assert_eq!(lock.release(&next).await.unwrap(), Released::Released);

@@ -8,7 +8,7 @@ use crate::server::{
 };
 use conformance_tests::faults::{Direction, Proxy, Traffic};
 use futures_util::StreamExt as _;
-use lock_core::{Attempt, Claim, Clock, DistributedLock, LockError, Locks, LossReason, Released};
+use lock_core::{Attempt, Claim, Clock, DistributedLock, LockError, Locks, LossReason, Released, Wait};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Txn, TxnOp};
 use tokio::task::JoinHandle;
@@ -24,7 +24,7 @@ async fn closing_leaves_nothing_but_the_base_of_tokens() {
     granted(&other, &held).await;
     let waiting = tokio::spawn({
         let (lock, wanted) = (lock.clone(), claim("c", LONG));
-        async move { lock.acquire(&wanted, None).await }
+        async move { lock.acquire(&wanted, Wait::until(None)).await }
     });
     until_queued(&etcd, "c", 1).await;
     assert_eq!(etcd.lease_client().leases().await.unwrap().leases().len(), 3);
@@ -47,7 +47,7 @@ async fn a_hand_over_does_not_pass_by_who_waits_at_the_server() {
     granted(&a, &first).await;
     let wait = tokio::spawn({
         let waiting = waiting.clone();
-        async move { b.acquire(&waiting, soon()).await }
+        async move { b.acquire(&waiting, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", 1).await;
     let handed = a.hand_over(&first, &second).await.unwrap();
@@ -68,7 +68,7 @@ async fn looking(
     proxy.set(Direction::ToClient, Traffic::Delayed(DELAY));
     let wait = tokio::spawn({
         let (lock, wanted) = (lock.clone(), wanted.clone());
-        async move { lock.acquire(&wanted, None).await }
+        async move { lock.acquire(&wanted, Wait::until(None)).await }
     });
     until_queued(etcd, wanted.name().as_str(), 1).await;
     // A write before the watch begins has the waiter look at its key once more.
@@ -210,7 +210,11 @@ async fn names_of_many_holders_are_listed_page_by_page() {
     // Who waits is no holder.
     let wait = tokio::spawn({
         let lock = client(&server).await;
-        async move { lock.acquire(&claim("n/0007", LONG), None).await.map(|_| lock) }
+        async move {
+            lock.acquire(&claim("n/0007", LONG), Wait::until(None))
+                .await
+                .map(|_| lock)
+        }
     });
     until_queued(&etcd, "n%2F0007", 1).await;
     let listed = lock.list("n/").await.unwrap();
@@ -268,7 +272,9 @@ async fn a_waiter_in_the_middle_that_leaves_lets_nobody_in() {
     let mut waits = Vec::new();
     for (lock, wanted) in [(&lock[1], &b), (&lock[2], &c)] {
         let (lock, wanted) = (lock.clone(), wanted.clone());
-        waits.push(tokio::spawn(async move { lock.acquire(&wanted, soon()).await }));
+        waits.push(tokio::spawn(
+            async move { lock.acquire(&wanted, Wait::until(soon())).await },
+        ));
         until_queued(&etcd, "n", waits.len()).await;
     }
     let before = queue(&etcd, "n").await;
@@ -324,7 +330,7 @@ async fn a_look_at_the_own_key_only_would_let_two_in() {
     let middle = client(&server).await;
     let wait = tokio::spawn({
         let (middle, b) = (middle.clone(), b.clone());
-        async move { middle.acquire(&b, soon()).await }
+        async move { middle.acquire(&b, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", 1).await;
     let broken = OwnKeyOnly::join(&etcd, c).await;

@@ -5,7 +5,7 @@ use crate::server::{
     raise_base, shared, soon, start, until, until_queued, watchers,
 };
 use conformance_tests::faults::{Proxy, Then};
-use lock_core::{DistributedLock, Locks, ReleaseOutcome, Released};
+use lock_core::{DistributedLock, Locks, ReleaseOutcome, Released, Wait};
 
 #[tokio::test]
 async fn a_commit_delayed_past_its_clean_up_leaves_no_key_while_the_client_lives_on() {
@@ -46,7 +46,7 @@ async fn a_release_between_the_look_at_the_queue_and_the_beginning_of_the_watch_
     granted(&holder, &held).await;
     // Of what the waiter sends only its watch names the holder's key.
     let watching = proxy.hold(queue(&etcd, "n").await[0].key());
-    let wait = tokio::spawn(async move { (waiter.acquire(&wanted, soon()).await, waiter) });
+    let wait = tokio::spawn(async move { (waiter.acquire(&wanted, Wait::until(soon())).await, waiter) });
     watching.caught().await;
     holder.release(&held).await.unwrap();
     watching.deliver();
@@ -66,7 +66,7 @@ async fn a_place_that_is_lost_between_the_look_at_the_queue_and_the_beginning_of
     let (held, wanted) = (claim("n", LONG), claim("n", LONG));
     granted(&holder, &held).await;
     let watching = proxy.hold(queue(&etcd, "n").await[0].key());
-    let wait = tokio::spawn(async move { (waiter.acquire(&wanted, soon()).await, waiter) });
+    let wait = tokio::spawn(async move { (waiter.acquire(&wanted, Wait::until(soon())).await, waiter) });
     watching.caught().await;
     let lost = queue(&etcd, "n").await.remove(1);
     etcd.kv_client().delete(lost.key(), None).await.unwrap();
@@ -94,7 +94,7 @@ async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
     let wanted = claim("n", LONG);
     let waiting = tokio::spawn({
         let (next, wanted) = (next.clone(), wanted.clone());
-        async move { next.acquire(&wanted, soon()).await }
+        async move { next.acquire(&wanted, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", 1).await;
     // Of what is sent only the deletion names the key.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, Locks, Released, Renewal};
+use lock_core::{Claim, DistributedLock, Locks, Released, Renewal, Wait};
 use lock_etcd::etcd_client::Client;
 
 use crate::server::{
@@ -94,7 +94,7 @@ async fn a_waiter_whose_key_is_deleted_by_hand_comes_again_and_can_reserve() {
     granted(&holder, &held).await;
     let waiting = tokio::spawn({
         let (waiter, wanted) = (waiter.clone(), wanted.clone());
-        async move { waiter.acquire(&wanted, soon()).await }
+        async move { waiter.acquire(&wanted, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", 2).await;
     let is_claim = |key: &str| !key.contains("/reserved.");

@@ -6,7 +6,7 @@ use crate::server::{
 };
 use conformance_tests::faults::Proxy;
 use conformance_tests::servers::Kind;
-use lock_core::{DistributedLock, FencingToken, LockError, Locks};
+use lock_core::{DistributedLock, FencingToken, LockError, Locks, Wait};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Txn, TxnOp};
 
@@ -130,7 +130,7 @@ async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
         let wanted = claim("n", LONG);
         let waiting = tokio::spawn({
             let (other, wanted) = (other.clone(), wanted.clone());
-            async move { other.acquire(&wanted, soon()).await }
+            async move { other.acquire(&wanted, Wait::until(soon())).await }
         });
         // It stands there with its token.
         until(async || queue(&etcd, "n").await.len() == 2 && base(&etcd).await > before - DAY / 2).await;
@@ -178,7 +178,7 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     let next = claim("n", LONG);
     let waiting = tokio::spawn({
         let (lock, next) = (lock.clone(), next.clone());
-        async move { lock.acquire(&next, soon()).await }
+        async move { lock.acquire(&next, Wait::until(soon())).await }
     });
     until(async || {
         let queued = queue(&etcd, "n").await;
@@ -238,7 +238,7 @@ async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
     put_base(&etcd, ahead).await;
     // The base as it is now is only in what tells of it.
     let telling = proxy.hold(ahead.to_string().as_bytes());
-    let wait = |lock: EtcdLock| tokio::spawn(async move { lock.acquire(&claim("n", LONG), soon()).await });
+    let wait = |lock: EtcdLock| tokio::spawn(async move { lock.acquire(&claim("n", LONG), Wait::until(soon())).await });
     let waiting = wait(waiter);
     telling.caught().await;
     let before = queue(&etcd, "n").await.remove(1);

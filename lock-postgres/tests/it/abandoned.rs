@@ -5,7 +5,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Locks, Options};
+use lock_core::{DistributedLock, Locks, Options, Wait};
 use lock_postgres::PostgresLock;
 use tokio::runtime::Handle;
 use tokio::spawn;
@@ -67,7 +67,7 @@ async fn a_future_dropped_at_any_poll_leaves_nothing_beside_another_lock_that_is
     server.until_locks(1).await;
     let waited = dropped_at_every_poll(async |polls| {
         let claim = claim("a", TTL);
-        let ended = polled(lock.acquire(&claim, soon()), polls).await.is_some();
+        let ended = polled(lock.acquire(&claim, Wait::until(soon())), polls).await.is_some();
         lock.release(&claim).await.unwrap();
         ended
     })
@@ -89,7 +89,7 @@ async fn a_future_dropped_at_any_poll_leaves_nothing_beside_another_lock_that_is
     for wait in [0, 1, 5, 20, 100, 300] {
         granted(&other, &theirs).await;
         let mine = claim("a", TTL);
-        let waiting = tokio::time::timeout(Duration::from_millis(wait), lock.acquire(&mine, soon())).await;
+        let waiting = tokio::time::timeout(Duration::from_millis(wait), lock.acquire(&mine, Wait::until(soon()))).await;
         assert!(waiting.is_err());
         other.release(&theirs).await.unwrap();
         lock.release(&mine).await.unwrap();
@@ -120,7 +120,7 @@ async fn give_up_again_and_again(lock: PostgresLock, name: &'static str) {
         let [tried, waited, from, to] = std::array::from_fn(|_| claim(name, TTL));
         polled(lock.try_acquire(&tried), 1).await;
         lock.release(&tried).await.unwrap();
-        polled(lock.acquire(&waited, soon()), 1).await;
+        polled(lock.acquire(&waited, Wait::until(soon())), 1).await;
         lock.release(&waited).await.unwrap();
         granted(&lock, &from).await;
         polled(lock.hand_over(&from, &to), 1).await;

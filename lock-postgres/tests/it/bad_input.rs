@@ -1,8 +1,9 @@
 //! Whatever is wrong is said in a way that tells what to change, and costs nothing that is held.
 
+use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
-use lock_core::{BusySignal, DistributedLock, LockError, Locks, Renewal};
+use lock_core::{DistributedLock, LockError, Locks, Renewal, Wait};
 use lock_postgres::tokio_postgres::NoTls;
 use lock_postgres::{PostgresConfig, Tls, schema_sql};
 use rustix::process::Signal;
@@ -72,6 +73,35 @@ async fn a_wrong_password_a_missing_database_and_a_missing_server_each_say_so() 
     is_unavailable(&refusal(config).await, "connecting");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_login_that_is_refused_for_a_while_ends_no_wait_of_a_client_that_was_connected() {
+    let server = Server::start();
+    server.run_sql("CREATE ROLE joe LOGIN SUPERUSER").await;
+    let config = || {
+        login(&server, |login| {
+            login.user("joe");
+        })
+    };
+    let locks = Locks::new(config().connect().await.unwrap());
+    locks.lock("a").await.unwrap().release().await.unwrap();
+    server.run_sql("ALTER ROLE joe NOLOGIN").await;
+    server
+        .run_sql("SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE usename = 'joe'")
+        .await;
+    let waiting = tokio::spawn(locks.lock("a").wait_for(HANG_LIMIT).into_future());
+    loop {
+        // The end of the sessions may be noticed first.
+        let refused = in_time(locks.lock("b").no_wait().into_future()).await.unwrap_err();
+        assert!(refused.is_retryable(), "{refused:?}");
+        if format!("{refused:#}").contains("refused the user") {
+            break;
+        }
+    }
+    is_configuration(&refusal(config()).await, "refused the user");
+    server.run_sql("ALTER ROLE joe LOGIN").await;
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
 #[tokio::test]
 async fn a_role_that_may_not_make_the_schema_is_shown_the_sql_and_needs_no_more_than_that() {
     let server = Database::new().await;
@@ -117,8 +147,7 @@ async fn a_wait_that_ends_before_the_server_has_a_connection_left_says_so_and_no
         others.push(client);
     }
     let deadline = lock.clock().now();
-    let signal = BusySignal::new(|_| {});
-    let answer = in_time(lock.try_then_wait(&claim("a", TTL), Some(deadline), signal)).await;
+    let answer = in_time(lock.acquire(&claim("a", TTL), Wait::until(Some(deadline)))).await;
     is_unavailable(&answer.unwrap_err(), "max_connections");
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, LockError, Locks, LossReason, Released, Renewal};
+use lock_core::{Attempt, DistributedLock, LockError, Locks, LossReason, Released, Renewal, Wait};
 use lock_postgres::{PostgresConfig, Tls};
 
 use crate::server::proxy::Proxy;
@@ -49,7 +49,7 @@ async fn a_waiter_gets_the_lock_when_it_is_released() {
     granted(&one, &mine).await;
     let waiting = tokio::spawn({
         let theirs = theirs.clone();
-        async move { two.acquire(&theirs, soon()).await }
+        async move { two.acquire(&theirs, Wait::until(soon())).await }
     });
     server.until_waiting("a", 1).await;
     one.release(&mine).await.unwrap();
@@ -101,7 +101,7 @@ async fn a_holder_whose_connection_ends_is_freed_at_once() {
     // Longer than the test waits.
     let first = granted(&lock, &claim("a", 10 * HANG_LIMIT)).await;
     proxy.cut();
-    let next = in_time(other.acquire(&claim("a", TTL), None))
+    let next = in_time(other.acquire(&claim("a", TTL), Wait::until(None)))
         .await
         .unwrap()
         .granted()

@@ -3,7 +3,7 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Holder, LockError};
+use lock_core::{DistributedLock, Holder, LockError, Wait};
 use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 
 use crate::server::{Database, claim, granted, name};
@@ -82,7 +82,7 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
     let grant = granted(&lock, &held).await;
     let reader = reader(&server, "postgres").await;
     refused(reader.try_acquire(&free).await);
-    refused(reader.acquire(&free, None).await);
+    refused(reader.acquire(&free, Wait::until(None)).await);
     refused(reader.hand_over(&held, &free).await);
     refused(reader.renew(&grant.lease).await);
     refused(reader.release(&held).await);

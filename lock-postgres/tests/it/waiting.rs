@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockGuard, Locks, Options};
+use lock_core::{DistributedLock, LockGuard, Locks, Options, Wait};
 use lock_postgres::{PostgresConfig, Tls};
 
 use crate::server::proxy::Proxy;
@@ -62,7 +62,7 @@ async fn an_index_is_made_while_others_wait_for_minutes() {
     let server = Database::new().await;
     let (holder, other) = (server.client().await, server.client().await);
     granted(&holder, &claim("a", TTL)).await;
-    let waiting = tokio::spawn(async move { other.acquire(&claim("a", TTL), soon()).await });
+    let waiting = tokio::spawn(async move { other.acquire(&claim("a", TTL), Wait::until(soon())).await });
     server.until_waiting("a", 1).await;
     server.run_sql("CREATE TABLE stock (id integer)").await;
     let start = Instant::now();
@@ -120,7 +120,7 @@ async fn a_waiter_that_is_killed_is_not_waited_for() {
     let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
     let other = config.connect().await.unwrap();
     // Its wait does not end by itself.
-    let waiting = tokio::spawn(async move { other.acquire(&claim("a", TTL), None).await });
+    let waiting = tokio::spawn(async move { other.acquire(&claim("a", TTL), Wait::until(None)).await });
     server.until_waiting("a", 1).await;
     // It cannot come back: nobody listens there.
     proxy.lead_to(0);
@@ -184,7 +184,11 @@ async fn a_waiter_that_is_granted_the_lock_wakes_no_other() {
         clients.push(lock.clone());
         tasks.push(tokio::spawn(async move {
             let mine = claim("a", TTL);
-            lock.acquire(&mine, soon()).await.unwrap().granted().unwrap();
+            lock.acquire(&mine, Wait::until(soon()))
+                .await
+                .unwrap()
+                .granted()
+                .unwrap();
             lock.release(&mine).await.unwrap();
         }));
     }
@@ -217,7 +221,7 @@ async fn a_session_on_which_a_wait_could_not_be_shown_ends_with_the_last_lock_th
         .await
         .unwrap();
     let waiter = lock.clone();
-    let waiting = tokio::spawn(async move { waiter.acquire(&claim("a", TTL), soon()).await });
+    let waiting = tokio::spawn(async move { waiter.acquire(&claim("a", TTL), Wait::until(soon())).await });
     let start = Instant::now();
     while !server.log().contains("canceling statement due to lock timeout") {
         assert!(start.elapsed() < HANG_LIMIT, "the wait was shown");
@@ -268,7 +272,7 @@ async fn a_session_that_could_not_take_back_a_wait_takes_no_more_locks_and_so_en
         .await
         .unwrap();
     let waiter = lock.clone();
-    let waiting = tokio::spawn(async move { waiter.acquire(&claim("wanted", TTL), soon()).await });
+    let waiting = tokio::spawn(async move { waiter.acquire(&claim("wanted", TTL), Wait::until(soon())).await });
     in_time(async {
         while !server.log().contains("pg_advisory_lock_shared") {
             tokio::time::sleep(Duration::from_millis(5)).await;

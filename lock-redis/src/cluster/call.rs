@@ -53,10 +53,12 @@ impl Topology {
         let (limit, mut last) = (self.op_timeout(), None);
         // A little sooner than the caller gives up, so that it gets the reason.
         let soon = limit - (limit / 10).min(SOONER);
-        match timeout(soon, self.call_until_answered(operation, slot, again, work, &mut last)).await {
+        let done = match timeout(soon, self.call_until_answered(operation, slot, again, work, &mut last)).await {
             Ok(done) => done,
             Err(_) => Err(last.unwrap_or_else(|| LockError::no_answer(operation, limit))),
-        }
+        };
+        // An earlier request may have been.
+        done.map_err(LockError::maybe_sent)
     }
 
     /// The same without a limit. `last` is why there is no answer yet.

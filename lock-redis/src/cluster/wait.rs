@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use lock_core::{Attempt, Busy, BusySignal, Claim, Grant, LockError, Stamp};
+use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp, Wait};
 use tokio::time::sleep;
 
 use super::call::{SILENCE, Try};
@@ -14,16 +14,11 @@ use crate::session::Session;
 use crate::wait::Next;
 
 impl Topology {
-    /// Waits until the claim is granted, or for `deadline`.
+    /// Waits until the claim is granted, or the wait is over.
     ///
     /// The place in the queue moves with the slot of the name. It is kept while no node serves the slot, for as long as that of a waiter
     /// whose connection is broken.
-    pub(super) async fn wait(
-        self: &Arc<Self>,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
+    pub(super) async fn wait(self: &Arc<Self>, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         // Before anything is sent, so that no message is missed.
         let mut ticket = self.identity().listeners.wait(claim.owner());
         let mut subscription: Option<(Arc<Session>, Subscription)> = None;
@@ -33,7 +28,7 @@ impl Topology {
                 Answer::Granted(grant) => return Ok(Attempt::Granted(grant)),
                 Answer::Busy(waiting) => waiting,
             };
-            busy.tell(&waiting.busy);
+            wait.busy(&waiting.busy);
             let subscribed = subscription
                 .as_ref()
                 .filter(|(at, subscription)| session.is_same(at) && !subscription.ending().is_cancelled());
@@ -44,7 +39,7 @@ impl Topology {
                 continue;
             };
             let ending = subscribed.ending().clone();
-            let next = session.next(claim, deadline, &ending, &mut ticket, &waiting, sent);
+            let next = session.next(claim, wait.deadline(), &ending, &mut ticket, &waiting, sent);
             match while_heard(subscribed, next).await {
                 Next::Ask => {}
                 Next::Granted(grant) => {

@@ -1,7 +1,7 @@
 //! Acquiring a name from a majority of the nodes.
 
 use futures_util::StreamExt;
-use lock_core::{Attempt, BusySignal, Claim, HandOver, LockError, Released, Stamp};
+use lock_core::{Attempt, Claim, HandOver, LockError, Released, Wait};
 use tokio::time::{Instant, sleep};
 
 use super::campaign::{Campaign, Seat, try_once};
@@ -32,25 +32,20 @@ impl Quorum {
                 if holds > 0 {
                     // No claim has a majority: the earliest one gets it.
                     let deadline = self.now() + self.op_timeout / 2;
-                    return campaign.wait(Some(deadline), BusySignal::new(drop), true).await;
+                    return campaign.wait(Wait::until(Some(deadline)), true).await;
                 }
             }
             campaign.hear().await;
         }
     }
 
-    pub(crate) async fn wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
+    pub(crate) async fn wait(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
         let _proposal = self.proposals.propose(claim.owner(), self.server_micros());
         let mut campaign = Campaign::new(self, claim);
         for node in 0..self.len() {
             campaign.ask(node, OnBusy::Queue);
         }
-        campaign.wait(deadline, busy, false).await
+        campaign.wait(wait, false).await
     }
 
     pub(crate) async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

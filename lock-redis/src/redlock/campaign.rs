@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lock_core::{Attempt, Busy, BusySignal, Claim, FencingToken, Grant, LockError, OwnerId, Stamp};
+use lock_core::{Attempt, Busy, Claim, FencingToken, Grant, LockError, OwnerId, Stamp, Wait};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -94,7 +94,7 @@ impl<'a> Campaign<'a> {
             let queued = CancellationToken::new();
             let waiting = wait_at(&session, &claim, on_busy, || {
                 let (tell, queued, claims, owner) = (tell.clone(), queued.clone(), claims.clone(), claim.owner());
-                BusySignal::new(move |busy| {
+                Wait::until(None).on_busy(move |busy| {
                     if yielded {
                         claims.confirm(owner, node);
                     }
@@ -114,13 +114,8 @@ impl<'a> Campaign<'a> {
         }));
     }
 
-    /// Waits until there is a grant, or until `deadline`. If `once`, only until another claim has a majority.
-    pub(super) async fn wait(
-        mut self,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-        once: bool,
-    ) -> Result<Attempt, LockError> {
+    /// Waits until there is a grant, or the wait is over. If `once`, only until another claim has a majority.
+    pub(super) async fn wait(mut self, mut wait: Wait, once: bool) -> Result<Attempt, LockError> {
         if once {
             self.yield_all();
             for node in 0..self.seats.len() {
@@ -143,7 +138,7 @@ impl<'a> Campaign<'a> {
             }
             let others = self.seats.iter().filter(|seat| matches!(seat, Seat::Busy(_))).count();
             if others + failed > spare {
-                busy.tell(&self.busy);
+                wait.busy(&self.busy);
                 if once && self.other_holder() {
                     return self.give_up().await;
                 }
@@ -160,14 +155,14 @@ impl<'a> Campaign<'a> {
                 give_way = Some(self.quorum.now() + PATIENCE.mul_f64(0.75 + self.claim_jitter()));
             }
             let now = self.quorum.now();
-            if deadline.is_some_and(|deadline| deadline <= now) {
+            if wait.is_over(now) {
                 return self.give_up().await;
             }
             if give_way.is_some_and(|stamp| stamp <= now) {
                 self.yield_all();
                 give_way = None;
             }
-            let next = [deadline, give_way].into_iter().flatten().min();
+            let next = [wait.deadline(), give_way].into_iter().flatten().min();
             let pause = next.map(|stamp| stamp.since(now));
             tokio::select! {
                 biased;
@@ -414,10 +409,10 @@ async fn wait_at(
     session: &Session,
     claim: &Claim,
     on_busy: OnBusy,
-    busy: impl Fn() -> BusySignal,
+    wait: impl Fn() -> Wait,
 ) -> Result<Attempt, LockError> {
     let began = Instant::now();
-    match session.wait(claim, None, busy(), on_busy).await {
+    match session.wait(claim, wait(), on_busy).await {
         Err(error)
             if error.is_retryable()
                 && on_busy != OnBusy::Yield
@@ -425,7 +420,7 @@ async fn wait_at(
                 && began.elapsed() < session.settings().op_timeout / 4 =>
         {
             sleep(PAUSE).await;
-            session.wait(claim, None, busy(), on_busy).await
+            session.wait(claim, wait(), on_busy).await
         }
         answer => answer,
     }

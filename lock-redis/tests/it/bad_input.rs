@@ -1,12 +1,15 @@
 //! Servers, settings and data that are not as they should be: each its own clear refusal, and nothing harmed.
 
+use std::future::IntoFuture;
 use std::time::Duration;
 
-use lock_core::{DistributedLock, LockError, Released, Renewal};
+use lock_core::{DistributedLock, LockError, Locks, Released, Renewal, Wait};
 use lock_redis::{RedisConfig, RedisLock};
 use tokio::io::AsyncWriteExt;
 
-use crate::server::{BEFORE_6, LONG, Server, answer, busy, claim, granted, name, rights, soon, until, until_queued};
+use crate::server::{
+    BEFORE_6, HANG_LIMIT, LONG, Server, answer, busy, claim, granted, name, rights, soon, until, until_queued,
+};
 
 async fn refused(config: RedisConfig) -> LockError {
     let error = config.connect().await.unwrap_err();
@@ -48,6 +51,43 @@ async fn a_user_without_a_password_is_the_one_who_logs_in() {
         .await
         .unwrap_err();
     assert_configuration(&error, "user name or the password");
+}
+
+#[tokio::test]
+async fn a_password_that_is_wrong_for_a_while_ends_no_wait_of_a_client_that_was_connected() {
+    let server = Server::start();
+    let _: String = server.command("ACL SETUSER joe on >one ~* &* +@all").await;
+    let config = || server.config().credentials("joe", "one");
+    let locks = Locks::new(config().connect().await.unwrap());
+    locks.lock("a").await.unwrap().release().await.unwrap();
+    let _: String = server.command("ACL SETUSER joe resetpass >hunter2").await;
+    let _: u32 = server.command("CLIENT KILL USER joe").await;
+    let waiting = tokio::spawn(locks.lock("a").wait_for(HANG_LIMIT).into_future());
+    loop {
+        // The end of the connection may be noticed first.
+        let refused = locks.lock("b").no_wait().await.unwrap_err();
+        assert!(refused.is_retryable(), "{refused:?}");
+        if refused.to_string().contains("the password") {
+            break;
+        }
+    }
+    assert_configuration(&refused(config()).await, "user name or the password");
+    let _: String = server.command("ACL SETUSER joe resetpass >one").await;
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_finds_no_server_leaves_nothing_to_release() {
+    let server = Server::start();
+    let config = server.config();
+    drop(server);
+    let locks = Locks::new(config.connect_lazy().unwrap());
+    for n in 0..100 {
+        let error = locks.lock(n.to_string()).no_wait().await.unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    }
+    let stats = locks.stats();
+    assert_eq!((stats.releasing, stats.release_errors), (0, 0));
 }
 
 #[tokio::test]
@@ -193,7 +233,7 @@ async fn a_key_of_another_type_is_neither_touched_nor_passed_by() {
             let _: () = server.command(&foreign.replace("KEY", &key)).await;
             for attempt in [
                 lock.try_acquire(&claim("n", LONG)).await,
-                lock.acquire(&claim("n", LONG), soon()).await,
+                lock.acquire(&claim("n", LONG), Wait::until(soon())).await,
             ] {
                 assert_configuration(&attempt.unwrap_err(), "did not write");
             }
@@ -252,7 +292,7 @@ async fn a_key_of_another_type_leaves_who_would_wait_without_a_place() {
     let held = claim("n", LONG);
     granted(&lock, &held).await;
     let _: () = server.command("SET {fencelock:n}:waiters x").await;
-    let error = lock.acquire(&claim("n", LONG), soon()).await.unwrap_err();
+    let error = lock.acquire(&claim("n", LONG), Wait::until(soon())).await.unwrap_err();
     assert_configuration(&error, "did not write");
     assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:order").await, 0);
     busy(&lock, &claim("n", LONG)).await;
@@ -339,7 +379,7 @@ async fn on_a_full_server_what_is_held_is_renewed_released_and_handed_on() {
     let grant = granted(&a, &first).await;
     let wait = tokio::spawn({
         let second = second.clone();
-        async move { (b.acquire(&second, soon()).await.unwrap().granted(), b) }
+        async move { (b.acquire(&second, Wait::until(soon())).await.unwrap().granted(), b) }
     });
     until_queued(&server, "n", 1).await;
     let _: () = server.command("CONFIG SET maxmemory 1").await;
@@ -378,12 +418,12 @@ async fn the_rights_in_the_documentation_are_enough_and_one_less_is_named() {
     assert!(a.force_release(reserved.name()).await.unwrap().is_some());
     let wait = tokio::spawn({
         let (b, wanted) = (b.clone(), wanted.clone());
-        async move { b.acquire(&wanted, soon()).await.unwrap().granted() }
+        async move { b.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() }
     });
     until_queued(&server, "n", 1).await;
     let cancelled = tokio::spawn({
         let a = a.clone();
-        async move { a.acquire(&claim("n", LONG), None).await }
+        async move { a.acquire(&claim("n", LONG), Wait::until(None)).await }
     });
     until_queued(&server, "n", 2).await;
     cancelled.abort();

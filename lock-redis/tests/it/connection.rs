@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Released};
+use lock_core::{DistributedLock, Released, Wait};
 use lock_redis::{RedisConfig, RedisLock};
 
 use crate::server::{LONG, Proxy, Server, claim, granted, name, scripts, soon, until, until_queued};
@@ -31,7 +31,7 @@ async fn a_push_that_was_lost_with_its_connection_is_made_up_for() {
     granted(&holder, &held).await;
     let wait = tokio::spawn({
         let (lock, wanted) = (lock.clone(), wanted.clone());
-        async move { lock.acquire(&wanted, soon()).await.unwrap().granted() }
+        async move { lock.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() }
     });
     until_told(&server, &lock).await;
     proxy.hold_answers();
@@ -78,7 +78,7 @@ async fn a_wait_goes_on_when_its_connection_is_cut() {
     granted(&holder, &held).await;
     let wait = tokio::spawn({
         let lock = lock.clone();
-        async move { lock.acquire(&wanted, soon()).await.unwrap().granted() }
+        async move { lock.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() }
     });
     for _ in 0..3 {
         until_told(&server, &lock).await;
@@ -98,9 +98,9 @@ async fn a_waiter_whose_connection_has_closed_is_passed_over_at_once() {
     let (holder, next) = (server.client().await, server.client().await);
     let (held, gone, wanted) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
     granted(&holder, &held).await;
-    let waiting = tokio::spawn(async move { lock.acquire(&gone, None).await });
+    let waiting = tokio::spawn(async move { lock.acquire(&gone, Wait::until(None)).await });
     until_queued(&server, "n", 1).await;
-    let wait = tokio::spawn(async move { next.acquire(&wanted, soon()).await.unwrap() });
+    let wait = tokio::spawn(async move { next.acquire(&wanted, Wait::until(soon())).await.unwrap() });
     until_queued(&server, "n", 2).await;
     waiting.abort();
     proxy.hold_requests();

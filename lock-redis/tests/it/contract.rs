@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Attempt, Clock, DistributedLock, LockError, LossReason, Released, Renewal};
+use lock_core::{Attempt, Clock, DistributedLock, LockError, LossReason, Released, Renewal, Wait};
 
 use crate::server::{HANG_LIMIT, LONG, Server, busy, claim, granted, name, soon, until_queued};
 
@@ -36,7 +36,12 @@ async fn a_repeated_acquire_returns_the_token_and_a_full_ttl() {
     assert!(again.lease.deadline() > first.lease.deadline());
     assert!(lock.holder(claim.name()).await.unwrap().unwrap().remaining.unwrap() > LONG - HANG_LIMIT);
     // Also by the way of waiting.
-    let again = lock.acquire(&claim, soon()).await.unwrap().granted().unwrap();
+    let again = lock
+        .acquire(&claim, Wait::until(soon()))
+        .await
+        .unwrap()
+        .granted()
+        .unwrap();
     assert_eq!(again.token, first.token);
 }
 
@@ -190,7 +195,7 @@ async fn a_hand_over_does_not_pass_by_who_waits_at_the_server() {
     granted(&a, &first).await;
     let wait = tokio::spawn({
         let waiting = waiting.clone();
-        async move { b.acquire(&waiting, soon()).await }
+        async move { b.acquire(&waiting, Wait::until(soon())).await }
     });
     until_queued(&server, "n", 1).await;
     let handed = a.hand_over(&first, &second).await.unwrap();
@@ -212,7 +217,7 @@ async fn a_waiter_is_pushed_its_grant_in_the_order_of_arrival() {
         waiting.push((
             wanted.clone(),
             tokio::spawn(async move {
-                let grant = lock.acquire(&wanted, soon()).await.unwrap().granted();
+                let grant = lock.acquire(&wanted, Wait::until(soon())).await.unwrap().granted();
                 (lock, grant)
             }),
         ));
@@ -240,7 +245,7 @@ async fn whoever_tries_does_not_pass_by_who_waits() {
     granted(&a, &held).await;
     let wait = tokio::spawn({
         let waiting = waiting.clone();
-        async move { b.acquire(&waiting, soon()).await }
+        async move { b.acquire(&waiting, Wait::until(soon())).await }
     });
     until_queued(&server, "n", 1).await;
     // The lock is gone and nobody told: the next one who comes serves the queue.
@@ -256,7 +261,7 @@ async fn a_renewal_that_finds_the_lock_gone_serves_who_waits() {
     let (a, b) = (server.client().await, server.client().await);
     let (held, waiting) = (claim("n", LONG), claim("n", LONG));
     let grant = granted(&a, &held).await;
-    let wait = tokio::spawn(async move { b.acquire(&waiting, soon()).await });
+    let wait = tokio::spawn(async move { b.acquire(&waiting, Wait::until(soon())).await });
     until_queued(&server, "n", 1).await;
     let _: () = server.command("DEL {fencelock:n}:lock").await;
     assert_eq!(a.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
@@ -269,7 +274,12 @@ async fn a_waiter_is_granted_when_the_lease_runs_out() {
     let (a, b) = (server.client().await, server.client().await);
     let (silent, wanted) = (claim("n", Duration::from_secs(1)), claim("n", LONG));
     let held = granted(&a, &silent).await;
-    let grant = b.acquire(&wanted, soon()).await.unwrap().granted().unwrap();
+    let grant = b
+        .acquire(&wanted, Wait::until(soon()))
+        .await
+        .unwrap()
+        .granted()
+        .unwrap();
     assert!(grant.token > held.token);
     // The lease's deadline lies before the expiry; the grant must not. A refresh would come after the deadline of the wait.
     assert!(!held.lease.is_valid(Clock::system().now()));
@@ -283,14 +293,20 @@ async fn a_wait_ends_busy_at_its_deadline_and_leaves_the_queue() {
     granted(&lock, &held).await;
     let started = Clock::system().now();
     let limit = Duration::from_millis(200);
-    let Attempt::Busy(busy) = lock.acquire(&wanted, Some(started + limit)).await.unwrap() else {
+    let Attempt::Busy(busy) = lock.acquire(&wanted, Wait::until(Some(started + limit))).await.unwrap() else {
         panic!("granted although held");
     };
     let waited = Clock::system().now().since(started);
     assert!(waited >= limit, "{waited:?}");
     assert_eq!(busy.holder.unwrap().owner, Some(held.owner()));
     assert_eq!(server.leftovers().await, ["{fencelock:n}:lock"]);
-    assert!(lock.acquire(&wanted, Some(started)).await.unwrap().granted().is_none());
+    assert!(
+        lock.acquire(&wanted, Wait::until(Some(started)))
+            .await
+            .unwrap()
+            .granted()
+            .is_none()
+    );
     assert_eq!(server.leftovers().await, ["{fencelock:n}:lock"]);
 }
 
@@ -302,7 +318,7 @@ async fn releasing_a_claim_ends_its_wait() {
     granted(&lock, &held).await;
     let wait = tokio::spawn({
         let (lock, wanted) = (lock.clone(), wanted.clone());
-        async move { lock.acquire(&wanted, None).await }
+        async move { lock.acquire(&wanted, Wait::until(None)).await }
     });
     until_queued(&server, "n", 1).await;
     assert_eq!(lock.release(&wanted).await.unwrap(), Released::NotHeld);
@@ -321,7 +337,9 @@ async fn many_names_wait_at_once_while_requests_of_the_same_client_go_on() {
         granted(&a, &mine).await;
         held.push(mine);
         let (b, wanted) = (b.clone(), claim(&format!("n{i}"), LONG));
-        waiting.push(tokio::spawn(async move { b.acquire(&wanted, soon()).await }));
+        waiting.push(tokio::spawn(
+            async move { b.acquire(&wanted, Wait::until(soon())).await },
+        ));
     }
     let other = claim("other", LONG);
     let grant = granted(&b, &other).await;
@@ -345,14 +363,17 @@ async fn closing_frees_what_the_client_holds_and_ends_it_for_good() {
     granted(&b, &other).await;
     let wait = tokio::spawn({
         let (a, wanted) = (a.clone(), claim("other", LONG));
-        async move { a.acquire(&wanted, None).await }
+        async move { a.acquire(&wanted, Wait::until(None)).await }
     });
     until_queued(&server, "other", 1).await;
     a.close().await.unwrap();
     a.close().await.unwrap();
     assert!(matches!(wait.await.unwrap(), Err(LockError::Closed { .. })));
     assert!(matches!(a.try_acquire(&mine).await, Err(LockError::Closed { .. })));
-    assert!(matches!(a.acquire(&mine, None).await, Err(LockError::Closed { .. })));
+    assert!(matches!(
+        a.acquire(&mine, Wait::until(None)).await,
+        Err(LockError::Closed { .. })
+    ));
     assert!(matches!(a.release(&mine).await, Err(LockError::Closed { .. })));
     granted(&b, &next).await;
     assert!(b.holder(other.name()).await.unwrap().is_some());

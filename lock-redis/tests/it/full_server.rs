@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Grant, LockError, Released, Renewal};
+use lock_core::{DistributedLock, Grant, LockError, Released, Renewal, Wait};
 use lock_redis::{RedisConfig, RedisLock};
 use tokio::task::JoinHandle;
 
@@ -19,7 +19,7 @@ async fn waiter(server: &Server) -> (JoinHandle<Result<Option<Grant>, LockError>
     let proxy = Proxy::to(server.port()).await;
     let lock = RedisConfig::new("127.0.0.1", proxy.port()).connect().await.unwrap();
     let wait = tokio::spawn(async move {
-        let attempt = lock.acquire(&claim("n", TTL), soon()).await?;
+        let attempt = lock.acquire(&claim("n", TTL), Wait::until(soon())).await?;
         let grant = attempt.granted();
         if let Some(grant) = &grant {
             assert_eq!(lock.release(&grant.claim).await?, Released::Released);
@@ -42,7 +42,7 @@ async fn fill(server: &Server) {
 }
 
 async fn refused(lock: &RedisLock, name: &str) {
-    let error = lock.acquire(&claim(name, LONG), soon()).await.unwrap_err();
+    let error = lock.acquire(&claim(name, LONG), Wait::until(soon())).await.unwrap_err();
     assert!(format!("{error:#}").contains("out of memory"), "{error}");
 }
 
@@ -100,7 +100,7 @@ async fn a_waiter_is_granted_what_somebody_else_finds_free() {
     granted(&lock, &claim("n", LONG)).await;
     let lives = server.client().await;
     let wanted = claim("n", LONG);
-    let wait = tokio::spawn(async move { lives.acquire(&wanted, soon()).await.unwrap().granted() });
+    let wait = tokio::spawn(async move { lives.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() });
     until_queued(&server, "n", 1).await;
     fill(&server).await;
     let _: () = server.command("DEL {fencelock:n}:lock").await;

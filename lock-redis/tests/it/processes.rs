@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lock_core::{DistributedLock, Grant, Locks, OwnerId};
+use lock_core::{DistributedLock, Grant, Locks, OwnerId, Wait};
 use lock_redis::redis::{Cmd, aio::MultiplexedConnection};
 use lock_redis::{RedisConfig, RedisLock};
 use rustix::process::Signal;
@@ -107,7 +107,7 @@ impl Line {
 /// A wait for `n` in a task of its own. Its refreshes are further apart than it waits.
 pub(crate) fn wait(lock: RedisLock) -> JoinHandle<(Grant, RedisLock)> {
     tokio::spawn(async move {
-        let attempt = lock.acquire(&claim("n", LONG), soon()).await.unwrap();
+        let attempt = lock.acquire(&claim("n", LONG), Wait::until(soon())).await.unwrap();
         (attempt.granted().expect("granted before the deadline"), lock)
     })
 }

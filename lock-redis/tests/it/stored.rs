@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Locks};
+use lock_core::{DistributedLock, Locks, Wait};
 
 use crate::server::{LONG, Server, claim, name, soon, until, until_queued};
 
@@ -15,7 +15,7 @@ async fn restart(mut server: Server, before: impl AsyncFnOnce(&Server)) {
     let wanted = claim("n", LONG);
     let wait = tokio::spawn({
         let lock = server.client().await;
-        async move { (lock.acquire(&wanted, soon()).await, lock, wanted) }
+        async move { (lock.acquire(&wanted, Wait::until(soon())).await, lock, wanted) }
     });
     until_queued(&server, "n", 1).await;
     before(&server).await;
@@ -63,7 +63,12 @@ async fn restart(mut server: Server, before: impl AsyncFnOnce(&Server)) {
     let grant = match attempt {
         Ok(attempt) => attempt.granted().unwrap(),
         // The core would ask again too.
-        Err(error) if error.is_retryable() => lock.acquire(&wanted, soon()).await.unwrap().granted().unwrap(),
+        Err(error) if error.is_retryable() => lock
+            .acquire(&wanted, Wait::until(soon()))
+            .await
+            .unwrap()
+            .granted()
+            .unwrap(),
         Err(error) => panic!("{error}"),
     };
     assert!(grant.token > token);

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::{DistributedLock, FencingToken, LockError};
+use lock_core::{DistributedLock, FencingToken, LockError, Wait};
 use lock_redis::RedisLock;
 
 use crate::server::{self, LONG, Proxy, Server, claim, granted, until};
@@ -126,7 +126,14 @@ async fn waiters_are_given_rising_tokens_too() {
         let first = granted(&a, &held).await.token;
         let wait = tokio::spawn({
             let (b, wanted) = (b.clone(), wanted.clone());
-            async move { b.acquire(&wanted, None).await.unwrap().granted().unwrap().token }
+            async move {
+                b.acquire(&wanted, Wait::until(None))
+                    .await
+                    .unwrap()
+                    .granted()
+                    .unwrap()
+                    .token
+            }
         });
         server::until_queued(&server, "n", 1).await;
         a.release(&held).await.unwrap();

@@ -5,7 +5,7 @@ use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::file::{File, LONG, claim, granted, name, until_waiting};
-use lock_core::{Claim, DistributedLock, Released};
+use lock_core::{Claim, DistributedLock, Released, Wait};
 use lock_sqlite::SqliteLock;
 use rusqlite::Connection;
 
@@ -69,7 +69,7 @@ async fn acquire_dropped_at_any_poll_leaves_no_row() {
     for polls in 0..10 {
         let (held, wanted) = (claim("n", LONG), claim("n", LONG));
         granted(&a, &held).await;
-        let acquire = dropped_after(polls, &file, b.acquire(&wanted, None));
+        let acquire = dropped_after(polls, &file, b.acquire(&wanted, Wait::until(None)));
         let let_go = async {
             // Late enough that the other one waits already, on most machines; the outcome is the same if not.
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -113,7 +113,7 @@ async fn a_wait_that_was_dropped_takes_nothing_when_the_name_becomes_free() {
     let (held, wanted) = (claim("n", LONG), claim("n", LONG));
     granted(&a, &held).await;
     {
-        let mut waiting = pin!(b.acquire(&wanted, None));
+        let mut waiting = pin!(b.acquire(&wanted, Wait::until(None)));
         until_waiting(&b, waiting.as_mut()).await;
     }
     // Given free by the client itself, so that it looks at once.
@@ -136,7 +136,7 @@ async fn requests_dropped_at_any_moment_leave_no_row_and_repeat_no_token() {
         // Those that were granted while still polled: nobody takes these back.
         let mut heard = Vec::new();
         {
-            let mut requests: Vec<_> = claims.iter().map(|c| lock.acquire(c, None)).collect();
+            let mut requests: Vec<_> = claims.iter().map(|c| lock.acquire(c, Wait::until(None))).collect();
             std::future::poll_fn(|context| {
                 for (request, claim) in requests.iter_mut().zip(&claims) {
                     if request.as_mut().poll(context).is_ready() {

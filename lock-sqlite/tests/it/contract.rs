@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::time::Duration;
 
 use crate::file::{File, HANG_LIMIT, LONG, SHORT, busy, claim, granted, name, until_waiting};
-use lock_core::{Attempt, Clock, DistributedLock, LockError, Released, Renewal, Stamp};
+use lock_core::{Attempt, Clock, DistributedLock, LockError, Released, Renewal, Stamp, Wait};
 use lock_sqlite::SqliteConfig;
 
 fn soon() -> Option<Stamp> {
@@ -193,7 +193,7 @@ async fn a_waiter_is_granted_when_another_process_or_its_own_client_lets_go() {
     for releaser in [&a, &b] {
         let (held, wanted) = (claim("n", LONG), claim("n", LONG));
         granted(releaser, &held).await;
-        let mut waiting = pin!(b.acquire(&wanted, soon()));
+        let mut waiting = pin!(b.acquire(&wanted, Wait::until(soon())));
         until_waiting(&b, waiting.as_mut()).await;
         releaser.release(&held).await.unwrap();
         let grant = waiting.await.unwrap().granted().unwrap();
@@ -208,7 +208,12 @@ async fn a_waiter_is_granted_when_the_lease_runs_out() {
     let (a, b) = (file.client().await, file.client().await);
     let (silent, wanted) = (claim("n", SHORT * 3), claim("n", LONG));
     let held = granted(&a, &silent).await;
-    let grant = b.acquire(&wanted, soon()).await.unwrap().granted().unwrap();
+    let grant = b
+        .acquire(&wanted, Wait::until(soon()))
+        .await
+        .unwrap()
+        .granted()
+        .unwrap();
     assert!(grant.token > held.token);
     // The lease's deadline lies before the expiry; the grant must not.
     assert!(Clock::system().now() >= held.lease.deadline());
@@ -223,13 +228,19 @@ async fn a_wait_ends_busy_at_its_deadline_and_says_who_holds() {
     granted(&lock, &held).await;
     let started = Clock::system().now();
     let limit = Duration::from_millis(200);
-    let Attempt::Busy(busy) = lock.acquire(&wanted, Some(started + limit)).await.unwrap() else {
+    let Attempt::Busy(busy) = lock.acquire(&wanted, Wait::until(Some(started + limit))).await.unwrap() else {
         panic!("granted although held");
     };
     let waited = Clock::system().now().since(started);
     assert!(waited >= limit, "{waited:?}");
     assert_eq!(busy.holder.unwrap().owner, Some(held.owner()));
-    assert!(lock.acquire(&wanted, Some(started)).await.unwrap().granted().is_none());
+    assert!(
+        lock.acquire(&wanted, Wait::until(Some(started)))
+            .await
+            .unwrap()
+            .granted()
+            .is_none()
+    );
 }
 
 #[tokio::test]
@@ -238,7 +249,7 @@ async fn releasing_a_claim_ends_its_wait() {
     let lock = file.client().await;
     let (held, wanted) = (claim("n", LONG), claim("n", LONG));
     granted(&lock, &held).await;
-    let mut waiting = pin!(lock.acquire(&wanted, None));
+    let mut waiting = pin!(lock.acquire(&wanted, Wait::until(None)));
     until_waiting(&lock, waiting.as_mut()).await;
     assert_eq!(lock.release(&wanted).await.unwrap(), Released::NotHeld);
     assert!(waiting.await.unwrap().granted().is_none());
@@ -255,7 +266,9 @@ async fn many_names_wait_at_once_while_requests_of_the_same_client_go_on() {
         granted(&a, &mine).await;
         held.push(mine);
         let (b, wanted) = (b.clone(), claim(&format!("n{i}"), LONG));
-        waiting.push(tokio::spawn(async move { b.acquire(&wanted, soon()).await }));
+        waiting.push(tokio::spawn(
+            async move { b.acquire(&wanted, Wait::until(soon())).await },
+        ));
     }
     let other = claim("other", LONG);
     let grant = granted(&b, &other).await;
@@ -294,13 +307,16 @@ async fn closing_frees_what_the_client_holds_and_ends_it_for_good() {
     granted(&a, &mine).await;
     granted(&b, &other).await;
     let wanted = claim("other", LONG);
-    let mut waiting = pin!(a.acquire(&wanted, None));
+    let mut waiting = pin!(a.acquire(&wanted, Wait::until(None)));
     until_waiting(&a, waiting.as_mut()).await;
     a.close().await.unwrap();
     a.close().await.unwrap();
     assert!(matches!(waiting.await, Err(LockError::Closed { .. })));
     assert!(matches!(a.try_acquire(&mine).await, Err(LockError::Closed { .. })));
-    assert!(matches!(a.acquire(&mine, None).await, Err(LockError::Closed { .. })));
+    assert!(matches!(
+        a.acquire(&mine, Wait::until(None)).await,
+        Err(LockError::Closed { .. })
+    ));
     assert!(matches!(a.release(&mine).await, Err(LockError::Closed { .. })));
     granted(&b, &next).await;
     assert!(b.holder(other.name()).await.unwrap().is_some());

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::file::{File, LONG, claim, granted, name};
-use lock_core::{DistributedLock, LockError};
+use lock_core::{DistributedLock, LockError, Wait};
 use lock_sqlite::{SqliteConfig, SqliteLock};
 
 pub(crate) fn reader(file: &File) -> SqliteConfig {
@@ -58,7 +58,7 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
     let free = claim("free", LONG);
     for why in [
         refusal(reader.try_acquire(&free).await),
-        refusal(reader.acquire(&free, None).await),
+        refusal(reader.acquire(&free, Wait::until(None)).await),
         refusal(reader.hand_over(&held, &free).await),
         refusal(reader.renew(&grant.lease).await),
         refusal(reader.release(&held).await),

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::file::{File, LONG, claim, granted};
-use lock_core::{DistributedLock, FencingToken, LockError};
+use lock_core::{DistributedLock, FencingToken, LockError, Wait};
 use lock_sqlite::SqliteLock;
 
 /// Draws that many tokens and returns the last.
@@ -171,7 +171,14 @@ fn tokens_of_eight_clients_in_eight_threads_are_distinct_and_rise() {
                     let mut tokens = Vec::new();
                     for _ in 0..100 {
                         let claim = claim("n", LONG);
-                        tokens.push(lock.acquire(&claim, None).await.unwrap().granted().unwrap().token);
+                        tokens.push(
+                            lock.acquire(&claim, Wait::until(None))
+                                .await
+                                .unwrap()
+                                .granted()
+                                .unwrap()
+                                .token,
+                        );
                         lock.release(&claim).await.unwrap();
                     }
                     assert!(tokens.is_sorted());

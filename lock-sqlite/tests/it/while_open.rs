@@ -4,7 +4,7 @@ use std::fs;
 use std::time::Duration;
 
 use crate::file::{File, HANG_LIMIT, LONG, claim, granted, name, until_done, until_waiting};
-use lock_core::{DistributedLock, LockError, Released, Renewal};
+use lock_core::{DistributedLock, LockError, Released, Renewal, Wait};
 use lock_sqlite::{SqliteConfig, SqliteLock};
 use rusqlite::Connection;
 
@@ -19,7 +19,10 @@ async fn a_damaged_entry_hides_no_other_and_can_be_forced_free() {
     assert_eq!(lock.list("").await.unwrap().len(), 2);
     for failed in [
         lock.holder(&name("b")).await.map(drop).unwrap_err(),
-        lock.acquire(&claim("b", LONG), None).await.map(drop).unwrap_err(),
+        lock.acquire(&claim("b", LONG), Wait::until(None))
+            .await
+            .map(drop)
+            .unwrap_err(),
     ] {
         assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
         assert!(format!("{failed:#}").contains("force the lock free"), "{failed}");
@@ -37,8 +40,8 @@ async fn a_waiter_whose_entry_is_damaged_leaves_the_other_waiters_waiting() {
     granted(&lock, &held).await;
     granted(&lock, &claim("bad", LONG)).await;
     let (good, bad) = (claim("good", LONG), claim("bad", LONG));
-    let mut good = std::pin::pin!(lock.acquire(&good, None));
-    let mut bad = std::pin::pin!(lock.acquire(&bad, None));
+    let mut good = std::pin::pin!(lock.acquire(&good, Wait::until(None)));
+    let mut bad = std::pin::pin!(lock.acquire(&bad, Wait::until(None)));
     until_waiting(&lock, good.as_mut()).await;
     until_waiting(&lock, bad.as_mut()).await;
     file.sql("UPDATE lock SET token = -1 WHERE name = 'bad'");
@@ -90,12 +93,18 @@ async fn those_who_wait_hear_of_a_replaced_file_too() {
     let lock = file.client().await;
     granted(&lock, &claim("n", LONG)).await;
     let wanted = claim("n", LONG);
-    let mut waiting = std::pin::pin!(lock.acquire(&wanted, None));
+    let mut waiting = std::pin::pin!(lock.acquire(&wanted, Wait::until(None)));
     until_waiting(&lock, waiting.as_mut()).await;
     fs::remove_file(file.path()).unwrap();
     let failed = waiting.await.unwrap_err();
     assert!(format!("{failed:#}").contains("replaced or removed"), "{failed}");
-    assert!(lock.acquire(&wanted, None).await.unwrap().granted().is_some());
+    assert!(
+        lock.acquire(&wanted, Wait::until(None))
+            .await
+            .unwrap()
+            .granted()
+            .is_some()
+    );
 }
 
 #[tokio::test]

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::SystemTime;
 
 use lock_core::{
-    Attempt, BusySignal, Capabilities, Claim, Clock, DistributedLock, HandOver, Lease, LockError, OwnerId, Released,
-    Renewal, Stamp, async_trait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Lease, LockError, OwnerId, Released, Renewal,
+    Stamp, Wait, async_trait,
 };
 use tokio::sync::watch;
 
@@ -108,17 +108,8 @@ impl DistributedLock for Recorded {
         self.alive(self.backend.release(claim)).await
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.attempt(self.backend.acquire(claim, deadline)).await
-    }
-
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
-        self.attempt(self.backend.try_then_wait(claim, deadline, busy)).await
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        self.attempt(self.backend.acquire(claim, wait)).await
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {

@@ -127,14 +127,89 @@ async fn a_wait_in_the_local_queue_ends_on_time_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failure_before_the_first_answer_is_unavailable_at_once() {
+async fn a_first_failure_that_may_pass_is_waited_out() {
+    for fate in [Fate::Fail, Fate::Refuse] {
+        let world = World::new();
+        let request = || world.locks.lock("a");
+        for request in [request(), request().wait_for(30 * SECOND)] {
+            world.server.next(Op::Try, [fate; 3]);
+            assert!(request.await.unwrap().is_held());
+            world.settle().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_fails_to_the_end_of_the_wait_is_unavailable_then() {
     let world = World::new();
+    world.server.next(Op::Try, [Fate::Fail; 1_000]);
+    let request = || world.locks.lock("a");
+    for (request, end) in [
+        (request(), OP_TIMEOUT),
+        (request().no_wait(), Duration::ZERO),
+        (request().wait_for(12 * SECOND), 12 * SECOND),
+        (request().wait_for(SECOND / 2), SECOND / 2),
+    ] {
+        let started = world.now();
+        // Others that wait for the same answer.
+        let behind: Vec<_> = (0..3).map(|_| tokio::spawn(request.clone().into_future())).collect();
+        for wait in behind.into_iter().chain([tokio::spawn(request.into_future())]) {
+            let error = wait.await.unwrap().unwrap_err();
+            assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+            assert!(std::error::Error::source(&error).is_some());
+        }
+        let waited = world.now().since(started);
+        assert!(
+            waited + SECOND / 20 >= end && waited < end + SECOND + SECOND / 2,
+            "{waited:?} for {end:?}"
+        );
+        world.settle().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_not_sent_needs_no_release() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Refuse; 1_000]);
+    for _ in 0..10 {
+        assert!(world.locks.try_lock("a").await.is_err());
+    }
+    world.settle().await;
+    assert_eq!(world.server.count(Op::Release), 0);
+    assert_eq!(world.locks.stats().releasing, 0);
+    world.server.heal();
+    // What may have been sent before does.
     world.server.next(Op::Try, [Fate::Fail]);
-    let started = world.now();
-    let error = world.locks.lock("a").await.unwrap_err();
-    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
-    assert!(world.now().since(started) < SECOND);
-    assert!(std::error::Error::source(&error).is_some());
+    world.server.next(Op::Try, [Fate::Refuse; 1_000]);
+    assert!(world.locks.try_lock("b").await.is_err());
+    world.settle().await;
+    assert_eq!(world.server.count(Op::Release), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_that_are_refused_end_a_new_client_and_not_one_that_was_connected() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Deny]);
+    let error = world.locks.lock("a").wait_for(30 * SECOND).await.unwrap_err();
+    assert!(matches!(error, LockError::Configuration { .. }), "{error}");
+
+    drop(world.locks.lock("b").await.unwrap());
+    world.server.next(Op::Try, [Fate::Deny; 3]);
+    let waits: Vec<_> = (0..3).map(|_| ask(&world.locks, "a")).collect();
+    for wait in waits {
+        wait.await.unwrap().unwrap().release().await.unwrap();
+    }
+    // Leaders go on, too, for as long as it takes.
+    let led = tokio::spawn(world.locks.lock("c").lead(|term| async move { term.token() }));
+    world.server.next(Op::Try, [Fate::Deny; 40]);
+    led.await.unwrap().unwrap();
+
+    world.server.next(Op::Try, [Fate::Deny; 1_000]);
+    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
+    assert!(
+        error.is_retryable() && error.to_string().contains("password"),
+        "{error}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -177,7 +252,7 @@ async fn a_wait_that_ends_in_failures_is_unavailable() {
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_arrives_after_its_lease_ran_out_does_not_count() {
     let world = World::new();
-    world.server.next(Op::Try, [Fate::AnswerAfter(2 * SECOND)]);
+    world.server.next(Op::Try, [Fate::AnswerAfter(2 * SECOND); 9]);
     let error = world.locks.lock("a").ttl(SECOND).await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
     world.settle().await;
@@ -244,10 +319,8 @@ async fn a_waiter_at_the_server_that_goes_away_is_cleaned_up() {
 async fn a_backend_that_panics_fails_one_request_only() {
     let world = World::new();
     world.server.next(Op::Try, [Fate::Panic]);
-    let error = world.locks.lock("a").await.unwrap_err();
-    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
     assert!(world.locks.lock("a").await.unwrap().is_held());
-    assert_eq!(world.locks.stats().waiting, 0);
+    assert_eq!((world.server.count(Op::Try), world.locks.stats().waiting), (2, 0));
 }
 
 #[tokio::test(start_paused = true)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, Clock, DistributedLock, HandOver, Holder, Lease,
-    LockError, LockName, Released, Renewal, Scope, Stamp,
+    Attempt, BackendVersion, Capabilities, Changes, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError,
+    LockName, Released, Renewal, Scope, Wait,
 };
 
 /// Answers every call with an error that names the call.
@@ -31,11 +31,8 @@ impl DistributedLock for Echo {
     async fn release(&self, _: &Claim) -> Result<Released, LockError> {
         echo("own release")
     }
-    async fn acquire(&self, _: &Claim, _: Option<Stamp>) -> Result<Attempt, LockError> {
+    async fn acquire(&self, _: &Claim, _: Wait) -> Result<Attempt, LockError> {
         echo("own acquire")
-    }
-    async fn try_then_wait(&self, _: &Claim, _: Option<Stamp>, _: BusySignal) -> Result<Attempt, LockError> {
-        echo("own try_then_wait")
     }
     async fn hand_over(&self, _: &Claim, _: &Claim) -> Result<HandOver, LockError> {
         echo("own hand_over")
@@ -92,12 +89,7 @@ async fn forwards_everything(lock: impl DistributedLock) {
     assert_eq!(told(lock.try_acquire(&claim).await), "own try_acquire");
     assert_eq!(told(lock.renew(&lease).await), "own renew");
     assert_eq!(told(lock.release(&claim).await), "own release");
-    assert_eq!(told(lock.acquire(&claim, None).await), "own acquire");
-    let signal = BusySignal::new(|_| {});
-    assert_eq!(
-        told(lock.try_then_wait(&claim, None, signal).await),
-        "own try_then_wait"
-    );
+    assert_eq!(told(lock.acquire(&claim, Wait::until(None)).await), "own acquire");
     assert_eq!(told(lock.hand_over(&claim, &claim).await), "own hand_over");
     let second = Duration::from_secs(1);
     assert_eq!(told(lock.reserve(&claim, second).await), "own reserve");
@@ -158,7 +150,7 @@ async fn the_provided_wait_polls_until_an_answer_or_the_deadline() {
     let lock = Minimal { busy: 20.into() };
     let started = tokio::time::Instant::now();
     assert!(matches!(
-        lock.acquire(&claim, None).await,
+        lock.acquire(&claim, Wait::until(None)).await,
         Err(LockError::NotSupported { .. })
     ));
     let polled = started.elapsed();
@@ -170,7 +162,7 @@ async fn the_provided_wait_polls_until_an_answer_or_the_deadline() {
     let lock = Minimal { busy: u32::MAX.into() };
     let deadline = lock.clock().now();
     assert!(matches!(
-        lock.acquire(&claim, Some(deadline)).await,
+        lock.acquire(&claim, Wait::until(Some(deadline))).await,
         Ok(Attempt::Busy(_))
     ));
 }

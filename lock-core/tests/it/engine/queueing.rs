@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BusySignal, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, Locks, MemoryLock, Released,
-    Renewal, Stamp,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, Locks, MemoryLock, Released, Renewal, Wait,
 };
 
 use crate::{paused, until};
@@ -60,29 +59,21 @@ impl DistributedLock for Queueing {
         self.calls.releases.fetch_add(1, Ordering::SeqCst);
         self.memory.release(claim).await
     }
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        self.calls.waits.fetch_add(1, Ordering::SeqCst);
-        self.memory.acquire(claim, deadline).await
-    }
     fn clock(&self) -> Clock {
         self.memory.clock()
     }
-    async fn try_then_wait(
-        &self,
-        claim: &Claim,
-        deadline: Option<Stamp>,
-        mut busy: BusySignal,
-    ) -> Result<Attempt, LockError> {
+    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         let is_first = self.calls.asked.fetch_add(1, Ordering::SeqCst) == 0;
         // Others of the same client come meanwhile.
         tokio::task::yield_now().await;
-        if let Attempt::Busy(found) = self.memory.try_acquire(claim).await?
-            && (self.tells || !is_first)
-        {
-            busy.tell(&found);
-        }
         if !is_first {
-            return self.acquire(claim, deadline).await;
+            self.calls.waits.fetch_add(1, Ordering::SeqCst);
+            return self.memory.acquire(claim, wait).await;
+        }
+        if let Attempt::Busy(found) = self.memory.try_acquire(claim).await?
+            && self.tells
+        {
+            wait.busy(&found);
         }
         self.calls.answers.fetch_add(1, Ordering::SeqCst);
         match self.first {
@@ -110,12 +101,17 @@ async fn held_elsewhere(tells: bool, first: First) -> (MemoryLock, Claim, Locks,
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_request_that_fails_after_it_told_busy_is_followed_by_a_wait() {
-    for first in [First::Fails, First::Panics] {
-        let (elsewhere, holder, locks, calls) = held_elsewhere(true, first).await;
+async fn a_first_request_that_fails_is_followed_by_a_wait() {
+    for (tells, first) in [
+        (true, First::Fails),
+        (true, First::Panics),
+        (false, First::Fails),
+        (false, First::Panics),
+    ] {
+        let (elsewhere, holder, locks, calls) = held_elsewhere(tells, first).await;
         let waiting = tokio::spawn(locks.lock("a").into_future());
         let behind = tokio::spawn(locks.lock("a").into_future());
-        // What was told counts for all who asked by then, whatever came of the request.
+        // What is told counts for all who asked by then, whatever came of the request.
         assert!(locks.try_lock("a").await.unwrap().is_none());
         Calls::reach(&calls.waits, 1).await;
         assert!(locks.try_lock("a").await.unwrap().is_none());
@@ -127,14 +123,12 @@ async fn a_first_request_that_fails_after_it_told_busy_is_followed_by_a_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_request_that_fails_before_it_told_anything_is_an_error() {
-    for first in [First::Fails, First::Panics, First::IsNotAnswered] {
-        let (_elsewhere, _, locks, calls) = held_elsewhere(false, first).await;
-        let error = locks.lock("a").await.unwrap_err();
-        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
-        Calls::reach(&calls.releases, 1).await;
-        assert_eq!(calls.waits.load(Ordering::SeqCst), 0);
-    }
+async fn a_first_request_that_is_not_answered_is_an_error() {
+    let (_elsewhere, _, locks, calls) = held_elsewhere(false, First::IsNotAnswered).await;
+    let error = locks.lock("a").await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    Calls::reach(&calls.releases, 1).await;
+    assert_eq!(calls.waits.load(Ordering::SeqCst), 0);
 }
 
 #[tokio::test(start_paused = true)]

@@ -266,6 +266,13 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
         "{error}"
     );
     world.server.next(Op::Try, [Fate::AnswerAfter(OP_TIMEOUT / 2)]);
-    let error = world.locks.lock("b").ttl(OP_TIMEOUT / 4).await.unwrap_err().to_string();
+    let error = world
+        .locks
+        .lock("b")
+        .ttl(OP_TIMEOUT / 4)
+        .no_wait()
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("raise the ttl"), "{error}");
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease, LeaseId,
-    LockError, Locks, ManualClock, Released, Renewal, Scope, Stamp,
+    LockError, Locks, ManualClock, Released, Renewal, Scope, Stamp, Wait,
 };
 
 use crate::paused;
@@ -21,6 +21,10 @@ pub(crate) const OP_TIMEOUT: Duration = Duration::from_secs(5);
 pub(crate) enum Fate {
     /// Refused before anything was done.
     Fail,
+    /// Not sent: there is no connection.
+    Refuse,
+    /// Not sent: the server refuses the credentials.
+    Deny,
     /// The same, after a while.
     FailAfter(Duration),
     /// Never answered, nothing done.
@@ -177,6 +181,8 @@ impl Scripted {
         match fate {
             None => Ok(work(&mut server.lock().unwrap(), now)),
             Some(Fate::Fail) => Err(LockError::failed("the script", "refused")),
+            Some(Fate::Refuse) => Err(LockError::failed("the script", "connection refused").unsent()),
+            Some(Fate::Deny) => Err(LockError::configuration("the password is wrong").unsent()),
             Some(Fate::FailAfter(time)) => {
                 tokio::time::sleep(time).await;
                 Err(LockError::failed("the script", "refused"))
@@ -301,13 +307,17 @@ impl DistributedLock for Scripted {
             .await
     }
 
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
+        match self.try_acquire(claim).await? {
+            Attempt::Busy(found) => wait.busy(&found),
+            granted => return Ok(granted),
+        }
         loop {
             let asked = claim.clone();
             let attempt = self
                 .request(Op::Acquire, move |s, now| s.try_acquire(&asked, now, None))
                 .await?;
-            if matches!(attempt, Attempt::Granted(_)) || deadline.is_some_and(|d| self.clock.now() >= d) {
+            if matches!(attempt, Attempt::Granted(_)) || wait.is_over(self.clock.now()) {
                 return Ok(attempt);
             }
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, Grant, Lease, LockError, Locks, LossReason, MemoryLock,
-    Options, Released, Renew, Renewal, Stamp, async_trait,
+    Options, Released, Renew, Renewal, Wait, async_trait,
 };
 use tokio::runtime::Runtime;
 
@@ -269,12 +269,14 @@ impl DistributedLock for Faithless {
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
         self.memory.release(claim).await
     }
-    async fn acquire(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
         self.waits.fetch_add(1, Ordering::SeqCst);
         if self.early_busy {
             Ok(Attempt::busy())
+        } else if self.other_claim {
+            self.try_acquire(claim).await
         } else {
-            self.memory.acquire(claim, deadline).await
+            self.memory.acquire(claim, wait).await
         }
     }
     fn clock(&self) -> Clock {
@@ -332,11 +334,12 @@ async fn a_failed_renewal_of_the_memory_backend_loses_nothing() {
     assert!(guard.renew_now().await.is_ok());
 
     let memory = paused::memory();
-    memory.fail_next_renewal();
-    let locks = paused::client(memory);
+    let locks = paused::client(memory.client());
     let guard = locks.lock("a").await.unwrap();
+    memory.set_reachable(false);
     assert!(matches!(guard.renew_now().await, Err(LockError::Unavailable { .. })));
     assert!(guard.is_held());
+    memory.set_reachable(true);
     assert!(guard.renew_now().await.is_ok());
     drop(guard);
 }

@@ -1,7 +1,7 @@
 //! Requests that arrive late, when their key is used again.
 
 use conformance_tests::faults::Proxy;
-use lock_core::{DistributedLock, Released};
+use lock_core::{DistributedLock, Released, Wait};
 
 use crate::again::{line, only, through};
 use crate::server::{
@@ -63,11 +63,11 @@ async fn a_request_to_join_a_queue_that_arrives_late_joins_nothing() {
     granted(&lock, &claim("kept", LONG)).await;
     granted(&holder, &in_the_way).await;
     let held = proxy.hold(late.owner().to_string().as_bytes());
-    fails(&proxy, &held, lock.acquire(&late, soon())).await;
+    fails(&proxy, &held, lock.acquire(&late, Wait::until(soon()))).await;
     clean_up(&lock, &late).await;
     let waiting = tokio::spawn({
         let (lock, next) = (lock.clone(), next.clone());
-        async move { lock.acquire(&next, soon()).await }
+        async move { lock.acquire(&next, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", 1).await;
     let before = line(&etcd, "n").await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use conformance_tests::servers::Data;
-use lock_core::{DistributedLock, Released, Renewal};
+use lock_core::{DistributedLock, Released, Renewal, Wait};
 
 use crate::bad_input::{SECRET, as_root, with_users};
 use crate::server::{LONG, claim, config, granted, soon, until_queued};
@@ -17,7 +17,7 @@ async fn a_login_that_has_expired_is_refreshed() {
     let grant = granted(&lock, &held).await;
     let waiting = tokio::spawn({
         let other = other.clone();
-        async move { other.acquire(&claim("n", LONG), soon()).await }
+        async move { other.acquire(&claim("n", LONG), Wait::until(soon())).await }
     });
     until_queued(&root, "n", 1).await;
     // Nobody says anything meanwhile.
@@ -31,7 +31,7 @@ async fn a_login_that_has_expired_is_refreshed() {
     let held = claim("o", LONG);
     granted(&lock, &held).await;
     tokio::time::sleep(Duration::from_secs(4)).await;
-    let waiting = tokio::spawn(async move { other.acquire(&claim("o", LONG), soon()).await });
+    let waiting = tokio::spawn(async move { other.acquire(&claim("o", LONG), Wait::until(soon())).await });
     until_queued(&as_root(&server).await, "o", 1).await;
     assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
     waiting.await.unwrap().unwrap().granted().unwrap();

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use crate::server::{HANG_LIMIT, LONG, Plain, claim, config_at, granted, lost, soon, until, until_queued};
 use conformance_tests::servers::{Data, EtcdCluster};
 use load::Load;
-use lock_core::{Claim, DistributedLock, Locks, ReleaseOutcome};
+use lock_core::{Claim, DistributedLock, Locks, ReleaseOutcome, Wait};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Client;
 use peers::Peers;
@@ -162,7 +162,7 @@ async fn a_client_goes_on_with_another_member_and_keeps_what_it_has() {
     let first = granted(&holder, &held).await;
     let waiting = tokio::spawn({
         let (waiter, wanted) = (waiter.clone(), Claim::new(held.name().clone(), LONG));
-        async move { waiter.acquire(&wanted, soon()).await }
+        async move { waiter.acquire(&wanted, Wait::until(soon())).await }
     });
     let etcd = world.plain(leader).await;
     until_queued(&etcd, "n", 1).await;
@@ -427,7 +427,7 @@ async fn a_dead_holder_s_lock_is_free_one_ttl_after_the_last_change_of_the_leade
     // Nobody renews it.
     granted(&dead, &claim("n", TTL)).await;
     let began = Instant::now();
-    let waiting = tokio::spawn(async move { other.acquire(&claim("n", LONG), soon()).await });
+    let waiting = tokio::spawn(async move { other.acquire(&claim("n", LONG), Wait::until(soon())).await });
     let etcd = world.plain((leader + 1) % MEMBERS).await;
     until_queued(&etcd, "n", 1).await;
     tokio::time::sleep((TTL / 4).saturating_sub(began.elapsed())).await;
@@ -458,7 +458,12 @@ async fn a_name_stays_reserved_when_the_leader_is_killed_and_counts_anew_from_th
     let found = other.holder(&"n".parse().unwrap()).await.unwrap();
     assert!(found.as_ref().is_some_and(|found| found.is_reserved), "{found:?}");
     let wanted = claim("n", LONG);
-    other.acquire(&wanted, soon()).await.unwrap().granted().unwrap();
+    other
+        .acquire(&wanted, Wait::until(soon()))
+        .await
+        .unwrap()
+        .granted()
+        .unwrap();
     let taken = asked.elapsed();
     assert!(taken >= LENGTH, "{taken:?}");
     other.release(&wanted).await.unwrap();

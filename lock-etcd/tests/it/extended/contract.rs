@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use conformance_tests::faults::{Direction, Proxy, Traffic};
 use futures_util::StreamExt as _;
-use lock_core::{Clock, DistributedLock};
+use lock_core::{Clock, DistributedLock, Wait};
 
 use crate::server::{LONG, claim, client, config_behind, granted, plain, queue, shared, soon, until_queued};
 
@@ -15,7 +15,7 @@ async fn a_waiter_keeps_its_place_for_longer_than_its_ttl() {
     let (a, b, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     let (held, wanted) = (claim("n", LONG), claim("n", TTL));
     granted(&a, &held).await;
-    let wait = tokio::spawn(async move { (b.acquire(&wanted, soon()).await, b) });
+    let wait = tokio::spawn(async move { (b.acquire(&wanted, Wait::until(soon())).await, b) });
     until_queued(&etcd, "n", 1).await;
     let before = queue(&etcd, "n").await;
     tokio::time::sleep(TTL * 2).await;

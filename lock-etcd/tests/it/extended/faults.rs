@@ -8,7 +8,7 @@ use crate::server::{
 };
 use conformance_tests::faults::{Direction, Proxy, Traffic};
 use conformance_tests::servers::Data;
-use lock_core::{DistributedLock, Locks, LossReason};
+use lock_core::{DistributedLock, Locks, LossReason, Wait};
 use lock_etcd::etcd_client::{AlarmAction, AlarmType};
 use lock_etcd::{EtcdConfig, EtcdLock};
 
@@ -75,7 +75,7 @@ async fn a_full_server_grants_to_who_is_in_the_queue_and_to_nobody_else() {
     let wanted = claim("n", LONG);
     let waiting = tokio::spawn({
         let (waiter, wanted) = (waiter.clone(), wanted.clone());
-        async move { waiter.acquire(&wanted, soon()).await }
+        async move { waiter.acquire(&wanted, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", 1).await;
     let alarm = async |action| {

@@ -8,7 +8,7 @@ use crate::server::{
     Etcd, LONG, claim, client, config, granted, leases_granted, plain, requests, soon, start, start_with, transactions,
     until, until_queued, watchers,
 };
-use lock_core::{DistributedLock, Locks, Options, background};
+use lock_core::{DistributedLock, Locks, Options, Wait, background};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::Client;
 use tokio::runtime::Handle;
@@ -167,7 +167,7 @@ async fn hand_overs_between(server: &Etcd, clients: &[EtcdLock; 2], name: &str, 
         let next = claim(name, LONG);
         let wanted = next.clone();
         let waiting = tokio::spawn(async move {
-            let attempt = to.acquire(&wanted, soon()).await;
+            let attempt = to.acquire(&wanted, Wait::until(soon())).await;
             (attempt.unwrap().granted().unwrap(), Instant::now())
         });
         until_queued(&etcd, name, 1).await;

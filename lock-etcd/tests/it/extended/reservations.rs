@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use conformance_tests::faults::{Direction, Proxy, Then, Traffic};
 use conformance_tests::servers::Data;
-use lock_core::{Changes, DistributedLock, Locks, Released, Renewal};
+use lock_core::{Changes, DistributedLock, Locks, Released, Renewal, Wait};
 use lock_etcd::EtcdLock;
 
 use crate::reservations::{leases, reserving};
@@ -16,7 +16,11 @@ use crate::server::{
 /// Waits until the name is granted.
 async fn free(lock: &EtcdLock, name: &str) -> Instant {
     let wanted = claim(name, LONG);
-    lock.acquire(&wanted, soon()).await.unwrap().granted().unwrap();
+    lock.acquire(&wanted, Wait::until(soon()))
+        .await
+        .unwrap()
+        .granted()
+        .unwrap();
     let at = Instant::now();
     lock.release(&wanted).await.unwrap();
     at
@@ -169,7 +173,7 @@ async fn a_waiter_that_leaves_the_middle_of_the_queue_lets_no_one_pass_a_reserva
         };
         let keys = waiters + usize::from(waiters > 1);
         waiting.push(tokio::spawn(async move {
-            let attempt = lock.acquire(&wanted, soon()).await.unwrap();
+            let attempt = lock.acquire(&wanted, Wait::until(soon())).await.unwrap();
             let (at, token) = (Instant::now(), attempt.granted().unwrap().token);
             lock.release(&wanted).await.unwrap();
             (at, token)

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockError, Locks};
+use lock_core::{DistributedLock, LockError, Locks, Wait};
 use lock_postgres::{PostgresConfig, Tls};
 
 use crate::server::proxy::Proxy;
@@ -174,7 +174,7 @@ async fn a_connected_client_hands_out_no_token_that_fell() {
     let (one, two) = (server.client().await, server.client().await);
     let mine = claim("a", TTL);
     let first = granted(&one, &mine).await;
-    let waiting = tokio::spawn(async move { two.acquire(&claim("a", TTL), soon()).await });
+    let waiting = tokio::spawn(async move { two.acquire(&claim("a", TTL), Wait::until(soon())).await });
     server.until_waiting("a", 1).await;
     server.run_sql("SELECT setval('fencelock.token', 5)").await;
     one.release(&mine).await.unwrap();

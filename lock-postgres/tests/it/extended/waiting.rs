@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockGuard, Locks, Options};
+use lock_core::{DistributedLock, LockGuard, Locks, Options, Wait};
 
 use crate::server::{Database, HANG_LIMIT, Server, claim, granted, soon};
 use crate::waiting::{NAMES, TTL, many_names_are_waited_for};
@@ -95,7 +95,12 @@ async fn a_release_wakes_a_waiter_long_before_it_looks_by_itself() {
         let other = two.clone();
         let waiting = tokio::spawn(async move {
             let theirs = claim("a", TTL);
-            let granted = other.acquire(&theirs, soon()).await.unwrap().granted().is_some();
+            let granted = other
+                .acquire(&theirs, Wait::until(soon()))
+                .await
+                .unwrap()
+                .granted()
+                .is_some();
             (granted, Instant::now(), theirs)
         });
         server.until_waiting("a", 1).await;
@@ -127,7 +132,11 @@ async fn requests_per_hand_over(waiters: usize) -> f64 {
         let lock = server.client().await;
         tasks.push(tokio::spawn(async move {
             let theirs = claim("a", TTL);
-            lock.acquire(&theirs, soon()).await.unwrap().granted().unwrap();
+            lock.acquire(&theirs, Wait::until(soon()))
+                .await
+                .unwrap()
+                .granted()
+                .unwrap();
             (lock, theirs)
         }));
     }

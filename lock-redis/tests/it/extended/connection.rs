@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{Claim, DistributedLock, LockError, Locks, Released, Renewal};
+use lock_core::{Claim, DistributedLock, LockError, Locks, Released, Renewal, Wait};
 
 use crate::connection::by_proxy;
 use crate::server::{self, HANG_LIMIT, LONG, Server, claim, granted, name, scripts, soon, until, until_queued};
@@ -96,7 +96,7 @@ async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself(
             fails("holder", lock.holder(&name)),
             fails("list", lock.list("")),
             fails("force", lock.force_release(other.name())),
-            fails("acquire", lock.acquire(&other, soon())),
+            fails("acquire", lock.acquire(&other, Wait::until(soon()))),
         );
     }
     proxy.pass();
@@ -157,9 +157,9 @@ async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
     let (holder, next) = (server.client().await, server.client().await);
     let (held, silent, wanted) = (claim("n", LONG), claim("n", TTL), claim("n", TTL));
     granted(&holder, &held).await;
-    let waiting = tokio::spawn(async move { lock.acquire(&silent, None).await });
+    let waiting = tokio::spawn(async move { lock.acquire(&silent, Wait::until(None)).await });
     until_queued(&server, "n", 1).await;
-    let wait = tokio::spawn(async move { next.acquire(&wanted, soon()).await.unwrap() });
+    let wait = tokio::spawn(async move { next.acquire(&wanted, Wait::until(soon())).await.unwrap() });
     until_queued(&server, "n", 2).await;
     proxy.hold_everything();
     holder.release(&held).await.unwrap();
@@ -205,10 +205,10 @@ async fn a_waiter_that_is_cut_off_for_one_refresh_keeps_its_place() {
         let claim = claim("n", TTL);
         let owner = claim.owner();
         let wait = tokio::spawn(async move {
-            let mut answer = waiter.acquire(&claim, soon()).await;
+            let mut answer = waiter.acquire(&claim, Wait::until(soon())).await;
             while answer.as_ref().is_err_and(LockError::is_retryable) {
                 // As the core does.
-                answer = waiter.acquire(&claim, soon()).await;
+                answer = waiter.acquire(&claim, Wait::until(soon())).await;
             }
             (waiter, answer.unwrap().granted().unwrap())
         });

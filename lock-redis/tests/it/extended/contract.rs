@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::DistributedLock;
+use lock_core::{DistributedLock, Wait};
 
 use crate::processes::calls;
 use crate::server::{LONG, Server, claim, granted, soon, until, until_queued};
@@ -67,7 +67,7 @@ async fn a_waiter_refreshes_its_place_and_nothing_else_is_sent() {
     let (a, b) = (server.client().await, server.client().await);
     let (held, wanted) = (claim("n", LONG), claim("n", TTL));
     granted(&a, &held).await;
-    let wait = tokio::spawn(async move { b.acquire(&wanted, soon()).await });
+    let wait = tokio::spawn(async move { b.acquire(&wanted, Wait::until(soon())).await });
     until_queued(&server, "n", 1).await;
     let mut con = server.plain().await;
     let before = calls(&mut con).await;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, Released, Renewal};
+use lock_core::{DistributedLock, Released, Renewal, Wait};
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, Cmd, Value};
 use lock_redis::{RedisConfig, RedisLock};
@@ -224,7 +224,7 @@ async fn waiters_that_vanished_are_passed_over_a_few_at_a_time() {
         .collect();
     crowd.run(vanished.into_iter()).await;
     let before = crowd.in_queue("n").await;
-    let wait = tokio::spawn(async move { lock.acquire(&wanted, soon()).await.unwrap().granted() });
+    let wait = tokio::spawn(async move { lock.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() });
     until("the last one waits", async || crowd.in_queue("n").await > before).await;
     crowd.run(std::iter::once(crowd.leave("other", "o"))).await;
     let began = Instant::now();

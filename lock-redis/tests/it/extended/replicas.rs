@@ -3,7 +3,7 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use lock_core::{Clock, DistributedLock, LockError, LockGuard, Locks, LossReason, Renewal};
+use lock_core::{Clock, DistributedLock, LockError, LockGuard, Locks, LossReason, Renewal, Wait};
 use rustix::process::Signal;
 
 use crate::server::{HANG_LIMIT, LONG, Server, claim, granted, name, pair, soon, until, until_queued};
@@ -24,7 +24,7 @@ async fn a_grant_is_on_the_replica_when_it_is_told_however_it_came_about() {
     assert_eq!(owner_there().await, second.owner().to_string());
     let wait = tokio::spawn({
         let third = third.clone();
-        async move { (b.acquire(&third, soon()).await.unwrap().granted(), b) }
+        async move { (b.acquire(&third, Wait::until(soon())).await.unwrap().granted(), b) }
     });
     until_queued(&primary, "n", 1).await;
     a.release(&second).await.unwrap();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, Released};
+use lock_core::{DistributedLock, Released, Wait};
 
 use crate::reservations::{HOUR, by_proxy, deliver, left, reserving};
 use crate::server::{LONG, Server, claim, granted, name, scripts, soon, until, until_queued};
@@ -36,7 +36,7 @@ async fn a_waiter_that_expects_a_longer_lease_is_served_when_the_reservation_end
     lock.reserve(&mine, rest).await.unwrap();
     let wait = tokio::spawn(async move {
         other
-            .acquire(&claim("n", LONG), soon())
+            .acquire(&claim("n", LONG), Wait::until(soon()))
             .await
             .unwrap()
             .granted()
@@ -59,7 +59,13 @@ async fn a_waiter_keeps_its_place_through_a_reservation_that_is_longer_than_its_
     granted(&lock, &mine).await;
     lock.reserve(&mine, length).await.unwrap();
     lock.release_reserved(&mine, length).await.unwrap();
-    let wait = tokio::spawn(async move { other.acquire(&claim("n", ttl), soon()).await.unwrap().granted() });
+    let wait = tokio::spawn(async move {
+        other
+            .acquire(&claim("n", ttl), Wait::until(soon()))
+            .await
+            .unwrap()
+            .granted()
+    });
     until_queued(&server, "n", 1).await;
     let (before, began) = (scripts(&server).await, Instant::now());
     until("its place has lasted for longer than its ttl", async || {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::{DistributedLock, OwnerId};
+use lock_core::{DistributedLock, OwnerId, Wait};
 
 use crate::server::{LONG, Server, busy, claim, granted, soon, until};
 
@@ -49,7 +49,7 @@ async fn what_an_older_version_left_is_respected_and_ends() {
     assert_eq!((found.owner, found.pid), (Some(holder), Some(7)));
     // Nobody refreshes the older waiter: it is not in the way.
     let grant = lock
-        .acquire(&claim("n", LONG), soon())
+        .acquire(&claim("n", LONG), Wait::until(soon()))
         .await
         .unwrap()
         .granted()

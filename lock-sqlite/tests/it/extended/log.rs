@@ -2,7 +2,7 @@
 
 use std::thread;
 
-use lock_core::DistributedLock;
+use lock_core::{DistributedLock, Wait};
 use lock_sqlite::SqliteLock;
 
 use crate::file::{File, LONG, claim, granted};
@@ -39,7 +39,11 @@ async fn the_log_stays_short_while_many_clients_write_and_wait_at_once() {
                     let lock = SqliteLock::open(path).await.unwrap();
                     for _ in 0..700 {
                         let claim = claim("n", LONG);
-                        lock.acquire(&claim, None).await.unwrap().granted().unwrap();
+                        lock.acquire(&claim, Wait::until(None))
+                            .await
+                            .unwrap()
+                            .granted()
+                            .unwrap();
                         lock.release(&claim).await.unwrap();
                     }
                 });

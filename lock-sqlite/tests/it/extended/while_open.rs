@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, LockError};
+use lock_core::{DistributedLock, LockError, Wait};
 use lock_sqlite::SqliteConfig;
 use rusqlite::Connection;
 
@@ -20,7 +20,7 @@ async fn a_wait_whose_time_ends_while_another_process_is_stuck_ends_in_time_and_
     granted(&file.client().await, &claim("n", TTL)).await;
     let wanted = claim("n", LONG);
     let wait = 2 * TTL;
-    let mut waiting = std::pin::pin!(lock.acquire(&wanted, Some(lock.clock().now() + wait)));
+    let mut waiting = std::pin::pin!(lock.acquire(&wanted, Wait::until(Some(lock.clock().now() + wait))));
     until_waiting(&lock, waiting.as_mut()).await;
     // The name becomes free while nobody can write.
     let stuck = Connection::open(file.path()).unwrap();

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Grant};
+use lock_core::{DistributedLock, Grant, Wait};
 use lock_sqlite::SqliteLock;
 use rustix::process::Signal;
 
@@ -37,7 +37,7 @@ async fn followed_after(signal: Signal, file: &File) -> (Player, Grant) {
     let token = holder.take(ttl);
     holder.signal(signal);
     let wanted = claim("held", LONG);
-    let next = tokio::time::timeout(HANG_LIMIT, lock.acquire(&wanted, None)).await;
+    let next = tokio::time::timeout(HANG_LIMIT, lock.acquire(&wanted, Wait::until(None))).await;
     let next = next.expect("the ttl ends").unwrap().granted().unwrap();
     assert!(next.token > token);
     (holder, next)

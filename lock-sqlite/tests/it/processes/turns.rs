@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, FencingToken, Released};
+use lock_core::{Attempt, DistributedLock, FencingToken, Released, Wait};
 use lock_sqlite::SqliteLock;
 use rustix::process::Signal;
 
@@ -35,7 +35,11 @@ pub(crate) async fn increment(path: &Path) {
     let counter = path.with_file_name("counter");
     for _ in 0..INCREMENTS {
         let claim = claim("counter", LONG);
-        lock.acquire(&claim, None).await.unwrap().granted().unwrap();
+        lock.acquire(&claim, Wait::until(None))
+            .await
+            .unwrap()
+            .granted()
+            .unwrap();
         let value: u64 = fs::read_to_string(&counter).unwrap().parse().unwrap();
         std::thread::yield_now();
         fs::write(&counter, (value + 1).to_string()).unwrap();

@@ -7,7 +7,7 @@ mod moving;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Released, Renewal};
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Released, Renewal, Wait};
 use lock_redis::ClusterLock;
 use lock_redis::redis;
 
@@ -30,7 +30,7 @@ async fn is_busy(lock: &ClusterLock, claim: &Claim) -> bool {
 /// A wait in a task of its own.
 fn waiting(lock: &ClusterLock, claim: &Claim) -> tokio::task::JoinHandle<Result<Attempt, LockError>> {
     let (lock, claim) = (lock.clone(), claim.clone());
-    tokio::spawn(async move { lock.acquire(&claim, soon()).await })
+    tokio::spawn(async move { lock.acquire(&claim, Wait::until(soon())).await })
 }
 
 async fn won(wait: tokio::task::JoinHandle<Result<Attempt, LockError>>) -> Grant {
@@ -189,7 +189,7 @@ async fn a_wait_that_is_given_up_leaves_nothing_behind() {
     let deadline = Some(lock_core::Clock::system().now() + Duration::from_millis(50));
     let held = granted(&one, &claim("n", TTL)).await;
     assert!(matches!(
-        other.acquire(&claim("n", TTL), deadline).await.unwrap(),
+        other.acquire(&claim("n", TTL), Wait::until(deadline)).await.unwrap(),
         Attempt::Busy(_)
     ));
     one.release(&held.claim).await.unwrap();

@@ -1,6 +1,6 @@
 //! How nodes are reached: by TLS, with which rights, and what is refused.
 
-use lock_core::{DistributedLock, LockError, Released, Renewal};
+use lock_core::{DistributedLock, LockError, Released, Renewal, Wait};
 use lock_redis::{RedisConfig, RedlockConfig, RedlockLock};
 
 use super::{TTL, config, granted, nodes};
@@ -153,7 +153,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_who_may_only_look_ca
     let wanted = claim("n", TTL);
     let waiting = tokio::spawn({
         let wanted = wanted.clone();
-        async move { other.acquire(&wanted, soon()).await.unwrap().granted() }
+        async move { other.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() }
     });
     for node in &nodes {
         until_queued(node, "n", 1).await;

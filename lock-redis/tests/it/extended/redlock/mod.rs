@@ -7,7 +7,7 @@ mod releases;
 use std::time::Duration;
 
 use lock_core::fence::Fence;
-use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Locks, Released, Renewal};
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Locks, Released, Renewal, Wait};
 use lock_redis::{RedlockConfig, RedlockLock};
 use rustix::process::Signal;
 
@@ -157,7 +157,7 @@ async fn a_node_that_was_restarted_grants_nothing_to_those_who_wait_either() {
     let (one, other) = (client(&nodes).await, client(&nodes).await);
     let held = granted(&one, &claim("n", TTL)).await;
     let waiting = tokio::spawn(async move {
-        let attempt = other.acquire(&claim("n", TTL), soon()).await;
+        let attempt = other.acquire(&claim("n", TTL), Wait::until(soon())).await;
         (other, attempt.unwrap().granted())
     });
     for node in &nodes {
@@ -265,7 +265,7 @@ async fn two_hundred_clients_that_start_at_once_find_new_servers_open() {
         let locks = client(&nodes).await;
         let claim = claim("n", TTL);
         let deadline = soon();
-        let attempt = locks.acquire(&claim, deadline).await;
+        let attempt = locks.acquire(&claim, Wait::until(deadline)).await;
         locks.release(&claim).await.map(|_| attempt.is_ok())
     };
     let started = futures_util::future::join_all((0..200).map(|_| start())).await;

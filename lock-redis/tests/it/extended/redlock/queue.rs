@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Released};
+use lock_core::{DistributedLock, Released, Wait};
 use lock_redis::{RedisConfig, RedlockConfig};
 
 use super::{TTL, client, granted, nodes};
@@ -28,7 +28,11 @@ async fn a_newcomer_comes_after_those_who_wait_although_it_hardly_knows_the_time
     let mut waiting = Vec::new();
     for (place, waiter) in [earlier, later].into_iter().enumerate() {
         waiting.push(tokio::spawn(async move {
-            let grant = waiter.acquire(&claim("n", TTL), soon()).await.unwrap().granted();
+            let grant = waiter
+                .acquire(&claim("n", TTL), Wait::until(soon()))
+                .await
+                .unwrap()
+                .granted();
             (waiter, grant.unwrap())
         }));
         for node in &nodes {
@@ -64,7 +68,7 @@ async fn a_wait_that_fails_can_go_on_at_once_on_the_nodes_that_it_was_giving_bac
         slow.delay(Duration::from_millis(60));
         let waiting = tokio::spawn({
             let (waiter, claim) = (waiter.clone(), claim.clone());
-            async move { waiter.acquire(&claim, soon()).await }
+            async move { waiter.acquire(&claim, Wait::until(soon())).await }
         });
         for node in &nodes[..2] {
             until_queued(node, "n", 1).await;
@@ -74,7 +78,7 @@ async fn a_wait_that_fails_can_go_on_at_once_on_the_nodes_that_it_was_giving_bac
         let error = waiting.await.unwrap().unwrap_err();
         assert!(error.is_retryable(), "{error}");
         silent.pass();
-        let attempt = waiter.acquire(&claim, soon()).await;
+        let attempt = waiter.acquire(&claim, Wait::until(soon())).await;
         assert!(attempt.is_ok(), "round {round}: {attempt:?}");
         assert!(attempt.unwrap().granted().is_some());
         assert_eq!(waiter.release(&claim).await.unwrap(), Released::Released);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, Released};
+use lock_core::{Attempt, Claim, DistributedLock, Released, Wait};
 use lock_redis::{RedisConfig, RedlockConfig};
 
 use super::{TTL, client, granted, is_busy, nodes, scripts_run};
@@ -97,7 +97,14 @@ async fn what_was_to_be_asked_for_a_claim_is_not_asked_after_its_end() {
         for claim in [&ended, &other] {
             assert_eq!(locks.release(claim).await.unwrap(), Released::Released);
             // The third node does not count until the release has expired, and is asked then.
-            assert!(locks.acquire(claim, soon()).await.unwrap().granted().is_some());
+            assert!(
+                locks
+                    .acquire(claim, Wait::until(soon()))
+                    .await
+                    .unwrap()
+                    .granted()
+                    .is_some()
+            );
         }
         proxy.pass();
         if is_reserved {
