@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Changes, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease,
-    LockError, LockName, OwnerId, Released, Renewal, Scope, Stamp, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease, LockError,
+    LockName, OwnerId, Released, Renewal, Scope, Stamp, Wait,
 };
 
 use tokio::runtime::Handle;
@@ -374,24 +374,20 @@ impl DistributedLock for Broken {
         }
     }
 
-    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
-        self.inner.announce(name).await
-    }
-
-    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
-        if self.is(Bug::ChangesAreNotPushed) {
-            let (sender, changes) = Changes::channel();
-            // Listens for as long as anyone does, and says nothing.
-            tokio::spawn(async move { sender.closed().await });
-            return Ok(Some(changes));
-        }
-        self.inner.changes(name).await
-    }
-
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         self.forwards("asking who holds a lock")?;
         let hidden = |holder: &Holder| self.is(Bug::ReservationIsHidden) && holder.is_reserved;
-        Ok(self.inner.holder(name).await?.filter(|holder| !hidden(holder)))
+        let found = self.inner.holder(name).await?.filter(|holder| !hidden(holder));
+        if self.is(Bug::HolderIsRemembered) {
+            return Ok(self
+                .shared
+                .lock()
+                .remembered
+                .entry(name.clone())
+                .or_insert(found)
+                .clone());
+        }
+        Ok(found)
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Changes, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Stamp, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
+    Renewal, Stamp, Wait,
 };
 use tokio::sync::watch;
 
@@ -319,14 +319,6 @@ impl DistributedLock for Link {
             self.inner.release_reserved(claim, rest),
         )
         .await
-    }
-
-    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
-        self.inner.announce(name).await
-    }
-
-    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
-        self.inner.changes(name).await
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

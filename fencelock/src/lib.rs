@@ -285,9 +285,9 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 #[cfg(feature = "memory")]
 pub use lock_core::MemoryLock;
 pub use lock_core::{
-    BackendVersion, Capabilities, Clock, FencingToken, Holder, InvalidToken, LockAllRequest, LockError, LockGuard,
-    LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Observation, Options, OwnerId,
-    ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source, Stats, Term, fence,
+    BackendVersion, Capabilities, Clock, FencingToken, Holder, InvalidToken, Leadership, LockAllRequest, LockError,
+    LockGuard, LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Observation, Options,
+    OwnerId, ParseOwnerIdError, ReleaseOutcome, Renew, Scope, Source, Stats, Term, fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;

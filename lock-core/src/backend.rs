@@ -9,8 +9,8 @@ use async_trait::async_trait;
 
 use crate::sync::time;
 use crate::{
-    Attempt, BackendVersion, Capabilities, Changes, Claim, Clock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Wait,
+    Attempt, BackendVersion, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName, Released,
+    Renewal, Wait,
 };
 
 /// What a backend implements. Users hold [`Locks`](crate::Locks) and never call this.
@@ -111,33 +111,6 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
         let _ = (claim, rest);
         Err(LockError::not_supported(RESERVATIONS))
-    }
-
-    /// Tells those who [listen](Self::changes) that the holder of the name has changed. The core calls it for leaders; it costs
-    /// other locks nothing.
-    ///
-    /// The provided one does nothing, which is right for a server that notices by itself, or that nobody can listen to.
-    ///
-    /// # Errors
-    ///
-    /// If the backend failed.
-    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
-        let _ = name;
-        Ok(())
-    }
-
-    /// Listens for changes of the holder of the name, from the return of this call on and until the result is dropped. A hint: the core
-    /// asks for the [holder](Self::holder) after each, and from time to time without one. `None` where the server does not push; the core
-    /// then polls.
-    ///
-    /// A connection that ends counts as a change, and the listening goes on on the next one.
-    ///
-    /// # Errors
-    ///
-    /// If the backend failed.
-    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
-        let _ = name;
-        Ok(None)
     }
 
     /// Who holds the name now.
@@ -290,14 +263,6 @@ macro_rules! forward {
 
             async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
                 self.deref().release_reserved(claim, rest).await
-            }
-
-            async fn announce(&self, name: &LockName) -> Result<(), LockError> {
-                self.deref().announce(name).await
-            }
-
-            async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
-                self.deref().changes(name).await
             }
 
             async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

@@ -22,10 +22,10 @@ use crate::request::Wish;
 use crate::stats::{Counters, Gauge};
 use crate::sync::{CancellationToken, Semaphore, TaskTracker, oneshot, time};
 use crate::watchdog::Watchdog;
-use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LockName, LossReason, Outages};
+use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Outages};
 
-/// How many observers of a client look at once.
-const LOOKS: usize = 2;
+/// How many observers of a client look at once. The others wait for their turn within the limit of one request.
+const LOOKS: usize = 4;
 
 /// Who waits for an answer.
 type Caller<T> = oneshot::Sender<Result<T, LockError>>;
@@ -221,18 +221,6 @@ impl Core {
                 None => return Err(self.unanswered()),
             }
         }
-    }
-
-    /// Tells those who observe the lock that its holder has changed. A hint: they also look by themselves.
-    pub(crate) fn announce(self: &Arc<Self>, name: &LockName) {
-        let (backend, limit, name) = (Arc::clone(&self.backend), self.op_timeout, name.clone());
-        let work = async move {
-            if let Err(error) = ask("announcement", limit, async { backend.announce(&name).await }).await {
-                tracing::debug!(target: "fencelock", %name, error = format_args!("{error:#}"), "a new holder was not announced");
-            }
-        };
-        // If nothing can be spawned, the client has come to its end.
-        let _ = self.spawn(work);
     }
 
     /// Fails if the client only looks at locks.

@@ -46,13 +46,10 @@ impl LockRequest {
         loop {
             let guard = self.campaign().await?;
             let began = core.clock.now();
-            core.announce(guard.name());
             match guard.run(body(guard.term())).await {
                 Ok(value) => {
-                    let name = guard.name().clone();
                     // The server frees the lock at its ttl if this fails.
                     let _ = guard.release().await;
-                    core.announce(&name);
                     return Ok(value);
                 }
                 Err(LockError::Lost { .. }) if !core.closing.is_cancelled() => {

@@ -1,167 +1,201 @@
 //! Observing who holds a lock, such as the leader.
 
 use std::fmt;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use crate::{Changes, Holder, LockError, LockName, Locks, Stamp};
+use futures_core::Stream;
 
-/// Between two looks where the server does not push.
-const POLL: Duration = Duration::from_millis(250);
-/// Between two looks where it does: a push can be lost.
-const CHECK: Duration = Duration::from_secs(5);
-/// Before the next look after one that failed.
-const RETRY: Duration = Duration::from_secs(1);
+use crate::{Holder, LockError, LockName, Locks, Stamp};
 
 impl Locks {
     /// Observes who holds the lock: the leader, if it is one that clients [lead](crate::LockRequest::lead) with.
     ///
     /// ```
     /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
-    /// use fencelock::{Locks, MemoryLock};
+    /// use fencelock::{Leadership, Locks, MemoryLock};
     ///
     /// let locks = Locks::new(MemoryLock::new());
-    /// let mut leaders = locks.observe("leader");
-    /// assert!(leaders.next().await?.is_none());
-    ///
     /// let guard = locks.lock("leader").label("host 7").await?;
-    /// let leader = leaders.next().await?;
-    /// assert_eq!(leader.and_then(|leader| leader.label).as_deref(), Some("host 7"));
+    /// let mut leaders = locks.observe("leader");
+    /// while let Some(leadership) = leaders.next().await {
+    ///     match leadership? {
+    ///         Leadership::Held(leader) => println!("{leader} leads"),
+    ///         _ => println!("no one leads"),
+    ///     }
+    /// #   break;
+    /// }
     /// # drop(guard);
     /// # Ok(()) }
     /// ```
     ///
-    /// Nothing happens before [`Observation::next`] is awaited. etcd pushes every change of the holder. On Redis and Postgres a leader pushes that
-    /// it leads, and that its term has ended by itself; other changes, such as the end of a leader that lost its lock, and of locks
-    /// that are not led, are noticed within 5 s. A leader that died is shown until its lease is over, on Redis and SQLite until what it
-    /// has [reserved](crate::LockRequest::at_least) is over. SQLite and the backend in memory are asked 4 times a second.
+    /// Nothing happens before [`Observation::next`] is awaited. From then on the server is asked once a second, or as
+    /// [`Observation::every`] says. A leader that died is shown until its lease is over, on Redis and SQLite until what it has
+    /// [reserved](crate::LockRequest::at_least) is over.
     #[must_use]
     pub fn observe(&self, name: impl AsRef<str>) -> Observation {
         Observation {
-            name: self.full_name(name.as_ref()).map_err(Arc::new),
-            locks: self.clone(),
-            pushes: Pushes::Unknown,
-            seen: None,
-            state: State::Look,
+            state: State::Idle(Observer {
+                name: self.full_name(name.as_ref()).map_err(Arc::new),
+                locks: self.clone(),
+                interval: Observation::DEFAULT_INTERVAL,
+                next_look: None,
+                seen: None,
+            }),
         }
     }
 }
 
-/// The holders of a lock, one after the other. Made by [`Locks::observe`].
+/// Who holds an observed lock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Leadership {
+    /// No client holds it. It may still be [reserved](Holder::is_reserved).
+    Vacant,
+    /// This one does.
+    Held(Holder),
+}
+
+impl Leadership {
+    /// The holder, if there is one.
+    #[must_use]
+    pub fn holder(&self) -> Option<&Holder> {
+        match self {
+            Self::Vacant => None,
+            Self::Held(holder) => Some(holder),
+        }
+    }
+}
+
+/// The holders of a lock, one after the other: a [`Stream`]. Made by [`Locks::observe`].
 ///
 /// It shows what was true a moment ago: never base a write on it, only the token of the writer's own grant.
+///
+/// The first item is the present holder; each further one is another holder, or an error. A holder that has come and gone between two looks is
+/// skipped. After an error that is [worth a retry](LockError::is_retryable) the server is asked again when the next look is due: what
+/// was shown before may not be true any more. After any other error the stream ends.
 pub struct Observation {
-    name: Result<LockName, Arc<LockError>>,
-    locks: Locks,
-    pushes: Pushes,
-    /// What was returned last; the outer `None` before that.
-    seen: Option<Option<Holder>>,
     state: State,
 }
 
-enum Pushes {
-    /// Not asked for, or ended.
-    Unknown,
-    Some(Changes),
-    /// The server does not push.
-    None,
-}
-
-#[derive(Clone, Copy, Debug)]
 enum State {
-    /// There may be news.
-    Look,
-    /// There is none before a change or before that time. Not a length, which a caller that drops the future early would begin anew.
-    WaitUntil(Stamp),
+    /// Between two items.
+    Idle(Observer),
+    /// On the way to the next one, which survives a dropped [`Observation::next`].
+    Looking(Pin<Box<dyn Future<Output = (Observer, Result<Leadership, LockError>)> + Send>>),
+    Ended,
 }
 
 impl Observation {
-    /// Returns the holder at present when it is called for the first time, and from then on waits for another one: `None` when the name is
-    /// free. A holder that has come and gone between two calls is skipped.
+    /// The time between two looks unless [`every`](Self::every) says otherwise: 1 s.
+    pub const DEFAULT_INTERVAL: Duration = Duration::from_secs(1);
+    /// The shortest possible: 10 ms.
+    pub const MIN_INTERVAL: Duration = Duration::from_millis(10);
+
+    /// Asks the server that often, and at least [`MIN_INTERVAL`](Self::MIN_INTERVAL) apart. Has no effect once a look has begun.
+    #[must_use]
+    pub fn every(mut self, interval: Duration) -> Self {
+        if let State::Idle(observer) = &mut self.state {
+            observer.interval = interval.max(Self::MIN_INTERVAL);
+        }
+        self
+    }
+
+    /// Waits for the next item of the stream; `None` if it has ended.
     ///
     /// # Errors
     ///
-    /// [`LockError::NotSupported`] where the backend cannot tell holders, [`LockError::Unavailable`] if it failed: what was returned
-    /// before may not be true any more. The next call asks again, after a pause of 1 s.
+    /// [`LockError::NotSupported`] where the backend cannot tell holders, [`LockError::Unavailable`] if it failed or has not answered within
+    /// [`Options::op_timeout`](crate::Options::op_timeout).
     ///
     /// # Cancellation
     ///
     /// Dropping the future loses nothing.
-    pub async fn next(&mut self) -> Result<Option<Holder>, LockError> {
-        let name = self.name.clone().map_err(Arc::unwrap_or_clone)?;
-        loop {
-            if let State::WaitUntil(time) = self.state {
-                self.wait(time).await.map_err(|error| error.of(&name))?;
-                self.state = State::Look;
-            }
-            let holder = match self.look(&name).await {
-                Ok(holder) => holder,
-                Err(error) => {
-                    self.pushes = Pushes::Unknown;
-                    self.state = State::WaitUntil(self.locks.core.clock.now() + RETRY);
-                    return Err(error.of(&name));
-                }
-            };
-            let remaining = holder.as_ref().and_then(|holder| holder.remaining);
-            let longest = match self.pushes {
-                Pushes::Some(_) => CHECK,
-                _ => POLL,
-            };
-            // A lease that ends is pushed by no server.
-            let pause = remaining.map_or(longest, |left| left.max(POLL).min(longest));
-            self.state = State::WaitUntil(self.locks.core.clock.now() + pause);
-            let is_news = match &self.seen {
-                Some(seen) => !is_same(seen.as_ref(), holder.as_ref()),
-                None => true,
-            };
-            if is_news {
-                self.seen = Some(holder.clone());
-                return Ok(holder.map(|holder| self.locks.seen_from_here(holder)));
-            }
-        }
+    pub async fn next(&mut self) -> Option<Result<Leadership, LockError>> {
+        poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
     }
+}
 
-    /// Asks who holds the lock. Listens before, so that no change after the answer is missed.
-    async fn look(&mut self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        let core = &self.locks.core;
-        core.here()?;
-        // A change wakes all observers of a name at once. The semaphore is never closed.
-        let _slot = core.looks.acquire().await.ok();
-        if matches!(self.pushes, Pushes::Unknown) {
-            let (backend, name) = (Arc::clone(&core.backend), name.clone());
-            let changes = core
-                .call("listening", async move { backend.changes(&name).await })
-                .await?;
-            self.pushes = changes.map_or(Pushes::None, Pushes::Some);
-        }
-        let (backend, name) = (Arc::clone(&core.backend), name.clone());
-        let holder = core.call("holder", async move { backend.holder(&name).await }).await?;
-        // A name that is only reserved has no holder.
-        Ok(holder.filter(|holder| !holder.is_reserved))
-    }
+impl Stream for Observation {
+    type Item = Result<Leadership, LockError>;
 
-    async fn wait(&mut self, until: Stamp) -> Result<(), LockError> {
-        let core = &self.locks.core;
-        let pause = core.sleep(until.since(core.clock.now()));
-        let Pushes::Some(changes) = &mut self.pushes else {
-            return pause.await;
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let mut looking = match std::mem::replace(&mut self.state, State::Ended) {
+            State::Idle(observer) => Box::pin(observer.next()) as _,
+            State::Looking(looking) => looking,
+            State::Ended => return Poll::Ready(None),
         };
-        tokio::select! {
-            biased;
-            change = changes.next() => {
-                if change.is_none() {
-                    self.pushes = Pushes::Unknown;
-                }
-                Ok(())
-            }
-            slept = pause => slept,
+        let polled = looking.as_mut().poll(cx);
+        if polled.is_pending() {
+            self.state = State::Looking(looking);
         }
+        let (observer, item) = ready!(polled);
+        if item.as_ref().err().is_none_or(LockError::is_retryable) {
+            self.state = State::Idle(observer);
+        }
+        Poll::Ready(Some(item))
+    }
+}
+
+struct Observer {
+    name: Result<LockName, Arc<LockError>>,
+    locks: Locks,
+    interval: Duration,
+    next_look: Option<Stamp>,
+    /// What was returned last, unless an error has come since.
+    seen: Option<Leadership>,
+}
+
+impl Observer {
+    async fn next(mut self) -> (Self, Result<Leadership, LockError>) {
+        loop {
+            match self.look().await {
+                Ok(leadership) if self.seen.as_ref().is_some_and(|seen| is_same(seen, &leadership)) => {}
+                Ok(leadership) => {
+                    self.seen = Some(leadership.clone());
+                    let shown = match leadership {
+                        Leadership::Held(holder) => Leadership::Held(self.locks.seen_from_here(holder)),
+                        vacant => vacant,
+                    };
+                    return (self, Ok(shown));
+                }
+                Err(error) => return (self, Err(error)),
+            }
+        }
+    }
+
+    /// Waits until the next look is due, and asks who holds the lock.
+    async fn look(&mut self) -> Result<Leadership, LockError> {
+        let name = self.name.clone().map_err(Arc::unwrap_or_clone)?;
+        let core = &self.locks.core;
+        core.here().map_err(|error| error.of(&name))?;
+        if let Some(due) = self.next_look {
+            let pause = core.sleep(due.since(core.clock.now()));
+            pause.await.map_err(|error| error.of(&name))?;
+        }
+        self.next_look = Some(core.clock.now() + self.interval);
+        let (backend, looks, asked) = (Arc::clone(&core.backend), Arc::clone(core), name.clone());
+        let holder = core
+            .call("asking who holds a lock", async move {
+                // The limit of the call counts from here on, also for those that wait for their turn. The semaphore is never closed.
+                let _turn = looks.looks.acquire().await.ok();
+                backend.holder(&asked).await
+            })
+            .await
+            .map_err(|error| error.of(&name))?;
+        // A name that is only reserved has no holder.
+        Ok(holder
+            .filter(|holder| !holder.is_reserved)
+            .map_or(Leadership::Vacant, Leadership::Held))
     }
 }
 
 /// Whether both are the same acquisition.
-fn is_same(a: Option<&Holder>, b: Option<&Holder>) -> bool {
-    match (a, b) {
+fn is_same(a: &Leadership, b: &Leadership) -> bool {
+    match (a.holder(), b.holder()) {
         (None, None) => true,
         // A holder that could not be asked in time is known by its session alone.
         (Some(a), Some(b)) if b.token.is_none() && b.owner.is_none() && a.token.is_some() => true,
@@ -172,9 +206,10 @@ fn is_same(a: Option<&Holder>, b: Option<&Holder>) -> bool {
 
 impl fmt::Debug for Observation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Observation")
-            .field("name", &self.name)
-            .field("seen", &self.seen)
-            .finish_non_exhaustive()
+        let mut shown = f.debug_struct("Observation");
+        if let State::Idle(observer) = &self.state {
+            shown.field("name", &observer.name).field("seen", &observer.seen);
+        }
+        shown.finish_non_exhaustive()
     }
 }

@@ -61,7 +61,6 @@ pub mod fence;
 
 mod address;
 mod care;
-mod changes;
 mod config;
 mod failure;
 mod inspect;
@@ -92,8 +91,8 @@ use async_trait::async_trait;
 use etcd_client::Compare;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
-    LockGuard, LockName, Released, Renewal, Scope, Wait,
+    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockGuard,
+    LockName, Released, Renewal, Scope, Wait,
 };
 
 pub use config::EtcdConfig;
@@ -221,10 +220,6 @@ impl DistributedLock for EtcdLock {
         let after = After::Reserved(self.session.clock().now() + rest);
         self.session.abandon(claim, after);
         self.session.release(claim, after).await
-    }
-
-    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
-        self.session().changes(name).await.map(Some)
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

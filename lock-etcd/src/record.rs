@@ -32,11 +32,6 @@ pub(crate) fn base(value: &[u8]) -> Option<u64> {
     std::str::from_utf8(value).ok()?.split(' ').nth(1)?.parse().ok()
 }
 
-/// Whether it was written for a claim that holds the name from then on.
-pub(crate) fn holds(value: &[u8]) -> bool {
-    holder(value, 0).acquired_at.is_some()
-}
-
 /// Whose claim it is.
 pub(crate) fn owner(value: &[u8]) -> Option<OwnerId> {
     std::str::from_utf8(value).ok()?.split(' ').nth(2)?.parse().ok()

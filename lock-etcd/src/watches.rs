@@ -13,8 +13,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use crate::record;
-
 /// How long a key stays watched that nobody waits for any more: who wants a name again and again waits behind the same ones.
 const LINGER: Duration = Duration::from_secs(3);
 /// How many such keys a connection watches at most.
@@ -61,7 +59,7 @@ struct Wait {
 struct Sight {
     /// The last revision before the watch, once it has begun.
     began: Option<i64>,
-    /// When the key was deleted last, or the queue changed, since then.
+    /// When the key was deleted last, since then.
     changed: Option<i64>,
 }
 
@@ -69,8 +67,6 @@ enum Order {
     Watch {
         id: i64,
         key: String,
-        /// Whether it is a prefix, and all keys that begin with it are watched.
-        all: bool,
         /// The revision to begin with; without one, the next.
         ///
         /// etcd serves a watch that begins with the next one at once. One that begins with a revision that there is already it
@@ -125,7 +121,6 @@ impl Watches {
         let _ = self.orders.send(Order::Watch {
             id,
             key,
-            all: false,
             from: Some(from),
             known: Known::Once(Some(tell)),
         });
@@ -139,15 +134,6 @@ impl Watches {
 
     /// Watches a key for somebody who waits for it to go. One that was waited for a moment ago is watched already.
     pub(crate) fn wait(&self, key: &str) -> Waiting {
-        self.share(key, false)
-    }
-
-    /// Watches a queue. All listeners share one watch.
-    pub(crate) fn queue(&self, queue: &str) -> Waiting {
-        self.share(queue, true)
-    }
-
-    fn share(&self, key: &str, all: bool) -> Waiting {
         let mut waits = lock(&self.waits);
         let Awaited { keys, resting } = &mut *waits;
         let known = keys.get_mut(key);
@@ -173,7 +159,6 @@ impl Watches {
             let _ = self.orders.send(Order::Watch {
                 id,
                 key: key.to_owned(),
-                all,
                 from: None,
                 known: Known::Lasting(tell),
             });
@@ -232,17 +217,7 @@ impl Waiting {
     }
 }
 
-impl Waiting {
-    /// Waits until the watch has begun: what comes later is told. False if it has ended.
-    pub(crate) async fn begun(&mut self) -> bool {
-        self.sight.wait_for(|sight| sight.began.is_some()).await.is_ok()
-    }
-
-    /// Waits until something new is seen. False if the watch has ended. Dropping the future loses nothing.
-    pub(crate) async fn changed(&mut self) -> bool {
-        self.sight.changed().await.is_ok()
-    }
-}
+impl Waiting {}
 
 impl Drop for Waiting {
     fn drop(&mut self) {
@@ -337,14 +312,8 @@ async fn stream(
             None => return Ended::Failed,
             Some(Order::Forget { .. }) => {}
             Some(Order::Rest { key, since }) => resting.push_back((since, key)),
-            Some(Order::Watch {
-                id,
-                key,
-                all,
-                from,
-                known,
-            }) => {
-                let options = enter(&watched, id, all, from, known);
+            Some(Order::Watch { id, key, from, known }) => {
+                let options = enter(&watched, id, from, known);
                 break client.watch_client().watch(key, Some(options)).await;
             }
         }
@@ -381,14 +350,8 @@ async fn ask(
         };
         let sent = match order {
             None => return,
-            Some(Order::Watch {
-                id,
-                key,
-                all,
-                from,
-                known,
-            }) => {
-                let options = enter(watched, id, all, from, known);
+            Some(Order::Watch { id, key, from, known }) => {
+                let options = enter(watched, id, from, known);
                 requests.watch(key, Some(options)).await
             }
             Some(Order::Forget { id }) => {
@@ -474,24 +437,20 @@ async fn hear(mut responses: WatchResponseStream, watched: &Watched) -> Ended {
     Ended::Failed
 }
 
-/// The revision of the last event that is told of and may have changed a holder: a deletion, or in a queue the put of a claim that holds.
+/// The revision of the last deletion that is told of.
 fn changed(response: &WatchResponse) -> Option<i64> {
-    let changes = response.events().iter().filter_map(|event| {
-        let kv = event.kv()?;
-        let changes = event.event_type() == EventType::Delete || record::holds(kv.value());
-        changes.then(|| kv.mod_revision())
-    });
-    changes.max()
+    let deletions = response
+        .events()
+        .iter()
+        .filter(|event| event.event_type() == EventType::Delete);
+    deletions.filter_map(|event| Some(event.kv()?.mod_revision())).max()
 }
 
 /// Takes note of a watch that is about to be asked for.
-fn enter(watched: &Watched, id: i64, all: bool, from: Option<i64>, known: Known) -> WatchOptions {
-    let options = WatchOptions::new().with_watch_id(id);
-    let options = if all {
-        options.with_prefix()
-    } else {
-        options.with_filters([WatchFilterType::NoPut])
-    };
+fn enter(watched: &Watched, id: i64, from: Option<i64>, known: Known) -> WatchOptions {
+    let options = WatchOptions::new()
+        .with_watch_id(id)
+        .with_filters([WatchFilterType::NoPut]);
     lock(watched).insert(id, known);
     match from {
         Some(from) => options.with_start_revision(from),

@@ -8,9 +8,6 @@ use crate::counter::NOW;
 use crate::proof::Proof;
 use crate::schema::{Schema, literal};
 
-/// The channel for changes of holders. Each has the key that has changed.
-pub(crate) const CHANGES: &str = "fencelock changes";
-
 /// How many of those who wait for a lock are told apart. A release wakes those of one of them.
 pub(crate) const SLOTS: u32 = 32;
 
@@ -242,10 +239,6 @@ pub(crate) fn end_wait(proof: &Proof, key: i64, slot: u32) -> String {
         "{demand}UNLISTEN \"{channel}\"; \
          SELECT pg_advisory_unlock_shared({high}, {low}), pg_advisory_unlock_shared({high}, {slot})"
     )
-}
-
-pub(crate) fn notify_change(key: i64) -> String {
-    format!("SELECT pg_notify('{CHANGES}', '{key}')")
 }
 
 /// Passes on a wake-up that is of no use any more, if the lock is still free: taken and released, it wakes another.

@@ -53,7 +53,6 @@ pub mod fence;
 
 mod address;
 mod backend_key;
-mod changes;
 mod commands;
 mod config;
 mod connect;
@@ -92,8 +91,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, Busy, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
-    LockName, Released, Renewal, Scope, Wait,
+    Attempt, BackendVersion, Busy, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Wait,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -233,14 +232,6 @@ impl DistributedLock for PostgresLock {
     async fn release_reserved(&self, claim: &Claim, _rest: Duration) -> Result<Released, LockError> {
         self.sessions.may_write()?;
         run!(self, "release", release_reserved(claim))
-    }
-
-    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
-        run!(self, "announcement", announce(name))
-    }
-
-    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
-        run!(self, "listening", changes(name)).map(Some)
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

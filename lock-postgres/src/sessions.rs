@@ -12,7 +12,6 @@ use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::changes::Observers;
 use crate::config::Tls;
 use crate::connect::Tcp;
 use crate::failure::Failure;
@@ -77,7 +76,6 @@ pub(crate) struct Sessions {
     pub(crate) outages: Outages,
     pub(crate) inquiries: Inquiries,
     pub(crate) reservations: Reservations,
-    pub(crate) observers: Arc<Observers>,
     closed: CancellationToken,
 }
 
@@ -97,7 +95,6 @@ impl Sessions {
             outages: Outages::default(),
             inquiries: Inquiries::default(),
             reservations: Reservations::default(),
-            observers: Arc::default(),
             closed: CancellationToken::new(),
         }
     }
@@ -159,11 +156,6 @@ impl Sessions {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.is_cancelled()
-    }
-
-    /// Cancelled when the client is closed.
-    pub(crate) fn closing(&self) -> CancellationToken {
-        self.closed.clone()
     }
 
     /// Ends when the client is closed.

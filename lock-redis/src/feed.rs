@@ -11,7 +11,7 @@ use crate::listeners::Listeners;
 pub(crate) enum Feed {
     /// Nothing.
     None,
-    /// From the beginning the client's own channel. All others are those of changes.
+    /// The client's own channel.
     Client { channel: String, listeners: Listeners },
     /// The channels of the names that the client waits for in a cluster.
     Names {
@@ -39,8 +39,6 @@ impl Feed {
             ) => {
                 if *heard == channel.as_bytes() {
                     listeners.hear(message);
-                } else {
-                    listeners.changed(heard);
                 }
             }
             (Self::Names { listeners, .. }, PushKind::SMessage, [_, Value::BulkString(message)]) => {

@@ -84,11 +84,6 @@ impl Keys {
     pub(crate) fn channels_of(&self, name: &LockName) -> String {
         format!("{{{}:{name}}}:client:", self.namespace)
     }
-
-    /// The channel over which changes of the holder of the name are announced.
-    pub(crate) fn changes(&self, name: &LockName) -> String {
-        format!("{}:changes:{name}", self.namespace)
-    }
 }
 
 #[cfg(test)]

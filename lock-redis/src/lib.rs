@@ -49,7 +49,6 @@
 pub mod fence;
 
 mod address;
-mod changes;
 mod cluster;
 mod config;
 mod discovery;
@@ -84,8 +83,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::process::OfProcess;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease, LockError,
-    LockName, Released, Renewal, Scope, Wait,
+    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Wait,
 };
 
 pub use cluster::{ClusterConfig, ClusterLock};
@@ -186,14 +185,6 @@ impl DistributedLock for RedisLock {
             self.session.settle(&link, claim, token, released, lost).await
         });
         self.session.limited("release", asking).await
-    }
-
-    async fn announce(&self, name: &LockName) -> Result<(), LockError> {
-        self.session.limited("announcement", self.session.announce(name)).await
-    }
-
-    async fn changes(&self, name: &LockName) -> Result<Option<Changes>, LockError> {
-        self.session.limited("listening", self.session().changes(name)).await
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {

@@ -43,8 +43,6 @@ pub(crate) struct Link {
     /// Whether a warning has been logged about what was seen then.
     warned: AtomicBool,
     probing: AtomicBool,
-    /// Whether the server's user may not subscribe to changes of holders.
-    cannot_observe: AtomicBool,
     patience: Duration,
     shortest_probe: Duration,
     runtime: Handle,
@@ -164,7 +162,6 @@ impl Link {
             next_look: Due::default(),
             warned: AtomicBool::new(false),
             probing: AtomicBool::new(false),
-            cannot_observe: AtomicBool::new(false),
             patience: settings.op_timeout,
             // Requests to a node that is slower than the majority are given up all the time.
             shortest_probe: match settings.node {
@@ -192,16 +189,6 @@ impl Link {
     /// Closes the connection; what has not been sent is not sent any more.
     pub(crate) fn close(&self) {
         self.broken.cancel();
-    }
-
-    /// Whether a subscription to changes has been refused on this connection.
-    pub(crate) fn cannot_observe(&self) -> bool {
-        self.cannot_observe.load(Ordering::Acquire)
-    }
-
-    /// Takes note of such a refusal. True for the first one.
-    pub(crate) fn observing_was_refused(&self) -> bool {
-        !self.cannot_observe.swap(true, Ordering::AcqRel)
     }
 
     /// What tells the server from all others, until it is restarted.
@@ -243,18 +230,6 @@ impl Link {
             answer.unwrap_or(Value::Nil).extract_error()
         })
         .await
-    }
-
-    /// Subscribes to one more channel, and waits for the confirmation.
-    pub(crate) async fn subscribe(self: &Arc<Self>, channel: &str) -> Result<(), RedisError> {
-        let mut con = self.con.clone();
-        self.answered(async move { con.subscribe(channel).await }).await
-    }
-
-    /// Ends the subscription to a channel, and waits for the confirmation.
-    pub(crate) async fn unsubscribe(self: &Arc<Self>, channel: &str) -> Result<(), RedisError> {
-        let mut con = self.con.clone();
-        self.answered(async move { con.unsubscribe(channel).await }).await
     }
 
     /// Waits for the answer to a request, for as long as the connection lasts.

@@ -7,11 +7,10 @@ use std::time::Duration;
 use lock_core::{Claim, FencingToken, Grant, LossReason, OwnerId, Revoker, Stamp};
 use tokio::sync::watch;
 
-/// The claims that wait or hold, and the channels of changes that are observed.
+/// The claims that wait or hold.
 #[derive(Clone, Default)]
 pub(crate) struct Listeners {
     claims: Arc<Mutex<HashMap<OwnerId, Listener>>>,
-    channels: Arc<Mutex<HashMap<String, watch::Sender<()>>>>,
 }
 
 enum Listener {
@@ -113,48 +112,13 @@ impl Listeners {
         }
     }
 
-    /// Observes a channel of changes, until the result is dropped.
-    pub(crate) fn observe(&self, channel: &str) -> watch::Receiver<()> {
-        let mut channels = self.channels();
-        match channels.get(channel) {
-            Some(tell) => tell.subscribe(),
-            None => {
-                let (tell, told) = watch::channel(());
-                channels.insert(channel.to_owned(), tell);
-                told
-            }
-        }
-    }
-
-    /// Whether the channel is observed. One that is not any more is forgotten.
-    pub(crate) fn is_observed(&self, channel: &str) -> bool {
-        let mut channels = self.channels();
-        let observed = channels.get(channel).is_some_and(|tell| tell.receiver_count() > 0);
-        if !observed {
-            channels.remove(channel);
-        }
-        observed
-    }
-
-    /// Tells those who observe the channel that there was a change.
-    pub(crate) fn changed(&self, channel: &[u8]) {
-        let channel = std::str::from_utf8(channel).ok();
-        if let Some(tell) = channel.and_then(|channel| self.channels().get(channel).cloned()) {
-            tell.send_replace(());
-        }
-    }
-
     fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Listener>> {
         // Nothing here panics while holding the mutex.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn channels(&self) -> MutexGuard<'_, HashMap<String, watch::Sender<()>>> {
-        self.channels.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-/// A waiter's ear; dropping it closes it.
+/// The pushes for a waiter, until it is dropped.
 pub(crate) struct Ticket {
     listeners: Listeners,
     owner: OwnerId,

@@ -21,7 +21,7 @@ pub(crate) enum Bug {
     BusyIsNotTold,
     CallsHaveNoLimit,
     CancelLeavesItsEntry,
-    ChangesAreNotPushed,
+    HolderIsRemembered,
     DeadWithItsRuntime,
     DeadlineFromALateReply,
     DeadlineFromTheAcquireOnASharedLease,
@@ -82,7 +82,7 @@ impl Bug {
         Self::BusyIsNotTold,
         Self::CallsHaveNoLimit,
         Self::CancelLeavesItsEntry,
-        Self::ChangesAreNotPushed,
+        Self::HolderIsRemembered,
         Self::DeadWithItsRuntime,
         Self::DeadlineFromALateReply,
         Self::DeadlineFromTheAcquireOnASharedLease,
@@ -188,7 +188,7 @@ impl Bug {
             Self::TwoTasksOfOneClientHold => "two tasks of one client are both granted",
             Self::WaitReturnsAtOnce => "a wait returns at once",
             Self::WaitRunsPastItsDeadline => "a wait runs past its deadline",
-            Self::ChangesAreNotPushed => "changes of a holder are not pushed",
+            Self::HolderIsRemembered => "who holds a lock is asked once and remembered",
             Self::RenewalShortensAReservation => "a renewal ends a reservation",
             Self::ReservationEndsWithItsClient => "a reservation ends with its client",
             Self::ReservationIsHidden => "a reservation is not shown",
@@ -284,7 +284,7 @@ impl Bug {
             Self::WaitReturnsAtOnce | Self::WaitRunsPastItsDeadline => {
                 cases![waiting::a_wait_of_the_backend_ends_at_its_deadline]
             }
-            Self::ChangesAreNotPushed => cases![together::those_who_observe_see_each_leader],
+            Self::HolderIsRemembered => cases![together::those_who_observe_see_each_leader],
             Self::RenewalShortensAReservation => {
                 cases![reservations::a_name_stays_taken_when_its_holder_hangs_and_renewals_do_not_shorten_that]
             }
@@ -325,7 +325,7 @@ impl Bug {
             Self::ListIgnoresItsPrefix | Self::ListLeavesOutNames if !capabilities.list => {
                 Err("the backend cannot list locks")
             }
-            Self::ChangesAreNotPushed if !capabilities.holder => Err("the backend cannot tell holders"),
+            Self::HolderIsRemembered if !capabilities.holder => Err("the backend cannot tell holders"),
             Self::ReservationIsHidden if !(capabilities.holder && capabilities.list && capabilities.force_release) => {
                 Err("the backend cannot inspect locks")
             }

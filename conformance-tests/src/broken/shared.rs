@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use lock_core::{Claim, FencingToken, Lease, LockName, OwnerId};
+use lock_core::{Claim, FencingToken, Holder, Lease, LockName, OwnerId};
 
 /// What the clients of one namespace know of each other, for bugs that need it.
 #[derive(Default)]
@@ -12,6 +12,8 @@ pub(super) struct Shared(Mutex<State>);
 #[derive(Default)]
 pub(super) struct State {
     pub(super) holders: HashMap<LockName, Held>,
+    /// What was answered when it was first asked who holds a name.
+    pub(super) remembered: HashMap<LockName, Option<Holder>>,
     pub(super) tokens: HashMap<OwnerId, FencingToken>,
     /// What is sent instead of a claim.
     pub(super) stand_ins: HashMap<OwnerId, Claim>,

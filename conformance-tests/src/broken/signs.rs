@@ -37,7 +37,7 @@ impl Bug {
                 "the next waiter is served within",
                 "lock \"n\" was still held after",
             ],
-            Self::ChangesAreNotPushed => &["those who observe see a change within"],
+            Self::HolderIsRemembered => &["those who observe see the new leader within"],
             Self::DeadWithItsRuntime => &["was cancelled"],
             Self::DeadlineFromALateReply => &["on the way leave at most"],
             Self::DeadlineFromTheAcquireOnASharedLease | Self::DeadlineFromTheReply | Self::ExpiredIsStillHeld => {

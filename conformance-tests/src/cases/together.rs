@@ -9,8 +9,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::fence::Fence;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, FencingToken, Lease, LockError, LockName, Locks, Options, Released,
-    Renewal,
+    Attempt, Capabilities, Claim, DistributedLock, FencingToken, Leadership, Lease, LockError, LockName, Locks,
+    Observation, Options, Released, Renewal,
 };
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -306,9 +306,10 @@ pub(crate) async fn those_who_observe_see_each_leader(case: Arc<Case>) -> Outcom
     let mut took = Vec::new();
     let first = case
         .within(case.hang_limit(), "the holder is told", leaders.next())
-        .await??;
+        .await?
+        .transpose()?;
     ensure!(
-        first.is_none(),
+        first == Some(Leadership::Vacant),
         "the backend",
         "there is no leader before the first one; it said {first:?}"
     );
@@ -340,9 +341,11 @@ pub(crate) async fn those_who_observe_see_each_leader(case: Arc<Case>) -> Outcom
                 "those who observe see the new leader",
                 leaders.next(),
             )
-            .await??;
+            .await?
+            .transpose()?;
         took.push(case.now().since(start));
-        let shown = seen.as_ref().and_then(|leader| leader.label.as_deref());
+        let leader = seen.as_ref().and_then(Leadership::holder);
+        let shown = leader.and_then(|leader| leader.label.as_deref());
         ensure!(
             shown == Some(label.as_str()),
             "the backend",
@@ -358,10 +361,11 @@ pub(crate) async fn those_who_observe_see_each_leader(case: Arc<Case>) -> Outcom
                 "those who observe see the end of a term",
                 leaders.next(),
             )
-            .await??;
+            .await?
+            .transpose()?;
         took.push(case.now().since(start));
         ensure!(
-            seen.is_none(),
+            seen == Some(Leadership::Vacant),
             "the backend",
             "there is no leader between two terms; they see {seen:?}"
         );
@@ -370,7 +374,7 @@ pub(crate) async fn those_who_observe_see_each_leader(case: Arc<Case>) -> Outcom
         &observer,
         "those who observe see a change",
         took,
-        Duration::from_secs(1),
+        2 * Observation::DEFAULT_INTERVAL,
     )
     .await
 }

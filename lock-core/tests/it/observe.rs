@@ -2,20 +2,25 @@
 
 use std::future::IntoFuture;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::StreamExt;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, LockName, MemoryLock, Released,
-    Renewal,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Leadership, Lease, LockError, LockName, MemoryLock,
+    Observation, Released, Renewal,
 };
 use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
 
 use crate::{paused, until};
 
-/// Paused time within which a change is noticed: the backend in memory is asked 4 times a second.
-const SOON: Duration = Duration::from_secs(1);
+/// Paused time within which a change is noticed.
+const SOON: Duration = Duration::from_millis(1_100);
+
+async fn next(leaders: &mut Observation) -> Leadership {
+    timeout(SOON, leaders.next()).await.unwrap().unwrap().unwrap()
+}
 
 #[tokio::test(start_paused = true)]
 async fn holders_are_told_one_after_the_other() {
@@ -24,132 +29,143 @@ async fn holders_are_told_one_after_the_other() {
         paused::client(memory.client()).scoped("shop"),
         paused::client(memory.client()),
     );
-    let mut holders = locks.observe("job");
-    assert!(holders.next().await.unwrap().is_none());
+    let mut leaders = locks.observe("job");
+    assert_eq!(next(&mut leaders).await, Leadership::Vacant);
     let mut last = None;
     for _ in 0..3 {
         let guard = other.lock("shop/job").await.unwrap();
-        let seen = tokio::time::timeout(SOON, holders.next()).await.unwrap().unwrap();
-        let seen = seen.unwrap();
+        let Leadership::Held(seen) = next(&mut leaders).await else {
+            panic!("the new holder is seen")
+        };
         assert_eq!(seen.token, Some(guard.token()));
         assert!(seen.token > last);
         assert_eq!(seen.name.unwrap().as_str(), "job");
         last = seen.token;
         // A hand-over to another holder is one change.
-        let next = other.lock("shop/job").into_future();
-        let next = tokio::spawn(next);
+        let waiting = tokio::spawn(other.lock("shop/job").into_future());
         until(|| other.stats().waiting > 0).await;
         guard.release().await.unwrap();
-        let next = next.await.unwrap().unwrap();
-        let seen = tokio::time::timeout(SOON, holders.next()).await.unwrap().unwrap();
-        assert_eq!(seen.unwrap().token, Some(next.token()));
-        next.release().await.unwrap();
-        let seen = tokio::time::timeout(SOON, holders.next()).await.unwrap().unwrap();
-        assert!(seen.is_none());
+        let guard = waiting.await.unwrap().unwrap();
+        assert_eq!(next(&mut leaders).await.holder().unwrap().token, Some(guard.token()));
+        guard.release().await.unwrap();
+        assert_eq!(next(&mut leaders).await, Leadership::Vacant);
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_future_that_is_dropped_loses_no_change() {
+async fn a_future_that_is_dropped_loses_no_change_and_begins_no_interval_anew() {
     let locks = paused::client(paused::memory());
-    let mut holders = locks.observe("job");
-    assert!(holders.next().await.unwrap().is_none());
-    let dropped = tokio::time::timeout(Duration::from_millis(1), holders.next()).await;
-    assert!(dropped.is_err());
+    let mut leaders = locks.observe("job");
+    assert_eq!(next(&mut leaders).await, Leadership::Vacant);
+    assert!(timeout(Duration::from_millis(1), leaders.next()).await.is_err());
     let guard = locks.lock("job").await.unwrap();
-    for _ in 0..20 {
-        let Ok(seen) = tokio::time::timeout(Duration::from_millis(50), holders.next()).await else {
-            continue;
-        };
-        assert_eq!(seen.unwrap().unwrap().token, Some(guard.token()));
-        return;
+    let began = Instant::now();
+    let seen = loop {
+        if let Ok(seen) = timeout(Duration::from_millis(50), leaders.next()).await {
+            break seen.unwrap().unwrap();
+        }
+    };
+    assert_eq!(seen.holder().unwrap().token, Some(guard.token()));
+    assert!(began.elapsed() < SOON, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_server_is_asked_as_often_as_is_set() {
+    let locks = paused::client(paused::memory());
+    for (interval, longest) in [
+        (Duration::ZERO, 20),
+        (Duration::from_millis(200), 210),
+        (Duration::from_secs(60), 60_100),
+    ] {
+        let mut leaders = locks.observe("job").every(interval);
+        assert_eq!(leaders.next().await.unwrap().unwrap(), Leadership::Vacant);
+        let guard = locks.lock("job").await.unwrap();
+        let began = Instant::now();
+        leaders.next().await.unwrap().unwrap();
+        let took = began.elapsed();
+        assert!(
+            took <= Duration::from_millis(longest) && took >= interval / 2,
+            "{took:?}"
+        );
+        guard.release().await.unwrap();
     }
-    panic!("the change was not told");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_is_only_reserved_is_held_by_no_one() {
     let locks = paused::client(paused::memory());
     let guard = locks.lock("job").at_least(Duration::from_secs(3600)).await.unwrap();
-    let mut holders = locks.observe("job");
-    assert!(holders.next().await.unwrap().is_some());
+    let mut leaders = locks.observe("job");
+    assert!(next(&mut leaders).await.holder().is_some());
     guard.release().await.unwrap();
-    assert!(
-        tokio::time::timeout(SOON, holders.next())
-            .await
-            .unwrap()
-            .unwrap()
-            .is_none()
-    );
+    assert_eq!(next(&mut leaders).await, Leadership::Vacant);
 }
 
 #[tokio::test(start_paused = true)]
 async fn failures_are_told_and_name_the_lock() {
-    let locks = paused::client(paused::memory());
-    let unusable = locks.observe("two\nlines").next().await.unwrap_err();
-    assert!(matches!(unusable, LockError::InvalidName { .. }), "{unusable}");
-    let mut holders = locks.observe("job");
-    assert!(holders.next().await.unwrap().is_none());
+    let memory = paused::memory();
+    let locks = paused::client(memory.client());
+    // Final, so it ends the stream.
+    let errors: Vec<_> = locks.observe("two\nlines").collect().await;
+    assert!(matches!(&*errors, [Err(LockError::InvalidName { .. })]), "{errors:?}");
+    let mut leaders = locks.observe("job");
+    assert_eq!(next(&mut leaders).await, Leadership::Vacant);
+    memory.set_reachable(false);
+    let away = timeout(SOON, leaders.next()).await.unwrap().unwrap().unwrap_err();
+    assert!(away.is_retryable() && away.name().is_some(), "{away}");
+    memory.set_reachable(true);
+    let guard = locks.lock("job").await.unwrap();
+    assert!(next(&mut leaders).await.holder().is_some());
+    drop(guard);
     locks.shutdown().await.unwrap();
-    let closed = tokio::time::timeout(SOON, holders.next()).await.unwrap().unwrap_err();
+    let closed = timeout(SOON, leaders.next()).await.unwrap().unwrap().unwrap_err();
     assert!(
         matches!(closed, LockError::Closed { .. }) && closed.name().is_some(),
         "{closed}"
     );
+    assert!(leaders.next().await.is_none());
 }
 
-/// A backend in memory that counts the looks at holders that are under way.
+/// A backend in memory whose server does not answer who holds a lock.
 #[derive(Debug)]
-struct Counted {
-    memory: MemoryLock,
-    now: AtomicUsize,
-    most: AtomicUsize,
-}
+struct Silent(MemoryLock);
 
 #[async_trait]
-impl DistributedLock for Counted {
+impl DistributedLock for Silent {
     fn capabilities(&self) -> Capabilities {
-        self.memory.capabilities()
+        self.0.capabilities()
     }
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.memory.try_acquire(claim).await
+        self.0.try_acquire(claim).await
     }
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        self.memory.renew(lease).await
+        self.0.renew(lease).await
     }
     async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.memory.release(claim).await
+        self.0.release(claim).await
     }
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
-        self.most.fetch_max(now, Ordering::SeqCst);
-        // The others get their turns.
-        for _ in 0..100 {
-            tokio::task::yield_now().await;
-        }
-        self.now.fetch_sub(1, Ordering::SeqCst);
-        self.memory.holder(name).await
+    async fn holder(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
+        std::future::pending().await
     }
     fn clock(&self) -> Clock {
-        self.memory.clock()
+        self.0.clock()
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hundred_observers_of_a_client_look_two_at_a_time() {
-    let backend = Arc::new(Counted {
-        memory: paused::memory(),
-        now: AtomicUsize::new(0),
-        most: AtomicUsize::new(0),
-    });
-    let locks = paused::client(Arc::clone(&backend) as Arc<dyn DistributedLock>);
+async fn a_hundred_observers_of_a_silent_server_are_told_within_one_limit() {
+    let backend: Arc<dyn DistributedLock> = Arc::new(Silent(paused::memory()));
+    let limit = backend.capabilities().op_timeout;
+    let locks = paused::client(backend);
+    let began = Instant::now();
     let mut looks = JoinSet::new();
     for _ in 0..100 {
-        let mut holders = locks.observe("job");
-        looks.spawn(async move { holders.next().await });
+        let mut leaders = locks.observe("job");
+        looks.spawn(async move { leaders.next().await });
     }
     while let Some(look) = looks.join_next().await {
-        assert!(look.unwrap().unwrap().is_none());
+        let error = look.unwrap().unwrap().unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
     }
-    assert_eq!(backend.most.load(Ordering::SeqCst), 2);
+    assert!(began.elapsed() < limit + SOON, "{:?}", began.elapsed());
 }

@@ -4,7 +4,6 @@
 
 mod abandoned;
 mod bad_input;
-mod changes;
 mod connection;
 mod contract;
 mod extended;

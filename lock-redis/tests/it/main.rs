@@ -5,7 +5,6 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
 mod bad_input;
-mod changes;
 mod connection;
 mod contract;
 mod extended;

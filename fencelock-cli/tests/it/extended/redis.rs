@@ -63,8 +63,8 @@ fn a_server_that_evicts_is_78_unless_that_is_allowed() {
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
 }
 
-/// Greetings, the choice of a database other than 0, and what leaders and their observers need, which poll without it.
-const NOT_NEEDED_HERE: [&str; 4] = ["+hello", "+select", "&fencelock:changes:*", "+unsubscribe"];
+/// Greetings, and the choice of a database other than 0.
+const NOT_NEEDED_HERE: [&str; 2] = ["+hello", "+select"];
 
 /// A check passes with the rights that the documentation lists, and with none of them missing, also of those that only a waiter
 /// or who releases to one needs.

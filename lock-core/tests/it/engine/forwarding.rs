@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Changes, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError,
-    LockName, Released, Renewal, Scope, Wait,
+    Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, Wait,
 };
 
 /// Answers every call with an error that names the call.
@@ -42,12 +42,6 @@ impl DistributedLock for Echo {
     }
     async fn release_reserved(&self, _: &Claim, _: Duration) -> Result<Released, LockError> {
         echo("own release_reserved")
-    }
-    async fn announce(&self, _: &LockName) -> Result<(), LockError> {
-        echo("own announce")
-    }
-    async fn changes(&self, _: &LockName) -> Result<Option<Changes>, LockError> {
-        echo("own changes")
     }
     async fn holder(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
         echo("own holder")
@@ -97,8 +91,6 @@ async fn forwards_everything(lock: impl DistributedLock) {
         told(lock.release_reserved(&claim, second).await),
         "own release_reserved"
     );
-    assert_eq!(told(lock.announce(&name).await), "own announce");
-    assert_eq!(told(lock.changes(&name).await), "own changes");
     assert_eq!(told(lock.holder(&name).await), "own holder");
     assert_eq!(told(lock.list("").await), "own list");
     assert_eq!(told(lock.force_release(&name).await), "own force_release");

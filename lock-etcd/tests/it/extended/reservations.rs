@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 use conformance_tests::faults::{Direction, Proxy, Then, Traffic};
 use conformance_tests::servers::Data;
-use lock_core::{Changes, DistributedLock, Locks, Released, Renewal, Wait};
+use lock_core::{DistributedLock, Locks, Released, Renewal, Wait};
 use lock_etcd::EtcdLock;
 
 use crate::reservations::{leases, reserving};
 use crate::server::{
-    Etcd, GIVEN_UP, HANG_LIMIT, LONG, SHORT, busy, claim, clean_up, client, config_behind, deliver, everything, fails,
-    granted, is_answer, plain, queue, raise_base, shared, soon, start, until, until_queued, watchers,
+    Etcd, GIVEN_UP, LONG, SHORT, busy, claim, clean_up, client, config_behind, deliver, everything, fails, granted,
+    is_answer, plain, queue, raise_base, shared, soon, start, until, until_queued,
 };
 
 /// Waits until the name is granted.
@@ -193,52 +193,4 @@ async fn a_waiter_that_leaves_the_middle_of_the_queue_lets_no_one_pass_a_reserva
         );
         last = token;
     }
-}
-
-/// Waits for a change.
-async fn told(changes: &mut Changes) {
-    let change = tokio::time::timeout(HANG_LIMIT, changes.next()).await;
-    assert_eq!(change, Ok(Some(())), "a change is pushed");
-}
-
-#[tokio::test]
-async fn two_thousand_listeners_of_one_name_share_a_watch_and_go_on_over_the_next_connection() {
-    const LISTENERS: usize = 2000;
-    let server = start().await;
-    let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, holder) = (through(&server, &proxy).await, client(&server).await);
-    let name = "n".parse().unwrap();
-    let mut listening = Vec::new();
-    for _ in 0..LISTENERS {
-        listening.push(lock.changes(&name).await.unwrap().unwrap());
-    }
-    assert_eq!((watchers(&server).await, proxy.counts().connections), (1, 1));
-    let held = claim("n", LONG);
-    for _ in 0..2 {
-        granted(&holder, &held).await;
-        for changes in &mut listening {
-            told(changes).await;
-        }
-        holder.release(&held).await.unwrap();
-        for changes in &mut listening {
-            told(changes).await;
-        }
-        proxy.cut();
-        for changes in &mut listening {
-            told(changes).await;
-        }
-    }
-    // What waits, and what is done under another name, is none.
-    let other = claim("n/other", LONG);
-    granted(&holder, &other).await;
-    let quiet = tokio::time::timeout(Duration::from_millis(100), listening[0].next()).await;
-    assert!(quiet.is_err(), "{quiet:?}");
-    holder.release(&other).await.unwrap();
-    drop(listening);
-    // That of the lease of the holder is left.
-    until(async || watchers(&server).await == 1).await;
-    let mut changes = lock.changes(&name).await.unwrap().unwrap();
-    lock.close().await.unwrap();
-    let end = tokio::time::timeout(HANG_LIMIT, changes.next()).await;
-    assert_eq!(end, Ok(None), "a client that is closed listens no more");
 }

@@ -1,6 +1,5 @@
 //! Several servers, their clocks, many clients, and what takes time.
 
-mod changes;
 mod clock;
 mod cluster;
 mod connection;
