@@ -131,8 +131,8 @@ impl LockGuard {
     }
 
     /// What a leader sees of its lock.
-    pub(crate) fn term(&self) -> Term {
-        Term::new(Arc::clone(&self.held))
+    pub(crate) fn term(&self, stopping: &CancellationToken) -> Term {
+        Term::new(Arc::clone(&self.held), stopping)
     }
 
     /// The error if the lock is not held any more.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +37,57 @@ impl LockRequest {
     /// # Cancellation
     ///
     /// Dropping the future drops `body` and releases the lock.
-    pub async fn lead<F, B>(self, mut body: F) -> Result<B::Output, LockError>
+    pub async fn lead<F, B>(self, body: F) -> Result<B::Output, LockError>
+    where
+        F: FnMut(Term) -> B,
+        B: Future,
+    {
+        let led = self.lead_while(&CancellationToken::new(), body).await?;
+        // Only a stop ends it without a value.
+        led.ok_or_else(LockError::closed)
+    }
+
+    /// As [`lead`](Self::lead), until `stop` has ended, as at a SIGTERM: a candidate leaves then and gets `None`, and a leader goes on to the end of
+    /// its body, which learns of it from [`Term::is_stopping`] or [`Term::stopping`].
+    ///
+    /// ```
+    /// # async fn step(token: fencelock::FencingToken) {}
+    /// # async fn example(locks: fencelock::Locks, stop: impl Future<Output = ()>) -> Result<(), fencelock::LockError> {
+    /// let body = |term: fencelock::Term| async move {
+    ///     while !term.is_stopping() {
+    ///         step(term.token()).await; // is not cut off by the stop
+    ///     }
+    /// };
+    /// locks.lock("leader").lead_until(stop, body).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// A leader that loses its lock while it stops does not begin again, and gets `None`.
+    ///
+    /// # Errors
+    ///
+    /// As [`lead`](Self::lead).
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future drops `body` in the middle of its step, and releases the lock.
+    pub async fn lead_until<F, B>(self, stop: impl Future<Output = ()>, body: F) -> Result<Option<B::Output>, LockError>
+    where
+        F: FnMut(Term) -> B,
+        B: Future,
+    {
+        let stopping = CancellationToken::new();
+        let mut leads = pin!(self.lead_while(&stopping, body));
+        tokio::select! {
+            biased;
+            led = &mut leads => return led,
+            () = stop => stopping.cancel(),
+        }
+        leads.await
+    }
+
+    /// Leads until the body has ended under the lock, or no term goes on once `stopping` is cancelled.
+    async fn lead_while<F, B>(self, stopping: &CancellationToken, mut body: F) -> Result<Option<B::Output>, LockError>
     where
         F: FnMut(Term) -> B,
         B: Future,
@@ -44,26 +95,34 @@ impl LockRequest {
         let core = Arc::clone(&self.locks.core);
         let mut pause = FIRST_PAUSE;
         loop {
-            let guard = self.campaign().await?;
+            let guard = tokio::select! {
+                biased;
+                () = stopping.cancelled() => return Ok(None),
+                guard = self.campaign() => guard?,
+            };
             let began = core.clock.now();
-            match guard.run(body(guard.term())).await {
+            match guard.run(body(guard.term(stopping))).await {
                 Ok(value) => {
                     // The server frees the lock at its ttl if this fails.
                     let _ = guard.release().await;
-                    return Ok(value);
+                    return Ok(Some(value));
                 }
                 Err(LockError::Lost { .. }) if !core.closing.is_cancelled() => {
                     tracing::debug!(target: "fencelock", name = %guard.name(), "the term of the leader has ended");
-                    drop(guard);
-                    // Terms that end at once, as when each grant is taken away, must not follow each other without a pause.
-                    if core.clock.now().since(began) >= LAST_PAUSE {
-                        pause = FIRST_PAUSE;
-                    }
-                    self.pause(pause.mul_f64(0.5 + fastrand::f64())).await?;
-                    pause = (pause * 2).min(LAST_PAUSE);
                 }
                 Err(lost) => return Err(lost),
             }
+            drop(guard);
+            // Terms that end at once, as when each grant is taken away, must not follow each other without a pause.
+            if core.clock.now().since(began) >= LAST_PAUSE {
+                pause = FIRST_PAUSE;
+            }
+            tokio::select! {
+                biased;
+                () = stopping.cancelled() => return Ok(None),
+                paused = self.pause(pause.mul_f64(0.5 + fastrand::f64())) => paused?,
+            }
+            pause = (pause * 2).min(LAST_PAUSE);
         }
     }
 
@@ -95,11 +154,26 @@ impl LockRequest {
 #[derive(Clone)]
 pub struct Term {
     held: Arc<Held>,
+    stopping: CancellationToken,
 }
 
 impl Term {
-    pub(crate) fn new(held: Arc<Held>) -> Self {
-        Self { held }
+    pub(crate) fn new(held: Arc<Held>, stopping: &CancellationToken) -> Self {
+        Self {
+            held,
+            stopping: stopping.clone(),
+        }
+    }
+
+    /// Whether the stop that was given to [`lead_until`](LockRequest::lead_until) has ended: the body shall come to its end.
+    #[must_use]
+    pub fn is_stopping(&self) -> bool {
+        self.stopping.is_cancelled()
+    }
+
+    /// Waits until [`is_stopping`](Self::is_stopping); for ever under [`lead`](LockRequest::lead). Cancellation-safe.
+    pub async fn stopping(&self) {
+        self.stopping.cancelled().await;
     }
 
     /// The fencing token of this term, higher than that of every term before.

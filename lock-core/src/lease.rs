@@ -38,6 +38,15 @@ pub enum LeaseId {
     Shared(Arc<str>),
 }
 
+impl fmt::Display for LeaseId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Claim(claim) => write!(f, "lock \"{}\"", claim.name()),
+            Self::Shared(id) => write!(f, "the lease {id}, which several locks share"),
+        }
+    }
+}
+
 impl Lease {
     /// The lease of one claim. `sent` is when the request that was granted left this process.
     #[must_use]

@@ -377,7 +377,7 @@ impl Core {
             renewing.due = match outcome {
                 Ok(()) => asked + lease.ttl() / 3 - sooner(&lease, SPREAD),
                 Err(error) => {
-                    tracing::warn!(target: "fencelock", ?lease, error = format_args!("{error:#}"), "renewal failed; trying again");
+                    tracing::warn!(target: "fencelock", lease = %lease.id(), error = format_args!("{error:#}"), "renewal failed; trying again");
                     core.clock.now() + retry_pause(lease.ttl())
                 }
             };
@@ -398,7 +398,7 @@ impl Core {
             Ok(Renewal::Renewed) => {
                 self.stats.renewed.add();
                 lease.refreshed(sent, self.clock.now());
-                tracing::trace!(target: "fencelock", ?lease, "renewed");
+                tracing::trace!(target: "fencelock", lease = %lease.id(), "renewed");
                 Ok(())
             }
             Ok(Renewal::NotHeld) => {

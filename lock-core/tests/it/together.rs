@@ -8,6 +8,7 @@ use lock_core::{LockError, Locks, LossReason};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use crate::{paused, until};
 
@@ -228,6 +229,54 @@ async fn two_candidates_lead_one_after_the_other_and_a_shutdown_ends_both() {
         assert!(matches!(closed, LockError::Closed { .. }), "{closed}");
     }
     drop(held);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stop_lets_a_leader_finish_its_step_and_a_candidate_leave() {
+    let memory = paused::memory();
+    let (locks, other) = (paused::client(memory.client()), paused::client(memory.client()));
+    let stop = CancellationToken::new();
+    let lead = |locks: &Locks| {
+        let stop = stop.clone();
+        let request = locks.lock("leader");
+        tokio::spawn(
+            request.lead_until(async move { stop.cancelled().await }, |term| async move {
+                let mut steps = 0;
+                while !term.is_stopping() {
+                    tokio::time::sleep(Duration::from_secs(1)).await;
+                    steps += 1;
+                }
+                term.stopping().await;
+                steps
+            }),
+        )
+    };
+    let leader = lead(&locks);
+    until(|| locks.stats().held == 1).await;
+    let candidate = lead(&other);
+    until(|| other.stats().waiting == 1).await;
+    tokio::time::sleep(Duration::from_millis(2_500)).await;
+    stop.cancel();
+    assert_eq!(candidate.await.unwrap().unwrap(), None);
+    assert_eq!(leader.await.unwrap().unwrap(), Some(3));
+    until(|| locks.stats().held + other.stats().waiting == 0).await;
+    assert_eq!(locks.list("").await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_loses_its_lock_while_it_stops_does_not_begin_again() {
+    let memory = paused::memory();
+    let locks = paused::client(memory.client());
+    let stop = CancellationToken::new();
+    let leader = {
+        let stop = stop.clone();
+        let request = locks.lock("leader");
+        tokio::spawn(request.lead_until(async move { stop.cancelled().await }, |_| std::future::pending::<()>()))
+    };
+    until(|| locks.stats().held == 1).await;
+    stop.cancel();
+    memory.expire(&"leader".parse().unwrap());
+    assert_eq!(leader.await.unwrap().unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
