@@ -38,13 +38,13 @@ impl Locks {
     #[must_use]
     pub fn observe(&self, name: impl AsRef<str>) -> Observation {
         Observation {
-            state: State::Idle(Observer {
+            state: State::Idle(Box::new(Observer {
                 name: self.full_name(name.as_ref()).map_err(Arc::new),
                 locks: self.clone(),
                 interval: Observation::DEFAULT_INTERVAL,
                 next_look: None,
                 seen: None,
-            }),
+            })),
         }
     }
 }
@@ -83,11 +83,13 @@ pub struct Observation {
 
 enum State {
     /// Between two items.
-    Idle(Observer),
+    Idle(Box<Observer>),
     /// On the way to the next one, which survives a dropped [`Observation::next`].
-    Looking(Pin<Box<dyn Future<Output = (Observer, Result<Leadership, LockError>)> + Send>>),
+    Looking(Looking),
     Ended,
 }
+
+type Looking = Pin<Box<dyn Future<Output = (Box<Observer>, Result<Leadership, LockError>)> + Send>>;
 
 impl Observation {
     /// The time between two looks unless [`every`](Self::every) says otherwise: 1 s.
@@ -150,7 +152,7 @@ struct Observer {
 }
 
 impl Observer {
-    async fn next(mut self) -> (Self, Result<Leadership, LockError>) {
+    async fn next(mut self: Box<Self>) -> (Box<Self>, Result<Leadership, LockError>) {
         loop {
             match self.look().await {
                 Ok(leadership) if self.seen.as_ref().is_some_and(|seen| is_same(seen, &leadership)) => {}

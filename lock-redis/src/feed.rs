@@ -36,11 +36,7 @@ impl Feed {
                 Self::Client { channel, listeners },
                 PushKind::Message,
                 [Value::BulkString(heard), Value::BulkString(message)],
-            ) => {
-                if *heard == channel.as_bytes() {
-                    listeners.hear(message);
-                }
-            }
+            ) if *heard == channel.as_bytes() => listeners.hear(message),
             (Self::Names { listeners, .. }, PushKind::SMessage, [_, Value::BulkString(message)]) => {
                 listeners.hear(message);
             }
