@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use super::dawdle;
 use crate::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Locks,
-    MemoryLock, OwnerId, Released, Renewal, Stamp,
+    MemoryLock, OwnerId, Released, Renewal, Wait,
 };
 
 /// How often other tasks may run before a request is worked on, and again before it is answered.
