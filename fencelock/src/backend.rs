@@ -5,5 +5,5 @@
 
 pub use lock_core::{
     Attempt, Busy, BusySignal, ChangeSender, Changes, Claim, DistributedLock, Executor, ExitDelay, Grant, HandOver,
-    Lease, LeaseId, Outage, Outages, Released, Renewal, Revocation, Revoker, Stamp, async_trait, background, process,
+    Lease, LeaseId, Outage, Outages, Released, Renewal, Revocation, Revoker, Stamp, async_trait, background,
 };

@@ -124,7 +124,7 @@ impl Observation {
     /// Asks who holds the lock. Listens before, so that no change after the answer is missed.
     async fn look(&mut self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let core = &self.locks.core;
-        core.here()?;
+        core.process.check()?;
         // A change wakes all observers of a name at once. The semaphore is never closed.
         let _slot = core.looks.acquire().await.ok();
         if matches!(self.pushes, Pushes::Unknown) {

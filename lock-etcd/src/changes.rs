@@ -3,7 +3,6 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use lock_core::process::confined;
 use lock_core::{ChangeSender, Changes, LockError, LockName};
 use tokio::time::sleep;
 
@@ -22,12 +21,12 @@ impl Session {
         let (watching, link) = self.watch_queue(&queue).await?;
         let (sender, changes) = Changes::channel();
         let session = Arc::downgrade(self);
-        link.runtime().spawn(confined(async move {
+        link.runtime().spawn(async move {
             tokio::select! {
                 () = sender.closed() => {}
                 () = tell(&session, &queue, watching, &sender) => {}
             }
-        }));
+        });
         Ok(changes)
     }
 

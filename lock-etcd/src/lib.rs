@@ -90,7 +90,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::Compare;
-use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease,
     LockError, LockGuard, LockName, Released, Renewal, Scope, Stamp,
@@ -111,7 +110,7 @@ use session::Session;
 /// the background, if the process lives on for long enough; what could not be revoked ends with its ttl.
 #[derive(Clone, Debug)]
 pub struct EtcdLock {
-    session: OfProcess<Session>,
+    session: Arc<Session>,
 }
 
 /// The shortest ttl that etcd grants with its default settings.
@@ -158,12 +157,12 @@ impl EtcdLock {
 
     pub(crate) fn new(session: Session) -> Self {
         Self {
-            session: OfProcess::new(session),
+            session: Arc::new(session),
         }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        self.session.arc()
+        &self.session
     }
 }
 
@@ -269,9 +268,5 @@ impl DistributedLock for EtcdLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.session.close().await
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.session.process())
     }
 }

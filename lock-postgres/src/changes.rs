@@ -7,7 +7,6 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lock_core::process::confined;
 use lock_core::{ChangeSender, Changes, LockName};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
@@ -93,14 +92,14 @@ impl Sessions {
             let listener = Listener::open(self).await?;
             *listens = true;
             let listening = listen(Arc::downgrade(self), Arc::clone(&self.observers), listener);
-            runtime.spawn(confined(listening));
+            runtime.spawn(listening);
         }
         let (sender, changes) = Changes::channel();
         let id = fastrand::u64(..);
         self.observers.add(key, id, sender.clone());
         drop(listens);
         let (observers, closing) = (Arc::downgrade(&self.observers), self.closing());
-        runtime.spawn(confined(async move {
+        runtime.spawn(async move {
             tokio::select! {
                 () = sender.closed() => {}
                 () = closing.cancelled() => {}
@@ -109,7 +108,7 @@ impl Sessions {
             if let Some(observers) = observers.upgrade() {
                 observers.remove(key, id);
             }
-        }));
+        });
         Ok(changes)
     }
 }

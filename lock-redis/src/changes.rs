@@ -3,7 +3,6 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use lock_core::process::confined;
 use lock_core::{ChangeSender, Changes, LockError, LockName};
 use redis::RedisError;
 use tokio::sync::{oneshot, watch};
@@ -41,7 +40,7 @@ impl Session {
         let (tell, told) = oneshot::channel();
         // In a task of its own: if this future is dropped, so is `changes`, and the task unsubscribes.
         let work = observer.serve(Arc::clone(&link), tell);
-        self.settings().executor.spawn(confined(work))?;
+        self.settings().executor.spawn(Box::pin(work))?;
         match told.await {
             Ok(Ok(())) => Ok(Some(changes)),
             Ok(Err(failure)) if failure.is_denied() => {

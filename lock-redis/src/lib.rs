@@ -82,7 +82,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, BusySignal, Capabilities, Changes, Claim, DistributedLock, HandOver, Holder, Lease,
     LockError, LockName, Released, Renewal, Scope, Stamp,
@@ -103,7 +102,7 @@ use session::Session;
 /// closes it and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
 #[derive(Clone, Debug)]
 pub struct RedisLock {
-    session: OfProcess<Session>,
+    session: Arc<Session>,
 }
 
 impl RedisLock {
@@ -118,12 +117,12 @@ impl RedisLock {
 
     pub(crate) fn new(session: Session) -> Self {
         Self {
-            session: OfProcess::new(session),
+            session: Arc::new(session),
         }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        self.session.arc()
+        &self.session
     }
 }
 
@@ -242,9 +241,5 @@ impl DistributedLock for RedisLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.session.close().await
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.session.process())
     }
 }

@@ -36,8 +36,6 @@ impl Client {
 }
 
 pub(super) struct Store {
-    /// Another process has a copy of it, which nobody else sees.
-    pub(super) process: u32,
     pub(super) state: Mutex<State>,
     pub(super) clock: Clock,
 }
