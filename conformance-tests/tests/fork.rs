@@ -1,183 +1,230 @@
-//! What is left of a client after a `fork`, on every backend: real forks of programs that have nothing but the threads of their
-//! scenario.
+//! A child made by `fork`, on every backend: what it finds of its parent's clients, and that it can connect anew.
 //!
-//! Each test starts this program once more, which plays one scenario and tells each step on its standard error.
+//! Each test starts this program once more, so that the process that forks has no threads but those of its test.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
-#[cfg(target_os = "linux")]
-#[path = "fork/scenarios/mod.rs"]
-mod fork_scenarios;
+use std::fmt::Debug;
+use std::future::{Future, IntoFuture, pending};
+use std::process::{Command, ExitCode};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Waker};
+use std::thread;
+use std::time::{Duration, Instant};
 
-#[cfg(not(target_os = "linux"))]
-fn main() {}
+use conformance_tests::servers::{Kind, Server};
+use fencelock::{LockError, LockGuard, Locks, LossReason, Options, ReleaseOutcome};
+use fork::Fork;
+use futures_executor::block_on;
+use libtest_mimic::{Arguments, Failed, Trial};
+use tokio::runtime::Runtime;
 
-#[cfg(target_os = "linux")]
-fn main() -> std::process::ExitCode {
-    linux::main()
+const URL: &str = "FENCELOCK_FORK_URL";
+
+/// The shortest that etcd grants with its usual settings, and one more.
+const TTL: Duration = Duration::from_secs(3);
+
+/// What takes longer hangs.
+const LONGEST_STEP: Duration = Duration::from_secs(60);
+const LIMIT: &str = "300s";
+
+const FORKS: u64 = 3;
+
+fn main() -> ExitCode {
+    if let Ok(url) = std::env::var(URL) {
+        forks(&url);
+        return ExitCode::SUCCESS;
+    }
+    let (runtime, servers) = (Runtime::new().unwrap(), Arc::new(Mutex::new(Vec::new())));
+    let server = |name, kind: &'static Kind| {
+        let (runtime, servers) = (runtime.handle().clone(), Arc::clone(&servers));
+        Trial::test(name, move || {
+            let server = runtime.block_on(Server::start(kind))?;
+            let url = server.url().replacen("http:", "etcd:", 1);
+            servers.lock().unwrap().push(server);
+            run_alone(&url)
+        })
+    };
+    let file = || {
+        let folder = tempfile::tempdir()?;
+        run_alone(&format!("sqlite:{}", folder.path().join("locks.db").display()))
+    };
+    let trials = vec![
+        Trial::test("memory", || run_alone("memory:fork")),
+        Trial::test("sqlite", file),
+        server("redis", &Kind::REDIS),
+        server("postgres", &Kind::POSTGRES),
+        server("etcd", &Kind::ETCD),
+    ];
+    let code = match cfg!(target_os = "linux") {
+        true => libtest_mimic::run(&Arguments::from_args(), trials).exit_code(),
+        false => ExitCode::SUCCESS,
+    };
+    let _runtime = runtime.enter();
+    servers.lock().unwrap().clear();
+    code
 }
 
-#[cfg(target_os = "linux")]
-mod linux {
-    use std::fmt::Write as _;
-    use std::io::{BufRead, BufReader};
-    use std::os::unix::process::CommandExt;
-    use std::process::{Command, ExitCode, Stdio};
-    use std::sync::mpsc::{self, RecvTimeoutError};
-    use std::sync::{Arc, Mutex, PoisonError};
-    use std::time::Duration;
-    use std::{fs, thread};
-
-    use conformance_tests::servers::{Kind, Server};
-    use libtest_mimic::{Arguments, Failed, Trial};
-    use tokio::runtime::{Builder, Runtime};
-
-    use crate::fork_scenarios::Scenario;
-
-    /// Which scenario a process plays, and at which address.
-    const SCENARIO: &str = "FENCELOCK_FORK_SCENARIO";
-    const URL: &str = "FENCELOCK_FORK_URL";
-
-    /// The longest that one step may take. All of them set shorter limits for what they wait for.
-    const LONGEST_STEP: Duration = Duration::from_secs(40);
-
-    pub(super) fn main() -> ExitCode {
-        if let (Ok(scenario), Ok(url)) = (std::env::var(SCENARIO), std::env::var(URL)) {
-            return Scenario::named(&scenario).expect("a scenario of that name").play(&url);
-        }
-        let mut arguments = Arguments::from_args();
-        arguments.test_threads.get_or_insert(8);
-        let servers = Arc::new(Servers::new());
-        let mut trials = Vec::new();
-        for backend in ["memory", "sqlite", "redis", "postgres", "etcd"] {
-            for scenario in Scenario::ALL.iter().filter(|scenario| scenario.is_for(backend)) {
-                let servers = Arc::clone(&servers);
-                trials.push(Trial::test(format!("{backend}::{}", scenario.name()), move || {
-                    let folder = tempfile::tempdir()?;
-                    let url = match backend {
-                        "memory" => "memory:fork".to_owned(),
-                        "sqlite" => format!("sqlite:{}", folder.path().join("locks.db").display()),
-                        server => servers.url(server)?,
-                    };
-                    play(scenario, &url)
-                }));
-            }
-        }
-        let code = libtest_mimic::run(&arguments, trials).exit_code();
-        servers.end();
-        code
+/// Runs [`forks`] in a process of its own, and ends that with its children if it hangs.
+fn run_alone(url: &str) -> Result<(), Failed> {
+    let mut limited = Command::new("timeout");
+    limited.arg("--signal=KILL").arg(LIMIT).arg(std::env::current_exe()?);
+    let output = limited.env(URL, url).output()?;
+    let steps = String::from_utf8_lossy(&output.stderr);
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{} after these steps:\n{steps}", output.status).into()),
     }
+}
 
-    /// Those that were needed so far, which all tests share.
-    struct Servers {
-        runtime: Runtime,
-        started: Mutex<Vec<(&'static str, Server)>>,
+/// Tells what comes next, so that a hang has a name.
+fn step(what: &str) {
+    eprintln!("{} {what}", std::process::id());
+}
+
+fn connect(url: &str) -> Result<Locks, LockError> {
+    block_on(fencelock::connect_with(url, Options::new().ttl(TTL)))
+}
+
+/// Waits until `done`.
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    step(what);
+    let began = Instant::now();
+    while !done() {
+        assert!(began.elapsed() < LONGEST_STEP, "{what}");
+        thread::sleep(Duration::from_millis(5));
     }
+}
 
-    impl Servers {
-        fn new() -> Self {
-            Self {
-                runtime: Builder::new_multi_thread()
-                    .worker_threads(1)
-                    .enable_all()
-                    .build()
-                    .expect("a runtime"),
-                started: Mutex::default(),
+fn forks(url: &str) {
+    step("parent: connects and acquires");
+    let (locks, idle) = (connect(url).unwrap(), connect(url).unwrap());
+    let held = block_on(locks.lock("held").into_future()).unwrap();
+    let mut waiting = Box::pin(locks.lock("held").into_future());
+    assert!(
+        waiting
+            .as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
+    );
+    until("parent: the request waits", || locks.stats().waiting == 1);
+    let (over, rounds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let busy = thread::spawn({
+        let (locks, over, rounds) = (locks.clone(), Arc::clone(&over), Arc::clone(&rounds));
+        move || {
+            while !over.load(Ordering::Acquire) {
+                block_on(block_on(locks.lock("busy").into_future()).unwrap().release()).unwrap();
+                rounds.fetch_add(1, Ordering::AcqRel);
             }
         }
-
-        fn url(&self, backend: &'static str) -> Result<String, Failed> {
-            let kind = match backend {
-                "redis" => &Kind::REDIS,
-                "postgres" => &Kind::POSTGRES,
-                _ => &Kind::ETCD,
-            };
-            let mut started = self.started.lock().unwrap_or_else(PoisonError::into_inner);
-            if !started.iter().any(|(name, _)| *name == backend) {
-                started.push((backend, self.runtime.block_on(Server::start(kind))?));
-            }
-            let server = started.iter().find(|(name, _)| *name == backend);
-            let url = server.map(|(_, server)| server.url()).unwrap_or_default();
-            Ok(url.replacen("http:", "etcd:", 1))
-        }
-
-        fn end(&self) {
-            let _runtime = self.runtime.enter();
-            self.started.lock().unwrap_or_else(PoisonError::into_inner).clear();
-        }
-    }
-
-    /// Plays the scenario in a process group of its own, of which nothing is left afterwards.
-    fn play(scenario: &Scenario, url: &str) -> Result<(), Failed> {
-        let mut program = Command::new(std::env::current_exe()?)
-            .env(SCENARIO, scenario.name())
-            .env(URL, url)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()?;
-        let group = rustix::process::Pid::from_child(&program);
-        let output = BufReader::new(program.stderr.take().ok_or("no pipe")?);
-        let (tell, told) = mpsc::channel();
-        let reading = thread::spawn(move || {
-            for line in output.lines().map_while(Result::ok) {
-                let _ = tell.send(line);
-            }
+    });
+    let mut inherited = Some((locks, idle, held, waiting, busy));
+    for fork in 1..=FORKS {
+        until("parent: the other thread goes on", || {
+            rounds.load(Ordering::Acquire) > 2 * fork
         });
-        let mut said = String::new();
-        let stuck = loop {
-            match told.recv_timeout(LONGEST_STEP) {
-                Ok(line) => {
-                    let _ = writeln!(said, "  {line}");
-                }
-                Err(RecvTimeoutError::Disconnected) => break None,
-                Err(RecvTimeoutError::Timeout) => break Some(what_waits(group)),
-            }
+        let Some(child) = forked() else {
+            let (locks, idle, held, waiting, busy) = inherited.take().unwrap();
+            // This process does not have the thread.
+            std::mem::forget(busy);
+            return finds(url, locks, idle, held, waiting);
         };
-        // Also what a scenario left behind when it failed.
-        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
-        let status = program.wait()?;
-        reading.join().map_err(|_| "the reader panicked")?;
-        match stuck {
-            Some(waits) => Err(format!("hangs for {LONGEST_STEP:?} in the last of these steps:\n{said}{waits}").into()),
-            None if !status.success() => Err(format!("{status} after these steps:\n{said}").into()),
-            None => Ok(()),
-        }
+        step("parent: waits for its child");
+        assert_eq!(fork::waitpid(child).unwrap(), 0, "the status of the child");
     }
+    let (locks, idle, held, waiting, busy) = inherited.unwrap();
+    over.store(true, Ordering::Release);
+    busy.join().unwrap();
+    let renewed = locks.stats().renewed;
+    until("parent: goes on renewing", || locks.stats().renewed > renewed + 1);
+    assert!(held.is_held());
+    if !url.starts_with("memory:") {
+        assert!(block_on(connect(url).unwrap().try_lock("held")).unwrap().is_none());
+    }
+    step("parent: releases, and gives the lock to the request that waits");
+    assert_eq!(block_on(held.release()).unwrap(), ReleaseOutcome::Released);
+    assert_eq!(
+        block_on(block_on(waiting).unwrap().release()).unwrap(),
+        ReleaseOutcome::Released
+    );
+    assert_eq!((locks.stats().lost, locks.stats().renewal_errors), (0, 0));
+    step("parent: shuts down");
+    block_on(idle.shutdown()).unwrap();
+    block_on(locks.shutdown()).unwrap();
+    drop((locks, idle));
+    match forked() {
+        None => uses_a_new_client(url),
+        Some(child) => assert_eq!(
+            fork::waitpid(child).unwrap(),
+            0,
+            "the child of a parent without clients"
+        ),
+    }
+}
 
-    /// Where each thread of the process group is in the kernel.
-    fn what_waits(group: rustix::process::Pid) -> String {
-        let mut waits = String::new();
-        let group = group.as_raw_nonzero().to_string();
-        for process in fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let stat = fs::read_to_string(process.path().join("stat")).unwrap_or_default();
-            // Behind the command: the state, the parent, the process group.
-            let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
-            if fields.split_whitespace().nth(2) != Some(&group) {
-                continue;
-            }
-            // With it, `nm` tells the name of a static that a thread waits for.
-            let maps = fs::read_to_string(process.path().join("maps")).unwrap_or_default();
-            for task in fs::read_dir(process.path().join("task"))
-                .into_iter()
-                .flatten()
-                .flatten()
-            {
-                let read = |file| fs::read_to_string(task.path().join(file)).unwrap_or_default();
-                let _ = writeln!(
-                    waits,
-                    "  process {} thread {:?} ({}): waits in {} {}, system call {}; the program is at {}",
-                    process.file_name().to_string_lossy(),
-                    task.file_name(),
-                    read("comm").trim(),
-                    read("wchan").trim(),
-                    read("stack").lines().next().unwrap_or_default(),
-                    read("syscall").trim(),
-                    maps.split_whitespace().next().unwrap_or_default(),
-                );
-            }
-        }
-        waits
+/// Forks; the child gets `None`.
+fn forked() -> Option<i32> {
+    match fork::fork().unwrap() {
+        Fork::Child => None,
+        Fork::Parent(child) => Some(child),
     }
+}
+
+/// What a child finds of its parent's clients, and that it can drop it all.
+fn finds(url: &str, locks: Locks, idle: Locks, held: LockGuard, waiting: impl Future) {
+    for locks in [&idle, &locks] {
+        refused("try_lock", || block_on(locks.try_lock("free")));
+        refused("lock", || block_on(locks.lock("free").into_future()));
+        refused("lock_all", || block_on(locks.lock_all(["free"]).into_future()));
+        refused("with", || block_on(locks.lock("free").with(async |_| ())));
+        refused("lead", || block_on(locks.lock("free").lead(async |_| ())));
+        refused("observe", || block_on(locks.observe("free").next()).unwrap());
+        refused("holder", || block_on(locks.holder("free")));
+        refused("list", || block_on(locks.list("")));
+        refused("force_release", || block_on(locks.force_release("held")));
+        refused("release_owned", || block_on(locks.release_owned("held", held.owner())));
+        refused("backend_version", || block_on(locks.backend_version()));
+        refused("warnings", || block_on(locks.warnings()));
+        refused("shutdown", || block_on(locks.shutdown()));
+        step("child: drain, Debug");
+        block_on(locks.drain());
+        let _ = format!("{locks:?}");
+    }
+    refused("run", || block_on(held.run(pending::<()>())));
+    refused("renew_now", || block_on(held.renew_now()));
+    step("child: lost");
+    assert_eq!(block_on(held.lost().into_future()), LossReason::Expired);
+    until("child: the copy is valid until its lease is over", || !held.is_held());
+    assert_eq!(held.remaining(), Duration::ZERO);
+    refused("release", || block_on(held.release()));
+    step("child: drops what it inherited");
+    drop((waiting, idle, locks));
+    if url.starts_with("sqlite:") {
+        step("child: connects to the file that its parent has open");
+        let error = connect(url).unwrap_err();
+        assert!(error.to_string().contains("at the fork"), "{error}");
+    } else {
+        uses_a_new_client(url);
+    }
+}
+
+fn refused<T: Debug>(what: &str, ask: impl FnOnce() -> Result<T, LockError>) {
+    step(&format!("child: {what}"));
+    let error = ask().expect_err(what);
+    assert!(matches!(error, LockError::Configuration { .. }), "{what}: {error:?}");
+    assert!(error.to_string().contains("made before a fork"), "{what}: {error}");
+}
+
+fn uses_a_new_client(url: &str) {
+    step("child: connects");
+    let locks = connect(url).unwrap();
+    step("child: acquires");
+    let guard = block_on(locks.lock("of the child").into_future()).unwrap();
+    until("child: renews", || locks.stats().renewed > 0);
+    step("child: releases");
+    assert_eq!(block_on(guard.release()).unwrap(), ReleaseOutcome::Released);
+    // Its release is what the end of the process waits for.
+    drop(block_on(locks.lock("dropped at the end").into_future()).unwrap());
+    step("child: ends");
 }

@@ -5,5 +5,5 @@
 
 pub use lock_core::{
     Attempt, Busy, Claim, DistributedLock, Executor, ExitDelay, Grant, HandOver, Lease, LeaseId, Outage, Outages,
-    Released, Renewal, Revocation, Revoker, Stamp, Wait, async_trait, background, process,
+    Released, Renewal, Revocation, Revoker, Stamp, Wait, async_trait, background,
 };

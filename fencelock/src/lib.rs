@@ -69,22 +69,25 @@
 //!
 //! # After a fork
 //!
-//! A client, its clones and its guards belong to the process that created them. A child made by `fork` connects a client of its own. The
-//! parent keeps its locks. In the child, inherited objects change nothing, not even when they are dropped:
+//! **Connect after the fork.** A client, its clones and its guards belong to the process that made them, which keeps its locks. A child
+//! made by `fork` can use none of them, and connects a client of its own:
 //!
 //! | in the child | outcome, at once |
 //! |---|---|
 //! | an inherited client: `lock`, `holder`, `list`, `shutdown` and the other requests | [`LockError::Configuration`], which says to connect anew |
-//! | an inherited guard: `is_held()`, `remaining()` | false, zero |
-//! | an inherited guard: `lost()`; `run`, `renew_now()`, `release()` | [`LossReason::Forked`]; [`LockError::Lost`] with that reason |
-//! | an inherited request that is polled | as for an inherited client |
+//! | an inherited guard: `run`, `renew_now()`, `release()` | [`LockError::Configuration`] |
+//! | an inherited guard: `is_held()`, `remaining()`; `lost()` | valid until the lease that it was copied with is over, as nothing renews it; [`LossReason::Expired`] |
+//! | an inherited client or guard that is dropped | nothing changes for the parent |
 //! | a new client | works, with a background thread of its own. A store `memory:NAME` is a new one. SQLite is refused if the parent had a file open at the fork: see [`sqlite`](https://docs.rs/lock-sqlite) |
 //!
-//! Connect after the fork where you can: a child keeps the parent's sockets open until it ends or starts another program (`exec`). If
-//! the parent is killed before that, the server frees its locks when their ttl is over, not when the parent's connection ends.
+//! A request that was under way at the fork never completes in the child, and a backend that is used without [`Locks`] does not notice
+//! the fork.
 //!
-//! A tokio runtime does not survive a fork. Create a new one in the child. Do not run the inherited one, as it takes
-//! events from the parent, and do not drop it, as that can wait for threads that do not exist: pass it to [`std::mem::forget`].
+//! A child keeps the parent's sockets open until it ends or starts another program (`exec`). If the parent is killed before that, the
+//! server frees its locks when their ttl is over, not when the parent's connection ends.
+//!
+//! A tokio runtime does not survive a fork. Create a new one in the child. Neither run nor drop the inherited one, as it takes events from
+//! the parent and can wait for threads that do not exist: pass it to [`std::mem::forget`].
 //! A fork at the moment in which another thread starts a thread, or the first runtime, can leave a mutex of the standard library or of tokio locked
 //! in the child; a request of a new client then fails after 5 s. A child in a new pid namespace that has the same identifier there as
 //! its parent has in its own is taken for its parent.

@@ -1,9 +1,7 @@
 //! The stores behind `memory:` addresses.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
-
-use lock_core::process::PerProcess;
 
 use crate::{LockError, MemoryLock};
 
@@ -12,7 +10,7 @@ use crate::{LockError, MemoryLock};
 /// A named store lives as long as the process, so that its tokens go on rising when its last client is gone. A forked child has
 /// stores of its own.
 pub(crate) fn store(name: &str) -> Result<MemoryLock, LockError> {
-    static STORES: PerProcess<Mutex<HashMap<String, MemoryLock>>> = PerProcess::new();
+    static STORES: Mutex<BTreeMap<(u32, String), MemoryLock>> = Mutex::new(BTreeMap::new());
     let name = name.strip_prefix("//").unwrap_or(name);
     if name.contains(|c: char| c == '?' || c == '#' || c.is_control()) {
         return Err(LockError::configuration(
@@ -22,8 +20,7 @@ pub(crate) fn store(name: &str) -> Result<MemoryLock, LockError> {
     if name.is_empty() {
         return Ok(MemoryLock::new());
     }
-    Ok(STORES.with(|stores| {
-        let mut stores = stores.lock().unwrap_or_else(PoisonError::into_inner);
-        stores.entry(name.to_owned()).or_default().client()
-    }))
+    let mut stores = STORES.lock().unwrap_or_else(PoisonError::into_inner);
+    let store = stores.entry((std::process::id(), name.to_owned())).or_default();
+    Ok(store.client())
 }

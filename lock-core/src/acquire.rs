@@ -14,6 +14,7 @@
 //! the local queue that wait for a first answer to a sibling.
 
 use std::future::Future;
+use std::mem;
 use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -58,9 +59,12 @@ impl Acquisition {
         }
     }
 
-    /// The caller waits until the result is dropped.
-    pub(crate) fn caller(&self) -> Caller<'_> {
-        Caller(Some(self))
+    /// The caller, who waits for what the task of this acquisition answers.
+    pub(crate) fn caller(&self, answer: oneshot::Receiver<Result<LockGuard, LockError>>) -> Caller<'_> {
+        Caller {
+            acquisition: self,
+            answer: Some(answer),
+        }
     }
 
     /// Runs to the end, or until the caller or the client goes away.
@@ -396,20 +400,31 @@ impl Acquisition {
     }
 }
 
-/// Somebody who waits for the outcome.
-pub(crate) struct Caller<'a>(Option<&'a Acquisition>);
+/// The caller of an acquisition.
+pub(crate) struct Caller<'a> {
+    acquisition: &'a Acquisition,
+    // None once it is answered.
+    answer: Option<oneshot::Receiver<Result<LockGuard, LockError>>>,
+}
 
 impl Caller<'_> {
-    /// The task has ended.
-    pub(crate) fn answered(mut self) {
-        self.0 = None;
+    /// Waits for the answer. `None` if the task ended without one.
+    pub(crate) async fn outcome(mut self) -> Option<Result<LockGuard, LockError>> {
+        let outcome = self.answer.as_mut()?.await;
+        self.answer = None;
+        outcome.ok()
     }
 }
 
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
-        if let Some(acquisition) = self.0.filter(|acquisition| acquisition.core.is_here()) {
-            let _ = acquisition.given_up.set(acquisition.core.releasing());
+        let Some(answer) = self.answer.take() else { return };
+        let core = &self.acquisition.core;
+        if core.process.is_current() {
+            let _ = self.acquisition.given_up.set(core.releasing());
+        } else {
+            // A forked child does not wake the task, which runs in its parent.
+            mem::forget(answer);
         }
     }
 }

@@ -189,14 +189,6 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     fn clock(&self) -> Clock {
         Clock::system()
     }
-
-    /// Identifier of the process in which the backend was made, if it knows. In any other, which is a forked child, its clients answer with
-    /// an error, and the backend is neither called nor dropped.
-    ///
-    /// The provided one does not know; the process in which the client is made counts then. See [`process`](crate::process).
-    fn process(&self) -> Option<u32> {
-        None
-    }
 }
 
 /// The operation, in the words of [`LockError::NotSupported`].
@@ -295,10 +287,6 @@ macro_rules! forward {
 
             fn clock(&self) -> Clock {
                 self.deref().clock()
-            }
-
-            fn process(&self) -> Option<u32> {
-                self.deref().process()
             }
         }
     };

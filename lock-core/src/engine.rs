@@ -15,7 +15,7 @@ use crate::ask::{ask, unbroken};
 use crate::exit::{self, ExitDelay};
 use crate::guard::LockGuard;
 use crate::locks::{Locks, Options};
-use crate::process::{Confined, Told, inherited, is_here, leak};
+use crate::process::Process;
 use crate::queue::LocalQueue;
 use crate::release_slots::{self, ReleaseSlots};
 use crate::request::Wish;
@@ -30,9 +30,9 @@ const LOOKS: usize = 4;
 /// Who waits for an answer.
 type Caller<T> = oneshot::Sender<Result<T, LockError>>;
 
-/// What all clones of a client share. It belongs to the process in which its backend was made.
+/// What all clones of a client share. It belongs to the process in which it was made.
 pub(crate) struct Core {
-    process: u32,
+    pub(crate) process: Arc<Process>,
     pub(crate) backend: Arc<dyn DistributedLock>,
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
@@ -64,9 +64,8 @@ impl Core {
         let capabilities = backend.capabilities();
         let releases = TaskTracker::new();
         releases.close();
-        exit::watch();
         Self {
-            process: backend.process().unwrap_or_else(std::process::id),
+            process: Process::current(),
             clock: backend.clock(),
             ttl: options
                 .ttl
@@ -95,36 +94,11 @@ impl Core {
         }
     }
 
-    /// Whether this is the process of the client. In a forked child nothing may be locked, sent or dropped: other threads of the parent
-    /// may have held the mutexes, and the connections are shared with it.
-    pub(crate) fn is_here(&self) -> bool {
-        is_here(self.process)
-    }
-
-    pub(crate) fn process(&self) -> u32 {
-        self.process
-    }
-
-    pub(crate) fn here(&self) -> Result<(), LockError> {
-        if self.is_here() { Ok(()) } else { Err(inherited()) }
-    }
-
-    /// What a task of the client answers its caller.
-    pub(crate) fn channel<T>(&self) -> (oneshot::Sender<T>, Told<T>) {
-        Told::channel(self.process)
-    }
-
-    /// Why there is no answer.
-    pub(crate) fn unanswered(&self) -> LockError {
-        self.here().err().unwrap_or_else(runtime_ended)
-    }
-
     /// Starts work that a shutdown waits for. Callable from anywhere in the process of the client.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<(), LockError> {
         // It is some kilobytes, and is moved several times on its way.
         let work = Box::pin(work);
-        self.executor
-            .spawn_here(self.tasks.track_future(work.in_current_span()))
+        self.executor.spawn(self.tasks.track_future(work.in_current_span()))
     }
 
     /// Keeps a shutdown from ending before what the caller is about to start.
@@ -137,7 +111,7 @@ impl Core {
         Releasing {
             _counted: self.stats.releasing.hold(),
             _drained: self.releases.token(),
-            _exit: ExitDelay::begin_in(self.process),
+            _exit: ExitDelay::of(Arc::clone(&self.process)),
         }
     }
 
@@ -162,13 +136,14 @@ impl Core {
         if closed { Err(LockError::closed()) } else { Ok(()) }
     }
 
-    /// Waits until no release is under way.
+    /// Waits until no release is under way. Those that a forked child has inherited never end there.
     pub(crate) async fn drain(&self) {
+        if !self.process.is_current() {
+            return;
+        }
         // If nothing can be spawned, no request is under way.
         let _ = self.executor.run("drain", exit::after_others()).await;
-        let releases = self.releases.clone();
-        // Of the client's process, not of the caller's: the releases that a child has inherited never end there.
-        Confined::of(self.process, Box::pin(async move { releases.wait().await }), Some(())).await;
+        self.releases.wait().await;
     }
 
     /// Starts work that lets go of something; `releasing` counts it as under way.
@@ -197,7 +172,7 @@ impl Core {
     }
 
     pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish) -> Result<LockGuard, LockError> {
-        self.here()?;
+        self.process.check()?;
         Options::usable_op_timeout(self.op_timeout)?;
         self.may_write()?;
         let span = tracing::debug_span!(target: "fencelock", "lock", name = %wish.name, ttl = ?wish.ttl);
@@ -208,17 +183,14 @@ impl Core {
                 return Err(LockError::closed());
             }
             let may_end = self.executor.is_on_chosen_runtime();
-            let (tell, told) = self.channel();
+            let (tell, told) = oneshot::channel();
             self.spawn(acquisition.clone().run(tell).instrument(span.clone()))?;
             drop(starting);
-            let caller = acquisition.caller();
-            let told = told.await;
-            caller.answered();
-            match told {
+            match acquisition.caller(told).outcome().await {
                 Some(outcome) => return outcome,
                 // It went down with the runtime that the user chose, and starts again on the background thread.
-                None if may_end && self.is_here() && !self.executor.is_on_chosen_runtime() => {}
-                None => return Err(self.unanswered()),
+                None if may_end && !self.executor.is_on_chosen_runtime() => {}
+                None => return Err(runtime_ended()),
             }
         }
     }
@@ -272,29 +244,29 @@ impl Core {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.here()?;
+        self.process.check()?;
         Options::usable_op_timeout(self.op_timeout)?;
         let starting = self.about_to_start();
         if self.closing.is_cancelled() {
             return Err(LockError::closed());
         }
-        let (tell, told) = self.channel();
+        let (tell, told) = oneshot::channel();
         self.spawn(work(tell))?;
         drop(starting);
-        told.await.unwrap_or_else(|| Err(self.unanswered()))
+        told.await.unwrap_or_else(|_| Err(runtime_ended()))
     }
 
     /// Ends everything, in a task of its own so that a caller who goes away stops nothing.
     pub(crate) async fn shut_down(self: &Arc<Self>) -> Result<(), LockError> {
-        self.here()?;
+        self.process.check()?;
         self.closing.cancel();
         let core = Arc::clone(self);
-        let (tell, told) = self.channel();
+        let (tell, told) = oneshot::channel();
         // Not among the tasks that a shutdown waits for.
-        self.executor.spawn_here(Box::pin(async move {
+        self.executor.spawn(Box::pin(async move {
             let _ = tell.send(core.end().await);
         }))?;
-        told.await.unwrap_or_else(|| Err(self.unanswered()))
+        told.await.unwrap_or_else(|_| Err(runtime_ended()))
     }
 
     async fn end(&self) -> Result<(), LockError> {
@@ -336,7 +308,8 @@ impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = self.stats.snapshot();
         let mut shown = f.debug_struct("Core");
-        if self.is_here() {
+        // In a forked child a mutex of the backend may be locked for ever.
+        if self.process.is_current() {
             shown.field("backend", &self.backend);
         }
         shown
@@ -348,13 +321,15 @@ impl fmt::Debug for Core {
 
 impl Drop for Core {
     fn drop(&mut self) {
-        if self.is_here() {
+        if self.process.is_current() {
             return self.watchdog.wake();
         }
-        // Whatever does something when it is dropped.
-        leak(&self.backend);
-        leak(&self.queue);
-        leak(&self.closing);
+        // A forked child keeps what does something when it is dropped: the connections, which are its parent's, and what takes a mutex.
+        std::mem::forget((
+            Arc::clone(&self.backend),
+            Arc::clone(&self.queue),
+            Arc::clone(&self.closing),
+        ));
         std::mem::forget((self.executor.clone(), self.tasks.clone(), self.releases.clone()));
     }
 }

@@ -338,12 +338,10 @@ impl LockError {
     /// Whether the same call may succeed later without anyone changing anything.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        match self {
-            // In a forked child, which can never hold its parent's lock.
-            Self::Lost { reason, .. } => *reason != LossReason::Forked,
-            Self::TimedOut { .. } | Self::Unavailable { .. } | Self::Deadlock { .. } => true,
-            _ => false,
-        }
+        matches!(
+            self,
+            Self::Lost { .. } | Self::TimedOut { .. } | Self::Unavailable { .. } | Self::Deadlock { .. }
+        )
     }
 
     fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

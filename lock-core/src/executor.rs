@@ -10,8 +10,9 @@ use std::task::{Context, Poll};
 use tokio::runtime::Handle;
 
 use crate::LockError;
-use crate::background::{background, background_in, started_in};
-use crate::process::{Told, inherited, is_here};
+use crate::background::background;
+use crate::process::Process;
+use crate::sync::oneshot;
 
 /// Runs a client's tasks: on the runtime that the user chose, or on the [background thread](crate::background()) if the user chose none
 /// or the chosen runtime has ended.
@@ -23,13 +24,12 @@ use crate::process::{Told, inherited, is_here};
 #[derive(Clone)]
 pub struct Executor {
     chosen: Option<Arc<Chosen>>,
-    process: u32,
+    process: Arc<Process>,
 }
 
 struct Chosen {
     runtime: Handle,
     ended: AtomicBool,
-    process: u32,
 }
 
 impl Default for Executor {
@@ -42,17 +42,15 @@ impl Executor {
     /// Runs tasks on `runtime`, or on the background thread if it is `None`.
     #[must_use]
     pub fn new(runtime: Option<Handle>) -> Self {
-        let process = std::process::id();
         let chosen = |runtime| {
             Arc::new(Chosen {
                 runtime,
                 ended: AtomicBool::new(false),
-                process,
             })
         };
         Self {
             chosen: runtime.map(chosen),
-            process,
+            process: Process::current(),
         }
     }
 
@@ -64,17 +62,8 @@ impl Executor {
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] if the system refuses to start the background thread; [`LockError::Configuration`] in a forked child,
-    /// as the runtime is that of its parent.
+    /// [`LockError::Unavailable`] if the system refuses to start the background thread.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + Unpin + 'static) -> Result<(), LockError> {
-        if !is_here(self.process) {
-            return Err(inherited());
-        }
-        self.spawn_here(work)
-    }
-
-    /// The same for a caller that knows that it is in the process of the executor.
-    pub(crate) fn spawn_here(&self, work: impl Future<Output = ()> + Send + Unpin + 'static) -> Result<(), LockError> {
         #[cfg(all(test, shuttle))]
         if crate::sync::checked::is_running() {
             crate::sync::checked::spawn(work);
@@ -90,7 +79,7 @@ impl Executor {
                 chosen.runtime.spawn(work);
             }
             None => {
-                background_in(self.process)?.spawn(work);
+                self.process.background()?.spawn(work);
             }
         }
         Ok(())
@@ -106,14 +95,13 @@ impl Executor {
         operation: &'static str,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, LockError> {
-        let (tell, told) = Told::channel(self.process);
+        let (tell, told) = oneshot::channel();
         self.spawn(Box::pin(async move {
             let _ = tell.send(work.await);
         }))?;
         match told.await {
-            Some(done) => Ok(done),
-            None if !is_here(self.process) => Err(inherited()),
-            None => Err(LockError::unavailable(
+            Ok(done) => Ok(done),
+            Err(_) => Err(LockError::unavailable(
                 operation,
                 "the task that worked on it panicked, or its runtime ended".to_owned(),
             )),
@@ -128,7 +116,10 @@ impl Executor {
         };
         match self.chosen() {
             Some(chosen) => chosen.runtime.id() == here.id(),
-            None => started_in(self.process).is_some_and(|background| background.id() == here.id()),
+            None => self
+                .process
+                .started()
+                .is_some_and(|background| background.id() == here.id()),
         }
     }
 
@@ -171,8 +162,6 @@ impl fmt::Debug for Executor {
 }
 
 /// A task on the chosen runtime. Nobody aborts it, so it is dropped unfinished only if the runtime ends.
-///
-/// A forked child that runs or drops the runtime that it inherited leaves the task to its parent.
 struct Movable<F: Future<Output = ()> + Send + Unpin + 'static> {
     // None once it has ended or panicked.
     work: Option<F>,
@@ -184,9 +173,6 @@ impl<F: Future<Output = ()> + Send + Unpin + 'static> Future for Movable<F> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        if !is_here(self.chosen.process) {
-            return Poll::Pending;
-        }
         // Taken out while it is polled, so that work that panics does not count as unfinished.
         let Some(mut work) = self.work.take() else {
             return Poll::Ready(());
@@ -203,10 +189,6 @@ impl<F: Future<Output = ()> + Send + Unpin + 'static> Future for Movable<F> {
 impl<F: Future<Output = ()> + Send + Unpin + 'static> Drop for Movable<F> {
     fn drop(&mut self) {
         let Some(work) = self.work.take() else { return };
-        if !is_here(self.chosen.process) {
-            std::mem::forget(work);
-            return;
-        }
         // Before the work is dropped, which may spawn what cleans up.
         self.chosen.leave();
         if self.begun {
@@ -298,34 +280,6 @@ mod tests {
             Err(mpsc::RecvTimeoutError::Disconnected),
             "both senders are dropped"
         );
-    }
-
-    #[test]
-    fn a_task_of_another_process_is_neither_polled_nor_dropped_nor_moved() {
-        let own = Builder::new_current_thread().enable_all().build().unwrap();
-        let chosen = Chosen {
-            runtime: own.handle().clone(),
-            ended: AtomicBool::new(false),
-            process: 0,
-        };
-        let chosen = Arc::new(chosen);
-        let (tell, told) = mpsc::channel();
-        let task = Movable {
-            work: Some(Box::pin(async move {
-                let _ = tell.send("polled");
-            })),
-            begun: false,
-            chosen: Arc::clone(&chosen),
-        };
-        own.spawn(task);
-        own.block_on(tokio::task::yield_now());
-        drop(own);
-        assert_eq!(
-            told.try_recv(),
-            Err(mpsc::TryRecvError::Empty),
-            "the sender is there still"
-        );
-        assert!(!chosen.ended.load(Ordering::Acquire));
     }
 
     #[test]

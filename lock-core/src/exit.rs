@@ -5,8 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::background;
-use crate::process::{Count, Counted};
+use crate::process::Process;
 
 /// Longest delay of the end of the process, as when the server answers nothing.
 const LONGEST: Duration = Duration::from_millis(500);
@@ -19,9 +18,6 @@ const LONGEST_POLL: Duration = Duration::from_millis(20);
 /// Enough turns at the background thread for every task there that was woken before.
 const TURNS: usize = 8;
 
-/// The delays of this process. A forked child has none of its parent's.
-static DELAYS: Count = Count::new();
-
 /// Delays the end of the process while it lives, for at most half a second, not counting time in which the process stood still.
 ///
 /// A process ends when `main` returns or when `std::process::exit` is called. Without this, the background thread would end in the
@@ -29,28 +25,26 @@ static DELAYS: Count = Count::new();
 ///
 /// The core has one for each release. A backend has one for what else it frees in the background when its client is dropped.
 #[derive(Debug)]
-pub struct ExitDelay {
-    _counted: Counted,
-}
+pub struct ExitDelay(Arc<Process>);
 
 impl ExitDelay {
     /// Delays the end of the process from now on.
     #[must_use]
     pub fn begin() -> Self {
-        Self { _counted: DELAYS.one() }
+        Self::of(Process::current())
     }
 
-    /// The same for a caller that knows the process it is in.
-    pub(crate) fn begin_in(process: u32) -> Self {
-        Self {
-            _counted: DELAYS.one_in(process),
-        }
+    /// The same for a caller that knows its process.
+    pub(crate) fn of(process: Arc<Process>) -> Self {
+        process.delays.fetch_add(1, Ordering::AcqRel);
+        Self(process)
     }
 }
 
-/// Has the end of this process wait for releases, from now on.
-pub(crate) fn watch() {
-    drop(ExitDelay::begin());
+impl Drop for ExitDelay {
+    fn drop(&mut self) {
+        self.0.delays.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// Lets the tasks run that were woken before, so that they notice requests that were dropped.
@@ -65,12 +59,11 @@ pub(crate) async fn after_others() {
 /// Thread-local storage may have been destroyed, so it uses none: it polls.
 #[dtor::dtor(unsafe)]
 fn wait_for_releases() {
-    let process = std::process::id();
-    if DELAYS.in_process(process).is_none() {
+    let Some(process) = Process::with_clients() else {
         return;
-    }
+    };
     let noticed = Arc::new(AtomicBool::new(true));
-    if let Some(background) = background::started_in(process) {
+    if let Some(background) = process.started() {
         noticed.store(false, Ordering::Release);
         let notices = Arc::clone(&noticed);
         background.spawn(async move {
@@ -78,8 +71,9 @@ fn wait_for_releases() {
             notices.store(true, Ordering::Release);
         });
     }
+    let ended = || noticed.load(Ordering::Acquire) && process.delays.load(Ordering::Acquire) == 0;
     let mut waited = Duration::ZERO;
-    while !(noticed.load(Ordering::Acquire) && DELAYS.in_process(process) == Some(0)) && waited < LONGEST {
+    while !ended() && waited < LONGEST {
         let slept = Instant::now();
         thread::sleep(POLL_INTERVAL);
         waited += slept.elapsed().min(LONGEST_POLL);

@@ -11,12 +11,11 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::background::{background, block_on};
-use crate::engine::{Core, Releasing};
-use crate::process::leak;
+use crate::engine::{Core, Releasing, runtime_ended};
 use crate::queue::Turn;
 use crate::release::Reservation;
 use crate::request::{Renew, Wish};
-use crate::sync::Mutex;
+use crate::sync::{Mutex, oneshot};
 use crate::{
     FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Renewal, Stamp, Term,
 };
@@ -30,7 +29,9 @@ use crate::{
 /// Dropping the guard releases in the background, from any thread, also outside of a runtime. To know that it is
 /// released, call [`release`](Self::release).
 ///
-/// In a forked child the guard is lost, with [`LossReason::Forked`], and dropping it does nothing: the lock is the parent's.
+/// A child made by `fork` cannot use the guard that it inherits: [`run`](Self::run), [`renew_now`](Self::renew_now) and
+/// [`release`](Self::release) fail with [`LockError::Configuration`], [`lost`](Self::lost) completes at once, and dropping it does
+/// nothing. The copy stops being valid when the lease that it was copied with is over, as nothing renews it in the child.
 ///
 /// `let _ = locks.lock("job").await?` drops the guard at once, without a warning of the compiler. Give it a name, if only `_guard`.
 #[must_use = "dropping a guard releases its lock at once"]
@@ -87,7 +88,7 @@ impl LockGuard {
     #[must_use]
     pub fn remaining(&self) -> Duration {
         let now = self.held.core.clock.now();
-        match self.held.lost_here(now) {
+        match self.held.lost(now) {
             Some(_) => Duration::ZERO,
             None => self.held.end().since(now),
         }
@@ -135,6 +136,11 @@ impl LockGuard {
         Term::new(Arc::clone(&self.held), stopping)
     }
 
+    /// Fails in a forked child.
+    fn check_process(&self) -> Result<(), LockError> {
+        self.held.core.process.check().map_err(|error| error.of(self.name()))
+    }
+
     /// The error if the lock is not held any more.
     fn check(&self) -> Result<(), LockError> {
         match self.held.lost(self.held.core.clock.now()) {
@@ -149,17 +155,15 @@ impl LockGuard {
     ///
     /// [`LockError::Unavailable`] if the server did not answer. The lock is not held any more from this process's view,
     /// and the release is tried again in the background until the server must have let go by itself.
-    /// [`LockError::Lost`] with [`LossReason::Forked`] in a forked child, where nothing is released.
+    /// [`LockError::Configuration`] in a forked child, where nothing is released.
     ///
     /// # Cancellation
     ///
     /// Dropping the future does not stop the release.
     pub async fn release(mut self) -> Result<ReleaseOutcome, LockError> {
         let held = Arc::clone(&self.held);
-        let lost = match held.lost_here(held.core.clock.now()) {
-            Some(LossReason::Forked) => return Err(held.loss(LossReason::Forked)),
-            lost => lost.is_some(),
-        };
+        self.check_process()?;
+        let lost = held.lost(held.core.clock.now()).is_some();
         let starting = held.core.about_to_start();
         self.released = true;
         let Some((turn, releasing)) = held.end_by(LossReason::Released) else {
@@ -167,14 +171,14 @@ impl LockGuard {
         };
         // It may have been lost since the look above.
         let lost = lost || held.grant.revocation().reason() != Some(LossReason::Released);
-        let (tell, told) = held.core.channel();
+        let (tell, told) = oneshot::channel();
         let (core, claim) = (Arc::clone(&held.core), held.grant.claim.clone());
         let reservation = held.reservation();
         held.core.spawn_release(releasing, async move {
             let _ = tell.send(core.let_go(claim, turn, reservation).await);
         })?;
         drop(starting);
-        let told = told.await.unwrap_or_else(|| Err(held.core.unanswered()));
+        let told = told.await.unwrap_or_else(|_| Err(runtime_ended()));
         match told.map_err(|error| error.of(held.grant.claim.name()))? {
             Released::Released if !lost => Ok(ReleaseOutcome::Released),
             _ => Ok(ReleaseOutcome::AlreadyLost),
@@ -231,35 +235,31 @@ impl LockGuard {
     /// Dropping the future does not stop the renewal.
     pub async fn renew_now(&self) -> Result<(), LockError> {
         let held = &self.held;
-        if let Some(reason) = held.lost_here(held.core.clock.now()) {
-            return Err(held.loss(reason));
-        }
+        self.check_process()?;
+        self.check()?;
         if held.renew == Renew::Never {
             let operation = "renewing a lock that was asked for without renewal";
             return Err(LockError::not_supported(operation).of(self.name()));
         }
         let starting = held.core.about_to_start();
-        let (tell, told) = held.core.channel();
+        let (tell, told) = oneshot::channel();
         let (core, lease) = (Arc::clone(&held.core), held.grant.lease.clone());
         held.core.spawn(async move {
             let _ = tell.send(core.renew(&lease).await);
         })?;
         drop(starting);
-        let told = told.await.unwrap_or_else(|| Err(held.core.unanswered()));
+        let told = told.await.unwrap_or_else(|_| Err(runtime_ended()));
         told.map_err(|error| error.of(self.name()))?;
-        match held.lost(held.core.clock.now()) {
-            Some(reason) => Err(held.loss(reason)),
-            None => Ok(()),
-        }
+        self.check()
     }
 }
 
 /// Runs `work` for as long as all of the locks are held.
 pub(crate) async fn run_while_held<F: Future>(guards: &[LockGuard], work: F) -> Result<F::Output, LockError> {
+    guards.first().map_or(Ok(()), LockGuard::check_process)?;
     let check = || guards.iter().try_for_each(LockGuard::check);
     let mut work = pin!(work);
-    // The clock is read before each step of the work: the signal comes late if the machine slept. Whether this is the process of the
-    // guards, the signals have found out before.
+    // The clock is read before each step of the work: the signal comes late if the machine slept.
     let watched = poll_fn(|cx| match check() {
         Err(lost) => Poll::Ready(Err(lost)),
         Ok(()) => work.as_mut().poll(cx).map(Ok),
@@ -293,10 +293,8 @@ impl Drop for LockGuard {
         if self.released {
             return;
         }
-        if self.held.core.is_here() {
+        if self.held.core.process.is_current() {
             self.held.let_go_in_background(LossReason::Released);
-        } else {
-            leak(&self.held);
         }
     }
 }
@@ -367,14 +365,14 @@ impl Held {
     }
 
     pub(crate) fn is_held(&self) -> bool {
-        self.lost_here(self.core.clock.now()).is_none()
+        self.lost(self.core.clock.now()).is_none()
     }
 
     pub(crate) fn signal(&self) -> LossSignal {
         LossSignal {
             own: self.grant.revocation().clone(),
             lease: self.grant.lease.revocation().clone(),
-            process: self.core.process(),
+            process: Arc::clone(&self.core.process),
         }
     }
 
@@ -411,27 +409,26 @@ impl Held {
         self.limit().map_or(deadline, |limit| limit.min(deadline))
     }
 
-    /// Why the lock is not held any more. A deadline that has passed is made final by the look.
+    /// Why the lock is not held any more. A deadline that has passed is made final by the look, except in a forked child, where a mutex
+    /// that this takes may be locked for ever.
     pub(crate) fn lost(&self, now: Stamp) -> Option<LossReason> {
-        if let Some(reason) = self.grant.revocation().reason() {
+        let (own, lease) = (self.grant.revocation(), &self.grant.lease);
+        if let Some(reason) = own.reason() {
             return Some(reason);
         }
-        if let Some((_, reason)) = self.limit.filter(|(at, _)| now >= *at) {
-            self.grant.revocation().fire(reason);
-        } else if !self.grant.lease.expire(now) {
-            let reason = self.grant.lease.revocation().reason().unwrap_or(LossReason::Expired);
-            self.grant.revocation().fire(reason);
+        let limit = self.limit.filter(|(at, _)| now >= *at).map(|(_, reason)| reason);
+        if limit.is_none() && lease.is_valid(now) {
+            return None;
         }
-        self.grant.revocation().reason()
-    }
-
-    /// The same, which is another reason in a forked child: the lock is its parent's.
-    fn lost_here(&self, now: Stamp) -> Option<LossReason> {
-        if self.core.is_here() {
-            self.lost(now)
-        } else {
-            Some(LossReason::Forked)
+        if !self.core.process.is_current() {
+            return Some(limit.unwrap_or(LossReason::Expired));
         }
+        if let Some(reason) = limit {
+            own.fire(reason);
+        } else if !lease.expire(now) {
+            own.fire(lease.revocation().reason().unwrap_or(LossReason::Expired));
+        }
+        own.reason()
     }
 
     /// Ends the hold for that reason, unless it has ended before. What the server may still keep is released, and others

@@ -1,8 +1,8 @@
 //! Who holds a lock, as a person wants to see it.
 
+use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
-use crate::process::Computed;
 use crate::{Claim, FencingToken, LockName, OwnerId};
 
 /// Who holds a lock. For people and for tooling; never base a decision about the resource on it.
@@ -51,7 +51,7 @@ impl Holder {
             name: Some(claim.name().clone()),
             owner: Some(claim.owner()),
             label: claim.label().map(str::to_owned),
-            host: Some(String::clone(&HOST.get())),
+            host: Some(HOST.clone()),
             pid: Some(std::process::id()),
             acquired_at: Some(SystemTime::now()),
             ..Self::default()
@@ -75,7 +75,7 @@ impl std::fmt::Display for Holder {
     }
 }
 
-static HOST: Computed<String> = Computed::new(host);
+static HOST: LazyLock<String> = LazyLock::new(host);
 
 #[cfg(unix)]
 fn host() -> String {

@@ -5,10 +5,9 @@
 //!
 //! [`Locks`] turns a backend into a client: it queues the requests of one process, renews what is held, notices what is
 //! lost, and cleans up what was abandoned. [`MemoryLock`] is the backend for tests and single processes. [`fence`]
-//! is the resource's side. [`process`] is what a backend needs so that a forked child does not disturb its parent.
+//! is the resource's side.
 
 pub mod fence;
-pub mod process;
 
 mod acquire;
 mod ask;
@@ -34,6 +33,7 @@ mod observe;
 mod outages;
 mod owner;
 mod pending;
+mod process;
 mod queue;
 mod release;
 mod release_slots;

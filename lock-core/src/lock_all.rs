@@ -99,7 +99,7 @@ impl LockAllRequest {
         let core = &self.locks.core;
         // Before the backend is asked for its keys: in a forked child it is not called.
         if let Some(name) = names.first() {
-            core.here().map_err(|error| error.of(name))?;
+            core.process.check().map_err(|error| error.of(name))?;
         }
         let started = core.clock.now();
         // Where the server keeps several names under one key, they are one lock to it: asked for twice, it would wait for itself.

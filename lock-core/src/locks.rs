@@ -30,8 +30,8 @@ use crate::{
 /// Nothing here needs the caller to be on a particular runtime: the work is done on a background thread (or where
 /// [`Options::runtime`] says), and the futures only wait for it.
 ///
-/// A client belongs to the process that made it. In a forked child its requests fail at once with [`LockError::Configuration`], and
-/// dropping it touches nothing: connect a new client there.
+/// A client belongs to the process that made it. Connect after a `fork`: in the child its operations fail at once with
+/// [`LockError::Configuration`], and dropping it touches nothing.
 #[derive(Clone, Debug)]
 pub struct Locks {
     pub(crate) core: Arc<Core>,

@@ -5,7 +5,7 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
-use crate::process::Confined;
+use crate::process::Process;
 use crate::sync::Notify;
 use crate::sync::atomic::{AtomicU8, Ordering, fence};
 use crate::watchdog::Alarm;
@@ -33,9 +33,6 @@ pub enum LossReason {
     /// The holder itself let go: the guard was released or dropped.
     #[error("the guard was released")]
     Released = 6,
-    /// The guard was made before a fork, and this process is the child. The parent goes on holding the lock.
-    #[error("the guard was made before a fork and belongs to the parent process")]
-    Forked = 7,
 }
 
 impl LossReason {
@@ -47,7 +44,6 @@ impl LossReason {
             Self::MaxHold,
             Self::Shutdown,
             Self::Released,
-            Self::Forked,
         ]
         .into_iter()
         .find(|reason| *reason as u8 == code)
@@ -181,25 +177,24 @@ impl fmt::Debug for Revoker {
 pub struct LossSignal {
     pub(crate) own: Revocation,
     pub(crate) lease: Revocation,
-    pub(crate) process: u32,
+    pub(crate) process: Arc<Process>,
 }
 
 impl LossSignal {
-    /// Waits for the loss. Cancellation-safe. In a forked child it is [`LossReason::Forked`] at once.
+    /// Waits for the loss. Cancellation-safe. In a forked child it is [`LossReason::Expired`] at once, as nothing renews the lease there.
     pub async fn wait(&self) -> LossReason {
-        let (own, lease) = (self.own.clone(), self.lease.clone());
-        let revoked = async move {
-            tokio::select! {
-                biased;
-                reason = own.revoked() => reason,
-                // A release at the same time finds the guard lost, or has ended it before: all are told the same.
-                reason = lease.revoked() => {
-                    own.fire(reason);
-                    own.reason().unwrap_or(reason)
-                }
+        if !self.process.is_current() {
+            return LossReason::Expired;
+        }
+        tokio::select! {
+            biased;
+            reason = self.own.revoked() => reason,
+            // A release at the same time finds the guard lost, or has ended it before: all are told the same.
+            reason = self.lease.revoked() => {
+                self.own.fire(reason);
+                self.own.reason().unwrap_or(reason)
             }
-        };
-        Confined::of(self.process, Box::pin(revoked), Some(LossReason::Forked)).await
+        }
     }
 
     /// Why the lock was lost before it was released, for a release that found it lost.

@@ -74,7 +74,6 @@ impl MemoryLock {
     #[must_use]
     pub fn with_clock(clock: Clock) -> Self {
         let store = Arc::new(Store {
-            process: std::process::id(),
             out_of_reach: AtomicBool::new(false),
             state: Mutex::default(),
             clock,
@@ -337,10 +336,6 @@ impl DistributedLock for MemoryLock {
 
     fn clock(&self) -> Clock {
         self.client.store.clock.clone()
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.client.store.process)
     }
 }
 

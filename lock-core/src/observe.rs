@@ -173,7 +173,7 @@ impl Observer {
     async fn look(&mut self) -> Result<Leadership, LockError> {
         let name = self.name.clone().map_err(Arc::unwrap_or_clone)?;
         let core = &self.locks.core;
-        core.here().map_err(|error| error.of(&name))?;
+        core.process.check().map_err(|error| error.of(&name))?;
         if let Some(due) = self.next_look {
             let pause = core.sleep(due.since(core.clock.now()));
             pause.await.map_err(|error| error.of(&name))?;

@@ -352,7 +352,7 @@ impl Core {
         };
         if let Err(error) = self
             .executor
-            .spawn_here(Box::pin(watch(post, Arc::clone(&self.watchdog.alarm))))
+            .spawn(Box::pin(watch(post, Arc::clone(&self.watchdog.alarm))))
         {
             tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "locks are not renewed");
         }

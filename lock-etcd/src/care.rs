@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use etcd_client::{GetOptions, Txn, TxnOp, TxnOpResponse};
 use lock_core::LossReason;
-use lock_core::process::confined;
 
 use crate::failure::Failure;
 use crate::leases::Kept;
@@ -23,7 +22,7 @@ impl Session {
             return;
         }
         let (session, worked, looked_after) = (Arc::clone(self), Arc::clone(link), LookedAfter(Arc::clone(kept)));
-        link.runtime().spawn(confined(async move {
+        link.runtime().spawn(async move {
             let kept = &looked_after.0;
             let looking = async {
                 // Holders are to hear of their losses, whatever becomes of the rest.
@@ -34,7 +33,7 @@ impl Session {
             if let Err(failure) = looking.await {
                 tracing::debug!(target: "fencelock", ?failure, "a lease is looked after again at its next renewal");
             }
-        }));
+        });
     }
 
     /// Releases once more what could not be released and would live as long as the lease.

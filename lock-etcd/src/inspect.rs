@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp, TxnOpResponse};
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
-use lock_core::process::confined;
 use lock_core::{Holder, LockError, LockName};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -215,7 +214,7 @@ impl Session {
                 };
                 Some((at, format!("etcd at {host} cannot be used: {why}")))
             };
-            looks.spawn_on(confined(look), link.runtime());
+            looks.spawn_on(look, link.runtime());
         }
         let mut found = BTreeMap::new();
         while let Some(look) = looks.join_next().await {

@@ -89,7 +89,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::Compare;
-use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockGuard,
     LockName, Released, Renewal, Scope, Wait,
@@ -110,7 +109,7 @@ use session::Session;
 /// the background, if the process lives on for long enough; what could not be revoked ends with its ttl.
 #[derive(Clone, Debug)]
 pub struct EtcdLock {
-    session: OfProcess<Session>,
+    session: Arc<Session>,
 }
 
 /// The shortest ttl that etcd grants with its default settings.
@@ -157,12 +156,12 @@ impl EtcdLock {
 
     pub(crate) fn new(session: Session) -> Self {
         Self {
-            session: OfProcess::new(session),
+            session: Arc::new(session),
         }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        self.session.arc()
+        &self.session
     }
 }
 
@@ -255,9 +254,5 @@ impl DistributedLock for EtcdLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.session.close().await
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.session.process())
     }
 }

@@ -6,7 +6,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lock_core::LockError;
-use lock_core::process::confined;
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -149,10 +148,10 @@ async fn open_any(
     loop {
         if at_once && let Some(at) = waiting.pop_front() {
             let (settings, patience, runtime) = (Arc::clone(settings), patience.clone(), runtime.clone());
-            tries.spawn(confined(async move {
+            tries.spawn(async move {
                 let opened = Link::open(&settings, &settings.hosts[at], patience, runtime);
                 (at, opened.await)
-            }));
+            });
         }
         let is_one_waiting = !waiting.is_empty();
         tokio::select! {

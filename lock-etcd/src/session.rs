@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, ResponseHeader};
-use lock_core::process::confined;
 use lock_core::{Claim, Clock, Executor, ExitDelay, LockError, LockGuard};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
@@ -259,12 +258,12 @@ impl Drop for Session {
         };
         let limit = self.settings.op_timeout;
         let delay = ExitDelay::begin();
-        link.runtime().clone().spawn(confined(async move {
+        link.runtime().clone().spawn(async move {
             let _delay = delay;
             if !matches!(timeout(limit, revoke(link, leases)).await, Ok(Ok(()))) {
                 tracing::debug!(target: "fencelock", "leases of a client that was dropped were not revoked; they end by themselves");
             }
-        }));
+        });
     }
 }
 
@@ -278,10 +277,10 @@ async fn revoke(link: Arc<Link>, leases: Vec<Arc<Kept>>) -> Result<(), Failure> 
     let mut revoked = JoinSet::new();
     for kept in leases {
         let link = Arc::clone(&link);
-        revoked.spawn(confined(async move {
+        revoked.spawn(async move {
             kept.ended();
             link.revoke(kept.id()).await
-        }));
+        });
     }
     while let Some(ended) = revoked.join_next().await {
         match ended {

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
-use lock_core::process::confined;
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite, BufWriter, ReadBuf};
 use tokio::net::TcpStream;
@@ -90,13 +89,13 @@ struct Driver {
 impl Executor<Pin<Box<dyn Future<Output = ()> + Send>>> for Driver {
     fn execute(&self, work: Pin<Box<dyn Future<Output = ()> + Send>>) {
         let broken = self.broken.clone();
-        self.runtime.spawn(confined(async move {
+        self.runtime.spawn(async move {
             tokio::select! {
                 biased;
                 () = broken.cancelled() => {}
                 () = work => {}
             }
-        }));
+        });
     }
 }
 

@@ -8,7 +8,6 @@ use std::time::Duration;
 use etcd_client::{
     Client, EventType, WatchFilterType, WatchOptions, WatchRequestSender, WatchResponse, WatchResponseStream,
 };
-use lock_core::process::confined;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -99,12 +98,12 @@ impl Watches {
         let (orders, taken) = mpsc::unbounded_channel();
         let waits = Arc::new(Waits::default());
         let waited = Arc::clone(&waits);
-        tokio::spawn(confined(async move {
+        tokio::spawn(async move {
             tokio::select! {
                 () = work(client, taken, &waited) => broken.cancel(),
                 () = broken.cancelled() => {}
             }
-        }));
+        });
         Self { link, orders, waits }
     }
 

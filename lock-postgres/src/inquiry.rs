@@ -12,7 +12,6 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::process::confined;
 use lock_core::{Holder, LockName, LossReason, OwnerId};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 use tokio::runtime::Handle;
@@ -219,7 +218,7 @@ impl Sessions {
         match listening.await {
             Ok(subscription) => {
                 let answering = answering(Arc::downgrade(self), Arc::downgrade(session), subscription);
-                runtime.spawn(confined(answering));
+                runtime.spawn(answering);
             }
             Err(failure) => {
                 tracing::debug!(target: "fencelock", ?failure, "a session does not hear who asks for its locks")

@@ -89,7 +89,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, Busy, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
     Released, Renewal, Scope, Wait,
@@ -111,7 +110,7 @@ use sessions::{Sessions, Settings};
 /// [`close`](DistributedLock::close) does the same.
 #[derive(Clone, Debug)]
 pub struct PostgresLock {
-    sessions: OfProcess<Sessions>,
+    sessions: Arc<Sessions>,
 }
 
 impl PostgresLock {
@@ -127,12 +126,12 @@ impl PostgresLock {
 
     pub(crate) fn new(settings: Settings) -> Self {
         Self {
-            sessions: OfProcess::new(Sessions::new(settings)),
+            sessions: Arc::new(Sessions::new(settings)),
         }
     }
 
     pub(crate) fn sessions(&self) -> &Arc<Sessions> {
-        self.sessions.arc()
+        &self.sessions
     }
 
     /// The key of the advisory lock that a name stands for, for those who lock by SQL of their own. That does not respect
@@ -146,7 +145,7 @@ impl PostgresLock {
 /// One call that is worked to its end. With `unwanted`, which comes last, it takes a lock only if somebody still wants it.
 macro_rules! run {
     ($self:ident, $operation:literal, $call:ident($($argument:ident),*)) => {{
-        let sessions = Arc::clone($self.sessions.arc());
+        let sessions = Arc::clone(&$self.sessions);
         $(let $argument = $argument.to_owned();)*
         $self
             .sessions
@@ -205,7 +204,7 @@ impl DistributedLock for PostgresLock {
         }
         let unwanted = CancellationToken::new();
         let _wanted = unwanted.clone().drop_guard();
-        let (sessions, claim, deadline) = (Arc::clone(self.sessions.arc()), claim.clone(), wait.deadline());
+        let (sessions, claim, deadline) = (Arc::clone(&self.sessions), claim.clone(), wait.deadline());
         let waiting = self.sessions.unlimited(
             "acquire",
             async move { sessions.wait(&claim, deadline, &unwanted).await },
@@ -258,9 +257,5 @@ impl DistributedLock for PostgresLock {
 
     fn queue_key(&self, name: &LockName) -> Arc<str> {
         keys::shown(self.key(name)).into()
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.sessions.process())
     }
 }

@@ -13,7 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lock_core::process::confined;
 use lock_core::{BackendVersion, Busy, Clock, Lease, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -513,7 +512,7 @@ impl Session {
     /// Starts what keeps an unused session for a while, and ends one whose lease is over.
     pub(crate) fn look_after(self: &Arc<Self>, runtime: &Handle) {
         let weak = Arc::downgrade(self);
-        runtime.spawn(confined(look_after(weak)));
+        runtime.spawn(look_after(weak));
     }
 }
 

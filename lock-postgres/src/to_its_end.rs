@@ -3,7 +3,6 @@
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use lock_core::process::confined;
 use tokio::runtime::Handle;
 
 type Work<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -51,7 +50,7 @@ impl<T: Send + 'static> Drop for ToItsEnd<T> {
         if self.begun
             && let Some(work) = self.work.take()
         {
-            self.runtime.spawn(confined(work));
+            self.runtime.spawn(work);
         }
     }
 }

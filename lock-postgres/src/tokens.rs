@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lock_core::process::confined;
 use lock_core::{Busy, FencingToken, LockError, Stamp};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
@@ -105,12 +104,12 @@ impl Sessions {
             return;
         }
         let sessions = Arc::clone(self);
-        tokio::spawn(confined(async move {
+        tokio::spawn(async move {
             if let Err(failure) = sessions.raise_in(&mut turn, token).await {
                 let error = failure.explain("raising the ceiling of fencing tokens");
                 tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "no higher ceiling of fencing tokens so far");
             }
-        }));
+        });
     }
 
     async fn raise_in(self: &Arc<Self>, turn: &mut OwnedMutexGuard<NotBefore>, token: u64) -> Result<(), Failure> {

@@ -12,7 +12,6 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::process::confined;
 use lock_core::{Attempt, Busy, Claim, LockError, Outage, Stamp};
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
@@ -336,6 +335,6 @@ fn now_or_later(mut work: Pin<Box<dyn Future<Output = ()> + Send>>, runtime: &Ha
     let _entered = runtime.enter();
     let mut context = Context::from_waker(Waker::noop());
     if work.as_mut().poll(&mut context).is_pending() {
-        runtime.spawn(confined(work));
+        runtime.spawn(work);
     }
 }

@@ -4,7 +4,6 @@ use std::fmt;
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use lock_core::process::confined;
 use lock_core::{Clock, Lease, LossReason};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::runtime::Handle;
@@ -90,7 +89,7 @@ impl Wire {
             subscriptions: subscriptions.clone(),
             lease,
         };
-        runtime.spawn(confined(async move {
+        runtime.spawn(async move {
             let _closing = closing;
             let working = async {
                 while let Some(message) = poll_fn(|cx| connection.poll_message(cx)).await {
@@ -108,7 +107,7 @@ impl Wire {
                 () = working => {}
                 () = ended.cancelled() => {}
             }
-        }));
+        });
         wire
     }
 

@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
-use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, Capabilities, Claim, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError,
     LockName, Released, Renewal, Scope, Wait,
@@ -45,7 +44,7 @@ const ASKED: usize = 64;
 /// for. Dropping the last clone closes them and leaves what it held to expire; [`close`](DistributedLock::close) releases it.
 #[derive(Clone, Debug)]
 pub struct ClusterLock {
-    topology: OfProcess<Topology>,
+    topology: Arc<Topology>,
 }
 
 impl ClusterLock {
@@ -60,12 +59,12 @@ impl ClusterLock {
 
     fn new(topology: Topology) -> Self {
         Self {
-            topology: OfProcess::new(topology),
+            topology: Arc::new(topology),
         }
     }
 
     fn topology(&self) -> &Arc<Topology> {
-        self.topology.arc()
+        &self.topology
     }
 
     /// Sends a request about a name, again and again until its node has answered.
@@ -289,9 +288,5 @@ impl DistributedLock for ClusterLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.topology().release_all().await
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.topology.process())
     }
 }

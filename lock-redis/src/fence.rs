@@ -20,9 +20,10 @@
 //!
 //! With another driver, run [`ADMIT_LUA`] with `EVAL`.
 
+use std::sync::LazyLock;
+
 use lock_core::FencingToken;
 use lock_core::fence::StaleToken;
-use lock_core::process::Computed;
 use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, Script, ServerErrorKind, Value};
 
@@ -112,7 +113,7 @@ async fn guarded(
     token: FencingToken,
     command: Option<&Cmd>,
 ) -> Result<Value, FenceError> {
-    static HASH: Computed<String> = Computed::new(|| Script::new(ADMIT_LUA).get_hash().to_owned());
+    static HASH: LazyLock<String> = LazyLock::new(|| Script::new(ADMIT_LUA).get_hash().to_owned());
     let call = |how: &str, script: &str| {
         let mut call = redis::cmd(how);
         call.arg(script).arg(1).arg(mark_key(resource)).arg(token.get());
@@ -125,7 +126,7 @@ async fn guarded(
         }
         call
     };
-    let mut answer: Result<(String, Value), RedisError> = call("EVALSHA", &HASH.get()).query_async(con).await;
+    let mut answer: Result<(String, Value), RedisError> = call("EVALSHA", &HASH).query_async(con).await;
     if let Err(error) = &answer
         && error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
     {

@@ -81,7 +81,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
     Released, Renewal, Scope, Wait,
@@ -102,7 +101,7 @@ use session::Session;
 /// closes it and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
 #[derive(Clone, Debug)]
 pub struct RedisLock {
-    session: OfProcess<Session>,
+    session: Arc<Session>,
 }
 
 impl RedisLock {
@@ -117,12 +116,12 @@ impl RedisLock {
 
     pub(crate) fn new(session: Session) -> Self {
         Self {
-            session: OfProcess::new(session),
+            session: Arc::new(session),
         }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        self.session.arc()
+        &self.session
     }
 }
 
@@ -224,9 +223,5 @@ impl DistributedLock for RedisLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.session.close().await
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.session.process())
     }
 }

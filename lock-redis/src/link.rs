@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use lock_core::process::confined;
 use lock_core::{BackendVersion, Clock, LockError, Stamp};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisError, Value};
@@ -77,7 +76,7 @@ impl Link {
                     let opening = Self::open_at(&place, settings, feed.clone(), was_primary, runtime.clone());
                     match found.attempt(opening).await {
                         Ok(link) => {
-                            runtime.spawn(confined(found.watch(link.ending())));
+                            runtime.spawn(found.watch(link.ending()));
                             return Ok(link);
                         }
                         Err(failure) => search.failed(found, failure).await?,
@@ -117,13 +116,13 @@ impl Link {
         let ended = broken.clone();
         // Also when the runtime ends, and drops this task.
         let closing = broken.clone().drop_guard();
-        runtime.spawn(confined(async move {
+        runtime.spawn(async move {
             let _closing = closing;
             tokio::select! {
                 () = driver => {}
                 () = ended.cancelled() => {}
             }
-        }));
+        });
         if let Some(channel) = channel {
             con.subscribe(channel).await?;
         }
@@ -280,7 +279,7 @@ impl Link {
             return;
         }
         let link = Arc::clone(self);
-        self.runtime.spawn(confined(async move {
+        self.runtime.spawn(async move {
             // If it fails, the renewals tell what is wrong with the connection.
             if let Ok(Ok(server)) = timeout(link.patience, link.look()).await
                 && let Some(message) = server.evicts()
@@ -288,7 +287,7 @@ impl Link {
             {
                 tracing::warn!(target: "fencelock", "locks may be lost: {message}");
             }
-        }));
+        });
     }
 
     /// Takes note of a reading of the server's clock, in microseconds, that was asked for at `sent`.
@@ -331,7 +330,7 @@ impl Link {
             return;
         }
         let link = Arc::clone(self);
-        self.runtime.spawn(confined(async move {
+        self.runtime.spawn(async move {
             let mut con = link.con.clone();
             let ping = redis::cmd("PING");
             match timeout(limit, con.send_packed_command(&ping)).await {
@@ -342,7 +341,7 @@ impl Link {
                 }
             }
             link.probing.store(false, Ordering::Release);
-        }));
+        });
     }
 }
 

@@ -97,7 +97,7 @@ impl Session {
         names: &[LockName],
     ) -> Result<Vec<Result<Option<Holder>, Failure>>, Failure> {
         let keys: Vec<_> = names.iter().map(|name| self.settings().keys.lock(name)).collect();
-        let mut answer = Fields::read(scripts::HOLDER.get().run(link, self.setting(), &keys, &[]).await?)?;
+        let mut answer = Fields::read(scripts::HOLDER.run(link, self.setting(), &keys, &[]).await?)?;
         let holder = |name: &LockName| {
             // Both are read in any case: those of the next name come after them.
             let (value, remaining) = (answer.field::<Option<String>>(), answer.lease());

@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
-use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
     Released, Renewal, Scope, Wait,
@@ -37,7 +36,7 @@ use quorum::Quorum;
 /// [`close`](DistributedLock::close) releases it.
 #[derive(Clone, Debug)]
 pub struct RedlockLock {
-    quorum: OfProcess<Quorum>,
+    quorum: Arc<Quorum>,
 }
 
 impl RedlockLock {
@@ -52,12 +51,12 @@ impl RedlockLock {
 
     fn new(quorum: Quorum) -> Self {
         Self {
-            quorum: OfProcess::new(quorum),
+            quorum: Arc::new(quorum),
         }
     }
 
     fn quorum(&self) -> &Arc<Quorum> {
-        self.quorum.arc()
+        &self.quorum
     }
 }
 
@@ -176,9 +175,5 @@ impl DistributedLock for RedlockLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.quorum.close().await
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.quorum.process())
     }
 }

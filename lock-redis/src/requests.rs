@@ -82,7 +82,7 @@ impl Session {
             let sent = self.clock().now();
             let answer = self
                 .run(
-                    &scripts::ACQUIRE.get(),
+                    &scripts::ACQUIRE,
                     link,
                     claim.name(),
                     &[
@@ -116,7 +116,7 @@ impl Session {
         let (owner, ttl) = (claim.owner().to_string(), millis(claim.ttl()));
         let end = link.server_millis(self.clock().now()) + ttl;
         let arguments: [&str; 3] = [&owner, &ttl.to_string(), &end.to_string()];
-        self.run(&scripts::KEEP_PLACE.get(), link, claim.name(), &arguments)
+        self.run(&scripts::KEEP_PLACE, link, claim.name(), &arguments)
             .await
             .map(drop)
     }
@@ -161,7 +161,7 @@ impl Session {
             let stop = link.server_millis(sent) + ttl / 2;
             let reserved = if claim.at_least().is_some() { "1" } else { "0" };
             let arguments: [&str; 4] = [&owner, &ttl.to_string(), &stop.to_string(), reserved];
-            let mut answer = self.run(&scripts::RENEW.get(), link, claim.name(), &arguments).await?;
+            let mut answer = self.run(&scripts::RENEW, link, claim.name(), &arguments).await?;
             round_trip = self.clock().now().since(sent);
             let (word, time) = (answer.word()?, answer.number()?);
             if word == "late" {
@@ -204,9 +204,7 @@ impl Session {
             (link.server_millis(sent) + millis(limit)).to_string()
         });
         let arguments = [&*owner, &*stop];
-        let mut answer = self
-            .run(&scripts::RELEASE.get(), link, claim.name(), &arguments)
-            .await?;
+        let mut answer = self.run(&scripts::RELEASE, link, claim.name(), &arguments).await?;
         let released = answer.released()?;
         link.learn(answer.number()?, sent);
         if answer.number()? > 0 {
@@ -249,7 +247,7 @@ impl Session {
         let arguments = [claim.owner().to_string(), presented.to_string(), token.to_string()];
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         let sent = self.clock().now();
-        let answer = self.run(&scripts::CONFIRM.get(), link, claim.name(), &arguments).await;
+        let answer = self.run(&scripts::CONFIRM, link, claim.name(), &arguments).await;
         let mut answer = answer?;
         let word = answer.word()?;
         link.learn(answer.number()?, sent);
@@ -266,7 +264,7 @@ impl Session {
     async fn serve(&self, link: &Arc<Link>, name: &LockName, limit: Duration) {
         let serving = async {
             loop {
-                let mut answer = self.run(&scripts::RELEASE.get(), link, name, &[NOBODY, ""]).await?;
+                let mut answer = self.run(&scripts::RELEASE, link, name, &[NOBODY, ""]).await?;
                 answer.skip();
                 answer.skip();
                 if answer.number()? == 0 {
@@ -303,7 +301,7 @@ impl Session {
         self.listeners().forget(from.owner());
         let mut answer = self
             .run(
-                &scripts::HAND_OVER.get(),
+                &scripts::HAND_OVER,
                 link,
                 from.name(),
                 &[
@@ -326,7 +324,7 @@ impl Session {
 
     pub(crate) async fn force_release_on(&self, link: &Arc<Link>, name: &LockName) -> Result<Option<Holder>, Failure> {
         let sent = self.clock().now();
-        let mut answer = self.run(&scripts::FORCE_RELEASE.get(), link, name, &[NOBODY]).await?;
+        let mut answer = self.run(&scripts::FORCE_RELEASE, link, name, &[NOBODY]).await?;
         let word = answer.word()?;
         answer.skip();
         if answer.number()? > 0 {

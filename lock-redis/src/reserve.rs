@@ -70,9 +70,7 @@ impl Session {
             // The core does not wait for longer, and releases the claim then or asks again.
             let stop = link.server_millis(sent) + millis(self.settings().op_timeout);
             let arguments = [&*owner, token, &length, &stop.to_string(), if ends { "1" } else { "0" }];
-            let mut answer = self
-                .run(&scripts::RESERVE.get(), link, claim.name(), &arguments)
-                .await?;
+            let mut answer = self.run(&scripts::RESERVE, link, claim.name(), &arguments).await?;
             round_trip = self.clock().now().since(sent);
             let (word, time) = (answer.word()?, answer.number()?);
             if word == "late" {

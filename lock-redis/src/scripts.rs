@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::LazyLock;
 
-use lock_core::process::Computed;
 use redis::{Cmd, ErrorKind, RedisError, Script, ServerErrorKind, Value};
 
 use crate::link::Link;
@@ -49,7 +49,7 @@ macro_rules! scripts {
     ($($name:ident =
         $kind:ident($($file:literal),+; $($of_node:literal),+; $($of_cluster:literal),+) $(.$adjust:ident())?;
     )+) => {
-        $(pub(crate) static $name: Computed<Source> = Computed::new(|| Source {
+        $(pub(crate) static $name: LazyLock<Source> = LazyLock::new(|| Source {
             alone: Forms::$kind(text!($($file),+)),
             node: Forms::$kind(text!($($of_node),+)),
             cluster: Forms::$kind(text!($($of_cluster),+))$(.$adjust())?,

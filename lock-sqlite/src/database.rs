@@ -3,31 +3,57 @@
 use std::ops::{Deref, DerefMut};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use lock_core::LockError;
-use lock_core::process::{Count, Counted};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_encode};
 use rusqlite::{Connection, OpenFlags};
 
 use crate::patience;
 
-/// How many connections this process has or is about to open.
-static IN_USE: Count = Count::new();
+/// How many connections are open or about to be opened in this process, in the lower half, and the process, in the upper half: a forked
+/// child inherits both.
+static IN_USE: AtomicU64 = AtomicU64::new(0);
 
-/// Counts a connection, which must be opened and closed, and the mutexes for that be locked, while the result lives.
-///
-/// Refuses a forked child whose parent had one: SQLite in the child believes in locks that only the parent has, and its mutexes and ours
-/// may have been held by another thread of the parent, for ever.
-pub(crate) fn use_here() -> Result<Counted, LockError> {
-    if IN_USE.inherited() > 0 {
-        return Err(LockError::configuration(
-            "the parent process had an SQLite client open at the fork, and SQLite cannot be used on both sides of a fork; connect after \
-             the fork, shut the client down before it, or start a new program (exec)",
-        ));
+/// Counts a connection, which must be opened and closed, and the mutexes for that be locked, while it lives.
+#[derive(Debug)]
+pub(crate) struct InUse {
+    process: u64,
+}
+
+impl InUse {
+    /// Refuses a forked child whose parent had a connection: SQLite in the child believes in locks that only the parent has, and its
+    /// mutexes and ours may have been held by another thread of the parent, for ever.
+    pub(crate) fn begin() -> Result<Self, LockError> {
+        let process = u64::from(std::process::id()) << u32::BITS;
+        let counted = IN_USE.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| match count(state) {
+            0 => Some(process + 1),
+            _ if state - count(state) == process => Some(state + 1),
+            _ => None,
+        });
+        match counted {
+            Ok(_) => Ok(Self { process }),
+            Err(_) => Err(LockError::configuration(
+                "the parent process had an SQLite client open at the fork, and SQLite cannot be used on both sides of a fork; connect \
+                 after the fork, shut the client down before it, or start a new program (exec)",
+            )),
+        }
     }
-    Ok(IN_USE.one())
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        // Not one that a child inherited, once it counts its own.
+        let _ = IN_USE.fetch_update(Ordering::AcqRel, Ordering::Acquire, |state| {
+            (state - count(state) == self.process).then(|| state - 1)
+        });
+    }
+}
+
+fn count(state: u64) -> u64 {
+    state & u64::from(u32::MAX)
 }
 
 /// Held while a connection of this process is opened or closed.

@@ -110,7 +110,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::process::OfProcess;
 use lock_core::{
     Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
     Released, Renewal, Scope, Wait,
@@ -128,7 +127,7 @@ use session::Session;
 /// file in the background and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
 #[derive(Clone, Debug)]
 pub struct SqliteLock {
-    session: OfProcess<Session>,
+    session: Arc<Session>,
 }
 
 impl SqliteLock {
@@ -143,12 +142,12 @@ impl SqliteLock {
 
     pub(crate) fn new(session: Session) -> Self {
         Self {
-            session: OfProcess::new(session),
+            session: Arc::new(session),
         }
     }
 
     pub(crate) fn session(&self) -> &Arc<Session> {
-        self.session.arc()
+        &self.session
     }
 
     /// Takes the name if nobody holds it. `waits` tells whether the caller has time for a file that another process keeps.
@@ -244,9 +243,5 @@ impl DistributedLock for SqliteLock {
 
     async fn close(&self) -> Result<(), LockError> {
         self.session.close().await
-    }
-
-    fn process(&self) -> Option<u32> {
-        Some(self.session.process())
     }
 }

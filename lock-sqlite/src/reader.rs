@@ -14,7 +14,7 @@ use lock_core::LockError;
 use rusqlite::ErrorCode;
 
 use crate::boot::Boot;
-use crate::database::{self, Database};
+use crate::database::{self, Database, InUse};
 use crate::failure::Failure;
 use crate::files::Files;
 use crate::patience;
@@ -28,7 +28,7 @@ pub(crate) fn read<T: Default>(
     allow_unsafe: bool,
     work: &impl Fn(&Records<'_>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let _in_use = database::use_here()?;
+    let _in_use = InUse::begin()?;
     database::check_version()?;
     let boot = Boot::find(allow_unsafe)?;
     let mut tries = 0;

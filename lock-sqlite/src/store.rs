@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use lock_core::process::Counted;
 use lock_core::{
     Attempt, Busy, Claim, FencingToken, Grant, HandOver, Holder, Lease, LockName, OwnerId, Released, Renewal, Stamp,
 };
@@ -12,7 +11,7 @@ use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 use crate::boot::{Boot, after};
 use crate::checkpoint::Checkpointer;
 use crate::counter;
-use crate::database::{self, Database};
+use crate::database::{self, Database, InUse};
 use crate::failure::Failure;
 use crate::patience;
 use crate::place::{Place, with_suffix};
@@ -42,7 +41,7 @@ pub(crate) struct Store {
     wake: Option<WakePipe>,
     database: PathBuf,
     /// Ends after the connection.
-    _in_use: Counted,
+    _in_use: InUse,
 }
 
 /// How many rows each grant searches for expired ones. A grant adds one row at most, so more than one is enough.
@@ -54,7 +53,7 @@ pub(crate) const VERSION: &str = "PRAGMA data_version";
 impl Store {
     /// Opens the file, or makes it; `seen` is what the client's last store had seen.
     pub(crate) fn open(path: &Path, allow_unsafe: bool, client: OwnerId, seen: u64) -> Result<Self, Failure> {
-        let in_use = database::use_here()?;
+        let in_use = InUse::begin()?;
         database::check_version()?;
         let boot = Boot::find(allow_unsafe)?;
         let before = Place::inspect(path, allow_unsafe)?;

@@ -28,8 +28,6 @@ impl Client {
 }
 
 pub(super) struct Store {
-    /// Another process has a copy of it, which nobody else sees.
-    pub(super) process: u32,
     pub(super) out_of_reach: AtomicBool,
     pub(super) state: Mutex<State>,
     pub(super) clock: Clock,

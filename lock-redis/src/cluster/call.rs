@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::process::confined;
 use lock_core::{LockError, LockName};
 use redis::{ErrorKind, ServerErrorKind};
 use tokio::time::{sleep, timeout};
@@ -151,7 +150,7 @@ impl Topology {
     /// Reads the slots anew, beside other requests.
     fn refresh_soon(self: &Arc<Self>, seen: u64) -> Result<(), LockError> {
         let topology = Arc::clone(self);
-        self.executor().spawn(confined(async move {
+        self.executor().spawn(Box::pin(async move {
             if let Err(error) = topology.refresh(seen).await {
                 tracing::debug!(target: "fencelock", "the slots of the Redis Cluster could not be read: {error}");
             }

@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lock_core::LockName;
-use lock_core::process::confined;
 use redis::RedisError;
 use tokio_util::sync::CancellationToken;
 
@@ -165,7 +164,7 @@ impl Drop for Subscription {
         let (session, channel) = (Arc::clone(&self.session), std::mem::take(&mut self.channel));
         let executor = session.settings().executor.clone();
         // Without a background thread the subscription ends with the connection.
-        let _ = executor.spawn(confined(async move {
+        let _ = executor.spawn(Box::pin(async move {
             let _changing = changing.lock().await;
             session.unsubscribe(&channel).await;
         }));

@@ -44,7 +44,7 @@ impl Session {
         let mut arguments = vec![&*channels, &retention, NOBODY, open];
         arguments.extend(of_node.iter().map(String::as_str));
         let sent = self.clock().now();
-        let answer = scripts::BORN.get().run(link, Setting::Node, &keys, &arguments).await;
+        let answer = scripts::BORN.run(link, Setting::Node, &keys, &arguments).await;
         let mut answer = match answer.map_err(Failure::from) {
             Err(failure) if failure.is_denied() => return Ok(None),
             answer => Fields::read(answer?)?,

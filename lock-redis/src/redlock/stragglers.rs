@@ -7,7 +7,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lock_core::process::confined;
 use lock_core::{Claim, Executor, OwnerId};
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -73,7 +72,7 @@ impl Stragglers {
         let (stragglers, longest) = (self.clone(), self.longest);
         self.under_way.send_modify(|rounds| *rounds += 1);
         let ended = Ended(self.under_way.clone());
-        let going_on = Box::pin(confined(async move {
+        let going_on = Box::pin(async move {
             let _ended = ended;
             // What takes longer is dropped, which finds out whether the connection still works.
             let _ = timeout(
@@ -101,7 +100,7 @@ impl Stragglers {
                     acquiring.remove(&owner);
                 }
             }
-        }));
+        });
         // Without a background thread the leases that are left end by themselves.
         let _ = executor.spawn(going_on);
     }

@@ -5,7 +5,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use lock_core::LockError;
-use lock_core::process::confined;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
@@ -216,13 +215,13 @@ impl Sentinel {
         let ended = broken.clone();
         // Also when the runtime ends, and drops this task.
         let closing = broken.clone().drop_guard();
-        Handle::current().spawn(confined(async move {
+        Handle::current().spawn(async move {
             let _closing = closing;
             tokio::select! {
                 () = driver => {}
                 () = ended.cancelled() => {}
             }
-        }));
+        });
         con.subscribe(&EVENTS[..]).await?;
         Ok(Connection {
             con,
