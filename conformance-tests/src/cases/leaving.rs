@@ -24,8 +24,9 @@ pub(crate) async fn a_waiter_that_times_out_holds_nobody_up(case: Arc<Case>) -> 
     one_leaves(&case, async |leaver| {
         // It waits for less long than the others.
         match leaver.await? {
-            Err(LockError::TimedOut { .. }) => Ok(()),
-            other => fail!("the client", "a lock that stays busy is TimedOut; it said {other:?}"),
+            // Of a busy machine no answer may have come in the second that so short a wait gives it. It leaves all the same.
+            Err(LockError::TimedOut { .. } | LockError::Unavailable { .. }) => Ok(()),
+            other => fail!("the client", "a wait ends while the lock stays busy; it said {other:?}"),
         }
     })
     .await
