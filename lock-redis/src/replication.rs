@@ -34,7 +34,8 @@ impl Session {
     /// server waits only for what came over the same connection.
     pub(crate) async fn replicated(&self, grant: Grant) -> Result<Grant, Failure> {
         let Some(line) = self.replicas() else { return Ok(grant) };
-        let link = line.link().await?;
+        // The server has granted it, whatever this connection comes to.
+        let link = line.link().await.map_err(Failure::maybe_sent)?;
         let patience = self.settings().op_timeout / 2;
         match self.renew_replicated(&link, &grant.claim, patience).await {
             Ok(Renewal::Renewed) => Ok(grant),
@@ -43,7 +44,8 @@ impl Session {
                 Err(Failure::TooFew { reached: 0, wanted })
             }
             Err(failure @ Failure::TooFew { .. }) => {
-                self.release_on(&self.link().await?, &grant.claim).await?;
+                let link = self.link().await.map_err(Failure::maybe_sent)?;
+                self.release_on(&link, &grant.claim).await?;
                 Err(failure)
             }
             Err(failure) => Err(failure),
