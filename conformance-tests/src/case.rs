@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lock_core::fence::Fence;
-use lock_core::{Capabilities, Claim, Clock, DistributedLock, LockName, Locks, Options, Scope, Stamp};
+use lock_core::{Capabilities, Claim, Clock, DistributedLock, LockError, LockName, Locks, Options, Scope, Stamp};
 use tokio::runtime::Handle;
 
 use crate::child::{COUNTER, Child};
@@ -19,6 +19,9 @@ use crate::history::History;
 use crate::link::Link;
 use crate::oracle::Log;
 use crate::outcome::{Outcome, Stop, ensure};
+
+/// How long the client waits for an answer, however short the wait that was asked for.
+const SHORT_WAIT: Duration = Duration::from_secs(1);
 
 /// What every case calls its resource.
 pub(crate) const RESOURCE: &str = "the resource";
@@ -375,6 +378,25 @@ impl Case {
     /// Says that this could be judged only on a machine that is less busy. It is counted.
     pub(crate) fn too_slow(&self, what: impl Into<String>) {
         self.findings_mut().too_slow.push(what.into());
+    }
+
+    /// What the server answered to a request that waits for less than a round trip may take. `None`, and counted as too slow to judge, if
+    /// the answer of a busy server did not come within the second that the client gives it then.
+    pub(crate) fn in_time<T>(
+        &self,
+        wait: Duration,
+        took: Duration,
+        answer: Result<T, LockError>,
+    ) -> Option<Result<T, LockError>> {
+        match answer {
+            Err(LockError::Unavailable { .. }) if wait < SHORT_WAIT && took >= SHORT_WAIT => {
+                self.too_slow(format!(
+                    "a wait of {wait:?}, since an answer took longer than {took:.1?}"
+                ));
+                None
+            }
+            answer => Some(answer),
+        }
     }
 
     /// A holder believed until `belief_end`, and the next one from `next` on: the first must come before the second.

@@ -89,10 +89,18 @@ pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome
         }
     }
     for locks in [&holder.locks, &other.locks] {
-        for answer in [
-            locks.lock("n").no_wait().await,
-            locks.lock("n").wait_for(Duration::from_millis(50)).await,
-        ] {
+        for wait in [None, Some(Duration::from_millis(50))] {
+            let start = case.now();
+            let answer = match wait {
+                None => locks.lock("n").no_wait().await,
+                Some(wait) => {
+                    let answer = locks.lock("n").wait_for(wait).await;
+                    match case.in_time(wait, case.now().since(start), answer) {
+                        Some(answer) => answer,
+                        None => continue,
+                    }
+                }
+            };
             let Err(error @ LockError::TimedOut { .. }) = answer else {
                 fail!("the client", "a lock that stays busy is TimedOut; it said {answer:?}");
             };

@@ -57,6 +57,9 @@ pub(crate) async fn a_wait_ends_when_it_is_over(case: Arc<Case>) -> Outcome {
         let start = case.now();
         let answer = locks.lock("n").wait_for(wait).await;
         let took = case.now().since(start);
+        let Some(answer) = case.in_time(wait, took, answer) else {
+            continue;
+        };
         let Err(LockError::TimedOut { waited, .. }) = answer else {
             fail!("the client", "a lock that stays busy is TimedOut; it said {answer:?}");
         };
