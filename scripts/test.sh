@@ -12,7 +12,7 @@ EXTENDED=extended::
 
 # The parts. about PART: what it shows. needs PART: the servers that it starts, as scripts/servers.sh names them.
 PARTS='versions topologies redlock pgbouncer etcd-cluster redis postgres etcd sqlite core command servers examples
-models schedules features oldest docs packages neighbours held torture'
+models features oldest docs packages neighbours held torture'
 about() {
     case $1 in
     versions) echo "the suite on Redis 7.0, Valkey 8.1 and PostgreSQL 15" ;;
@@ -26,7 +26,6 @@ about() {
     servers) echo "the servers that tests start, failovers, moves between backends, forks" ;;
     examples) echo "the examples, and a backend of a third party under the suite" ;;
     models) echo "models of the protocols, and recorded traces" ;;
-    schedules) echo "lock-core under a checker of schedules" ;;
     features) echo "clippy with no features and with each one, tests with few" ;;
     oldest) echo "the oldest Rust that the manifest promises" ;;
     docs) echo "rustdoc, and the recipes in docs/" ;;
@@ -335,14 +334,6 @@ features() {
     done
 }
 
-schedules() {
-    RUSTFLAGS="${RUSTFLAGS:-} --cfg shuttle" cargo_test -p lock-core --lib --target-dir "$target/shuttle" schedules:: -- --show-output
-}
-
-lint_schedules() {
-    RUSTFLAGS="${RUSTFLAGS:-} --cfg shuttle" cargo clippy -p lock-core --lib --tests --target-dir "$target/shuttle" -- -D warnings
-}
-
 oldest() {
     version=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
     if ! cargo "+$version" --version >/dev/null 2>&1; then
@@ -392,10 +383,6 @@ part() {
     models)
         step tests-models "models" cargo_test -p models --all-features
         step tests-recorded "recorded traces" cargo_test -p recorded-traces --all-features
-        ;;
-    schedules)
-        step tests-schedules "schedules" schedules
-        step clippy-schedules "clippy, with that checker" lint_schedules
         ;;
     features)
         step features "clippy, no features and each one" features
@@ -447,7 +434,6 @@ cat "$logs"/test*.log 2>/dev/null | awk '
     /^$/ { here = 0 }'
 echo
 grep -h '^10000 guards' "$logs/held.log" 2>/dev/null || :
-sed -n 's/^schedules::/Schedules explored: /p' "$logs/tests-schedules.log" 2>/dev/null || :
 echo "Ignored, other than what is not applicable to a backend:"
 cat "$logs"/*.log | awk '
     /^test .* \.\.\. ignored/ && !/ignored \(not applicable: / && !/started by other tests/ { print "  " substr($0, 6); some = 1 }

@@ -8,17 +8,15 @@ use std::time::Duration;
 
 use tokio::sync::OnceCell;
 use tokio_util::task::task_tracker::TaskTrackerToken;
-use tracing::Instrument;
 
-use crate::acquire::Acquisition;
 use crate::ask::{ask, unbroken};
 use crate::exit::{self, ExitDelay};
 use crate::guard::LockGuard;
 use crate::locks::{Locks, Options};
+use crate::names::Names;
 use crate::process::Process;
-use crate::queue::LocalQueue;
 use crate::release_slots::{self, ReleaseSlots};
-use crate::request::Wish;
+use crate::request::AcquireOptions;
 use crate::stats::{Counters, Gauge};
 use crate::sync::{CancellationToken, Semaphore, TaskTracker, oneshot, time};
 use crate::watchdog::Watchdog;
@@ -40,7 +38,7 @@ pub(crate) struct Core {
     pub(crate) op_timeout: Duration,
     read_only: bool,
     pub(crate) executor: Executor,
-    pub(crate) queue: Arc<LocalQueue>,
+    pub(crate) names: Arc<Names>,
     pub(crate) watchdog: Watchdog,
     pub(crate) stats: Counters,
     pub(crate) outages: Outages,
@@ -64,21 +62,20 @@ impl Core {
         let capabilities = backend.capabilities();
         let releases = TaskTracker::new();
         releases.close();
+        let op_timeout = options.op_timeout.unwrap_or(capabilities.op_timeout);
+        let op_timeout = op_timeout.min(Options::MAX_OP_TIMEOUT);
         Self {
             process: Process::current(),
             clock: backend.clock(),
             ttl: options
                 .ttl
                 .unwrap_or(Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl)),
-            op_timeout: options
-                .op_timeout
-                .unwrap_or(capabilities.op_timeout)
-                .min(Options::MAX_OP_TIMEOUT),
+            op_timeout,
             read_only: options.read_only,
             executor: Executor::new(options.runtime),
             capabilities,
             backend: Arc::new(backend),
-            queue: Arc::default(),
+            names: Arc::new(Names::new(op_timeout)),
             watchdog: Watchdog::default(),
             stats: Counters::default(),
             outages: Outages::default(),
@@ -98,7 +95,7 @@ impl Core {
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<(), LockError> {
         // It is some kilobytes, and is moved several times on its way.
         let work = Box::pin(work);
-        self.executor.spawn(self.tasks.track_future(work.in_current_span()))
+        self.executor.spawn(self.tasks.track_future(work))
     }
 
     /// Keeps a shutdown from ending before what the caller is about to start.
@@ -146,18 +143,6 @@ impl Core {
         self.releases.wait().await;
     }
 
-    /// Starts work that lets go of something; `releasing` counts it as under way.
-    pub(crate) fn spawn_release(
-        &self,
-        releasing: Releasing,
-        work: impl Future<Output = ()> + Send + 'static,
-    ) -> Result<(), LockError> {
-        self.spawn(async move {
-            work.await;
-            drop(releasing);
-        })
-    }
-
     /// What an answer to a request to acquire says. Credentials that are refused to a client that was connected before may be right
     /// again soon, as when a password is changed at the server first: as many clients as there are would end otherwise.
     pub(crate) fn heard<T>(&self, answer: Result<T, LockError>) -> Result<T, LockError> {
@@ -171,28 +156,11 @@ impl Core {
         }
     }
 
-    pub(crate) async fn acquire(self: &Arc<Self>, wish: Wish) -> Result<LockGuard, LockError> {
+    pub(crate) async fn acquire(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
         self.process.check()?;
         Options::usable_op_timeout(self.op_timeout)?;
         self.may_write()?;
-        let span = tracing::debug_span!(target: "fencelock", "lock", name = %wish.name, ttl = ?wish.ttl);
-        let acquisition = Acquisition::new(Arc::clone(self), wish);
-        loop {
-            let starting = self.about_to_start();
-            if self.closing.is_cancelled() {
-                return Err(LockError::closed());
-            }
-            let may_end = self.executor.is_on_chosen_runtime();
-            let (tell, told) = oneshot::channel();
-            self.spawn(acquisition.clone().run(tell).instrument(span.clone()))?;
-            drop(starting);
-            match acquisition.caller(told).outcome().await {
-                Some(outcome) => return outcome,
-                // It went down with the runtime that the user chose, and starts again on the background thread.
-                None if may_end && !self.executor.is_on_chosen_runtime() => {}
-                None => return Err(runtime_ended()),
-            }
-        }
+        self.wait_for(options).await
     }
 
     /// Fails if the client only looks at locks.
@@ -260,6 +228,7 @@ impl Core {
     pub(crate) async fn shut_down(self: &Arc<Self>) -> Result<(), LockError> {
         self.process.check()?;
         self.closing.cancel();
+        self.answer(self.names.close());
         let core = Arc::clone(self);
         let (tell, told) = oneshot::channel();
         // Not among the tasks that a shutdown waits for.
@@ -274,7 +243,7 @@ impl Core {
             .closed
             .get_or_init(async || {
                 for held in self.watchdog.everything() {
-                    held.let_go_in_background(LossReason::Shutdown);
+                    held.let_go(LossReason::Shutdown, None);
                 }
                 self.tasks.close();
                 self.tasks.wait().await;
@@ -327,7 +296,7 @@ impl Drop for Core {
         // A forked child keeps what does something when it is dropped: the connections, which are its parent's, and what takes a mutex.
         std::mem::forget((
             Arc::clone(&self.backend),
-            Arc::clone(&self.queue),
+            Arc::clone(&self.names),
             Arc::clone(&self.closing),
         ));
         std::mem::forget((self.executor.clone(), self.tasks.clone(), self.releases.clone()));
@@ -362,7 +331,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert!(locks.core.watchdog.is_idle());
-        assert!(locks.core.queue.is_idle());
+        assert!(locks.core.names.is_idle());
         assert_eq!(memory.waiters(), 0);
     }
 }

@@ -64,11 +64,6 @@ impl Executor {
     ///
     /// [`LockError::Unavailable`] if the system refuses to start the background thread.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + Unpin + 'static) -> Result<(), LockError> {
-        #[cfg(all(test, shuttle))]
-        if crate::sync::checked::is_running() {
-            crate::sync::checked::spawn(work);
-            return Ok(());
-        }
         match self.chosen() {
             Some(chosen) => {
                 let work = Movable {

@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::background::{background, block_on};
-use crate::engine::{Core, Releasing, runtime_ended};
-use crate::queue::Turn;
-use crate::release::Reservation;
-use crate::request::{Renew, Wish};
+use crate::engine::{Core, runtime_ended};
+use crate::names::{Release, Reservation};
+use crate::request::{AcquireOptions, Renew};
+use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, oneshot};
 use crate::{
     FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Renewal, Stamp, Term,
@@ -164,22 +164,15 @@ impl LockGuard {
         let held = Arc::clone(&self.held);
         self.check_process()?;
         let lost = held.lost(held.core.clock.now()).is_some();
-        let starting = held.core.about_to_start();
         self.released = true;
-        let Some((turn, releasing)) = held.end_by(LossReason::Released) else {
+        let (reply, outcome) = oneshot::channel();
+        if !held.let_go(LossReason::Released, Some(reply)) {
             return Ok(ReleaseOutcome::AlreadyLost);
-        };
+        }
         // It may have been lost since the look above.
         let lost = lost || held.grant.revocation().reason() != Some(LossReason::Released);
-        let (tell, told) = oneshot::channel();
-        let (core, claim) = (Arc::clone(&held.core), held.grant.claim.clone());
-        let reservation = held.reservation();
-        held.core.spawn_release(releasing, async move {
-            let _ = tell.send(core.let_go(claim, turn, reservation).await);
-        })?;
-        drop(starting);
-        let told = told.await.unwrap_or_else(|_| Err(runtime_ended()));
-        match told.map_err(|error| error.of(held.grant.claim.name()))? {
+        let outcome = outcome.await.unwrap_or_else(|_| Err(runtime_ended()));
+        match outcome.map_err(|error| error.of(held.grant.claim.name()))? {
             Released::Released if !lost => Ok(ReleaseOutcome::Released),
             _ => Ok(ReleaseOutcome::AlreadyLost),
         }
@@ -204,7 +197,7 @@ impl LockGuard {
     pub(crate) async fn reserve(&self, length: Duration) -> Result<(), LockError> {
         let held = &self.held;
         let (backend, claim) = (Arc::clone(&held.core.backend), held.grant.claim.clone());
-        held.set_reservation(Reservation::Asked);
+        held.set_reservation(Reservation::Requested);
         let answer = held
             .core
             .call("reservation", async move { backend.reserve(&claim, length).await })
@@ -294,7 +287,7 @@ impl Drop for LockGuard {
             return;
         }
         if self.held.core.process.is_current() {
-            self.held.let_go_in_background(LossReason::Released);
+            self.held.let_go(LossReason::Released, None);
         }
     }
 }
@@ -317,26 +310,28 @@ pub(crate) struct Held {
     /// When the hold ends whatever the server says, and why.
     limit: Option<(Stamp, LossReason)>,
     reservation: Mutex<Reservation>,
-    /// Whoever takes it has to let go of the lock.
-    turn: Mutex<Option<Turn>>,
+    /// The key under which the client queues for the name.
+    key: Arc<str>,
+    has_ended: AtomicBool,
 }
 
 impl Held {
-    pub(crate) fn new(core: Arc<Core>, grant: Grant, turn: Turn, wish: &Wish, now: Stamp) -> Arc<Self> {
+    pub(crate) fn new(core: Arc<Core>, grant: Grant, key: Arc<str>, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
         core.stats.held.add();
-        let mut limit = wish.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
+        let mut limit = options.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
         // Also if the backend gave it a lease that others keep alive.
         let end = (grant.lease.deadline(), LossReason::Expired);
-        if wish.renew == Renew::Never && limit.is_none_or(|(at, _)| end.0 < at) {
+        if options.renew == Renew::Never && limit.is_none_or(|(at, _)| end.0 < at) {
             limit = Some(end);
         }
         Arc::new(Self {
             core,
             grant,
-            renew: wish.renew,
+            renew: options.renew,
             limit,
             reservation: Mutex::new(Reservation::None),
-            turn: Mutex::new(Some(turn)),
+            key,
+            has_ended: AtomicBool::new(false),
         })
     }
 
@@ -431,32 +426,40 @@ impl Held {
         own.reason()
     }
 
-    /// Ends the hold for that reason, unless it has ended before. What the server may still keep is released, and others
-    /// here get their turn.
-    pub(crate) fn let_go_in_background(self: &Arc<Self>, reason: LossReason) {
+    /// Ends the hold for that reason, and has its claim released. Returns false if it has ended before.
+    pub(crate) fn let_go(
+        self: &Arc<Self>,
+        reason: LossReason,
+        reply: Option<oneshot::Sender<Result<Released, LockError>>>,
+    ) -> bool {
         let starting = self.core.about_to_start();
-        let Some((turn, releasing)) = self.end_by(reason) else {
-            return;
-        };
-        let (core, claim) = (Arc::clone(&self.core), self.grant.claim.clone());
-        let reservation = self.reservation();
-        let work = async move {
-            // What fails is tried again, and told then: once for all locks that are released meanwhile.
-            let _ = core.let_go(claim, turn, reservation).await;
-        };
-        if let Err(error) = self.core.spawn_release(releasing, work) {
-            tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), error = format_args!("{error:#}"), "the lock could not be released");
+        // Counted first: a caller that finds the hold ended, and drains then, waits for this release.
+        let counted = self.core.releasing();
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return false;
         }
+        self.end_for(reason);
+        let (claim, lease, reservation) = (self.grant.claim.clone(), &self.grant.lease, self.reservation());
+        let kept = match reservation {
+            Reservation::Requested => claim.ttl().max(claim.at_least().unwrap_or_default()),
+            Reservation::None | Reservation::Until(_) => claim.ttl(),
+        };
+        let release = Release {
+            until: self.core.clock.now() + kept,
+            claim,
+            reservation,
+            shared: lease.claim().is_none().then(|| lease.clone()),
+            reply,
+            is_repeated: false,
+            is_clean_up: false,
+            _counted: counted,
+        };
+        self.core.release(&self.key, release);
         drop(starting);
+        true
     }
 
-    /// Ends the hold, once: the first caller gets the turn and has to let go.
-    fn end_by(&self, reason: LossReason) -> Option<(Turn, Releasing)> {
-        let (turn, releasing) = {
-            let mut turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
-            // Counted with the mutex: a caller that finds the turn taken, and drains then, waits for this release.
-            (turn.take()?, self.core.releasing())
-        };
+    fn end_for(&self, reason: LossReason) {
         self.core.watchdog.forget(self);
         self.core.stats.held.subtract();
         self.lost(self.core.clock.now());
@@ -473,7 +476,6 @@ impl Held {
                 tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock lost");
             }
         }
-        Some((turn, releasing))
     }
 }
 

@@ -9,7 +9,6 @@
 
 pub mod fence;
 
-mod acquire;
 mod ask;
 mod backend;
 mod background;
@@ -29,19 +28,15 @@ mod locks;
 mod loss;
 mod memory;
 mod name;
+mod name_task;
+mod names;
 mod observe;
 mod outages;
 mod owner;
-mod pending;
 mod process;
-mod queue;
-mod release;
 mod release_slots;
 mod request;
 mod run_once_per;
-#[cfg(test)]
-#[cfg(shuttle)]
-mod schedules;
 mod stats;
 mod sync;
 mod token;

@@ -1,6 +1,5 @@
 //! How a lock is asked for.
 
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -47,9 +46,9 @@ enum Wait {
     Forever,
 }
 
-/// A checked request, as the machinery sees it.
+/// A checked request.
 #[derive(Debug)]
-pub(crate) struct Wish {
+pub(crate) struct AcquireOptions {
     pub(crate) name: LockName,
     pub(crate) ttl: Duration,
     /// `None` waits for ever.
@@ -280,7 +279,7 @@ impl LockRequest {
         }
     }
 
-    fn check(self) -> Result<(Locks, Wish), LockError> {
+    fn check(self) -> Result<(Locks, AcquireOptions), LockError> {
         let name = self
             .name
             .map_err(|InvalidName { name, reason }| LockError::InvalidName { name, reason })?;
@@ -317,7 +316,7 @@ impl LockRequest {
                 return Err(refused.of(&name));
             }
         }
-        let wish = Wish {
+        let options = AcquireOptions {
             name,
             ttl,
             wait,
@@ -326,7 +325,7 @@ impl LockRequest {
             label: self.label,
             at_least: self.at_least,
         };
-        Ok((self.locks, wish))
+        Ok((self.locks, options))
     }
 }
 
@@ -336,10 +335,10 @@ impl IntoFuture for LockRequest {
 
     fn into_future(self) -> Self::IntoFuture {
         Box::pin(async move {
-            let (locks, wish) = self.check()?;
-            let name = wish.name.clone();
-            let at_least = wish.at_least;
-            let acquired = locks.core.acquire(wish).await;
+            let (locks, options) = self.check()?;
+            let name = options.name.clone();
+            let at_least = options.at_least;
+            let acquired = locks.core.acquire(options).await;
             let guard = acquired.map_err(|mut error| {
                 if let LockError::TimedOut {
                     holder: Some(holder), ..
@@ -357,22 +356,15 @@ impl IntoFuture for LockRequest {
     }
 }
 
-impl Wish {
-    #[cfg(all(test, shuttle))]
-    pub(crate) fn of(name: LockName) -> Self {
-        Self {
-            name,
-            ttl: Locks::DEFAULT_TTL,
-            wait: None,
-            renew: Renew::default(),
-            max_hold: None,
-            label: None,
-            at_least: None,
-        }
-    }
-
+impl AcquireOptions {
     pub(crate) fn waits(&self) -> bool {
         self.wait != Some(Duration::ZERO)
+    }
+
+    /// Whether one claim serves both requests.
+    pub(crate) fn asks_for_the_same(&self, other: &Self) -> bool {
+        let claimed = |options: &Self| (options.ttl, options.at_least, options.renew == Renew::Never);
+        self.name == other.name && claimed(self) == claimed(other) && self.label == other.label
     }
 
     /// A claim of its own for every acquisition.
@@ -389,11 +381,5 @@ impl Wish {
             Renew::UntilReleased => claim,
             Renew::Never => claim.with_own_lease(),
         }
-    }
-}
-
-impl fmt::Display for Wish {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(&self.name, f)
     }
 }

@@ -288,7 +288,7 @@ impl Watchdog {
         }
         for held in lost {
             let reason = held.lost(now).unwrap_or(LossReason::Expired);
-            held.let_go_in_background(reason);
+            held.let_go(reason, None);
         }
         nap
     }

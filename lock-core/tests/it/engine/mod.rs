@@ -8,3 +8,4 @@ mod releasing;
 mod renewing;
 mod scripted;
 mod trouble;
+mod waiters;

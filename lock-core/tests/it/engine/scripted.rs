@@ -16,6 +16,9 @@ use crate::paused;
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 pub(crate) const OP_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The label of claims that are not those of the client.
+const ELSEWHERE: &str = "elsewhere";
+
 /// What happens to one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fate {
@@ -65,6 +68,7 @@ struct Server {
     log: Vec<(Op, Stamp)>,
     shared: Option<Lease>,
     shared_until: Option<Stamp>,
+    crossed: usize,
 }
 
 /// The scripted server, a client of it, and the hand of its clock. Time is tokio's paused time; the clock follows it to
@@ -156,10 +160,15 @@ impl Scripted {
 
     /// Somebody of another process takes the name for `ttl`.
     pub(crate) fn occupy(&self, name: &str, ttl: Duration) -> Claim {
-        let claim = Claim::new(name.parse().unwrap(), ttl).with_label("elsewhere");
+        let claim = Claim::new(name.parse().unwrap(), ttl).with_label(ELSEWHERE);
         let attempt = self.server.lock().unwrap().try_acquire(&claim, self.clock.now(), None);
         assert!(matches!(attempt, Attempt::Granted(_)));
         claim
+    }
+
+    /// How often the client asked for a name that an earlier claim of its own held.
+    pub(crate) fn crossed(&self) -> usize {
+        self.server.lock().unwrap().crossed
     }
 
     pub(crate) fn take_away(&self, name: &str) {
@@ -223,6 +232,9 @@ impl Server {
             if holder.owner() == claim.owner() {
                 *until = now + claim.ttl();
                 return Attempt::Granted(Grant::new(claim.clone(), *token, Lease::for_claim(claim, now)));
+            }
+            if holder.label() != Some(ELSEWHERE) {
+                self.crossed += 1;
             }
             return Busy::default()
                 .with_retry_after(until.since(now))

@@ -1,0 +1,560 @@
+//! The task of a name: sends the requests that [`Names`] decides on, and tells the waiters what came of them.
+//!
+//! ```text
+//! loop {
+//!     a guard has ended, or a claim has no use any more:
+//!         release it, or hand it over to the first waiter; again, until that is confirmed or the server must have let go by itself
+//!     waiters, and no guard:
+//!         try_acquire or acquire for the first waiter; granted: it gets the guard; busy: those that do not wait are refused
+//!     waiters, and a guard: wait
+//!     none of them: end
+//! }
+//! ```
+//!
+//! The rule for failures: what may pass ([`LockError::Unavailable`]) is asked again until the wait is over, which it is at once for a request
+//! that does not wait; without a limit, for an `op_timeout` before the server has responded at all, and as long as it takes once it has said
+//! "busy". The last response decides between "timed out" and "unavailable". A failure that only a person can mend ends every wait.
+//!
+//! A request that the server may have received is never abandoned without a release of its claim. The first one is not cut off, so that it
+//! cannot reach the server after that release.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::ask::{ask, unbroken};
+use crate::engine::{Core, Releasing, runtime_ended};
+use crate::guard::{Held, LockGuard};
+use crate::names::{
+    Answers, Ask, AskWait, Entered, Names, Releasable, Release, Reservation, SHORTEST_RESPONSE, Step, Waiter,
+};
+use crate::request::AcquireOptions;
+use crate::sync::{Notify, oneshot, time};
+use crate::{Attempt, Busy, Claim, FencingToken, Grant, LockError, Outage, Released, Stamp, Wait};
+
+/// How long a client may keep a contended lock to itself where the server has no queue.
+const TENURE: Duration = Duration::from_millis(100);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const LAST_RETRY: Duration = Duration::from_secs(1);
+
+impl Core {
+    /// Waits for the lock in the queue of its name.
+    pub(crate) async fn wait_for(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
+        let span = tracing::debug_span!(target: "fencelock", "lock", name = %options.name, ttl = ?options.ttl);
+        let key = self.backend.queue_key(&options.name);
+        let (reply, outcome) = oneshot::channel();
+        let waiter = Waiter::new(options, self.clock.now(), reply, span, self.stats.waiting.hold());
+        let starting = self.about_to_start();
+        match self.names.enter(&key, waiter) {
+            Entered::Refused(error) => {
+                self.count(Err(&error));
+                Err(error)
+            }
+            Entered::Queued { serial, task } => {
+                let caller = Caller {
+                    core: self,
+                    key: &key,
+                    serial,
+                    outcome: Some(outcome),
+                };
+                self.start(&key, task);
+                drop(starting);
+                caller.outcome().await
+            }
+        }
+    }
+
+    /// Releases the claim of a guard that has ended.
+    pub(crate) fn release(self: &Arc<Self>, key: &Arc<str>, release: Release) {
+        let task = self.names.release(key, release);
+        self.start(key, task);
+    }
+
+    fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>) {
+        let Some(wake) = task else { return };
+        let task = NameTask {
+            core: Arc::clone(self),
+            key: Arc::clone(key),
+            wake,
+            has_ended: false,
+            pause: FIRST_RETRY,
+            outage: None,
+            release_outage: None,
+        };
+        if let Err(error) = self.spawn(task.run()) {
+            tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "the requests of a lock client cannot be sent");
+            self.answer(self.names.give_up(key, &error));
+        }
+    }
+
+    /// Tells waiters that their requests have ended.
+    pub(crate) fn answer(&self, answers: Answers) {
+        for (waiter, error) in answers {
+            let Waiter {
+                reply, span, waiting, ..
+            } = *waiter;
+            drop(waiting);
+            span.in_scope(|| self.count(Err(&error)));
+            let _ = reply.send(Err(error));
+        }
+    }
+
+    fn count(&self, outcome: Result<(FencingToken, Duration), &LockError>) {
+        match outcome {
+            Ok((token, waited)) => {
+                self.stats.acquired.add();
+                tracing::debug!(target: "fencelock", %token, ?waited, "acquired");
+            }
+            Err(LockError::TimedOut { .. }) => self.stats.timed_out.add(),
+            Err(error) => {
+                self.stats.failed.add();
+                tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "not acquired");
+            }
+        }
+    }
+
+    /// The clean-up of a claim that never became a guard.
+    fn clean_up(&self, claim: Claim, counted: Option<Releasing>) -> Release {
+        self.stats.abandoned.add();
+        Release {
+            until: self.clock.now() + claim.ttl(),
+            claim,
+            reservation: Reservation::None,
+            shared: None,
+            reply: None,
+            is_repeated: false,
+            is_clean_up: true,
+            _counted: counted.unwrap_or_else(|| self.releasing()),
+        }
+    }
+
+    async fn send_release(
+        &self,
+        claim: &Claim,
+        reservation: Reservation,
+        is_repeated: bool,
+    ) -> Result<Released, LockError> {
+        let slots = if is_repeated {
+            &self.retry_slots
+        } else {
+            &self.release_slots
+        };
+        let _slot = slots.take(self.op_timeout).await?;
+        let outcome = ask("release", self.op_timeout, async {
+            match self.rest(reservation) {
+                Some(rest) => self.backend.release_reserved(claim, rest).await,
+                None => self.backend.release(claim).await,
+            }
+        })
+        .await;
+        if outcome.is_ok() {
+            slots.answered();
+        }
+        outcome
+    }
+
+    async fn sleep_until(&self, until: Option<Stamp>) {
+        let Some(until) = until else {
+            return std::future::pending().await;
+        };
+        loop {
+            let left = until.since(self.clock.now());
+            if left.is_zero() {
+                return;
+            }
+            time::sleep(left).await;
+        }
+    }
+
+    /// What is left of a reservation that was made; `None` if that is nothing.
+    fn rest(&self, reservation: Reservation) -> Option<Duration> {
+        let Reservation::Until(until) = reservation else {
+            return None;
+        };
+        let rest = until.since(self.clock.now());
+        Some(rest).filter(|rest| !rest.is_zero())
+    }
+
+    /// Whether it is the turn of other processes, since this client has kept the lock to itself for so long.
+    fn must_give_way(&self, tenure: Option<Stamp>) -> bool {
+        !self.capabilities.fair && tenure.is_some_and(|since| self.clock.now().since(since) >= TENURE)
+    }
+}
+
+/// The caller of a request that waits. Dropping it takes the request back.
+struct Caller<'a> {
+    core: &'a Arc<Core>,
+    key: &'a str,
+    serial: u64,
+    /// `None` once it is answered.
+    outcome: Option<oneshot::Receiver<Result<LockGuard, LockError>>>,
+}
+
+impl Caller<'_> {
+    async fn outcome(mut self) -> Result<LockGuard, LockError> {
+        let Some(outcome) = &mut self.outcome else {
+            return Err(runtime_ended());
+        };
+        let outcome = outcome.await;
+        self.outcome = None;
+        outcome.unwrap_or_else(|_| Err(runtime_ended()))
+    }
+}
+
+impl Drop for Caller<'_> {
+    fn drop(&mut self) {
+        let Some(outcome) = self.outcome.take() else { return };
+        if !self.core.process.is_current() {
+            // In a forked child a mutex may be locked for ever, and the task runs in the parent.
+            std::mem::forget(outcome);
+            return;
+        }
+        let left = self.core.names.leave(self.key, self.serial, || self.core.releasing());
+        if left.is_some() {
+            self.core.stats.cancelled.add();
+        }
+    }
+}
+
+struct NameTask {
+    core: Arc<Core>,
+    key: Arc<str>,
+    wake: Arc<Notify>,
+    has_ended: bool,
+    /// Before the next request is repeated.
+    pause: Duration,
+    outage: Option<Outage>,
+    release_outage: Option<Outage>,
+}
+
+impl NameTask {
+    async fn run(mut self) {
+        loop {
+            let core = Arc::clone(&self.core);
+            let step = core
+                .names
+                .next(&self.key, |claim, counted| core.clean_up(claim, counted));
+            match step {
+                Step::Ask(ask) => Box::pin(self.ask(ask)).await,
+                Step::Release => Box::pin(self.release()).await,
+                Step::Hold => self.wait(Duration::MAX, |_| true).await,
+                Step::End => break,
+            }
+        }
+        self.has_ended = true;
+    }
+
+    /// Sends one request to acquire, and tells the waiters what came of it.
+    async fn ask(&mut self, ask: Ask) {
+        let Some(answer) = self.response(&ask).await else {
+            return;
+        };
+        match self.core.heard(answer) {
+            Ok(Attempt::Granted(grant)) => {
+                if let Err(error) = self.granted(&ask.claim, grant) {
+                    self.ask_failed(error, false).await;
+                }
+            }
+            Ok(Attempt::Busy(busy)) => {
+                self.responded();
+                let now = self.core.clock.now();
+                self.core.answer(self.core.names.busy(&self.key, &busy, true, now));
+                let AskWait::Until(deadline) = ask.wait else { return };
+                if deadline.is_none_or(|at| now < at) {
+                    // It ended before its time; a pause keeps a backend that always does from spinning.
+                    let soon = busy.retry_after.unwrap_or(self.pause);
+                    self.pause(soon.clamp(FIRST_RETRY / 10, self.pause)).await;
+                }
+            }
+            Err(error) => {
+                let unsent = error.is_unsent() && !ask.was_sent;
+                self.ask_failed(error, unsent).await;
+            }
+        }
+    }
+
+    /// The response to a request to acquire. `None` if it waited at the server, and no caller waits for it any more.
+    async fn response(&mut self, ask: &Ask) -> Option<Result<Attempt, LockError>> {
+        let core = Arc::clone(&self.core);
+        let (tell, mut told) = oneshot::channel();
+        let sent = core.clock.now();
+        let shortest = SHORTEST_RESPONSE.min(core.op_timeout);
+        let (waits, deadline) = match ask.wait {
+            AskWait::No => (false, None),
+            AskWait::Until(deadline) => (true, deadline),
+        };
+        let mut request = pin!(unbroken("acquire", async {
+            if !waits {
+                return core.backend.try_acquire(&ask.claim).await;
+            }
+            // The receiver is gone if the answer came at the same time.
+            let wait = Wait::until(deadline).on_busy(move |busy| drop(tell.send(busy)));
+            core.backend.acquire(&ask.claim, wait).await
+        }));
+        let mut limit = Some(sent + core.op_timeout);
+        if let Some(deadline) = deadline {
+            limit = limit.min(Some(deadline.max(sent + shortest)));
+        }
+        let mut may_tell = waits;
+        loop {
+            let expiry = core.names.next_expiry(&self.key);
+            tokio::select! {
+                biased;
+                answer = &mut request => {
+                    if may_tell && let Ok(busy) = told.try_recv() {
+                        self.waits(&busy);
+                    }
+                    return Some(answer);
+                }
+                busy = &mut told, if may_tell => {
+                    may_tell = false;
+                    if let Ok(busy) = busy {
+                        self.waits(&busy);
+                        // The backend ends its wait at the deadline by itself; it is only cut off if it does not.
+                        limit = deadline.map(|at| at.max(core.clock.now()) + shortest);
+                    }
+                }
+                () = self.wake.notified() => {}
+                () = core.sleep_until([limit, expiry].into_iter().flatten().min()) => {
+                    let now = core.clock.now();
+                    if limit.is_some_and(|limit| limit <= now) {
+                        return Some(Err(LockError::no_answer("acquire", now.since(sent))));
+                    }
+                    core.answer(core.names.expire(&self.key, now, deadline));
+                }
+            }
+            if core.names.is_wait_over(&self.key) {
+                return None;
+            }
+        }
+    }
+
+    /// The server has said busy, and the claim waits there.
+    fn waits(&mut self, busy: &Busy) {
+        self.responded();
+        let now = self.core.clock.now();
+        self.core.answer(self.core.names.busy(&self.key, busy, false, now));
+    }
+
+    /// Makes a guard of a grant for the first waiter. Tells whether there was one; else the claim is to be released.
+    ///
+    /// # Errors
+    ///
+    /// A grant that is not good any more when it is looked at does not count, and its claim is to be released.
+    fn granted(&mut self, claim: &Claim, grant: Grant) -> Result<bool, LockError> {
+        let core = Arc::clone(&self.core);
+        let now = core.clock.now();
+        check(claim, &grant, now)?;
+        let Some((waiter, refused)) = core.names.granted(&self.key, claim, grant.token, now) else {
+            return Ok(false);
+        };
+        self.responded();
+        self.pause = FIRST_RETRY;
+        core.answer(refused);
+        let Waiter {
+            options,
+            started,
+            reply,
+            span,
+            waiting,
+            ..
+        } = *waiter;
+        let held = Held::new(Arc::clone(&core), grant, Arc::clone(&self.key), &options, now);
+        let guard = LockGuard::new(held);
+        drop(waiting);
+        // A shutdown that began meanwhile may not have seen this one; dropping it releases. So does a caller that is gone.
+        let outcome = if core.names.is_closed() {
+            Err(LockError::closed())
+        } else {
+            Ok(guard)
+        };
+        span.in_scope(|| core.count(outcome.as_ref().map(|guard| (guard.token(), now.since(started)))));
+        let _ = reply.send(outcome);
+        Ok(true)
+    }
+
+    async fn ask_failed(&mut self, error: LockError, unsent: bool) {
+        let may_pass = matches!(error, LockError::Unavailable { .. });
+        let now = self.core.clock.now();
+        self.core
+            .answer(self.core.names.failed(&self.key, &error, !may_pass, unsent, now));
+        if !may_pass || !self.core.names.has_waiters(&self.key) {
+            return;
+        }
+        match &self.outage {
+            Some(_) => tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "asking again"),
+            None => self.outage = Some(self.core.outages.begin(&error)),
+        }
+        self.pause(self.pause).await;
+    }
+
+    /// Sends one request to release, or to hand over, and tells the caller what came of it.
+    async fn release(&mut self) {
+        let core = Arc::clone(&self.core);
+        let may_hand_over = |reservation, tenure| core.rest(reservation).is_none() && !core.must_give_way(tenure);
+        let Some(Releasable {
+            claim,
+            reservation,
+            is_repeated,
+            next,
+        }) = core.names.releasable(&self.key, core.clock.now(), may_hand_over)
+        else {
+            return;
+        };
+        let Some(next) = next else {
+            return match self.serve(core.send_release(&claim, reservation, is_repeated)).await {
+                Ok(released) => self.released(released).await,
+                Err(error) => self.release_failed(error, false).await,
+            };
+        };
+        let hand_over = ask("hand-over", core.op_timeout, async {
+            core.backend.hand_over(&claim, &next).await
+        });
+        match core.heard(self.serve(hand_over).await) {
+            Ok(handed) => {
+                self.released(handed.from).await;
+                self.handed_over(&next, handed.to).await;
+            }
+            Err(error) => {
+                let unsent = error.is_unsent();
+                self.release_failed(error, unsent).await;
+            }
+        }
+    }
+
+    async fn handed_over(&mut self, claim: &Claim, attempt: Attempt) {
+        match attempt {
+            Attempt::Granted(grant) => match self.granted(claim, grant) {
+                Ok(true) => self.core.stats.handed_over.add(),
+                Ok(false) => {}
+                Err(error) => self.ask_failed(error, false).await,
+            },
+            Attempt::Busy(busy) => {
+                let now = self.core.clock.now();
+                self.core.answer(self.core.names.busy(&self.key, &busy, true, now));
+            }
+        }
+    }
+
+    async fn released(&mut self, outcome: Released) {
+        let Some((mut release, tenure)) = self.core.names.released(&self.key) else {
+            return;
+        };
+        self.release_outage.take().into_iter().for_each(Outage::end);
+        self.pause = FIRST_RETRY;
+        if outcome == Released::Released && !release.is_clean_up {
+            self.core.stats.released.add();
+            tracing::debug!(target: "fencelock", name = %release.claim.name(), "released");
+        }
+        let reply = release.reply.take();
+        drop(release);
+        if let Some(reply) = reply {
+            let _ = reply.send(Ok(outcome));
+        }
+        let pause = self.core.capabilities.give_way;
+        if !pause.is_zero() && self.core.must_give_way(tenure) {
+            // Others poll for this lock, and would always come too late.
+            let key = Arc::clone(&self.key);
+            self.wait(pause, |names| !names.has_waiters(&key)).await;
+        }
+    }
+
+    /// What fails is repeated until it is confirmed, or until the server must have let go by itself. After a shutdown it is not.
+    async fn release_failed(&mut self, error: LockError, unsent: bool) {
+        let core = Arc::clone(&self.core);
+        let now = core.clock.now();
+        core.stats.release_errors.add();
+        let may_pass = matches!(error, LockError::Unavailable { .. });
+        core.answer(core.names.failed(&self.key, &error, !may_pass, unsent, now));
+        let (reply, is_over) = core.names.release_failed(&self.key, now);
+        self.release_outage
+            .get_or_insert_with(|| core.release_outages.begin(&error));
+        if let Some(reply) = reply {
+            let _ = reply.send(Err(error));
+        }
+        let closed = core.names.is_closed();
+        if closed && !is_over {
+            core.stats.unreleased.add();
+        }
+        if closed || is_over {
+            drop(core.names.released(&self.key));
+            return;
+        }
+        let pause = self.pause.mul_f64(0.5 + fastrand::f64());
+        self.pause = (self.pause * 2).min(LAST_RETRY);
+        self.wait(pause, Names::is_closed).await;
+    }
+
+    fn responded(&mut self) {
+        self.outage.take().into_iter().for_each(Outage::end);
+    }
+
+    /// Waits about that long before a request to acquire is repeated.
+    async fn pause(&mut self, length: Duration) {
+        self.pause = (self.pause * 2).min(LAST_RETRY);
+        let key = Arc::clone(&self.key);
+        let length = length.mul_f64(0.5 + fastrand::f64());
+        self.wait(length, |names| !names.has_waiters(&key)).await;
+    }
+
+    /// Waits that long, or until `is_over`. Ends the requests whose time is over meanwhile.
+    async fn wait(&self, length: Duration, is_over: impl Fn(&Names) -> bool) {
+        let core = &self.core;
+        let mut end = pin!(time::sleep(length));
+        loop {
+            let expiry = core.names.next_expiry(&self.key);
+            tokio::select! {
+                biased;
+                () = &mut end => return,
+                () = self.wake.notified() => {}
+                () = core.sleep_until(expiry) => core.answer(core.names.expire(&self.key, core.clock.now(), None)),
+            }
+            if is_over(&core.names) {
+                return;
+            }
+        }
+    }
+
+    /// Waits for a response. Ends the requests whose time is over meanwhile.
+    async fn serve<T>(&self, request: impl Future<Output = T>) -> T {
+        let mut request = pin!(request);
+        let core = &self.core;
+        loop {
+            let expiry = core.names.next_expiry(&self.key);
+            tokio::select! {
+                biased;
+                response = &mut request => return response,
+                () = self.wake.notified() => {}
+                () = core.sleep_until(expiry) => core.answer(core.names.expire(&self.key, core.clock.now(), None)),
+            }
+        }
+    }
+}
+
+impl Drop for NameTask {
+    fn drop(&mut self) {
+        // Its runtime has ended, and another one goes on.
+        if !self.has_ended {
+            let task = self.core.names.restart(&self.key);
+            self.core.start(&self.key, task);
+        }
+    }
+}
+
+/// Whether a grant is good.
+fn check(claim: &Claim, grant: &Grant, now: Stamp) -> Result<(), LockError> {
+    let message = if grant.claim != *claim {
+        "the backend granted another claim; please report it to its authors".to_owned()
+    } else if !grant.lease.is_valid(now) {
+        format!(
+            "the grant arrived after its lease of {:?} had run out; if round trips to the server take that long, raise the ttl",
+            grant.lease.ttl()
+        )
+    } else if let Some(reason) = grant.revoked() {
+        format!("the lock was granted and lost at once: {reason}")
+    } else {
+        return Ok(());
+    };
+    Err(LockError::unavailable("acquire", message))
+}

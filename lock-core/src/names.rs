@@ -1,0 +1,731 @@
+//! What this client does with each name: the waiters, and the claim that is at the server.
+//!
+//! **Invariant.** For each queue key at most one claim of this client is at the server, be it asking, waiting, held or being released. A
+//! claim follows another one only when the release of the first is confirmed, or when the server must have let go of it by itself. A
+//! hand-over is both in one request; if it fails, its release is confirmed before its claim is sent again.
+//!
+//! The state of a name is changed here, under one mutex. The [task](crate::name_task) of the name sends the requests. It exists while there
+//! is something to do: a name that is held and not waited for has none.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use crate::engine::Releasing;
+use crate::guard::LockGuard;
+use crate::request::AcquireOptions;
+use crate::stats::Gauge;
+use crate::sync::{Mutex, MutexGuard, Notify, oneshot};
+use crate::{Busy, Claim, FencingToken, Holder, Lease, LockError, Released, Stamp};
+
+/// Shortest time limit of a first response, however short the wait is, so that a server that responds late is told from a lock that is
+/// busy.
+pub(crate) const SHORTEST_RESPONSE: Duration = Duration::from_secs(1);
+
+/// A request whose time ends that soon is not repeated.
+pub(crate) const TOO_LATE: Duration = Duration::from_millis(50);
+
+/// All names that a client uses at the moment.
+pub(crate) struct Names {
+    state: Mutex<State>,
+    /// Longest time of one request.
+    op_timeout: Duration,
+}
+
+#[derive(Default)]
+struct State {
+    // Boxed: a table keeps a third of its places empty.
+    names: HashMap<Arc<str>, Box<Name>>,
+    last_serial: u64,
+    closed: bool,
+}
+
+#[derive(Default)]
+struct Name {
+    /// Wakes the task, while there is one.
+    task: Option<Arc<Notify>>,
+    /// A guard holds the lock.
+    is_held: bool,
+    asking: Option<Box<Asking>>,
+    releasing: Option<Box<Release>>,
+    /// The holder by the last response. It outlives the state that it came with, but not a failure.
+    holder: Option<KnownHolder>,
+    /// Most names never have any.
+    queue: Option<Box<Queue>>,
+    /// Since when this client has kept the lock to itself, handing it over from one holder to the next.
+    tenure: Option<Stamp>,
+}
+
+/// The claim that is to be granted.
+struct Asking {
+    claim: Claim,
+    options: Arc<AcquireOptions>,
+    /// The server may know of the claim.
+    sent: bool,
+    /// The server has said busy in response to this request, and the claim may wait there.
+    busy: bool,
+    /// The request failed for good.
+    failed: bool,
+    /// Counts the clean-up from the moment when the caller was dropped.
+    abandoned: Option<Releasing>,
+}
+
+/// A claim whose release is not confirmed.
+pub(crate) struct Release {
+    pub(crate) claim: Claim,
+    pub(crate) reservation: Reservation,
+    /// The lease, if other locks may keep it alive.
+    pub(crate) shared: Option<Lease>,
+    /// The caller that waits for the first response.
+    pub(crate) reply: Option<oneshot::Sender<Result<Released, LockError>>>,
+    /// By then the server has let go by itself, unless the lease is shared.
+    pub(crate) until: Stamp,
+    pub(crate) is_repeated: bool,
+    /// The claim never became a guard. Its release undoes whatever the server may have done with it.
+    pub(crate) is_clean_up: bool,
+    pub(crate) _counted: Releasing,
+}
+
+/// What the server may have reserved for a claim.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reservation {
+    None,
+    /// It was requested, without a response: whatever the server did is to be undone.
+    Requested,
+    /// It was made, and stays until then.
+    Until(Stamp),
+}
+
+enum KnownHolder {
+    Elsewhere(Box<Busy>),
+    Here {
+        claim: Claim,
+        token: FencingToken,
+        since: SystemTime,
+    },
+}
+
+#[derive(Default)]
+struct Queue {
+    /// By serial, which is the order of arrival.
+    waiters: BTreeMap<u64, Box<Waiter>>,
+    /// Those that take the next response, whatever it is.
+    impatient: BTreeSet<u64>,
+    expiries: BTreeSet<(Stamp, u64)>,
+    /// Waiters up to this serial know that the lock is held.
+    busy_up_to: u64,
+    /// The last failure until the server responds again, and the last waiter that was there.
+    failure: Option<(LockError, u64)>,
+}
+
+/// A request of this client that has no outcome yet.
+pub(crate) struct Waiter {
+    pub(crate) options: Arc<AcquireOptions>,
+    pub(crate) started: Stamp,
+    pub(crate) reply: oneshot::Sender<Result<LockGuard, LockError>>,
+    pub(crate) span: tracing::Span,
+    pub(crate) waiting: Gauge,
+    deadline: Option<Stamp>,
+    expiry: Option<Stamp>,
+    /// The lock was held when the request was made.
+    came_to_busy: bool,
+}
+
+/// Waiters whose outcome is known. They are answered without the mutex, as that runs code of others.
+pub(crate) type Answers = Vec<(Box<Waiter>, LockError)>;
+
+pub(crate) enum Entered {
+    /// The request waits. The task of the name is to be started if it is given.
+    Queued {
+        serial: u64,
+        task: Option<Arc<Notify>>,
+    },
+    Refused(LockError),
+}
+
+/// What the task of a name does next.
+pub(crate) enum Step {
+    Ask(Ask),
+    Release,
+    /// Nothing, until a guard is released or a wait ends.
+    Hold,
+    End,
+}
+
+/// A request to acquire.
+pub(crate) struct Ask {
+    pub(crate) claim: Claim,
+    pub(crate) wait: AskWait,
+    /// Whether the server may know of the claim from an earlier request.
+    pub(crate) was_sent: bool,
+}
+
+#[derive(Clone, Copy)]
+pub(crate) enum AskWait {
+    No,
+    Until(Option<Stamp>),
+}
+
+/// A request to release.
+pub(crate) struct Releasable {
+    pub(crate) claim: Claim,
+    pub(crate) reservation: Reservation,
+    pub(crate) is_repeated: bool,
+    /// The claim to hand the name over to.
+    pub(crate) next: Option<Claim>,
+}
+
+impl Waiter {
+    pub(crate) fn new(
+        options: AcquireOptions,
+        started: Stamp,
+        reply: oneshot::Sender<Result<LockGuard, LockError>>,
+        span: tracing::Span,
+        waiting: Gauge,
+    ) -> Self {
+        let deadline = options.wait.map(|limit| started + limit);
+        Self {
+            options: Arc::new(options),
+            started,
+            reply,
+            span,
+            waiting,
+            deadline,
+            expiry: None,
+            came_to_busy: false,
+        }
+    }
+
+    fn timed_out(&self, now: Stamp, busy: &Busy) -> LockError {
+        let waited = if self.options.waits() {
+            now.since(self.started)
+        } else {
+            Duration::ZERO
+        };
+        LockError::timed_out(&self.options.name, waited, busy.holder.clone())
+    }
+}
+
+impl Names {
+    pub(crate) fn new(op_timeout: Duration) -> Self {
+        Self {
+            state: Mutex::default(),
+            op_timeout,
+        }
+    }
+
+    /// Puts a request into the queue, or answers it at once.
+    pub(crate) fn enter(&self, key: &Arc<str>, mut waiter: Waiter) -> Entered {
+        let mut state = self.lock();
+        if state.closed {
+            return Entered::Refused(LockError::closed());
+        }
+        state.last_serial += 1;
+        let serial = state.last_serial;
+        if !state.names.contains_key(key) {
+            state.names.insert(Arc::clone(key), Box::default());
+        }
+        let Some(name) = state.names.get_mut(key) else {
+            return Entered::Refused(LockError::closed());
+        };
+        let waits = waiter.options.waits();
+        waiter.came_to_busy = name.is_busy();
+        if waiter.came_to_busy && !waits {
+            let busy = name.busy().unwrap_or_default();
+            return Entered::Refused(waiter.timed_out(waiter.started, &busy));
+        }
+        let queue = name.queue.get_or_insert_default();
+        let first_response = (!waiter.came_to_busy).then(|| waiter.started + self.op_timeout);
+        let expiry = waiter.deadline.filter(|_| waits).or(first_response);
+        if !waits {
+            queue.impatient.insert(serial);
+        }
+        queue.waiters.insert(serial, Box::new(waiter));
+        queue.expire_at(serial, expiry);
+        let task = name.wake();
+        Entered::Queued { serial, task }
+    }
+
+    /// Takes a request out whose caller is gone. `count` counts the clean-up of what the server may do for it.
+    pub(crate) fn leave(&self, key: &str, serial: u64, count: impl FnOnce() -> Releasing) -> Option<Box<Waiter>> {
+        let mut state = self.lock();
+        let name = state.names.get_mut(key)?;
+        let waiter = name.queue.as_mut()?.remove(serial)?;
+        if name.front().is_none()
+            && let Some(asking) = &mut name.asking
+            && asking.sent
+        {
+            asking.abandoned.get_or_insert_with(count);
+        }
+        if let Some(task) = &name.task {
+            task.notify_one();
+        }
+        Some(waiter)
+    }
+
+    /// Ends all requests, and accepts no more.
+    pub(crate) fn close(&self) -> Answers {
+        let mut state = self.lock();
+        state.closed = true;
+        let mut answers = Answers::new();
+        for name in state.names.values_mut() {
+            let queue = name.queue.take();
+            let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
+            answers.extend(waiters.map(|waiter| (waiter, LockError::closed())));
+            if let Some(task) = &name.task {
+                task.notify_one();
+            }
+        }
+        answers
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// A guard has ended: its claim is to be released. Returns the task if it is to be started.
+    pub(crate) fn release(&self, key: &Arc<str>, release: Release) -> Option<Arc<Notify>> {
+        let mut state = self.lock();
+        let name = state.names.entry(Arc::clone(key)).or_default();
+        name.is_held = false;
+        name.releasing = Some(Box::new(release));
+        name.wake()
+    }
+
+    /// The task of a name was dropped in the middle of its work; returns the one that goes on.
+    pub(crate) fn restart(&self, key: &str) -> Option<Arc<Notify>> {
+        let mut state = self.lock();
+        let name = state.names.get_mut(key)?;
+        name.task = None;
+        name.wake()
+    }
+
+    /// Forgets a name whose task cannot be started.
+    pub(crate) fn give_up(&self, key: &str, error: &LockError) -> Answers {
+        let mut state = self.lock();
+        let name = state.names.remove(key);
+        drop(state);
+        let queue = name.and_then(|mut name| name.queue.take());
+        let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
+        waiters.map(|waiter| (waiter, error.clone())).collect()
+    }
+
+    /// Decides what the task of a name does next. `clean_up` makes the release of a claim that has no use any more.
+    pub(crate) fn next(&self, key: &str, clean_up: impl FnOnce(Claim, Option<Releasing>) -> Release) -> Step {
+        let mut state = self.lock();
+        let Some(name) = state.names.get_mut(key) else {
+            return Step::End;
+        };
+        name.queue.take_if(|queue| queue.waiters.is_empty());
+        if name.releasing.is_some() {
+            return Step::Release;
+        }
+        if name.is_held {
+            if name.front().is_some() {
+                return Step::Hold;
+            }
+            name.task = None;
+            return Step::End;
+        }
+        if let Some(asking) = name.asking.take_if(|asking| !asking.serves(name.queue.as_deref()))
+            && asking.sent
+        {
+            name.releasing = Some(Box::new(clean_up(asking.claim, asking.abandoned)));
+            return Step::Release;
+        }
+        match name.ask() {
+            Some(ask) => Step::Ask(ask),
+            None => {
+                state.names.remove(key);
+                Step::End
+            }
+        }
+    }
+
+    /// What is to be sent to release the claim of a name. It is handed over to the first waiter, if there is one and `may_hand_over`, which
+    /// is told since when this client has kept the lock to itself.
+    pub(crate) fn releasable(
+        &self,
+        key: &str,
+        now: Stamp,
+        may_hand_over: impl FnOnce(Reservation, Option<Stamp>) -> bool,
+    ) -> Option<Releasable> {
+        let mut state = self.lock();
+        let closed = state.closed;
+        let name = state.names.get_mut(key)?;
+        let release = name.releasing.as_deref()?;
+        let mut releasable = Releasable {
+            claim: release.claim.clone(),
+            reservation: release.reservation,
+            is_repeated: release.is_repeated,
+            next: None,
+        };
+        if release.is_repeated || release.is_clean_up || closed || !may_hand_over(release.reservation, name.tenure) {
+            return Some(releasable);
+        }
+        if let Some(front) = name.front() {
+            let (claim, options) = (front.options.claim(), Arc::clone(&front.options));
+            releasable.next = Some(claim.clone());
+            name.asking = Some(Box::new(Asking {
+                sent: true,
+                ..Asking::new(claim, options)
+            }));
+            name.tenure.get_or_insert(now);
+        }
+        Some(releasable)
+    }
+
+    /// The release of the claim of a name is confirmed, or not needed any more.
+    pub(crate) fn released(&self, key: &str) -> Option<(Box<Release>, Option<Stamp>)> {
+        let mut state = self.lock();
+        let name = state.names.get_mut(key)?;
+        let release = name.releasing.take()?;
+        let tenure = if name.asking.is_none() {
+            name.tenure.take()
+        } else {
+            None
+        };
+        Some((release, tenure))
+    }
+
+    /// A release failed, and is repeated. Returns the caller that waits for its response, and whether it is time to give up.
+    pub(crate) fn release_failed(
+        &self,
+        key: &str,
+        now: Stamp,
+    ) -> (Option<oneshot::Sender<Result<Released, LockError>>>, bool) {
+        let mut state = self.lock();
+        let Some(release) = state.names.get_mut(key).and_then(|name| name.releasing.as_mut()) else {
+            return (None, true);
+        };
+        release.is_repeated = true;
+        let is_kept = release.shared.as_ref().is_some_and(|lease| lease.is_valid(now));
+        (release.reply.take(), now >= release.until && !is_kept)
+    }
+
+    /// The server says busy. `ends` the request, or it goes on waiting there.
+    pub(crate) fn busy(&self, key: &str, busy: &Busy, ends: bool, now: Stamp) -> Answers {
+        let mut state = self.lock();
+        let up_to = state.last_serial;
+        let Some(name) = state.names.get_mut(key) else {
+            return Answers::new();
+        };
+        if let Some(asking) = &mut name.asking {
+            asking.busy = true;
+            // It leaves nothing behind.
+            if ends {
+                asking.sent = false;
+            }
+        }
+        name.tenure = None;
+        name.settle(KnownHolder::Elsewhere(Box::new(busy.clone())), up_to);
+        let mut answers = name.refuse_impatient(now);
+        if ends
+            && let Some(queue) = &mut name.queue
+            && let Some(busy) = name.holder.as_ref().map(KnownHolder::busy)
+        {
+            for serial in queue.over(now) {
+                if let Some(waiter) = queue.remove(serial) {
+                    let error = waiter.timed_out(now, &busy);
+                    answers.push((waiter, error));
+                }
+            }
+        }
+        answers
+    }
+
+    /// A request failed, and left nothing at the server if it was `unsent`. What may pass is waited out by those who have the time. A failure
+    /// `for_good` ends every wait.
+    pub(crate) fn failed(&self, key: &str, error: &LockError, for_good: bool, unsent: bool, now: Stamp) -> Answers {
+        let mut state = self.lock();
+        let up_to = state.last_serial;
+        let Some(name) = state.names.get_mut(key) else {
+            return Answers::new();
+        };
+        name.holder = None;
+        if let Some(asking) = &mut name.asking {
+            asking.busy = false;
+            asking.failed = for_good;
+            asking.sent &= !unsent;
+        }
+        let Some(queue) = &mut name.queue else {
+            return Answers::new();
+        };
+        queue.failure = Some((error.clone(), up_to));
+        let ended = if for_good {
+            queue.waiters.keys().copied().collect()
+        } else {
+            let mut ended = queue.over(now + TOO_LATE);
+            ended.extend(&queue.impatient);
+            ended
+        };
+        let answered = ended.into_iter().filter_map(|serial| queue.remove(serial));
+        answered.map(|waiter| (waiter, error.clone())).collect()
+    }
+
+    /// The claim is granted: takes out the waiter that gets it. `None` if no waiter wants it, and it is to be released.
+    pub(crate) fn granted(
+        &self,
+        key: &str,
+        claim: &Claim,
+        token: FencingToken,
+        now: Stamp,
+    ) -> Option<(Box<Waiter>, Answers)> {
+        let mut state = self.lock();
+        let up_to = state.last_serial;
+        let name = state.names.get_mut(key)?;
+        if !name.asking.as_ref()?.serves(name.queue.as_deref()) {
+            return None;
+        }
+        let queue = name.queue.as_mut()?;
+        let first = *queue.waiters.keys().next()?;
+        let waiter = queue.remove(first)?;
+        name.asking = None;
+        name.is_held = true;
+        let holder = KnownHolder::Here {
+            claim: claim.clone(),
+            token,
+            since: SystemTime::now(),
+        };
+        name.settle(holder, up_to);
+        let answers = name.refuse_impatient(now);
+        Some((waiter, answers))
+    }
+
+    /// Whether the request that is under way waits at the server for no caller that is still there.
+    pub(crate) fn is_wait_over(&self, key: &str) -> bool {
+        let state = self.lock();
+        let name = state.names.get(key);
+        let asking = name.and_then(|name| Some((name.asking.as_ref()?, name.queue.as_deref())));
+        asking.is_none_or(|(asking, queue)| asking.busy && !asking.serves(queue))
+    }
+
+    /// Whether a waiter is there.
+    pub(crate) fn has_waiters(&self, key: &str) -> bool {
+        self.lock().names.get(key).is_some_and(|name| name.front().is_some())
+    }
+
+    /// When the time of a waiter ends first.
+    pub(crate) fn next_expiry(&self, key: &str) -> Option<Stamp> {
+        let state = self.lock();
+        let queue = state.names.get(key)?.queue.as_ref()?;
+        queue.expiries.first().map(|(at, _)| *at)
+    }
+
+    /// Ends the requests whose time is over. The response to the request that is under way decides about those that wait until
+    /// `asked_until` or longer.
+    pub(crate) fn expire(&self, key: &str, now: Stamp, asked_until: Option<Stamp>) -> Answers {
+        let mut state = self.lock();
+        let Some(name) = state.names.get_mut(key) else {
+            return Answers::new();
+        };
+        let Some(queue) = &mut name.queue else {
+            return Answers::new();
+        };
+        let mut answers = Answers::new();
+        while let Some((_, serial)) = queue.expiries.first().copied().filter(|(at, _)| *at <= now) {
+            queue.expire_at(serial, None);
+            let Some(waiter) = queue.waiters.get(&serial) else {
+                continue;
+            };
+            let waits = !queue.impatient.contains(&serial);
+            let deadline = waiter.deadline.filter(|_| waits);
+            if waits && queue.knows_busy(serial, waiter) {
+                if deadline.is_none() {
+                    continue;
+                }
+                if asked_until.is_some_and(|at| deadline >= Some(at))
+                    && deadline.is_some_and(|at| now < at + SHORTEST_RESPONSE)
+                {
+                    queue.expire_at(serial, Some(now + SHORTEST_RESPONSE));
+                    continue;
+                }
+            }
+            let shortest = waiter.started + SHORTEST_RESPONSE.min(self.op_timeout);
+            let failure = queue.failure.as_ref().filter(|(_, up_to)| serial <= *up_to);
+            let error = match (&name.holder, failure) {
+                (Some(holder), _) if deadline.is_some() => waiter.timed_out(now, &holder.busy()),
+                (_, Some((error, _))) => error.clone(),
+                _ if deadline.is_some() && now < shortest => {
+                    // It takes the next response, whatever it is.
+                    queue.impatient.insert(serial);
+                    queue.expire_at(serial, Some(shortest));
+                    continue;
+                }
+                _ => LockError::no_answer("acquire", now.since(waiter.started)),
+            };
+            answers.extend(queue.remove(serial).map(|waiter| (waiter, error)));
+        }
+        answers
+    }
+
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lock().names.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing here panics while holding the mutex.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Name {
+    /// Whether callers that do not wait are refused without a request.
+    fn is_busy(&self) -> bool {
+        self.is_held || self.releasing.is_none() && self.asking.as_ref().is_some_and(|asking| asking.busy)
+    }
+
+    fn busy(&self) -> Option<Busy> {
+        self.holder.as_ref().map(KnownHolder::busy)
+    }
+
+    fn front(&self) -> Option<&Waiter> {
+        self.queue.as_ref()?.front()
+    }
+
+    /// Wakes the task, or returns the one that is to be started.
+    fn wake(&mut self) -> Option<Arc<Notify>> {
+        if let Some(task) = &self.task {
+            task.notify_one();
+            return None;
+        }
+        let task = Arc::new(Notify::new());
+        self.task = Some(Arc::clone(&task));
+        Some(task)
+    }
+
+    /// The next request for the first waiter.
+    fn ask(&mut self) -> Option<Ask> {
+        let queue = self.queue.as_ref()?;
+        let (serial, front) = queue.waiters.first_key_value()?;
+        let asking = self
+            .asking
+            .get_or_insert_with(|| Box::new(Asking::new(front.options.claim(), Arc::clone(&front.options))));
+        let wait = if queue.impatient.contains(serial) {
+            AskWait::No
+        } else {
+            // The claim keeps its place at the server when the first waiter leaves, for those behind it that ask for the same.
+            let served = queue
+                .waiters
+                .values()
+                .take_while(|waiter| asking.options.asks_for_the_same(&waiter.options));
+            let deadlines = served.map(|waiter| waiter.deadline.ok_or(()));
+            AskWait::Until(
+                deadlines
+                    .collect::<Result<Vec<_>, _>>()
+                    .ok()
+                    .and_then(|all| all.into_iter().max()),
+            )
+        };
+        asking.busy = false;
+        let was_sent = std::mem::replace(&mut asking.sent, true);
+        Some(Ask {
+            claim: asking.claim.clone(),
+            wait,
+            was_sent,
+        })
+    }
+
+    fn settle(&mut self, holder: KnownHolder, up_to: u64) {
+        self.holder = Some(holder);
+        if let Some(queue) = &mut self.queue {
+            queue.busy_up_to = up_to;
+            queue.failure = None;
+        }
+    }
+
+    fn refuse_impatient(&mut self, now: Stamp) -> Answers {
+        let Some(queue) = self.queue.as_mut().filter(|queue| !queue.impatient.is_empty()) else {
+            return Answers::new();
+        };
+        let busy = self.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
+        let refused: Vec<_> = queue.impatient.iter().copied().collect();
+        let refused = refused.into_iter().filter_map(|serial| queue.remove(serial));
+        refused
+            .map(|waiter| {
+                let error = waiter.timed_out(now, &busy);
+                (waiter, error)
+            })
+            .collect()
+    }
+}
+
+impl KnownHolder {
+    fn busy(&self) -> Busy {
+        match self {
+            Self::Elsewhere(busy) => Busy::clone(busy),
+            Self::Here { claim, token, since } => {
+                let mut holder = Holder::of(claim);
+                (holder.token, holder.acquired_at) = (Some(*token), Some(*since));
+                Busy::default().with_holder(holder)
+            }
+        }
+    }
+}
+
+impl Asking {
+    fn new(claim: Claim, options: Arc<AcquireOptions>) -> Self {
+        Self {
+            claim,
+            options,
+            sent: false,
+            busy: false,
+            failed: false,
+            abandoned: None,
+        }
+    }
+
+    /// Whether the first waiter can have the claim.
+    fn serves(&self, queue: Option<&Queue>) -> bool {
+        let front = queue.and_then(Queue::front);
+        !self.failed && front.is_some_and(|front| self.options.asks_for_the_same(&front.options))
+    }
+}
+
+impl Queue {
+    fn front(&self) -> Option<&Waiter> {
+        self.waiters.values().next().map(|waiter| &**waiter)
+    }
+
+    fn knows_busy(&self, serial: u64, waiter: &Waiter) -> bool {
+        waiter.came_to_busy || serial <= self.busy_up_to
+    }
+
+    /// The waiters whose wait is over at `now`, or whose time for a first response.
+    fn over(&self, now: Stamp) -> Vec<u64> {
+        let due = self.expiries.range(..=(now + SHORTEST_RESPONSE, u64::MAX));
+        let over = due.filter(|(at, serial)| {
+            self.waiters.get(serial).is_some_and(|waiter| match waiter.deadline {
+                Some(deadline) => deadline <= now,
+                None => *at <= now && !self.knows_busy(*serial, waiter),
+            })
+        });
+        over.map(|(_, serial)| *serial).collect()
+    }
+
+    /// Sets when the time of a waiter ends.
+    fn expire_at(&mut self, serial: u64, at: Option<Stamp>) {
+        let Some(waiter) = self.waiters.get_mut(&serial) else {
+            return;
+        };
+        if let Some(before) = std::mem::replace(&mut waiter.expiry, at) {
+            self.expiries.remove(&(before, serial));
+        }
+        self.expiries.extend(at.map(|at| (at, serial)));
+    }
+
+    fn remove(&mut self, serial: u64) -> Option<Box<Waiter>> {
+        self.expire_at(serial, None);
+        self.impatient.remove(&serial);
+        self.waiters.remove(&serial)
+    }
+}
+
+impl fmt::Debug for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.lock();
+        f.debug_struct("Names").field("names", &state.names.len()).finish()
+    }
+}

@@ -1,0 +1,255 @@
+//! Waiters of one client that come, leave, time out and are lost, at a server that fails, against what must be true of them.
+
+use std::future::IntoFuture;
+use std::time::Duration;
+
+use lock_core::{LockError, LockGuard};
+use proptest::prelude::*;
+use tokio::task::JoinHandle;
+
+use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Of paused time, which timers round to milliseconds, and of the steps in which the test looks.
+const PRECISION: Duration = Duration::from_millis(100);
+
+#[derive(Clone, Copy, Debug)]
+enum Step {
+    Request(Option<Duration>),
+    /// The caller drops the future of one of its requests.
+    Leave(usize),
+    Release,
+    Drop,
+    /// Another client takes the name if it is free, or releases it.
+    Elsewhere,
+    Trouble(Op, Fate),
+    Pass(Duration),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let wait = prop_oneof![
+        Just(None),
+        Just(Some(Duration::ZERO)),
+        Just(Some(SECOND / 2)),
+        Just(Some(20 * SECOND)),
+    ];
+    let op = prop_oneof![Just(Op::Try), Just(Op::Acquire), Just(Op::Release), Just(Op::HandOver)];
+    let fate = prop_oneof![
+        Just(Fate::Fail),
+        Just(Fate::Refuse),
+        Just(Fate::Hang),
+        Just(Fate::LoseReply),
+        Just(Fate::Panic),
+        Just(Fate::AnswerAfter(SECOND)),
+        Just(Fate::FailAfter(SECOND)),
+    ];
+    prop_oneof![
+        6 => wait.prop_map(Step::Request),
+        2 => (0..8_usize).prop_map(Step::Leave),
+        3 => Just(Step::Release),
+        2 => Just(Step::Drop),
+        2 => Just(Step::Elsewhere),
+        3 => (op, fate).prop_map(|(op, fate)| match (op, fate) {
+            // A backend notices by itself that a wait hangs.
+            (Op::Acquire, Fate::Hang | Fate::LoseReply) => Step::Trouble(op, Fate::Fail),
+            _ => Step::Trouble(op, fate),
+        }),
+        4 => (0..3_000_u64).prop_map(|millis| Step::Pass(Duration::from_millis(millis))),
+    ]
+}
+
+struct Request {
+    wait: Option<Duration>,
+    started: lock_core::Stamp,
+    task: JoinHandle<Result<LockGuard, LockError>>,
+}
+
+struct Model {
+    world: World,
+    requests: Vec<Request>,
+    guard: Option<LockGuard>,
+    last_token: u64,
+}
+
+impl Model {
+    /// Takes the outcomes of requests, in the order in which they were made.
+    async fn look(&mut self) {
+        self.world.settle().await;
+        let mut waiting = Vec::new();
+        for request in std::mem::take(&mut self.requests) {
+            let waited = self.world.now().since(request.started);
+            if let Some(wait) = request.wait {
+                let limit = if wait.is_zero() { OP_TIMEOUT } else { wait + SECOND };
+                assert!(
+                    request.task.is_finished() || waited < limit + PRECISION,
+                    "{wait:?} took {waited:?}"
+                );
+            }
+            if !request.task.is_finished() {
+                waiting.push(request);
+                continue;
+            }
+            match request.task.await.unwrap() {
+                Ok(guard) => {
+                    assert!(
+                        !self.guard.as_ref().is_some_and(LockGuard::is_held),
+                        "two hold the lock"
+                    );
+                    assert!(guard.token().get() > self.last_token, "tokens rise");
+                    let first = waiting.iter().find(|earlier| earlier.wait.is_none());
+                    assert!(first.is_none(), "an earlier request still waits");
+                    self.last_token = guard.token().get();
+                    self.guard = Some(guard);
+                }
+                Err(LockError::TimedOut { .. }) => assert!(request.wait.is_some(), "it waits for ever"),
+                Err(LockError::Unavailable { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        self.requests = waiting;
+        assert_eq!(self.world.server.crossed(), 0, "one claim of a client at a time");
+    }
+
+    async fn pass(&mut self, time: Duration) {
+        let end = self.world.now() + time;
+        while self.world.now() < end {
+            self.world.pass(PRECISION / 2).await;
+            self.look().await;
+        }
+    }
+}
+
+async fn run(steps: Vec<Step>) {
+    let mut model = Model {
+        world: World::new(),
+        requests: Vec::new(),
+        guard: None,
+        last_token: 0,
+    };
+    let mut elsewhere = false;
+    for step in steps {
+        match step {
+            Step::Request(wait) => {
+                let request = model.world.locks.lock("a");
+                let request = match wait {
+                    Some(limit) => request.wait_for(limit),
+                    None => request,
+                };
+                model.requests.push(Request {
+                    wait,
+                    started: model.world.now(),
+                    task: tokio::spawn(request.into_future()),
+                });
+            }
+            Step::Leave(at) if at < model.requests.len() => model.requests.remove(at).task.abort(),
+            Step::Leave(_) => {}
+            Step::Release => {
+                if let Some(guard) = model.guard.take() {
+                    drop(tokio::spawn(guard.release()));
+                }
+            }
+            Step::Drop => model.guard = None,
+            Step::Elsewhere if elsewhere => {
+                model.world.server.take_away("a");
+                elsewhere = false;
+            }
+            Step::Elsewhere => {
+                if !model.world.server.keeps("a") {
+                    model.world.server.occupy("a", 100 * TTL);
+                    elsewhere = true;
+                }
+            }
+            Step::Trouble(op, fate) => model.world.server.next(op, [fate]),
+            Step::Pass(time) => model.pass(time).await,
+        }
+        model.look().await;
+    }
+    // The server is well again, and all who wait are served.
+    model.world.server.heal();
+    if elsewhere {
+        model.world.server.take_away("a");
+    }
+    while !model.requests.is_empty() {
+        model.guard = None;
+        model.pass(PRECISION).await;
+        assert!(
+            model.world.now()
+                < model
+                    .requests
+                    .iter()
+                    .map(|r| r.started)
+                    .min()
+                    .unwrap_or(model.world.now())
+                    + 100 * TTL
+        );
+    }
+    model.guard = None;
+    model.world.locks.drain().await;
+    let stats = model.world.locks.stats();
+    assert_eq!((stats.waiting, stats.held, stats.releasing), (0, 0, 0));
+    assert!(!model.world.server.keeps("a"), "nothing is left at the server");
+    model.world.locks.shutdown().await.unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
+
+    #[test]
+    fn waiters_are_served_in_order_and_leave_nothing_behind(steps in prop::collection::vec(step(), 1..40)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(run(steps));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_next_claim_is_sent_when_the_release_before_it_is_confirmed() {
+    for hand_over in [true, false] {
+        let world = World::new();
+        let guard = world.locks.lock("a").await.unwrap();
+        let next = || tokio::spawn(world.locks.lock("a").into_future());
+        let waits = hand_over.then(next);
+        world.settle().await;
+        world.server.next(Op::HandOver, [Fate::Fail]);
+        world.server.next(Op::Release, [Fate::Fail; 4]);
+        drop(guard);
+        world.settle().await;
+        let waits = waits.unwrap_or_else(next);
+        assert!(waits.await.unwrap().unwrap().is_held());
+        assert_eq!(world.server.count(Op::Release), 5);
+        assert_eq!((world.server.count(Op::Try), world.server.crossed()), (2, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_release_is_repeated_for_as_long_as_other_locks_keep_its_lease() {
+    let world = World::with(|server| server.sharing());
+    let (kept, dropped) = (
+        world.locks.lock("kept").await.unwrap(),
+        world.locks.lock("a").await.unwrap(),
+    );
+    world.server.next(Op::Release, [Fate::Fail; 1_000]);
+    drop(dropped);
+    world.pass(3 * TTL).await;
+    let tries = world.server.count(Op::Release);
+    world.pass(TTL).await;
+    assert!(world.server.count(Op::Release) > tries && kept.is_held());
+    world.server.heal();
+    world.locks.drain().await;
+    assert!(!world.server.keeps("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_at_the_server_is_kept_for_the_next_that_asks_for_the_same() {
+    for (label, tries) in [("", 1), ("another", 2)] {
+        let world = World::new();
+        world.server.occupy("a", 10 * TTL);
+        let first = tokio::spawn(world.locks.lock("a").label("").wait_for(SECOND).into_future());
+        let second = tokio::spawn(world.locks.lock("a").label(label).into_future());
+        assert!(first.await.unwrap().unwrap_err().is_busy());
+        world.settle().await;
+        assert_eq!(world.server.count(Op::Try), tries, "{label:?}");
+        world.server.take_away("a");
+        assert!(second.await.unwrap().unwrap().is_held());
+    }
+}
