@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use conformance_tests::{Harness, Namespace};
@@ -68,7 +68,7 @@ impl DistributedLock for MapLock {
         Ok(Renewal::Renewed)
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, _: Option<Duration>) -> Result<Released, LockError> {
         let mut store = self.store(claim.name(), self.clock().now());
         match store.held.get(claim.name()) {
             Some((owner, ..)) if *owner == claim.owner() => store.held.remove(claim.name()),

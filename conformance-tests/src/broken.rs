@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease, LockError,
-    LockName, OwnerId, Released, Renewal, Scope, Stamp, Wait,
+    LockName, OwnerId, Released, Renewal, Scope, ServerInfo, Stamp, Wait,
 };
 
 use tokio::runtime::Handle;
@@ -251,7 +251,7 @@ impl DistributedLock for Broken {
             let reserved: Vec<_> = self.shared.lock().reserved.drain(..).collect();
             for (_, claim) in reserved {
                 // The same lock, without what was reserved.
-                self.inner.release(&claim).await?;
+                self.inner.release(&claim, None).await?;
                 let bare = Claim::new(claim.name().clone(), claim.ttl()).with_own_lease();
                 self.inner.try_acquire(&bare).await?;
             }
@@ -288,7 +288,11 @@ impl DistributedLock for Broken {
         }
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        if let Some(rest) = keep {
+            let keep = Some(rest).filter(|_| !self.is(Bug::ReservationIsIgnored));
+            return self.inner.release(claim, keep).await;
+        }
         let holder = self.shared.lock().holder(claim.name()).map(|held| held.claim.clone());
         {
             let mut state = self.shared.lock();
@@ -302,11 +306,11 @@ impl DistributedLock for Broken {
         }
         let released = match (self.bug, holder) {
             (Bug::ReservationOutlivesItsClaim, _) if self.has_reserved(claim) => {
-                self.inner.release_reserved(claim, claim.ttl()).await?
+                self.inner.release(claim, Some(claim.ttl())).await?
             }
             (Bug::ReleaseDoesNothing, _) => return Ok(Released::Released),
-            (Bug::ReleaseWithoutOwnerCheck, Some(holder)) => self.inner.release(&holder).await?,
-            _ => self.inner.release(&self.sent(claim)).await?,
+            (Bug::ReleaseWithoutOwnerCheck, Some(holder)) => self.inner.release(&holder, None).await?,
+            _ => self.inner.release(&self.sent(claim), None).await?,
         };
         if self.holds(claim) {
             self.shared.lock().holders.remove(claim.name());
@@ -358,20 +362,13 @@ impl DistributedLock for Broken {
                 let stand_in = Claim::new(claim.name().clone(), claim.ttl()).with_at_least(length);
                 if let Attempt::Granted(_) = self.inner.try_acquire(&stand_in).await? {
                     self.inner.reserve(&stand_in, length).await?;
-                    self.inner.release_reserved(&stand_in, length).await?;
+                    self.inner.release(&stand_in, Some(length)).await?;
                 }
             }
             (_, Renewal::Renewed) => self.shared.lock().reserved.push((self.number, claim.clone())),
             _ => {}
         }
         Ok(reserved)
-    }
-
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        match self.bug {
-            Bug::ReservationIsIgnored => self.inner.release(claim).await,
-            _ => self.inner.release_reserved(claim, rest).await,
-        }
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
@@ -422,8 +419,8 @@ impl DistributedLock for Broken {
         self.inner.force_release(name).await
     }
 
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
-        self.inner.warnings().await
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
+        self.inner.server_info().await
     }
 
     async fn close(&self) -> Result<(), LockError> {

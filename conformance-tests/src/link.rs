@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Stamp, Wait,
+    Renewal, ServerInfo, Stamp, Wait,
 };
 use tokio::sync::watch;
 
@@ -257,9 +257,10 @@ impl DistributedLock for Link {
         Ok(renewal)
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         self.counts.release.fetch_add(1, Ordering::SeqCst);
-        self.pass("release", claim.shown(), self.inner.release(claim)).await
+        self.pass("release", claim.shown(), self.inner.release(claim, keep))
+            .await
     }
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
@@ -311,16 +312,6 @@ impl DistributedLock for Link {
             .await
     }
 
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        self.counts.release.fetch_add(1, Ordering::SeqCst);
-        self.pass(
-            "release_reserved",
-            claim.shown(),
-            self.inner.release_reserved(claim, rest),
-        )
-        .await
-    }
-
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         self.pass("holder", name.to_string(), self.inner.holder(name)).await
     }
@@ -334,8 +325,8 @@ impl DistributedLock for Link {
             .await
     }
 
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
-        self.inner.warnings().await
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
+        self.inner.server_info().await
     }
 
     async fn close(&self) -> Result<(), LockError> {

@@ -184,8 +184,7 @@ fn finds(url: &str, locks: Locks, idle: Locks, held: LockGuard, waiting: impl Fu
         refused("list", || block_on(locks.list("")));
         refused("force_release", || block_on(locks.force_release("held")));
         refused("release_owned", || block_on(locks.release_owned("held", held.owner())));
-        refused("backend_version", || block_on(locks.backend_version()));
-        refused("warnings", || block_on(locks.warnings()));
+        refused("server_info", || block_on(locks.server_info()));
         refused("shutdown", || block_on(locks.shutdown()));
         step("child: drain, Debug");
         block_on(locks.drain());

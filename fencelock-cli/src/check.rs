@@ -5,7 +5,7 @@ use std::future::Future;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fencelock::{BackendVersion, Capabilities, LockError, LockGuard, LockRequest, Locks, OwnerId, Scope};
+use fencelock::{Capabilities, LockError, LockGuard, LockRequest, Locks, OwnerId, Scope, ServerInfo};
 use serde_json::{Value, json};
 
 use crate::exit::{CONFIGURATION, Failure, UNAVAILABLE};
@@ -18,19 +18,7 @@ use crate::timing::shown;
 pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure> {
     let locks = place.client()?;
     let other = place.client()?;
-    let (steps, warnings) = try_all(&locks, &other).await;
-    let connected = matches!(
-        steps.first(),
-        Some(Step {
-            outcome: Outcome::Done(_),
-            ..
-        })
-    );
-    let backend = match connected {
-        true => locks.backend_version().await.ok(),
-        // The first step says why.
-        false => None,
-    };
+    let (steps, server) = try_all(&locks, &other).await;
     leave(&other).await;
     leave(&locks).await;
     let capabilities = locks.capabilities();
@@ -38,12 +26,9 @@ pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure
         .iter()
         .all(|step| !matches!(step.outcome, Outcome::Refused { .. }));
     print(&if json {
-        format!(
-            "{}\n",
-            in_json(place, backend.as_ref(), &capabilities, &steps, &warnings, ok)
-        )
+        format!("{}\n", in_json(place, server.as_ref(), &capabilities, &steps, ok))
     } else {
-        in_words(place, backend.as_ref(), &capabilities, &steps, &warnings)
+        in_words(place, server.as_ref(), &capabilities, &steps)
     })?;
     let codes = || {
         steps.iter().filter_map(|step| match step.outcome {
@@ -79,7 +64,7 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 const ARRIVAL: Duration = Duration::from_millis(250);
 
 /// Tries everything, with two clients that share nothing but the server.
-async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Vec<String>) {
+async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>) {
     let name = format!("fencelock-check/{}", OwnerId::random());
     let capabilities = locks.capabilities();
     let ttl = Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl);
@@ -90,7 +75,7 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Vec<String>) {
     };
     // The first request also connects, and finds what is unsafe.
     if steps.run("connect", locks.try_lock(&name)).await.is_none() {
-        return (steps.done, Vec::new());
+        return (steps.done, None);
     }
     let guard = steps.run("acquire", request(locks, HAND_OVER).into_future()).await;
     if let Some(guard) = guard {
@@ -117,8 +102,8 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Vec<String>) {
         steps.run("release by force", locks.force_release(&name)).await;
         drop(victim);
     }
-    let warnings = steps.run("look at settings", locks.warnings()).await;
-    (steps.done, warnings.unwrap_or_default())
+    let server = steps.run("look at settings", locks.server_info()).await;
+    (steps.done, server)
 }
 
 /// Another client asks for what is held.
@@ -235,15 +220,9 @@ impl Steps {
     }
 }
 
-fn in_words(
-    place: &Place,
-    backend: Option<&BackendVersion>,
-    capabilities: &Capabilities,
-    steps: &[Step],
-    warnings: &[String],
-) -> String {
-    let backend = backend.map(|backend| format!(" ({backend})")).unwrap_or_default();
-    let mut text = format!("fencelock {}, locks in {place}{backend}\n", env!("CARGO_PKG_VERSION"));
+fn in_words(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> String {
+    let named = server.map(|server| format!(" ({server})")).unwrap_or_default();
+    let mut text = format!("fencelock {}, locks in {place}{named}\n", env!("CARGO_PKG_VERSION"));
     for step in steps {
         let outcome = match &step.outcome {
             Outcome::Done(time) => format!("ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
@@ -252,7 +231,7 @@ fn in_words(
         };
         let _ = writeln!(text, "  {:17} {outcome}", step.name);
     }
-    for warning in warnings {
+    for warning in server.iter().flat_map(|server| &server.warnings) {
         let _ = writeln!(text, "  warning  {warning}");
     }
     let order = if capabilities.fair {
@@ -270,14 +249,7 @@ fn in_words(
     text
 }
 
-fn in_json(
-    place: &Place,
-    backend: Option<&BackendVersion>,
-    capabilities: &Capabilities,
-    steps: &[Step],
-    warnings: &[String],
-    ok: bool,
-) -> Value {
+fn in_json(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step], ok: bool) -> Value {
     let steps: Vec<Value> = steps
         .iter()
         .map(|step| match &step.outcome {
@@ -290,13 +262,13 @@ fn in_json(
         "ok": ok,
         "version": env!("CARGO_PKG_VERSION"),
         "location": place.to_string(),
-        "backend": backend.map(|backend| json!({ "product": backend.product, "version": backend.version })),
+        "backend": server.map(|server| json!({ "product": server.product, "version": server.version })),
         "scope": scope(capabilities),
         "fair": capabilities.fair,
         "min_ttl_ms": capabilities.min_ttl.as_millis() as u64,
         "max_ttl_ms": capabilities.max_ttl.as_millis() as u64,
         "steps": steps,
-        "warnings": warnings,
+        "warnings": server.map(|server| server.warnings.as_slice()).unwrap_or_default(),
     })
 }
 

@@ -151,7 +151,7 @@ async fn about(
     wanted: &Torture,
     unfit: &[(String, String)],
 ) -> Vec<(String, String)> {
-    let backend = locks.backend_version().await;
+    let backend = locks.server_info().await;
     let backend = backend.map_or_else(|_| "unknown".to_owned(), |backend| backend.to_string());
     let unfit: Vec<_> = unfit.iter().map(|(fault, why)| format!("{fault} ({why})")).collect();
     let mut about = vec![

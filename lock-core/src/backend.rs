@@ -9,8 +9,8 @@ use async_trait::async_trait;
 
 use crate::sync::time;
 use crate::{
-    Attempt, BackendVersion, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Wait,
+    Attempt, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal, ServerInfo,
+    Wait,
 };
 
 /// What a backend implements. Users hold [`Locks`](crate::Locks) and never call this.
@@ -22,7 +22,7 @@ use crate::{
 ///
 /// - Every call is idempotent per [`Claim::owner`]: asking again for what is already held grants it again, with the
 ///   same token where the backend can know it, and with a full ttl.
-/// - Every future may be dropped at any await. After an error or a drop the core calls `release(claim)`.
+/// - Every future may be dropped at any await. After an error or a drop the core calls `release(claim, None)`.
 /// - Nothing of an abandoned claim outlives one ttl, even if its request reaches the server *after* that release.
 /// - Every call ends within the backend's own [`op_timeout`](Capabilities::op_timeout), also on a connection that
 ///   swallows everything. Only [`acquire`](Self::acquire) may take longer, up to its deadline, once it has told that the name is
@@ -49,12 +49,15 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// If the backend failed; the core asks again until the lease's deadline.
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError>;
 
-    /// Lets go of the claim if its owner holds it, and takes it out of any queue.
+    /// Releases the claim if its owner holds the name, and takes it out of any queue.
+    ///
+    /// `keep`: the name stays [reserved](Self::reserve) for that long from now on. It is what is left of the claim's reservation by the clock of
+    /// the client; `None` ends the reservation. If the claim does not hold the name, a reservation is not changed.
     ///
     /// # Errors
     ///
     /// If the backend failed; the core asks again until the server must have let go by itself.
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError>;
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError>;
 
     /// Takes the name, and waits for it if another claim holds it, until `wait` is over. Busy then.
     ///
@@ -79,16 +82,16 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     ///
     /// If the backend failed; nothing is known of either claim then, and the core takes care of both.
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        let from = self.release(from).await?;
+        let from = self.release(from, None).await?;
         Ok(HandOver::new(from, self.try_acquire(to).await?))
     }
 
     /// Makes a reservation: if the claim holds the name, no other claim is granted it before `length` has passed from now on, even if the
-    /// claim is not renewed any more, its process ends, or it is [released](Self::release_reserved) before. For claims with
+    /// claim is not renewed any more, its process ends, or it is [released](Self::release) before. For claims with
     /// [`Claim::at_least`] only. [`Renewal::NotHeld`], and nothing is changed, if the claim does not hold the name.
     ///
     /// - It is called once for a claim. Renewals never shorten a reservation.
-    /// - [`release`](Self::release) of the claim ends its reservation too: the core calls that for a claim that never became a guard.
+    /// - [`release`](Self::release) without `keep` ends it: the core calls that for a claim that never became a guard.
     /// - [`force_release`](Self::force_release) ends it.
     /// - [`holder`](Self::holder) and [`list`](Self::list) show the name for as long as it is reserved.
     /// - A request that reaches the server after the release of its claim changes nothing.
@@ -99,17 +102,6 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// [`LockError::NotSupported`] where the server cannot, or if the backend failed; the core then releases the claim.
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
         let _ = (claim, length);
-        Err(LockError::not_supported(RESERVATIONS))
-    }
-
-    /// Releases a claim whose reservation has not ended, and leaves the name reserved for `rest` from now on: it is what is left by the
-    /// clock of the client. [`Released::NotHeld`], and the reservation is not changed, if the claim does not hold the name.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::NotSupported`] where the server cannot, or if the backend failed; the core then asks again.
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        let _ = (claim, rest);
         Err(LockError::not_supported(RESERVATIONS))
     }
 
@@ -146,28 +138,14 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         Err(LockError::not_supported("releasing a lock by force"))
     }
 
-    /// Which program, of which version, keeps the locks.
+    /// The product and version of the server, and its settings that put locks at risk. `fencelock check` prints them. Settings that the backend
+    /// refuses to work with are errors at connect, and no warnings.
     ///
     /// # Errors
     ///
     /// [`LockError::NotSupported`] where that cannot be told, or if the backend failed.
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        Err(LockError::not_supported(
-            "asking for the version of what keeps the locks",
-        ))
-    }
-
-    /// Settings of the server that the backend works with, and that put locks at risk: one sentence each, which says what can
-    /// happen and what to set instead. `fencelock check` prints them. Settings that the backend refuses to work with are errors at
-    /// connect and not listed here.
-    ///
-    /// The provided one returns none.
-    ///
-    /// # Errors
-    ///
-    /// If the backend failed.
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
-        Ok(Vec::new())
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
+        Err(LockError::not_supported("asking about the server"))
     }
 
     /// Ends what the client keeps on the server: leases and sessions do not outlive it.
@@ -237,8 +215,8 @@ macro_rules! forward {
                 self.deref().renew(lease).await
             }
 
-            async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-                self.deref().release(claim).await
+            async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+                self.deref().release(claim, keep).await
             }
 
             async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
@@ -253,10 +231,6 @@ macro_rules! forward {
                 self.deref().reserve(claim, length).await
             }
 
-            async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-                self.deref().release_reserved(claim, rest).await
-            }
-
             async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
                 self.deref().holder(name).await
             }
@@ -269,12 +243,8 @@ macro_rules! forward {
                 self.deref().force_release(name).await
             }
 
-            async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-                self.deref().backend_version().await
-            }
-
-            async fn warnings(&self) -> Result<Vec<String>, LockError> {
-                self.deref().warnings().await
+            async fn server_info(&self) -> Result<ServerInfo, LockError> {
+                self.deref().server_info().await
             }
 
             async fn close(&self) -> Result<(), LockError> {

@@ -30,7 +30,7 @@ pub struct Capabilities {
     pub list: bool,
     /// Whether `force_release` answers.
     pub force_release: bool,
-    /// Whether `reserve` and `release_reserved` work.
+    /// Whether `reserve` works, and `release` with `keep`.
     pub reservations: bool,
 }
 
@@ -117,7 +117,7 @@ impl Capabilities {
         self
     }
 
-    /// Says that `reserve` and `release_reserved` work.
+    /// Says that `reserve` works, and `release` with `keep`.
     #[must_use]
     pub fn with_reservations(mut self) -> Self {
         self.reservations = true;

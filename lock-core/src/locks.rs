@@ -9,8 +9,8 @@ use crate::engine::Core;
 use crate::guard::LockGuard;
 use crate::request::LockRequest;
 use crate::{
-    BackendVersion, Capabilities, Claim, DistributedLock, Holder, LockAllRequest, LockError, LockName, OwnerId,
-    Released, Stats,
+    Capabilities, Claim, DistributedLock, Holder, LockAllRequest, LockError, LockName, OwnerId, Released, ServerInfo,
+    Stats,
 };
 
 /// A client for locks. Cheap to clone; all clones and scopes share one connection, one queue and one watchdog.
@@ -97,7 +97,7 @@ impl Options {
     }
 
     /// A client that only looks at locks: [`holder`](Locks::holder), [`list`](Locks::list), [`warnings`](Locks::warnings) and
-    /// [`backend_version`](Locks::backend_version) work, and what would take or release a lock is a
+    /// [`server_info`](Locks::server_info) work, and what would take or release a lock is a
     /// [`LockError::Configuration`]. On SQLite it makes no file and writes to none, on Postgres it makes no schema, and it
     /// needs rights to read only: each backend's documentation lists them.
     pub fn read_only(mut self, read_only: bool) -> Self {
@@ -292,34 +292,21 @@ impl Locks {
         let backend = Arc::clone(&self.core.backend);
         let released = self
             .core
-            .call("release", async move { backend.release(&claim).await })
+            .call("release", async move { backend.release(&claim, None).await })
             .await
             .map_err(|error| error.of(&name))?;
         Ok(released == Released::Released)
     }
 
-    /// Which program, of which version, keeps the locks.
+    /// The product and version of the server, and its settings that put locks at risk.
     ///
     /// # Errors
     ///
     /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
-    pub async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+    pub async fn server_info(&self) -> Result<ServerInfo, LockError> {
         let backend = Arc::clone(&self.core.backend);
         self.core
-            .call("backend_version", async move { backend.backend_version().await })
-            .await
-    }
-
-    /// Settings of the server that the backend works with, and that put locks at risk. Empty if there are none, or if the backend
-    /// does not look.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Unavailable`] if the backend failed.
-    pub async fn warnings(&self) -> Result<Vec<String>, LockError> {
-        let backend = Arc::clone(&self.core.backend);
-        self.core
-            .call("warnings", async move { backend.warnings().await })
+            .call("asking about the server", async move { backend.server_info().await })
             .await
     }
 

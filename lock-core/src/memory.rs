@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 
 use crate::sync::{Mutex, time};
 use crate::{
-    Attempt, BackendVersion, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, HandOver, Holder, Lease,
-    LockError, LockName, LossReason, Released, Renewal, Scope, Wait,
+    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError,
+    LockName, LossReason, Released, Renewal, Scope, ServerInfo, Wait,
 };
 use store::{Client, Entry, Store, Waiter};
 
@@ -180,10 +180,13 @@ impl DistributedLock for MemoryLock {
         Ok(self.client.store.lock().renew(lease, now))
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         self.client.store.reach("release")?;
         let now = self.clock().now();
         let mut state = self.client.store.lock();
+        if let Some(rest) = keep {
+            return Ok(state.release_reserved(claim, now + rest, now));
+        }
         let released = state.release(claim, now);
         state.grant_next(claim.name(), now);
         Ok(released)
@@ -268,12 +271,6 @@ impl DistributedLock for MemoryLock {
         Ok(self.client.store.lock().reserve(claim, now + length, now))
     }
 
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        self.client.store.reach("release")?;
-        let now = self.clock().now();
-        Ok(self.client.store.lock().release_reserved(claim, now + rest, now))
-    }
-
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         self.client.store.reach("asking who holds a lock")?;
         let now = self.clock().now();
@@ -307,8 +304,8 @@ impl DistributedLock for MemoryLock {
         Ok(holder)
     }
 
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        Ok(BackendVersion::new("memory", env!("CARGO_PKG_VERSION")))
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
+        Ok(ServerInfo::new("memory", env!("CARGO_PKG_VERSION")))
     }
 
     async fn close(&self) -> Result<(), LockError> {

@@ -141,11 +141,9 @@ impl Core {
             &self.release_slots
         };
         let _slot = slots.take(self.op_timeout).await?;
+        let keep = self.rest(reservation);
         let outcome = ask("release", self.op_timeout, async {
-            match self.rest(reservation) {
-                Some(rest) => self.backend.release_reserved(claim, rest).await,
-                None => self.backend.release(claim).await,
-            }
+            self.backend.release(claim, keep).await
         })
         .await;
         if outcome.is_ok() {

@@ -90,8 +90,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use etcd_client::Compare;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockGuard,
-    LockName, Released, Renewal, Scope, Wait,
+    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockGuard, LockName, Released,
+    Renewal, Scope, ServerInfo, Wait,
 };
 
 pub use config::EtcdConfig;
@@ -190,9 +190,10 @@ impl DistributedLock for EtcdLock {
         session.on_link("renew", asking).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.session.abandon(claim, After::Free);
-        self.session.release(claim, After::Free).await
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        let after = keep.map_or(After::Free, |rest| After::Reserved(self.session.clock().now() + rest));
+        self.session.abandon(claim, after);
+        self.session.release(claim, after).await
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
@@ -215,12 +216,6 @@ impl DistributedLock for EtcdLock {
         session.on_link("reservation", asking).await
     }
 
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        let after = After::Reserved(self.session.clock().now() + rest);
-        self.session.abandon(claim, after);
-        self.session.release(claim, after).await
-    }
-
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let session = self.session();
         let asking = |link: Arc<Link>| async move { session.holder_on(&link, name).await };
@@ -241,14 +236,12 @@ impl DistributedLock for EtcdLock {
         session.on_link("forced release", asking).await
     }
 
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        let asking = async { Ok(self.session.link().await?.version().clone()) };
-        self.session.limited("asking for the version", asking).await
-    }
-
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
         let session = self.session();
-        let asking = |link: Arc<Link>| async move { session.warnings_on(&link).await };
+        let asking = |link: Arc<Link>| async move {
+            let warnings = session.warnings_on(&link).await?;
+            Ok(link.version().clone().with_warnings(warnings))
+        };
         session.on_link("looking at the settings of etcd", asking).await
     }
 

@@ -8,7 +8,7 @@ use etcd_client::{
     Channel, Client, ConnectOptions, Error, GetOptions, GetResponse, LeaseGrantOptions, LeaseGrantResponse,
     LeaseRevokeResponse, LeaseTimeToLiveResponse, ResponseHeader, Txn, TxnResponse,
 };
-use lock_core::{BackendVersion, Clock, Stamp};
+use lock_core::{Clock, ServerInfo, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
@@ -38,7 +38,7 @@ pub(crate) struct Link {
     /// When the last login began.
     logged_in: Mutex<Stamp>,
     broken: CancellationToken,
-    version: BackendVersion,
+    version: ServerInfo,
     clock: Clock,
     opened: Stamp,
     /// When the member was last heard, in nanoseconds since the opening.
@@ -159,7 +159,7 @@ impl Link {
     }
 
     /// What the member is.
-    pub(crate) fn version(&self) -> &BackendVersion {
+    pub(crate) fn version(&self) -> &ServerInfo {
         &self.version
     }
 

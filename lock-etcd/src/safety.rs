@@ -1,7 +1,7 @@
 //! Which servers locks are safe on.
 
 use etcd_client::{MemberListResponse, StatusResponse};
-use lock_core::{BackendVersion, LockError};
+use lock_core::{LockError, ServerInfo};
 
 use crate::failure::{self, Failure};
 
@@ -34,9 +34,9 @@ impl Member {
     }
 
     /// For people.
-    pub(crate) fn named(&self) -> BackendVersion {
+    pub(crate) fn named(&self) -> ServerInfo {
         let version = self.version.as_deref();
-        BackendVersion::new("etcd", version.unwrap_or("(version told to root only)"))
+        ServerInfo::new("etcd", version.unwrap_or("(version told to root only)"))
     }
 
     /// Refuses what locks are not safe on, or warns if that is wanted; another member may be better.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use lock_core::{BackendVersion, Holder, LockError, LockName};
+use lock_core::{Holder, LockError, LockName, ServerInfo};
 use tokio_postgres::error::SqlState;
 
 use crate::commands::RESERVING;
@@ -314,7 +314,7 @@ impl Sessions {
         row.get(1).is_ok_and(|name| name.unwrap_or_default().starts_with(&mark))
     }
 
-    pub(crate) async fn version(self: &Arc<Self>) -> Result<BackendVersion, Failure> {
+    pub(crate) async fn version(self: &Arc<Self>) -> Result<ServerInfo, Failure> {
         if let Some(session) = self.witness() {
             return Ok(session.version.clone());
         }

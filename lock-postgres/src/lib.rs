@@ -90,8 +90,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Busy, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Wait,
+    Attempt, Busy, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
+    Renewal, Scope, ServerInfo, Wait,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -182,9 +182,13 @@ impl DistributedLock for PostgresLock {
         run!(self, "renew", renew(lease))
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    /// A reservation stays as it was made: the server counts it from its statement, and `keep` counts from the answer to that.
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         self.sessions.may_write()?;
-        run!(self, "release", release(claim))
+        match keep {
+            Some(_) => run!(self, "release", release_reserved(claim)),
+            None => run!(self, "release", release(claim)),
+        }
     }
 
     /// A server without a connection left is no reason to give up while there is time to wait.
@@ -227,12 +231,6 @@ impl DistributedLock for PostgresLock {
         run!(self, "reservation", reserve(claim, length))
     }
 
-    /// Leaves the reservation as it was made: the server counts it from its statement, and `rest` counts from the answer to that.
-    async fn release_reserved(&self, claim: &Claim, _rest: Duration) -> Result<Released, LockError> {
-        self.sessions.may_write()?;
-        run!(self, "release", release_reserved(claim))
-    }
-
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         run!(self, "asking who holds a lock", holder(name))
     }
@@ -246,7 +244,7 @@ impl DistributedLock for PostgresLock {
         run!(self, "forced release", force_release(name))
     }
 
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
         run!(self, "asking for the version", version())
     }
 

@@ -1,6 +1,6 @@
 //! Which servers locks are safe on.
 
-use lock_core::{BackendVersion, LockError};
+use lock_core::{LockError, ServerInfo};
 
 use crate::commands::{FREE_OF_DEFAULTS, ROOM};
 use crate::failure::Failure;
@@ -46,9 +46,9 @@ impl Server {
         })
     }
 
-    pub(crate) fn named(&self) -> BackendVersion {
+    pub(crate) fn named(&self) -> ServerInfo {
         let version = self.full_version.split_whitespace().next();
-        BackendVersion::new("PostgreSQL", version.unwrap_or_default())
+        ServerInfo::new("PostgreSQL", version.unwrap_or_default())
     }
 
     /// Whether sequences can go without a log.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use lock_core::{BackendVersion, Busy, Clock, Lease, Stamp};
+use lock_core::{Busy, Clock, Lease, ServerInfo, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -46,7 +46,7 @@ pub(crate) struct Opened {
     pub(crate) clock: Clock,
     pub(crate) pid: i32,
     pub(crate) proof: Proof,
-    pub(crate) version: BackendVersion,
+    pub(crate) version: ServerInfo,
     pub(crate) start: Start,
     pub(crate) schema: Schema,
     pub(crate) reserved_until: Option<u32>,
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     clock: Clock,
     pub(crate) proof: Proof,
     pub(crate) pid: i32,
-    pub(crate) version: BackendVersion,
+    pub(crate) version: ServerInfo,
     pub(crate) start: Start,
     pub(crate) schema: Schema,
     /// The sequence of that name, as the server numbers it. None: there was none when the session was opened.

@@ -19,8 +19,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError,
-    LockName, Released, Renewal, Scope, Wait,
+    Attempt, Capabilities, Claim, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError, LockName,
+    Released, Renewal, Scope, ServerInfo, Wait,
 };
 
 pub(crate) use address::{needs_cluster_address, not_a_cluster};
@@ -137,7 +137,7 @@ impl DistributedLock for ClusterLock {
             let (answer, _) = session.ask_for(&link, claim, OnBusy::Fail).await?;
             if lost && matches!(answer, Answer::Busy(_)) {
                 // An earlier request may be carried out yet.
-                session.release_on(&link, claim).await?;
+                session.release_on(&link, claim, None).await?;
             }
             session.attempt(answer).await
         };
@@ -153,11 +153,11 @@ impl DistributedLock for ClusterLock {
         self.call("renew", claim.name(), asking).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         let token = self.token(claim);
         let asking = |Try { session, lost }: Try| async move {
             let link = session.link().await?;
-            let released = session.release_on(&link, claim).await?;
+            let released = session.release_on(&link, claim, keep).await?;
             session.settle(&link, claim, token, released, lost).await
         };
         self.call("release", claim.name(), asking).await
@@ -172,7 +172,7 @@ impl DistributedLock for ClusterLock {
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
         if from.name() != to.name() {
-            let released = self.release(from).await?;
+            let released = self.release(from, None).await?;
             return Ok(HandOver::new(released, self.try_acquire(to).await?));
         }
         let asking = |Try { session, .. }: Try| async move {
@@ -189,16 +189,6 @@ impl DistributedLock for ClusterLock {
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
         let asking = |Try { session, .. }: Try| async move { session.reserve(claim, length).await };
         self.call("reservation", claim.name(), asking).await
-    }
-
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        let token = self.token(claim);
-        let asking = |Try { session, lost }: Try| async move {
-            let link = session.link().await?;
-            let released = session.release_reserved_on(&link, claim, rest).await?;
-            session.settle(&link, claim, token, released, lost).await
-        };
-        self.call("release", claim.name(), asking).await
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
@@ -242,35 +232,24 @@ impl DistributedLock for ClusterLock {
             .await
     }
 
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        let versions = self.ask_all(|session| async move {
-            let asking = async { Ok(session.link().await?.version().to_string()) };
-            session.limited("asking for the version", asking).await
-        });
-        let mut versions = versions.await?;
-        let primaries = versions.len();
-        versions.sort_unstable();
-        versions.dedup();
-        Ok(BackendVersion::new(
-            format!("Redis Cluster of {primaries} primaries:"),
-            versions.join(", "),
-        ))
-    }
-
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
         const OPERATION: &str = "asking for the settings of the servers";
         let topology = self.topology();
-        let warnings = self.ask_all(|session| async move {
+        let nodes = self.ask_all(|session| async move {
             let asking = async {
                 let link = session.link().await?;
                 link.ask_moving(&redis::cmd("PING")).await?;
-                Ok(link.look().await?.warnings(session.settings().min_replicas))
+                let warnings = link.look().await?.warnings(session.settings().min_replicas);
+                Ok((link.version().to_string(), warnings))
             };
-            let warnings = session.limited(OPERATION, asking).await?;
+            let (version, warnings) = session.limited(OPERATION, asking).await?;
             let of_node = |warning| format!("node {}: {warning}", session.settings().server);
-            Ok(warnings.into_iter().map(of_node).collect::<Vec<_>>())
+            Ok((version, warnings.into_iter().map(of_node).collect::<Vec<_>>()))
         });
-        let mut warnings: Vec<_> = warnings.await?.concat();
+        let (mut versions, warnings): (Vec<_>, Vec<_>) = nodes.await?.into_iter().unzip();
+        let (primaries, mut warnings) = (versions.len(), warnings.concat());
+        versions.sort_unstable();
+        versions.dedup();
         let unserved = topology.unserved();
         if unserved > 0 {
             warnings.push(format!(
@@ -283,7 +262,8 @@ impl DistributedLock for ClusterLock {
             session.link().await?.use_rare_commands(&session.settings().keys).await
         };
         topology.call(OPERATION, slot(&keys.unused()), true, asking).await?;
-        Ok(warnings)
+        let product = format!("Redis Cluster of {primaries} primaries:");
+        Ok(ServerInfo::new(product, versions.join(", ")).with_warnings(warnings))
     }
 
     async fn close(&self) -> Result<(), LockError> {

@@ -82,8 +82,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Wait,
+    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal,
+    Scope, ServerInfo, Wait,
 };
 
 pub use cluster::{ClusterConfig, ClusterLock};
@@ -151,10 +151,10 @@ impl DistributedLock for RedisLock {
         self.session.limited("renew", self.session.renew(claim)).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         let token = self.session.listeners().token(claim.owner());
         let asking = self.session.twice(|link, lost| async move {
-            let released = self.session.release_on(&link, claim).await?;
+            let released = self.session.release_on(&link, claim, keep).await?;
             self.session.settle(&link, claim, token, released, lost).await
         });
         self.session.limited("release", asking).await
@@ -177,15 +177,6 @@ impl DistributedLock for RedisLock {
         self.session.limited("reservation", asking).await
     }
 
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        let token = self.session.listeners().token(claim.owner());
-        let asking = self.session.twice(|link, lost| async move {
-            let released = self.session.release_reserved_on(&link, claim, rest).await?;
-            self.session.settle(&link, claim, token, released, lost).await
-        });
-        self.session.limited("release", asking).await
-    }
-
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let asking = async {
             let link = self.session.link().await?;
@@ -204,17 +195,13 @@ impl DistributedLock for RedisLock {
         self.session.limited("forced release", asking).await
     }
 
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        let asking = async { Ok(self.session.link().await?.version().clone()) };
-        self.session.limited("asking for the version", asking).await
-    }
-
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
         let min_replicas = self.session.settings().min_replicas;
         let asking = async {
             let link = self.session.link().await?;
             link.use_rare_commands(&self.session.settings().keys).await?;
-            Ok(link.look().await?.warnings(min_replicas))
+            let warnings = link.look().await?.warnings(min_replicas);
+            Ok(link.version().clone().with_warnings(warnings))
         };
         self.session
             .limited("asking for the settings of the server", asking)

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use lock_core::{BackendVersion, Clock, LockError, Stamp};
+use lock_core::{Clock, LockError, ServerInfo, Stamp};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, RedisError, Value};
 use tokio::runtime::Handle;
@@ -29,7 +29,7 @@ pub(crate) struct Link {
     con: MultiplexedConnection,
     broken: CancellationToken,
     flags: bool,
-    version: BackendVersion,
+    version: ServerInfo,
     run_id: String,
     /// For how long the server had run at the opening, in whole seconds.
     uptime: Duration,
@@ -201,7 +201,7 @@ impl Link {
     }
 
     /// The server that this leads to.
-    pub(crate) fn version(&self) -> &BackendVersion {
+    pub(crate) fn version(&self) -> &ServerInfo {
         &self.version
     }
 

@@ -20,14 +20,13 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Wait,
+    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal,
+    Scope, ServerInfo, Wait,
 };
 
 pub use config::RedlockConfig;
 pub(crate) use node::Node;
 
-use crate::failure::Failure;
 use quorum::Quorum;
 
 /// Locks on a majority of several independent Redis servers.
@@ -87,8 +86,11 @@ impl DistributedLock for RedlockLock {
         self.quorum.renew(claim).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.quorum.release(claim).await
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        match keep {
+            Some(rest) => self.quorum.release_reserved(claim, rest).await,
+            None => self.quorum.release(claim).await,
+        }
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
@@ -110,10 +112,6 @@ impl DistributedLock for RedlockLock {
         self.quorum.reserve(claim, length).await
     }
 
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        self.quorum.release_reserved(claim, rest).await
-    }
-
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         self.quorum.holder(name).await
     }
@@ -126,36 +124,29 @@ impl DistributedLock for RedlockLock {
         self.quorum.force_release(name).await
     }
 
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        let round = self.quorum.ask(|session| async move {
-            let asking = async { Ok::<_, Failure>(session.link().await?.version().clone()) };
-            session.limited("asking for the version", asking).await
-        });
-        let mut versions = self.quorum.collect("asking for the version", round).await?;
-        versions.sort_by_key(|(node, _)| *node);
-        let mut texts: Vec<_> = versions.into_iter().map(|(_, version)| version.to_string()).collect();
-        texts.dedup();
-        Ok(BackendVersion::new(
-            format!("Redlock on {} nodes:", self.quorum.len()),
-            texts.join(", "),
-        ))
-    }
-
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
         let mut round = self.quorum.ask(|session| async move {
             let asking = async {
                 let link = session.link().await?;
                 link.use_rare_commands(&session.settings().keys).await?;
-                Ok(link.look().await?.warnings(0))
+                let warnings = link.look().await?.warnings(0);
+                Ok(link.version().clone().with_warnings(warnings))
             };
             session.limited("asking for the settings of the server", asking).await
         });
-        let mut warnings = Vec::new();
-        let mut errors = Vec::new();
-        while let Some((node, told)) = round.next().await {
+        let (mut versions, mut warnings, mut errors) = (Vec::new(), Vec::new(), Vec::new());
+        while let Some((node, answer)) = round.next().await {
             let place = &self.quorum.sessions[node].settings().server;
-            match told {
-                Ok(told) => warnings.extend(told.into_iter().map(|warning| format!("node {place}: {warning}"))),
+            match answer {
+                Ok(server) => {
+                    versions.push(server.to_string());
+                    warnings.extend(
+                        server
+                            .warnings
+                            .into_iter()
+                            .map(|warning| format!("node {place}: {warning}")),
+                    );
+                }
                 Err(error) if !error.is_retryable() => {
                     return Err(self.quorum.no_majority("check", vec![(node, error)]));
                 }
@@ -170,7 +161,10 @@ impl DistributedLock for RedlockLock {
                 .quorum
                 .no_majority("asking for the settings of the servers", errors));
         }
-        Ok(warnings)
+        versions.sort_unstable();
+        versions.dedup();
+        let product = format!("Redlock on {} nodes:", self.quorum.len());
+        Ok(ServerInfo::new(product, versions.join(", ")).with_warnings(warnings))
     }
 
     async fn close(&self) -> Result<(), LockError> {

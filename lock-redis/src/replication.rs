@@ -45,7 +45,7 @@ impl Session {
             }
             Err(failure @ Failure::TooFew { .. }) => {
                 let link = self.link().await.map_err(Failure::maybe_sent)?;
-                self.release_on(&link, &grant.claim).await?;
+                self.release_on(&link, &grant.claim, None).await?;
                 Err(failure)
             }
             Err(failure) => Err(failure),

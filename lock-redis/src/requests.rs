@@ -145,7 +145,7 @@ impl Session {
             let (answer, _) = self.ask_for(&link, claim, OnBusy::Fail).await?;
             if lost && matches!(answer, Answer::Busy(_)) {
                 // It may be carried out yet.
-                self.release_on(&link, claim).await?;
+                self.release_on(&link, claim, None).await?;
             }
             Ok(answer)
         })
@@ -186,11 +186,20 @@ impl Session {
         Err(Failure::Late { round_trip, ttl })
     }
 
-    pub(crate) async fn release_on(&self, link: &Arc<Link>, claim: &Claim) -> Result<Released, Failure> {
-        self.release_until(link, claim, None).await
+    /// Releases the claim, and leaves the name reserved for `keep` from now on.
+    pub(crate) async fn release_on(
+        &self,
+        link: &Arc<Link>,
+        claim: &Claim,
+        keep: Option<Duration>,
+    ) -> Result<Released, Failure> {
+        match keep {
+            Some(rest) => self.release_reserved_on(link, claim, rest).await,
+            None => self.release_until(link, claim, None).await,
+        }
     }
 
-    /// The same. A node of several servers does nothing if the request arrives later than `limit` from now.
+    /// Releases the claim. A node of several servers does nothing if the request arrives later than `limit` from now.
     pub(crate) async fn release_until(
         &self,
         link: &Arc<Link>,
@@ -292,7 +301,7 @@ impl Session {
 
     pub(crate) async fn hand_over_on(&self, link: &Arc<Link>, from: &Claim, to: &Claim) -> Result<HandOver, Failure> {
         if from.name() != to.name() {
-            let released = self.release_on(link, from).await?;
+            let released = self.release_on(link, from, None).await?;
             let (answer, _) = self.ask_for(link, to, OnBusy::Fail).await?;
             return Ok(HandOver::new(released, self.attempt(answer).await?));
         }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{BackendVersion, LockError};
+use lock_core::{LockError, ServerInfo};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::failure;
@@ -60,8 +60,8 @@ impl Server {
     }
 
     /// For people.
-    pub(crate) fn named(&self) -> BackendVersion {
-        BackendVersion::new(self.product.as_str(), self.full_version.as_str())
+    pub(crate) fn named(&self) -> ServerInfo {
+        ServerInfo::new(self.product.as_str(), self.full_version.as_str())
     }
 
     /// What tells it from all others, until it is restarted.

@@ -248,10 +248,9 @@ impl Session {
         if let Some(link) = self.current_link() {
             let releasing = async {
                 for (claim, reserved_until) in self.listeners().holding() {
-                    match reserved_until.map(|until| until.since(self.clock().now())) {
-                        Some(rest) if !rest.is_zero() => self.release_reserved_on(&link, &claim, rest).await?,
-                        _ => self.release_on(&link, &claim).await?,
-                    };
+                    let rest = reserved_until.map(|until| until.since(self.clock().now()));
+                    let keep = rest.filter(|rest| !rest.is_zero());
+                    self.release_on(&link, &claim, keep).await?;
                 }
                 Ok(())
             };

@@ -86,7 +86,7 @@ impl Session {
     async fn give_up(&self, claim: &Claim, busy: Busy) -> Result<Attempt, LockError> {
         self.limited("acquire", async {
             let link = self.link().await?;
-            self.release_on(&link, claim).await?;
+            self.release_on(&link, claim, None).await?;
             Ok::<_, Failure>(busy.into())
         })
         .await

@@ -111,8 +111,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
+    Renewal, Scope, ServerInfo, Wait,
 };
 
 pub use config::SqliteConfig;
@@ -183,8 +183,11 @@ impl DistributedLock for SqliteLock {
         }
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.session.release(claim).await
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        match keep {
+            Some(rest) => self.session.release_reserved(claim, rest).await,
+            None => self.session.release(claim).await,
+        }
     }
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
@@ -211,14 +214,6 @@ impl DistributedLock for SqliteLock {
         self.session.reserve(claim, length).await
     }
 
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        self.session.release_reserved(claim, rest).await
-    }
-
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
-        Ok(place::warnings(&self.session.settings().path))
-    }
-
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         let name = name.clone();
         self.session
@@ -237,8 +232,9 @@ impl DistributedLock for SqliteLock {
         self.session.force_release(name).await
     }
 
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        Ok(BackendVersion::new("SQLite", rusqlite::version()))
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
+        let warnings = place::warnings(&self.session.settings().path);
+        Ok(ServerInfo::new("SQLite", rusqlite::version()).with_warnings(warnings))
     }
 
     async fn close(&self) -> Result<(), LockError> {

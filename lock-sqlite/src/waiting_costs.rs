@@ -159,9 +159,9 @@ async fn a_release_by_another_client_is_told_without_a_planned_look() {
         while looks(waiter).await == before {
             tokio::task::yield_now().await;
         }
-        holder.release(&held).await.unwrap();
+        holder.release(&held, None).await.unwrap();
         waiting.await.unwrap();
-        waiter.release(&wanted).await.unwrap();
+        waiter.release(&wanted, None).await.unwrap();
     }
 }
 
@@ -188,7 +188,7 @@ async fn a_forced_release_and_the_end_of_a_client_are_told_as_well() {
             _ => one.close().await.unwrap(),
         }
         waiting.await.unwrap();
-        other.release(&wanted).await.unwrap();
+        other.release(&wanted, None).await.unwrap();
     }
 }
 
@@ -201,7 +201,7 @@ async fn a_client_that_is_dropped_while_it_sleeps_ends_its_thread() {
     taken(&holder, &held, None).await;
     taken(&holder, &other, None).await;
     // The holder has the pipe open.
-    holder.release(&other).await.unwrap();
+    holder.release(&other, None).await.unwrap();
     let before = looks(&waiter).await;
     let waiting = tokio::spawn({
         let waiter = waiter.clone();

@@ -70,7 +70,7 @@ impl Case {
     pub(crate) async fn release_through(&self, client: &Link, claim: &Claim) -> Outcome<Released> {
         let start = self.now();
         loop {
-            match client.release(claim).await {
+            match client.release(claim, None).await {
                 Ok(released) => return Ok(released),
                 Err(error) if !error.is_retryable() || self.now().since(start) > self.hang_limit() => {
                     return Err(error.into());

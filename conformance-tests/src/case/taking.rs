@@ -92,7 +92,7 @@ impl Case {
         match client.try_acquire(&claim).await? {
             Attempt::Busy(_) => Ok(()),
             other => {
-                client.release(&claim).await?;
+                client.release(&claim, None).await?;
                 fail!(
                     "the backend",
                     "{name:?} is held and refused to others; it said {other:?}"
@@ -122,7 +122,7 @@ impl Case {
     pub(crate) async fn is_free_within(&self, client: &Link, name: &LockName, limit: Duration) -> Outcome<Stamp> {
         let claim = self.claim(name.as_str());
         let (_, at) = self.take_within(client, &claim, limit).await?;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
         Ok(at)
     }
 

@@ -45,7 +45,7 @@ pub(crate) async fn what_is_left_on_the_server_can_be_seen(case: Arc<Case>) -> O
         case.only_leftovers(taken + 1).await?;
     }
     for claim in &claims {
-        client.release(claim).await?;
+        client.release(claim, None).await?;
     }
     Ok(())
 }
@@ -61,7 +61,7 @@ pub(crate) async fn a_swallowed_reply_leaves_nothing_after_the_release(case: Arc
         "the reply is swallowed; it came: {lost:?}"
     );
     client.set(Weather::Fair);
-    let released = client.release(&claim).await?;
+    let released = client.release(&claim, None).await?;
     ensure!(
         released == Released::Released,
         "the backend",
@@ -95,7 +95,7 @@ pub(crate) async fn a_request_delivered_after_its_release_is_gone_after_a_ttl(ca
     let (client, other) = (case.client().await?, case.client().await?);
     let claim = Claim::new(case.name("n"), case.ttl());
     // The order in which a held-back request reaches the server: the clean-up first.
-    client.release(&claim).await?;
+    client.release(&claim, None).await?;
     client.try_acquire(&claim).await?;
     case.is_free_within(&other, claim.name(), case.ttl() + case.hang_limit())
         .await?;

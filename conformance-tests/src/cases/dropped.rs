@@ -141,7 +141,7 @@ pub(crate) async fn try_acquire_dropped_at_every_poll_leaves_nothing(case: Arc<C
     while let Some(drops) = every.next()? {
         let claim = Claim::new(case.name(&format!("{drops:?} {}", names.len())), case.steady_ttl());
         let fate = dropped(party.link.try_acquire(&claim), drops, case.hang_limit()).await;
-        party.link.release(&claim).await?;
+        party.link.release(&claim, None).await?;
         names.push(claim.name().clone());
         every.saw(&fate.transpose()?);
     }
@@ -183,11 +183,11 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_wait_leaves_nothing(case:
                 "the backend",
                 "it waits for a held name for ever; this one: {fate:?}"
             );
-            party.link.release(&claim).await?;
+            party.link.release(&claim, None).await?;
         }
     }
     case.only_leftovers(2).await?;
-    other.release(&holder).await?;
+    other.release(&holder, None).await?;
     // An entry that stayed behind would be granted now.
     case.is_free_within(&other, holder.name(), case.hang_limit()).await?;
     kept.release().await?;
@@ -215,7 +215,7 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case
         let fate = dropped_counting(acquire, drops, case.ttl() / 4, &polls).await;
         polls.store(usize::MAX, Ordering::SeqCst);
         releasing.await??;
-        party.link.release(&claim).await?;
+        party.link.release(&claim, None).await?;
         every.saw(&fate.transpose()?);
     }
     let most = every.most;
@@ -242,7 +242,7 @@ async fn released_once_awaited(case: Arc<Case>, client: Arc<Link>, held: Claim, 
         seen = case.in_line("n", 1) => drop(seen?),
         gone = case.eventually("the waiter", "it gives up", case.hang_limit(), gave_up) => drop(gone?),
     }
-    client.release(&held).await?;
+    client.release(&held, None).await?;
     Ok(())
 }
 
@@ -258,8 +258,8 @@ pub(crate) async fn hand_over_dropped_at_every_poll_leaves_nothing(case: Arc<Cas
         case.take_within(&party.link, &from, case.steady_ttl() + case.hang_limit())
             .await?;
         let fate = dropped(party.link.hand_over(&from, &to), drops, case.hang_limit()).await;
-        party.link.release(&from).await?;
-        party.link.release(&to).await?;
+        party.link.release(&from, None).await?;
+        party.link.release(&to, None).await?;
         every.saw(&fate.transpose()?);
     }
     let most = every.most;

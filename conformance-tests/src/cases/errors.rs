@@ -225,7 +225,7 @@ pub(crate) async fn a_full_server_keeps_and_releases_what_is_held(case: Arc<Case
     let new = case.claim("new");
     match other.try_acquire(&new).await {
         Err(LockError::Unavailable { .. }) => {}
-        Ok(Attempt::Granted(_)) => drop(other.release(&new).await?),
+        Ok(Attempt::Granted(_)) => drop(other.release(&new, None).await?),
         answer => fail!(
             "the backend",
             "a full server grants or is Unavailable; it said {answer:?}"
@@ -233,7 +233,7 @@ pub(crate) async fn a_full_server_keeps_and_releases_what_is_held(case: Arc<Case
     }
     released.release().await?;
     case.is_gone(&other, "released").await?;
-    other.release(&seen).await?;
+    other.release(&seen, None).await?;
     case.is_gone(&other, "seen").await?;
     kept.renew_now().await?;
     ensure!(
@@ -246,7 +246,7 @@ pub(crate) async fn a_full_server_keeps_and_releases_what_is_held(case: Arc<Case
     kept.release().await?;
     let again = case.claim("released");
     case.take(&other, &again).await?;
-    other.release(&again).await?;
+    other.release(&again, None).await?;
     Ok(())
 }
 
@@ -309,7 +309,7 @@ pub(crate) async fn what_the_backend_says_it_can_do_it_does(case: Arc<Case>) -> 
             answer?;
         }
     }
-    client.release(&claim).await?;
+    client.release(&claim, None).await?;
     Ok(())
 }
 

@@ -34,7 +34,7 @@ pub(crate) async fn a_held_name_is_busy_for_another_client(case: Arc<Case>) -> O
     let claim = case.claim("n");
     case.take(&first, &claim).await?;
     case.is_busy(&second, claim.name()).await?;
-    first.release(&claim).await?;
+    first.release(&claim, None).await?;
     case.is_free(&second, claim.name()).await
 }
 
@@ -46,10 +46,10 @@ pub(crate) async fn distinct_names_do_not_exclude_each_other(case: Arc<Case>) ->
     }
     let other = case.claim("d");
     case.take(&second, &other).await?;
-    second.release(&other).await?;
+    second.release(&other, None).await?;
     for claim in &claims {
         ensure!(
-            first.release(claim).await? == Released::Released,
+            first.release(claim, None).await? == Released::Released,
             "the backend",
             "{:?} is still held while others come and go",
             claim.name()
@@ -118,7 +118,7 @@ pub(crate) async fn names_that_look_alike_stay_apart(case: Arc<Case>) -> Outcome
         case.is_busy(&second, claim.name()).await?;
     }
     for claim in &claims {
-        first.release(claim).await?;
+        first.release(claim, None).await?;
         case.is_free(&second, claim.name()).await?;
     }
     Ok(())
@@ -132,7 +132,7 @@ pub(crate) async fn a_name_of_512_bytes_works(case: Arc<Case>) -> Outcome {
         case.take(&first, &claim).await?;
         case.is_busy(&second, claim.name()).await?;
         case.is_free(&second, &case.name(&nearly)).await?;
-        first.release(&claim).await?;
+        first.release(&claim, None).await?;
         case.is_free(&second, claim.name()).await?;
     }
     Ok(())

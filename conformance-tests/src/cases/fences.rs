@@ -29,7 +29,7 @@ async fn tokens<const N: usize>(case: &Case) -> Outcome<[FencingToken; N]> {
     for token in &mut tokens {
         let claim = case.claim("n");
         *token = case.take(&client, &claim).await?.token;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     Ok(tokens)
 }

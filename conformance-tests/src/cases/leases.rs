@@ -73,7 +73,7 @@ pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_h
             "the guard",
             "its lease ran out; it said {told:?}"
         );
-        other.release(&next).await?;
+        other.release(&next, None).await?;
     }
     Ok(())
 }
@@ -126,7 +126,7 @@ async fn kept_from_the_last_sign(case: &Case, sign: Sign) -> Outcome {
         .take_within(&other, &next, 2 * case.ttl() + case.hang_limit())
         .await?;
     case.margin(believed, at)?;
-    other.release(&next).await?;
+    other.release(&next, None).await?;
     Ok(())
 }
 
@@ -174,7 +174,7 @@ async fn lost_contact(case: &Case, party: &Party, other: &Link, guards: &[&LockG
             "it is not held once the next one is granted"
         );
         case.margin(believed, at)?;
-        other.release(&next).await?;
+        other.release(&next, None).await?;
     }
     party.link.set(Weather::Fair);
     Ok(())
@@ -228,7 +228,7 @@ pub(crate) async fn the_granted_ttl_is_at_least_the_one_asked_for(case: Arc<Case
             "the backend",
             "it keeps a lock for the {ttl:?} asked for; it granted {kept:?}"
         );
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
         // A grant that takes longer to arrive than it lasts is none, and a machine may stand still.
         let ttl = ttl
             .max(case.steady_ttl() + Duration::from_micros(1_234))
@@ -336,7 +336,7 @@ pub(crate) async fn a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_lo
     );
     // What the woken holder does about its loss harms nobody.
     case.is_busy(&other, next.name()).await?;
-    other.release(&next).await?;
+    other.release(&next, None).await?;
     Ok(())
 }
 

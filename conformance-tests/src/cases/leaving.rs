@@ -109,15 +109,16 @@ async fn one_after_the_other(
         });
         took.push(each.await?);
         let together = served(&waiting);
+        let Some(at) = waiting.iter().position(JoinHandle::is_finished) else {
+            continue;
+        };
+        // Waits that have ended together without the lock say why.
+        let guard = waiting.remove(at).await??;
         ensure!(
             together == 1,
             "the backend",
             "one waiter is served at a time; {together} were"
         );
-        let Some(at) = waiting.iter().position(JoinHandle::is_finished) else {
-            continue;
-        };
-        let guard = waiting.remove(at).await??;
         ensure!(guard.is_held(), "the client", "what a waiter gets is held");
         guard.release().await?;
     }
@@ -148,13 +149,13 @@ async fn stop_while_it_waits(case: &Case, child: &Child) -> Outcome {
         child.stop()?;
         match client.try_acquire(&claim).await {
             Ok(_) => {
-                client.release(&claim).await?;
+                client.release(&claim, None).await?;
                 return Ok(());
             }
             Err(LockError::Unavailable { .. }) => child.wake()?,
             Err(error) => return Err(error.into()),
         }
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     fail!(
         "the backend",

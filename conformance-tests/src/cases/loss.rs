@@ -77,7 +77,7 @@ async fn noticed(case: &Case, weather: Weather) -> Outcome {
             case.margin(believed, at)?;
         }
         party.link.set(Weather::Fair);
-        other.release(&next).await?;
+        other.release(&next, None).await?;
     }
     Ok(())
 }

@@ -341,7 +341,7 @@ pub(crate) async fn a_forced_release_of_a_free_name_finds_nobody(case: Arc<Case>
 }
 
 async fn held(client: &Link, claim: &Claim) -> Outcome {
-    let released = client.release(claim).await?;
+    let released = client.release(claim, None).await?;
     ensure!(
         released == Released::Released,
         "the backend",
@@ -352,7 +352,7 @@ async fn held(client: &Link, claim: &Claim) -> Outcome {
 }
 
 async fn not_held(client: &Link, claim: &Claim) -> Outcome {
-    let released = client.release(claim).await?;
+    let released = client.release(claim, None).await?;
     ensure!(
         released == Released::NotHeld,
         "the backend",

@@ -135,8 +135,8 @@ impl DistributedLock for OneKey {
         self.0.renew(lease).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.0.release(claim).await
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        self.0.release(claim, keep).await
     }
 
     fn queue_key(&self, _: &LockName) -> Arc<str> {

@@ -67,7 +67,7 @@ pub(crate) async fn tokens_rise_across_releases_by_any_client(case: Arc<Case>) -
         let client = &clients[turn / 2 % 2];
         let claim = case.claim("n");
         rising.next(case.take(client, &claim).await?.token)?;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     Ok(())
 }
@@ -79,10 +79,10 @@ pub(crate) async fn tokens_rise_across_expiry(case: Arc<Case>) -> Outcome {
     let limit = case.ttl() + case.hang_limit();
     let successor = case.claim("n");
     rising.next(case.take_within(&second, &successor, limit).await?.0.token)?;
-    second.release(&successor).await?;
+    second.release(&successor, None).await?;
     let third = case.claim("n");
     rising.next(case.take(&first, &third).await?.token)?;
-    first.release(&third).await?;
+    first.release(&third, None).await?;
     Ok(())
 }
 
@@ -127,7 +127,7 @@ pub(crate) async fn tokens_rise_across_hand_overs(case: Arc<Case>) -> Outcome {
         rising.next(grant.token)?;
         from = to;
     }
-    client.release(&from).await?;
+    client.release(&from, None).await?;
     Ok(())
 }
 
@@ -138,7 +138,7 @@ pub(crate) async fn tokens_rise_across_a_new_client_and_a_closed_one(case: Arc<C
         for _ in 0..3 {
             let claim = case.claim("n");
             rising.next(case.take(&client, &claim).await?.token)?;
-            client.release(&claim).await?;
+            client.release(&claim, None).await?;
         }
         client.close().await?;
     }
@@ -172,7 +172,7 @@ pub(crate) async fn tokens_rise_across_the_kill_of_a_holder(case: Arc<Case>) -> 
         let claim = case.claim("n");
         let limit = case.ttl() + case.hang_limit();
         rising.next(case.take_within(&client, &claim, limit).await?.0.token)?;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     Ok(())
 }
@@ -200,7 +200,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
     for _ in 0..3 {
         let claim = case.claim("n");
         rising.next(case.take(&first, &claim).await?.token)?;
-        first.release(&claim).await?;
+        first.release(&claim, None).await?;
     }
     let held = case.claim("n");
     rising.next(case.take(&first, &held).await?.token)?;
@@ -211,7 +211,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
     };
     case.in_line("n", 1).await?;
     case.inject(Fault::SetBackCounter(case.name("n"))).await?;
-    first.release(&held).await?;
+    first.release(&held, None).await?;
     let (waited, claim) = waiter.await?;
     let grant = match waited {
         Ok(Attempt::Granted(grant)) => grant,
@@ -224,7 +224,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
         ),
     };
     rising.next(grant.token)?;
-    second.release(&claim).await?;
+    second.release(&claim, None).await?;
     // A new client puts the counter right, so it comes last.
     for client in [Some(first), Some(second), None] {
         let client = match client {
@@ -233,7 +233,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
         };
         let claim = case.claim("n");
         rising.next(case.take_through(&client, &claim, limit).await?.token)?;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     Ok(())
 }
@@ -255,14 +255,14 @@ pub(crate) async fn tokens_rise_across_the_restore_of_an_older_copy(case: Arc<Ca
         }
         let claim = case.claim("n");
         rising.next(case.take(&client, &claim).await?.token)?;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     case.inject(Fault::Restore).await?;
     for client in [client, case.client().await?] {
         let claim = case.claim("n");
         let limit = case.ttl() + case.hang_limit();
         rising.next(case.take_through(&client, &claim, limit).await?.token)?;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     Ok(())
 }
@@ -274,7 +274,7 @@ async fn rise_across(case: &Case, fault: Fault) -> Outcome {
     for _ in 0..3 {
         let claim = case.claim("n");
         rising.next(case.take(&client, &claim).await?.token)?;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     let holder = case.brief_claim("n");
     rising.next(case.take(&client, &holder).await?.token)?;
@@ -283,7 +283,7 @@ async fn rise_across(case: &Case, fault: Fault) -> Outcome {
         let claim = case.claim("n");
         let limit = case.ttl() + case.hang_limit();
         rising.next(case.take_through(&client, &claim, limit).await?.token)?;
-        client.release(&claim).await?;
+        client.release(&claim, None).await?;
     }
     Ok(())
 }
@@ -304,7 +304,7 @@ pub(crate) async fn tokens_rise_in_real_time_among_many_clients(case: Arc<Case>)
                 match client.try_quietly(&claim).await? {
                     Attempt::Granted(grant) => {
                         log.record(actor, &name, Event::Ok(grant.token));
-                        client.release(&claim).await?;
+                        client.release(&claim, None).await?;
                         grants += 1;
                     }
                     _ => tokio::time::sleep(Duration::from_millis(1)).await,
@@ -321,7 +321,7 @@ pub(crate) async fn tokens_rise_in_real_time_among_many_clients(case: Arc<Case>)
     let claim = case.claim("n");
     log.record(CLIENTS, claim.name(), Event::Invoke);
     log.record(CLIENTS, claim.name(), Event::Ok(case.take(&last, &claim).await?.token));
-    last.release(&claim).await?;
+    last.release(&claim, None).await?;
     let verdict = log.verdict();
     ensure!(
         verdict.violations.is_empty(),
@@ -341,11 +341,11 @@ pub(crate) async fn a_token_is_drawn_at_the_grant_and_not_at_the_attempt(case: A
             fail!("the backend", "a held name is busy; it gave {grant:?}");
         }
     }
-    clients[0].release(&holder).await?;
+    clients[0].release(&holder, None).await?;
     // Whoever asked last is served first, so that a token drawn when asking would fall.
     for (client, claim) in [(&clients[2], &late), (&clients[1], &early)] {
         rising.next(case.take(client, claim).await?.token)?;
-        client.release(claim).await?;
+        client.release(claim, None).await?;
     }
     Ok(())
 }
@@ -383,7 +383,7 @@ pub(crate) async fn renewal_leaves_the_token_as_it_is(case: Arc<Case>) -> Outcom
         );
         same_token(&case, &client, &grant).await?;
     }
-    client.release(&claim).await?;
+    client.release(&claim, None).await?;
     Ok(())
 }
 
@@ -403,7 +403,7 @@ pub(crate) async fn asking_again_gives_the_same_token(case: Arc<Case>) -> Outcom
         "waiting for what is held already ends at once with the same token; {} became {again:?}",
         grant.token
     );
-    client.release(&claim).await?;
+    client.release(&claim, None).await?;
     Ok(())
 }
 
@@ -432,7 +432,7 @@ pub(crate) async fn after_a_lost_reply_the_same_token_is_given_or_the_claim_is_g
     client.set(Weather::Fair);
     let grant = case.take(&client, &claim).await?;
     same_token(&case, &client, &grant).await?;
-    client.release(&claim).await?;
+    client.release(&claim, None).await?;
     let next = case.claim("n");
     let later = case.take(&other, &next).await?;
     ensure!(
@@ -442,6 +442,6 @@ pub(crate) async fn after_a_lost_reply_the_same_token_is_given_or_the_claim_is_g
         later.token,
         grant.token
     );
-    other.release(&next).await?;
+    other.release(&next, None).await?;
     Ok(())
 }

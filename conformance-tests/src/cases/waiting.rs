@@ -108,10 +108,10 @@ pub(crate) async fn a_wait_of_the_backend_ends_at_its_deadline(case: Arc<Case>) 
             "it waits for the {wait:?} it was given; it gave up after {took:?}"
         );
         attempt = took;
-        waiter.release(&waiting).await?;
+        waiter.release(&waiting, None).await?;
     }
     case.only_leftovers(1).await?;
-    holder.release(&claim).await?;
+    holder.release(&claim, None).await?;
     Ok(())
 }
 

@@ -33,7 +33,7 @@ impl DistributedLock for Slow {
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         self.0.renew(lease).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         let Some(takes) = self.1 else {
             return std::future::pending().await;
         };
@@ -42,7 +42,7 @@ impl DistributedLock for Slow {
             tokio::time::sleep(takes / STEPS).await;
         }
         println!("{RELEASED}");
-        self.0.release(claim).await
+        self.0.release(claim, keep).await
     }
 }
 

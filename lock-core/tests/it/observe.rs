@@ -141,8 +141,8 @@ impl DistributedLock for Silent {
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         self.0.renew(lease).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.0.release(claim).await
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        self.0.release(claim, keep).await
     }
     async fn holder(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
         std::future::pending().await

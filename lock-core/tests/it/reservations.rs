@@ -112,10 +112,14 @@ impl DistributedLock for Trouble {
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         self.memory.renew(lease).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        if keep.is_some() {
+            fail_if_told(&self.failing_releases)?;
+            return self.memory.release(claim, keep).await;
+        }
         self.plain_releases.fetch_add(1, Ordering::SeqCst);
         fail_if_told(&self.failing_plain_releases)?;
-        self.memory.release(claim).await
+        self.memory.release(claim, None).await
     }
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<lock_core::HandOver, LockError> {
         self.hand_overs.fetch_add(1, Ordering::SeqCst);
@@ -146,10 +150,6 @@ impl DistributedLock for Trouble {
             None => {}
         }
         self.memory.reserve(claim, length).await
-    }
-    async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        fail_if_told(&self.failing_releases)?;
-        self.memory.release_reserved(claim, rest).await
     }
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         self.memory.holder(name).await

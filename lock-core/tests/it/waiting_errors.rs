@@ -3,6 +3,7 @@
 use std::fmt::{self, Debug};
 use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, Locks, MemoryLock, Released, Renewal,
@@ -68,8 +69,8 @@ impl DistributedLock for Store {
         self.inner.renew(lease).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.inner.release(claim).await
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        self.inner.release(claim, keep).await
     }
 
     fn clock(&self) -> Clock {

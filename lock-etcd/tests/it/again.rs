@@ -117,7 +117,7 @@ async fn claims_that_are_refused_leave_their_key_to_the_next() {
                 .is_none()
         );
     }
-    holder.release(&in_the_way).await.unwrap();
+    holder.release(&in_the_way, None).await.unwrap();
     granted(&lock, &claim("n", LONG)).await;
     let key = only(&etcd, "n").await.key;
     assert!(key.ends_with(".0.0"), "{key}");
@@ -138,7 +138,7 @@ async fn hand_overs_within_a_client_take_turns_on_two_keys() {
         assert!(grant.token > token);
         (held, token) = (next, grant.token);
     }
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
     let keys = history(&etcd, "n").await;
     assert_eq!(keys.into_values().collect::<Vec<_>>(), [ROUNDS; 2]);
 }
@@ -158,12 +158,12 @@ async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_
         let waiting = tokio::spawn(async move { to.acquire(&wanted, Wait::until(soon())).await });
         until_queued(&etcd, "n", 1).await;
         assert!(!waiting.is_finished());
-        assert_eq!(from.release(&held).await.unwrap(), Released::Released);
+        assert_eq!(from.release(&held, None).await.unwrap(), Released::Released);
         let grant = waiting.await.unwrap().unwrap().granted().unwrap();
         assert!(grant.token > token);
         (held, token) = (next, grant.token);
     }
-    clients[ROUNDS % 2].release(&held).await.unwrap();
+    clients[ROUNDS % 2].release(&held, None).await.unwrap();
     assert_eq!(history(&etcd, "n").await.len(), 2);
 }
 
@@ -204,13 +204,13 @@ async fn a_release_that_arrives_late_spares_the_next_claim_of_the_same_client() 
     granted(&lock, &late).await;
     let key = only(&etcd, "n").await;
     let held = proxy.hold(key.key.as_bytes());
-    fails(&proxy, &held, lock.release(&late)).await;
+    fails(&proxy, &held, lock.release(&late, None)).await;
     clean_up(&lock, &late).await;
     granted(&lock, &next).await;
     let before = only(&etcd, "n").await;
     deliver(&server, &proxy, held).await;
     assert_eq!(only(&etcd, "n").await, before);
-    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
     // The others have new keys, too, and use them again.
     granted(&lock, &claim("m", LONG)).await;
     let again = claim("n", LONG);
@@ -234,7 +234,7 @@ async fn a_request_to_take_a_name_that_arrives_late_changes_nothing_for_the_next
     let before = only(&etcd, "n").await;
     deliver(&server, &proxy, held).await;
     assert_eq!(only(&etcd, "n").await, before);
-    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
     assert!(queue(&etcd, "n").await.is_empty());
 }
 
@@ -244,15 +244,15 @@ async fn a_claim_can_be_released_through_another_client() {
     let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     for held in [claim("n", LONG), claim("n", LONG).with_own_lease()] {
         granted(&one, &held).await;
-        assert_eq!(other.release(&claim("n", LONG)).await.unwrap(), Released::NotHeld);
+        assert_eq!(other.release(&claim("n", LONG), None).await.unwrap(), Released::NotHeld);
         busy(&other, &claim("n", LONG)).await;
-        assert_eq!(other.release(&held).await.unwrap(), Released::Released);
+        assert_eq!(other.release(&held, None).await.unwrap(), Released::Released);
         assert!(queue(&etcd, "n").await.is_empty());
         // Who released it first has the last word on the next.
         let next = claim("n", LONG);
         granted(&other, &next).await;
-        assert_eq!(one.release(&held).await.unwrap(), Released::NotHeld);
-        assert_eq!(other.release(&next).await.unwrap(), Released::Released);
+        assert_eq!(one.release(&held, None).await.unwrap(), Released::NotHeld);
+        assert_eq!(other.release(&next, None).await.unwrap(), Released::Released);
     }
 }
 
@@ -274,7 +274,7 @@ async fn a_claim_far_back_in_a_queue_can_be_released_through_another_client() {
     until_queued(&etcd, "n", BEFORE).await;
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
-    assert_eq!(other.release(&wanted).await.unwrap(), Released::NotHeld);
+    assert_eq!(other.release(&wanted, None).await.unwrap(), Released::NotHeld);
     let left = line(&etcd, "n").await;
     assert_eq!(left.len(), BEFORE);
     let owner = wanted.owner().to_string();
@@ -291,7 +291,7 @@ async fn a_claim_with_a_lease_of_its_own_that_is_asked_for_again_through_another
     let again = granted(&other, &wanted).await;
     assert_eq!(again.token, first.token);
     assert_eq!(only(&etcd, "n").await, key);
-    assert_eq!(other.release(&wanted).await.unwrap(), Released::Released);
+    assert_eq!(other.release(&wanted, None).await.unwrap(), Released::Released);
     assert!(queue(&etcd, "n").await.is_empty());
     granted(&other, &claim("n", LONG)).await;
     assert_ne!(only(&etcd, "n").await.key, key.key);
@@ -326,7 +326,7 @@ async fn what_is_left_under_a_key_of_a_claim_that_was_released_is_in_nobodys_way
     let released = claim("n", LONG);
     granted(&lock, &released).await;
     let left = only(&etcd, "n").await;
-    lock.release(&released).await.unwrap();
+    lock.release(&released, None).await.unwrap();
     for waits in [false, true] {
         // As after the restore of an older state.
         etcd.kv_client().put(&*left.key, &*left.value, None).await.unwrap();
@@ -338,6 +338,6 @@ async fn what_is_left_under_a_key_of_a_claim_that_was_released_is_in_nobodys_way
         };
         assert!(attempt.unwrap().granted().is_some());
         assert_ne!(only(&etcd, "n").await.value, left.value);
-        lock.release(&next).await.unwrap();
+        lock.release(&next, None).await.unwrap();
     }
 }

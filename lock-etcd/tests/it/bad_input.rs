@@ -100,7 +100,7 @@ async fn a_server_that_comes_to_ask_for_users_is_logged_in_to_without_a_failure(
     let (lock, _, grant) = renewing;
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     let (lock, mine, _) = releasing;
-    assert_eq!(lock.release(&mine).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&mine, None).await.unwrap(), Released::Released);
     waiting.await.unwrap().unwrap().granted().unwrap();
     let (lock, mine, grant) = handing_over;
     let done = lock.hand_over(&mine, &claim("c", LONG)).await.unwrap();
@@ -143,7 +143,7 @@ async fn a_login_from_before_users_changed_is_made_anew_without_a_failure() {
     let waiting = tokio::spawn(async move { other.acquire(&claim("a", LONG), Wait::until(soon())).await });
     until_queued(&as_root(&server).await, "a", 1).await;
     change("releasing").await;
-    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
     waiting.await.unwrap().unwrap().granted().unwrap();
     // Nothing has been asked for under its lease since the change.
     granted(&lock, &claim("b", LONG)).await;
@@ -274,11 +274,8 @@ async fn a_version_that_can_lose_revisions_is_refused_unless_that_is_allowed() {
     assert!(format!("{error:#}").contains(&old), "{error}");
     let allowed = config.allow_unsafe_configuration(true).connect().await.unwrap();
     granted(&allowed, &claim("n", LONG)).await;
-    assert_eq!(
-        allowed.backend_version().await.unwrap().to_string(),
-        format!("etcd {old}")
-    );
-    let known = client(&server).await.backend_version().await.unwrap();
+    assert_eq!(allowed.server_info().await.unwrap().to_string(), format!("etcd {old}"));
+    let known = client(&server).await.server_info().await.unwrap();
     assert_eq!(known.to_string(), server.version());
 }
 

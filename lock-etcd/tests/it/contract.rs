@@ -100,7 +100,7 @@ async fn releasing_a_claim_ends_its_wait() {
         granted(&lock, &claim(&name, LONG)).await;
         let wanted = claim(&name, LONG);
         let wait = looking(&lock, &proxy, &etcd, &wanted).await;
-        let released = together(&proxy, lock.release(&wanted)).await;
+        let released = together(&proxy, lock.release(&wanted, None)).await;
         assert_eq!(released.unwrap(), Released::NotHeld);
         let ended = tokio::time::timeout(HANG_LIMIT, wait).await;
         assert!(ended.expect("the wait ends").unwrap().unwrap().granted().is_none());
@@ -278,14 +278,14 @@ async fn a_waiter_in_the_middle_that_leaves_lets_nobody_in() {
         until_queued(&etcd, "n", waits.len()).await;
     }
     let before = queue(&etcd, "n").await;
-    lock[1].release(&b).await.unwrap();
+    lock[1].release(&b, None).await.unwrap();
     until_queued(&etcd, "n", 1).await;
     // It has looked, and stands right behind the holder now.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!waits[1].is_finished());
     let after = queue(&etcd, "n").await;
     assert_eq!([after[0].key(), after[1].key()], [before[0].key(), before[2].key()]);
-    lock[0].release(&a).await.unwrap();
+    lock[0].release(&a, None).await.unwrap();
     let last = waits.pop().unwrap();
     let next = tokio::time::timeout(HANG_LIMIT, last).await.unwrap().unwrap().unwrap();
     assert!(next.granted().unwrap().token > grant.token);
@@ -334,9 +334,9 @@ async fn a_look_at_the_own_key_only_would_let_two_in() {
     });
     until_queued(&etcd, "n", 1).await;
     let broken = OwnKeyOnly::join(&etcd, c).await;
-    middle.release(&b).await.unwrap();
+    middle.release(&b, None).await.unwrap();
     wait.await.unwrap().unwrap();
     // The bug that the verification is there for: granted, although the first one holds.
     assert!(broken.wait(&etcd).await.granted().is_some());
-    assert_eq!(lock.release(&a).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&a, None).await.unwrap(), Released::Released);
 }

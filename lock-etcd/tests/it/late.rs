@@ -48,7 +48,7 @@ async fn a_release_between_the_look_at_the_queue_and_the_beginning_of_the_watch_
     let watching = proxy.hold(queue(&etcd, "n").await[0].key());
     let wait = tokio::spawn(async move { (waiter.acquire(&wanted, Wait::until(soon())).await, waiter) });
     watching.caught().await;
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     watching.deliver();
     let (attempt, _waiter) = wait.await.unwrap();
     assert!(attempt.unwrap().granted().is_some(), "nobody told the waiter");
@@ -78,7 +78,7 @@ async fn a_place_that_is_lost_between_the_look_at_the_queue_and_the_beginning_of
             .is_some_and(|kv| kv.create_revision() > lost.create_revision())
     };
     until(came_again).await;
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     let (attempt, _waiter) = wait.await.unwrap();
     assert!(attempt.unwrap().granted().is_some());
 }
@@ -109,7 +109,7 @@ async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
         Some(second),
         "the next holder holds it"
     );
-    assert_eq!(next.release(&wanted).await.unwrap(), Released::Released);
+    assert_eq!(next.release(&wanted, None).await.unwrap(), Released::Released);
 }
 
 #[tokio::test]

@@ -67,7 +67,7 @@ async fn a_release_at_the_end_of_a_reservation_or_of_a_claim_without_a_guard_lea
         let held = reserving("n", LONG);
         granted(&lock, &held).await;
         assert_eq!(lock.reserve(&held, LONG).await.unwrap(), Renewal::Renewed);
-        assert_eq!(releasing.release(&held).await.unwrap(), Released::Released);
+        assert_eq!(releasing.release(&held, None).await.unwrap(), Released::Released);
         assert!(queue(&etcd, "n").await.is_empty());
         // Of each client that which its holds share.
         assert_eq!(leases(&etcd).await, 2);
@@ -106,10 +106,10 @@ async fn a_waiter_whose_key_is_deleted_by_hand_comes_again_and_can_reserve() {
         queued.len() == 3 && queued[1].create_revision() > mine.create_revision()
     })
     .await;
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     waiting.await.unwrap().unwrap().granted().unwrap();
     assert_eq!(waiter.reserve(&wanted, SHORT).await.unwrap(), Renewal::Renewed);
-    assert_eq!(waiter.release(&wanted).await.unwrap(), Released::Released);
+    assert_eq!(waiter.release(&wanted, None).await.unwrap(), Released::Released);
     assert!(queue(&etcd, "n").await.is_empty());
 }
 

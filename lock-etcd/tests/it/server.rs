@@ -274,7 +274,7 @@ pub(crate) async fn watchers(server: &Server) -> u64 {
 pub(crate) async fn clean_up(lock: &EtcdLock, claim: &Claim) -> Released {
     let cleaning = async {
         loop {
-            match lock.release(claim).await {
+            match lock.release(claim, None).await {
                 Ok(released) => return released,
                 Err(_) => tokio::time::sleep(Duration::from_millis(20)).await,
             }

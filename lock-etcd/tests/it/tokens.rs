@@ -53,7 +53,7 @@ async fn lower(etcd: &Plain, how: Lowered) {
 pub(crate) async fn taken(lock: &EtcdLock, name: &str) -> FencingToken {
     let held = claim(name, LONG);
     let grant = granted(lock, &held).await;
-    lock.release(&held).await.unwrap();
+    lock.release(&held, None).await.unwrap();
     grant.token
 }
 
@@ -134,10 +134,10 @@ async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
         });
         // It stands there with its token.
         until(async || queue(&etcd, "n").await.len() == 2 && base(&etcd).await > before - DAY / 2).await;
-        one.release(&held).await.unwrap();
+        one.release(&held, None).await.unwrap();
         let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
         assert!(second > first, "{second} after {first}, {how:?}");
-        other.release(&wanted).await.unwrap();
+        other.release(&wanted, None).await.unwrap();
         let third = taken(&one, "n").await;
         assert!(third > second, "{third} after {second}, {how:?}");
     }
@@ -187,7 +187,7 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
             .is_some_and(|kv| !kv.value_str().unwrap().starts_with("1 - "))
     })
     .await;
-    lock.release(&held).await.unwrap();
+    lock.release(&held, None).await.unwrap();
     let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
     assert!(token.get() > grant.token.get() + DAY, "{token}");
     let seen = lock.holder(next.name()).await.unwrap().unwrap();
@@ -255,7 +255,7 @@ async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
         (queued.key(), queued.create_revision()),
         (before.key(), before.create_revision())
     );
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
     assert_eq!(token.get(), ahead + before.create_revision() as u64);
     behind.abort();

@@ -60,7 +60,7 @@ async fn a_future_dropped_at_any_poll_leaves_nothing_beside_another_lock_that_is
     let tried = dropped_at_every_poll(async |polls| {
         let claim = claim("a", TTL);
         let ended = polled(lock.try_acquire(&claim), polls).await.is_some();
-        lock.release(&claim).await.unwrap();
+        lock.release(&claim, None).await.unwrap();
         ended
     })
     .await;
@@ -68,7 +68,7 @@ async fn a_future_dropped_at_any_poll_leaves_nothing_beside_another_lock_that_is
     let waited = dropped_at_every_poll(async |polls| {
         let claim = claim("a", TTL);
         let ended = polled(lock.acquire(&claim, Wait::until(soon())), polls).await.is_some();
-        lock.release(&claim).await.unwrap();
+        lock.release(&claim, None).await.unwrap();
         ended
     })
     .await;
@@ -77,8 +77,8 @@ async fn a_future_dropped_at_any_poll_leaves_nothing_beside_another_lock_that_is
         let (from, to) = (claim("a", TTL), claim("a", TTL));
         granted(&lock, &from).await;
         let ended = polled(lock.hand_over(&from, &to), polls).await.is_some();
-        lock.release(&from).await.unwrap();
-        lock.release(&to).await.unwrap();
+        lock.release(&from, None).await.unwrap();
+        lock.release(&to, None).await.unwrap();
         ended
     })
     .await;
@@ -91,8 +91,8 @@ async fn a_future_dropped_at_any_poll_leaves_nothing_beside_another_lock_that_is
         let mine = claim("a", TTL);
         let waiting = tokio::time::timeout(Duration::from_millis(wait), lock.acquire(&mine, Wait::until(soon()))).await;
         assert!(waiting.is_err());
-        other.release(&theirs).await.unwrap();
-        lock.release(&mine).await.unwrap();
+        other.release(&theirs, None).await.unwrap();
+        lock.release(&mine, None).await.unwrap();
         server.until_locks(1).await;
     }
     assert!(kept.is_held());
@@ -119,12 +119,12 @@ async fn give_up_again_and_again(lock: PostgresLock, name: &'static str) {
     for _ in 0..500 {
         let [tried, waited, from, to] = std::array::from_fn(|_| claim(name, TTL));
         polled(lock.try_acquire(&tried), 1).await;
-        lock.release(&tried).await.unwrap();
+        lock.release(&tried, None).await.unwrap();
         polled(lock.acquire(&waited, Wait::until(soon())), 1).await;
-        lock.release(&waited).await.unwrap();
+        lock.release(&waited, None).await.unwrap();
         granted(&lock, &from).await;
         polled(lock.hand_over(&from, &to), 1).await;
-        lock.release(&to).await.unwrap();
-        lock.release(&from).await.unwrap();
+        lock.release(&to, None).await.unwrap();
+        lock.release(&from, None).await.unwrap();
     }
 }

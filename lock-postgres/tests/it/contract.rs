@@ -20,11 +20,11 @@ async fn a_lock_is_one_advisory_lock_and_goes_with_its_release() {
     assert!(is_busy(&two, &theirs).await);
     let again = granted(&one, &mine).await;
     assert_eq!(again.token, first.token);
-    assert_eq!(one.release(&mine).await.unwrap(), Released::Released);
+    assert_eq!(one.release(&mine, None).await.unwrap(), Released::Released);
     assert_eq!(server.locks().await, 0);
     let next = granted(&two, &theirs).await;
     assert!(next.token > first.token);
-    assert_eq!(one.release(&mine).await.unwrap(), Released::NotHeld);
+    assert_eq!(one.release(&mine, None).await.unwrap(), Released::NotHeld);
 }
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn a_waiter_gets_the_lock_when_it_is_released() {
         async move { two.acquire(&theirs, Wait::until(soon())).await }
     });
     server.until_waiting("a", 1).await;
-    one.release(&mine).await.unwrap();
+    one.release(&mine, None).await.unwrap();
     let grant = waiting.await.unwrap().unwrap().granted().unwrap();
     assert_eq!(grant.claim, theirs);
 }

@@ -57,14 +57,14 @@ async fn a_role_that_may_only_read_sees_the_locks_and_makes_nothing() {
     let reserved = claim("b", TTL).with_at_least(TTL);
     granted(&lock, &reserved).await;
     lock.reserve(&reserved, TTL).await.unwrap();
-    lock.release_reserved(&reserved, TTL).await.unwrap();
+    lock.release(&reserved, Some(TTL)).await.unwrap();
     assert_eq!(names(&looker.list("").await.unwrap()), ["a"]);
     let select = "GRANT SELECT ON fencelock.reservation, fencelock.reserved_until TO looker";
     plain.batch_execute(select).await.unwrap();
     let looker_too = reader(&server, "looker").await;
     assert_eq!(names(&looker_too.list("").await.unwrap()), ["a", "b"]);
     assert!(looker_too.holder(&name("b")).await.unwrap().unwrap().is_reserved);
-    assert_eq!(looker.backend_version().await.unwrap().product, "PostgreSQL");
+    assert_eq!(looker.server_info().await.unwrap().product, "PostgreSQL");
     assert_eq!(server.value::<String>(counter).await, before);
 }
 
@@ -85,7 +85,7 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
     refused(reader.acquire(&free, Wait::until(None)).await);
     refused(reader.hand_over(&held, &free).await);
     refused(reader.renew(&grant.lease).await);
-    refused(reader.release(&held).await);
+    refused(reader.release(&held, None).await);
     refused(reader.force_release(&name("held")).await);
     refused(reader.prepare_tokens().await);
     let mut plain = server.plain().await;

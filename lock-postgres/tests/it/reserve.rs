@@ -40,7 +40,7 @@ pub(crate) async fn taken_for(lock: &PostgresLock, name: &str) -> Duration {
 pub(crate) async fn is_free(lock: &PostgresLock, name: &str) -> bool {
     let claim = claim(name, TTL);
     let free = matches!(lock.try_acquire(&claim).await.unwrap(), Attempt::Granted(_));
-    lock.release(&claim).await.unwrap();
+    lock.release(&claim, None).await.unwrap();
     free
 }
 
@@ -55,12 +55,9 @@ pub(crate) async fn stays_taken_across(signals: &[Signal]) {
     for &signal in signals {
         let lock = server.client().await;
         let given_up = reserved(&lock, "given up", LONG).await;
-        assert_eq!(lock.release(&given_up).await.unwrap(), Released::Released);
+        assert_eq!(lock.release(&given_up, None).await.unwrap(), Released::Released);
         let released = reserved(&lock, "released", LONG).await;
-        assert_eq!(
-            lock.release_reserved(&released, LONG).await.unwrap(),
-            Released::Released
-        );
+        assert_eq!(lock.release(&released, Some(LONG)).await.unwrap(), Released::Released);
         // Last: a later one would make it durable, too.
         let held = reserved(&lock, "held", LONG).await;
         server.restart(signal);
@@ -136,7 +133,7 @@ async fn a_request_that_arrives_after_the_release_of_its_claim_reserves_nothing(
     assert!(lost.is_retryable(), "{lost}");
     assert_eq!(server.log().matches(RESERVE).count(), 0);
     in_time(async {
-        while let Err(error) = lock.release(&claim).await {
+        while let Err(error) = lock.release(&claim, None).await {
             assert!(error.is_retryable(), "{error}");
         }
     })
@@ -158,7 +155,7 @@ async fn reservations_that_are_over_are_deleted_by_later_ones() {
     let brief = Duration::from_millis(1);
     for number in 0..MANY {
         let claim = reserved(&lock, &format!("n {number}"), brief).await;
-        lock.release_reserved(&claim, brief).await.unwrap();
+        lock.release(&claim, Some(brief)).await.unwrap();
     }
     let left: i64 = server.value(ROWS).await;
     assert!(left <= 5, "{left} rows");
@@ -166,7 +163,7 @@ async fn reservations_that_are_over_are_deleted_by_later_ones() {
     for number in 0..MANY {
         let length = if number % 2 == 0 { LONG } else { brief };
         let claim = reserved(&lock, &format!("m {number}"), length).await;
-        lock.release_reserved(&claim, length).await.unwrap();
+        lock.release(&claim, Some(length)).await.unwrap();
     }
     let left: i64 = server.value(ROWS).await;
     assert!(left <= MANY as i64 / 2 + 5, "{left} rows");
@@ -182,7 +179,7 @@ async fn locking_is_one_message_beside_reservations_too() {
     let pair = async || {
         let claim = claim("a", TTL);
         granted(&lock, &claim).await;
-        lock.release(&claim).await.unwrap();
+        lock.release(&claim, None).await.unwrap();
     };
     // The first one finds out.
     pair().await;
@@ -213,7 +210,7 @@ async fn a_schema_of_an_earlier_version_is_completed_by_those_who_may() {
     let error = low.reserve(&claim, LONG).await.unwrap_err();
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
     assert!(error.to_string().contains("CREATE TABLE IF NOT EXISTS"), "{error}");
-    assert_eq!(low.release(&claim).await.unwrap(), Released::Released);
+    assert_eq!(low.release(&claim, None).await.unwrap(), Released::Released);
     assert!(low.holder(&name("a")).await.unwrap().is_none() && low.list("").await.unwrap().is_empty());
 
     let high = server.client().await;
@@ -260,7 +257,7 @@ async fn a_transaction_is_not_granted_a_reserved_name_whatever_it_sees() {
         .await
         .unwrap();
         let claim = reserved(&other, "a", LONG).await;
-        other.release_reserved(&claim, LONG).await.unwrap();
+        other.release(&claim, Some(LONG)).await.unwrap();
         for wait in [Duration::ZERO, Duration::from_millis(50)] {
             let error = lock.in_transaction(&mut tx, &name("a"), Some(wait)).await.unwrap_err();
             assert!(error.is_busy(), "{level}: {error}");
@@ -277,7 +274,7 @@ async fn a_transaction_is_not_granted_a_reserved_name_whatever_it_sees() {
         let sql = lock.transaction_sql().reserved;
         let (free, key) = (lock.key(&name("a")), lock.key(&name("c")));
         let claim = reserved(&other, "c", LONG).await;
-        other.release_reserved(&claim, LONG).await.unwrap();
+        other.release(&claim, Some(LONG)).await.unwrap();
         for (key, is_reserved) in [(key, true), (free, false)] {
             assert_eq!(
                 plain.query_one(&sql, &[&key]).await.unwrap().get::<_, bool>(0),

@@ -105,7 +105,7 @@ async fn take(lock: PostgresLock, number: usize, stop: Arc<AtomicBool>, grants: 
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
-        let _ = lock.release(&claim).await;
+        let _ = lock.release(&claim, None).await;
     }
     drawn
 }
@@ -196,5 +196,5 @@ async fn a_schema_that_was_made_anew_is_found_by_the_next_claim_and_what_is_held
     assert!(next.token > first.token);
     assert_eq!(server.locks().await, 2);
     assert_eq!(lock.renew(&first.lease).await.unwrap(), Renewal::Renewed);
-    assert_eq!(lock.release(&kept).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&kept, None).await.unwrap(), Released::Released);
 }

@@ -52,7 +52,7 @@ async fn a_timeout_leaves_the_transaction_usable_and_no_setting_changed() {
         assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
         assert_eq!(setting(&tx, "lock_timeout").await, "7s");
     }
-    lock.release(&held).await.unwrap();
+    lock.release(&held, None).await.unwrap();
     lock.in_transaction(&mut tx, &name("a"), WAIT).await.unwrap();
     assert_eq!(setting(&tx, "lock_timeout").await, "7s");
     tx.execute("UPDATE stock SET amount = 2", &[]).await.unwrap();

@@ -29,7 +29,7 @@ async fn a_hundred_waiters_of_one_process_use_few_connections() {
     }
     server.until_waiting("a", 1).await;
     let most = few_connections_are_left(&server, others, FEW).await;
-    holder.release(&mine).await.unwrap();
+    holder.release(&mine, None).await.unwrap();
     for waiter in waiters {
         waiter.await.unwrap().unwrap();
     }
@@ -92,7 +92,7 @@ async fn a_cancelled_statement_ends_no_wait() {
     tx.batch_execute("ALTER SEQUENCE fencelock.token OWNED BY NONE")
         .await
         .unwrap();
-    holder.release(&mine).await.unwrap();
+    holder.release(&mine, None).await.unwrap();
     // A wait that is cancelled, and one whose first attempt is.
     let waiting = [waiting, wait("b")];
     let admin = server.plain().await;
@@ -127,7 +127,7 @@ async fn a_waiter_that_is_killed_is_not_waited_for() {
     let left = server.until_locks(1).await;
     println!("a dead waiter left after {left:?}");
     waiting.abort();
-    holder.release(&mine).await.unwrap();
+    holder.release(&mine, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -189,7 +189,7 @@ async fn a_waiter_that_is_granted_the_lock_wakes_no_other() {
                 .unwrap()
                 .granted()
                 .unwrap();
-            lock.release(&mine).await.unwrap();
+            lock.release(&mine, None).await.unwrap();
         }));
     }
     server.until_waiting("a", 4).await;
@@ -232,7 +232,7 @@ async fn a_session_on_which_a_wait_could_not_be_shown_ends_with_the_last_lock_th
         .batch_execute(&format!("SELECT pg_advisory_unlock{shown}"))
         .await
         .unwrap();
-    lock.release(&kept).await.unwrap();
+    lock.release(&kept, None).await.unwrap();
     let start = Instant::now();
     while server
         .sessions()
@@ -289,13 +289,13 @@ async fn a_session_that_could_not_take_back_a_wait_takes_no_more_locks_and_so_en
             if keeper(next.name().as_str()).await != stale {
                 return next;
             }
-            lock.release(&next).await.unwrap();
+            lock.release(&next, None).await.unwrap();
             assert!(kept.lease.is_valid(lock.clock().now()), "it is used on and on");
         }
         unreachable!("there are numbers enough")
     })
     .await;
-    lock.release(&first).await.unwrap();
+    lock.release(&first, None).await.unwrap();
     in_time(async {
         while server.sessions().await.contains(&stale) {
             tokio::time::sleep(Duration::from_millis(5)).await;

@@ -320,10 +320,7 @@ impl Topology {
         let (claim, slot) = (&claim, self.slot(claim.name()));
         let releasing = |Try { session, .. }: Try| async move {
             let link = session.link().await?;
-            match rest {
-                Some(rest) => session.release_reserved_on(&link, claim, rest).await,
-                None => session.release_on(&link, claim).await,
-            }
+            session.release_on(&link, claim, rest).await
         };
         self.call("close", slot, true, releasing).await
     }

@@ -92,7 +92,7 @@ impl Topology {
     /// Leaves the queue. Should the lock have been granted meanwhile, it is given on.
     async fn give_up(self: &Arc<Self>, claim: &Claim, busy: Busy) -> Result<Attempt, LockError> {
         let releasing = |Try { session, .. }: Try| async move {
-            session.release_on(&session.link().await?, claim).await?;
+            session.release_on(&session.link().await?, claim, None).await?;
             Ok::<_, Failure>(())
         };
         self.call("acquire", self.slot(claim.name()), true, releasing).await?;

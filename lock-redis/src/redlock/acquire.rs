@@ -72,7 +72,7 @@ impl Quorum {
                     // It may have been carried out.
                     Err(error) if error.is_retryable() && began.elapsed() < session.settings().op_timeout / 4 => {
                         sleep(PAUSE).await;
-                        let asking = async { session.release_on(&session.link().await?, &from).await };
+                        let asking = async { session.release_on(&session.link().await?, &from, None).await };
                         session.limited("release", asking).await?;
                         try_once(&session, &to).await.map(|to| (None, to))
                     }

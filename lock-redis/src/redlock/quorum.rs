@@ -407,7 +407,7 @@ pub(super) async fn after_release<T>(
     earlier: Option<&Claim>,
     ending: impl Future<Output = Result<T, Failure>>,
 ) -> Result<T, Failure> {
-    let releasing = OptionFuture::from(earlier.map(|claim| session.release_on(link, claim)));
+    let releasing = OptionFuture::from(earlier.map(|claim| session.release_on(link, claim, None)));
     let (released, ended) = futures_util::join!(releasing, ending);
     released.transpose()?;
     ended

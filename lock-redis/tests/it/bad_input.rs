@@ -296,7 +296,7 @@ async fn a_key_of_another_type_leaves_who_would_wait_without_a_place() {
     assert_configuration(&error, "did not write");
     assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:order").await, 0);
     busy(&lock, &claim("n", LONG)).await;
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
 }
 
 #[tokio::test]
@@ -354,7 +354,7 @@ async fn what_is_held_can_be_released_past_keys_of_another_type() {
     let _: () = server.command("RPUSH {fencelock:n}:fence x").await;
     let _: () = server.command("RPUSH {fencelock:n}:order x").await;
     let _: () = server.command("RPUSH {fencelock:n}:waiters x").await;
-    assert_eq!(lock.release(&mine).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&mine, None).await.unwrap(), Released::Released);
     assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:lock").await, 0);
 }
 
@@ -391,12 +391,12 @@ async fn on_a_full_server_what_is_held_is_renewed_released_and_handed_on() {
     // Busy is not broken.
     busy(&a, &third).await;
     assert_eq!(a.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-    assert_eq!(a.release(&first).await.unwrap(), Released::Released);
+    assert_eq!(a.release(&first, None).await.unwrap(), Released::Released);
     let (grant, b) = wait.await.unwrap();
     assert_eq!(grant.unwrap().claim, second);
     let handed = b.hand_over(&second, &third).await.unwrap();
     assert_eq!(handed.from, Released::Released);
-    assert_eq!(b.release(&third).await.unwrap(), Released::Released);
+    assert_eq!(b.release(&third, None).await.unwrap(), Released::Released);
     assert_eq!(server.leftovers().await, Vec::<String>::new());
 }
 
@@ -414,7 +414,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_less_is_named() {
     let reserved = claim("reserved", LONG).with_at_least(LONG);
     granted(&a, &reserved).await;
     assert_eq!(a.reserve(&reserved, LONG).await.unwrap(), Renewal::Renewed);
-    assert_eq!(a.release_reserved(&reserved, LONG).await.unwrap(), Released::Released);
+    assert_eq!(a.release(&reserved, Some(LONG)).await.unwrap(), Released::Released);
     assert!(a.force_release(reserved.name()).await.unwrap().is_some());
     let wait = tokio::spawn({
         let (b, wanted) = (b.clone(), wanted.clone());
@@ -427,7 +427,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_less_is_named() {
     });
     until_queued(&server, "n", 2).await;
     cancelled.abort();
-    assert_eq!(a.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(a.release(&held, None).await.unwrap(), Released::Released);
     assert!(wait.await.unwrap().is_some());
     assert_eq!(a.list("").await.unwrap().len(), 1);
     assert!(a.holder(&name("n")).await.unwrap().is_some());

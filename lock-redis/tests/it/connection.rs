@@ -35,7 +35,7 @@ async fn a_push_that_was_lost_with_its_connection_is_made_up_for() {
     });
     until_told(&server, &lock).await;
     proxy.hold_answers();
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     until_queued(&server, "n", 0).await;
     proxy.cut();
     // Passed on before the connection has ended, the push would not be lost.
@@ -66,7 +66,7 @@ async fn a_try_whose_connection_is_cut_is_repeated_and_draws_one_token() {
         server.command::<String>("GET {fencelock:n}:fence").await,
         grant.token.to_string()
     );
-    assert_eq!(lock.release(&wanted).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&wanted, None).await.unwrap(), Released::Released);
 }
 
 #[tokio::test]
@@ -87,7 +87,7 @@ async fn a_wait_goes_on_when_its_connection_is_cut() {
         until("the wait has asked again", async || scripts(&server).await > before).await;
     }
     until_queued(&server, "n", 1).await;
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     assert!(wait.await.unwrap().is_some());
 }
 
@@ -109,6 +109,6 @@ async fn a_waiter_whose_connection_has_closed_is_passed_over_at_once() {
         server.command::<String>("CLIENT LIST").await.matches("sub=1").count() <= 2
     })
     .await;
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     assert!(wait.await.unwrap().granted().is_some());
 }

@@ -15,11 +15,11 @@ async fn one_holder_at_a_time_and_the_next_token_is_higher() {
     let held = busy(&b, &second).await;
     assert_eq!(held.holder.unwrap().owner, Some(first.owner()));
     assert!(held.retry_after.unwrap() > LONG - HANG_LIMIT);
-    assert_eq!(b.release(&second).await.unwrap(), Released::NotHeld);
-    assert_eq!(a.release(&first).await.unwrap(), Released::Released);
-    assert_eq!(a.release(&first).await.unwrap(), Released::NotHeld);
+    assert_eq!(b.release(&second, None).await.unwrap(), Released::NotHeld);
+    assert_eq!(a.release(&first, None).await.unwrap(), Released::Released);
+    assert_eq!(a.release(&first, None).await.unwrap(), Released::NotHeld);
     assert!(granted(&b, &second).await.token > grant.token);
-    b.release(&second).await.unwrap();
+    b.release(&second, None).await.unwrap();
     assert_eq!(server.leftovers().await, Vec::<String>::new());
 }
 
@@ -135,7 +135,7 @@ async fn a_renewal_lengthens_the_lease_and_never_brings_it_back() {
     let _: () = server.command("DEL {fencelock:n}:lock").await;
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
     assert!(lock.holder(mine.name()).await.unwrap().is_none());
-    assert_eq!(lock.release(&mine).await.unwrap(), Released::NotHeld);
+    assert_eq!(lock.release(&mine, None).await.unwrap(), Released::NotHeld);
 }
 
 #[tokio::test]
@@ -148,7 +148,7 @@ async fn what_an_old_holder_sends_late_spares_its_successor() {
     let grant = granted(&lock, &new).await;
     assert!(grant.token > late.token);
     assert_eq!(lock.renew(&late.lease).await.unwrap(), Renewal::NotHeld);
-    assert_eq!(lock.release(&old).await.unwrap(), Released::NotHeld);
+    assert_eq!(lock.release(&old, None).await.unwrap(), Released::NotHeld);
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
 }
 
@@ -223,7 +223,7 @@ async fn a_waiter_is_pushed_its_grant_in_the_order_of_arrival() {
         ));
         until_queued(&server, "n", i + 1).await;
     }
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     let mut last = None;
     for (wanted, wait) in waiting {
         let (lock, grant) = wait.await.unwrap();
@@ -232,7 +232,7 @@ async fn a_waiter_is_pushed_its_grant_in_the_order_of_arrival() {
         assert!(grant.lease.is_valid(Clock::system().now()));
         assert!(last.is_none_or(|last| grant.token > last));
         last = Some(grant.token);
-        lock.release(&wanted).await.unwrap();
+        lock.release(&wanted, None).await.unwrap();
     }
     assert_eq!(server.leftovers().await, Vec::<String>::new());
 }
@@ -321,7 +321,7 @@ async fn releasing_a_claim_ends_its_wait() {
         async move { lock.acquire(&wanted, Wait::until(None)).await }
     });
     until_queued(&server, "n", 1).await;
-    assert_eq!(lock.release(&wanted).await.unwrap(), Released::NotHeld);
+    assert_eq!(lock.release(&wanted, None).await.unwrap(), Released::NotHeld);
     assert!(wait.await.unwrap().unwrap().granted().is_none());
     until_queued(&server, "n", 0).await;
 }
@@ -347,7 +347,7 @@ async fn many_names_wait_at_once_while_requests_of_the_same_client_go_on() {
         assert_eq!(b.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     }
     for mine in &held {
-        a.release(mine).await.unwrap();
+        a.release(mine, None).await.unwrap();
     }
     for waiter in waiting {
         assert!(waiter.await.unwrap().unwrap().granted().is_some());
@@ -374,7 +374,7 @@ async fn closing_frees_what_the_client_holds_and_ends_it_for_good() {
         a.acquire(&mine, Wait::until(None)).await,
         Err(LockError::Closed { .. })
     ));
-    assert!(matches!(a.release(&mine).await, Err(LockError::Closed { .. })));
+    assert!(matches!(a.release(&mine, None).await, Err(LockError::Closed { .. })));
     granted(&b, &next).await;
     assert!(b.holder(other.name()).await.unwrap().is_some());
 }

@@ -22,7 +22,7 @@ async fn waiter(server: &Server) -> (JoinHandle<Result<Option<Grant>, LockError>
         let attempt = lock.acquire(&claim("n", TTL), Wait::until(soon())).await?;
         let grant = attempt.granted();
         if let Some(grant) = &grant {
-            assert_eq!(lock.release(&grant.claim).await?, Released::Released);
+            assert_eq!(lock.release(&grant.claim, None).await?, Released::Released);
         }
         Ok(grant)
     });
@@ -68,7 +68,7 @@ async fn a_waiter_outlives_its_ttl_in_the_queue_and_is_granted_what_is_released(
     // Whoever comes now has no place.
     refused(&lock, "n").await;
     refused(&lock, "other").await;
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
     assert!(wait.await.unwrap().unwrap().is_some());
     assert_eq!(server.leftovers().await, Vec::<String>::new());
 }
@@ -116,7 +116,7 @@ async fn a_name_is_reserved_and_its_claim_released() {
     granted(&lock, &held).await;
     fill(&server).await;
     assert_eq!(lock.reserve(&held, LONG).await.unwrap(), Renewal::Renewed);
-    assert_eq!(lock.release_reserved(&held, LONG).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, Some(LONG)).await.unwrap(), Released::Released);
     let shown = lock.holder(held.name()).await.unwrap().unwrap();
     assert!(shown.is_reserved && shown.remaining.unwrap() > TTL);
 }

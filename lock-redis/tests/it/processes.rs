@@ -100,7 +100,7 @@ impl Line {
     }
 
     pub(crate) async fn release(&self) {
-        self.holder.release(&self.held.claim).await.unwrap();
+        self.holder.release(&self.held.claim, None).await.unwrap();
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) async fn by_proxy(server: &Server, claim: &Claim, limit: Duration) ->
     let warm = server::claim("warm", LONG).with_at_least(HOUR);
     granted(&lock, &warm).await;
     lock.reserve(&warm, HOUR).await.unwrap();
-    lock.release(&warm).await.unwrap();
+    lock.release(&warm, None).await.unwrap();
     (lock, proxy)
 }
 
@@ -58,7 +58,7 @@ async fn renewals_and_repeated_acquires_do_not_shorten_a_reservation() {
     assert!(left(&server).await.unwrap() > HOUR - LONG);
     assert!(!holder(&lock).await.is_reserved);
     // Whatever was reserved: a release for good ends it.
-    assert_eq!(lock.release(&mine).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&mine, None).await.unwrap(), Released::Released);
     assert_eq!(server.leftovers().await, Vec::<String>::new());
 }
 
@@ -69,12 +69,12 @@ async fn what_a_claim_sends_after_it_was_released_changes_nothing() {
     let mine = reserving(HOUR);
     let grant = granted(&lock, &mine).await;
     assert_eq!(lock.reserve(&mine, HOUR).await.unwrap(), Renewal::Renewed);
-    assert_eq!(lock.release_reserved(&mine, HOUR).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&mine, Some(HOUR)).await.unwrap(), Released::Released);
     for client in [&lock, &other] {
         assert_eq!(client.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
         assert_eq!(client.reserve(&mine, 2 * HOUR).await.unwrap(), Renewal::NotHeld);
-        assert_eq!(client.release_reserved(&mine, LONG).await.unwrap(), Released::NotHeld);
-        assert_eq!(client.release(&mine).await.unwrap(), Released::NotHeld);
+        assert_eq!(client.release(&mine, Some(LONG)).await.unwrap(), Released::NotHeld);
+        assert_eq!(client.release(&mine, None).await.unwrap(), Released::NotHeld);
         busy(client, &mine).await;
     }
     let shown = holder(&other).await;
@@ -97,7 +97,7 @@ async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_noth
         let (lock, mine) = (lock.clone(), mine.clone());
         async move { lock.reserve(&mine, HOUR).await }
     });
-    assert_eq!(other.release(&mine).await.unwrap(), Released::Released);
+    assert_eq!(other.release(&mine, None).await.unwrap(), Released::Released);
     deliver(&server, &proxy).await;
     assert_eq!(asked.await.unwrap().unwrap(), Renewal::NotHeld);
     assert_eq!(left(&server).await, None);
@@ -115,7 +115,7 @@ async fn a_late_reservation_does_not_count_for_a_later_grant_of_the_same_claim()
         async move { lock.reserve(&mine, HOUR).await }
     });
     // An acquire that the network held back arrives after the release.
-    other.release(&mine).await.unwrap();
+    other.release(&mine, None).await.unwrap();
     granted(&other, &mine).await;
     deliver(&server, &proxy).await;
     assert_eq!(asked.await.unwrap().unwrap(), Renewal::NotHeld);
@@ -131,7 +131,7 @@ async fn a_release_whose_answer_was_lost_can_be_repeated() {
     proxy.hold_answers();
     let asked = tokio::spawn({
         let (lock, mine) = (lock.clone(), mine.clone());
-        async move { lock.release_reserved(&mine, HOUR).await }
+        async move { lock.release(&mine, Some(HOUR)).await }
     });
     until("the release has arrived", async || {
         server
@@ -144,7 +144,7 @@ async fn a_release_whose_answer_was_lost_can_be_repeated() {
     proxy.pass();
     // It is sent once more, and the counter of the name says what became of the first one.
     assert_eq!(asked.await.unwrap().unwrap(), Released::Released);
-    assert_eq!(lock.release_reserved(&mine, LONG).await.unwrap(), Released::NotHeld);
+    assert_eq!(lock.release(&mine, Some(LONG)).await.unwrap(), Released::NotHeld);
     assert!(left(&server).await.unwrap() > HOUR - LONG, "the first one counts");
 }
 

@@ -20,7 +20,7 @@ pub(crate) async fn token(lock: &RedisLock) -> FencingToken {
         grant.is_some()
     })
     .await;
-    lock.release(&claim).await.unwrap();
+    lock.release(&claim, None).await.unwrap();
     grant.unwrap().token
 }
 
@@ -136,9 +136,9 @@ async fn waiters_are_given_rising_tokens_too() {
             }
         });
         server::until_queued(&server, "n", 1).await;
-        a.release(&held).await.unwrap();
+        a.release(&held, None).await.unwrap();
         let second = wait.await.unwrap();
-        b.release(&wanted).await.unwrap();
+        b.release(&wanted, None).await.unwrap();
         assert!(last.is_none_or(|last| first > last) && second > first);
         last = Some(second);
     }

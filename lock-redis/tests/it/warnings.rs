@@ -72,7 +72,7 @@ pub(crate) async fn log(port: u16) {
     for _ in 0..5 {
         guard.renew_now().await.unwrap();
     }
-    let warnings = locks.warnings().await.unwrap();
+    let warnings = locks.server_info().await.unwrap().warnings;
     tell(format!("{} logged", logged()));
     warnings.iter().for_each(tell);
 }

@@ -73,7 +73,7 @@ async fn acquire_dropped_at_any_poll_leaves_no_row() {
         let let_go = async {
             // Late enough that the other one waits already, on most machines; the outcome is the same if not.
             tokio::time::sleep(Duration::from_millis(5)).await;
-            assert_eq!(a.release(&held).await.unwrap(), Released::Released);
+            assert_eq!(a.release(&held, None).await.unwrap(), Released::Released);
         };
         (finished, ()) = tokio::join!(acquire, let_go);
         most = polls;
@@ -101,7 +101,7 @@ async fn hand_over_dropped_at_any_poll_leaves_no_successor() {
             holder.is_none_or(|h| h.owner == Some(from.owner())),
             "dropped after {polls} polls"
         );
-        lock.release(&from).await.unwrap();
+        lock.release(&from, None).await.unwrap();
         assert_eq!(file.rows(), 0);
     }
 }
@@ -151,7 +151,7 @@ async fn requests_dropped_at_any_moment_leave_no_row_and_repeat_no_token() {
             }
         }
         for claim in heard {
-            lock.release(claim).await.unwrap();
+            lock.release(claim, None).await.unwrap();
         }
         settled(lock).await;
         assert_eq!(file.rows(), 0, "round {i}");
@@ -159,7 +159,7 @@ async fn requests_dropped_at_any_moment_leave_no_row_and_repeat_no_token() {
         let token = granted(lock, &check).await.token.get();
         assert!(token > last, "{token} after {last}");
         last = token;
-        lock.release(&check).await.unwrap();
+        lock.release(&check, None).await.unwrap();
     }
 }
 
@@ -169,7 +169,7 @@ async fn a_release_is_done_although_its_caller_has_gone() {
     let lock = file.client().await;
     let claim = claim("n", LONG);
     granted(&lock, &claim).await;
-    assert!(!dropped_after(1, &file, lock.release(&claim)).await);
+    assert!(!dropped_after(1, &file, lock.release(&claim, None)).await);
     settled(&lock).await;
     assert_eq!(file.rows(), 0);
 }

@@ -332,7 +332,7 @@ async fn a_symbolic_link_leads_to_the_same_locks() {
     let held = claim("n", LONG);
     granted(&lock, &held).await;
     assert!(linked.try_acquire(&claim("n", LONG)).await.unwrap().granted().is_none());
-    assert_eq!(linked.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(linked.release(&held, None).await.unwrap(), Released::Released);
 }
 
 #[tokio::test]

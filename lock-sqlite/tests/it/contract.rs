@@ -20,9 +20,9 @@ async fn one_holder_at_a_time_and_the_next_token_is_higher() {
     let held = busy(&b, &second).await;
     assert_eq!(held.holder.unwrap().owner, Some(first.owner()));
     assert!(held.retry_after.unwrap() > LONG * 3 / 4);
-    assert_eq!(b.release(&second).await.unwrap(), Released::NotHeld);
-    assert_eq!(a.release(&first).await.unwrap(), Released::Released);
-    assert_eq!(a.release(&first).await.unwrap(), Released::NotHeld);
+    assert_eq!(b.release(&second, None).await.unwrap(), Released::NotHeld);
+    assert_eq!(a.release(&first, None).await.unwrap(), Released::Released);
+    assert_eq!(a.release(&first, None).await.unwrap(), Released::NotHeld);
     assert!(granted(&b, &second).await.token > grant.token);
 }
 
@@ -117,7 +117,7 @@ async fn a_renewal_lengthens_the_lease_and_never_brings_it_back() {
     file.sql("UPDATE lock SET expires = 1");
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
     assert!(lock.holder(mine.name()).await.unwrap().is_none());
-    assert_eq!(lock.release(&mine).await.unwrap(), Released::NotHeld);
+    assert_eq!(lock.release(&mine, None).await.unwrap(), Released::NotHeld);
 }
 
 #[tokio::test]
@@ -130,7 +130,7 @@ async fn what_an_old_holder_sends_late_spares_its_successor() {
     let grant = granted(&lock, &new).await;
     assert!(grant.token > late.token);
     assert_eq!(lock.renew(&late.lease).await.unwrap(), Renewal::NotHeld);
-    assert_eq!(lock.release(&old).await.unwrap(), Released::NotHeld);
+    assert_eq!(lock.release(&old, None).await.unwrap(), Released::NotHeld);
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
 }
 
@@ -146,7 +146,7 @@ async fn another_boot_frees_every_lock() {
     assert_eq!(a.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
     assert!(granted(&b, &after).await.token > grant.token);
     file.sql("UPDATE lock SET boot = '00000000-0000-4000-8000-000000000000'");
-    assert_eq!(b.release(&after).await.unwrap(), Released::NotHeld);
+    assert_eq!(b.release(&after, None).await.unwrap(), Released::NotHeld);
     granted(&b, &after).await;
     file.sql("UPDATE lock SET boot = '00000000-0000-4000-8000-000000000000'");
     file.client().await;
@@ -195,10 +195,10 @@ async fn a_waiter_is_granted_when_another_process_or_its_own_client_lets_go() {
         granted(releaser, &held).await;
         let mut waiting = pin!(b.acquire(&wanted, Wait::until(soon())));
         until_waiting(&b, waiting.as_mut()).await;
-        releaser.release(&held).await.unwrap();
+        releaser.release(&held, None).await.unwrap();
         let grant = waiting.await.unwrap().granted().unwrap();
         assert_eq!(grant.claim, wanted);
-        b.release(&wanted).await.unwrap();
+        b.release(&wanted, None).await.unwrap();
     }
 }
 
@@ -251,7 +251,7 @@ async fn releasing_a_claim_ends_its_wait() {
     granted(&lock, &held).await;
     let mut waiting = pin!(lock.acquire(&wanted, Wait::until(None)));
     until_waiting(&lock, waiting.as_mut()).await;
-    assert_eq!(lock.release(&wanted).await.unwrap(), Released::NotHeld);
+    assert_eq!(lock.release(&wanted, None).await.unwrap(), Released::NotHeld);
     assert!(waiting.await.unwrap().granted().is_none());
 }
 
@@ -276,7 +276,7 @@ async fn many_names_wait_at_once_while_requests_of_the_same_client_go_on() {
         assert_eq!(b.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     }
     for mine in &held {
-        a.release(mine).await.unwrap();
+        a.release(mine, None).await.unwrap();
     }
     for waiter in waiting {
         assert!(waiter.await.unwrap().unwrap().granted().is_some());
@@ -294,7 +294,7 @@ async fn expired_rows_are_cleared_away_by_later_grants() {
     for _ in 0..30 {
         let claim = claim("busy", LONG);
         granted(&lock, &claim).await;
-        lock.release(&claim).await.unwrap();
+        lock.release(&claim, None).await.unwrap();
     }
     assert_eq!(file.rows(), 0);
 }
@@ -317,7 +317,7 @@ async fn closing_frees_what_the_client_holds_and_ends_it_for_good() {
         a.acquire(&mine, Wait::until(None)).await,
         Err(LockError::Closed { .. })
     ));
-    assert!(matches!(a.release(&mine).await, Err(LockError::Closed { .. })));
+    assert!(matches!(a.release(&mine, None).await, Err(LockError::Closed { .. })));
     granted(&b, &next).await;
     assert!(b.holder(other.name()).await.unwrap().is_some());
 }

@@ -15,7 +15,7 @@ pub(crate) async fn take_and_release(lock: &SqliteLock, name: &str, times: usize
     for _ in 0..times {
         let claim = claim(name, LONG);
         granted(lock, &claim).await;
-        lock.release(&claim).await.unwrap();
+        lock.release(&claim, None).await.unwrap();
     }
 }
 

@@ -61,13 +61,13 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
         refusal(reader.acquire(&free, Wait::until(None)).await),
         refusal(reader.hand_over(&held, &free).await),
         refusal(reader.renew(&grant.lease).await),
-        refusal(reader.release(&held).await),
+        refusal(reader.release(&held, None).await),
         refusal(reader.force_release(&name("held")).await),
     ] {
         assert!(why.contains("read-only") && why.contains("without mode=ro"), "{why}");
     }
-    assert_eq!(reader.backend_version().await.unwrap().product, "SQLite");
-    reader.warnings().await.unwrap();
+    assert_eq!(reader.server_info().await.unwrap().product, "SQLite");
+    reader.server_info().await.unwrap().warnings;
     reader.close().await.unwrap();
     assert_eq!(names(&lock).await, ["held"]);
 }

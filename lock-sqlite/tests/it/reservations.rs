@@ -19,7 +19,7 @@ async fn a_reboot_leaves_what_is_left_of_a_reservation_by_the_wall_clock() {
         granted(&before, &held).await;
         assert_eq!(before.reserve(&job, HOUR).await.unwrap(), Renewal::Renewed);
         if released {
-            assert_eq!(before.release_reserved(&job, HOUR).await.unwrap(), Released::Released);
+            assert_eq!(before.release(&job, Some(HOUR)).await.unwrap(), Released::Released);
         }
         // Ten minutes pass, and the boot clock begins anew.
         file.sql("UPDATE lock SET reserved_wall = reserved_wall - 600000000, acquired_at = acquired_at - 600000000");
@@ -73,15 +73,15 @@ async fn what_was_reserved_leaves_no_row_behind() {
         let job = claim(&format!("job {n}"), SHORT).with_at_least(Duration::from_millis(1));
         granted(&lock, &job).await;
         lock.reserve(&job, Duration::from_millis(1)).await.unwrap();
-        lock.release_reserved(&job, Duration::from_millis(1)).await.unwrap();
+        lock.release(&job, Some(Duration::from_millis(1))).await.unwrap();
     }
     let last = claim("last", LONG);
     while file.rows() > 1 {
         granted(&lock, &last).await;
-        lock.release(&last).await.unwrap();
+        lock.release(&last, None).await.unwrap();
         granted(&lock, &last).await;
     }
-    lock.release(&last).await.unwrap();
+    lock.release(&last, None).await.unwrap();
 }
 
 #[tokio::test]

@@ -16,7 +16,7 @@ pub(crate) async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
         let token = granted(lock, &claim).await.token.get();
         assert!(token > last, "{token} after {last}");
         last = token;
-        lock.release(&claim).await.unwrap();
+        lock.release(&claim, None).await.unwrap();
     }
     last
 }
@@ -179,7 +179,7 @@ fn tokens_of_eight_clients_in_eight_threads_are_distinct_and_rise() {
                                 .unwrap()
                                 .token,
                         );
-                        lock.release(&claim).await.unwrap();
+                        lock.release(&claim, None).await.unwrap();
                     }
                     assert!(tokens.is_sorted());
                     tokens

@@ -47,7 +47,7 @@ async fn a_waiter_whose_entry_is_damaged_leaves_the_other_waiters_waiting() {
     file.sql("UPDATE lock SET token = -1 WHERE name = 'bad'");
     let failed = bad.await.unwrap_err();
     assert!(format!("{failed:#}").contains("force the lock free"), "{failed}");
-    lock.release(&held).await.unwrap();
+    lock.release(&held, None).await.unwrap();
     assert!(good.await.unwrap().granted().is_some());
 }
 
@@ -83,7 +83,7 @@ async fn a_holder_whose_file_is_replaced_hears_of_it_at_the_next_renewal() {
     fs::rename(file.beside("copy"), file.path()).unwrap();
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
     // The copy has the lock too; the release finds it there.
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
     assert_eq!(file.rows(), 0);
 }
 

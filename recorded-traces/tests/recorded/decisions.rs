@@ -1,7 +1,7 @@
 //! A backend that records what its coordinator decides, and that can end as the process of a client does.
 
 use std::sync::{Arc, Mutex};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Lease, LockError, OwnerId, Released, Renewal,
@@ -101,11 +101,11 @@ impl DistributedLock for Recorded {
         self.alive(self.backend.renew(lease)).await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         if !*self.dead.borrow() {
             self.decisions.note(claim.owner(), None);
         }
-        self.alive(self.backend.release(claim)).await
+        self.alive(self.backend.release(claim, keep)).await
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {

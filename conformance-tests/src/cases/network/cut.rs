@@ -148,7 +148,7 @@ impl Lane {
         let trap = self.proxy.cut_after(Direction::ToServer, bytes);
         let answer = match (request, &held) {
             (Request::Renew, Some(grant)) => self.client.renew(&grant.lease).await.map(drop),
-            (Request::Release, _) => self.client.release(&claim).await.map(drop),
+            (Request::Release, _) => self.client.release(&claim, None).await.map(drop),
             _ => self.client.try_acquire(&claim).await.map(drop),
         };
         if let Err(error) = &answer {
@@ -176,7 +176,7 @@ impl Lane {
             grant.token
         );
         *last = Some(grant.token);
-        self.other.release(&next).await?;
+        self.other.release(&next, None).await?;
         Ok(was_cut)
     }
 
@@ -258,7 +258,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         );
 
         let trap = case.swallow_reply(&proxy, then).await;
-        let repeated = unheard_or_repeated(client.release(&claim).await)?;
+        let repeated = unheard_or_repeated(client.release(&claim, None).await)?;
         answered(&case, &trap).await?;
         not_told_as_a_loss(repeated)?;
         case.is_free(&other, claim.name()).await?;
@@ -307,7 +307,7 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
             let trap = case.swallow_reply(proxy, then).await;
             let answer = match (request, &held) {
                 (Request::Renew, Some(grant)) => client.renew(&grant.lease).await.map(drop),
-                (Request::Release, _) => client.release(&claim).await.map(drop),
+                (Request::Release, _) => client.release(&claim, None).await.map(drop),
                 _ => client.try_acquire(&claim).await.map(drop),
             };
             answered(case, &trap).await?;
@@ -326,7 +326,7 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
                 grant.token
             );
             last = Some(grant.token);
-            other.release(&next).await?;
+            other.release(&next, None).await?;
         }
     }
     Ok(())

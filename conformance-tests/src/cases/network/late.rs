@@ -71,7 +71,7 @@ pub(super) async fn a_release_delivered_after_its_clean_up_spares_the_successor(
     case.take(&client, &claim).await?;
     let held = case.hold(&proxy);
     given_up(&case, &client, &held, claim.clone(), async |client, claim| {
-        client.release(&claim).await.map(drop)
+        client.release(&claim, None).await.map(drop)
     })
     .await?;
     case.release_through(&client, &claim).await?;
@@ -154,7 +154,7 @@ async fn believed_in_time(case: &Case, direction: Direction) -> Outcome {
         );
         case.margin(believed, at)?;
         proxy.heal().await;
-        other.release(&next).await?;
+        other.release(&next, None).await?;
         case.lock_through(&party.locks, "n", case.steady_ttl())
             .await?
             .release()

@@ -69,7 +69,9 @@ async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
     );
     call(
         "release",
-        of(&client, released, async |c, claim| c.release(&claim).await.map(drop)),
+        of(&client, released, async |c, claim| {
+            c.release(&claim, None).await.map(drop)
+        }),
     );
     call(
         "holder",
@@ -178,7 +180,7 @@ async fn notices(case: &Case, direction: Direction) -> Outcome {
         }
         smallest = smallest.min(at.since(believed));
         proxy.heal().await;
-        other.release(&next).await?;
+        other.release(&next, None).await?;
         let again = case.lock_through(&party.locks, "n", case.steady_ttl()).await?;
         ensure!(!guard.is_held(), "the guard", "what is lost stays lost");
         again.release().await?;

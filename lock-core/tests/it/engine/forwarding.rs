@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, BackendVersion, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
+    Renewal, Scope, ServerInfo, Wait,
 };
 
 /// Answers every call with an error that names the call.
@@ -28,7 +28,7 @@ impl DistributedLock for Echo {
     async fn renew(&self, _: &Lease) -> Result<Renewal, LockError> {
         echo("own renew")
     }
-    async fn release(&self, _: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, _: &Claim, _: Option<Duration>) -> Result<Released, LockError> {
         echo("own release")
     }
     async fn acquire(&self, _: &Claim, _: Wait) -> Result<Attempt, LockError> {
@@ -40,9 +40,6 @@ impl DistributedLock for Echo {
     async fn reserve(&self, _: &Claim, _: Duration) -> Result<Renewal, LockError> {
         echo("own reserve")
     }
-    async fn release_reserved(&self, _: &Claim, _: Duration) -> Result<Released, LockError> {
-        echo("own release_reserved")
-    }
     async fn holder(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
         echo("own holder")
     }
@@ -52,11 +49,8 @@ impl DistributedLock for Echo {
     async fn force_release(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
         echo("own force_release")
     }
-    async fn backend_version(&self) -> Result<BackendVersion, LockError> {
-        echo("own backend_version")
-    }
-    async fn warnings(&self) -> Result<Vec<String>, LockError> {
-        echo("own warnings")
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
+        echo("own server_info")
     }
     async fn close(&self) -> Result<(), LockError> {
         echo("own close")
@@ -82,20 +76,15 @@ async fn forwards_everything(lock: impl DistributedLock) {
     assert_eq!(lock.capabilities(), Echo.capabilities());
     assert_eq!(told(lock.try_acquire(&claim).await), "own try_acquire");
     assert_eq!(told(lock.renew(&lease).await), "own renew");
-    assert_eq!(told(lock.release(&claim).await), "own release");
+    assert_eq!(told(lock.release(&claim, None).await), "own release");
     assert_eq!(told(lock.acquire(&claim, Wait::until(None)).await), "own acquire");
     assert_eq!(told(lock.hand_over(&claim, &claim).await), "own hand_over");
     let second = Duration::from_secs(1);
     assert_eq!(told(lock.reserve(&claim, second).await), "own reserve");
-    assert_eq!(
-        told(lock.release_reserved(&claim, second).await),
-        "own release_reserved"
-    );
     assert_eq!(told(lock.holder(&name).await), "own holder");
     assert_eq!(told(lock.list("").await), "own list");
     assert_eq!(told(lock.force_release(&name).await), "own force_release");
-    assert_eq!(told(lock.backend_version().await), "own backend_version");
-    assert_eq!(told(lock.warnings().await), "own warnings");
+    assert_eq!(told(lock.server_info().await), "own server_info");
     assert_eq!(told(lock.close().await), "own close");
     assert_eq!(&*lock.queue_key(&name), "own queue_key");
     assert_eq!(format!("{:?}", lock.clock()), "Clock::Manual");
@@ -131,7 +120,7 @@ impl DistributedLock for Minimal {
     async fn renew(&self, _: &Lease) -> Result<Renewal, LockError> {
         Ok(Renewal::NotHeld)
     }
-    async fn release(&self, _: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, _: &Claim, _: Option<Duration>) -> Result<Released, LockError> {
         Ok(Released::NotHeld)
     }
 }
@@ -169,6 +158,6 @@ async fn inspection_is_not_supported_unless_a_backend_says_otherwise() {
         lock.force_release(&name).await,
         Err(LockError::NotSupported { .. })
     ));
-    assert!(lock.warnings().await.unwrap().is_empty());
+    assert!(matches!(lock.server_info().await, Err(LockError::NotSupported { .. })));
     assert!(lock.close().await.is_ok());
 }

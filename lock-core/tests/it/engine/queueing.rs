@@ -55,9 +55,9 @@ impl DistributedLock for Queueing {
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         self.memory.renew(lease).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         self.calls.releases.fetch_add(1, Ordering::SeqCst);
-        self.memory.release(claim).await
+        self.memory.release(claim, keep).await
     }
     fn clock(&self) -> Clock {
         self.memory.clock()
@@ -115,7 +115,7 @@ async fn a_first_request_that_fails_is_followed_by_a_wait() {
         assert!(locks.try_lock("a").await.unwrap().is_none());
         Calls::reach(&calls.waits, 1).await;
         assert!(locks.try_lock("a").await.unwrap().is_none());
-        elsewhere.release(&holder).await.unwrap();
+        elsewhere.release(&holder, None).await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
         assert!(behind.await.unwrap().unwrap().is_held());
         assert_eq!(calls.asked.load(Ordering::SeqCst), 2);

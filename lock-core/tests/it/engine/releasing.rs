@@ -275,13 +275,13 @@ impl DistributedLock for OneByOne {
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         self.memory.renew(lease).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         if claim.name().as_str().starts_with(HANGING) {
             std::future::pending::<()>().await;
         }
         let _turn = self.turn.lock().await;
         tokio::time::sleep(SECOND / 100).await;
-        self.memory.release(claim).await
+        self.memory.release(claim, keep).await
     }
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         let _listing = Arc::clone(&self.listing);
@@ -377,8 +377,8 @@ impl DistributedLock for Stuck {
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         self.memory.renew(lease).await
     }
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.memory.release(claim).await
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        self.memory.release(claim, keep).await
     }
 }
 

@@ -313,7 +313,7 @@ impl DistributedLock for Scripted {
         .await
     }
 
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, _: Option<Duration>) -> Result<Released, LockError> {
         let claim = claim.clone();
         self.request(Op::Release, move |server, now| server.release(&claim, now))
             .await

@@ -266,8 +266,8 @@ impl DistributedLock for Faithless {
             None => self.memory.renew(lease).await,
         }
     }
-    async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.memory.release(claim).await
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        self.memory.release(claim, keep).await
     }
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
         self.waits.fetch_add(1, Ordering::SeqCst);

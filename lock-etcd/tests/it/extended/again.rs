@@ -19,7 +19,7 @@ async fn a_release_that_is_dropped_under_way_spares_the_next_claim_of_the_same_c
     let held = proxy.hold(key.key.as_bytes());
     tokio::select! {
         biased;
-        _ = lock.release(&late) => panic!("it is held back"),
+        _ = lock.release(&late, None) => panic!("it is held back"),
         () = held.caught() => {}
     }
     clean_up(&lock, &late).await;
@@ -46,7 +46,7 @@ async fn a_hand_over_that_arrives_late_spares_the_next_claim_of_the_same_client(
     let before = only(&etcd, "n").await;
     deliver(&server, &proxy, held).await;
     assert_eq!(only(&etcd, "n").await, before);
-    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
 }
 
 #[tokio::test]
@@ -73,8 +73,8 @@ async fn a_request_to_join_a_queue_that_arrives_late_joins_nothing() {
     let before = line(&etcd, "n").await;
     deliver(&server, &proxy, held).await;
     assert_eq!(line(&etcd, "n").await, before);
-    holder.release(&in_the_way).await.unwrap();
+    holder.release(&in_the_way, None).await.unwrap();
     assert!(waiting.await.unwrap().unwrap().granted().is_some());
-    assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
     assert!(queue(&etcd, "n").await.is_empty());
 }

@@ -24,7 +24,7 @@ async fn a_login_that_has_expired_is_refreshed() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     tokio::time::sleep(Duration::from_secs(4)).await;
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
     let next = waiting.await.unwrap().unwrap().granted().unwrap();
     assert!(next.token > grant.token);
     // Whoever has logged in long ago, and watches something since then, waits for more.
@@ -33,7 +33,7 @@ async fn a_login_that_has_expired_is_refreshed() {
     tokio::time::sleep(Duration::from_secs(4)).await;
     let waiting = tokio::spawn(async move { other.acquire(&claim("o", LONG), Wait::until(soon())).await });
     until_queued(&as_root(&server).await, "o", 1).await;
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
     waiting.await.unwrap().unwrap().granted().unwrap();
     // A restart forgets all logins.
     server.restart(Data::Kept).await.unwrap();

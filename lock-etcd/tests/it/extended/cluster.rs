@@ -178,7 +178,7 @@ async fn a_client_goes_on_with_another_member_and_keeps_what_it_has() {
     }
     println!("renewed with another member after {:?}", began.elapsed());
     assert!(!waiting.is_finished());
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     let next = tokio::time::timeout(HANG_LIMIT, waiting)
         .await
         .unwrap()
@@ -417,7 +417,7 @@ async fn a_dead_holder_s_lock_is_free_one_ttl_after_the_last_change_of_the_leade
     let (leader, _) = world.agreed().await;
     let other = world.from((leader + 1) % MEMBERS).op_timeout(LOOKING);
     let other = other.connect().await.unwrap();
-    let warnings = other.warnings().await.unwrap();
+    let warnings = other.server_info().await.unwrap().warnings;
     let told = |text: &str| warnings.iter().any(|warning| warning.contains(text));
     assert!(
         warnings.len() == 1 && told("3 members") && told("1.3 s"),
@@ -466,5 +466,5 @@ async fn a_name_stays_reserved_when_the_leader_is_killed_and_counts_anew_from_th
         .unwrap();
     let taken = asked.elapsed();
     assert!(taken >= LENGTH, "{taken:?}");
-    other.release(&wanted).await.unwrap();
+    other.release(&wanted, None).await.unwrap();
 }

@@ -21,7 +21,7 @@ async fn a_waiter_keeps_its_place_for_longer_than_its_ttl() {
     tokio::time::sleep(TTL * 2).await;
     let after = queue(&etcd, "n").await;
     assert_eq!(before[1].create_revision(), after[1].create_revision());
-    a.release(&held).await.unwrap();
+    a.release(&held, None).await.unwrap();
     let (grant, _b) = wait.await.unwrap();
     let grant = grant.unwrap().granted().unwrap();
     assert!(grant.lease.is_valid(Clock::system().now()));

@@ -83,12 +83,12 @@ async fn a_full_server_grants_to_who_is_in_the_queue_and_to_nobody_else() {
         member.alarm(action, AlarmType::Nospace, None).await.unwrap();
     };
     alarm(AlarmAction::Activate).await;
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
     assert!(second > first);
     let refused = holder.try_acquire(&claim("m", LONG)).await.unwrap_err();
     assert!(format!("{refused:#}").contains("etcd is full"), "{refused}");
-    waiter.release(&wanted).await.unwrap();
+    waiter.release(&wanted, None).await.unwrap();
     alarm(AlarmAction::Deactivate).await;
 }
 
@@ -102,12 +102,12 @@ async fn an_etcd_that_keeps_leases_for_longer_than_asked_for_is_warned_of() {
     const ELECTION: [&str; 4] = ["--heartbeat-interval", "500", "--election-timeout", "4000"];
     let usual = start().await;
     assert_eq!(
-        looking(config(&usual)).await.warnings().await.unwrap(),
+        looking(config(&usual)).await.server_info().await.unwrap().warnings,
         Vec::<String>::new()
     );
     let server = start_with(&[&["--unsafe-no-fsync"][..], &ELECTION].concat()).await;
     let lock = looking(config(&server)).await;
-    let warnings = lock.warnings().await.unwrap();
+    let warnings = lock.server_info().await.unwrap().warnings;
     assert!(
         warnings.len() == 1 && warnings[0].contains("less than 6 s"),
         "{warnings:?}"
@@ -123,7 +123,7 @@ async fn an_endpoint_that_cannot_be_used_is_warned_of() {
     gone.kill().await.unwrap();
     let (_, port) = gone.authority().split_once(':').unwrap();
     let lock = looking(config(&server).endpoint("127.0.0.1", port.parse().unwrap())).await;
-    let warnings = lock.warnings().await.unwrap();
+    let warnings = lock.server_info().await.unwrap().warnings;
     assert!(
         warnings.len() == 1 && warnings[0].contains(gone.authority()),
         "{warnings:?}"
@@ -167,10 +167,10 @@ async fn a_look_at_the_endpoints_goes_on_when_its_runtime_ends() {
     let config = config(&server).endpoint("127.0.0.1", hung.address().port());
     let lock = looking(config.runtime(ending.handle().clone())).await;
     let before = hung.counts().connections;
-    let warning = tokio::spawn(async move { lock.warnings().await });
+    let warning = tokio::spawn(async move { lock.server_info().await });
     hung.counted(|counts| counts.connections > before).await;
     ending.shutdown_background();
-    let warnings = warning.await.unwrap().unwrap();
+    let warnings = warning.await.unwrap().unwrap().warnings;
     assert!(
         warnings.len() == 1 && warnings[0].contains(&hung.address().to_string()),
         "{warnings:?}"
@@ -225,7 +225,7 @@ async fn an_endpoint_that_hangs_is_warned_of_beside_all_else() {
         proxy.set(Direction::Both, Traffic::Lost);
     }
     let locks = Locks::new(looking(config).await);
-    let warnings = locks.warnings().await.unwrap();
+    let warnings = locks.server_info().await.unwrap().warnings;
     assert_eq!(warnings.len(), 3, "{warnings:?}");
     assert!(warnings[0].contains("less than 6 s"), "{warnings:?}");
     for (proxy, warning) in hung.iter().zip(&warnings[1..]) {

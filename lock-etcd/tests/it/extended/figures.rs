@@ -172,13 +172,13 @@ async fn hand_overs_between(server: &Etcd, clients: &[EtcdLock; 2], name: &str, 
         });
         until_queued(&etcd, name, 1).await;
         let released = Instant::now();
-        from.release(&held).await.unwrap();
+        from.release(&held, None).await.unwrap();
         let (grant, at) = waiting.await.unwrap();
         assert_eq!(grant.claim, next);
         times.push(at - released);
         held = next;
     }
-    clients[rounds % 2].release(&held).await.unwrap();
+    clients[rounds % 2].release(&held, None).await.unwrap();
     times
 }
 

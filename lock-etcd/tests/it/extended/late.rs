@@ -22,7 +22,7 @@ async fn next(lock: &EtcdLock) -> FencingToken {
         }
     };
     let token = tokio::time::timeout(HANG_LIMIT, taking).await.unwrap();
-    lock.release(&wanted).await.unwrap();
+    lock.release(&wanted, None).await.unwrap();
     token
 }
 

@@ -22,7 +22,7 @@ async fn free(lock: &EtcdLock, name: &str) -> Instant {
         .granted()
         .unwrap();
     let at = Instant::now();
-    lock.release(&wanted).await.unwrap();
+    lock.release(&wanted, None).await.unwrap();
     at
 }
 
@@ -53,7 +53,7 @@ async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_noth
         deliver(&server, &proxy, held).await;
         assert_eq!(everything(&etcd).await, before);
         if is_taken_again {
-            assert_eq!(lock.release(&next).await.unwrap(), Released::Released);
+            assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
         }
         granted(&other, &claim("n", LONG)).await;
         other.force_release(late.name()).await.unwrap().unwrap();
@@ -79,7 +79,7 @@ async fn a_late_request_to_take_a_name_puts_nothing_once_its_reservation_has_end
     };
     until(asking).await;
     assert_eq!(lock.reserve(&late, SHORT).await.unwrap(), Renewal::Renewed);
-    assert_eq!(lock.release_reserved(&late, SHORT).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&late, Some(SHORT)).await.unwrap(), Released::Released);
     until(async || queue(&etcd, "n").await.is_empty()).await;
     deliver(&server, &proxy, held).await;
     assert!(queue(&etcd, "n").await.is_empty());
@@ -101,7 +101,7 @@ async fn a_reservation_and_a_release_whose_answers_are_lost_are_made_once() {
     let trap = proxy.swallow_reply_that(key.as_bytes(), is_answer, Then::Cut);
     let began = Instant::now();
     // The claim was granted over another connection than the one of the first attempt, so what that came to is not known.
-    assert!(lock.release_reserved(&held, 2 * SHORT).await.is_err());
+    assert!(lock.release(&held, Some(2 * SHORT)).await.is_err());
     assert!(trap.has_sprung());
     let found = other.holder(held.name()).await.unwrap().unwrap();
     assert!(found.is_reserved && found.owner == Some(held.owner()), "{found:?}");
@@ -113,7 +113,7 @@ async fn a_reservation_and_a_release_whose_answers_are_lost_are_made_once() {
     assert_eq!(lock.reserve(&held, SHORT).await.unwrap(), Renewal::Renewed);
     let key = format!("reserved.{}", held.owner());
     let trap = proxy.swallow_reply_that(key.as_bytes(), is_answer, Then::Cut);
-    assert_eq!(lock.release_reserved(&held, SHORT).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, Some(SHORT)).await.unwrap(), Released::Released);
     assert!(trap.has_sprung());
     busy(&other, &claim("n", LONG)).await;
 }
@@ -133,7 +133,7 @@ async fn the_time_counts_from_the_answer_also_if_that_was_slow() {
     let answered = Instant::now();
     proxy.set(Direction::ToClient, Traffic::Flows);
     let rest = LENGTH - answered.elapsed();
-    assert_eq!(lock.release_reserved(&held, rest).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, Some(rest)).await.unwrap(), Released::Released);
     let taken = free(&other, "n").await - answered;
     assert!(taken >= LENGTH, "{taken:?}");
 }
@@ -175,7 +175,7 @@ async fn a_waiter_that_leaves_the_middle_of_the_queue_lets_no_one_pass_a_reserva
         waiting.push(tokio::spawn(async move {
             let attempt = lock.acquire(&wanted, Wait::until(soon())).await.unwrap();
             let (at, token) = (Instant::now(), attempt.granted().unwrap().token);
-            lock.release(&wanted).await.unwrap();
+            lock.release(&wanted, None).await.unwrap();
             (at, token)
         }));
         until_queued(&etcd, "n", keys).await;

@@ -29,7 +29,7 @@ async fn a_restore_behind_a_proxy_that_keeps_the_connection_lowers_no_token() {
             },
             Err(error) => assert!(error.is_retryable(), "{error}"),
         }
-        let _ = lock.release(&wanted).await;
+        let _ = lock.release(&wanted, None).await;
     };
     assert!(next > last, "{next} after {last}");
 }

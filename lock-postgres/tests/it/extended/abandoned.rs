@@ -30,7 +30,7 @@ async fn an_answer_that_is_lost_after_the_grant_leaves_nothing_beside_another_lo
     assert!(error.is_retryable(), "{error}");
     // It was granted: nobody has heard of it.
     server.until_locks(2).await;
-    let releasing = lock.release(&mine);
+    let releasing = lock.release(&mine, None);
     assert!(releasing.await.is_err());
     proxy.pass();
     server.until_locks(1).await;
@@ -50,7 +50,7 @@ async fn a_request_that_arrives_after_its_clean_up_leaves_nothing_beside_another
         proxy.hold_requests_after(0);
         assert!(lock.try_acquire(&mine).await.is_err());
         // The client has done what it can, and goes on.
-        assert!(lock.release(&mine).await.is_err());
+        assert!(lock.release(&mine, None).await.is_err());
         proxy.pass();
         server.until_locks(1).await;
         let mut looks = 0;

@@ -56,7 +56,7 @@ async fn holds_locks_while_a_standby_is_away(prepare: &str) {
             Ok(attempt) => assert!(attempt.granted().is_some()),
             Err(error) => break error,
         }
-        lock.release(&next).await.unwrap();
+        lock.release(&next, None).await.unwrap();
         drawn += 1;
         assert!(start.elapsed() < 2 * HANG_LIMIT && drawn <= 2000, "{drawn} tokens");
     };
@@ -177,7 +177,7 @@ async fn a_connected_client_hands_out_no_token_that_fell() {
     let waiting = tokio::spawn(async move { two.acquire(&claim("a", TTL), Wait::until(soon())).await });
     server.until_waiting("a", 1).await;
     server.run_sql("SELECT setval('fencelock.token', 5)").await;
-    one.release(&mine).await.unwrap();
+    one.release(&mine, None).await.unwrap();
     let second = waiting.await.unwrap().unwrap().granted().unwrap();
     assert!(second.token > first.token, "{} after {}", second.token, first.token);
 }

@@ -38,7 +38,7 @@ async fn who_renews_keeps_the_lock_or_is_told_and_tokens_rise() {
         if let Some(grant) = taken {
             assert!(grant.token > last.token());
             in_time(last.lost().wait()).await;
-            other.release(&grant.claim).await.unwrap();
+            other.release(&grant.claim, None).await.unwrap();
         } else {
             assert!(last.is_held());
         }

@@ -42,13 +42,13 @@ async fn log_of_locking(server: &Server, pairs: i64) -> (Log, Duration) {
     let lock = server.client().await;
     let first = claim("a", TTL);
     granted(&lock, &first).await;
-    lock.release(&first).await.unwrap();
+    lock.release(&first, None).await.unwrap();
     let before = Log::of(server).await;
     let start = Instant::now();
     for _ in 0..pairs {
         let claim = claim("a", TTL);
         granted(&lock, &claim).await;
-        assert_eq!(lock.release(&claim).await.unwrap(), Released::Released);
+        assert_eq!(lock.release(&claim, None).await.unwrap(), Released::Released);
     }
     let length = start.elapsed();
     // A session tells what it has written when it likes to, but at the latest when it ends.
@@ -124,7 +124,7 @@ async fn locking_is_hardly_slower_than_the_bare_advisory_pair() {
         let claim = claim("a", TTL);
         let start = Instant::now();
         granted(&lock, &claim).await;
-        lock.release(&claim).await.unwrap();
+        lock.release(&claim, None).await.unwrap();
         times[1].push(start.elapsed());
         let start = Instant::now();
         locks.lock("b").await.unwrap().release().await.unwrap();

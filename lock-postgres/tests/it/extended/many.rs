@@ -34,7 +34,7 @@ async fn one_more(clients: [&PostgresLock; 2]) -> [Duration; 2] {
             let claim = claim("one more", TTL);
             let start = Instant::now();
             granted(lock, &claim).await;
-            lock.release(&claim).await.unwrap();
+            lock.release(&claim, None).await.unwrap();
             times.push(start.elapsed());
         }
     }
@@ -63,7 +63,7 @@ async fn a_lock_costs_no_more_beside_many_than_beside_a_thousand() {
     assert!(sessions <= most() / 1000 + 3, "{sessions} sessions");
     let start = Instant::now();
     for grant in grants {
-        many.release(&grant.claim).await.unwrap();
+        many.release(&grant.claim, None).await.unwrap();
     }
     println!("released within {:?}", start.elapsed());
 }
@@ -82,7 +82,7 @@ async fn four_hundred_ttls_take_a_few_sessions() {
     }
     let held = server.sessions().await.len();
     for grant in grants {
-        lock.release(&grant.claim).await.unwrap();
+        lock.release(&grant.claim, None).await.unwrap();
     }
     let start = Instant::now();
     let mut left = server.sessions().await.len();

@@ -339,7 +339,7 @@ async fn sessions_with_the_answers_of_another_client_are_left_a_few_times() {
     for connections in [1, 3] {
         let lock = in_time(config(connections).await.connect()).await.unwrap();
         let grant = granted(&lock, &claim("a", TTL)).await;
-        lock.release(&grant.claim).await.unwrap();
+        lock.release(&grant.claim, None).await.unwrap();
     }
     let error = in_time(config(usize::MAX).await.connect()).await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");

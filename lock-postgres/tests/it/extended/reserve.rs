@@ -20,10 +20,10 @@ async fn a_standby_that_is_away_keeps_no_holder_waiting() {
     server.loses_its_standby().await;
     let first = reserved(&lock, "a", LONG).await;
     lock.renew(&kept.lease).await.unwrap();
-    assert_eq!(lock.release(&first).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&first, None).await.unwrap(), Released::Released);
     assert!(is_free(&other, "a").await);
     let second = reserved(&lock, "a", LONG).await;
-    lock.release_reserved(&second, LONG).await.unwrap();
+    lock.release(&second, Some(LONG)).await.unwrap();
     assert!(is_busy(&other, &claim("a", TTL)).await);
     other.force_release(&name("a")).await.unwrap().expect("it is reserved");
     assert!(is_free(&other, "a").await);
@@ -41,7 +41,7 @@ async fn a_session_notices_each_reservation_and_its_end() {
         assert!(is_free(&other, "b").await);
         let claim = reserved(&lock, "a", brief).await;
         let asked = Instant::now();
-        lock.release_reserved(&claim, brief).await.unwrap();
+        lock.release(&claim, Some(brief)).await.unwrap();
         assert!(
             is_busy(&other, &self::claim("a", TTL)).await || asked.elapsed() > brief,
             "{round}"
@@ -56,7 +56,7 @@ async fn a_reservation_ends_by_the_clock_of_the_server() {
     let server = Server::with_a_clock_that_steps();
     let (lock, other) = (server.client().await, server.client().await);
     let claim = reserved(&lock, "a", LONG).await;
-    lock.release_reserved(&claim, LONG).await.unwrap();
+    lock.release(&claim, Some(LONG)).await.unwrap();
     let step = async |seconds: i64| {
         server.step_clock(seconds);
         until("the clock is set", async || {
@@ -69,7 +69,7 @@ async fn a_reservation_ends_by_the_clock_of_the_server() {
         let claim = self::claim("a", TTL);
         let attempt = other.try_acquire(&claim).await;
         let free = matches!(attempt, Ok(Attempt::Granted(_)));
-        until("it is released", async || other.release(&claim).await.is_ok()).await;
+        until("it is released", async || other.release(&claim, None).await.is_ok()).await;
         attempt.ok().map(|_| free)
     };
     assert_eq!(free().await, Some(false));
@@ -84,7 +84,7 @@ async fn a_reservation_ends_by_the_clock_of_the_server() {
         let reserving = async {
             lock.try_acquire(&claim).await?;
             lock.reserve(&claim, short).await?;
-            lock.release_reserved(&claim, short).await
+            lock.release(&claim, Some(short)).await
         };
         reserving.await.is_ok_and(|released| released == Released::Released)
     })
@@ -99,10 +99,7 @@ async fn waiting_for_the_end_of_a_reservation_takes_few_messages() {
     let (lock, other) = (server.client().await, server.client().await);
     let reserved = reserved(&other, "reserved", LONG).await;
     let messages = || server.log().matches("statement: ").count();
-    assert_eq!(
-        other.release_reserved(&reserved, LONG).await.unwrap(),
-        Released::Released
-    );
+    assert_eq!(other.release(&reserved, Some(LONG)).await.unwrap(), Released::Released);
     let locks = Locks::new(server.client().await);
     let waiting = tokio::spawn(locks.lock("reserved").wait_for(HANG_LIMIT).into_future());
     server.until_waiting("reserved", 1).await;
@@ -129,7 +126,7 @@ async fn a_transaction_is_granted_a_name_when_its_reservation_ends() {
     let mut plain = server.plain().await;
     let claim = reserved(&other, "a", brief).await;
     let asked = Instant::now();
-    other.release_reserved(&claim, brief).await.unwrap();
+    other.release(&claim, Some(brief)).await.unwrap();
     let mut tx = plain.transaction().await.unwrap();
     in_time(lock.in_transaction(&mut tx, &name("a"), Some(HANG_LIMIT)))
         .await

@@ -28,7 +28,7 @@ async fn next_of(lock: &PostgresLock, name: &str) -> (FencingToken, Duration) {
     loop {
         if let Some(grant) = lock.try_acquire(&claim).await.unwrap().granted() {
             let took = start.elapsed();
-            lock.release(&claim).await.unwrap();
+            lock.release(&claim, None).await.unwrap();
             return (grant.token, took);
         }
         assert!(start.elapsed() < HANG_LIMIT, "the lock is not freed");

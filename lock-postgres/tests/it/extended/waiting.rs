@@ -75,7 +75,7 @@ async fn waiting_writes_no_line_into_the_log() {
         .collect();
     server.until_waiting("a", 5).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
-    holder.release(&mine).await.unwrap();
+    holder.release(&mine, None).await.unwrap();
     for waiter in waiters {
         waiter.await.unwrap();
     }
@@ -107,11 +107,11 @@ async fn a_release_wakes_a_waiter_long_before_it_looks_by_itself() {
         // Far into the time between two looks.
         tokio::time::sleep(Duration::from_millis(150)).await;
         let released = Instant::now();
-        one.release(&mine).await.unwrap();
+        one.release(&mine, None).await.unwrap();
         let (granted, then, theirs) = waiting.await.unwrap();
         assert!(granted);
         times.push(then - released);
-        two.release(&theirs).await.unwrap();
+        two.release(&theirs, None).await.unwrap();
         server.until_locks(0).await;
     }
     times.sort_unstable();
@@ -146,7 +146,7 @@ async fn requests_per_hand_over(waiters: usize) -> f64 {
     let before = attempts();
     let (mut lock, mut held) = (first, mine);
     for _ in 0..ROUNDS {
-        lock.release(&held).await.unwrap();
+        lock.release(&held, None).await.unwrap();
         let (granted, _, rest) = futures_first(tasks).await;
         tasks = rest;
         (lock, held) = granted;

@@ -33,7 +33,7 @@ async fn set_forward_a_lease_ends_early_which_is_told_at_the_next_renewal() {
     assert_eq!(told.unwrap(), LossReason::NotHeld, "told before the end of the ttl");
     // And back again: the token that ran ahead is still counted up.
     server.set_clock(0);
-    other.release(&next).await.unwrap();
+    other.release(&next, None).await.unwrap();
     let last = claim("n", LONG);
     assert!(granted(&other, &last).await.token > grant.token);
 }
@@ -60,12 +60,12 @@ async fn set_back_a_lease_lasts_longer_until_it_is_renewed_and_tokens_rise() {
     assert!(left(&lock).await > LONG);
     lock.renew(&grant.lease).await.unwrap();
     assert!(left(&lock).await <= LONG);
-    lock.release(&held).await.unwrap();
+    lock.release(&held, None).await.unwrap();
     let next = wait.await.unwrap();
     assert!(next.token > grant.token);
     // Also if its place was taken before the step.
     assert!(left(&lock).await <= TTL);
-    other.release(&wanted).await.unwrap();
+    other.release(&wanted, None).await.unwrap();
     let last = claim("n", LONG);
     assert!(granted(&lock, &last).await.token > next.token);
 }
@@ -100,7 +100,7 @@ async fn a_reservation_ends_by_the_clock_of_the_server_and_tokens_rise_after_it(
     let mine = claim("n", LONG).with_at_least(hours);
     let grant = granted(&lock, &mine).await;
     lock.reserve(&mine, hours).await.unwrap();
-    lock.release_reserved(&mine, hours).await.unwrap();
+    lock.release(&mine, Some(hours)).await.unwrap();
     server.set_clock(-HOUR);
     assert!(left(&lock).await > hours);
     server.set_clock(HOUR);
@@ -125,7 +125,7 @@ async fn only_set_back_by_more_than_counters_are_kept_tokens_fall() {
     for (claim, ahead) in claims.iter().zip([0, -HOUR, -2 * HOUR]) {
         server.set_clock(ahead);
         tokens.push(granted(&lock, claim).await.token);
-        lock.release(claim).await.unwrap();
+        lock.release(claim, None).await.unwrap();
         // After the first step the counter is kept until the clock has passed it once more.
         if tokens.len() == 2 {
             server.set_clock(2 * KEPT);

@@ -22,7 +22,10 @@ async fn abandoned(server: &Server, claim: &Claim, delay: Duration) -> Instant {
     let gone = lock.try_acquire(claim).await.unwrap_err();
     assert!(matches!(gone, LockError::Unavailable { .. }), "{gone}");
     // The clean-up comes first, by another way.
-    assert_eq!(server.client().await.release(claim).await.unwrap(), Released::NotHeld);
+    assert_eq!(
+        server.client().await.release(claim, None).await.unwrap(),
+        Released::NotHeld
+    );
     let released = scripts(server).await;
     assert!(released > before);
     tokio::time::sleep(delay.saturating_sub(sent.elapsed())).await;
@@ -91,7 +94,7 @@ async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself(
         tokio::join!(
             fails("try", lock.try_acquire(&other)),
             fails("renew", lock.renew(&grant.lease)),
-            fails("release", lock.release(&other)),
+            fails("release", lock.release(&other, None)),
             fails("hand over", lock.hand_over(&mine, &other)),
             fails("holder", lock.holder(&name)),
             fails("list", lock.list("")),
@@ -101,8 +104,11 @@ async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself(
     }
     proxy.pass();
     // What is held is still held, or was handed over by a request that arrived in the end.
-    until("the client has recovered", async || lock.release(&other).await.is_ok()).await;
-    lock.release(&mine).await.unwrap();
+    until("the client has recovered", async || {
+        lock.release(&other, None).await.is_ok()
+    })
+    .await;
+    lock.release(&mine, None).await.unwrap();
     granted(&lock, &other).await;
 }
 
@@ -162,7 +168,7 @@ async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
     let wait = tokio::spawn(async move { next.acquire(&wanted, Wait::until(soon())).await.unwrap() });
     until_queued(&server, "n", 2).await;
     proxy.hold_everything();
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     // It has the lock for no longer than its place would have lasted.
     let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
     assert!(left <= TTL.as_millis() as i64, "{left}");
@@ -234,9 +240,9 @@ async fn a_waiter_that_is_cut_off_for_one_refresh_keeps_its_place() {
         entry(owner).await != before.0
     })
     .await;
-    holder.release(&held.claim).await.unwrap();
+    holder.release(&held.claim, None).await.unwrap();
     let (waiter, grant) = first.await.unwrap();
     assert!(!later.is_finished());
-    waiter.release(&grant.claim).await.unwrap();
+    waiter.release(&grant.claim, None).await.unwrap();
     assert!(later.await.unwrap().1.token > grant.token);
 }

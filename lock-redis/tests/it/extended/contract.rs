@@ -86,6 +86,6 @@ async fn a_waiter_refreshes_its_place_and_nothing_else_is_sent() {
     for command in ["eval", "hello", "ping", "subscribe", "unsubscribe"] {
         assert_eq!(after.get(command), before.get(command), "{command}");
     }
-    a.release(&held).await.unwrap();
+    a.release(&held, None).await.unwrap();
     assert!(wait.await.unwrap().unwrap().granted().is_some());
 }

@@ -228,7 +228,7 @@ async fn waiters_that_vanished_are_passed_over_a_few_at_a_time() {
     until("the last one waits", async || crowd.in_queue("n").await > before).await;
     crowd.run(std::iter::once(crowd.leave("other", "o"))).await;
     let began = Instant::now();
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     // By the release: a refresh would come after the deadline.
     assert!(wait.await.unwrap().is_some());
     let scripts = crowd.scripts().await;
@@ -249,7 +249,7 @@ impl Crowd {
         let warm = claim("warm", LONG);
         granted(&lock, &warm).await;
         assert!(lock.force_release(warm.name()).await.unwrap().is_some());
-        assert_eq!(lock.release(&warm).await.unwrap(), Released::NotHeld);
+        assert_eq!(lock.release(&warm, None).await.unwrap(), Released::NotHeld);
         (lock, proxy)
     }
 
@@ -271,7 +271,7 @@ async fn a_release_that_was_carried_out_is_told_whatever_becomes_of_the_scripts_
     granted(&lock, &held).await;
     crowd.vanished("n", VANISHED).await;
     proxy.cut_after_answers(1);
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
     let left = crowd.in_queue("n").await;
     assert!(0 < left && left < VANISHED, "{left}");
 

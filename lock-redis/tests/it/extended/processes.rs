@@ -39,7 +39,7 @@ async fn ten_processes_that_wait_send_nothing_between_refreshes() {
     // Far less than a third of the ttl.
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert_eq!(calls(&mut con).await, before);
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     players.into_iter().for_each(|player| drop(player.finish()));
 }
 
@@ -64,7 +64,7 @@ async fn a_stopped_waiter_delays_the_next_by_no_more_than_its_ttl() {
     line.process.signal(Signal::CONT);
     until_queued(&line.server, "n", 1).await;
     let token = grant.token;
-    lock.release(&grant.claim).await.unwrap();
+    lock.release(&grant.claim, None).await.unwrap();
     assert!(line.process.line().parse::<u64>().unwrap() > token.get());
     assert_eq!(line.process.ask("held"), "true");
     line.process.finish();

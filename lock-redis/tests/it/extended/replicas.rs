@@ -27,7 +27,7 @@ async fn a_grant_is_on_the_replica_when_it_is_told_however_it_came_about() {
         async move { (b.acquire(&third, Wait::until(soon())).await.unwrap().granted(), b) }
     });
     until_queued(&primary, "n", 1).await;
-    a.release(&second).await.unwrap();
+    a.release(&second, None).await.unwrap();
     assert!(wait.await.unwrap().0.is_some());
     assert_eq!(owner_there().await, third.owner().to_string());
 }
@@ -156,13 +156,13 @@ async fn a_reservation_is_on_the_replica_when_it_counts_and_fails_if_it_is_not()
 async fn a_primary_that_goes_on_without_its_replicas_is_warned_of() {
     let (primary, _replica) = pair().await;
     let lock = primary.client().await;
-    let warnings = lock.warnings().await.unwrap();
+    let warnings = lock.server_info().await.unwrap().warnings;
     assert!(
         warnings.len() == 1 && warnings[0].contains("min-replicas-to-write"),
         "{warnings:?}"
     );
     let careful = primary.config().min_replicas(1).connect().await.unwrap();
-    assert_eq!(careful.warnings().await.unwrap(), [""; 0]);
+    assert_eq!(careful.server_info().await.unwrap().warnings, [""; 0]);
     let _: () = primary.command("CONFIG SET min-replicas-to-write 1").await;
-    assert_eq!(lock.warnings().await.unwrap(), [""; 0]);
+    assert_eq!(lock.server_info().await.unwrap().warnings, [""; 0]);
 }

@@ -44,7 +44,7 @@ async fn a_waiter_that_expects_a_longer_lease_is_served_when_the_reservation_end
     });
     until_queued(&server, "n", 1).await;
     let began = Instant::now();
-    assert_eq!(lock.release_reserved(&mine, rest).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&mine, Some(rest)).await.unwrap(), Released::Released);
     assert!(wait.await.unwrap().token > first.token);
     let took = began.elapsed();
     assert!(took >= rest, "{took:?}");
@@ -58,7 +58,7 @@ async fn a_waiter_keeps_its_place_through_a_reservation_that_is_longer_than_its_
     let mine = reserving(length);
     granted(&lock, &mine).await;
     lock.reserve(&mine, length).await.unwrap();
-    lock.release_reserved(&mine, length).await.unwrap();
+    lock.release(&mine, Some(length)).await.unwrap();
     let wait = tokio::spawn(async move {
         other
             .acquire(&claim("n", ttl), Wait::until(soon()))

@@ -119,7 +119,7 @@ async fn connections_to_an_old_primary_that_still_answers_are_closed_at_once() {
     until_queued(&service.servers[new], "n", 1).await;
     assert_eq!(holder.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     println!("all connections to the old primary were closed {left:?} after the switch");
-    holder.release(&held).await.unwrap();
+    holder.release(&held, None).await.unwrap();
     let guard = waiting.await.unwrap().unwrap();
     assert!(guard.token() > grant.token);
 }
@@ -279,7 +279,7 @@ async fn sentinels_that_are_told_of_another_primary_are_followed_although_they_c
     }
     until("the clients have left", async || service.subscribed(failed).await == 0).await;
     until("a renewal succeeds", async || holder.renew(&grant.lease).await.is_ok()).await;
-    holder.release(&grant.claim).await.unwrap();
+    holder.release(&grant.claim, None).await.unwrap();
     let guard = waiting.await.unwrap().unwrap();
     assert!(guard.token() > grant.token);
     service.servers[new].until_locked("n", true).await;

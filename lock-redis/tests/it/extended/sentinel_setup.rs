@@ -182,7 +182,7 @@ mod tls {
         })
         .await;
         until("the lock is renewed", async || lock.renew(&grant.lease).await.is_ok()).await;
-        assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+        assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
         replica.until_locked("n", false).await;
         let untrusted = RedisConfig::sentinel_tls([("localhost", port)], SERVICE);
         assert_configuration(&refused(untrusted).await, &["not trusted"]);

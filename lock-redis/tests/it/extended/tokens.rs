@@ -44,7 +44,7 @@ async fn a_name_costs_what_the_documentation_says() {
     for name in 0..NAMES {
         let claim = claim(&format!("order/{name:08}"), LONG);
         granted(&lock, &claim).await;
-        lock.release(&claim).await.unwrap();
+        lock.release(&claim, None).await.unwrap();
     }
     let each = (memory().await - before) / NAMES;
     println!("{each} bytes for each name");

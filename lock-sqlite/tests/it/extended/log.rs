@@ -44,7 +44,7 @@ async fn the_log_stays_short_while_many_clients_write_and_wait_at_once() {
                             .unwrap()
                             .granted()
                             .unwrap();
-                        lock.release(&claim).await.unwrap();
+                        lock.release(&claim, None).await.unwrap();
                     }
                 });
             })

@@ -44,7 +44,7 @@ fn readers_see_what_is_held_while_clients_of_their_process_come_and_go() {
                     let lock = file.client().await;
                     let passing = claim("passing", LONG);
                     granted(&lock, &passing).await;
-                    lock.release(&passing).await.unwrap();
+                    lock.release(&passing, None).await.unwrap();
                     lock.close().await.unwrap();
                 }
             });

@@ -35,7 +35,7 @@ pub(crate) async fn come_and_go(path: &Path) {
         let lock = SqliteLock::open(path).await.unwrap();
         let passing = claim("passing", LONG);
         if let Some(grant) = lock.try_acquire(&passing).await.unwrap().granted() {
-            lock.release(&grant.claim).await.unwrap();
+            lock.release(&grant.claim, None).await.unwrap();
         }
         lock.close().await.unwrap();
         if round == 0 {
@@ -63,5 +63,5 @@ pub(crate) async fn ends(processes: usize) {
 pub(crate) async fn come_once(path: &Path) {
     let lock = SqliteLock::open(path).await.unwrap();
     let grant = granted(&lock, &claim("passing", LONG)).await;
-    lock.release(&grant.claim).await.unwrap();
+    lock.release(&grant.claim, None).await.unwrap();
 }

@@ -81,7 +81,7 @@ pub(crate) async fn stopped_inside() {
         let other = claim("other", LONG);
         let attempt = until_done(async || hasty.try_acquire(&other).await).await;
         assert!(attempt.granted().is_some());
-        lock.release(&other).await.unwrap();
+        lock.release(&other, None).await.unwrap();
         assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     }
     assert_eq!(file.rows(), 1);
@@ -135,7 +135,7 @@ pub(crate) async fn fill(path: &Path) {
         let claim = claim("n", LONG);
         granted(&lock, &claim).await;
         assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-        assert_eq!(lock.release(&claim).await.unwrap(), Released::Released);
+        assert_eq!(lock.release(&claim, None).await.unwrap(), Released::Released);
     }
     let label = "x".repeat(4_000);
     let mut taken = 1;
@@ -192,6 +192,6 @@ pub(crate) async fn fill_disk(path: &Path) {
     for _ in 0..300 {
         assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     }
-    assert_eq!(lock.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
     assert!(lock.holder(held.name()).await.unwrap().is_none());
 }

@@ -43,7 +43,7 @@ pub(crate) async fn increment(path: &Path) {
         let value: u64 = fs::read_to_string(&counter).unwrap().parse().unwrap();
         std::thread::yield_now();
         fs::write(&counter, (value + 1).to_string()).unwrap();
-        assert_eq!(lock.release(&claim).await.unwrap(), Released::Released);
+        assert_eq!(lock.release(&claim, None).await.unwrap(), Released::Released);
     }
 }
 
@@ -99,7 +99,7 @@ pub(crate) async fn take_turns(path: &Path) {
         let claim = claim(&format!("turn/{}", fastrand::u8(0..3)), SHORT);
         if let Attempt::Granted(grant) = lock.try_acquire(&claim).await.unwrap() {
             say(grant.token);
-            lock.release(&claim).await.unwrap();
+            lock.release(&claim, None).await.unwrap();
         }
     }
 }

@@ -110,14 +110,14 @@ async fn the_rights_in_the_documentation_are_enough() {
     cluster.move_keys(slot, from, to).await;
     assert_eq!(lock.renew(&held.lease).await.unwrap(), Renewal::Renewed);
     cluster.close_slot(slot, from, to).await;
-    assert_eq!(lock.release(&held.claim).await.unwrap(), Released::Released);
+    assert_eq!(lock.release(&held.claim, None).await.unwrap(), Released::Released);
     let next = won(wait).await;
     lock.force_release(&name("n")).await.unwrap().unwrap();
     assert_eq!(lock.renew(&next.lease).await.unwrap(), Renewal::NotHeld);
     let held = granted(&lock, &claim("n", TTL)).await;
     assert_eq!(lock.reserve(&held.claim, TTL * 2).await.unwrap(), Renewal::Renewed);
     assert_eq!(lock.list("").await.unwrap().len(), 1);
-    assert_eq!(lock.warnings().await.unwrap(), [""; 0]);
+    assert_eq!(lock.server_info().await.unwrap().warnings, [""; 0]);
     cluster.until_subscribed("n", 0).await;
 }
 
@@ -137,7 +137,7 @@ async fn min_replicas_counts_those_of_the_node_of_the_name() {
     let error = with(2).await.unwrap().try_acquire(&claim("m", TTL)).await.unwrap_err();
     assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
     let waits = queue(&cluster, "n", 1).await;
-    lock.release(&held.claim).await.unwrap();
+    lock.release(&held.claim, None).await.unwrap();
     for (_, wait) in waits {
         assert!(won(wait).await.token > held.token);
     }
@@ -158,7 +158,7 @@ async fn all_nodes_are_reached_by_tls_under_the_names_that_they_announce() {
         let held = granted(&one, &claim(&text, TTL)).await;
         let wait = waiting(&other, &claim(&text, TTL));
         cluster.until_subscribed(&text, 1).await;
-        assert_eq!(one.release(&held.claim).await.unwrap(), Released::Released);
+        assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
         assert!(won(wait).await.token > held.token);
     }
     let untrusted = ClusterConfig::from_url(&format!("rediss+cluster://localhost:{port}")).unwrap();

@@ -47,13 +47,13 @@ async fn locks_outlive_their_primary_and_waiters_are_served_by_its_replica() {
     assert_eq!(one.renew(&held.lease).await.unwrap(), Renewal::Renewed);
     println!("renewed {:?} after that", promoted.elapsed());
     assert!(is_busy(&other, &claim("n", TTL)).await);
-    assert_eq!(one.release(&held.claim).await.unwrap(), Released::Released);
+    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
     let mut last = held;
     for (lock, wait) in waits {
         let next = won(wait).await;
         println!("granted {:?} after that", promoted.elapsed());
         assert!(next.token > last.token);
-        lock.release(&next.claim).await.unwrap();
+        lock.release(&next.claim, None).await.unwrap();
         last = next;
     }
 }
@@ -72,7 +72,7 @@ async fn requests_outlast_a_failover() {
     let killed = Instant::now();
     assert_eq!(one.renew(&held.lease).await.unwrap(), Renewal::Renewed);
     println!("renewed {:?} after the primary was killed", killed.elapsed());
-    assert_eq!(one.release(&held.claim).await.unwrap(), Released::Released);
+    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
     assert!(won(wait).await.token > held.token);
     println!("granted {:?} after the primary was killed", killed.elapsed());
 }
@@ -89,7 +89,7 @@ async fn a_silent_primary_is_left_for_its_replica() {
     cluster.nodes[primary].signal(Signal::CONT);
     // It learns that it is a replica now, and that is not the word of the cluster on the lock.
     assert_eq!(one.renew(&held.lease).await.unwrap(), Renewal::Renewed);
-    assert_eq!(one.release(&held.claim).await.unwrap(), Released::Released);
+    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn a_waiter_finds_out_that_its_primary_is_silent_long_before_it_refreshes_
     cluster.until_replicated(primary).await;
     cluster.nodes[primary].signal(Signal::STOP);
     until_promoted(&cluster, primary, primary + 3).await;
-    assert_eq!(one.release(&held.claim).await.unwrap(), Released::Released);
+    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
     let released = Instant::now();
     let next = won(wait).await;
     println!("granted {:?} after the release", released.elapsed());
@@ -122,7 +122,7 @@ async fn a_lock_that_the_promoted_replica_lacks_was_not_released() {
     cluster.nodes[primary + 3].kill();
     cluster.nodes[primary + 3].revive();
     // The first request goes to the silent node, and might be carried out there.
-    assert_eq!(one.release(&held.claim).await.unwrap(), Released::NotHeld);
+    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::NotHeld);
     let next = granted(&other, &claim("n", TTL)).await;
     assert!(next.token > held.token);
     cluster.nodes[primary].signal(Signal::CONT);
@@ -228,13 +228,13 @@ async fn nodes_can_be_added_and_removed_under_holds_and_waits() {
             drop(cluster.nodes.pop());
             cluster.until_known().await;
         }
-        before.release(&last.claim).await.unwrap();
+        before.release(&last.claim, None).await.unwrap();
         let (lock, wait) = waits.next().unwrap();
         let next = won(wait).await;
         assert!(next.token > last.token);
         (before, last) = (lock, next);
     }
-    assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+    assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
 }
 
 #[tokio::test]
@@ -261,7 +261,7 @@ async fn a_slot_that_no_node_serves_is_an_error_that_says_so() {
     // A list of the others would look whole.
     let error = one.list("").await.unwrap_err();
     assert!(error.to_string().contains("1 of 16384"), "{error}");
-    let warnings = one.warnings().await.unwrap();
+    let warnings = one.server_info().await.unwrap().warnings;
     assert!(warnings[0].contains("1 of 16384"), "{warnings:?}");
     // All others are served, unless all must be.
     assert!(granted(&one, &claim("m", TTL)).await.token.get() > 0);

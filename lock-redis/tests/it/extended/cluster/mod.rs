@@ -106,24 +106,21 @@ async fn every_operation_works_on_names_of_every_node() {
         };
         assert!(next.token > grant.token);
         assert_eq!(one.reserve(&next.claim, LONG * 2).await.unwrap(), Renewal::Renewed);
-        assert_eq!(
-            one.release_reserved(&next.claim, LONG).await.unwrap(),
-            Released::Released
-        );
+        assert_eq!(one.release(&next.claim, Some(LONG)).await.unwrap(), Released::Released);
         assert!(other.holder(next.claim.name()).await.unwrap().unwrap().is_reserved);
         let forced = other.force_release(next.claim.name()).await.unwrap().unwrap();
         assert_eq!(forced.token, Some(next.token));
         let last = granted(&other, &claim(next.claim.name().as_str(), TTL)).await;
         assert!(last.token > next.token);
-        assert_eq!(other.release(&last.claim).await.unwrap(), Released::Released);
-        assert_eq!(other.release(&last.claim).await.unwrap(), Released::NotHeld);
+        assert_eq!(other.release(&last.claim, None).await.unwrap(), Released::Released);
+        assert_eq!(other.release(&last.claim, None).await.unwrap(), Released::NotHeld);
         assert_eq!(other.renew(&last.lease).await.unwrap(), Renewal::NotHeld);
     }
     for node in &cluster.nodes {
         assert_eq!(node.leftovers().await, [""; 0]);
     }
-    assert_eq!(one.warnings().await.unwrap(), [""; 0]);
-    let version = one.backend_version().await.unwrap().to_string();
+    assert_eq!(one.server_info().await.unwrap().warnings, [""; 0]);
+    let version = one.server_info().await.unwrap().to_string();
     assert!(version.starts_with("Redis Cluster of 3 primaries: "), "{version}");
 }
 
@@ -135,13 +132,13 @@ async fn waiters_are_served_in_order_by_messages_and_unsubscribe() {
         let mut last = granted(&first, &claim(of, TTL)).await;
         let mut before = first;
         for (lock, wait) in queue(&cluster, of, 4).await {
-            assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+            assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
             // No refresh comes for a third of the ttl.
             let next = won(wait).await;
             assert!(next.token > last.token);
             (before, last) = (lock, next);
         }
-        assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+        assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
         cluster.until_subscribed(of, 0).await;
     }
 }
@@ -159,11 +156,11 @@ async fn a_waiter_whose_client_is_gone_is_passed_over() {
     }
     cluster.until_subscribed("n", 1).await;
     cluster.until_queued("n", 3).await;
-    one.release(&held.claim).await.unwrap();
+    one.release(&held.claim, None).await.unwrap();
     for (lock, wait) in queue {
         let next = won(wait).await;
         assert!(next.token > held.token);
-        lock.release(&next.claim).await.unwrap();
+        lock.release(&next.claim, None).await.unwrap();
     }
     assert_eq!(cluster.node_of("n").await.leftovers().await, [""; 0]);
 }
@@ -180,11 +177,11 @@ async fn a_wait_that_is_given_up_leaves_nothing_behind() {
     cluster.until_queued("n", 2).await;
     lost.abort();
     let _ = lost.await;
-    one.release(&held.claim).await.unwrap();
+    one.release(&held.claim, None).await.unwrap();
     // The place of the first one is taken away by the caller, as the contract says; here it was granted the lock.
     other.force_release(&name("n")).await.unwrap().unwrap();
     let next = won(kept).await;
-    other.release(&next.claim).await.unwrap();
+    other.release(&next.claim, None).await.unwrap();
     cluster.until_subscribed("n", 0).await;
     let deadline = Some(lock_core::Clock::system().now() + Duration::from_millis(50));
     let held = granted(&one, &claim("n", TTL)).await;
@@ -192,7 +189,7 @@ async fn a_wait_that_is_given_up_leaves_nothing_behind() {
         other.acquire(&claim("n", TTL), Wait::until(deadline)).await.unwrap(),
         Attempt::Busy(_)
     ));
-    one.release(&held.claim).await.unwrap();
+    one.release(&held.claim, None).await.unwrap();
     assert_eq!(cluster.node_of("n").await.leftovers().await, [""; 0]);
 }
 
@@ -232,7 +229,7 @@ async fn a_hand_over_costs_as_many_messages_between_nodes_however_many_there_are
         for round in 1..=usize::try_from(ROUNDS).unwrap() {
             let wait = waiting(&clients[round % 2], &claim("n", TTL));
             cluster.until_subscribed("n", 1).await;
-            clients[(round + 1) % 2].release(&held.claim).await.unwrap();
+            clients[(round + 1) % 2].release(&held.claim, None).await.unwrap();
             held = won(wait).await;
             cluster.until_subscribed("n", 0).await;
         }

@@ -25,12 +25,12 @@ async fn a_moved_name_keeps_its_holder_and_its_waiters_in_their_order() {
             assert_eq!(before.renew(&last.lease).await.unwrap(), Renewal::Renewed);
         }
         // At once: those who wait may not have found the new node yet.
-        assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+        assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
         let next = won(wait).await;
         assert!(next.token > last.token, "{} after {}", next.token, last.token);
         (before, last) = (lock, next);
     }
-    assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+    assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
     for node in &cluster.nodes {
         assert_eq!(node.leftovers().await, [""; 0]);
     }
@@ -52,7 +52,7 @@ async fn a_waiter_that_dies_while_its_slot_moves_is_in_the_way_for_one_ttl_at_mo
     let _ = dying.await;
     drop(dead);
     cluster.move_slot(slot, from, (from + 1) % 3).await;
-    one.release(&held.claim).await.unwrap();
+    one.release(&held.claim, None).await.unwrap();
     // It asks again when the lease of the dead one has ended, long before it would refresh its own place.
     assert!(won(wait).await.token > held.token);
 }
@@ -69,12 +69,12 @@ async fn messages_come_from_the_new_node_once_those_who_wait_are_there() {
     cluster.until_known().await;
     cluster.until_subscribed("n", 3).await;
     cluster.until_queued("n", 3).await;
-    assert_eq!(one.release(&held.claim).await.unwrap(), Released::Released);
+    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
     let mut last = held;
     for (lock, wait) in queue {
         let next = won(wait).await;
         assert!(next.token > last.token);
-        lock.release(&next.claim).await.unwrap();
+        lock.release(&next.claim, None).await.unwrap();
         last = next;
     }
 }
@@ -109,7 +109,7 @@ async fn while_a_slot_is_moved_its_locks_are_renewed_and_everything_else_waits()
         assert!(error.to_string().contains("is being moved"), "{error}");
     }
     let waiting = waiting(&other, &claim("n", TTL));
-    let releasing = tokio::spawn(async move { one.release(&held.claim).await.map(|released| (released, held)) });
+    let releasing = tokio::spawn(async move { one.release(&held.claim, None).await.map(|released| (released, held)) });
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!waiting.is_finished() && !releasing.is_finished());
     cluster.close_slot(slot, from, to).await;
@@ -129,7 +129,7 @@ async fn a_release_while_a_slot_is_moved_loses_no_waiter() {
     // All keys of the name are stored, so the node would serve a script that needs no other.
     let queue = queue(&cluster, "n", 2).await;
     cluster.open_slot(slot, from, to).await;
-    let releasing = tokio::spawn(async move { one.release(&held.claim).await.map(|_| held.token) });
+    let releasing = tokio::spawn(async move { one.release(&held.claim, None).await.map(|_| held.token) });
     tokio::time::sleep(Duration::from_millis(200)).await;
     assert!(!releasing.is_finished());
     assert_eq!(cluster.move_keys(slot, from, to).await, 4);
@@ -138,7 +138,7 @@ async fn a_release_while_a_slot_is_moved_loses_no_waiter() {
     for (lock, wait) in queue {
         let next = won(wait).await;
         assert!(next.token > last);
-        lock.release(&next.claim).await.unwrap();
+        lock.release(&next.claim, None).await.unwrap();
         last = next.token;
     }
 }
@@ -170,7 +170,7 @@ async fn a_wait_goes_on_whichever_node_is_told_first_that_the_slot_has_moved() {
         .command(&format!("CLUSTER SETSLOT {slot} NODE {id}"))
         .await;
     assert_eq!(renewing.await.unwrap().unwrap(), Renewal::Renewed);
-    one.release(&held.claim).await.unwrap();
+    one.release(&held.claim, None).await.unwrap();
     assert!(won(wait).await.token > held.token);
 }
 
@@ -207,10 +207,10 @@ async fn other_names_of_the_node_are_waited_for_undisturbed_while_slots_leave_it
     assert_eq!(connections().await, before, "no connection was made anew");
     let place = waits.len() - 1;
     let (held, wait) = waits.swap_remove(place);
-    lock.release(&held.claim).await.unwrap();
+    lock.release(&held.claim, None).await.unwrap();
     assert!(won(wait).await.token > held.token);
     for (held, wait) in waits {
-        lock.release(&held.claim).await.unwrap();
+        lock.release(&held.claim, None).await.unwrap();
         let Attempt::Granted(next) = wait.await.unwrap().unwrap() else {
             panic!()
         };
@@ -252,7 +252,7 @@ async fn waiters_keep_their_order_although_their_slot_is_moved_for_longer_than_t
     cluster.close_slot(slot, from, to).await;
     let mut before = first;
     for (lock, wait) in waits {
-        assert_eq!(before.release(&last.claim).await.unwrap(), Released::Released);
+        assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
         let next = won(wait).await;
         assert!(next.token > last.token, "{} after {}", next.token, last.token);
         (before, last) = (lock, next);

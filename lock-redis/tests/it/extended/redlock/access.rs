@@ -75,7 +75,7 @@ async fn clients_that_disagree_about_the_nodes_are_refused() {
     let longer = config(&nodes).max_ttl(LONG);
     assert!(refusal(longer).await.contains("max_ttl of 60s"));
     locks
-        .release(&granted(&locks, &claim("m", TTL)).await.claim)
+        .release(&granted(&locks, &claim("m", TTL)).await.claim, None)
         .await
         .unwrap();
 }
@@ -131,7 +131,7 @@ async fn every_node_can_have_credentials_of_its_own() {
     ] {
         let locks = RedlockLock::connect(&url).await.unwrap();
         let grant = granted(&locks, &claim("n", TTL)).await;
-        locks.release(&grant.claim).await.unwrap();
+        locks.release(&grant.claim, None).await.unwrap();
     }
 }
 
@@ -163,7 +163,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_who_may_only_look_ca
         Some(grant.token)
     );
     assert_eq!(look.list("").await.unwrap().len(), 1);
-    assert_eq!(one.release(&grant.claim).await.unwrap(), Released::Released);
+    assert_eq!(one.release(&grant.claim, None).await.unwrap(), Released::Released);
     let next = waiting.await.unwrap().unwrap();
     assert!(next.token > grant.token);
     let error = look.try_acquire(&claim("m", TTL)).await.unwrap_err();

@@ -77,7 +77,7 @@ async fn any_minority_can_be_down_paused_or_empty() {
     let (one, other) = (client(&nodes).await, client(&nodes).await);
     let mut last = granted(&one, &claim("n", TTL)).await;
     for (down, paused) in [(0, 1), (4, 2), (3, 0)] {
-        assert_eq!(one.release(&last.claim).await.unwrap(), Released::Released);
+        assert_eq!(one.release(&last.claim, None).await.unwrap(), Released::Released);
         nodes[down].kill();
         nodes[paused].signal(Signal::STOP);
         let next = granted(&other, &claim("n", TTL)).await;
@@ -86,7 +86,7 @@ async fn any_minority_can_be_down_paused_or_empty() {
         assert_eq!(other.renew(&next.lease).await.unwrap(), Renewal::Renewed);
         assert_eq!(other.holder(&name("n")).await.unwrap().unwrap().token, Some(next.token));
         assert_eq!(other.list("").await.unwrap().len(), 1);
-        assert_eq!(other.release(&next.claim).await.unwrap(), Released::Released);
+        assert_eq!(other.release(&next.claim, None).await.unwrap(), Released::Released);
         last = granted(&one, &claim("n", TTL)).await;
         nodes[paused].signal(Signal::CONT);
         nodes[down].revive();
@@ -166,7 +166,7 @@ async fn a_node_that_was_restarted_grants_nothing_to_those_who_wait_either() {
     let _: String = nodes[1].command("SAVE").await;
     nodes[1].kill();
     nodes[1].revive();
-    assert_eq!(one.release(&held.claim).await.unwrap(), Released::Released);
+    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
     let (_other, next) = waiting.await.unwrap();
     assert!(next.unwrap().token > held.token);
     let holder = async || nodes[1].command::<Option<String>>("GET {fencelock:n}:lock").await;
@@ -184,7 +184,7 @@ async fn nodes_that_lost_their_data_take_part_after_the_longest_ttl() {
     let short = || config(&nodes).max_ttl(Duration::from_secs(2));
     let locks = short().connect().await.unwrap();
     let first = granted_when_open(&locks, &claim("n", Duration::from_secs(1))).await;
-    locks.release(&first.claim).await.unwrap();
+    locks.release(&first.claim, None).await.unwrap();
     for node in &nodes[..2] {
         let _: String = node.command("FLUSHALL").await;
     }
@@ -266,7 +266,7 @@ async fn two_hundred_clients_that_start_at_once_find_new_servers_open() {
         let claim = claim("n", TTL);
         let deadline = soon();
         let attempt = locks.acquire(&claim, Wait::until(deadline)).await;
-        locks.release(&claim).await.map(|_| attempt.is_ok())
+        locks.release(&claim, None).await.map(|_| attempt.is_ok())
     };
     let started = futures_util::future::join_all((0..200).map(|_| start())).await;
     assert_eq!(
@@ -282,7 +282,7 @@ async fn without_contention_a_grant_takes_one_round_trip() {
     let locks = client(&nodes).await;
     let pair = async || {
         let grant = granted(&locks, &claim("n", TTL)).await;
-        assert_eq!(locks.release(&grant.claim).await.unwrap(), Released::Released);
+        assert_eq!(locks.release(&grant.claim, None).await.unwrap(), Released::Released);
     };
     // The counter begins, and the scripts become known.
     pair().await;
@@ -306,7 +306,7 @@ async fn a_token_is_above_the_counters_of_a_majority() {
     let nodes = nodes(5);
     let locks = client(&nodes).await;
     let first = granted(&locks, &claim("n", TTL)).await;
-    locks.release(&first.claim).await.unwrap();
+    locks.release(&first.claim, None).await.unwrap();
     // No two nodes agree.
     let counter = |ahead: u64| first.token.get() + ahead * 1_000_000_000;
     for (ahead, node) in (1..).zip(&nodes) {
@@ -323,7 +323,7 @@ async fn a_token_is_known_to_a_majority_before_it_is_given() {
     let nodes = nodes(3);
     let (one, other) = (client(&nodes).await, client(&nodes).await);
     let first = granted(&one, &claim("n", TTL)).await;
-    one.release(&first.claim).await.unwrap();
+    one.release(&first.claim, None).await.unwrap();
     server::until("every node is free", async || {
         let mut locks = 0;
         for node in &nodes {
@@ -338,7 +338,7 @@ async fn a_token_is_known_to_a_majority_before_it_is_given() {
     nodes[2].signal(Signal::STOP);
     let high = granted(&one, &claim("n", TTL)).await;
     assert!(high.token.get() > ahead);
-    one.release(&high.claim).await.unwrap();
+    one.release(&high.claim, None).await.unwrap();
     // Then the second one is down: the first one must know the token.
     nodes[1].signal(Signal::STOP);
     nodes[2].signal(Signal::CONT);
@@ -368,7 +368,7 @@ async fn new_names_are_granted_while_a_minority_is_silent() {
         for number in 0..20 {
             // The counters of new names begin at the clocks of the nodes, which differ, so a second round trip is needed.
             let grant = granted(&locks, &claim(&format!("new {number}"), TTL)).await;
-            assert_eq!(locks.release(&grant.claim).await.unwrap(), Released::Released);
+            assert_eq!(locks.release(&grant.claim, None).await.unwrap(), Released::Released);
         }
     };
     tokio::time::timeout(HANG_LIMIT, names)
@@ -391,7 +391,7 @@ async fn clocks_that_differ_by_hours_change_neither_exclusion_nor_the_order_of_t
             assert!(last < Some(grant.token), "{} came after {last:?}", grant.token);
             last = Some(grant.token);
             assert!(is_busy(loser, &claim("n", TTL)).await);
-            locks.release(&grant.claim).await.unwrap();
+            locks.release(&grant.claim, None).await.unwrap();
         }
         nodes[ahead].set_clock(0);
         nodes[behind].set_clock(0);

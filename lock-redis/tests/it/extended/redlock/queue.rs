@@ -41,10 +41,10 @@ async fn a_newcomer_comes_after_those_who_wait_although_it_hardly_knows_the_time
     }
     let later = waiting.pop().unwrap();
     let earlier = waiting.pop().unwrap();
-    assert_eq!(holder.release(&held.claim).await.unwrap(), Released::Released);
+    assert_eq!(holder.release(&held.claim, None).await.unwrap(), Released::Released);
     let (client, first) = earlier.await.unwrap();
     assert!(!later.is_finished());
-    assert_eq!(client.release(&first.claim).await.unwrap(), Released::Released);
+    assert_eq!(client.release(&first.claim, None).await.unwrap(), Released::Released);
     let (_, second) = later.await.unwrap();
     assert!(held.token < first.token && first.token < second.token);
 }
@@ -74,14 +74,14 @@ async fn a_wait_that_fails_can_go_on_at_once_on_the_nodes_that_it_was_giving_bac
             until_queued(node, "n", 1).await;
         }
         silent.hold_answers();
-        assert_eq!(holder.release(&held).await.unwrap(), Released::Released);
+        assert_eq!(holder.release(&held, None).await.unwrap(), Released::Released);
         let error = waiting.await.unwrap().unwrap_err();
         assert!(error.is_retryable(), "{error}");
         silent.pass();
         let attempt = waiter.acquire(&claim, Wait::until(soon())).await;
         assert!(attempt.is_ok(), "round {round}: {attempt:?}");
         assert!(attempt.unwrap().granted().is_some());
-        assert_eq!(waiter.release(&claim).await.unwrap(), Released::Released);
+        assert_eq!(waiter.release(&claim, None).await.unwrap(), Released::Released);
         slow.delay(Duration::ZERO);
     }
 }

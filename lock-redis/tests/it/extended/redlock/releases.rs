@@ -18,7 +18,7 @@ async fn a_node_does_not_count_for_a_claim_that_a_release_under_way_may_end_ther
     let claim = claim("n", TTL);
     granted(&locks, &claim).await;
     proxy.hold_requests();
-    assert_eq!(locks.release(&claim).await.unwrap(), Released::Released);
+    assert_eq!(locks.release(&claim, None).await.unwrap(), Released::Released);
     nodes[2].kill();
     // The release is under way to the first node: what that granted now would not last.
     let error = locks.try_acquire(&claim).await.unwrap_err();
@@ -58,7 +58,7 @@ async fn a_claim_is_not_busy_because_a_node_has_yet_to_answer_its_last_release()
     slow[0].hold_answers();
     assert!(is_busy(&other, &claim).await);
     silent.hold_requests();
-    assert_eq!(locks.release(&held).await.unwrap(), Released::Released);
+    assert_eq!(locks.release(&held, None).await.unwrap(), Released::Released);
     slow[1].hold_answers();
     // The first node has the release of the busy claim, the second one grants it, and the third one still has the holder.
     let before = scripts_run(&nodes[2]).await;
@@ -95,7 +95,7 @@ async fn what_was_to_be_asked_for_a_claim_is_not_asked_after_its_end() {
         }
         proxy.hold_requests();
         for claim in [&ended, &other] {
-            assert_eq!(locks.release(claim).await.unwrap(), Released::Released);
+            assert_eq!(locks.release(claim, None).await.unwrap(), Released::Released);
             // The third node does not count until the release has expired, and is asked then.
             assert!(
                 locks
@@ -108,7 +108,7 @@ async fn what_was_to_be_asked_for_a_claim_is_not_asked_after_its_end() {
         }
         proxy.pass();
         if is_reserved {
-            let released = locks.release_reserved(&ended, Duration::from_millis(1)).await;
+            let released = locks.release(&ended, Some(Duration::from_millis(1))).await;
             assert_eq!(released.unwrap(), Released::Released);
         } else {
             let handed_over = locks.hand_over(&ended, &claim("handed-over", TTL)).await.unwrap();
@@ -138,7 +138,7 @@ async fn a_release_reaches_every_node() {
         for node in &nodes {
             let _: String = node.command("SCRIPT FLUSH").await;
         }
-        locks.release(&grant.claim).await.unwrap();
+        locks.release(&grant.claim, None).await.unwrap();
         server::until("no node has the lock", async || {
             let mut locks = 0;
             for node in &nodes {
