@@ -133,17 +133,19 @@ impl Case {
     pub(crate) async fn party_on_runtime(&self, runtime: &Handle) -> Outcome<Party> {
         let client = self.harness.client_on(&self.namespace, runtime.clone()).await?;
         let options = Options::new().runtime(runtime.clone());
+        // It is not shut down at the end of the case, as it has ended with its runtime by then.
         Ok(self.party_with(Arc::new(self.linked(client)), options))
     }
 
     fn party_on(&self, link: Arc<Link>) -> Party {
-        self.party_with(link, Options::new())
+        let party = self.party_with(link, Options::new());
+        self.open().locks.push(party.locks.clone());
+        party
     }
 
     fn party_with(&self, link: Arc<Link>, options: Options) -> Party {
         let backend: Arc<dyn DistributedLock> = Arc::clone(&link) as _;
         let locks = Locks::with_options(backend, options.ttl(self.kept_ttl()));
-        self.open().locks.push(locks.clone());
         Party { locks, link }
     }
 

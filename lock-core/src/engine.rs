@@ -93,8 +93,6 @@ impl Core {
 
     /// Starts work that a shutdown waits for. Callable from anywhere in the process of the client.
     pub(crate) fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<(), LockError> {
-        // It is some kilobytes, and is moved several times on its way.
-        let work = Box::pin(work);
         self.executor.spawn(self.tasks.track_future(work))
     }
 
@@ -221,7 +219,7 @@ impl Core {
         let (tell, told) = oneshot::channel();
         self.spawn(work(tell))?;
         drop(starting);
-        told.await.unwrap_or_else(|_| Err(runtime_ended()))
+        told.await.unwrap_or_else(|_| Err(self.executor.dropped("the request")))
     }
 
     /// Ends everything, in a task of its own so that a caller who goes away stops nothing.
@@ -232,10 +230,10 @@ impl Core {
         let core = Arc::clone(self);
         let (tell, told) = oneshot::channel();
         // Not among the tasks that a shutdown waits for.
-        self.executor.spawn(Box::pin(async move {
+        self.executor.spawn(async move {
             let _ = tell.send(core.end().await);
-        }))?;
-        told.await.unwrap_or_else(|_| Err(runtime_ended()))
+        })?;
+        told.await.unwrap_or_else(|_| Err(self.executor.dropped("shutdown")))
     }
 
     async fn end(&self) -> Result<(), LockError> {
@@ -301,11 +299,6 @@ impl Drop for Core {
         ));
         std::mem::forget((self.executor.clone(), self.tasks.clone(), self.releases.clone()));
     }
-}
-
-/// The runtime that did the work ended.
-pub(crate) fn runtime_ended() -> LockError {
-    LockError::unavailable("the request", "the runtime that worked on it ended".to_owned())
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::background::{background, block_on};
-use crate::engine::{Core, runtime_ended};
+use crate::engine::Core;
 use crate::names::{Release, Reservation};
 use crate::request::{AcquireOptions, Renew};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -171,7 +171,9 @@ impl LockGuard {
         }
         // It may have been lost since the look above.
         let lost = lost || held.grant.revocation().reason() != Some(LossReason::Released);
-        let outcome = outcome.await.unwrap_or_else(|_| Err(runtime_ended()));
+        let outcome = outcome
+            .await
+            .unwrap_or_else(|_| Err(held.core.executor.dropped("release")));
         match outcome.map_err(|error| error.of(held.grant.claim.name()))? {
             Released::Released if !lost => Ok(ReleaseOutcome::Released),
             _ => Ok(ReleaseOutcome::AlreadyLost),
@@ -241,7 +243,9 @@ impl LockGuard {
             let _ = tell.send(core.renew(&lease).await);
         })?;
         drop(starting);
-        let told = told.await.unwrap_or_else(|_| Err(runtime_ended()));
+        let told = told
+            .await
+            .unwrap_or_else(|_| Err(held.core.executor.dropped("renewal")));
         told.map_err(|error| error.of(self.name()))?;
         self.check()
     }

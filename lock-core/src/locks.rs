@@ -86,9 +86,8 @@ impl Options {
     }
 
     /// Runs everything on that runtime instead of the background thread. Saves a switch of threads per call. If the
-    /// runtime is blocked, renewals are late. If it ends, the client goes on on the background thread: requests to the server
-    /// that were under way fail, waits start anew, and locks stay held unless the server kept them by a connection that ended with
-    /// the runtime. Those are lost at once.
+    /// runtime is blocked, renewals are late. If it ends, the client ends with it: locks are lost with
+    /// [`LossReason::RuntimeEnded`](crate::LossReason::RuntimeEnded), and requests fail with [`LockError::Configuration`].
     ///
     /// In a forked child it must be a runtime of the child: an inherited one has no threads there.
     pub fn runtime(mut self, runtime: Handle) -> Self {

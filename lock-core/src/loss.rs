@@ -33,6 +33,9 @@ pub enum LossReason {
     /// The holder itself let go: the guard was released or dropped.
     #[error("the guard was released")]
     Released = 6,
+    /// The runtime that the client was given ([`Options::runtime`](crate::Options::runtime)) has ended, and nothing renews the lock.
+    #[error("the runtime of the lock client has ended")]
+    RuntimeEnded = 7,
 }
 
 impl LossReason {
@@ -44,6 +47,7 @@ impl LossReason {
             Self::MaxHold,
             Self::Shutdown,
             Self::Released,
+            Self::RuntimeEnded,
         ]
         .into_iter()
         .find(|reason| *reason as u8 == code)

@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::ask::{ask, unbroken};
-use crate::engine::{Core, Releasing, runtime_ended};
+use crate::engine::{Core, Releasing};
 use crate::guard::{Held, LockGuard};
 use crate::names::{
     Answers, Ask, AskWait, Entered, Names, Releasable, Release, Reservation, SHORTEST_RESPONSE, Step, Waiter,
@@ -191,12 +191,13 @@ struct Caller<'a> {
 
 impl Caller<'_> {
     async fn outcome(mut self) -> Result<LockGuard, LockError> {
+        let dropped = || self.core.executor.dropped("acquire");
         let Some(outcome) = &mut self.outcome else {
-            return Err(runtime_ended());
+            return Err(dropped());
         };
-        let outcome = outcome.await;
+        let outcome = outcome.await.unwrap_or_else(|_| Err(dropped()));
         self.outcome = None;
-        outcome.unwrap_or_else(|_| Err(runtime_ended()))
+        outcome
     }
 }
 
@@ -532,10 +533,9 @@ impl NameTask {
 
 impl Drop for NameTask {
     fn drop(&mut self) {
-        // Its runtime has ended, and another one goes on.
         if !self.has_ended {
-            let task = self.core.names.restart(&self.key);
-            self.core.start(&self.key, task);
+            let error = self.core.executor.dropped("acquire");
+            self.core.answer(self.core.names.give_up(&self.key, &error));
         }
     }
 }

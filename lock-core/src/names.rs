@@ -293,15 +293,7 @@ impl Names {
         name.wake()
     }
 
-    /// The task of a name was dropped in the middle of its work; returns the one that goes on.
-    pub(crate) fn restart(&self, key: &str) -> Option<Arc<Notify>> {
-        let mut state = self.lock();
-        let name = state.names.get_mut(key)?;
-        name.task = None;
-        name.wake()
-    }
-
-    /// Forgets a name whose task cannot be started.
+    /// Forgets a name whose task cannot run any more.
     pub(crate) fn give_up(&self, key: &str, error: &LockError) -> Answers {
         let mut state = self.lock();
         let name = state.names.remove(key);

@@ -67,8 +67,8 @@ struct State {
     schedule: BTreeSet<(Stamp, u64)>,
     /// Guards that end at a set time.
     limits: BTreeSet<(Stamp, usize, u64)>,
-    /// Alive while the task is.
-    task: Weak<()>,
+    /// Whether the task runs.
+    is_running: bool,
 }
 
 #[derive(Debug)]
@@ -155,8 +155,8 @@ impl Watchdog {
     pub(crate) fn watch(&self, held: &Arc<Held>) {
         let lease = held.lease();
         let serial = lease.serial();
-        let mut state = self.lock();
-        let state = &mut *state;
+        let mut locked = self.lock();
+        let state = &mut *locked;
         // With the mutex: should it raise the alarm at once, the guard is there when it is looked for.
         held.grant().revocation().alarm(&self.alarm, serial);
         let mut earlier = false;
@@ -194,9 +194,10 @@ impl Watchdog {
             state.limits.insert((limit, id(held), serial));
             earlier = true;
         }
-        // A runtime that the user brought may have ended.
-        if state.task.strong_count() == 0 {
-            state.task = held.core().start_watchdog();
+        let was_running = std::mem::replace(&mut state.is_running, true);
+        drop(locked);
+        if !was_running {
+            held.core().start_watchdog();
         } else if earlier {
             self.alarm.notify.notify_one();
         }
@@ -341,22 +342,13 @@ fn sooner(lease: &Lease, spread: f64) -> Duration {
 }
 
 impl Core {
-    fn start_watchdog(self: &Arc<Self>) -> Weak<()> {
-        let alive = Arc::new(());
-        let task = Arc::downgrade(&alive);
+    fn start_watchdog(self: &Arc<Self>) {
         // Neither keeps the client alive nor is waited for by a shutdown.
-        let post = Post {
-            core: Arc::downgrade(self),
-            begun: false,
-            _alive: alive,
-        };
-        if let Err(error) = self
-            .executor
-            .spawn(Box::pin(watch(post, Arc::clone(&self.watchdog.alarm))))
-        {
+        let post = Post(Arc::downgrade(self));
+        let alarm = Arc::clone(&self.watchdog.alarm);
+        if let Err(error) = self.executor.spawn(watch(post, alarm)) {
             tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "locks are not renewed");
         }
-        task
     }
 
     fn spawn_renewal(self: &Arc<Self>, lease: Lease) {
@@ -367,7 +359,6 @@ impl Core {
                 return;
             }
             let asked = core.clock.now();
-            // Should this task be dropped with its runtime, the lease is due at once.
             let mut renewing = Renewing {
                 core: &core,
                 lease: &lease,
@@ -442,10 +433,9 @@ impl Drop for Renewing<'_> {
     }
 }
 
-async fn watch(mut post: Post, alarm: Arc<Alarm>) {
-    post.begun = true;
+async fn watch(post: Post, alarm: Arc<Alarm>) {
     loop {
-        let nap = match post.core.upgrade() {
+        let nap = match post.0.upgrade() {
             Some(core) => core.watchdog.tick(&core),
             None => return,
         };
@@ -456,19 +446,15 @@ async fn watch(mut post: Post, alarm: Arc<Alarm>) {
     }
 }
 
-/// Notices that the watchdog's runtime has ended, and lets the background thread take over.
-struct Post {
-    core: Weak<Core>,
-    /// Until then the executor sees to the task, and the caller may hold the mutex of the watchdog.
-    begun: bool,
-    _alive: Arc<()>,
-}
+/// Ends all holds when the runtime of the watchdog ends.
+struct Post(Weak<Core>);
 
 impl Drop for Post {
     fn drop(&mut self) {
-        if let Some(core) = self.core.upgrade().filter(|_| self.begun) {
-            core.executor.leave_chosen_runtime();
-            core.watchdog.lock().task = core.start_watchdog();
+        let Some(core) = self.0.upgrade() else { return };
+        core.watchdog.lock().is_running = false;
+        for held in core.watchdog.everything() {
+            held.let_go(LossReason::RuntimeEnded, None);
         }
     }
 }

@@ -186,8 +186,8 @@ impl EtcdConfig {
         self
     }
 
-    /// Works connections on that runtime instead of fencelock's own background thread. If it ends, the next request connects anew
-    /// on the background thread; locks that are renewed stay held.
+    /// Works connections on that runtime instead of fencelock's own background thread. If it ends, the client ends with it.
+    /// Give the same one to [`Options::runtime`].
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);

@@ -232,8 +232,8 @@ impl PostgresConfig {
         self
     }
 
-    /// Works sessions on that runtime instead of fencelock's own background thread. If it ends, its sessions end, and their locks
-    /// are lost at once; the next request opens a session on the background thread.
+    /// Works sessions on that runtime instead of fencelock's own background thread. If it ends, the client ends with it. Give
+    /// the same one to [`Options::runtime`].
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);

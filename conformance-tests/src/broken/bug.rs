@@ -22,7 +22,7 @@ pub(crate) enum Bug {
     CallsHaveNoLimit,
     CancelLeavesItsEntry,
     HolderIsRemembered,
-    DeadWithItsRuntime,
+    OutlivesItsRuntime,
     DeadlineFromALateReply,
     DeadlineFromTheAcquireOnASharedLease,
     DeadlineFromTheReply,
@@ -83,7 +83,7 @@ impl Bug {
         Self::CallsHaveNoLimit,
         Self::CancelLeavesItsEntry,
         Self::HolderIsRemembered,
-        Self::DeadWithItsRuntime,
+        Self::OutlivesItsRuntime,
         Self::DeadlineFromALateReply,
         Self::DeadlineFromTheAcquireOnASharedLease,
         Self::DeadlineFromTheReply,
@@ -145,7 +145,7 @@ impl Bug {
             Self::BusyIsNotTold => "a wait does not tell that the name is busy",
             Self::CallsHaveNoLimit => "calls into silence have no limit",
             Self::CancelLeavesItsEntry => "a cancelled wait leaves its queue entry",
-            Self::DeadWithItsRuntime => "a client is dead once its runtime has ended",
+            Self::OutlivesItsRuntime => "what a client holds is renewed after its runtime has ended",
             Self::DeadlineFromALateReply => "the deadline counts from a reply that comes late",
             Self::DeadlineFromTheAcquireOnASharedLease => "on a shared lease the deadline counts from the acquire",
             Self::DeadlineFromTheReply => "the deadline counts from the reply",
@@ -217,7 +217,7 @@ impl Bug {
                 dropped::acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
                 leaving::a_cancelled_waiter_holds_nobody_up,
             ],
-            Self::DeadWithItsRuntime => cases![runtime::a_client_whose_own_runtime_ends_goes_on_without_it],
+            Self::OutlivesItsRuntime => cases![runtime::a_client_whose_own_runtime_ends_ends_with_it],
             Self::DeadlineFromTheAcquireOnASharedLease => {
                 cases![leases::a_lock_taken_late_is_not_believed_in_longer_than_the_server_keeps_it]
             }

@@ -38,7 +38,7 @@ impl Bug {
                 "lock \"n\" was still held after",
             ],
             Self::HolderIsRemembered => &["those who observe see the new leader within"],
-            Self::DeadWithItsRuntime => &["was cancelled"],
+            Self::OutlivesItsRuntime => &["the lock is free when its ttl is over"],
             Self::DeadlineFromALateReply => &["on the way leave at most"],
             Self::DeadlineFromTheAcquireOnASharedLease | Self::DeadlineFromTheReply | Self::ExpiredIsStillHeld => {
                 &[TWO_HOLDERS]

@@ -26,7 +26,7 @@ pub(crate) const CASES: &[Entry] = cases![
     a_thousand_names_are_held_at_once_by_one_client,
     runtime::a_client_used_from_two_runtimes_outlives_the_one_that_ends,
     runtime::a_client_is_made_and_used_outside_of_a_runtime,
-    runtime::a_client_whose_own_runtime_ends_goes_on_without_it,
+    runtime::a_client_whose_own_runtime_ends_ends_with_it,
 ];
 
 pub(crate) async fn a_held_name_is_busy_for_another_client(case: Arc<Case>) -> Outcome {

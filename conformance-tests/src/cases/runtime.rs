@@ -71,72 +71,62 @@ pub(crate) async fn a_client_is_made_and_used_outside_of_a_runtime(case: Arc<Cas
     }
 }
 
-pub(crate) async fn a_client_whose_own_runtime_ends_goes_on_without_it(case: Arc<Case>) -> Outcome {
+pub(crate) async fn a_client_whose_own_runtime_ends_ends_with_it(case: Arc<Case>) -> Outcome {
     let other = case.party().await?.locks;
     let runtime = own_runtime()?;
     let locks = case.party_on_runtime(runtime.handle()).await?.locks;
     // This one is not used before its runtime has ended.
     let idle = case.party_on_runtime(runtime.handle()).await?.locks;
     let taken = other.lock("taken").await?;
-    // Far from being renewed, so that what is told in time is not told by a renewal.
-    let kept = locks.lock("kept").await?;
-    let renewed = locks.lock("renewed").ttl(case.steady_ttl()).await?;
-    let waiter = tokio::spawn(locks.lock("taken").wait_for(case.hang_limit()).into_future());
+    let held = locks.lock("held").ttl(case.steady_ttl()).await?;
+    let (token, ttl) = (held.token(), held.ttl());
+    let waiter = tokio::spawn(locks.lock("taken").into_future());
     while locks.stats().waiting == 0 {
         tokio::task::yield_now().await;
     }
     case.in_line("taken", 1).await?;
     tokio::task::spawn_blocking(move || drop(runtime)).await?;
 
-    if case.leases_are_connections() {
-        let told = tokio::time::timeout(case.hang_limit(), kept.lost().wait()).await;
+    let limit = case.hang_limit();
+    case.within(
+        limit,
+        "the holder is told that nothing renews its lock",
+        held.lost().wait(),
+    )
+    .await?;
+    let waited = case.within(limit, "a wait ends with its runtime", waiter).await??;
+    let asked = case.within(limit, "a request ends", locks.try_lock("free")).await?;
+    let first = case
+        .within(limit, "the first request ends", idle.lock("free").into_future())
+        .await?;
+    for (who, answer) in [
+        ("a waiter", waited.map(drop)),
+        ("the client", asked.map(drop)),
+        ("a client that was idle", first.map(drop)),
+    ] {
         ensure!(
-            told.is_ok(),
+            answer
+                .as_ref()
+                .is_err_and(|error| error.to_string().contains("runtime")),
             "the client",
-            "a lock whose connection ended with its runtime is lost at once; after {:?} there was {kept:?}",
-            case.hang_limit()
+            "{who} is told that its runtime has ended; it got {answer:?}"
         );
-    } else {
-        tokio::time::sleep(case.steady_ttl() + case.steady_ttl() / 2).await;
-        for guard in [&kept, &renewed] {
-            ensure!(
-                guard.is_held(),
-                "the client",
-                "{guard:?} is renewed without its runtime"
-            );
-        }
     }
-    for (who, locks) in [("the client", &locks), ("a client that was idle", &idle)] {
-        let refused = locks.try_lock("taken").await?;
-        ensure!(
-            refused.is_none(),
-            "the backend",
-            "{who} is refused what is taken; it got {refused:?}"
-        );
-        let guard = locks.lock("free").wait_for(case.hang_limit()).await?;
-        ensure!(
-            guard.is_held(),
-            "the client",
-            "{who} holds what it took; there was {guard:?}"
-        );
-        guard.release().await?;
-    }
-    let before = taken.token();
+    // Nothing goes on in the background.
+    let next = case
+        .within(
+            ttl + limit,
+            "the lock is free when its ttl is over",
+            other.lock("held").into_future(),
+        )
+        .await??;
+    ensure!(
+        next.token() > token,
+        "the backend",
+        "the next token is higher; {} came after {token}",
+        next.token()
+    );
     taken.release().await?;
-    match waiter.await? {
-        Ok(guard) => ensure!(
-            guard.token() > before,
-            "the backend",
-            "tokens rise from {before} when the runtime ends; there was {guard:?}"
-        ),
-        Err(error @ LockError::TimedOut { .. }) => {
-            fail!("the client", "a wait goes on without its runtime; it said {error}")
-        }
-        Err(error) => return Err(error.into()),
-    }
-    for guard in [kept, renewed] {
-        guard.release().await?;
-    }
     Ok(())
 }
 

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, Grant, Lease, LockError, Locks, LossReason, MemoryLock,
-    Options, Released, Renew, Renewal, Wait, async_trait,
+    Options, ReleaseOutcome, Released, Renew, Renewal, Wait, async_trait,
 };
 use tokio::runtime::Runtime;
 
 use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
-use crate::{HANG_LIMIT, block_until, paused, until};
+use crate::{block_until, paused, until};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -204,22 +204,41 @@ async fn work_is_not_continued_past_the_deadline_after_a_sleep_of_the_machine() 
 }
 
 #[test]
-fn a_runtime_that_ends_takes_no_lock_with_it() {
+fn a_client_ends_with_the_runtime_that_it_was_given() {
     let own = Runtime::new().unwrap();
     let memory = MemoryLock::new();
-    // The background thread goes on in real time.
-    let options = Options::new().runtime(own.handle().clone()).ttl(9 * SECOND);
-    let locks = Locks::with_options(memory.client(), options);
+    let client = || Locks::with_options(memory.client(), Options::new().runtime(own.handle().clone()));
+    let (locks, idle) = (client(), client());
     let outside = Runtime::new().unwrap();
-    let guard = outside.block_on(async { locks.lock("a").await }).unwrap();
-    own.shutdown_background();
-    let renewed = locks.stats().renewed;
-    block_until(|| locks.stats().renewed > renewed);
-    assert!(guard.is_held());
-    drop(guard);
-    outside.block_on(async {
-        assert!(locks.lock("a").wait_for(HANG_LIMIT).await.is_ok());
+    let (released, dropped, lost) = outside.block_on(async {
+        let lock = |name| locks.lock(name).into_future();
+        (
+            lock("a").await.unwrap(),
+            lock("b").await.unwrap(),
+            lock("c").await.unwrap(),
+        )
     });
+    let waits = outside.spawn(locks.lock("c").into_future());
+    block_until(|| locks.stats().waiting == 1);
+    own.shutdown_background();
+    outside.block_on(async {
+        assert_eq!(lost.lost().await, LossReason::RuntimeEnded);
+        let asked = [waits.await.unwrap(), locks.lock("d").await, idle.lock("d").await];
+        for answer in asked {
+            let error = answer.unwrap_err();
+            assert!(
+                error.to_string().contains("runtime") && !error.is_retryable(),
+                "{error}"
+            );
+        }
+        block_until(|| !released.is_held());
+        assert_eq!(released.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+        drop(dropped);
+        assert!(lost.renew_now().await.is_err());
+        assert!(locks.shutdown().await.is_err());
+    });
+    let stats = locks.stats();
+    assert_eq!((stats.held, stats.waiting, stats.releasing), (0, 0, 0), "{stats:?}");
 }
 
 /// Breaks its word, in the ways that a test sets.

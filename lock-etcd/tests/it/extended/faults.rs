@@ -155,7 +155,7 @@ async fn a_renewal_is_answered_over_a_connection_that_takes_more_than_a_tenth_of
 }
 
 #[tokio::test]
-async fn a_look_at_the_endpoints_goes_on_when_its_runtime_ends() {
+async fn a_look_at_the_endpoints_ends_with_its_runtime() {
     let server = start().await;
     let hung = Proxy::start(server.authority()).await.unwrap();
     hung.set(Direction::Both, Traffic::Lost);
@@ -170,11 +170,7 @@ async fn a_look_at_the_endpoints_goes_on_when_its_runtime_ends() {
     let warning = tokio::spawn(async move { lock.server_info().await });
     hung.counted(|counts| counts.connections > before).await;
     ending.shutdown_background();
-    let warnings = warning.await.unwrap().unwrap().warnings;
-    assert!(
-        warnings.len() == 1 && warnings[0].contains(&hung.address().to_string()),
-        "{warnings:?}"
-    );
+    assert!(warning.await.unwrap().is_err());
 }
 
 /// What is said of a hand-over that a silent member does not answer, by a client with a lease of that ttl.
