@@ -67,7 +67,7 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
         assert!(why.contains("read-only") && why.contains("without mode=ro"), "{why}");
     }
     assert_eq!(reader.server_info().await.unwrap().product, "SQLite");
-    reader.server_info().await.unwrap().warnings;
+
     reader.close().await.unwrap();
     assert_eq!(names(&lock).await, ["held"]);
 }
