@@ -27,7 +27,7 @@ use crate::ask::{ask, unbroken};
 use crate::engine::{Core, Releasing};
 use crate::guard::{Held, LockGuard};
 use crate::names::{
-    Answers, Ask, AskWait, Entered, Names, Releasable, Release, Reservation, SHORTEST_RESPONSE, Step, Waiter,
+    Answers, Ask, AskWait, Entered, GRACE, Names, Releasable, Release, Reservation, SHORTEST_RESPONSE, Step, Waiter,
 };
 use crate::request::AcquireOptions;
 use crate::sync::{Notify, oneshot, time};
@@ -291,7 +291,7 @@ impl NameTask {
             let wait = Wait::until(deadline).on_busy(move |busy| drop(tell.send(busy)));
             core.backend.acquire(&ask.claim, wait).await
         }));
-        let mut limit = Some(sent + core.op_timeout);
+        let mut limit = Some(sent + core.op_timeout + GRACE);
         if let Some(deadline) = deadline {
             limit = limit.min(Some(deadline.max(sent + shortest)));
         }
@@ -318,7 +318,9 @@ impl NameTask {
                 () = core.sleep_until([limit, expiry].into_iter().flatten().min()) => {
                     let now = core.clock.now();
                     if limit.is_some_and(|limit| limit <= now) {
-                        return Some(Err(LockError::no_answer("acquire", now.since(sent))));
+                        let waited = now.since(sent);
+                        let limit = if waits && !may_tell { waited } else { waited.min(core.op_timeout) };
+                        return Some(Err(LockError::no_answer("acquire", limit)));
                     }
                     core.answer(core.names.expire(&self.key, now, deadline));
                 }

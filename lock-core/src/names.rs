@@ -23,6 +23,9 @@ use crate::{Busy, Claim, FencingToken, Holder, Lease, LockError, Released, Stamp
 /// busy.
 pub(crate) const SHORTEST_RESPONSE: Duration = Duration::from_secs(1);
 
+/// A backend ends its requests within `op_timeout`, and says why. The client ends what goes on for that much longer.
+pub(crate) const GRACE: Duration = Duration::from_millis(100);
+
 /// A request whose time ends that soon is not repeated.
 pub(crate) const TOO_LATE: Duration = Duration::from_millis(50);
 
@@ -236,7 +239,7 @@ impl Names {
             return Entered::Refused(waiter.timed_out(waiter.started, &busy));
         }
         let queue = name.queue.get_or_insert_default();
-        let first_response = (!waiter.came_to_busy).then(|| waiter.started + self.op_timeout);
+        let first_response = (!waiter.came_to_busy).then(|| waiter.started + self.op_timeout + GRACE);
         let expiry = waiter.deadline.filter(|_| waits).or(first_response);
         if !waits {
             queue.impatient.insert(serial);
@@ -545,7 +548,7 @@ impl Names {
                     queue.expire_at(serial, Some(shortest));
                     continue;
                 }
-                _ => LockError::no_answer("acquire", now.since(waiter.started)),
+                _ => LockError::no_answer("acquire", now.since(waiter.started).min(self.op_timeout)),
             };
             answers.extend(queue.remove(serial).map(|waiter| (waiter, error)));
         }

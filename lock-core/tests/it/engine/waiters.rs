@@ -80,7 +80,11 @@ impl Model {
         for request in std::mem::take(&mut self.requests) {
             let waited = self.world.now().since(request.started);
             if let Some(wait) = request.wait {
-                let limit = if wait.is_zero() { OP_TIMEOUT } else { wait + SECOND };
+                let limit = if wait.is_zero() {
+                    OP_TIMEOUT + SECOND / 2
+                } else {
+                    wait + SECOND
+                };
                 assert!(
                     request.task.is_finished() || waited < limit + PRECISION,
                     "{wait:?} took {waited:?}"
