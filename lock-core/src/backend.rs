@@ -51,8 +51,9 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
 
     /// Releases the claim if its owner holds the name, and takes it out of any queue.
     ///
-    /// `keep`: the name stays [reserved](Self::reserve) for that long from now on. It is what is left of the claim's reservation by the clock of
-    /// the client; `None` ends the reservation. If the claim does not hold the name, a reservation is not changed.
+    /// `keep`, for a claim that was [reserved](Self::reserve) only, is what is left of its reservation by the clock of the client, and not zero: the
+    /// name stays reserved for that long, or to the end of the reservation. `None` ends the reservation. If the claim does not hold the name, a
+    /// reservation is not changed.
     ///
     /// # Errors
     ///

@@ -118,7 +118,9 @@ pub enum LockError {
         message: String,
         /// The cause, if there is one; shared because several waiters may fail with one request.
         source: Option<Arc<dyn Error + Send + Sync>>,
-        /// Whether the server refused the connection, before any request.
+        /// Whether the server refused the connection.
+        refused: bool,
+        /// Whether the request cannot have reached the server, because the connection was refused.
         unsent: bool,
     },
 
@@ -188,6 +190,7 @@ impl LockError {
             name: None,
             message: message.into(),
             source: None,
+            refused: false,
             unsent: false,
         }
     }
@@ -239,6 +242,9 @@ impl LockError {
     /// asked with again, as what may pass.
     #[must_use]
     pub fn unsent(mut self) -> Self {
+        if let Self::Configuration { refused, .. } = &mut self {
+            *refused = true;
+        }
         if let Self::Unavailable { unsent, .. } | Self::Configuration { unsent, .. } = &mut self {
             *unsent = true;
         }
@@ -248,7 +254,7 @@ impl LockError {
     /// Takes [`unsent`](Self::unsent) back, as when a first request was sent, and there was no connection for a second one.
     #[must_use]
     pub fn maybe_sent(mut self) -> Self {
-        if let Self::Unavailable { unsent, .. } = &mut self {
+        if let Self::Unavailable { unsent, .. } | Self::Configuration { unsent, .. } = &mut self {
             *unsent = false;
         }
         self
@@ -257,7 +263,10 @@ impl LockError {
     /// Whether the request cannot have reached the server, because there was no connection.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
-        matches!(self, Self::Unavailable { unsent: true, .. })
+        matches!(
+            self,
+            Self::Unavailable { unsent: true, .. } | Self::Configuration { unsent: true, .. }
+        )
     }
 
     /// The same error as one that may pass, if the server refused the connection.
@@ -267,13 +276,14 @@ impl LockError {
                 name,
                 message,
                 source,
-                unsent: true,
+                refused: true,
+                unsent,
             } => Self::Unavailable {
                 name,
                 operation: "connecting",
                 message: Some(message),
                 source,
-                unsent: true,
+                unsent,
             },
             other => other,
         }

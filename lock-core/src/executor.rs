@@ -8,7 +8,6 @@ use tokio::runtime::Handle;
 
 use crate::LockError;
 use crate::process::Process;
-use crate::sync::oneshot;
 
 /// Runs a client's tasks: on the runtime that the user chose, or on the [background thread](crate::background()).
 ///
@@ -41,10 +40,7 @@ impl Executor {
     ///
     /// [`LockError::Unavailable`] if the system refuses to start the background thread.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) -> Result<(), LockError> {
-        match &self.runtime {
-            Some(runtime) => runtime.spawn(work),
-            None => self.process.background()?.spawn(work),
-        };
+        self.handle()?.spawn(work);
         Ok(())
     }
 
@@ -59,20 +55,29 @@ impl Executor {
         operation: &'static str,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, LockError> {
-        let (reply, result) = oneshot::channel();
-        self.spawn(async move {
-            let _ = reply.send(work.await);
-        })?;
-        result.await.map_err(|_| self.dropped(operation))
+        match self.handle()?.spawn(work).await {
+            Ok(done) => Ok(done),
+            Err(error) if error.is_panic() => Err(panicked(operation)),
+            Err(_) => Err(self.dropped(operation)),
+        }
     }
 
-    /// Why a task was dropped before its end.
-    pub(crate) fn dropped(&self, operation: &'static str) -> LockError {
+    /// Why a task was dropped before its end: [`LockError::Configuration`] if there is a chosen runtime, which has ended then.
+    #[must_use]
+    pub fn dropped(&self, operation: &'static str) -> LockError {
         match self.runtime {
             Some(_) => LockError::configuration(format!(
-                "{operation}: the runtime that this client was given has ended, or the task panicked; connect a new client"
+                "{operation}: the runtime that this client was given has ended; connect a new client"
             )),
-            None => LockError::unavailable(operation, "the task panicked; please report it".to_owned()),
+            None => panicked(operation),
+        }
+    }
+
+    /// The runtime of the tasks.
+    pub(crate) fn handle(&self) -> Result<Handle, LockError> {
+        match &self.runtime {
+            Some(runtime) => Ok(runtime.clone()),
+            None => self.process.background(),
         }
     }
 
@@ -85,6 +90,10 @@ impl Executor {
         let there = self.runtime.clone().or_else(|| self.process.started());
         there.is_some_and(|there| there.id() == here.id())
     }
+}
+
+fn panicked(operation: &'static str) -> LockError {
+    LockError::unavailable(operation, "the task panicked; please report it".to_owned())
 }
 
 impl fmt::Debug for Executor {

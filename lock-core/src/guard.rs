@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::background::{background, block_on};
+use crate::background::block_on;
 use crate::engine::Core;
 use crate::names::{Release, Reservation};
 use crate::request::{AcquireOptions, Renew};
@@ -378,14 +378,11 @@ impl Held {
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
         let token = CancellationToken::new();
         let (signal, cancelled) = (self.signal(), token.clone().drop_guard());
-        // On the background thread, as it would end with a runtime that the user chose, and the hold need not. A task that cannot be
-        // started cancels as well: nothing else would tell the loss.
-        if let Ok(background) = background() {
-            background.spawn(async move {
-                signal.wait().await;
-                drop(cancelled);
-            });
-        }
+        // A task that cannot be started, or is dropped with its runtime, cancels as well: nothing else would tell the loss.
+        let _ = self.core.executor.spawn(async move {
+            signal.wait().await;
+            drop(cancelled);
+        });
         token
     }
 

@@ -87,7 +87,8 @@ impl Options {
 
     /// Runs everything on that runtime instead of the background thread. Saves a switch of threads per call. If the
     /// runtime is blocked, renewals are late. If it ends, the client ends with it: locks are lost with
-    /// [`LossReason::RuntimeEnded`](crate::LossReason::RuntimeEnded), and requests fail with [`LockError::Configuration`].
+    /// [`LossReason::RuntimeEnded`](crate::LossReason::RuntimeEnded), or [`Revoked`](crate::LossReason::Revoked) where a lock ends with its
+    /// connection (Postgres), and requests fail with [`LockError::Configuration`].
     ///
     /// In a forked child it must be a runtime of the child: an inherited one has no threads there.
     pub fn runtime(mut self, runtime: Handle) -> Self {
@@ -95,7 +96,7 @@ impl Options {
         self
     }
 
-    /// A client that only looks at locks: [`holder`](Locks::holder), [`list`](Locks::list), [`warnings`](Locks::warnings) and
+    /// A client that only looks at locks: [`holder`](Locks::holder), [`list`](Locks::list) and
     /// [`server_info`](Locks::server_info) work, and what would take or release a lock is a
     /// [`LockError::Configuration`]. On SQLite it makes no file and writes to none, on Postgres it makes no schema, and it
     /// needs rights to read only: each backend's documentation lists them.
@@ -316,6 +317,8 @@ impl Locks {
     /// # Errors
     ///
     /// [`LockError::Unavailable`] if not everything could be released; the server frees the rest when its ttl is over.
+    /// [`LockError::Configuration`] if the runtime given in [`Options::runtime`] has ended: nothing is left to release then, and what the backend keeps
+    /// outside of that runtime ends with the last clone of the client.
     pub async fn shutdown(&self) -> Result<(), LockError> {
         self.core.shut_down().await
     }

@@ -31,7 +31,7 @@ use crate::names::{
 };
 use crate::request::AcquireOptions;
 use crate::sync::{Notify, oneshot, time};
-use crate::{Attempt, Busy, Claim, FencingToken, Grant, LockError, Outage, Released, Stamp, Wait};
+use crate::{Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, Outage, Released, Stamp, Wait};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
 const TENURE: Duration = Duration::from_millis(100);
@@ -51,7 +51,12 @@ impl Core {
                 self.count(Err(&error));
                 Err(error)
             }
-            Entered::Queued { serial, task } => {
+            Entered::Queued {
+                serial,
+                task,
+                abandoned,
+            } => {
+                drop(abandoned);
                 let caller = Caller {
                     core: self,
                     key: &key,
@@ -73,16 +78,21 @@ impl Core {
 
     fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>) {
         let Some(wake) = task else { return };
-        let task = NameTask {
-            core: Arc::clone(self),
-            key: Arc::clone(key),
-            wake,
-            has_ended: false,
-            pause: FIRST_RETRY,
-            outage: None,
-            release_outage: None,
-        };
-        if let Err(error) = self.spawn(task.run()) {
+        let started = self.executor.handle().and_then(|_| {
+            self.spawn(
+                NameTask {
+                    core: Arc::clone(self),
+                    key: Arc::clone(key),
+                    wake,
+                    has_ended: false,
+                    pause: FIRST_RETRY,
+                    outage: None,
+                    release_outage: None,
+                }
+                .run(),
+            )
+        });
+        if let Err(error) = started {
             tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "the requests of a lock client cannot be sent");
             self.answer(self.names.give_up(key, &error));
         }
@@ -115,13 +125,13 @@ impl Core {
     }
 
     /// The clean-up of a claim that never became a guard.
-    fn clean_up(&self, claim: Claim, counted: Option<Releasing>) -> Release {
+    fn clean_up(&self, claim: Claim, shared: Option<Lease>, counted: Option<Releasing>) -> Release {
         self.stats.abandoned.add();
         Release {
             until: self.clock.now() + claim.ttl(),
             claim,
             reservation: Reservation::None,
-            shared: None,
+            shared,
             reply: None,
             is_repeated: false,
             is_clean_up: true,
@@ -163,6 +173,12 @@ impl Core {
             }
             time::sleep(left).await;
         }
+    }
+
+    /// Ends the requests whose time is over. The response to a request that waits until `asked_until` decides about those that wait for as long.
+    fn expire(&self, key: &str, asked_until: Option<Stamp>) {
+        let now = self.clock.now();
+        self.answer(self.names.expire(key, now, asked_until, || self.releasing()));
     }
 
     /// What is left of a reservation that was made; `None` if that is nothing.
@@ -231,9 +247,9 @@ impl NameTask {
     async fn run(mut self) {
         loop {
             let core = Arc::clone(&self.core);
-            let step = core
-                .names
-                .next(&self.key, |claim, counted| core.clean_up(claim, counted));
+            let step = core.names.next(&self.key, |claim, shared, counted| {
+                core.clean_up(claim, shared, counted)
+            });
             match step {
                 Step::Ask(ask) => Box::pin(self.ask(ask)).await,
                 Step::Release => Box::pin(self.release()).await,
@@ -260,7 +276,7 @@ impl NameTask {
                 let now = self.core.clock.now();
                 self.core.answer(self.core.names.busy(&self.key, &busy, true, now));
                 let AskWait::Until(deadline) = ask.wait else { return };
-                if deadline.is_none_or(|at| now < at) {
+                if deadline.is_none_or(|at| now < at) && self.core.names.has_waiters(&self.key) {
                     // It ended before its time; a pause keeps a backend that always does from spinning.
                     let soon = busy.retry_after.unwrap_or(self.pause);
                     self.pause(soon.clamp(FIRST_RETRY / 10, self.pause)).await;
@@ -322,7 +338,7 @@ impl NameTask {
                         let limit = if waits && !may_tell { waited } else { waited.min(core.op_timeout) };
                         return Some(Err(LockError::no_answer("acquire", limit)));
                     }
-                    core.answer(core.names.expire(&self.key, now, deadline));
+                    core.expire(&self.key, deadline);
                 }
             }
             if core.names.is_wait_over(&self.key) {
@@ -346,8 +362,12 @@ impl NameTask {
     fn granted(&mut self, claim: &Claim, grant: Grant) -> Result<bool, LockError> {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
-        check(claim, &grant, now)?;
+        if let Err(error) = check(claim, &grant, now) {
+            core.names.granted_in_vain(&self.key, &grant.lease);
+            return Err(error);
+        }
         let Some((waiter, refused)) = core.names.granted(&self.key, claim, grant.token, now) else {
+            core.names.granted_in_vain(&self.key, &grant.lease);
             return Ok(false);
         };
         self.responded();
@@ -404,7 +424,8 @@ impl NameTask {
             return;
         };
         let Some(next) = next else {
-            return match self.serve(core.send_release(&claim, reservation, is_repeated)).await {
+            let released = self.serve(core.send_release(&claim, reservation, is_repeated)).await;
+            return match core.heard(released) {
                 Ok(released) => self.released(released).await,
                 Err(error) => self.release_failed(error, false).await,
             };
@@ -439,7 +460,7 @@ impl NameTask {
     }
 
     async fn released(&mut self, outcome: Released) {
-        let Some((mut release, tenure)) = self.core.names.released(&self.key) else {
+        let Some((mut release, tenure)) = self.core.names.released(&self.key, true) else {
             return;
         };
         self.release_outage.take().into_iter().for_each(Outage::end);
@@ -479,7 +500,7 @@ impl NameTask {
             core.stats.unreleased.add();
         }
         if closed || is_over {
-            drop(core.names.released(&self.key));
+            drop(core.names.released(&self.key, false));
             return;
         }
         let pause = self.pause.mul_f64(0.5 + fastrand::f64());
@@ -509,7 +530,7 @@ impl NameTask {
                 biased;
                 () = &mut end => return,
                 () = self.wake.notified() => {}
-                () = core.sleep_until(expiry) => core.answer(core.names.expire(&self.key, core.clock.now(), None)),
+                () = core.sleep_until(expiry) => core.expire(&self.key, None),
             }
             if is_over(&core.names) {
                 return;
@@ -527,7 +548,7 @@ impl NameTask {
                 biased;
                 response = &mut request => return response,
                 () = self.wake.notified() => {}
-                () = core.sleep_until(expiry) => core.answer(core.names.expire(&self.key, core.clock.now(), None)),
+                () = core.sleep_until(expiry) => core.expire(&self.key, None),
             }
         }
     }

@@ -70,7 +70,9 @@ struct Asking {
     busy: bool,
     /// The request failed for good.
     failed: bool,
-    /// Counts the clean-up from the moment when the caller was dropped.
+    /// The lease of a grant that had no use, if other locks may keep it alive.
+    shared: Option<Lease>,
+    /// Counts the clean-up while no waiter wants the claim.
     abandoned: Option<Releasing>,
 }
 
@@ -139,10 +141,12 @@ pub(crate) struct Waiter {
 pub(crate) type Answers = Vec<(Box<Waiter>, LockError)>;
 
 pub(crate) enum Entered {
-    /// The request waits. The task of the name is to be started if it is given.
+    /// The request waits. The task of the name is to be started if it is given. A claim of an earlier request that it takes over does not count
+    /// as abandoned any more.
     Queued {
         serial: u64,
         task: Option<Arc<Notify>>,
+        abandoned: Option<Releasing>,
     },
     Refused(LockError),
 }
@@ -246,21 +250,22 @@ impl Names {
         }
         queue.waiters.insert(serial, Box::new(waiter));
         queue.expire_at(serial, expiry);
-        let task = name.wake();
-        Entered::Queued { serial, task }
+        Entered::Queued {
+            serial,
+            task: name.wake(),
+            abandoned: name.wanted_again(),
+        }
     }
 
     /// Takes a request out whose caller is gone. `count` counts the clean-up of what the server may do for it.
     pub(crate) fn leave(&self, key: &str, serial: u64, count: impl FnOnce() -> Releasing) -> Option<Box<Waiter>> {
+        // Dropped without the mutex.
+        let _abandoned;
         let mut state = self.lock();
         let name = state.names.get_mut(key)?;
         let waiter = name.queue.as_mut()?.remove(serial)?;
-        if name.front().is_none()
-            && let Some(asking) = &mut name.asking
-            && asking.sent
-        {
-            asking.abandoned.get_or_insert_with(count);
-        }
+        name.count_abandoned(count);
+        _abandoned = name.wanted_again();
         if let Some(task) = &name.task {
             task.notify_one();
         }
@@ -307,12 +312,18 @@ impl Names {
     }
 
     /// Decides what the task of a name does next. `clean_up` makes the release of a claim that has no use any more.
-    pub(crate) fn next(&self, key: &str, clean_up: impl FnOnce(Claim, Option<Releasing>) -> Release) -> Step {
+    pub(crate) fn next(
+        &self,
+        key: &str,
+        clean_up: impl FnOnce(Claim, Option<Lease>, Option<Releasing>) -> Release,
+    ) -> Step {
+        // Dropped without the mutex.
+        let (_queue, mut unwanted);
         let mut state = self.lock();
         let Some(name) = state.names.get_mut(key) else {
             return Step::End;
         };
-        name.queue.take_if(|queue| queue.waiters.is_empty());
+        _queue = name.queue.take_if(|queue| queue.waiters.is_empty());
         if name.releasing.is_some() {
             return Step::Release;
         }
@@ -323,10 +334,10 @@ impl Names {
             name.task = None;
             return Step::End;
         }
-        if let Some(asking) = name.asking.take_if(|asking| !asking.serves(name.queue.as_deref()))
-            && asking.sent
-        {
-            name.releasing = Some(Box::new(clean_up(asking.claim, asking.abandoned)));
+        unwanted = name.asking.take_if(|asking| !asking.serves(name.queue.as_deref()));
+        if let Some(asking) = unwanted.as_mut().filter(|asking| asking.sent) {
+            let (shared, counted) = (asking.shared.take(), asking.abandoned.take());
+            name.releasing = Some(Box::new(clean_up(asking.claim.clone(), shared, counted)));
             return Step::Release;
         }
         match name.ask() {
@@ -371,11 +382,15 @@ impl Names {
         Some(releasable)
     }
 
-    /// The release of the claim of a name is confirmed, or not needed any more.
-    pub(crate) fn released(&self, key: &str) -> Option<(Box<Release>, Option<Stamp>)> {
+    /// The release of the claim of a name is confirmed, or given up.
+    pub(crate) fn released(&self, key: &str, is_confirmed: bool) -> Option<(Box<Release>, Option<Stamp>)> {
         let mut state = self.lock();
         let name = state.names.get_mut(key)?;
         let release = name.releasing.take()?;
+        name.holder.take_if(|holder| matches!(holder, KnownHolder::Here { .. }));
+        if is_confirmed && let Some(queue) = &mut name.queue {
+            queue.failure = None;
+        }
         let tenure = if name.asking.is_none() {
             name.tenure.take()
         } else {
@@ -467,6 +482,8 @@ impl Names {
         token: FencingToken,
         now: Stamp,
     ) -> Option<(Box<Waiter>, Answers)> {
+        // Dropped without the mutex.
+        let _asking;
         let mut state = self.lock();
         let up_to = state.last_serial;
         let name = state.names.get_mut(key)?;
@@ -476,7 +493,7 @@ impl Names {
         let queue = name.queue.as_mut()?;
         let first = *queue.waiters.keys().next()?;
         let waiter = queue.remove(first)?;
-        name.asking = None;
+        _asking = name.asking.take();
         name.is_held = true;
         let holder = KnownHolder::Here {
             claim: claim.clone(),
@@ -486,6 +503,15 @@ impl Names {
         name.settle(holder, up_to);
         let answers = name.refuse_impatient(now);
         Some((waiter, answers))
+    }
+
+    /// The claim was granted with that lease, and is to be released: other locks may keep the lease alive.
+    pub(crate) fn granted_in_vain(&self, key: &str, lease: &Lease) {
+        let mut state = self.lock();
+        let asking = state.names.get_mut(key).and_then(|name| name.asking.as_mut());
+        if let Some(asking) = asking.filter(|_| lease.claim().is_none()) {
+            asking.shared = Some(lease.clone());
+        }
     }
 
     /// Whether the request that is under way waits at the server for no caller that is still there.
@@ -510,7 +536,13 @@ impl Names {
 
     /// Ends the requests whose time is over. The response to the request that is under way decides about those that wait until
     /// `asked_until` or longer.
-    pub(crate) fn expire(&self, key: &str, now: Stamp, asked_until: Option<Stamp>) -> Answers {
+    pub(crate) fn expire(
+        &self,
+        key: &str,
+        now: Stamp,
+        asked_until: Option<Stamp>,
+        count: impl FnOnce() -> Releasing,
+    ) -> Answers {
         let mut state = self.lock();
         let Some(name) = state.names.get_mut(key) else {
             return Answers::new();
@@ -540,7 +572,9 @@ impl Names {
             let shortest = waiter.started + SHORTEST_RESPONSE.min(self.op_timeout);
             let failure = queue.failure.as_ref().filter(|(_, up_to)| serial <= *up_to);
             let error = match (&name.holder, failure) {
-                (Some(holder), _) if deadline.is_some() => waiter.timed_out(now, &holder.busy()),
+                (Some(holder), _) if deadline.is_some() && queue.knows_busy(serial, waiter) => {
+                    waiter.timed_out(now, &holder.busy())
+                }
                 (_, Some((error, _))) => error.clone(),
                 _ if deadline.is_some() && now < shortest => {
                     // It takes the next response, whatever it is.
@@ -551,6 +585,9 @@ impl Names {
                 _ => LockError::no_answer("acquire", now.since(waiter.started).min(self.op_timeout)),
             };
             answers.extend(queue.remove(serial).map(|waiter| (waiter, error)));
+        }
+        if !answers.is_empty() {
+            name.count_abandoned(count);
         }
         answers
     }
@@ -578,6 +615,25 @@ impl Name {
 
     fn front(&self) -> Option<&Waiter> {
         self.queue.as_ref()?.front()
+    }
+
+    /// Counts the clean-up of a claim that no waiter wants any more.
+    fn count_abandoned(&mut self, count: impl FnOnce() -> Releasing) {
+        let queue = self.queue.as_deref();
+        if let Some(asking) = self
+            .asking
+            .as_mut()
+            .filter(|asking| asking.sent && !asking.serves(queue))
+        {
+            asking.abandoned.get_or_insert_with(count);
+        }
+    }
+
+    /// The claim has a waiter again: what counted its clean-up, to be dropped without the mutex.
+    fn wanted_again(&mut self) -> Option<Releasing> {
+        let queue = self.queue.as_deref();
+        let asking = self.asking.as_mut().filter(|asking| asking.serves(queue))?;
+        asking.abandoned.take()
     }
 
     /// Wakes the task, or returns the one that is to be started.
@@ -668,6 +724,7 @@ impl Asking {
             sent: false,
             busy: false,
             failed: false,
+            shared: None,
             abandoned: None,
         }
     }
@@ -694,7 +751,7 @@ impl Queue {
         let over = due.filter(|(at, serial)| {
             self.waiters.get(serial).is_some_and(|waiter| match waiter.deadline {
                 Some(deadline) => deadline <= now,
-                None => *at <= now && !self.knows_busy(*serial, waiter),
+                None => *at <= now + GRACE && !self.knows_busy(*serial, waiter),
             })
         });
         over.map(|(_, serial)| *serial).collect()

@@ -164,6 +164,10 @@ impl Watchdog {
             Slot::Occupied(mut known) => {
                 let entry = known.get_mut();
                 entry.guards.insert(held);
+                // It may have ended since the grant, and those on it have been told by then.
+                if !lease.is_valid(held.core().clock.now()) {
+                    self.alarm.revoked(serial, lease.revocation().id());
+                }
                 // The first to renew on a lease that nobody renewed so far.
                 let due = first_due(lease, held.renews());
                 if due < entry.due
@@ -343,10 +347,10 @@ fn sooner(lease: &Lease, spread: f64) -> Duration {
 
 impl Core {
     fn start_watchdog(self: &Arc<Self>) {
-        // Neither keeps the client alive nor is waited for by a shutdown.
-        let post = Post(Arc::downgrade(self));
         let alarm = Arc::clone(&self.watchdog.alarm);
-        if let Err(error) = self.executor.spawn(watch(post, alarm)) {
+        // Neither keeps the client alive nor is waited for by a shutdown.
+        let watching = |_| self.executor.spawn(watch(Post(Arc::downgrade(self)), alarm));
+        if let Err(error) = self.executor.handle().and_then(watching) {
             tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "locks are not renewed");
         }
     }

@@ -219,7 +219,7 @@ impl Session {
         let mut found = BTreeMap::new();
         while let Some(look) = looks.join_next().await {
             let Ok(look) = look else {
-                // The runtime has ended, and the connection with it. The next one has another.
+                // The runtime has ended, and the connection with it.
                 link.close();
                 return Err(Failure::Broken);
             };

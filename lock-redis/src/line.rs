@@ -60,7 +60,7 @@ impl Line {
                 State::Open(link) if !link.is_broken() => return Ok(Arc::clone(link)),
                 State::Failed(error, until) if Instant::now() < *until => return Err(error.clone().into()),
                 State::Opening(opening) if opening.has_changed().is_ok() => opening.clone(),
-                // None yet, a broken one, or an attempt that went down with its runtime.
+                // None yet, a broken one, or an attempt whose task was dropped.
                 _ => {
                     let opening = self.open()?;
                     *state = State::Opening(opening.clone());
@@ -73,7 +73,7 @@ impl Line {
             Some(Ok(link)) => Ok(link),
             Some(Err(error)) => Err(error.into()),
             None if self.is_closed() => Err(LockError::closed().into()),
-            None => Err(Failure::Broken),
+            None => Err(self.settings.executor.dropped("connecting").into()),
         }
     }
 

@@ -138,7 +138,7 @@ impl SqliteConfig {
     }
 
     /// Only looks at locks: [`holder`](lock_core::DistributedLock::holder), [`list`](lock_core::DistributedLock::list) and
-    /// [`warnings`](lock_core::DistributedLock::warnings) work. Everything that would take, renew or release a lock fails with
+    /// [`server_info`](lock_core::DistributedLock::server_info) work. Everything that would take, renew or release a lock fails with
     /// [`LockError::Configuration`].
     ///
     /// The client makes no file, and changes none. It needs the right to read the file and those beside it, and none to write.

@@ -79,7 +79,7 @@ pub(crate) async fn a_client_whose_own_runtime_ends_ends_with_it(case: Arc<Case>
     let idle = case.party_on_runtime(runtime.handle()).await?.locks;
     let taken = other.lock("taken").await?;
     let held = locks.lock("held").ttl(case.steady_ttl()).await?;
-    let (token, ttl) = (held.token(), held.ttl());
+    let token = held.token();
     let waiter = tokio::spawn(locks.lock("taken").ttl(case.steady_ttl()).into_future());
     while locks.stats().waiting == 0 {
         tokio::task::yield_now().await;
@@ -115,7 +115,7 @@ pub(crate) async fn a_client_whose_own_runtime_ends_ends_with_it(case: Arc<Case>
     // Nothing goes on in the background.
     let next = case
         .within(
-            ttl + limit / 2,
+            case.steady_ttl() + limit / 2,
             "the lock is free when its ttl is over",
             other.lock("held").into_future(),
         )

@@ -78,6 +78,8 @@ async fn a_release_at_the_end_of_a_reservation_or_of_a_claim_without_a_guard_lea
     let next = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
     until(async || locks.stats().waiting > 0).await;
     let token = guard.token();
+    // Until its time is over.
+    tokio::time::sleep(Duration::from_millis(2)).await;
     guard.release().await.unwrap();
     let next = next.await.unwrap().unwrap();
     assert!(next.token() > token);

@@ -131,7 +131,7 @@ async fn a_wait_that_ends_after_a_failed_hand_over_says_why_once() {
     let started = world.now();
     world.pass(OP_TIMEOUT / 2).await;
     let error = world.locks.lock("a").await.unwrap_err();
-    assert_eq!(error.to_string(), "lock \"a\": hand-over failed: no answer within 5s");
+    assert_eq!(error.to_string(), "lock \"a\": acquire failed: no answer within 5s");
     assert_eq!(world.now().since(started).as_secs(), (OP_TIMEOUT * 3 / 2).as_secs());
     first.abort();
 }

@@ -257,3 +257,67 @@ async fn a_place_at_the_server_is_kept_for_the_next_that_asks_for_the_same() {
         assert!(second.await.unwrap().unwrap().is_held());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_another_request_takes_over_is_not_counted_as_being_released() {
+    let world = World::new();
+    world.server.occupy("a", 10 * TTL);
+    for _ in 0..2 {
+        let given_up = tokio::time::timeout(SECOND, world.locks.lock("a").into_future()).await;
+        assert!(given_up.is_err());
+        // At once, so that the task of the name has not looked yet.
+        let mut next = std::pin::pin!(world.locks.lock("a").into_future());
+        assert!(tokio::time::timeout(SECOND / 10, &mut next).await.is_err());
+        assert_eq!((world.locks.stats().releasing, world.locks.stats().waiting), (0, 1));
+    }
+    world.locks.drain().await;
+    assert_eq!(world.locks.stats().releasing, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_only_others_wait_behind_is_counted_until_it_is_released() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND)]);
+    let first = tokio::spawn(world.locks.lock("a").label("first").into_future());
+    world.settle().await;
+    let second = tokio::spawn(world.locks.lock("a").label("second").into_future());
+    world.settle().await;
+    first.abort();
+    world.settle().await;
+    let drained = world.now();
+    world.locks.drain().await;
+    assert!(world.now().since(drained) >= SECOND - PRECISION && world.server.count(Op::Release) == 1);
+    assert!(second.await.unwrap().unwrap().is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_that_are_refused_to_a_release_end_no_wait() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let waits = tokio::spawn(world.locks.lock("a").into_future());
+    world.settle().await;
+    world.server.next(Op::HandOver, [Fate::Deny]);
+    world.server.next(Op::Release, [Fate::Deny; 3]);
+    drop(guard);
+    assert!(waits.await.unwrap().unwrap().is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_refused_connection_did_not_send_needs_no_release() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Deny]);
+    assert!(world.locks.try_lock("a").await.is_err());
+    world.locks.drain().await;
+    assert_eq!((world.server.count(Op::Release), world.locks.stats().abandoned), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_release_of_the_same_client_is_not_refused_by_what_it_releases() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::Release, [Fate::AnswerAfter(SECOND / 4)]);
+    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND / 4)]);
+    drop(guard);
+    world.settle().await;
+    assert!(world.locks.lock("a").wait_for(SECOND * 3 / 10).await.unwrap().is_held());
+}

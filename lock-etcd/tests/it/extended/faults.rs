@@ -170,7 +170,8 @@ async fn a_look_at_the_endpoints_ends_with_its_runtime() {
     let warning = tokio::spawn(async move { lock.server_info().await });
     hung.counted(|counts| counts.connections > before).await;
     ending.shutdown_background();
-    assert!(warning.await.unwrap().is_err());
+    let error = warning.await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("runtime"), "{error}");
 }
 
 /// What is said of a hand-over that a silent member does not answer, by a client with a lease of that ttl.
