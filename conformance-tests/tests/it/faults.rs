@@ -192,6 +192,8 @@ async fn what_is_lost_stays_lost_and_nobody_is_told_of_an_end() {
     let mut late = TcpStream::connect(proxy.address()).await.unwrap();
     send(&mut late, "three").await;
     receive_nothing(&mut late).await;
+    let all = "one".len() + "two".len() + "three".len();
+    proxy.counted(|counts| counts.bytes_to_server >= all as u64).await;
     proxy.heal().await;
     send(&mut client, "four").await;
     receive_nothing(&mut client).await;

@@ -92,8 +92,6 @@ fn a_check_needs_every_right_that_the_documentation_lists() {
                 let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).arg("check"));
                 let expected = match *missing {
                     "" => 0,
-                    // A lock that was held before is not freed for the lack of it, and is waited for in vain.
-                    "+del" => 69,
                     _ => 78,
                 };
                 assert_eq!(done.code, Some(expected), "without {missing:?}: {done:?}");
