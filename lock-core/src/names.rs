@@ -455,9 +455,10 @@ impl Names {
         };
         name.holder = None;
         if let Some(asking) = &mut name.asking {
+            // A server that has said busy knows of the claim.
+            asking.sent &= !unsent || asking.busy;
             asking.busy = false;
             asking.failed = for_good;
-            asking.sent &= !unsent;
         }
         let Some(queue) = &mut name.queue else {
             return Answers::new();

@@ -321,3 +321,19 @@ async fn who_waits_for_a_release_of_the_same_client_is_not_refused_by_what_it_re
     world.settle().await;
     assert!(world.locks.lock("a").wait_for(SECOND * 3 / 10).await.unwrap().is_held());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_waited_at_the_server_is_released_though_its_last_request_was_not_sent() {
+    let world = World::new();
+    world.server.occupy("a", 10 * TTL);
+    world.server.next(Op::Acquire, [Fate::Refuse]);
+    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND / 1000)]);
+    let waits = tokio::spawn(world.locks.lock("a").into_future());
+    // It has been told that the lock is busy, and its wait has failed.
+    crate::until(|| world.server.count(Op::Acquire) == 1).await;
+    world.settle().await;
+    waits.abort();
+    world.settle().await;
+    world.locks.drain().await;
+    assert_eq!(world.server.count(Op::Release), 1);
+}
