@@ -1,5 +1,6 @@
 //! One wish to hold a name, and what a backend may answer.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ struct Inner {
     label: Option<Arc<str>>,
     own_lease: bool,
     at_least: Option<Duration>,
+    tokens_wanted: NonZeroU32,
 }
 
 impl Claim {
@@ -30,6 +32,7 @@ impl Claim {
             label: None,
             own_lease: false,
             at_least: None,
+            tokens_wanted: NonZeroU32::MIN,
         }))
     }
 
@@ -63,6 +66,13 @@ impl Claim {
     #[must_use]
     pub fn with_at_least(mut self, length: Duration) -> Self {
         Arc::make_mut(&mut self.0).at_least = Some(length).filter(|length| !length.is_zero());
+        self
+    }
+
+    /// Sets how many tokens the client can use for holders of its own, one after the other, before it asks the server again. One by default.
+    #[must_use]
+    pub fn with_tokens_wanted(mut self, tokens: NonZeroU32) -> Self {
+        Arc::make_mut(&mut self.0).tokens_wanted = tokens;
         self
     }
 
@@ -108,6 +118,12 @@ impl Claim {
     pub fn at_least(&self) -> Option<Duration> {
         self.0.at_least
     }
+
+    /// How many tokens the client can use. A grant may come with fewer, and never with none.
+    #[must_use]
+    pub fn tokens_wanted(&self) -> NonZeroU32 {
+        self.0.tokens_wanted
+    }
 }
 
 /// A claim that the backend accepted.
@@ -116,10 +132,11 @@ impl Claim {
 pub struct Grant {
     /// What was asked for.
     pub claim: Claim,
-    /// Higher than every token granted for this name before.
+    /// Higher than every token granted for this name before. The highest of the block, if the grant comes with one.
     pub token: FencingToken,
     /// What must be kept alive.
     pub lease: Lease,
+    first_token: FencingToken,
     revocation: Revocation,
 }
 
@@ -131,8 +148,26 @@ impl Grant {
             claim,
             token,
             lease,
+            first_token: token,
             revocation: Revocation::new(),
         }
+    }
+
+    /// Makes it a grant of a block of tokens: from `first` to [`token`](Self::token), both included. Every token of the block is higher than
+    /// all tokens granted for this name before, and every later grant has higher tokens than the block. It has at most
+    /// [`Claim::tokens_wanted`] tokens, and after a loss of the server's data, later grants must still be higher.
+    ///
+    /// A `first` above the last token counts as that.
+    #[must_use]
+    pub fn with_first_token(mut self, first: FencingToken) -> Self {
+        self.first_token = first.min(self.token);
+        self
+    }
+
+    /// The lowest token of the block.
+    #[must_use]
+    pub fn first_token(&self) -> FencingToken {
+        self.first_token
     }
 
     /// Lets the backend take back this one grant while its lease lives on, as when somebody forces a lock free that
