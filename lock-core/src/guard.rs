@@ -16,9 +16,15 @@ use crate::names::{Release, Reservation};
 use crate::request::{AcquireOptions, Renew};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, oneshot};
+use crate::watchdog::Alarm;
 use crate::{
-    FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Renewal, Stamp, Term,
+    FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Renewal, Revocation,
+    Stamp, Term,
 };
+
+/// How long after a grant by the server other waiters of the client get its claim without a request. Those of other clients wait for that much
+/// longer at most.
+const LONGEST_RUN: Duration = Duration::from_millis(5);
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
 ///
@@ -45,7 +51,7 @@ pub struct LockGuard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseOutcome {
-    /// The lock was held to this moment.
+    /// The lock was held to this moment; if it went to another waiter of this client, as far as the client has heard from the server.
     Released,
     /// The lock had been lost before; somebody else may have held it since.
     AlreadyLost,
@@ -53,14 +59,13 @@ pub enum ReleaseOutcome {
 
 impl LockGuard {
     pub(crate) fn new(held: Arc<Held>) -> Self {
-        held.core.watchdog.watch(&held);
         Self { held, released: false }
     }
 
     /// The fencing token of this grant. It never changes.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        self.held.grant.token
+        self.held.token
     }
 
     /// The name that is locked, with all scopes.
@@ -69,11 +74,13 @@ impl LockGuard {
         self.held.grant.claim.name()
     }
 
-    /// The identifier of this acquisition. No other acquisition has the same one.
+    /// The identifier of this acquisition. Once it was asked for, no later acquisition has the same one.
     ///
-    /// With it another process can release this lock and no later one: [`Locks::release_owned`](crate::Locks::release_owned).
+    /// With it another process can release this lock and no later one: [`Locks::release_owned`](crate::Locks::release_owned). So a lock whose
+    /// guard was asked for it goes back to the server when it is released, instead of to the next waiter of this client.
     #[must_use]
     pub fn owner(&self) -> OwnerId {
+        self.held.owner_shown.store(true, Ordering::Relaxed);
         self.held.grant.claim.owner()
     }
 
@@ -149,7 +156,8 @@ impl LockGuard {
         }
     }
 
-    /// Lets go and waits for the server's word.
+    /// Releases the lock, and waits for the response of the server. If another task of this client waits for the lock, that may get it at
+    /// once, without a request, for up to 5 ms after the server has granted it.
     ///
     /// # Errors
     ///
@@ -170,7 +178,7 @@ impl LockGuard {
             return Ok(ReleaseOutcome::AlreadyLost);
         }
         // It may have been lost since the look above.
-        let lost = lost || held.grant.revocation().reason() != Some(LossReason::Released);
+        let lost = lost || held.own.reason() != Some(LossReason::Released);
         let outcome = outcome
             .await
             .unwrap_or_else(|_| Err(held.core.executor.dropped("release")));
@@ -212,7 +220,7 @@ impl LockGuard {
                 self.check()
             }
             Renewal::NotHeld => {
-                held.grant.revocation().fire(LossReason::NotHeld);
+                held.own.fire(LossReason::NotHeld);
                 Err(held.loss(LossReason::NotHeld))
             }
         }
@@ -232,7 +240,7 @@ impl LockGuard {
         let held = &self.held;
         self.check_process()?;
         self.check()?;
-        if held.renew == Renew::Never {
+        if held.options.renew == Renew::Never {
             let operation = "renewing a lock that was asked for without renewal";
             return Err(LockError::not_supported(operation).of(self.name()));
         }
@@ -310,7 +318,15 @@ impl fmt::Debug for LockGuard {
 pub(crate) struct Held {
     core: Arc<Core>,
     grant: Grant,
-    renew: Renew,
+    /// One of the grant's block.
+    token: FencingToken,
+    /// Revocation of this hold. It is the grant's if no other hold of the grant can follow.
+    own: Revocation,
+    options: Arc<AcquireOptions>,
+    /// Until when the claim may go to other waiters of this client without a request.
+    run_until: Stamp,
+    /// The owner of the claim may be known as that of this hold.
+    owner_shown: AtomicBool,
     /// When the hold ends whatever the server says, and why.
     limit: Option<(Stamp, LossReason)>,
     reservation: Mutex<Reservation>,
@@ -320,7 +336,53 @@ pub(crate) struct Held {
 }
 
 impl Held {
-    pub(crate) fn new(core: Arc<Core>, grant: Grant, key: Arc<str>, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
+    /// The first hold of a grant.
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        grant: Grant,
+        key: &Arc<str>,
+        options: &Arc<AcquireOptions>,
+        now: Stamp,
+    ) -> Arc<Self> {
+        let own = if grant.first_token() == grant.token {
+            grant.revocation().clone()
+        } else {
+            Revocation::new()
+        };
+        Self::build(
+            core,
+            (grant.first_token(), own),
+            grant,
+            key,
+            options,
+            now,
+            now + LONGEST_RUN,
+        )
+    }
+
+    /// The hold after this one, by the same grant.
+    pub(crate) fn next(&self, token: FencingToken, options: &Arc<AcquireOptions>, now: Stamp) -> Arc<Self> {
+        let (grant, until) = (self.grant.clone(), self.run_until);
+        Self::build(
+            &self.core,
+            (token, Revocation::new()),
+            grant,
+            &self.key,
+            options,
+            now,
+            until,
+        )
+    }
+
+    fn build(
+        core: &Arc<Core>,
+        (token, own): (FencingToken, Revocation),
+        grant: Grant,
+        key: &Arc<str>,
+        options: &Arc<AcquireOptions>,
+        now: Stamp,
+        run_until: Stamp,
+    ) -> Arc<Self> {
         core.stats.held.add();
         let mut limit = options.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
         // Also if the backend gave it a lease that others keep alive.
@@ -329,14 +391,30 @@ impl Held {
             limit = Some(end);
         }
         Arc::new(Self {
-            core,
+            core: Arc::clone(core),
             grant,
-            renew: options.renew,
+            token,
+            own,
+            options: Arc::clone(options),
+            run_until,
+            owner_shown: AtomicBool::new(false),
             limit,
             reservation: Mutex::new(Reservation::None),
-            key,
+            key: Arc::clone(key),
             has_ended: AtomicBool::new(false),
         })
+    }
+
+    /// The token of the next hold, if the claim may go to another waiter of this client without a request. A lease that is not renewed as it
+    /// should be is released: the server knows more.
+    pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
+        let lease = &self.grant.lease;
+        let may_run = self.token < self.grant.token
+            && self.own.reason() == Some(LossReason::Released)
+            && now < self.run_until
+            && !self.owner_shown.load(Ordering::Relaxed)
+            && lease.deadline().since(now) >= lease.ttl() / 3;
+        FencingToken::new(self.token.get() + 1).ok().filter(|_| may_run)
     }
 
     pub(crate) fn core(&self) -> &Arc<Core> {
@@ -351,6 +429,28 @@ impl Held {
         &self.grant
     }
 
+    pub(crate) fn key(&self) -> &Arc<str> {
+        &self.key
+    }
+
+    pub(crate) fn options(&self) -> &AcquireOptions {
+        &self.options
+    }
+
+    /// Has `alarm` raised when the hold is revoked, alone or with its grant.
+    pub(crate) fn raise(&self, alarm: &Arc<Alarm>) {
+        let (lease, id) = (self.grant.lease.serial(), self.grant.revocation().id());
+        self.grant.revocation().alarm(alarm, lease, id);
+        if self.own.id() != id {
+            self.own.alarm(alarm, lease, id);
+        }
+    }
+
+    /// Whether the hold was revoked, alone or with its grant or lease.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.own.reason().is_some() || self.grant.revoked().is_some()
+    }
+
     fn reservation(&self) -> Reservation {
         *self.reservation.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -360,7 +460,7 @@ impl Held {
     }
 
     pub(crate) fn renews(&self) -> bool {
-        self.renew == Renew::UntilReleased
+        self.options.renew == Renew::UntilReleased
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -369,7 +469,8 @@ impl Held {
 
     pub(crate) fn signal(&self) -> LossSignal {
         LossSignal {
-            own: self.grant.revocation().clone(),
+            own: self.own.clone(),
+            grant: self.grant.revocation().clone(),
             lease: self.grant.lease.revocation().clone(),
             process: Arc::clone(&self.core.process),
         }
@@ -408,9 +509,13 @@ impl Held {
     /// Why the lock is not held any more. A deadline that has passed is made final by the look, except in a forked child, where a mutex
     /// that this takes may be locked for ever.
     pub(crate) fn lost(&self, now: Stamp) -> Option<LossReason> {
-        let (own, lease) = (self.grant.revocation(), &self.grant.lease);
+        let (own, lease) = (&self.own, &self.grant.lease);
         if let Some(reason) = own.reason() {
             return Some(reason);
+        }
+        if let Some(reason) = self.grant.revocation().reason() {
+            own.fire(reason);
+            return own.reason();
         }
         let limit = self.limit.filter(|(at, _)| now >= *at).map(|(_, reason)| reason);
         if limit.is_none() && lease.is_valid(now) {
@@ -440,6 +545,13 @@ impl Held {
             return false;
         }
         self.end_for(reason);
+        if self.core.hand_on(self) {
+            if let Some(reply) = reply {
+                let _ = reply.send(Ok(Released::Released));
+            }
+            return true;
+        }
+        self.core.watchdog.forget(self);
         let (claim, lease, reservation) = (self.grant.claim.clone(), &self.grant.lease, self.reservation());
         let kept = match reservation {
             Reservation::Requested => claim.ttl().max(claim.at_least().unwrap_or_default()),
@@ -461,20 +573,19 @@ impl Held {
     }
 
     fn end_for(&self, reason: LossReason) {
-        self.core.watchdog.forget(self);
         self.core.stats.held.subtract();
         self.lost(self.core.clock.now());
-        // Quietly: the watchdog has forgotten this guard.
-        self.grant.revocation().fire_quietly(reason);
-        match self.grant.revocation().reason() {
+        // Quietly: the watchdog is about to forget this guard.
+        self.own.fire_quietly(reason);
+        match self.own.reason() {
             None | Some(LossReason::Released) => {}
             Some(reason @ (LossReason::Shutdown | LossReason::MaxHold)) => {
                 self.core.stats.lost.add();
-                tracing::debug!(target: "fencelock", name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock ended");
+                tracing::debug!(target: "fencelock", name = %self.grant.claim.name(), token = %self.token, %reason, "lock ended");
             }
             Some(reason) => {
                 self.core.stats.lost.add();
-                tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), token = %self.grant.token, %reason, "lock lost");
+                tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), token = %self.token, %reason, "lock lost");
             }
         }
     }

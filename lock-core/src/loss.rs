@@ -65,8 +65,8 @@ pub struct Revoker(Arc<Cell>);
 struct Cell {
     code: AtomicU8,
     notify: Notify,
-    /// What to raise, and the lease that it is about.
-    alarm: OnceLock<(Arc<Alarm>, u64)>,
+    /// What to raise, and the lease and the guard or lease on it that it is about.
+    alarm: OnceLock<(Arc<Alarm>, u64, usize)>,
 }
 
 impl Revocation {
@@ -87,12 +87,13 @@ impl Revocation {
         Arc::as_ptr(&self.0).addr()
     }
 
-    /// Has `alarm` raised when it fires, or now if it has fired already, for that lease or a guard on it.
-    pub(crate) fn alarm(&self, alarm: &Arc<Alarm>, lease: u64) {
-        let _ = self.0.alarm.set((Arc::clone(alarm), lease));
+    /// Has `alarm` raised when it fires, or now if it has fired already: `about` is the [`id`](Self::id) of that lease's revocation, or of the
+    /// grant's on it.
+    pub(crate) fn alarm(&self, alarm: &Arc<Alarm>, lease: u64, about: usize) {
+        let _ = self.0.alarm.set((Arc::clone(alarm), lease, about));
         fence(Ordering::SeqCst);
         if self.reason().is_some() {
-            alarm.revoked(lease, self.id());
+            alarm.revoked(lease, about);
         }
     }
 
@@ -143,8 +144,8 @@ impl Revoker {
 fn raise(cell: &Arc<Cell>) {
     // So that this look and the one in `alarm` do not both miss the other's write.
     fence(Ordering::SeqCst);
-    if let Some((alarm, lease)) = cell.alarm.get() {
-        alarm.revoked(*lease, Arc::as_ptr(cell).addr());
+    if let Some((alarm, lease, about)) = cell.alarm.get() {
+        alarm.revoked(*lease, *about);
     }
 }
 
@@ -180,6 +181,7 @@ impl fmt::Debug for Revoker {
 #[derive(Clone, Debug)]
 pub struct LossSignal {
     pub(crate) own: Revocation,
+    pub(crate) grant: Revocation,
     pub(crate) lease: Revocation,
     pub(crate) process: Arc<Process>,
 }
@@ -190,15 +192,15 @@ impl LossSignal {
         if !self.process.is_current() {
             return LossReason::Expired;
         }
-        tokio::select! {
+        let reason = tokio::select! {
             biased;
-            reason = self.own.revoked() => reason,
-            // A release at the same time finds the guard lost, or has ended it before: all are told the same.
-            reason = self.lease.revoked() => {
-                self.own.fire(reason);
-                self.own.reason().unwrap_or(reason)
-            }
-        }
+            reason = self.own.revoked() => return reason,
+            reason = self.grant.revoked() => reason,
+            reason = self.lease.revoked() => reason,
+        };
+        // A release at the same time finds the guard lost, or has ended it before: all are told the same.
+        self.own.fire(reason);
+        self.own.reason().unwrap_or(reason)
     }
 
     /// Why the lock was lost before it was released, for a release that found it lost.

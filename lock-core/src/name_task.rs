@@ -76,6 +76,46 @@ impl Core {
         self.start(key, task);
     }
 
+    /// Gives the claim of a hold that has ended to the first waiter of this client, with the next token of its block and without a request.
+    /// False if the claim is to be released.
+    pub(crate) fn hand_on(self: &Arc<Self>, ended: &Held) -> bool {
+        let now = self.clock.now();
+        let Some(token) = ended.next_token(now) else {
+            return false;
+        };
+        let claim = &ended.grant().claim;
+        let Some(waiter) = self.names.hand_on(ended.key(), claim, ended.options(), token) else {
+            return false;
+        };
+        self.stats.released.add();
+        self.stats.handed_over.add();
+        let next = ended.next(token, &waiter.options, now);
+        self.watchdog.replace(ended, &next);
+        self.give(*waiter, next, now);
+        true
+    }
+
+    /// Gives a waiter its guard.
+    fn give(&self, waiter: Waiter, held: Arc<Held>, now: Stamp) {
+        let Waiter {
+            started,
+            reply,
+            span,
+            waiting,
+            ..
+        } = waiter;
+        let guard = LockGuard::new(held);
+        drop(waiting);
+        // A shutdown that began meanwhile may not have seen this one; dropping it releases. So does a caller that is gone.
+        let outcome = if self.names.is_closed() {
+            Err(LockError::closed())
+        } else {
+            Ok(guard)
+        };
+        span.in_scope(|| self.count(outcome.as_ref().map(|guard| (guard.token(), now.since(started)))));
+        let _ = reply.send(outcome);
+    }
+
     fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>) {
         let Some(wake) = task else { return };
         let started = self.executor.handle().and_then(|_| {
@@ -373,25 +413,9 @@ impl NameTask {
         self.responded();
         self.pause = FIRST_RETRY;
         core.answer(refused);
-        let Waiter {
-            options,
-            started,
-            reply,
-            span,
-            waiting,
-            ..
-        } = *waiter;
-        let held = Held::new(Arc::clone(&core), grant, Arc::clone(&self.key), &options, now);
-        let guard = LockGuard::new(held);
-        drop(waiting);
-        // A shutdown that began meanwhile may not have seen this one; dropping it releases. So does a caller that is gone.
-        let outcome = if core.names.is_closed() {
-            Err(LockError::closed())
-        } else {
-            Ok(guard)
-        };
-        span.in_scope(|| core.count(outcome.as_ref().map(|guard| (guard.token(), now.since(started)))));
-        let _ = reply.send(outcome);
+        let held = Held::new(&core, grant, &self.key, &waiter.options, now);
+        core.watchdog.watch(&held);
+        core.give(*waiter, held, now);
         Ok(true)
     }
 

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -28,6 +29,9 @@ pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
 /// A request whose time ends that soon is not repeated.
 pub(crate) const TOO_LATE: Duration = Duration::from_millis(50);
+
+/// How many tokens a claim asks for if several wait for it.
+const BLOCK: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// All names that a client uses at the moment.
 pub(crate) struct Names {
@@ -301,6 +305,35 @@ impl Names {
         name.wake()
     }
 
+    /// The guard with `claim` has ended: takes out the first waiter, which gets the same claim with `token`. `None` if the claim is to be
+    /// released.
+    pub(crate) fn hand_on(
+        &self,
+        key: &str,
+        claim: &Claim,
+        options: &AcquireOptions,
+        token: FencingToken,
+    ) -> Option<Box<Waiter>> {
+        let mut state = self.lock();
+        if state.closed {
+            return None;
+        }
+        let name = state.names.get_mut(key)?;
+        let queue = name.queue.as_mut()?;
+        let (first, _) = queue
+            .waiters
+            .first_key_value()
+            .filter(|(_, front)| options.asks_for_the_same(&front.options))?;
+        let waiter = queue.remove(*first)?;
+        name.holder = Some(KnownHolder::here(claim, token));
+        if queue.waiters.is_empty()
+            && let Some(task) = &name.task
+        {
+            task.notify_one();
+        }
+        Some(waiter)
+    }
+
     /// Forgets a name whose task cannot run any more.
     pub(crate) fn give_up(&self, key: &str, error: &LockError) -> Answers {
         let mut state = self.lock();
@@ -370,8 +403,7 @@ impl Names {
         if release.is_repeated || release.is_clean_up || closed || !may_hand_over(release.reservation, name.tenure) {
             return Some(releasable);
         }
-        if let Some(front) = name.front() {
-            let (claim, options) = (front.options.claim(), Arc::clone(&front.options));
+        if let Some((claim, options)) = name.queue.as_ref().and_then(|queue| queue.claim()) {
             releasable.next = Some(claim.clone());
             name.asking = Some(Box::new(Asking {
                 sent: true,
@@ -496,12 +528,7 @@ impl Names {
         let waiter = queue.remove(first)?;
         _asking = name.asking.take();
         name.is_held = true;
-        let holder = KnownHolder::Here {
-            claim: claim.clone(),
-            token,
-            since: SystemTime::now(),
-        };
-        name.settle(holder, up_to);
+        name.settle(KnownHolder::here(claim, token), up_to);
         let answers = name.refuse_impatient(now);
         Some((waiter, answers))
     }
@@ -651,10 +678,12 @@ impl Name {
     /// The next request for the first waiter.
     fn ask(&mut self) -> Option<Ask> {
         let queue = self.queue.as_ref()?;
-        let (serial, front) = queue.waiters.first_key_value()?;
-        let asking = self
-            .asking
-            .get_or_insert_with(|| Box::new(Asking::new(front.options.claim(), Arc::clone(&front.options))));
+        let serial = queue.waiters.keys().next()?;
+        if self.asking.is_none() {
+            let (claim, options) = queue.claim()?;
+            self.asking = Some(Box::new(Asking::new(claim, options)));
+        }
+        let asking = self.asking.as_mut()?;
         let wait = if queue.impatient.contains(serial) {
             AskWait::No
         } else {
@@ -705,6 +734,14 @@ impl Name {
 }
 
 impl KnownHolder {
+    fn here(claim: &Claim, token: FencingToken) -> Self {
+        Self::Here {
+            claim: claim.clone(),
+            token,
+            since: SystemTime::now(),
+        }
+    }
+
     fn busy(&self) -> Busy {
         match self {
             Self::Elsewhere(busy) => Busy::clone(busy),
@@ -740,6 +777,19 @@ impl Asking {
 impl Queue {
     fn front(&self) -> Option<&Waiter> {
         self.waiters.values().next().map(|waiter| &**waiter)
+    }
+
+    /// The claim for the first waiter. If others wait too, it asks for tokens for them.
+    fn claim(&self) -> Option<(Claim, Arc<AcquireOptions>)> {
+        let options = &self.front()?.options;
+        let claim = options.claim();
+        let may_run = self.waiters.len() > 1 && options.may_run();
+        let claim = if may_run {
+            claim.with_tokens_wanted(BLOCK)
+        } else {
+            claim
+        };
+        Some((claim, Arc::clone(options)))
     }
 
     fn knows_busy(&self, serial: u64, waiter: &Waiter) -> bool {

@@ -367,6 +367,11 @@ impl AcquireOptions {
         self.name == other.name && claimed(self) == claimed(other) && self.label == other.label
     }
 
+    /// Whether the claim may go to other waiters of this client without a request.
+    pub(crate) fn may_run(&self) -> bool {
+        self.renew == Renew::UntilReleased && self.at_least.is_none()
+    }
+
     /// A claim of its own for every acquisition.
     pub(crate) fn claim(&self) -> Claim {
         let mut claim = Claim::new(self.name.clone(), self.ttl);

@@ -115,6 +115,10 @@ enum Guards {
 impl Guards {
     fn insert(&mut self, held: &Arc<Held>) {
         if let Self::One(first) = self {
+            if id(first) == id(held) {
+                *first = Arc::clone(held);
+                return;
+            }
             let guards = HashMap::from([(id(first), Arc::clone(first))]);
             *self = Self::Many(Box::new(guards));
         }
@@ -158,7 +162,7 @@ impl Watchdog {
         let mut locked = self.lock();
         let state = &mut *locked;
         // With the mutex: should it raise the alarm at once, the guard is there when it is looked for.
-        held.grant().revocation().alarm(&self.alarm, serial);
+        held.raise(&self.alarm);
         let mut earlier = false;
         match state.leases.entry(serial) {
             Slot::Occupied(mut known) => {
@@ -183,7 +187,7 @@ impl Watchdog {
                 }
             }
             Slot::Vacant(new) => {
-                lease.revocation().alarm(&self.alarm, serial);
+                lease.revocation().alarm(&self.alarm, serial, lease.revocation().id());
                 let due = first_due(lease, held.renews());
                 state.schedule.insert((due, serial));
                 earlier = true;
@@ -203,6 +207,29 @@ impl Watchdog {
         if !was_running {
             held.core().start_watchdog();
         } else if earlier {
+            self.alarm.notify.notify_one();
+        }
+    }
+
+    /// Watches `next` in the place of `ended`, a guard with the same grant. What is due of the lease stays.
+    pub(crate) fn replace(&self, ended: &Held, next: &Arc<Held>) {
+        let serial = next.lease().serial();
+        let mut state = self.lock();
+        let Some(entry) = state.leases.get_mut(&serial) else {
+            drop(state);
+            return self.watch(next);
+        };
+        entry.guards.insert(next);
+        next.raise(&self.alarm);
+        // An alarm may have found the one that has ended.
+        if next.is_revoked() {
+            self.alarm.revoked(serial, id(next));
+        }
+        if let Some(limit) = ended.limit() {
+            state.limits.remove(&(limit, id(ended), serial));
+        }
+        if let Some(limit) = next.limit() {
+            state.limits.insert((limit, id(next), serial));
             self.alarm.notify.notify_one();
         }
     }
@@ -255,9 +282,9 @@ impl Watchdog {
                 if entry.lease.revocation().id() == revocation {
                     lost.extend(entry.guards.iter().cloned());
                 } else {
-                    // The one that was revoked may be gone, and another one may be at its address.
+                    // The one that was revoked may be gone, and another one may be at its address or have the same grant.
                     let guard = entry.guards.get(revocation);
-                    lost.extend(guard.filter(|held| held.grant().revoked().is_some()).cloned());
+                    lost.extend(guard.filter(|held| held.is_revoked()).cloned());
                 }
             }
             for &(_, guard, serial) in state.limits.range(..=(now, usize::MAX, u64::MAX)) {
@@ -323,7 +350,7 @@ impl Watchdog {
     }
 }
 
-/// Tells a guard from all others that are held.
+/// Tells a guard from all others that are held: of one grant there is one at a time.
 fn id(held: &Held) -> usize {
     held.grant().revocation().id()
 }

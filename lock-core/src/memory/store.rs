@@ -1,6 +1,7 @@
 //! What the in-memory backend keeps: locks, queues, leases, and the token counter.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -153,13 +154,13 @@ impl State {
     }
 
     pub(super) fn grant(&mut self, client: &Client, claim: &Claim, now: Stamp) -> Result<Grant, LockError> {
-        let token = self.draw()?;
+        let (first, token) = self.draw(claim.tokens_wanted())?;
         let (lease, keeps) = if client.shares && !claim.own_lease() {
             self.session(client, claim.ttl(), now)
         } else {
             (Lease::for_claim(claim, now), Keeps::Until(now + claim.ttl()))
         };
-        let grant = Grant::new(claim.clone(), token, lease.clone());
+        let grant = Grant::new(claim.clone(), token, lease.clone()).with_first_token(first);
         let entry = Entry {
             claim: claim.clone(),
             token,
@@ -175,15 +176,16 @@ impl State {
         Ok(grant)
     }
 
-    /// A counter that starts at the wall clock, so that a new store outranks every older one, and never looks at it
-    /// again.
-    fn draw(&mut self) -> Result<FencingToken, LockError> {
-        if self.token == 0 {
-            let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            self.token = u64::try_from(since_epoch.as_micros()).unwrap_or(0);
-        }
-        self.token += 1;
-        FencingToken::new(self.token).map_err(|e| LockError::failed("drawing a token", e))
+    /// The first and last token of a block. The last one is no lower than the wall clock, so that a new store outranks every older one, and
+    /// the others are those for which the time has passed since the last block.
+    fn draw(&mut self, wanted: NonZeroU32) -> Result<(FencingToken, FencingToken), LockError> {
+        let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let now = u64::try_from(since_epoch.as_micros()).unwrap_or(0);
+        let least = if self.token == 0 { now.max(1) } else { self.token + 1 };
+        self.token = least.max(now);
+        let first = least.max(self.token - u64::from(wanted.get() - 1).min(self.token));
+        let token = |value| FencingToken::new(value).map_err(|e| LockError::failed("drawing a token", e));
+        Ok((token(first)?, token(self.token)?))
     }
 
     /// The client's lease for that ttl; a new one if the last was not kept alive.

@@ -6,6 +6,7 @@ mod model;
 mod queueing;
 mod releasing;
 mod renewing;
+mod runs;
 mod scripted;
 mod trouble;
 mod waiters;

@@ -2,6 +2,7 @@
 //! after its sender went away.
 
 use std::collections::{HashMap, VecDeque};
+use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -58,6 +59,7 @@ pub(crate) struct Scripted {
     clock: Clock,
     fair: bool,
     shares: bool,
+    blocks: bool,
 }
 
 #[derive(Debug, Default)]
@@ -91,6 +93,7 @@ impl World {
             clock,
             fair: true,
             shares: false,
+            blocks: false,
         });
         let locks = Locks::with_options(server.clone(), paused::options().ttl(TTL));
         Self { server, locks, hand }
@@ -127,6 +130,21 @@ impl Scripted {
         self
     }
 
+    /// Grants as many tokens as a claim wants.
+    pub(crate) fn with_blocks(mut self) -> Self {
+        self.blocks = true;
+        self
+    }
+
+    /// How many tokens a claim is granted.
+    fn wanted(&self, claim: &Claim) -> NonZeroU32 {
+        if self.blocks {
+            claim.tokens_wanted()
+        } else {
+            NonZeroU32::MIN
+        }
+    }
+
     /// The next requests of that kind end so, one after the other.
     pub(crate) fn next(&self, op: Op, fates: impl IntoIterator<Item = Fate>) {
         self.server.lock().unwrap().fates.entry(op).or_default().extend(fates);
@@ -161,7 +179,11 @@ impl Scripted {
     /// Somebody of another process takes the name for `ttl`.
     pub(crate) fn occupy(&self, name: &str, ttl: Duration) -> Claim {
         let claim = Claim::new(name.parse().unwrap(), ttl).with_label(ELSEWHERE);
-        let attempt = self.server.lock().unwrap().try_acquire(&claim, self.clock.now(), None);
+        let attempt = self
+            .server
+            .lock()
+            .unwrap()
+            .try_acquire(&claim, self.clock.now(), None, NonZeroU32::MIN);
         assert!(matches!(attempt, Attempt::Granted(_)));
         claim
     }
@@ -224,7 +246,7 @@ impl Server {
         self.held.get(name).is_some_and(|(_, _, until)| *until > now)
     }
 
-    fn try_acquire(&mut self, claim: &Claim, now: Stamp, shared: Option<Lease>) -> Attempt {
+    fn try_acquire(&mut self, claim: &Claim, now: Stamp, shared: Option<Lease>, wanted: NonZeroU32) -> Attempt {
         let name = claim.name().as_str();
         if let Some((holder, token, until)) = self.held.get_mut(name)
             && *until > now
@@ -241,12 +263,13 @@ impl Server {
                 .with_holder(Holder::of(holder))
                 .into();
         }
-        self.token += 1;
+        let first = FencingToken::new(self.token + 1).unwrap();
+        self.token += u64::from(wanted.get());
         let token = FencingToken::new(self.token).unwrap();
         self.held
             .insert(name.to_owned(), (claim.clone(), token, now + claim.ttl()));
         let lease = shared.unwrap_or_else(|| Lease::for_claim(claim, now));
-        Attempt::Granted(Grant::new(claim.clone(), token, lease))
+        Attempt::Granted(Grant::new(claim.clone(), token, lease).with_first_token(first))
     }
 
     fn release(&mut self, claim: &Claim, now: Stamp) -> Released {
@@ -273,6 +296,7 @@ impl DistributedLock for Scripted {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         let (claim, sent, shares) = (claim.clone(), self.clock.now(), self.shares);
+        let wanted = self.wanted(&claim);
         self.request(Op::Try, move |server, now| {
             let shared = shares.then(|| {
                 server.shared_until.get_or_insert(now + claim.ttl());
@@ -281,10 +305,11 @@ impl DistributedLock for Scripted {
                     .get_or_insert_with(|| Lease::shared("s", claim.ttl(), sent))
                     .clone()
             });
-            match (server.try_acquire(&claim, now, shared), shares) {
+            match (server.try_acquire(&claim, now, shared, wanted), shares) {
                 // The lease counts from the send, as a backend must see to.
                 (Attempt::Granted(g), false) => {
-                    Attempt::Granted(Grant::new(claim.clone(), g.token, Lease::for_claim(&claim, sent)))
+                    let grant = Grant::new(claim.clone(), g.token, Lease::for_claim(&claim, sent));
+                    Attempt::Granted(grant.with_first_token(g.first_token()))
                 }
                 (attempt, _) => attempt,
             }
@@ -325,9 +350,9 @@ impl DistributedLock for Scripted {
             granted => return Ok(granted),
         }
         loop {
-            let asked = claim.clone();
+            let (asked, wanted) = (claim.clone(), self.wanted(claim));
             let attempt = self
-                .request(Op::Acquire, move |s, now| s.try_acquire(&asked, now, None))
+                .request(Op::Acquire, move |s, now| s.try_acquire(&asked, now, None, wanted))
                 .await?;
             if matches!(attempt, Attempt::Granted(_)) || wait.is_over(self.clock.now()) {
                 return Ok(attempt);
@@ -337,9 +362,9 @@ impl DistributedLock for Scripted {
     }
 
     async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        let (from, to) = (from.clone(), to.clone());
+        let (from, to, wanted) = (from.clone(), to.clone(), self.wanted(to));
         self.request(Op::HandOver, move |server, now| {
-            HandOver::new(server.release(&from, now), server.try_acquire(&to, now, None))
+            HandOver::new(server.release(&from, now), server.try_acquire(&to, now, None, wanted))
         })
         .await
     }

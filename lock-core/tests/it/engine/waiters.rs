@@ -124,9 +124,14 @@ impl Model {
     }
 }
 
-async fn run(steps: Vec<Step>) {
+async fn run(steps: Vec<Step>, blocks: bool) {
+    let world = if blocks {
+        World::with(|server| server.with_blocks())
+    } else {
+        World::new()
+    };
     let mut model = Model {
-        world: World::new(),
+        world,
         requests: Vec::new(),
         guard: None,
         last_token: 0,
@@ -200,9 +205,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
 
     #[test]
-    fn waiters_are_served_in_order_and_leave_nothing_behind(steps in prop::collection::vec(step(), 1..40)) {
+    fn waiters_are_served_in_order_and_leave_nothing_behind(
+        steps in prop::collection::vec(step(), 1..40),
+        blocks in prop::bool::ANY,
+    ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(run(steps));
+        runtime.block_on(run(steps, blocks));
     }
 }
 

@@ -7,7 +7,7 @@ use lock_redis::{ClusterConfig, ClusterLock, RedisConfig};
 
 #[cfg(feature = "tls")]
 use super::Certificate;
-use super::{Server, until};
+use super::{HANG_LIMIT, Server, until};
 
 /// For how long a node must be silent before the others take it for failed.
 pub(crate) const NODE_TIMEOUT: &str = "1000";
@@ -295,6 +295,11 @@ impl Cluster {
 
     pub(crate) fn seed(&self, node: usize) -> RedisConfig {
         self.nodes[node].config()
+    }
+
+    /// A client that goes on asking while the nodes do not agree on who serves a slot, which on a busy machine takes them seconds.
+    pub(crate) async fn patient(&self) -> ClusterLock {
+        self.config().op_timeout(HANG_LIMIT / 2).connect().await.unwrap()
     }
 
     pub(crate) async fn client(&self) -> ClusterLock {

@@ -48,7 +48,7 @@ async fn queue(
 ) -> Vec<(ClusterLock, tokio::task::JoinHandle<Result<Attempt, LockError>>)> {
     let mut queue = Vec::new();
     for place in 1..=length {
-        let lock = cluster.client().await;
+        let lock = cluster.patient().await;
         let wait = waiting(&lock, &claim(of, TTL));
         queue.push((lock, wait));
         cluster.until_queued(of, place).await;

@@ -12,7 +12,7 @@ async fn a_moved_name_keeps_its_holder_and_its_waiters_in_their_order() {
     let cluster = Cluster::with(3, false, &[]).await;
     let slot = cluster.slot("n").await;
     let mut at = cluster.owner(slot).await;
-    let first = cluster.client().await;
+    let first = cluster.patient().await;
     let mut last = granted(&first, &claim("n", TTL)).await;
     let queue = queue(&cluster, "n", 6).await;
     let mut before = first;
@@ -41,7 +41,11 @@ async fn a_waiter_that_dies_while_its_slot_moves_is_in_the_way_for_one_ttl_at_mo
     let cluster = Cluster::with(3, false, &[]).await;
     let slot = cluster.slot("n").await;
     let from = cluster.owner(slot).await;
-    let (one, other, dead) = (cluster.client().await, cluster.client().await, cluster.client().await);
+    let (one, other, dead) = (
+        cluster.patient().await,
+        cluster.patient().await,
+        cluster.patient().await,
+    );
     let held = granted(&one, &claim("n", TTL)).await;
     let short = claim("n", Duration::from_secs(4));
     let dying = waiting(&dead, &short);
@@ -62,7 +66,7 @@ async fn messages_come_from_the_new_node_once_those_who_wait_are_there() {
     let cluster = Cluster::with(3, false, &[]).await;
     let slot = cluster.slot("n").await;
     let from = cluster.owner(slot).await;
-    let one = cluster.client().await;
+    let one = cluster.patient().await;
     let held = granted(&one, &claim("n", TTL)).await;
     let queue = queue(&cluster, "n", 3).await;
     cluster.move_slot(slot, from, (from + 1) % 3).await;
@@ -85,7 +89,7 @@ async fn while_a_slot_is_moved_its_locks_are_renewed_and_everything_else_waits()
     let slot = cluster.slot("n").await;
     let from = cluster.owner(slot).await;
     let to = (from + 1) % 3;
-    let (one, other) = (cluster.client().await, cluster.client().await);
+    let (one, other) = (cluster.patient().await, cluster.patient().await);
     let held = granted(&one, &claim("n", TTL)).await;
     // Its keys stay where they are, and are then moved; the slot stays open in both cases.
     for moved in [false, true] {
@@ -124,7 +128,7 @@ async fn a_release_while_a_slot_is_moved_loses_no_waiter() {
     let slot = cluster.slot("n").await;
     let from = cluster.owner(slot).await;
     let to = (from + 1) % 3;
-    let one = cluster.client().await;
+    let one = cluster.patient().await;
     let held = granted(&one, &claim("n", TTL)).await;
     // All keys of the name are stored, so the node would serve a script that needs no other.
     let queue = queue(&cluster, "n", 2).await;
@@ -149,7 +153,7 @@ async fn a_wait_goes_on_whichever_node_is_told_first_that_the_slot_has_moved() {
     let slot = cluster.slot("n").await;
     let from = cluster.owner(slot).await;
     let to = (from + 2) % 3;
-    let (one, other) = (cluster.client().await, cluster.client().await);
+    let (one, other) = (cluster.patient().await, cluster.patient().await);
     let held = granted(&one, &claim("n", TTL)).await;
     let wait = waiting(&other, &claim("n", TTL));
     cluster.until_subscribed("n", 1).await;
@@ -177,7 +181,7 @@ async fn a_wait_goes_on_whichever_node_is_told_first_that_the_slot_has_moved() {
 #[tokio::test]
 async fn other_names_of_the_node_are_waited_for_undisturbed_while_slots_leave_it() {
     let cluster = Cluster::with(2, false, &[]).await;
-    let lock = cluster.client().await;
+    let lock = cluster.patient().await;
     // Some names of the first node. Their slots leave it one after the other, but for the last.
     let mut names = Vec::new();
     for number in 0..40 {
@@ -188,7 +192,7 @@ async fn other_names_of_the_node_are_waited_for_undisturbed_while_slots_leave_it
     }
     let (stays, leave) = names.split_last().unwrap();
     assert!(leave.len() > 5);
-    let waiter = cluster.client().await;
+    let waiter = cluster.patient().await;
     let mut waits = Vec::new();
     for text in &names {
         let held = granted(&lock, &claim(text, TTL)).await;
@@ -232,7 +236,7 @@ async fn waiters_keep_their_order_although_their_slot_is_moved_for_longer_than_t
     let slot = cluster.slot("n").await;
     let from = cluster.owner(slot).await;
     let to = (from + 1) % 3;
-    let first = cluster.client().await;
+    let first = cluster.patient().await;
     let mut last = granted(&first, &claim("n", TTL)).await;
     let ttl = Duration::from_secs(3);
     let mut waits = Vec::new();
