@@ -95,6 +95,9 @@ impl Broken {
             }
             busy => return Ok(busy),
         };
+        if let Some(grant) = self.block(claim, &grant) {
+            return Ok(Attempt::Granted(grant));
+        }
         let token = self.token(claim, grant.token);
         let lease = self.lease(claim, &grant.lease);
         self.shared.lock().holders.insert(
@@ -111,6 +114,25 @@ impl Broken {
             return Ok(Attempt::Granted(grant));
         }
         Ok(Attempt::Granted(Grant::new(claim.clone(), token, lease)))
+    }
+
+    /// The grant with another block of tokens.
+    fn block(&self, claim: &Claim, right: &Grant) -> Option<Grant> {
+        let mut state = self.shared.lock();
+        let (first, last) = match self.bug {
+            Bug::BlockBeginsTooLow => {
+                let last = right.token.get();
+                (state.counters.insert(claim.name().clone(), last)?, last)
+            }
+            Bug::BlockIsNotCounted => {
+                let first = state.count(claim.name());
+                (first, first + u64::from(claim.tokens_wanted().get()) - 1)
+            }
+            _ => return None,
+        };
+        let mut grant = right.clone();
+        grant.token = FencingToken::new(last).ok()?;
+        Some(grant.with_first_token(FencingToken::new(first).ok()?))
     }
 
     fn token(&self, claim: &Claim, right: FencingToken) -> FencingToken {

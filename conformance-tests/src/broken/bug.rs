@@ -17,6 +17,8 @@ pub(crate) enum Bug {
     Nothing,
     AcquireTwiceIsBusy,
     AskingAgainKeepsTheOldTtl,
+    BlockBeginsTooLow,
+    BlockIsNotCounted,
     BusyIsAnError,
     BusyIsNotTold,
     CallsHaveNoLimit,
@@ -78,6 +80,8 @@ impl Bug {
     pub(crate) const ALL: &[Self] = &[
         Self::AcquireTwiceIsBusy,
         Self::AskingAgainKeepsTheOldTtl,
+        Self::BlockBeginsTooLow,
+        Self::BlockIsNotCounted,
         Self::BusyIsAnError,
         Self::BusyIsNotTold,
         Self::CallsHaveNoLimit,
@@ -141,6 +145,8 @@ impl Bug {
             Self::Nothing => "no bug",
             Self::AcquireTwiceIsBusy => "asking again for what is held is busy",
             Self::AskingAgainKeepsTheOldTtl => "asking again does not start the ttl anew",
+            Self::BlockBeginsTooLow => "a block of tokens begins with the last one of the grant before",
+            Self::BlockIsNotCounted => "a block of tokens is counted as if it were one",
             Self::BusyIsAnError => "busy is reported as an error",
             Self::BusyIsNotTold => "a wait does not tell that the name is busy",
             Self::CallsHaveNoLimit => "calls into silence have no limit",
@@ -205,6 +211,9 @@ impl Bug {
             Self::Nothing => &[],
             Self::AcquireTwiceIsBusy => cases![tokens::asking_again_gives_the_same_token],
             Self::AskingAgainKeepsTheOldTtl => cases![leases::asking_again_keeps_the_lock_for_a_full_ttl],
+            Self::BlockBeginsTooLow | Self::BlockIsNotCounted => {
+                cases![tokens::tokens_rise_across_releases_by_any_client]
+            }
             Self::BusyIsAnError => cases![errors::busy_is_never_reported_as_broken],
             Self::BusyIsNotTold => cases![waiting::a_wait_tells_at_once_that_the_name_is_busy],
             #[cfg(feature = "faults")]

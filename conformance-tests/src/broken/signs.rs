@@ -21,7 +21,9 @@ impl Bug {
             Self::Nothing => &[],
             Self::AcquireTwiceIsBusy => &["grants \"n\", which is free; it said Busy"],
             Self::AskingAgainKeepsTheOldTtl => &["stops believing before the next one is granted"],
-            Self::HandOverKeepsTheToken
+            Self::BlockBeginsTooLow
+            | Self::BlockIsNotCounted
+            | Self::HandOverKeepsTheToken
             | Self::TokenFollowsACounterThatFell
             | Self::TokenPerAttempt
             | Self::TokenPerSession

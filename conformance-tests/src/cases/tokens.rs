@@ -1,9 +1,10 @@
 //! Every grant of a name carries a higher token than all grants of that name before it.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, FencingToken, Grant, Released, Renewal, Wait};
+use lock_core::{Attempt, Claim, DistributedLock, FencingToken, Grant, Released, Renewal, Wait};
 
 use super::{Entry, cases};
 use crate::case::Case;
@@ -35,11 +36,28 @@ pub(crate) const CASES: &[Entry] = cases![
     after_a_lost_reply_the_same_token_is_given_or_the_claim_is_gone,
 ];
 
+/// How many tokens a client asks for that has waiters of its own. A backend may grant fewer.
+const TOKENS: NonZeroU32 = NonZeroU32::new(64).unwrap();
+
 /// Checks tokens of one name as they come.
 #[derive(Default)]
 struct Rising(Option<FencingToken>);
 
 impl Rising {
+    /// All tokens of a grant, which are at most as many as were asked for.
+    fn grant(&mut self, grant: &Grant) -> Outcome {
+        let (first, last) = (grant.first_token(), grant.token);
+        self.next(first)?;
+        let most = u64::from(grant.claim.tokens_wanted().get());
+        ensure!(
+            first <= last && last.get() - first.get() < most,
+            "the backend",
+            "a grant has the tokens that were asked for, or fewer; {first} to {last} are more than {most}"
+        );
+        self.0 = Some(last);
+        Ok(())
+    }
+
     fn next(&mut self, token: FencingToken) -> Outcome {
         if let Some(last) = self.0 {
             ensure!(
@@ -59,14 +77,19 @@ impl Rising {
     }
 }
 
+/// A claim to the name `n` that can use many tokens.
+fn block(case: &Case) -> Claim {
+    case.claim("n").with_tokens_wanted(TOKENS)
+}
+
 pub(crate) async fn tokens_rise_across_releases_by_any_client(case: Arc<Case>) -> Outcome {
     let clients = [case.client().await?, case.client().await?];
     let mut rising = Rising::default();
     for turn in 0..20 {
         // Both clients twice in a row: a counter per client would show.
         let client = &clients[turn / 2 % 2];
-        let claim = case.claim("n");
-        rising.next(case.take(client, &claim).await?.token)?;
+        let claim = block(&case);
+        rising.grant(&case.take(client, &claim).await?)?;
         client.release(&claim, None).await?;
     }
     Ok(())
@@ -75,13 +98,13 @@ pub(crate) async fn tokens_rise_across_releases_by_any_client(case: Arc<Case>) -
 pub(crate) async fn tokens_rise_across_expiry(case: Arc<Case>) -> Outcome {
     let (first, second) = (case.client().await?, case.client().await?);
     let mut rising = Rising::default();
-    rising.next(case.take(&first, &case.brief_claim("n")).await?.token)?;
+    rising.grant(&case.take(&first, &case.brief_claim("n")).await?)?;
     let limit = case.ttl() + case.hang_limit();
     let successor = case.claim("n");
     rising.next(case.take_within(&second, &successor, limit).await?.0.token)?;
     second.release(&successor, None).await?;
     let third = case.claim("n");
-    rising.next(case.take(&first, &third).await?.token)?;
+    rising.grant(&case.take(&first, &third).await?)?;
     first.release(&third, None).await?;
     Ok(())
 }
@@ -100,10 +123,10 @@ pub(crate) async fn tokens_rise_across_dropped_guards(case: Arc<Case>) -> Outcom
 pub(crate) async fn tokens_rise_across_hand_overs(case: Arc<Case>) -> Outcome {
     let client = case.client().await?;
     let mut rising = Rising::default();
-    let mut from = case.claim("n");
-    rising.next(case.take(&client, &from).await?.token)?;
+    let mut from = block(&case);
+    rising.grant(&case.take(&client, &from).await?)?;
     for _ in 0..10 {
-        let to = case.claim("n");
+        let to = block(&case);
         let done = client.hand_over(&from, &to).await?;
         ensure!(
             done.from == Released::Released,
@@ -124,7 +147,7 @@ pub(crate) async fn tokens_rise_across_hand_overs(case: Arc<Case>) -> Outcome {
             "the grant is for the claim that asked; it is for {:?}",
             grant.claim
         );
-        rising.next(grant.token)?;
+        rising.grant(&grant)?;
         from = to;
     }
     client.release(&from, None).await?;
@@ -137,7 +160,7 @@ pub(crate) async fn tokens_rise_across_a_new_client_and_a_closed_one(case: Arc<C
         let client = case.client().await?;
         for _ in 0..3 {
             let claim = case.claim("n");
-            rising.next(case.take(&client, &claim).await?.token)?;
+            rising.grant(&case.take(&client, &claim).await?)?;
             client.release(&claim, None).await?;
         }
         client.close().await?;
@@ -199,11 +222,11 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
     let mut rising = Rising::default();
     for _ in 0..3 {
         let claim = case.claim("n");
-        rising.next(case.take(&first, &claim).await?.token)?;
+        rising.grant(&case.take(&first, &claim).await?)?;
         first.release(&claim, None).await?;
     }
     let held = case.claim("n");
-    rising.next(case.take(&first, &held).await?.token)?;
+    rising.grant(&case.take(&first, &held).await?)?;
     // This one has been granted nothing so far.
     let waiter = {
         let (second, claim, deadline) = (Arc::clone(&second), case.claim("n"), case.now() + case.hang_limit());
@@ -223,7 +246,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
             "a waiter is granted what was released; it said {other:?}"
         ),
     };
-    rising.next(grant.token)?;
+    rising.grant(&grant)?;
     second.release(&claim, None).await?;
     // A new client puts the counter right, so it comes last.
     for client in [Some(first), Some(second), None] {
@@ -232,7 +255,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
             None => case.client().await?,
         };
         let claim = case.claim("n");
-        rising.next(case.take_through(&client, &claim, limit).await?.token)?;
+        rising.grant(&case.take_through(&client, &claim, limit).await?)?;
         client.release(&claim, None).await?;
     }
     Ok(())
@@ -253,15 +276,15 @@ pub(crate) async fn tokens_rise_across_the_restore_of_an_older_copy(case: Arc<Ca
         if turn == 3 {
             case.inject(Fault::Copy).await?;
         }
-        let claim = case.claim("n");
-        rising.next(case.take(&client, &claim).await?.token)?;
+        let claim = block(&case);
+        rising.grant(&case.take(&client, &claim).await?)?;
         client.release(&claim, None).await?;
     }
     case.inject(Fault::Restore).await?;
     for client in [client, case.client().await?] {
-        let claim = case.claim("n");
+        let claim = block(&case);
         let limit = case.ttl() + case.hang_limit();
-        rising.next(case.take_through(&client, &claim, limit).await?.token)?;
+        rising.grant(&case.take_through(&client, &claim, limit).await?)?;
         client.release(&claim, None).await?;
     }
     Ok(())
@@ -272,17 +295,17 @@ async fn rise_across(case: &Case, fault: Fault) -> Outcome {
     let client = case.client().await?;
     let mut rising = Rising::default();
     for _ in 0..3 {
-        let claim = case.claim("n");
-        rising.next(case.take(&client, &claim).await?.token)?;
+        let claim = block(case);
+        rising.grant(&case.take(&client, &claim).await?)?;
         client.release(&claim, None).await?;
     }
     let holder = case.brief_claim("n");
-    rising.next(case.take(&client, &holder).await?.token)?;
+    rising.grant(&case.take(&client, &holder).await?)?;
     case.inject(fault).await?;
     for client in [client, case.client().await?] {
-        let claim = case.claim("n");
+        let claim = block(case);
         let limit = case.ttl() + case.hang_limit();
-        rising.next(case.take_through(&client, &claim, limit).await?.token)?;
+        rising.grant(&case.take_through(&client, &claim, limit).await?)?;
         client.release(&claim, None).await?;
     }
     Ok(())
@@ -335,7 +358,7 @@ pub(crate) async fn a_token_is_drawn_at_the_grant_and_not_at_the_attempt(case: A
     let clients = [case.client().await?, case.client().await?, case.client().await?];
     let [holder, early, late] = [case.claim("n"), case.claim("n"), case.claim("n")];
     let mut rising = Rising::default();
-    rising.next(case.take(&clients[0], &holder).await?.token)?;
+    rising.grant(&case.take(&clients[0], &holder).await?)?;
     for (client, claim) in [(&clients[1], &early), (&clients[2], &late)] {
         if let Attempt::Granted(grant) = client.try_acquire(claim).await? {
             fail!("the backend", "a held name is busy; it gave {grant:?}");
@@ -344,7 +367,7 @@ pub(crate) async fn a_token_is_drawn_at_the_grant_and_not_at_the_attempt(case: A
     clients[0].release(&holder, None).await?;
     // Whoever asked last is served first, so that a token drawn when asking would fall.
     for (client, claim) in [(&clients[2], &late), (&clients[1], &early)] {
-        rising.next(case.take(client, claim).await?.token)?;
+        rising.grant(&case.take(client, claim).await?)?;
         client.release(claim, None).await?;
     }
     Ok(())
