@@ -29,11 +29,12 @@ struct Holding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Push {
     /// It holds the lock, by its request with that send stamp (in microseconds since the session began), which gave it
-    /// that much life.
+    /// that much life, with that many tokens, the last of which is `token`.
     Granted {
         token: FencingToken,
         sent: u64,
         life: Duration,
+        tokens: u64,
     },
     /// It is the first in line; the holder's lease ends after that time unless it is renewed.
     First(Duration),
@@ -162,6 +163,8 @@ fn read(message: &str) -> Option<(OwnerId, Told)> {
             token: FencingToken::try_from(number()?).ok()?,
             sent: u64::try_from(number()?).ok()?,
             life: millis(number()?),
+            // A script of an earlier version does not say.
+            tokens: number().and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(1),
         }),
         "first" => Told::Push(Push::First(millis(number()?))),
         "taken" => Told::Taken,
@@ -177,15 +180,16 @@ mod tests {
     #[test]
     fn messages_are_read_and_nonsense_is_not() {
         let owner = OwnerId::random();
-        let granted = Told::Push(Push::Granted {
-            token: FencingToken::new(1_700_000_000_000_001).unwrap(),
-            sent: 77,
-            life: Duration::from_millis(5000),
-        });
-        assert_eq!(
-            read(&format!("granted {owner} 1700000000000001 77 5000")),
-            Some((owner, granted))
-        );
+        for (end, tokens) in [("", 1), (" 64", 64)] {
+            let granted = Told::Push(Push::Granted {
+                token: FencingToken::new(1_700_000_000_000_001).unwrap(),
+                sent: 77,
+                life: Duration::from_millis(5000),
+                tokens,
+            });
+            let message = format!("granted {owner} 1700000000000001 77 5000{end}");
+            assert_eq!(read(&message), Some((owner, granted)));
+        }
         let first = Told::Push(Push::First(Duration::from_millis(250)));
         assert_eq!(read(&format!("first {owner} 250")), Some((owner, first)));
         assert_eq!(read(&format!("taken {owner}")), Some((owner, Told::Taken)));

@@ -93,6 +93,7 @@ impl Session {
                         &self.client_at(link, claim.name()),
                         &info,
                         on_busy.word(),
+                        &tokens_wanted(claim),
                     ],
                 )
                 .await?;
@@ -320,6 +321,7 @@ impl Session {
                     &(link.server_millis(sent) + ttl).to_string(),
                     &self.client_at(link, to.name()),
                     &record::info(to),
+                    &tokens_wanted(to),
                 ],
             )
             .await?;
@@ -366,7 +368,10 @@ impl Session {
             "granted" => {
                 let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
                 let life = Duration::from_millis(answer.number()?);
-                Ok(Reply::Answer(Answer::Granted(self.grant(claim, token, sent, life))))
+                // A grant of what the claim holds already does not say.
+                let tokens = answer.field::<Option<u64>>()?.unwrap_or(1);
+                let grant = self.grant(claim, (token, tokens), sent, life);
+                Ok(Reply::Answer(Answer::Granted(grant)))
             }
             "busy" => {
                 let lease = answer.lease()?;
@@ -396,12 +401,21 @@ impl Session {
         }
     }
 
-    /// A grant by the request that was sent at `sent`, which the server gave that much life.
+    /// A grant of that many tokens, the highest of which is given, by the request that was sent at `sent`, which the server gave that much
+    /// life.
     ///
     /// The lease counts from an earlier stamp if that is less than the ttl: what was given is what counts.
-    pub(crate) fn grant(&self, claim: &Claim, token: FencingToken, sent: Stamp, life: Duration) -> Grant {
+    pub(crate) fn grant(
+        &self,
+        claim: &Claim,
+        (token, tokens): (FencingToken, u64),
+        sent: Stamp,
+        life: Duration,
+    ) -> Grant {
         let lease = Lease::for_claim(claim, sent - claim.ttl().saturating_sub(life));
-        let grant = Grant::new(claim.clone(), token, lease);
+        let first = (token.get() + 1).saturating_sub(tokens);
+        let first = FencingToken::new(first).unwrap_or(token);
+        let grant = Grant::new(claim.clone(), token, lease).with_first_token(first);
         self.granted(&grant);
         grant
     }
@@ -441,6 +455,13 @@ impl Session {
         });
         Fields::read(answer?)
     }
+}
+
+/// How many tokens a request asks for. Each stands for a microsecond before the grant. A replica that is promoted may lack the last tokens
+/// of the old primary, so a block must not reach back to before the failover.
+fn tokens_wanted(claim: &Claim) -> String {
+    const MOST: u32 = 64;
+    claim.tokens_wanted().get().min(MOST).to_string()
 }
 
 /// The server counts in milliseconds; never less than what was asked for.

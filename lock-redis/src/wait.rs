@@ -69,8 +69,8 @@ impl Session {
                 push = ticket.next() => match push {
                     None => return Next::Ended,
                     // An older one answers a request that has been answered "busy" since.
-                    Some(Push::Granted { token, sent: answered, life }) if answered >= self.micros(sent) => {
-                        return Next::Granted(self.grant(claim, token, self.stamp(answered), life));
+                    Some(Push::Granted { token, sent: answered, life, tokens }) if answered >= self.micros(sent) => {
+                        return Next::Granted(self.grant(claim, (token, tokens), self.stamp(answered), life));
                     }
                     Some(Push::Granted { .. }) => {}
                     Some(Push::First(lease)) => look = Some(self.clock().now() + lease + LEEWAY),

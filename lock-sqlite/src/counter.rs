@@ -9,10 +9,11 @@
 //! wall clock says. It also starts no lower than the wall clock in microseconds: tokens go on rising when the file is
 //! removed, replaced by an older copy, or when the locks move to another backend.
 
+use std::num::NonZeroU32;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lock_core::{FencingToken, LockError};
-use rusqlite::{Connection, OptionalExtension, TransactionBehavior};
+use rusqlite::{Connection, TransactionBehavior};
 
 use crate::failure::Failure;
 use crate::place::Place;
@@ -20,6 +21,9 @@ use crate::place::Place;
 /// How many tokens one wait for the disk is good for. A session uses up one chunk at least, so it is small: counters
 /// shall grow slower than microseconds pass, or the clock would not outrun a lost one.
 const CHUNK: u64 = 1 << 10;
+
+/// How many tokens one grant gets at most. Larger blocks would use up a chunk within a few grants, and each chunk costs a wait for the disk.
+const BLOCK: u32 = 16;
 
 /// Makes a higher ceiling durable and starts above the old one, the wall clock and `seen`. Returns where: every token
 /// drawn from now on is higher.
@@ -53,17 +57,26 @@ fn raise_durably(conn: &mut Connection, place: Option<&Place>, seen: u64) -> Res
     Ok(start)
 }
 
-/// The next token, in the transaction of the grant; none if the ceiling must be raised first.
-pub(crate) fn draw(tx: &Connection) -> Result<Option<FencingToken>, Failure> {
-    let drawn: Option<i64> = tx
-        .prepare_cached("UPDATE counter SET token = token + 1 WHERE token < ceiling RETURNING token")?
-        .query_row([], |row| row.get(0))
-        .optional()?;
-    match drawn.map(FencingToken::try_from).transpose() {
-        Ok(token) => Ok(token),
-        // Somebody wrote nonsense into the file; a raise puts it right, or says why it cannot.
-        Err(_) => Ok(None),
+/// The first and the last of the next tokens, in the transaction of the grant; none if the ceiling must be raised first.
+///
+/// More than one only as far as the wall clock has passed them: a counter that is lost starts at the clock, so above them.
+pub(crate) fn draw(tx: &Connection, wanted: NonZeroU32) -> Result<Option<(FencingToken, FencingToken)>, Failure> {
+    let (token, ceiling): (i64, i64) = tx
+        .prepare_cached("SELECT token, ceiling FROM counter")?
+        .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    if token >= ceiling {
+        return Ok(None);
     }
+    let block = i64::from(wanted.get().min(BLOCK));
+    let last = token
+        .saturating_add(block)
+        .min(ceiling)
+        .min(wall_clock() as i64)
+        .max(token + 1);
+    tx.prepare_cached("UPDATE counter SET token = ?1")?.execute([last])?;
+    // Somebody may have written nonsense into the file; a raise puts it right, or says why it cannot.
+    let tokens = [token + 1, last].map(|token| FencingToken::try_from(token).ok());
+    Ok(tokens[0].zip(tokens[1]))
 }
 
 /// Microseconds of Unix time; nothing if the clock is set to where tokens do not reach.

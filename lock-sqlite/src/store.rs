@@ -359,29 +359,31 @@ impl Tx<'_> {
 
     /// Grants the name if it is free or already this owner's. `None`: the ceiling of tokens must be raised first.
     fn grant(&mut self, claim: &Claim, sent: Stamp) -> Result<Option<Attempt>, Failure> {
-        let token = match self.holder(claim.name())? {
+        let tokens = match self.holder(claim.name())? {
             Some(holder) if holder.owner == Some(claim.owner()) && holder.token.is_some() && !holder.is_reserved => {
                 self.prepare_cached("UPDATE lock SET expires = max(?1, reserved), ttl = ?2 WHERE name = ?3")?
                     .execute((after(self.now, claim.ttl()), nanos(claim.ttl()), claim.name().as_str()))?;
-                holder.token
+                // Of a block, the last token is stored.
+                holder.token.map(|token| (token, token))
             }
             Some(holder) => {
                 let busy = Busy::default().with_retry_after(holder.remaining.unwrap_or_default());
                 return Ok(Some(busy.with_holder(holder).into()));
             }
-            None => match counter::draw(&self.tx)? {
-                Some(token) if token.get() <= self.seen => return Err(Failure::WentBack),
-                Some(token) => {
+            None => match counter::draw(&self.tx, claim.tokens_wanted())? {
+                Some((first, _)) if first.get() <= self.seen => return Err(Failure::WentBack),
+                Some((first, token)) => {
                     self.insert(claim, token)?;
                     self.sweep()?;
                     self.seen = token.get();
-                    Some(token)
+                    Some((first, token))
                 }
                 None => None,
             },
         };
         let lease = Lease::for_claim(claim, sent);
-        Ok(token.map(|token| Attempt::Granted(Grant::new(claim.clone(), token, lease))))
+        Ok(tokens
+            .map(|(first, token)| Attempt::Granted(Grant::new(claim.clone(), token, lease).with_first_token(first))))
     }
 
     fn insert(&self, claim: &Claim, token: FencingToken) -> Result<(), Failure> {

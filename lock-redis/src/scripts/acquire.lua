@@ -3,14 +3,14 @@ local queued = waits and redis.call('ZSCORE', ORDER, OWNER)
 if queued then
     write_although_full()
 end
-local answer, value = take(OWNER, life, ARGV[7], ARGV[8])
+local answer, value = take(OWNER, life, ARGV[7], ARGV[8], ARGV[10])
 if answer then
     return answer
 end
 if not waits then
     return busy(value, life)
 end
-local number = enqueue(OWNER, queued, tonumber(ARGV[4]), life, ARGV[6], ARGV[7], ARGV[8])
+local number = enqueue(OWNER, queued, tonumber(ARGV[4]), life, ARGV[6], ARGV[7], ARGV[8], ARGV[10])
 local first, entry = oldest()
 if queued or first ~= OWNER then
     sweep()

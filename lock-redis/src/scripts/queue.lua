@@ -38,13 +38,14 @@ local function write_although_full()
 end
 
 -- Puts the owner at the end of the queue, or at `number`, or keeps it where it is for another life. Returns its number.
-local function enqueue(owner, queued, ttl, life, sent, client, info, number)
+local function enqueue(owner, queued, ttl, life, sent, client, info, wanted, number)
     if not queued and not number then
         -- Numbers follow the clock, and rise where the clock was set back.
         local last = redis.call('ZRANGE', ORDER, -1, -1, 'WITHSCORES')[2]
         number = math.max(PLACE > 0 and PLACE or now_us, (tonumber(last) or 0) + 1)
     end
-    local entry = table.concat({ FORMAT, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
+    -- Earlier versions write 1 as the first field, a format, and skip any number there. So they grant this entry one token.
+    local entry = table.concat({ wanted, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
     redis.call('HSET', WAITERS, owner, entry)
     if number then
         redis.call('ZADD', ORDER, text(number), owner)
@@ -60,9 +61,9 @@ local function enqueue(owner, queued, ttl, life, sent, client, info, number)
 end
 
 local function read_entry(entry)
-    local stop, ttl, sent, life, client, info =
-        string.match(entry or '', '^%d+ (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
-    return tonumber(stop), tonumber(ttl), sent, tonumber(life), client, info
+    local wanted, stop, ttl, sent, life, client, info =
+        string.match(entry or '', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+    return tonumber(stop), tonumber(ttl), sent, tonumber(life), client, info, wanted
 end
 
 -- Whoever has missed two refreshes is not there any more.
@@ -106,23 +107,23 @@ end
 -- is `me`, or there is nobody, leaves it free and returns 'free', and whether `me` is in the queue. Returns 'more' if it
 -- has found nobody yet but has removed all the waiters that one script may.
 local function grant_next(me)
-    local token
+    local token, tokens
     while budget > 0 do
         local owner, entry = oldest()
         if not owner or owner == me then
             return 'free', owner
         end
-        local stop, ttl, sent, life, client, info = read_entry(entry)
+        local stop, ttl, sent, life, client, info, wanted = read_entry(entry)
         if is_there(stop, ttl) then
             if not token then
                 write_although_full()
-                token = draw()
+                token, tokens = draw(wanted)
             end
             leave(owner)
             -- No longer than was asked for, should the clock have been set back.
             local left = math.min(stop - now, life)
             hold(owner, token, left, client, info)
-            if tell(client, 'granted', owner, token, sent, text(life)) > 0 then
+            if tell(client, 'granted', owner, token, sent, text(life), math.min(tokens, wanted)) > 0 then
                 tell_first(left)
                 return 'granted'
             end
@@ -174,8 +175,8 @@ local function busy(value, life, first, number)
 end
 
 -- Makes the owner the holder if it is already, or if the lock is free and nobody comes before it. Returns the answer, or
--- nil and the value of the lock if somebody else holds it.
-local function take(owner, life, client, info)
+-- nil and the value of the lock if somebody else holds it. Of the block of an owner that holds it already, only the last token is stored.
+local function take(owner, life, client, info, wanted)
     local value = held()
     if owner_of(value) == owner then
         if redis.call('PTTL', LOCK) < life then
@@ -193,11 +194,11 @@ local function take(owner, life, client, info)
     if found == 'more' then
         return { 'again', stamp }
     end
-    local token = draw()
+    local token, tokens = draw(wanted)
     hold(owner, token, life, client, info)
     if queued then
         leave(owner)
         tell_first(life)
     end
-    return { 'granted', stamp, token, life }
+    return { 'granted', stamp, token, life, tokens }
 end

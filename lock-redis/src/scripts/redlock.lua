@@ -45,7 +45,8 @@ local function count(token)
     redis.call('SET', FENCE, token, 'PX', math.max(0, math.ceil((tonumber(token) - now_us) / 1000)) + RETENTION)
 end
 
--- Draws a token: higher than the last one, and the proposal if that is possible, so that nodes agree.
+-- Draws a token: higher than the last one, and the proposal if that is possible, so that nodes agree. One at a time:
+-- the nodes would have to agree on a block as well.
 local function draw()
     local last = redis.call('GET', FENCE)
     if last and not string.match(last, '^%d+$') then
@@ -64,5 +65,5 @@ local function draw()
     end
     local drawn = text(token)
     count(drawn)
-    return drawn
+    return drawn, 1
 end

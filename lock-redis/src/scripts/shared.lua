@@ -43,25 +43,28 @@ local function held()
     return value
 end
 
--- Draws a token: higher than the last one, and no lower than the clock.
-local function draw()
-    local last = redis.call('GET', FENCE) or '0'
-    if not string.match(last, '^%d+$') then
+-- Draws a token: higher than the last one, and no lower than the clock. Returns how many tokens up to it the claim may use, at most
+-- `wanted`: one for each microsecond since the last draw. No other claim has used them, and after a loss of data none will, as the clock
+-- has passed them. If the last draw is not known, that is one.
+local function draw(wanted)
+    local last = redis.call('GET', FENCE)
+    if last and not string.match(last, '^%d+$') then
         error('fencelock: foreign value in ' .. FENCE)
     end
-    local token = math.max(tonumber(last) + 1, now_us)
+    local least = tonumber(last or now_us - 1) + 1
+    local token = math.max(least, now_us)
     if token > TOP_TOKEN then
         error('fencelock: foreign value in ' .. FENCE)
     end
     -- The counter is needed until the clock has passed the token for good.
     if token == now_us then
         redis.call('SET', FENCE, stamp, 'PX', RETENTION)
-        return stamp
+        return stamp, math.min(tonumber(wanted), now_us - least + 1)
     end
     local ahead = math.floor((token - now_us) / 1000)
     local drawn = text(token)
     redis.call('SET', FENCE, drawn, 'PX', ahead + RETENTION)
-    return drawn
+    return drawn, 1
 end
 
 local function hold(owner, token, life, client, info)

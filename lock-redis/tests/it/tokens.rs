@@ -1,8 +1,10 @@
 //! Tokens rise, whatever happens to the server and its data.
 
+use std::num::NonZeroU32;
+use std::pin::pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::{DistributedLock, FencingToken, LockError, Wait};
+use lock_core::{Claim, DistributedLock, FencingToken, Grant, LockError, Wait};
 use lock_redis::RedisLock;
 
 use crate::server::{self, LONG, Proxy, Server, claim, granted, until};
@@ -141,5 +143,71 @@ async fn waiters_are_given_rising_tokens_too() {
         b.release(&wanted, None).await.unwrap();
         assert!(last.is_none_or(|last| first > last) && second > first);
         last = Some(second);
+    }
+}
+
+fn wants(tokens: u32) -> Claim {
+    claim("n", LONG).with_tokens_wanted(NonZeroU32::new(tokens).unwrap())
+}
+
+fn block(grant: &Grant) -> (u64, u64) {
+    (grant.first_token().get(), grant.token.get())
+}
+
+#[tokio::test]
+async fn a_block_has_the_tokens_since_the_last_one_for_which_the_time_has_passed() {
+    let server = Server::start();
+    let lock = server.client().await;
+    let mut last = 0;
+    for (before, wanted, tokens) in [
+        ("PING", 8, 1),
+        ("PING", 8, 8),
+        ("PING", u32::MAX, 64),
+        ("DEL {fencelock:n}:fence", 8, 1),
+        ("PING", 1, 1),
+        ("SET {fencelock:n}:fence 4000000000000000", 8, 1),
+        ("PING", 8, 1),
+    ] {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let _: lock_redis::redis::Value = server.command(before).await;
+        let claim = wants(wanted);
+        let (first, next) = block(&granted(&lock, &claim).await);
+        assert!(
+            first > last && next - first + 1 == tokens,
+            "{first}..={next}: {before}, {wanted}"
+        );
+        let again = granted(&lock, &claim).await;
+        assert_eq!(block(&again), (next, next), "asked again");
+        lock.release(&claim, None).await.unwrap();
+        last = next;
+    }
+    assert_eq!(last, 4_000_000_000_000_002);
+}
+
+#[tokio::test]
+async fn a_waiter_is_given_its_block_with_the_push_and_one_token_if_its_version_knows_no_blocks() {
+    let server = Server::start();
+    let (a, b) = (server.client().await, server.client().await);
+    for (is_older, tokens) in [(false, 8), (true, 1)] {
+        let (held, wanted) = (claim("n", LONG), wants(8));
+        let token = granted(&a, &held).await.token.get();
+        let mut wait = pin!(b.acquire(&wanted, Wait::until(None)));
+        tokio::select! {
+            _ = &mut wait => panic!("the lock is held"),
+            () = server::until_queued(&server, "n", 1) => {}
+        }
+        if is_older {
+            let entry: Vec<String> = server.command("HVALS {fencelock:n}:waiters").await;
+            let older = entry[0].replacen("8 ", "1 ", 1);
+            let mut set = lock_redis::redis::cmd("HSET");
+            set.arg("{fencelock:n}:waiters")
+                .arg(wanted.owner().to_string())
+                .arg(older);
+            let _: u32 = server.ask(&set).await;
+        }
+        a.release(&held, None).await.unwrap();
+        let (first, last) = block(&wait.await.unwrap().granted().unwrap());
+        assert!(first > token && last - first + 1 == tokens, "{first}..={last}");
+        b.release(&wanted, None).await.unwrap();
     }
 }

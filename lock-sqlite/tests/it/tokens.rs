@@ -1,5 +1,6 @@
 //! Tokens rise, whatever happens to clients, to the file and to the clock.
 
+use std::num::NonZeroU32;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -152,6 +153,42 @@ async fn the_end_of_the_counter_is_an_error_that_says_so() {
     assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
     assert!(format!("{failed:#}").contains("2^53"), "{failed}");
     assert_eq!(file.rows(), 0);
+}
+
+#[tokio::test]
+async fn a_block_goes_up_to_the_clock_and_the_ceiling() {
+    let file = File::new();
+    let lock = file.client().await;
+    let ahead = "UPDATE counter SET token = token + 3600000000, ceiling = token + 3600001024";
+    let mut last = 0;
+    for (before, wanted, tokens) in [
+        ("SELECT 1", 8, 8),
+        ("SELECT 1", 1, 1),
+        ("SELECT 1", u32::MAX, 16),
+        ("UPDATE counter SET ceiling = token + 5", 8, 5),
+        (ahead, 8, 1),
+        ("SELECT 1", 8, 1),
+    ] {
+        thread::sleep(Duration::from_millis(1));
+        file.sql(before);
+        let claim = claim("n", LONG).with_tokens_wanted(NonZeroU32::new(wanted).unwrap());
+        let grant = granted(&lock, &claim).await;
+        let (first, next) = (grant.first_token().get(), grant.token.get());
+        assert!(
+            first > last && next - first + 1 == tokens,
+            "{first}..={next}: {before}, {wanted}"
+        );
+        let again = granted(&lock, &claim).await;
+        assert_eq!((again.first_token(), again.token), (grant.token, grant.token));
+        lock.release(&claim, None).await.unwrap();
+        last = next;
+    }
+    // A lost file starts at the clock.
+    let file = File::new();
+    let claim = claim("n", LONG).with_tokens_wanted(NonZeroU32::new(8).unwrap());
+    let before = micros(SystemTime::now());
+    let grant = granted(&file.client().await, &claim).await;
+    assert!(grant.first_token().get() > before && grant.token.get() <= micros(SystemTime::now()));
 }
 
 #[test]

@@ -82,7 +82,12 @@ impl Crowd {
         // However long it takes until the request is sent, it is not too late.
         let stop = now() + ttl + LONG.as_millis() as u64;
         let (life, stop) = (ttl.to_string(), stop.to_string());
-        self.call(&self.acquire, name, owner, &[&life, &stop, "7", client, "7 host", "1"])
+        self.call(
+            &self.acquire,
+            name,
+            owner,
+            &[&life, &stop, "7", client, "7 host", "1", "1"],
+        )
     }
 
     fn leave(&self, name: &str, owner: &str) -> Cmd {

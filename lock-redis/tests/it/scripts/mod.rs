@@ -51,13 +51,13 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a free lock is written before its token is drawn",
-        from: "    local token = draw()\n    hold(OWNER, token, life, ARGV[7], ARGV[8])\n",
-        to: "    hold(OWNER, stamp, life, ARGV[7], ARGV[8])\n    local token = draw()\n",
+        from: "    local token, tokens = draw(ARGV[10])\n    hold(OWNER, token, life, ARGV[7], ARGV[8])\n",
+        to: "    hold(OWNER, stamp, life, ARGV[7], ARGV[8])\n    local token, tokens = draw(ARGV[10])\n",
     },
     Bug {
         what: "a renewal brings back what is gone",
         from: "    more = serve()\nend\nreturn { 'lost'",
-        to: "    hold(OWNER, draw(), tonumber(ARGV[4]), 'c', 'i')\nend\nreturn { 'lost'",
+        to: "    hold(OWNER, draw(1), tonumber(ARGV[4]), 'c', 'i')\nend\nreturn { 'lost'",
     },
     Bug {
         what: "a renewal without owner check",
@@ -77,17 +77,37 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "asking again draws another token",
         from: "return { 'granted', stamp, token_of(value), life }",
-        to: "return { 'granted', stamp, draw(), life }",
+        to: "return { 'granted', stamp, draw(1), life }",
     },
     Bug {
         what: "a lost counter starts anew",
-        from: "math.max(tonumber(last) + 1, now_us)",
-        to: "tonumber(last) + 1",
+        from: "math.max(least, now_us)",
+        to: "last and least or 1",
     },
     Bug {
         what: "a counter that is ahead of the clock is not counted up",
-        from: "math.max(tonumber(last) + 1, now_us)",
+        from: "math.max(least, now_us)",
         to: "now_us",
+    },
+    Bug {
+        what: "a block begins with the last token before it",
+        from: "now_us - least + 1)",
+        to: "now_us - least + 2)",
+    },
+    Bug {
+        what: "a block begins before a counter that was lost",
+        from: "tonumber(last or now_us - 1) + 1",
+        to: "tonumber(last or 0) + 1",
+    },
+    Bug {
+        what: "a block has more tokens than were wanted",
+        from: "math.min(tonumber(wanted), now_us - least + 1)",
+        to: "now_us - least + 1",
+    },
+    Bug {
+        what: "a waiter is granted the block of one that is gone",
+        from: "math.min(tokens, wanted)",
+        to: "tokens",
     },
     Bug {
         what: "tokens are printed with 14 digits",
@@ -96,8 +116,8 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "the lock is written before its token is drawn",
-        from: "    local token = draw()\n    hold(owner, token, life, client, info)\n    if queued",
-        to: "    hold(owner, stamp, life, client, info)\n    local token = draw()\n    if queued",
+        from: "    local token, tokens = draw(wanted)\n    hold(owner, token, life, client, info)\n    if queued",
+        to: "    hold(owner, stamp, life, client, info)\n    local token, tokens = draw(wanted)\n    if queued",
     },
     Bug {
         what: "a cancelled wait leaves its entry",
@@ -106,12 +126,12 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a dead waiter is granted the lock",
-        from: "if tell(client, 'granted', owner, token, sent, text(life)) > 0 then",
-        to: "if tell(client, 'granted', owner, token, sent, text(life)) >= 0 then",
+        from: "text(life), math.min(tokens, wanted)) > 0 then",
+        to: "text(life), math.min(tokens, wanted)) >= 0 then",
     },
     Bug {
         what: "a waiter is granted the lock and not told",
-        from: "if tell(client, 'granted', owner, token, sent, text(life)) > 0 then",
+        from: "if tell(client, 'granted', owner, token, sent, text(life), math.min(tokens, wanted)) > 0 then",
         to: "if 1 > 0 then",
     },
     Bug {

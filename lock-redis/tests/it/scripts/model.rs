@@ -25,6 +25,11 @@ pub(crate) fn client_of(owner: Owner) -> usize {
     owner % CLIENTS
 }
 
+/// How many tokens the owner wants: so many that each block begins right behind the last token, or few.
+pub(crate) fn tokens_wanted(owner: Owner) -> u64 {
+    [1_000_000_000, 2][owner / CLIENTS]
+}
+
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// Asks; waits if it is busy. `late` is how much of the ttl was over when the request arrived, in percent.
@@ -74,14 +79,14 @@ pub(crate) enum Step {
 pub(crate) struct Outcome {
     /// The words of the answer.
     pub(crate) answer: Vec<String>,
-    /// The token in the answer.
-    pub(crate) token: Option<u64>,
+    /// The first and the last token in the answer.
+    pub(crate) token: Option<(u64, u64)>,
     /// What each client was told, without numbers.
     pub(crate) told: BTreeMap<usize, Vec<String>>,
     /// What the counter was set to.
     pub(crate) counter: Option<u64>,
     /// Tokens in what was told.
-    pub(crate) tokens: Vec<u64>,
+    pub(crate) tokens: Vec<(u64, u64)>,
     pub(crate) holder: Option<String>,
     /// How long the lease lasts, in percent of the ttl, rounded to tens.
     pub(crate) lease: Option<u64>,
@@ -161,7 +166,7 @@ impl Step {
             89..90 => Self::AdvanceCounter,
             90..92 if !model.advanced => Self::SpoilCounter,
             92..94 => Self::SpoilLock,
-            _ => Self::Kill(random.usize(..CLIENTS)),
+            _ => Self::Kill(client_of(if random.bool() { waiter } else { any })),
         }
     }
 }
@@ -272,13 +277,13 @@ impl Model {
         }
         self.last_token = found.counter.unwrap_or(self.last_token);
         // A hand-over may give the lock to the waiter that asks, who then is answered so.
-        for &token in found.tokens.iter().chain(found.token.iter().filter(|_| !self.again)) {
-            if token <= self.last_token {
-                return Err(format!("token {token} came after {}", self.last_token));
+        for &(first, last) in found.tokens.iter().chain(found.token.iter().filter(|_| !self.again)) {
+            if first <= self.last_token || last < first {
+                return Err(format!("tokens {first} to {last} came after {}", self.last_token));
             }
-            (self.last_token, self.held_token) = (token, token);
+            (self.last_token, self.held_token) = (last, last);
         }
-        if self.again && found.token != Some(self.held_token) {
+        if self.again && found.token != Some((self.held_token, self.held_token)) {
             return Err(format!(
                 "asked again for token {}, found {:?}",
                 self.held_token, found.token

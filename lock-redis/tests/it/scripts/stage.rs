@@ -6,7 +6,7 @@ use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, PushInfo, PushKind, RedisResult, Value};
 use tokio::sync::mpsc;
 
-use super::model::{CLIENTS, FADED, Outcome, Owner, Step, TTL, client_of, name_of};
+use super::model::{CLIENTS, FADED, Outcome, Owner, Step, TTL, client_of, name_of, tokens_wanted};
 use crate::server::Server;
 
 const KEYS: [&str; 4] = ["{t:n}:lock", "{t:n}:fence", "{t:n}:order", "{t:n}:waiters"];
@@ -110,9 +110,10 @@ impl Stage {
             Step::Acquire { owner, wait, late } => {
                 let stop = (now() + TTL - TTL * late / 100).to_string();
                 let wait = if *wait { "1" } else { "0" };
-                let arguments = [&TTL.to_string(), &stop, "7", &client_name(*owner), "i", wait];
+                let (ttl, client, tokens) = (TTL.to_string(), client_name(*owner), tokens_wanted(*owner).to_string());
+                let arguments = [&*ttl, &stop, "7", &client, "i", wait, &tokens];
                 let answer = self.run(*owner, self.scripts.acquire.clone(), &arguments).await;
-                attempted(answer, &mut outcome);
+                attempted(*owner, answer, &mut outcome);
             }
             Step::Renew { owner, late, reserves } => {
                 let (ttl, stop) = (TTL.to_string(), stop(*late));
@@ -150,12 +151,19 @@ impl Stage {
             Step::HandOver { from, to } => {
                 self.connect(client_of(*to)).await;
                 let (ttl, stop) = (TTL.to_string(), (now() + TTL).to_string());
-                let arguments = [&name_of(*to), &ttl, &stop, &client_name(*to), "i"];
+                let arguments = [
+                    &name_of(*to),
+                    &ttl,
+                    &stop,
+                    &client_name(*to),
+                    "i",
+                    &tokens_wanted(*to).to_string(),
+                ];
                 let answer = self.run(*from, self.scripts.hand_over.clone(), &arguments).await;
                 match answer {
                     Ok(mut fields) => {
                         outcome.answer.push(text(&fields.remove(0)));
-                        attempted(Ok(fields), &mut outcome);
+                        attempted(*to, Ok(fields), &mut outcome);
                     }
                     Err(error) => outcome.answer.push(word(Err(error), 0)),
                 }
@@ -245,7 +253,10 @@ impl Stage {
                 let mut words = message.split(' ');
                 let (kind, owner) = (words.next().unwrap(), words.next().unwrap());
                 if kind == "granted" {
-                    outcome.tokens.push(words.next().unwrap().parse().unwrap_or(0));
+                    let mut number = |at| words.nth(at).and_then(|word| word.parse().ok());
+                    let (last, tokens) = (number(0), number(2));
+                    let owner = owner[1..].parse().unwrap();
+                    outcome.tokens.push(block(owner, last, tokens));
                 }
                 outcome.told.entry(client).or_default().push(format!("{kind} {owner}"));
             }
@@ -289,19 +300,28 @@ fn stop(late: bool) -> String {
 }
 
 /// What an acquire was answered.
-fn attempted(answer: RedisResult<Vec<Value>>, outcome: &mut Outcome) {
+fn attempted(owner: Owner, answer: RedisResult<Vec<Value>>, outcome: &mut Outcome) {
     let fields = match answer {
         Ok(fields) => fields,
         Err(error) => return outcome.answer.push(word(Err(error), 0)),
     };
     let mut said = text(&fields[0]);
     if said == "granted" {
-        outcome.token = text(&fields[2]).parse().ok();
+        let number = |at: usize| fields.get(at).and_then(|field| text(field).parse().ok());
+        outcome.token = Some(block(owner, number(2), number(4)));
     }
     if said == "busy" && text(&fields[5]) == "1" {
         said = "busy, first".to_owned();
     }
     outcome.answer.push(said);
+}
+
+/// From the first token to the last, or zeros if they are more than were wanted. A grant that does not say how many it has has one.
+fn block(owner: Owner, last: Option<u64>, tokens: Option<u64>) -> (u64, u64) {
+    match (last, tokens.unwrap_or(1)) {
+        (Some(last), tokens) if tokens <= tokens_wanted(owner) => (last + 1 - tokens, last),
+        _ => (0, 0),
+    }
 }
 
 fn client_name(owner: Owner) -> String {

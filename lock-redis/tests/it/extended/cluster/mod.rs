@@ -5,6 +5,7 @@ mod failing;
 mod moving;
 
 use std::collections::BTreeSet;
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Released, Renewal, Wait};
@@ -110,8 +111,9 @@ async fn every_operation_works_on_names_of_every_node() {
         assert!(other.holder(next.claim.name()).await.unwrap().unwrap().is_reserved);
         let forced = other.force_release(next.claim.name()).await.unwrap().unwrap();
         assert_eq!(forced.token, Some(next.token));
-        let last = granted(&other, &claim(next.claim.name().as_str(), TTL)).await;
-        assert!(last.token > next.token);
+        let block = claim(next.claim.name().as_str(), TTL).with_tokens_wanted(NonZeroU32::MAX);
+        let last = granted(&other, &block).await;
+        assert!(last.first_token() > next.token && last.token > last.first_token());
         assert_eq!(other.release(&last.claim, None).await.unwrap(), Released::Released);
         assert_eq!(other.release(&last.claim, None).await.unwrap(), Released::NotHeld);
         assert_eq!(other.renew(&last.lease).await.unwrap(), Renewal::NotHeld);

@@ -4,6 +4,7 @@ mod access;
 mod queue;
 mod releases;
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use lock_core::fence::Fence;
@@ -307,6 +308,10 @@ async fn a_token_is_above_the_counters_of_a_majority() {
     let locks = client(&nodes).await;
     let first = granted(&locks, &claim("n", TTL)).await;
     locks.release(&first.claim, None).await.unwrap();
+    let block = claim("n", TTL).with_tokens_wanted(NonZeroU32::MAX);
+    let one = granted(&locks, &block).await;
+    assert!(one.token > first.token && one.token == one.first_token());
+    locks.release(&block, None).await.unwrap();
     // No two nodes agree.
     let counter = |ahead: u64| first.token.get() + ahead * 1_000_000_000;
     for (ahead, node) in (1..).zip(&nodes) {
