@@ -13,8 +13,9 @@ use crate::ask::{ask, unbroken};
 use crate::exit::{self, ExitDelay};
 use crate::guard::LockGuard;
 use crate::locks::{Locks, Options};
+use crate::name_task::TENURE;
 use crate::names::Names;
-use crate::process::Process;
+use crate::process::{AtExit, Process};
 use crate::release_slots::{self, ReleaseSlots};
 use crate::request::AcquireOptions;
 use crate::stats::{Counters, Gauge};
@@ -37,6 +38,8 @@ pub(crate) struct Core {
     pub(crate) ttl: Duration,
     pub(crate) op_timeout: Duration,
     read_only: bool,
+    /// How long claims are kept without a guard.
+    pub(crate) linger: Duration,
     pub(crate) executor: Executor,
     pub(crate) names: Arc<Names>,
     pub(crate) watchdog: Watchdog,
@@ -64,6 +67,9 @@ impl Core {
         releases.close();
         let op_timeout = options.op_timeout.unwrap_or(capabilities.op_timeout);
         let op_timeout = op_timeout.min(Options::MAX_OP_TIMEOUT);
+        // Where the server has no queue, those who poll would ask in vain for as long.
+        let longest = if capabilities.fair { Duration::MAX } else { TENURE };
+        let linger = options.linger.min(longest);
         Self {
             process: Process::current(),
             clock: backend.clock(),
@@ -72,10 +78,11 @@ impl Core {
                 .unwrap_or(Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl)),
             op_timeout,
             read_only: options.read_only,
+            linger,
             executor: Executor::new(options.runtime),
             capabilities,
             backend: Arc::new(backend),
-            names: Arc::new(Names::new(op_timeout)),
+            names: Arc::new(Names::new(op_timeout, !linger.is_zero())),
             watchdog: Watchdog::default(),
             stats: Counters::default(),
             outages: Outages::default(),
@@ -136,6 +143,7 @@ impl Core {
         if !self.process.is_current() {
             return;
         }
+        let _none = self.end_lingering();
         // If nothing can be spawned, no request is under way.
         let _ = self.executor.run("drain", exit::after_others()).await;
         self.releases.wait().await;
@@ -261,6 +269,13 @@ impl Core {
                 ),
             )),
         }
+    }
+}
+
+impl AtExit for Core {
+    fn at_exit(&self) {
+        // For good: nothing is to be kept any more.
+        std::mem::forget(self.end_lingering());
     }
 }
 

@@ -65,8 +65,11 @@ fn wait_for_releases() {
     let noticed = Arc::new(AtomicBool::new(true));
     if let Some(background) = process.started() {
         noticed.store(false, Ordering::Release);
-        let notices = Arc::clone(&noticed);
+        let (notices, clients) = (Arc::clone(&noticed), process.clients_at_exit());
         background.spawn(async move {
+            for client in clients {
+                client.at_exit();
+            }
             after_others().await;
             notices.store(true, Ordering::Release);
         });

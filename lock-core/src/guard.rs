@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::background::block_on;
-use crate::engine::Core;
+use crate::engine::{Core, Releasing};
 use crate::names::{Release, Reservation};
 use crate::request::{AcquireOptions, Renew};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -323,8 +323,9 @@ pub(crate) struct Held {
     /// Revocation of this hold. It is the grant's if no other hold of the grant can follow.
     own: Revocation,
     options: Arc<AcquireOptions>,
-    /// Until when the claim may go to other waiters of this client without a request.
-    run_until: Stamp,
+    run: Run,
+    /// No guard has it: the client keeps the claim for the next one.
+    is_idle: bool,
     /// The owner of the claim may be known as that of this hold.
     owner_shown: AtomicBool,
     /// When the hold ends whatever the server says, and why.
@@ -333,6 +334,14 @@ pub(crate) struct Held {
     /// The key under which the client queues for the name.
     key: Arc<str>,
     has_ended: AtomicBool,
+}
+
+/// The time in which a claim may go from one guard to another without a request.
+#[derive(Clone, Copy)]
+struct Run {
+    until: Stamp,
+    /// The client has begun to keep the claim while no guard has it.
+    lingers: bool,
 }
 
 impl Held {
@@ -349,28 +358,24 @@ impl Held {
         } else {
             Revocation::new()
         };
-        Self::build(
-            core,
-            (grant.first_token(), own),
-            grant,
-            key,
-            options,
-            now,
-            now + LONGEST_RUN,
-        )
+        let run = Run {
+            until: now + LONGEST_RUN,
+            lingers: false,
+        };
+        Self::build(core, (grant.first_token(), own), grant, key, options, now, run)
     }
 
     /// The hold after this one, by the same grant.
     pub(crate) fn next(&self, token: FencingToken, options: &Arc<AcquireOptions>, now: Stamp) -> Arc<Self> {
-        let (grant, until) = (self.grant.clone(), self.run_until);
+        let numbers = (token, Revocation::new());
         Self::build(
             &self.core,
-            (token, Revocation::new()),
-            grant,
+            numbers,
+            self.grant.clone(),
             &self.key,
             options,
             now,
-            until,
+            self.run,
         )
     }
 
@@ -381,7 +386,7 @@ impl Held {
         key: &Arc<str>,
         options: &Arc<AcquireOptions>,
         now: Stamp,
-        run_until: Stamp,
+        run: Run,
     ) -> Arc<Self> {
         core.stats.held.add();
         let mut limit = options.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
@@ -396,7 +401,8 @@ impl Held {
             token,
             own,
             options: Arc::clone(options),
-            run_until,
+            run,
+            is_idle: false,
             owner_shown: AtomicBool::new(false),
             limit,
             reservation: Mutex::new(Reservation::None),
@@ -405,13 +411,43 @@ impl Held {
         })
     }
 
-    /// The token of the next hold, if the claim may go to another waiter of this client without a request. A lease that is not renewed as it
+    /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
+    pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
+        if self.is_idle || !self.options.may_linger {
+            return None;
+        }
+        let mut run = self.run;
+        if !std::mem::replace(&mut run.lingers, true) {
+            run.until = run.until.max(now + length.min(self.grant.lease.ttl() / 3));
+        }
+        self.token_until(run.until, now)?;
+        Some(Arc::new(Self {
+            core: Arc::clone(&self.core),
+            grant: self.grant.clone(),
+            token: self.token,
+            own: Revocation::new(),
+            options: Arc::clone(&self.options),
+            run,
+            is_idle: true,
+            owner_shown: AtomicBool::new(false),
+            limit: Some((run.until, LossReason::Released)),
+            reservation: Mutex::new(Reservation::None),
+            key: Arc::clone(&self.key),
+            has_ended: AtomicBool::new(false),
+        }))
+    }
+
+    /// The token of the next hold, if the claim may go to another guard of this client without a request. A lease that is not renewed as it
     /// should be is released: the server knows more.
     pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
+        self.token_until(self.run.until, now)
+    }
+
+    fn token_until(&self, end: Stamp, now: Stamp) -> Option<FencingToken> {
         let lease = &self.grant.lease;
         let may_run = self.token < self.grant.token
             && self.own.reason() == Some(LossReason::Released)
-            && now < self.run_until
+            && now < end
             && !self.owner_shown.load(Ordering::Relaxed)
             && lease.deadline().since(now) >= lease.ttl() / 3;
         FencingToken::new(self.token.get() + 1).ok().filter(|_| may_run)
@@ -532,25 +568,45 @@ impl Held {
         own.reason()
     }
 
-    /// Ends the hold for that reason, and has its claim released. Returns false if it has ended before.
+    /// Ends the hold for that reason. Its claim goes to the next waiter of this client, is kept, or is released. Returns false if it has ended
+    /// before.
     pub(crate) fn let_go(
         self: &Arc<Self>,
         reason: LossReason,
         reply: Option<oneshot::Sender<Result<Released, LockError>>>,
     ) -> bool {
         let starting = self.core.about_to_start();
-        // Counted first: a caller that finds the hold ended, and drains then, waits for this release.
-        let counted = self.core.releasing();
-        if self.has_ended.swap(true, Ordering::AcqRel) {
+        let Some(counted) = self.finish(reason) else {
             return false;
-        }
-        self.end_for(reason);
-        if self.core.hand_on(self) {
+        };
+        if self.core.hand_on(self) || self.core.linger(self) {
             if let Some(reply) = reply {
                 let _ = reply.send(Ok(Released::Released));
             }
-            return true;
+        } else {
+            self.release(reply, counted);
         }
+        drop(starting);
+        true
+    }
+
+    /// Ends the hold for that reason, and leaves its claim to the caller. `None` if it has ended before.
+    pub(crate) fn finish(&self, reason: LossReason) -> Option<Releasing> {
+        // Counted first: a caller that finds the hold ended, and drains then, waits for this release.
+        let counted = self.core.releasing();
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        self.end_for(reason);
+        Some(counted)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// Has the claim of the hold, which has ended, released.
+    pub(crate) fn release(&self, reply: Option<oneshot::Sender<Result<Released, LockError>>>, counted: Releasing) {
         self.core.watchdog.forget(self);
         let (claim, lease, reservation) = (self.grant.claim.clone(), &self.grant.lease, self.reservation());
         let kept = match reservation {
@@ -564,19 +620,20 @@ impl Held {
             shared: lease.claim().is_none().then(|| lease.clone()),
             reply,
             is_repeated: false,
-            is_clean_up: false,
+            is_clean_up: self.is_idle,
             _counted: counted,
         };
         self.core.release(&self.key, release);
-        drop(starting);
-        true
     }
 
     fn end_for(&self, reason: LossReason) {
-        self.core.stats.held.subtract();
         self.lost(self.core.clock.now());
         // Quietly: the watchdog is about to forget this guard.
         self.own.fire_quietly(reason);
+        if self.is_idle {
+            return;
+        }
+        self.core.stats.held.subtract();
         match self.own.reason() {
             None | Some(LossReason::Released) => {}
             Some(reason @ (LossReason::Shutdown | LossReason::MaxHold)) => {

@@ -133,7 +133,7 @@ impl LockRequest {
         let mut told = false;
         let mut pause = FIRST_PAUSE;
         loop {
-            match self.clone().with_wait_since(started).await {
+            match self.clone().without_linger().with_wait_since(started).await {
                 Err(error) if error.is_retryable() && !error.is_busy() && !self.is_over(started) => {
                     if !std::mem::replace(&mut told, true) {
                         // Out of the count at once: a candidate may wait for days while the server answers, and what is counted as an

@@ -46,6 +46,7 @@ pub struct Options {
     pub(crate) op_timeout: Option<Duration>,
     pub(crate) runtime: Option<Handle>,
     pub(crate) read_only: bool,
+    pub(crate) linger: Duration,
 }
 
 impl Options {
@@ -96,6 +97,26 @@ impl Options {
         self
     }
 
+    /// Keeps a lock that is released, and that no task of this client waits for, for the next task of this client that asks for it. Neither
+    /// needs a request then. For names that one process uses again and again. Zero by default: every lock goes back to the server.
+    ///
+    /// Waiters of other clients wait for that much longer, at most: it counts from the first release after which no task here waits. The
+    /// longest is a third of the ttl, and 100 ms on backends that are not [fair](Capabilities::fair). Each holder has a token of its own, from a
+    /// block that came with the grant. The lock goes back to the server when that is used up, when its lease is not renewed in time, and when
+    /// a request asks for another ttl or label. Never kept are locks of [`lead`](LockRequest::lead), with [`at_least`](LockRequest::at_least)
+    /// or [`Renew::Never`](crate::Renew::Never), those whose [`owner`](LockGuard::owner) was asked for, and all where the server grants no blocks
+    /// (Redlock).
+    ///
+    /// If the server takes a lock away that is kept, the next holder here may learn of it at its first renewal only, as any holder would. Its
+    /// token is lower than those granted since, and a fence refuses it.
+    ///
+    /// [`Locks::holder`] shows a lock that is kept as held. [`Locks::shutdown`], [`Locks::drain`] and the end of `main` release it, the last of
+    /// them if the client works on the background thread. Dropping the client does not, before its time is over.
+    pub fn linger(mut self, length: Duration) -> Self {
+        self.linger = length;
+        self
+    }
+
     /// A client that only looks at locks: [`holder`](Locks::holder), [`list`](Locks::list) and
     /// [`server_info`](Locks::server_info) work, and what would take or release a lock is a
     /// [`LockError::Configuration`]. On SQLite it makes no file and writes to none, on Postgres it makes no schema, and it
@@ -136,10 +157,11 @@ impl Locks {
 
     /// A client of that backend that behaves as `options` say.
     pub fn with_options(backend: impl DistributedLock, options: Options) -> Self {
-        Self {
-            core: Arc::new(Core::new(backend, options)),
-            scope: None,
+        let core = Arc::new(Core::new(backend, options));
+        if !core.linger.is_zero() {
+            core.process.at_exit(Arc::downgrade(&core) as _);
         }
+        Self { core, scope: None }
     }
 
     /// Asks for a lock. Set what matters on the request, then await it.

@@ -31,10 +31,10 @@ use crate::names::{
 };
 use crate::request::AcquireOptions;
 use crate::sync::{Notify, oneshot, time};
-use crate::{Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, Outage, Released, Stamp, Wait};
+use crate::{Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LossReason, Outage, Released, Stamp, Wait};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
-const TENURE: Duration = Duration::from_millis(100);
+pub(crate) const TENURE: Duration = Duration::from_millis(100);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
@@ -43,31 +43,93 @@ impl Core {
     pub(crate) async fn wait_for(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
         let span = tracing::debug_span!(target: "fencelock", "lock", name = %options.name, ttl = ?options.ttl);
         let key = self.backend.queue_key(&options.name);
-        let (reply, outcome) = oneshot::channel();
-        let waiter = Waiter::new(options, self.clock.now(), reply, span, self.stats.waiting.hold());
-        let starting = self.about_to_start();
-        match self.names.enter(&key, waiter) {
-            Entered::Refused(error) => {
-                self.count(Err(&error));
-                Err(error)
+        let options = Arc::new(options);
+        loop {
+            if let Some(guard) = self.resume(&key, &options, &span) {
+                return guard;
             }
-            Entered::Queued {
-                serial,
-                task,
-                abandoned,
-            } => {
-                drop(abandoned);
-                let caller = Caller {
-                    core: self,
-                    key: &key,
+            let (reply, outcome) = oneshot::channel();
+            let waiting = self.stats.waiting.hold();
+            let waiter = Waiter::new(Arc::clone(&options), self.clock.now(), reply, span.clone(), waiting);
+            let starting = self.about_to_start();
+            match self.names.enter(&key, waiter) {
+                Entered::Kept => {}
+                Entered::Refused(error) => {
+                    self.count(Err(&error));
+                    return Err(error);
+                }
+                Entered::Queued {
                     serial,
-                    outcome: Some(outcome),
-                };
-                self.start(&key, task);
-                drop(starting);
-                caller.outcome().await
+                    task,
+                    abandoned,
+                } => {
+                    drop(abandoned);
+                    let caller = Caller {
+                        core: self,
+                        key: &key,
+                        serial,
+                        outcome: Some(outcome),
+                    };
+                    self.start(&key, task);
+                    drop(starting);
+                    return caller.outcome().await;
+                }
             }
         }
+    }
+
+    /// The lock, if the client keeps a claim for the name. One that differs is released.
+    fn resume(
+        self: &Arc<Self>,
+        key: &Arc<str>,
+        options: &Arc<AcquireOptions>,
+        span: &tracing::Span,
+    ) -> Option<Result<LockGuard, LockError>> {
+        if self.linger.is_zero() {
+            return None;
+        }
+        let _starting = self.about_to_start();
+        let idle = self.names.take_kept(key)?;
+        // If it has ended, it is being released.
+        let counted = idle.finish(LossReason::Released)?;
+        let now = self.clock.now();
+        let token = idle
+            .next_token(now)
+            .filter(|_| idle.options().asks_for_the_same(options));
+        let Some(token) = token.filter(|_| !self.names.is_closed()) else {
+            idle.release(None, counted);
+            return None;
+        };
+        self.stats.handed_over.add();
+        let next = idle.next(token, options, now);
+        self.watchdog.replace(&idle, &next);
+        Some(self.guard(next, Duration::ZERO, span))
+    }
+
+    /// Keeps the claim of a hold that has ended for the next one. False if it is to be released.
+    pub(crate) fn linger(self: &Arc<Self>, ended: &Arc<Held>) -> bool {
+        if self.linger.is_zero() {
+            return false;
+        }
+        let Some(idle) = ended.linger(self.linger, self.clock.now()) else {
+            return false;
+        };
+        self.watchdog.replace(ended, &idle);
+        if !self.names.keep(ended.key(), &idle) && idle.finish(LossReason::Released).is_some() {
+            self.watchdog.replace(&idle, ended);
+            return false;
+        }
+        self.stats.released.add();
+        true
+    }
+
+    /// Releases all claims that are kept without a guard. None is until the result is dropped.
+    pub(crate) fn end_lingering(&self) -> impl Drop {
+        let (kept, none) = self.names.keep_none();
+        for idle in kept {
+            idle.let_go(LossReason::Released, None);
+        }
+        none
     }
 
     /// Releases the claim of a guard that has ended.
@@ -104,16 +166,21 @@ impl Core {
             waiting,
             ..
         } = waiter;
-        let guard = LockGuard::new(held);
         drop(waiting);
-        // A shutdown that began meanwhile may not have seen this one; dropping it releases. So does a caller that is gone.
+        // If the caller is gone, the guard is dropped.
+        let _ = reply.send(self.guard(held, now.since(started), &span));
+    }
+
+    fn guard(&self, held: Arc<Held>, waited: Duration, span: &tracing::Span) -> Result<LockGuard, LockError> {
+        let guard = LockGuard::new(held);
+        // A shutdown that began meanwhile may not have seen this one; dropping it releases.
         let outcome = if self.names.is_closed() {
             Err(LockError::closed())
         } else {
             Ok(guard)
         };
-        span.in_scope(|| self.count(outcome.as_ref().map(|guard| (guard.token(), now.since(started)))));
-        let _ = reply.send(outcome);
+        span.in_scope(|| self.count(outcome.as_ref().map(|guard| (guard.token(), waited))));
+        outcome
     }
 
     fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>) {

@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::engine::Releasing;
-use crate::guard::LockGuard;
+use crate::guard::{Held, LockGuard};
 use crate::request::AcquireOptions;
 use crate::stats::Gauge;
 use crate::sync::{Mutex, MutexGuard, Notify, oneshot};
@@ -38,6 +38,8 @@ pub(crate) struct Names {
     state: Mutex<State>,
     /// Longest time of one request.
     op_timeout: Duration,
+    /// Every claim asks for tokens for later holders.
+    lingers: bool,
 }
 
 #[derive(Default)]
@@ -46,14 +48,18 @@ struct State {
     names: HashMap<Arc<str>, Box<Name>>,
     last_serial: u64,
     closed: bool,
+    /// Callers of a drain, while which nothing is kept.
+    draining: usize,
 }
 
 #[derive(Default)]
 struct Name {
     /// Wakes the task, while there is one.
     task: Option<Arc<Notify>>,
-    /// A guard holds the lock.
+    /// A guard holds the lock, or the client keeps it for the next one.
     is_held: bool,
+    /// The hold of a claim that is kept without a guard.
+    kept: Option<Arc<Held>>,
     asking: Option<Box<Asking>>,
     releasing: Option<Box<Release>>,
     /// The holder by the last response. It outlives the state that it came with, but not a failure.
@@ -153,6 +159,8 @@ pub(crate) enum Entered {
         abandoned: Option<Releasing>,
     },
     Refused(LockError),
+    /// The client keeps a claim for the name by now.
+    Kept,
 }
 
 /// What the task of a name does next.
@@ -189,7 +197,7 @@ pub(crate) struct Releasable {
 
 impl Waiter {
     pub(crate) fn new(
-        options: AcquireOptions,
+        options: Arc<AcquireOptions>,
         started: Stamp,
         reply: oneshot::Sender<Result<LockGuard, LockError>>,
         span: tracing::Span,
@@ -197,7 +205,7 @@ impl Waiter {
     ) -> Self {
         let deadline = options.wait.map(|limit| started + limit);
         Self {
-            options: Arc::new(options),
+            options,
             started,
             reply,
             span,
@@ -219,10 +227,11 @@ impl Waiter {
 }
 
 impl Names {
-    pub(crate) fn new(op_timeout: Duration) -> Self {
+    pub(crate) fn new(op_timeout: Duration, lingers: bool) -> Self {
         Self {
             state: Mutex::default(),
             op_timeout,
+            lingers,
         }
     }
 
@@ -240,6 +249,9 @@ impl Names {
         let Some(name) = state.names.get_mut(key) else {
             return Entered::Refused(LockError::closed());
         };
+        if name.kept.is_some() {
+            return Entered::Kept;
+        }
         let waits = waiter.options.waits();
         waiter.came_to_busy = name.is_busy();
         if waiter.came_to_busy && !waits {
@@ -298,8 +310,11 @@ impl Names {
 
     /// A guard has ended: its claim is to be released. Returns the task if it is to be started.
     pub(crate) fn release(&self, key: &Arc<str>, release: Release) -> Option<Arc<Notify>> {
+        // Dropped without the mutex.
+        let _kept;
         let mut state = self.lock();
         let name = state.names.entry(Arc::clone(key)).or_default();
+        _kept = name.kept.take();
         name.is_held = false;
         name.releasing = Some(Box::new(release));
         name.wake()
@@ -332,6 +347,38 @@ impl Names {
             task.notify_one();
         }
         Some(waiter)
+    }
+
+    /// Keeps a claim while no guard has it. Refused if a waiter has come, if the hold has ended, or if the client is to keep nothing.
+    pub(crate) fn keep(&self, key: &str, idle: &Arc<Held>) -> bool {
+        let mut state = self.lock();
+        let may_keep = !state.closed && state.draining == 0 && !idle.has_ended();
+        match state.names.get_mut(key) {
+            Some(name) if may_keep && name.is_held && name.front().is_none() => {
+                name.kept = Some(Arc::clone(idle));
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Takes out the claim that is kept for a name. The name is held until it is released.
+    pub(crate) fn take_kept(&self, key: &str) -> Option<Arc<Held>> {
+        self.lock().names.get_mut(key)?.kept.take()
+    }
+
+    /// All claims that are kept. None is until the result is dropped.
+    pub(crate) fn keep_none(&self) -> (Vec<Arc<Held>>, impl Drop) {
+        struct Draining<'a>(&'a Names);
+        impl Drop for Draining<'_> {
+            fn drop(&mut self) {
+                self.0.lock().draining -= 1;
+            }
+        }
+        let mut state = self.lock();
+        state.draining += 1;
+        let kept = state.names.values_mut().filter_map(|name| name.kept.take()).collect();
+        (kept, Draining(self))
     }
 
     /// Forgets a name whose task cannot run any more.
@@ -373,7 +420,7 @@ impl Names {
             name.releasing = Some(Box::new(clean_up(asking.claim.clone(), shared, counted)));
             return Step::Release;
         }
-        match name.ask() {
+        match name.ask(self.lingers) {
             Some(ask) => Step::Ask(ask),
             None => {
                 state.names.remove(key);
@@ -403,7 +450,7 @@ impl Names {
         if release.is_repeated || release.is_clean_up || closed || !may_hand_over(release.reservation, name.tenure) {
             return Some(releasable);
         }
-        if let Some((claim, options)) = name.queue.as_ref().and_then(|queue| queue.claim()) {
+        if let Some((claim, options)) = name.queue.as_ref().and_then(|queue| queue.claim(self.lingers)) {
             releasable.next = Some(claim.clone());
             name.asking = Some(Box::new(Asking {
                 sent: true,
@@ -676,11 +723,11 @@ impl Name {
     }
 
     /// The next request for the first waiter.
-    fn ask(&mut self) -> Option<Ask> {
+    fn ask(&mut self, lingers: bool) -> Option<Ask> {
         let queue = self.queue.as_ref()?;
         let serial = queue.waiters.keys().next()?;
         if self.asking.is_none() {
-            let (claim, options) = queue.claim()?;
+            let (claim, options) = queue.claim(lingers)?;
             self.asking = Some(Box::new(Asking::new(claim, options)));
         }
         let asking = self.asking.as_mut()?;
@@ -779,11 +826,11 @@ impl Queue {
         self.waiters.values().next().map(|waiter| &**waiter)
     }
 
-    /// The claim for the first waiter. If others wait too, it asks for tokens for them.
-    fn claim(&self) -> Option<(Claim, Arc<AcquireOptions>)> {
+    /// The claim for the first waiter. It asks for tokens for others that wait, or that may come while the client `lingers`.
+    fn claim(&self, lingers: bool) -> Option<(Claim, Arc<AcquireOptions>)> {
         let options = &self.front()?.options;
         let claim = options.claim();
-        let may_run = self.waiters.len() > 1 && options.may_run();
+        let may_run = (self.waiters.len() > 1 || lingers) && options.may_run();
         let claim = if may_run {
             claim.with_tokens_wanted(BLOCK)
         } else {

@@ -7,8 +7,9 @@
 //! A process is known by its identifier. A child in another pid namespace can have the same one as its parent, as when each is the first
 //! of its namespace: it is then taken for the parent.
 
+use std::fmt;
 use std::sync::atomic::AtomicUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use arc_swap::ArcSwapOption;
 use tokio::runtime::Handle;
@@ -23,6 +24,19 @@ pub(crate) struct Process {
     pub(crate) background: Mutex<Option<Handle>>,
     /// How many [`ExitDelay`](crate::ExitDelay)s there are.
     pub(crate) delays: AtomicUsize,
+    /// Clients that have something to do at the end of the process.
+    clients: Mutex<Vec<Weak<dyn AtExit>>>,
+}
+
+/// What a client does at the end of its process, on the background thread.
+pub(crate) trait AtExit: Send + Sync {
+    fn at_exit(&self);
+}
+
+impl fmt::Debug for dyn AtExit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AtExit")
+    }
 }
 
 /// No lock: after a fork, the thread that held it might not be there.
@@ -44,6 +58,7 @@ impl Process {
                 id,
                 background: Mutex::default(),
                 delays: AtomicUsize::new(0),
+                clients: Mutex::default(),
             };
             // If another thread is faster, its value is found next.
             current.compare_and_swap(&found, Some(Arc::new(new)));
@@ -53,6 +68,19 @@ impl Process {
     /// This process, if it has had a client. What a child inherits is its parent's.
     pub(crate) fn with_clients() -> Option<Arc<Self>> {
         CURRENT.load_full().filter(|process| process.is_current())
+    }
+
+    /// Has [`AtExit::at_exit`] called for that client.
+    pub(crate) fn at_exit(&self, client: Weak<dyn AtExit>) {
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.retain(|client| client.strong_count() > 0);
+        clients.push(client);
+    }
+
+    /// The clients that have something to do at the end.
+    pub(crate) fn clients_at_exit(&self) -> Vec<Arc<dyn AtExit>> {
+        let clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        clients.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether this is that process. A system call.

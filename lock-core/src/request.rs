@@ -26,6 +26,7 @@ pub struct LockRequest {
     renew: Renew,
     max_hold: Option<Duration>,
     at_least: Option<Duration>,
+    may_linger: bool,
 }
 
 /// Whether a held lock is kept alive.
@@ -57,6 +58,8 @@ pub(crate) struct AcquireOptions {
     pub(crate) max_hold: Option<Duration>,
     label: Option<Arc<str>>,
     pub(crate) at_least: Option<Duration>,
+    /// Whether the claim may be kept for the next holder.
+    pub(crate) may_linger: bool,
 }
 
 /// What is kept of a name that did not parse until the request is awaited.
@@ -84,6 +87,7 @@ impl LockRequest {
             renew: Renew::UntilReleased,
             max_hold: None,
             at_least: None,
+            may_linger: true,
         }
     }
 
@@ -261,6 +265,12 @@ impl LockRequest {
         }
     }
 
+    /// The same request for a lock that goes back to the server when it is released.
+    pub(crate) fn without_linger(mut self) -> Self {
+        self.may_linger = false;
+        self
+    }
+
     /// Waits between two attempts. Fails, with the name of the lock, as soon as the client is shut down.
     pub(crate) async fn pause(&self, pause: Duration) -> Result<(), LockError> {
         let slept = self.locks.core.sleep(pause).await;
@@ -324,6 +334,7 @@ impl LockRequest {
             max_hold: self.max_hold,
             label: self.label,
             at_least: self.at_least,
+            may_linger: self.may_linger,
         };
         Ok((self.locks, options))
     }

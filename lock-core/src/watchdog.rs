@@ -67,6 +67,9 @@ struct State {
     schedule: BTreeSet<(Stamp, u64)>,
     /// Guards that end at a set time.
     limits: BTreeSet<(Stamp, usize, u64)>,
+    /// When the task looks next. Never, once nothing was held at two looks in a row: what is held again soon after is mostly due later, and need
+    /// not wake the task.
+    next_look: Option<Stamp>,
     /// Whether the task runs.
     is_running: bool,
 }
@@ -79,6 +82,11 @@ struct Entry {
 }
 
 impl State {
+    /// Whether the task is to be woken for what is due then.
+    fn is_earlier(&self, due: Stamp) -> bool {
+        self.next_look.is_none_or(|look| due < look)
+    }
+
     /// Takes what is to be renewed before long.
     fn company(&mut self, now: Stamp) -> Vec<Lease> {
         let Self { leases, schedule, .. } = self;
@@ -163,7 +171,7 @@ impl Watchdog {
         let state = &mut *locked;
         // With the mutex: should it raise the alarm at once, the guard is there when it is looked for.
         held.raise(&self.alarm);
-        let mut earlier = false;
+        let mut earliest = None;
         match state.leases.entry(serial) {
             Slot::Occupied(mut known) => {
                 let entry = known.get_mut();
@@ -183,14 +191,14 @@ impl Watchdog {
                     state.schedule.remove(&(entry.due, serial));
                     entry.due = due;
                     state.schedule.insert((due, serial));
-                    earlier = true;
+                    earliest = Some(due);
                 }
             }
             Slot::Vacant(new) => {
                 lease.revocation().alarm(&self.alarm, serial, lease.revocation().id());
                 let due = first_due(lease, held.renews());
                 state.schedule.insert((due, serial));
-                earlier = true;
+                earliest = Some(due);
                 new.insert(Entry {
                     lease: lease.clone(),
                     due,
@@ -200,13 +208,14 @@ impl Watchdog {
         }
         if let Some(limit) = held.limit() {
             state.limits.insert((limit, id(held), serial));
-            earlier = true;
+            earliest = Some(earliest.map_or(limit, |due| due.min(limit)));
         }
+        let wakes = earliest.is_some_and(|due| state.is_earlier(due));
         let was_running = std::mem::replace(&mut state.is_running, true);
         drop(locked);
         if !was_running {
             held.core().start_watchdog();
-        } else if earlier {
+        } else if wakes {
             self.alarm.notify.notify_one();
         }
     }
@@ -230,7 +239,9 @@ impl Watchdog {
         }
         if let Some(limit) = next.limit() {
             state.limits.insert((limit, id(next), serial));
-            self.alarm.notify.notify_one();
+            if state.is_earlier(limit) {
+                self.alarm.notify.notify_one();
+            }
         }
     }
 
@@ -310,10 +321,10 @@ impl Watchdog {
             }
             let next = [state.schedule.first().map(|s| s.0), state.limits.first().map(|l| l.0)];
             let next = next.into_iter().flatten().min();
-            match next {
-                Some(at) => at.since(now).min(LONGEST_NAP),
-                None => Duration::MAX,
-            }
+            let nap = next.map(|at| at.since(now).min(LONGEST_NAP));
+            let nap = nap.or_else(|| state.is_earlier(now).then_some(LONGEST_NAP));
+            state.next_look = nap.map(|nap| now + nap);
+            nap.unwrap_or(Duration::MAX)
         };
         for lease in due {
             core.spawn_renewal(lease);

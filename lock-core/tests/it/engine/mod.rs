@@ -2,6 +2,7 @@
 
 mod acquiring;
 mod forwarding;
+mod linger;
 mod model;
 mod queueing;
 mod releasing;

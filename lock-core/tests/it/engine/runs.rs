@@ -30,13 +30,6 @@ impl World {
         before.release().await.unwrap();
         (first.await.unwrap().unwrap(), second)
     }
-
-    fn requests(&self) -> usize {
-        [Op::Try, Op::Acquire, Op::Release, Op::HandOver]
-            .into_iter()
-            .map(|op| self.server.count(op))
-            .sum()
-    }
 }
 
 fn same(request: LockRequest) -> LockRequest {

@@ -60,6 +60,7 @@ pub(crate) struct Scripted {
     fair: bool,
     shares: bool,
     blocks: bool,
+    linger: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -94,8 +95,10 @@ impl World {
             fair: true,
             shares: false,
             blocks: false,
+            linger: Duration::ZERO,
         });
-        let locks = Locks::with_options(server.clone(), paused::options().ttl(TTL));
+        let options = paused::options().ttl(TTL).linger(server.linger);
+        let locks = Locks::with_options(server.clone(), options);
         Self { server, locks, hand }
     }
 
@@ -112,6 +115,14 @@ impl World {
         for _ in 0..50 {
             tokio::task::yield_now().await;
         }
+    }
+
+    /// How many requests to acquire and to release there were.
+    pub(crate) fn requests(&self) -> usize {
+        [Op::Try, Op::Acquire, Op::Release, Op::HandOver]
+            .into_iter()
+            .map(|op| self.server.count(op))
+            .sum()
     }
 
     pub(crate) fn now(&self) -> Stamp {
@@ -134,6 +145,12 @@ impl Scripted {
     pub(crate) fn with_blocks(mut self) -> Self {
         self.blocks = true;
         self
+    }
+
+    /// The same, for a client that keeps locks for its next holder.
+    pub(crate) fn with_linger(mut self, length: Duration) -> Self {
+        self.linger = length;
+        self.with_blocks()
     }
 
     /// How many tokens a claim is granted.

@@ -124,11 +124,11 @@ impl Model {
     }
 }
 
-async fn run(steps: Vec<Step>, blocks: bool) {
-    let world = if blocks {
-        World::with(|server| server.with_blocks())
-    } else {
-        World::new()
+async fn run(steps: Vec<Step>, kind: usize) {
+    let world = match kind {
+        0 => World::new(),
+        1 => World::with(|server| server.with_blocks()),
+        _ => World::with(|server| server.with_linger(SECOND)),
     };
     let mut model = Model {
         world,
@@ -207,10 +207,10 @@ proptest! {
     #[test]
     fn waiters_are_served_in_order_and_leave_nothing_behind(
         steps in prop::collection::vec(step(), 1..40),
-        blocks in prop::bool::ANY,
+        kind in 0..3_usize,
     ) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
-        runtime.block_on(run(steps, blocks));
+        runtime.block_on(run(steps, kind));
     }
 }
 

@@ -1,0 +1,237 @@
+//! A claim that a client keeps for its next holder.
+
+use std::future::IntoFuture;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use lock_core::{LockError, LockRequest, Locks, LossReason, MemoryLock, Options, Renew};
+
+use super::scripted::{Fate, Op, TTL, World};
+use crate::{paused, until};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn world() -> World {
+    World::with(|server| server.with_linger(SECOND))
+}
+
+async fn use_once(locks: &Locks) -> u64 {
+    let guard = locks.lock("a").await.unwrap();
+    assert!(guard.is_held());
+    let token = guard.token().get();
+    guard.release().await.unwrap();
+    token
+}
+
+/// A store that has granted nothing yet grants one token.
+async fn has_counted(memory: &MemoryLock) {
+    use_once(&Locks::new(memory.client())).await;
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_used_again_needs_no_request_until_its_block_is_used_up() {
+    let world = world();
+    let mut last = 0;
+    for _ in 0..64 {
+        let token = use_once(&world.locks).await;
+        assert!(token > last);
+        last = token;
+        assert_eq!(world.locks.stats().held, 0);
+    }
+    world.settle().await;
+    assert_eq!(world.requests(), 2, "granted and released");
+    assert!(use_once(&world.locks).await > last);
+    assert_eq!(world.requests(), 3);
+    let stats = world.locks.stats();
+    assert_eq!((stats.acquired, stats.released, stats.lost), (65, 65, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_is_released_at_the_end_of_its_time_however_often_it_is_used() {
+    let world = world();
+    for _ in 0..10 {
+        use_once(&world.locks).await;
+        world.pass(SECOND / 11).await;
+    }
+    assert!(world.server.keeps("a") && world.server.count(Op::Try) == 1);
+    world.pass(SECOND / 5).await;
+    assert!(!world.server.keeps("a"));
+    let stats = world.locks.stats();
+    assert_eq!((stats.acquired, stats.released, stats.releasing), (10, 10, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn at_most_a_third_of_the_ttl_and_100_ms_where_the_server_has_no_queue() {
+    for (fair, length) in [(true, TTL / 3), (false, Duration::from_millis(100))] {
+        let world = World::with(|server| {
+            let server = server.with_linger(TTL);
+            if fair { server } else { server.unfair() }
+        });
+        use_once(&world.locks).await;
+        world.pass(length - Duration::from_millis(10)).await;
+        assert!(world.server.keeps("a"), "{fair}");
+        world.pass(Duration::from_millis(20)).await;
+        assert!(!world.server.keeps("a"), "{fair}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_not_kept() {
+    type Change = fn(LockRequest) -> LockRequest;
+    let changes: [(&str, Change); 3] = [
+        ("ttl", |request| request.ttl(TTL / 2)),
+        ("label", |request| request.label("another")),
+        ("renewal", |request| request.renew(Renew::Never)),
+    ];
+    for (what, change) in changes {
+        let world = world();
+        use_once(&world.locks).await;
+        // Also for a request that does not wait: the lock is free for this client.
+        let guard = change(world.locks.lock("a")).no_wait().await.unwrap();
+        assert_eq!((world.server.count(Op::Try), world.server.crossed()), (2, 0), "{what}");
+        guard.release().await.unwrap();
+        assert_eq!(world.server.keeps("a"), what != "renewal");
+    }
+    let world = world();
+    let guard = world.locks.lock("a").await.unwrap();
+    let _ = guard.owner();
+    guard.release().await.unwrap();
+    assert!(!world.server.keeps("a"));
+    let ended = world
+        .locks
+        .lock("a")
+        .lead_until(std::future::ready(()), async |_| {})
+        .await;
+    assert!(ended.is_ok() && !world.server.keeps("a"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_and_a_shutdown_release_it_at_once() {
+    let world = world();
+    use_once(&world.locks).await;
+    world.locks.drain().await;
+    assert!(!world.server.keeps("a"));
+    // What is released while a drain waits is not kept.
+    world.server.next(Op::Release, [Fate::AnswerAfter(SECOND)]);
+    use_once(&world.locks).await;
+    let guard = world.locks.lock("b").await.unwrap();
+    let draining = tokio::spawn({
+        let locks = world.locks.clone();
+        async move { locks.drain().await }
+    });
+    world.settle().await;
+    guard.release().await.unwrap();
+    assert!(!draining.is_finished() && !world.server.keeps("b"));
+    draining.await.unwrap();
+    use_once(&world.locks).await;
+    assert!(world.server.keeps("a"));
+    world.locks.shutdown().await.unwrap();
+    assert!(!world.server.keeps("a"));
+    assert!(matches!(world.locks.lock("a").await, Err(LockError::Closed { .. })));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_lost_while_it_is_kept_is_asked_for_anew() {
+    for sharing in [false, true] {
+        let memory = paused::memory();
+        let client = if sharing {
+            memory.sharing_leases()
+        } else {
+            memory.client()
+        };
+        let locks = Locks::with_options(client, paused::options().linger(SECOND));
+        has_counted(&memory).await;
+        use_once(&locks).await;
+        assert!(memory.steal(&"a".parse().unwrap()).is_some());
+        assert!(locks.try_lock("a").await.unwrap().is_none());
+        memory.expire(&"a".parse().unwrap());
+        use_once(&locks).await;
+        // The loss of a lock that was kept before is told to its next holder.
+        let guard = locks.lock("a").await.unwrap();
+        assert!(locks.stats().handed_over > 0);
+        memory.steal(guard.name());
+        assert_eq!(guard.lost().await, LossReason::NotHeld);
+        until(|| locks.stats().lost == 1).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_that_is_kept_is_renewed() {
+    let world = World::with(|server| server.with_linger(TTL / 3));
+    use_once(&world.locks).await;
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(2 * TTL).await;
+    assert!(guard.is_held() && world.server.count(Op::Try) == 1);
+}
+
+#[tokio::test]
+async fn another_client_gets_it_in_time() {
+    let memory = MemoryLock::new();
+    let keeper = Locks::with_options(memory.client(), Options::new().linger(SECOND / 5));
+    let other = Locks::new(memory.client());
+    has_counted(&memory).await;
+    use_once(&keeper).await;
+    assert!(other.try_lock("a").await.unwrap().is_none());
+    let guard = other.lock("a").wait_for(60 * SECOND).await.unwrap();
+    assert!(keeper.try_lock("a").await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+/// Uses by many tasks of two clients, some of which keep their lock for moments only, so that uses, ends and waiters meet.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn one_holds_it_at_a_time_and_tokens_rise() {
+    const TASKS: usize = 8;
+    const USES: usize = 300;
+    let memory = MemoryLock::new();
+    let (last, holders) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    let clients = [Duration::from_micros(200), Duration::from_millis(3)]
+        .map(|linger| Locks::with_options(memory.client(), Options::new().linger(linger)));
+    let tasks: Vec<_> = (0..TASKS)
+        .map(|at| {
+            let (locks, last, holders) = (clients[at % 2].clone(), Arc::clone(&last), Arc::clone(&holders));
+            tokio::spawn(async move {
+                for turn in 0..USES {
+                    let request = locks.lock("a");
+                    let guard = match turn % 5 {
+                        4 => {
+                            request
+                                .label(if turn % 2 == 0 { "one" } else { "other" })
+                                .into_future()
+                                .await
+                        }
+                        _ => request.await,
+                    }
+                    .unwrap();
+                    assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+                    let token = guard.token().get();
+                    assert!(last.swap(token, Ordering::SeqCst) < token, "tokens rise");
+                    holders.fetch_sub(1, Ordering::SeqCst);
+                    if turn % 3 == 0 {
+                        guard.release().await.unwrap();
+                    } else {
+                        drop(guard);
+                    }
+                    if turn % 7 == 0 {
+                        tokio::time::sleep(Duration::from_micros(300)).await;
+                    }
+                }
+            })
+        })
+        .collect();
+    for task in tasks {
+        task.await.unwrap();
+    }
+    for locks in &clients {
+        locks.drain().await;
+        let stats = locks.stats();
+        assert_eq!((stats.held, stats.waiting, stats.releasing, stats.lost), (0, 0, 0, 0));
+        assert_eq!(
+            (stats.acquired, stats.released),
+            ((TASKS / 2 * USES) as u64, (TASKS / 2 * USES) as u64)
+        );
+        assert!(stats.handed_over > 0);
+    }
+    assert!(Locks::new(memory.client()).holder("a").await.unwrap().is_none());
+}
