@@ -99,12 +99,14 @@ async fn what_is_not_kept() {
     let _ = guard.owner();
     guard.release().await.unwrap();
     assert!(!world.server.keeps("a"));
-    let ended = world
-        .locks
-        .lock("a")
-        .lead_until(std::future::ready(()), async |_| {})
-        .await;
-    assert!(ended.is_ok() && !world.server.keeps("a"));
+    world.locks.lock("a").lead(async |_| {}).await.unwrap();
+    assert!(!world.server.keeps("a"));
+    // A lease that is not renewed in time.
+    world.server.next(Op::Renew, [Fate::Fail; 1_000]);
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(TTL * 3 / 4).await;
+    guard.release().await.unwrap();
+    assert!(!world.server.keeps("a"));
 }
 
 #[tokio::test(start_paused = true)]
