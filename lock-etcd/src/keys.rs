@@ -25,7 +25,7 @@ impl Keys {
         })
     }
 
-    /// What is added to a revision to make a token.
+    /// What tokens count from.
     pub(crate) fn base(&self) -> String {
         format!("{}:base", self.namespace)
     }

@@ -75,7 +75,7 @@ mod tests {
             let value = value(&claim, Some(1_700_000_000_000_000), true);
             assert_eq!(base(value.as_bytes()), Some(1_700_000_000_000_000));
             let holder = holder(value.as_bytes(), 42);
-            assert_eq!(holder.token.unwrap().get(), 1_700_000_000_000_042);
+            assert_eq!(holder.token.unwrap().get(), 1_700_000_000_000_000 + 16 * 42);
             assert_eq!(holder.owner, Some(claim.owner()));
             assert_eq!(holder.label.as_deref(), claim.label());
             assert_eq!(holder.host, Holder::of(&claim).host);
@@ -103,7 +103,7 @@ mod tests {
     fn of_a_later_format_the_token_and_the_owner_are_read() {
         let owner = OwnerId::random();
         let holder = holder(format!("7 40 {owner} other things").as_bytes(), 2);
-        assert_eq!(holder.token.unwrap().get(), 42);
+        assert_eq!(holder.token.unwrap().get(), 40 + 16 * 2);
         assert_eq!(holder.owner, Some(owner));
         assert_eq!(holder.pid, None);
     }

@@ -393,7 +393,7 @@ impl Session {
         // What it put may have been put in a state that had gone back.
         let floor = if is_own { self.table().floor(claim) } else { 0 };
         let token = base.and_then(|base| tokens::token(base, life.1).ok());
-        if ours && token.is_some_and(|token| token.get() > floor) {
+        if ours && token.is_some_and(|token| tokens::all_above(floor, token)) {
             match self.keep_alive(link, kept).await {
                 Ok(()) => {
                     self.table().found(claim);
@@ -423,9 +423,9 @@ impl Session {
         let token = tokens::token(base, created)?;
         self.saw(base, created);
         let lease = kept.lease(asked, self.clock().now());
-        let grant = Grant::new(claim.clone(), token, lease);
-        self.table()
-            .granted(claim, token, (key, created), link.serial(), grant.revoker());
+        let first = tokens::first(token, self.table().tokens_wanted(claim, key));
+        let grant = Grant::new(claim.clone(), token, lease).with_first_token(first);
+        self.table().granted(&grant, (key, created), link.serial());
         if claim.own_lease() {
             // Nobody may renew it, so nobody would look.
             self.look_after(link, kept);

@@ -20,6 +20,7 @@ use crate::link::Link;
 use crate::patience::Patience;
 use crate::requests::After;
 use crate::table::Table;
+use crate::tokens;
 
 /// What the client was configured with.
 #[derive(Clone, Debug)]
@@ -104,9 +105,9 @@ impl Session {
 
     /// Records a base, and a revision up to which tokens can have been drawn over it.
     pub(crate) fn saw(&self, base: u64, revision: i64) {
-        let revision = u64::try_from(revision).unwrap_or_default();
         self.highest_base.fetch_max(base, Ordering::AcqRel);
-        self.highest.fetch_max(base.saturating_add(revision), Ordering::AcqRel);
+        self.highest
+            .fetch_max(tokens::highest(base, revision), Ordering::AcqRel);
     }
 
     /// The revision of an answer.

@@ -1,15 +1,18 @@
 //! What this client has on the server, as far as it knows.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Claim, FencingToken, LockName, OwnerId, Revoker, Stamp};
+use lock_core::{Claim, FencingToken, Grant, LockName, OwnerId, Revoker, Stamp};
 
 use crate::leases::Kept;
 use crate::requests::After;
 use crate::reservations::{Holding, Reserved};
 use crate::slots::{Slot, Slots};
+use crate::tokens;
 use crate::watches::Watch;
 
 /// The client's claims and leases.
@@ -63,7 +66,7 @@ struct Entry {
 }
 
 struct Held {
-    token: FencingToken,
+    tokens: RangeInclusive<FencingToken>,
     /// The claim's own key, or the one that another client put for it.
     key: Arc<str>,
     created: i64,
@@ -253,23 +256,24 @@ impl Table {
         }
     }
 
+    /// How many tokens the claim wants with that key, whenever it is granted. One if another client put the key: that client may have
+    /// been granted it, and the claim may have used its last token.
+    pub(crate) fn tokens_wanted(&self, claim: &Claim, key: &str) -> NonZeroU32 {
+        let state = self.lock();
+        let entry = state.claims.get(&claim.owner()).filter(|entry| *entry.key == *key);
+        entry.map_or(NonZeroU32::MIN, |entry| entry.claim.tokens_wanted())
+    }
+
     /// The claim was granted, for a key that was created at that revision.
-    pub(crate) fn granted(
-        &self,
-        claim: &Claim,
-        token: FencingToken,
-        (key, created): (&str, i64),
-        link: u64,
-        revoker: Revoker,
-    ) {
-        if let Some(entry) = self.lock().claims.get_mut(&claim.owner()) {
+    pub(crate) fn granted(&self, grant: &Grant, (key, created): (&str, i64), link: u64) {
+        if let Some(entry) = self.lock().claims.get_mut(&grant.claim.owner()) {
             let own = Some(&entry.key).filter(|own| ***own == *key);
             entry.held = Some(Held {
-                token,
+                tokens: grant.first_token()..=grant.token,
                 key: own.map_or_else(|| key.into(), Arc::clone),
                 created,
                 link: Some(link),
-                revoker,
+                revoker: grant.revoker(),
                 watch: None,
             });
         }
@@ -311,7 +315,7 @@ impl Table {
         let mut claims = state.claims.values();
         claims.find_map(|entry| {
             let held = entry.held.as_ref()?;
-            let it = entry.claim.name() == name && held.token == token && entry.leaving.is_none();
+            let it = entry.claim.name() == name && held.tokens.contains(&token) && entry.leaving.is_none();
             it.then(|| (Arc::clone(&held.key), held.created))
         })
     }
@@ -370,9 +374,7 @@ impl Table {
         Some(Holding {
             key: Arc::clone(&held.key),
             created: held.created,
-            base: u64::try_from(held.created)
-                .ok()
-                .and_then(|created| held.token.get().checked_sub(created)),
+            base: tokens::base_of(*held.tokens.end(), held.created),
         })
     }
 
@@ -460,6 +462,20 @@ mod tests {
         table.deleted(&claim, &old);
         table.gone(&claim, &old);
         assert_eq!(table.key_of(&claim), Some(new));
+    }
+
+    #[test]
+    fn a_lock_is_found_by_each_token_of_its_grant() {
+        let (table, kept, claim, now) = (Table::default(), kept(), claim(), Clock::system().now());
+        let [below, first, last] = [16, 17, 32].map(|token| FencingToken::new(token).unwrap());
+        let grant = Grant::new(claim.clone(), last, kept.lease(now, now)).with_first_token(first);
+        let key = table.putting(&claim, "n/", &kept, 0);
+        table.granted(&grant, (&key, 2), 1);
+        for token in [first, last] {
+            assert!(table.holding(claim.name(), token).is_some());
+        }
+        assert!(table.holding(claim.name(), below).is_none());
+        assert_eq!(table.holding_of(&claim).unwrap().base, Some(0));
     }
 
     #[test]

@@ -1,10 +1,12 @@
-//! Where tokens come from: a base that never falls, plus the revision at which a claim's key was created.
+//! Where tokens come from: a base that never falls, plus [`BLOCK`] for each revision up to the one at which a claim's key was created.
 //!
-//! **Invariant.** The token of a claim is base + create revision, with the base as it was in the transaction that created the key.
-//! The base is only ever raised, so of two keys under a name the one that was created later has the higher token, whichever
+//! **Invariant.** The tokens of a claim are the [`BLOCK`] that end with base + `BLOCK` * create revision, with the base as it was in
+//! the transaction that created the key. A grant has the last of them, as many as its claim asked for.
+//! The base is only ever raised, so of two keys under a name the one that was created later has the higher tokens, whichever
 //! clients put them and whoever raises the base meanwhile. A client that finds a lower base than it knew takes no token from it:
 //! it raises the base above every token that it can have seen, and puts its key anew.
 
+use std::num::NonZeroU32;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnResponse};
@@ -16,6 +18,10 @@ use crate::link::Link;
 use crate::queue::{kvs, nested, reservation_of};
 use crate::record;
 use crate::session::Session;
+
+/// How many tokens each revision stands for, so that a grant can have several: revisions count for all names at once. A base begins at
+/// the clock in microseconds, and must be behind it when state is lost: so it is unless there are more than 62 500 revisions per second.
+const BLOCK: NonZeroU32 = NonZeroU32::new(16).unwrap();
 
 /// The base as it was seen last.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -109,12 +115,36 @@ impl Taken {
     }
 }
 
-/// The token of a claim whose key was created at that revision.
+/// The last token of a claim whose key was created at that revision.
 pub(crate) fn token(base: u64, created: i64) -> Result<FencingToken, Failure> {
-    let sum = u64::try_from(created)
-        .ok()
-        .and_then(|created| base.checked_add(created));
+    let sum = span(created).and_then(|span| base.checked_add(span));
     sum.and_then(|sum| FencingToken::new(sum).ok()).ok_or(Failure::NoTokens)
+}
+
+/// The first of the last `wanted` tokens of a claim, or of all of them if more are wanted.
+pub(crate) fn first(last: FencingToken, wanted: NonZeroU32) -> FencingToken {
+    let first = last.get().saturating_sub(u64::from(wanted.min(BLOCK).get()) - 1);
+    FencingToken::new(first).unwrap_or(last)
+}
+
+/// Whether all tokens of the claim with that last one are above `floor`.
+pub(crate) fn all_above(floor: u64, last: FencingToken) -> bool {
+    first(last, BLOCK).get() > floor
+}
+
+/// The base of a claim with that last token, whose key was created at that revision.
+pub(crate) fn base_of(last: FencingToken, created: i64) -> Option<u64> {
+    last.get().checked_sub(span(created)?)
+}
+
+/// The highest token that can have been drawn over that base up to that revision.
+pub(crate) fn highest(base: u64, revision: i64) -> u64 {
+    base.saturating_add(span(revision).unwrap_or_default())
+}
+
+/// How many tokens the revisions up to that one stand for. None if it is negative, or they are too many.
+fn span(revision: i64) -> Option<u64> {
+    u64::try_from(revision).ok()?.checked_mul(BLOCK.get().into())
 }
 
 impl Session {
@@ -192,9 +222,9 @@ impl Session {
             false => taken.base()?,
         };
         let rises = |base: &Base| {
-            let token = token(base.value, created).map(FencingToken::get);
             // One that is too large is told of when it is granted.
-            base.value >= known.value && token.map_or(true, |token| token > drawing.floor)
+            let token = token(base.value, created);
+            base.value >= known.value && token.map_or(true, |token| all_above(drawing.floor, token))
         };
         let Some(base) = found.filter(rises) else {
             // It was put back, or deleted. Unless another request has done so before, it is looked at and raised anew, above all that
@@ -285,8 +315,7 @@ async fn raise(link: &Link, key: &str, to: u64) -> Result<Base, Failure> {
 
 /// The lowest base with which every token to come is above the clock, and above `highest`. At least `revision` has been reached.
 fn lowest(revision: i64, now: u64, highest: u64) -> u64 {
-    let revision = u64::try_from(revision).unwrap_or_default();
-    now.max(highest).saturating_sub(revision)
+    now.max(highest).saturating_sub(span(revision).unwrap_or_default())
 }
 
 /// The clock in microseconds. One so wrong that its numbers would be no tokens counts as none.
@@ -302,10 +331,10 @@ mod tests {
 
     const NOW: u64 = 1_800_000_000_000_000;
 
-    /// What the next grant's token is.
+    /// What the first token of the next grant is, if as many are wanted as there are.
     fn next(base: u64, revision: i64, now: u64, highest: u64) -> u64 {
         let base = base.max(lowest(revision, now, highest));
-        token(base, revision + 1).unwrap().get()
+        first(token(base, revision + 1).unwrap(), NonZeroU32::MAX).get()
     }
 
     #[test]
@@ -326,7 +355,7 @@ mod tests {
 
     #[test]
     fn what_this_client_saw_is_a_floor_when_the_state_went_back_with_a_clock_that_is_behind() {
-        let highest = NOW + 500;
+        let highest = highest(NOW, 500);
         assert_eq!(lowest(500, 0, highest), NOW);
         assert_eq!(next(NOW, 20, 0, highest), highest + 1);
     }
@@ -336,6 +365,25 @@ mod tests {
         assert!(matches!(token(FencingToken::MAX.get(), 1), Err(Failure::NoTokens)));
         assert!(matches!(token(u64::MAX, 1), Err(Failure::NoTokens)));
         assert!(matches!(token(1, -1), Err(Failure::NoTokens)));
+        assert!(matches!(token(1, i64::MAX), Err(Failure::NoTokens)));
+    }
+
+    #[test]
+    fn a_claim_has_as_many_of_the_tokens_of_its_revision_as_it_wants_and_none_of_another() {
+        let (before, last) = (token(NOW, 41).unwrap(), token(NOW, 42).unwrap());
+        for (wanted, tokens) in [(1, 1), (2, 2), (16, 16), (17, 16), (u32::MAX, 16)] {
+            let first = first(last, NonZeroU32::new(wanted).unwrap());
+            assert_eq!(last.get() - first.get() + 1, tokens);
+            assert!(first > before);
+        }
+        assert!(all_above(before.get(), last) && !all_above(before.get() + 1, last));
+        assert_eq!(base_of(last, 42), Some(NOW));
+    }
+
+    #[test]
+    fn tokens_rise_in_a_state_in_which_a_revision_stood_for_one() {
+        let before = NOW + 500;
+        assert!(next(NOW, 500, 0, 0) > before);
     }
 
     #[test]

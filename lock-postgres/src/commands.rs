@@ -1,5 +1,6 @@
 //! The statements of a session, each of which proves that it reached the session.
 
+use std::num::NonZeroU32;
 use std::time::Duration;
 
 use lock_core::OwnerId;
@@ -27,12 +28,21 @@ pub(crate) const ROOM: &str = "(pg_catalog.current_setting('max_connections')::b
     - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_get_activity(NULL) WHERE datid IS NOT NULL)) \
     * 100 / least(100, pg_catalog.current_setting('max_connections')::bigint)";
 
-/// Takes the lock if it is free, and draws the token after that. Null: it is not free. Zero: this is another session. Negative: it is
+/// The expression that draws so many tokens, one after the other, and yields the highest.
+pub(crate) fn tokens(sequence: u32, count: NonZeroU32) -> String {
+    let next = format!("nextval({sequence})");
+    match count.get() {
+        1 => next,
+        count => format!("greatest({})", vec![&*next; count as usize].join(", ")),
+    }
+}
+
+/// Takes the lock if it is free, and draws [its tokens](tokens) after that. Null: it is not free. Zero: this is another session. Negative: it is
 /// taken, and [`draw_unless_reserved`] has to say whether it may be kept.
-pub(crate) fn try_lock(proof: &Proof, key: i64, sequence: u32, none_reserved: &str) -> String {
+pub(crate) fn try_lock(proof: &Proof, key: i64, tokens: &str, none_reserved: &str) -> String {
     format!(
         "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN 0 WHEN pg_try_advisory_lock({key}) THEN \
-         CASE WHEN {none_reserved} THEN nextval({sequence}) ELSE -1 END END"
+         CASE WHEN {none_reserved} THEN {tokens} ELSE -1 END END"
     )
 }
 
@@ -54,21 +64,21 @@ pub(crate) fn some_reserved(schema: &Schema) -> String {
     )
 }
 
-/// Draws the token for a lock that an earlier statement has taken, or unlocks it if its key is reserved: the snapshot of this
+/// Draws the tokens for a lock that an earlier statement has taken, or unlocks it if its key is reserved: the snapshot of this
 /// statement is of a time after the lock. `taken` says whether the lock was taken.
 ///
-/// The columns: the token, null without one, zero in another session; whether the lock was taken; how many microseconds are left of the
+/// The columns: the highest token, null without one, zero in another session; whether the lock was taken; how many microseconds are left of the
 /// reservation, and its holder, null without one; where the sequence `reserved_until` is, if that is in the past.
 pub(crate) fn draw_unless_reserved(
     proof: &Proof,
     key: i64,
-    sequence: u32,
+    tokens: &str,
     schema: &Schema,
     reserved_until: u32,
     taken: &str,
 ) -> String {
     format!(
-        "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN 0 WHEN NOT {taken} THEN NULL WHEN r.key IS NULL THEN nextval({sequence}) \
+        "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN 0 WHEN NOT {taken} THEN NULL WHEN r.key IS NULL THEN {tokens} \
          WHEN pg_advisory_unlock({key}) THEN NULL END, {taken}, r.until - t.now, r.holder, CASE WHEN t.last <= t.now THEN t.last END \
          FROM (SELECT {NOW}, pg_sequence_last_value({reserved_until}) OFFSET 0) AS t (now, last) \
          LEFT JOIN {}.reservation r ON r.key = {key} AND NOT r.withdrawn AND r.until > t.now",
@@ -80,13 +90,13 @@ pub(crate) fn draw_unless_reserved(
 pub(crate) fn try_lock_unless_reserved(
     proof: &Proof,
     key: i64,
-    sequence: u32,
+    tokens: &str,
     schema: &Schema,
     reserved_until: u32,
     show: &str,
 ) -> String {
     let taken = "current_setting('fencelock.taken')::boolean";
-    let draw = draw_unless_reserved(proof, key, sequence, schema, reserved_until, taken);
+    let draw = draw_unless_reserved(proof, key, tokens, schema, reserved_until, taken);
     format!(
         "SELECT set_config('fencelock.taken', \
          (CASE WHEN ({proof}) IS TRUE THEN pg_try_advisory_lock({key}) ELSE false END)::text, true){show}; {draw}"
@@ -182,9 +192,9 @@ pub(crate) fn reservations(schema: &Schema, condition: &str) -> String {
     )
 }
 
-/// Null: this is another session.
-pub(crate) fn draw(proof: &Proof, sequence: u32) -> String {
-    format!("SELECT CASE WHEN {proof} THEN nextval({sequence}) END")
+/// Draws [tokens]. Null: this is another session.
+pub(crate) fn draw(proof: &Proof, tokens: &str) -> String {
+    format!("SELECT CASE WHEN {proof} THEN {tokens} END")
 }
 
 /// Whether it was held; null: this is another session.

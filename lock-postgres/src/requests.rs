@@ -102,7 +102,7 @@ impl Sessions {
             self.shared(claim.ttl(), room).await
         };
         let session = session.map_err(|failure| (failure, false))?;
-        let tried = self.try_lock(&session, key, claim.label()).await;
+        let tried = self.try_lock(&session, key, claim.label(), claim.tokens_wanted()).await;
         match tried {
             Ok(Ok(drawn)) if alone => {
                 let lease = own_lease(&session, claim, &drawn);
@@ -259,7 +259,7 @@ impl Sessions {
             return Err(Failure::Ended);
         };
         let drawing = Unfinished::on(&holding.session);
-        let drawn = self.draw(&holding.session).await;
+        let drawn = self.draw(&holding.session, to.tokens_wanted()).await;
         drawing.done();
         match drawn {
             Ok(drawn) => {
@@ -335,7 +335,7 @@ pub(crate) fn held(
     session: Carried,
     share: Option<Share>,
 ) -> Attempt {
-    let granted = Grant::new(claim.clone(), drawn.token, lease.clone());
+    let granted = Grant::new(claim.clone(), drawn.token, lease.clone()).with_first_token(drawn.first);
     let holding = Holding {
         claim: claim.clone(),
         token: drawn.token,

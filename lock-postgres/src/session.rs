@@ -9,6 +9,7 @@
 //! but the reservation of a lock that it has to itself. On a server without a connection left, the end of one may go through any session.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -38,6 +39,10 @@ const SOME_RESERVED: i64 = 0;
 
 /// How long a session that carries nothing is kept.
 const LINGER: Duration = Duration::from_secs(60);
+
+/// How many tokens one grant has at most. The sequence counts for all names at once. It starts at the clock in microseconds, and must be
+/// behind it when data is lost: so it is unless there are more than 62 500 grants per second that have as many.
+const BLOCK: NonZeroU32 = NonZeroU32::new(16).unwrap();
 
 /// What a new session is made of.
 pub(crate) struct Opened {
@@ -94,12 +99,30 @@ pub(crate) struct Session {
     flights: Semaphore,
 }
 
-/// A token that was drawn by a message sent then, before it is known to be a good one.
+/// Tokens that were drawn by a message sent then, before they are known to be good ones.
 pub(crate) struct Draw {
-    pub(crate) token: u64,
+    pub(crate) first: u64,
+    pub(crate) last: u64,
     pub(crate) sent: Stamp,
     /// The highest ceiling that was known by then.
     pub(crate) ceiling: u64,
+}
+
+impl Draw {
+    /// The last `count` tokens up to `last`, which was the highest of `count` that were drawn one after the other.
+    ///
+    /// **Invariant.** All of them are higher than every token of that name before, and lower than every later one. The first is at least
+    /// the first that was drawn, since each draw raises the sequence. The lock was there before the first draw and stays until after the
+    /// last, so no other grant of that name comes in between. What others draw in between is for other names: a token may be one of
+    /// theirs, too, but tokens are only compared under one name.
+    fn of(last: u64, count: NonZeroU32, sent: Stamp, ceiling: u64) -> Self {
+        Self {
+            first: last.saturating_sub(u64::from(count.get()) - 1),
+            last,
+            sent,
+            ceiling,
+        }
+    }
 }
 
 impl Session {
@@ -261,12 +284,17 @@ impl Session {
 
     /// Takes the lock if it is free and not reserved.
     ///
-    /// The token comes from the sequence itself, after the lock: a table would be read as it was before.
-    pub(crate) async fn try_lock(&self, key: i64, label: Option<&str>) -> Result<Result<Draw, Busy>, Failure> {
-        let show = self.relabel(label);
+    /// The tokens come from the sequence itself, after the lock: a table would be read as it was before.
+    pub(crate) async fn try_lock(
+        &self,
+        key: i64,
+        label: Option<&str>,
+        wanted: NonZeroU32,
+    ) -> Result<Result<Draw, Busy>, Failure> {
+        let (show, count) = (self.relabel(label), wanted.min(BLOCK));
         let (ceiling, sent) = (self.ceiling(), self.clock.now());
-        match self.take(key, &show).await {
-            Ok(taken) => Ok(taken.map(|token| Draw { token, sent, ceiling })),
+        match self.take(key, &show, count).await {
+            Ok(taken) => Ok(taken.map(|last| Draw::of(last, count, sent, ceiling))),
             Err(failure) => Err(self.undo(key, failure).await),
         }
     }
@@ -275,27 +303,27 @@ impl Session {
     ///
     /// **Invariant.** A lock that was taken is kept only after a look for a reservation that began once the lock was there. While no
     /// key is reserved, one at the sequence `reserved_until` will do, in the same statement.
-    async fn take(&self, key: i64, show: &str) -> Result<Result<u64, Busy>, Failure> {
-        let (proof, sequence) = (&self.proof, self.start.sequence);
+    async fn take(&self, key: i64, show: &str, count: NonZeroU32) -> Result<Result<u64, Busy>, Failure> {
+        let (proof, tokens) = (&self.proof, commands::tokens(self.start.sequence, count));
         let sql = match (self.reserved_until, self.known_past.load(Ordering::Acquire)) {
             (Some(reserved_until), SOME_RESERVED) => {
-                commands::try_lock_unless_reserved(proof, key, sequence, &self.schema, reserved_until, show)
+                commands::try_lock_unless_reserved(proof, key, &tokens, &self.schema, reserved_until, show)
             }
             (reserved_until, known_past) => {
                 let none_reserved = commands::none_reserved(&self.schema, reserved_until, known_past);
-                let attempt = commands::try_lock(proof, key, sequence, &none_reserved) + show;
+                let attempt = commands::try_lock(proof, key, &tokens, &none_reserved) + show;
                 match self.ask(&attempt).await?.one()?.get(0)? {
                     None => return Ok(Err(Busy::default())),
                     Some("0") => return Err(self.is_elsewhere()),
                     Some("-1") => {}
-                    Some(token) => return token.parse().map(Ok).map_err(|_| Failure::Nonsense),
+                    Some(last) => return last.parse().map(Ok).map_err(|_| Failure::Nonsense),
                 }
                 let Some(reserved_until) = reserved_until else {
                     // The schema has reservations now, which the next session knows.
                     self.dry.store(true, Ordering::Release);
                     return Err(Failure::Ended);
                 };
-                commands::draw_unless_reserved(proof, key, sequence, &self.schema, reserved_until, "true")
+                commands::draw_unless_reserved(proof, key, &tokens, &self.schema, reserved_until, "true")
             }
         };
         let rows = self.ask(&sql).await?;
@@ -304,19 +332,20 @@ impl Session {
         self.known_past.store(past.unwrap_or(SOME_RESERVED), Ordering::Release);
         match row.get(0)? {
             Some("0") => Err(self.is_elsewhere()),
-            Some(token) => token.parse().map(Ok).map_err(|_| Failure::Nonsense),
+            Some(last) => last.parse().map(Ok).map_err(|_| Failure::Nonsense),
             None => Ok(Err(found_reserved(key, row)?)),
         }
     }
 
-    /// Draws a token for a lock that the session has.
-    pub(crate) async fn draw(&self) -> Result<Draw, Failure> {
+    /// Draws tokens for a lock that the session has.
+    pub(crate) async fn draw(&self, wanted: NonZeroU32) -> Result<Draw, Failure> {
+        let count = wanted.min(BLOCK);
         let (ceiling, sent) = (self.ceiling(), self.clock.now());
-        let rows = self.ask(&commands::draw(&self.proof, self.start.sequence)).await?;
-        match rows.one()?.get(0)? {
-            Some(token) => {
-                let token = token.parse().map_err(|_| Failure::Nonsense)?;
-                Ok(Draw { token, sent, ceiling })
+        let sql = commands::draw(&self.proof, &commands::tokens(self.start.sequence, count));
+        match self.ask(&sql).await?.one()?.get(0)? {
+            Some(last) => {
+                let last = last.parse().map_err(|_| Failure::Nonsense)?;
+                Ok(Draw::of(last, count, sent, ceiling))
             }
             None => Err(self.is_elsewhere()),
         }

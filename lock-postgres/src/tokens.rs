@@ -6,6 +6,7 @@
 //! wait for a standby without limit, and the locks of a session that waits there cannot be taken from it. It is raised ahead
 //! of need, so normally nobody waits for that.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,8 +25,9 @@ use crate::unfinished::Unfinished;
 /// How long it takes until a ceiling is raised ahead of need again, after that has failed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A token that may be handed out, and when the message that it was drawn by was sent.
+/// Tokens that may be handed out, up to the last one, and when the message that they were drawn by was sent.
 pub(crate) struct Drawn {
+    pub(crate) first: FencingToken,
     pub(crate) token: FencingToken,
     pub(crate) sent: Stamp,
 }
@@ -40,9 +42,10 @@ impl Sessions {
         session: &Arc<Session>,
         key: i64,
         label: Option<&str>,
+        wanted: NonZeroU32,
     ) -> Result<Result<Drawn, Busy>, Failure> {
         let before = self.seen.load(Ordering::Acquire);
-        let draw = match session.try_lock(key, label).await? {
+        let draw = match session.try_lock(key, label, wanted).await? {
             Ok(draw) => draw,
             Err(busy) => return Ok(Err(busy)),
         };
@@ -52,38 +55,44 @@ impl Sessions {
         }
     }
 
-    /// Draws a token for a lock that the session has.
-    pub(crate) async fn draw(self: &Arc<Self>, session: &Arc<Session>) -> Result<Drawn, Failure> {
+    /// Draws tokens for a lock that the session has.
+    pub(crate) async fn draw(self: &Arc<Self>, session: &Arc<Session>, wanted: NonZeroU32) -> Result<Drawn, Failure> {
         let before = self.seen.load(Ordering::Acquire);
-        let draw = session.draw().await?;
+        let draw = session.draw(wanted).await?;
         self.sure_of(session, draw, before).await
     }
 
     /// `before` had been seen when the message was sent.
     async fn sure_of(self: &Arc<Self>, session: &Arc<Session>, draw: Draw, before: u64) -> Result<Drawn, Failure> {
-        let Draw { token, sent, ceiling } = draw;
-        if token <= before {
+        let Draw {
+            first,
+            last,
+            sent,
+            ceiling,
+        } = draw;
+        if first <= before {
             // Somebody set the sequence back under our feet. The next session puts it right.
-            tracing::error!(target: "fencelock", token,
+            tracing::error!(target: "fencelock", token = first,
                 seen = before,
                 "the sequence of fencing tokens went back; starting a new session"
             );
             session.wire().end();
             return Err(Failure::Ended);
         }
-        if token > ceiling {
-            self.raise_ceiling(session, token).await?;
+        if last > ceiling {
+            self.raise_ceiling(session, last).await?;
             // It must have lived through that: after a crash of the server the ceiling would be that of other tokens.
             session.beat().await?;
-            if token > session.ceiling() {
+            if last > session.ceiling() {
                 return Err(counter::exhausted().into());
             }
-        } else if token.saturating_add(CHUNK / 2) > ceiling {
-            self.raise_ceiling_ahead(token);
+        } else if last.saturating_add(CHUNK / 2) > ceiling {
+            self.raise_ceiling_ahead(last);
         }
-        let token = FencingToken::new(token).map_err(|_| counter::exhausted())?;
+        let fit = |token| FencingToken::new(token).map_err(|_| counter::exhausted());
+        let (first, token) = (fit(first)?, fit(last)?);
         self.saw(token.get());
-        Ok(Drawn { token, sent })
+        Ok(Drawn { first, token, sent })
     }
 
     /// Makes a ceiling above that token durable, for a session that has drawn it.

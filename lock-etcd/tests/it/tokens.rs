@@ -1,12 +1,14 @@
 //! Tokens when what they come from is lowered, deleted or exchanged under clients that are connected.
 
+use std::num::NonZeroU32;
+
 use crate::server::{
     Etcd, LONG, Plain, claim, client, config, config_behind, granted, plain, queue, shared, soon, start_kind, until,
     until_queued,
 };
 use conformance_tests::faults::Proxy;
 use conformance_tests::servers::Kind;
-use lock_core::{DistributedLock, FencingToken, LockError, Locks, Wait};
+use lock_core::{Claim, DistributedLock, FencingToken, Grant, LockError, Locks, Wait};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Txn, TxnOp};
 
@@ -50,11 +52,60 @@ async fn lower(etcd: &Plain, how: Lowered) {
     }
 }
 
-pub(crate) async fn taken(lock: &EtcdLock, name: &str) -> FencingToken {
-    let held = claim(name, LONG);
+pub(crate) fn claim_of(name: &str, tokens: u32) -> Claim {
+    claim(name, LONG).with_tokens_wanted(NonZeroU32::new(tokens).unwrap())
+}
+
+/// The first and the last token of a grant that has all tokens of its revision.
+pub(crate) async fn taken(lock: &EtcdLock, name: &str) -> (FencingToken, FencingToken) {
+    let held = claim_of(name, 16);
     let grant = granted(lock, &held).await;
     lock.release(&held, None).await.unwrap();
-    grant.token
+    tokens(&grant)
+}
+
+fn tokens(grant: &Grant) -> (FencingToken, FencingToken) {
+    (grant.first_token(), grant.token)
+}
+
+#[tokio::test]
+async fn a_claim_has_a_block_of_tokens_above_all_before_while_others_draw() {
+    let server = shared().await;
+    let (etcd, one, two) = (plain(&server).await, client(&server).await, client(&server).await);
+    let others = tokio::spawn({
+        let lock = client(&server).await;
+        async move {
+            loop {
+                taken(&lock, "m").await;
+            }
+        }
+    });
+    let mut before = None;
+    for (wanted, count) in [(1, 1), (2, 2), (16, 16), (17, 16), (u32::MAX, 16)].repeat(3) {
+        let claims = [0; 3].map(|_| claim_of("n", wanted));
+        let first = granted(&one, &claims[0]).await;
+        assert_eq!(tokens(&granted(&one, &claims[0]).await), tokens(&first));
+        let handed = one.hand_over(&claims[0], &claims[1]).await.unwrap().to;
+        let waiting = tokio::spawn({
+            let (two, claim) = (two.clone(), claims[2].clone());
+            async move { two.acquire(&claim, Wait::until(soon())).await }
+        });
+        until_queued(&etcd, "n", 1).await;
+        one.release(&claims[1], None).await.unwrap();
+        let waited = waiting.await.unwrap().unwrap();
+        two.release(&claims[2], None).await.unwrap();
+        for grant in [first, handed.granted().unwrap(), waited.granted().unwrap()] {
+            let (first, last) = tokens(&grant);
+            assert!(Some(first) > before, "{first} after {before:?}");
+            assert_eq!(last.get() - first.get() + 1, count);
+            before = Some(last);
+        }
+    }
+    others.abort();
+    // What another client was granted, it may have used up to the last token.
+    let held = claim_of("n", 16).with_own_lease();
+    let (_, last) = tokens(&granted(&one, &held).await);
+    assert_eq!(tokens(&granted(&two, &held).await), (last, last));
 }
 
 #[tokio::test]
@@ -62,15 +113,15 @@ async fn a_connected_client_draws_no_lower_token_when_the_base_was_lowered() {
     for how in LOWERED {
         let server = shared().await;
         let (lock, etcd) = (client(&server).await, plain(&server).await);
-        let mut last = taken(&lock, "n").await;
+        let mut last = taken(&lock, "n").await.1;
         for round in 0..3 {
             lower(&etcd, how).await;
-            let next = taken(&lock, "n").await;
+            let (next, end) = taken(&lock, "n").await;
             assert!(next > last, "{next} after {last} in round {round}, {how:?}");
-            last = next;
+            last = end;
         }
         // Whoever comes now has higher ones, too.
-        let other = taken(&client(&server).await, "n").await;
+        let (other, _) = taken(&client(&server).await, "n").await;
         assert!(other > last, "{other} after {last}, {how:?}");
     }
 }
@@ -98,18 +149,18 @@ async fn a_base_ahead_of_the_clock_that_is_put_back_by_less_than_was_drawn_since
             let one = config_behind(&server, &proxy).connect().await.unwrap();
             let other = client(&server).await;
             taken(&one, "n").await;
-            let mut last = taken(&other, "n").await;
+            let mut last = taken(&other, "n").await.1;
             for _ in 0..OTHERS {
-                last = taken(&other, "n").await;
+                last = taken(&other, "n").await.1;
             }
             match how {
                 Lowered::Deleted => etcd.kv_client().delete(etcd.base_key(), None).await.map(drop).unwrap(),
-                _ => put_base(&etcd, ahead - OTHERS).await,
+                _ => put_base(&etcd, ahead - 16 * OTHERS).await,
             }
             if reconnects {
                 proxy.cut();
             }
-            let next = taken(&one, "n").await;
+            let (next, _) = taken(&one, "n").await;
             assert!(next > last, "{next} after {last}, {how:?}, reconnects: {reconnects}");
         }
     }
@@ -138,7 +189,7 @@ async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
         let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
         assert!(second > first, "{second} after {first}, {how:?}");
         other.release(&wanted, None).await.unwrap();
-        let third = taken(&one, "n").await;
+        let (third, _) = taken(&one, "n").await;
         assert!(third > second, "{third} after {second}, {how:?}");
     }
 }
@@ -164,7 +215,7 @@ async fn a_hand_over_draws_no_lower_token_when_the_base_was_lowered() {
 async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     let server = shared().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
-    let before = taken(&lock, "n").await;
+    let (_, before) = taken(&lock, "n").await;
     let raised = (base(&etcd).await + DAY).to_string();
     etcd.kv_client().put(etcd.base_key(), raised, None).await.unwrap();
     let held = claim("n", LONG);
@@ -257,7 +308,7 @@ async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
     );
     holder.release(&held, None).await.unwrap();
     let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
-    assert_eq!(token.get(), ahead + before.create_revision() as u64);
+    assert_eq!(token.get(), ahead + 16 * before.create_revision() as u64);
     behind.abort();
 }
 

@@ -1,10 +1,11 @@
 //! No token is ever equal to or below an earlier one, whatever happens to the server in the middle of many acquisitions.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use lock_core::{Attempt, DistributedLock, LockError, Released, Renewal};
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Released, Renewal};
 use lock_postgres::{PostgresConfig, PostgresLock};
 use rustix::process::Signal;
 use tokio::sync::Mutex;
@@ -33,11 +34,21 @@ pub(crate) const MANY: usize = 1000;
 /// Whoever does something to its server in the middle of that has the machine to itself.
 pub(crate) static TURN: Mutex<()> = Mutex::const_new(());
 
-/// One grant: between these moments that token was drawn.
+/// One grant: between these moments its tokens were drawn.
 pub(crate) struct Drawn {
     asked: Instant,
     answered: Instant,
-    token: u64,
+    first: u64,
+    last: u64,
+}
+
+/// A claim that wants that many tokens.
+pub(crate) fn claim_of(name: &str, tokens: u32) -> Claim {
+    claim(name, TTL).with_tokens_wanted(NonZeroU32::new(tokens).unwrap())
+}
+
+pub(crate) fn count(grant: &Grant) -> u64 {
+    grant.token.get() - grant.first_token().get() + 1
 }
 
 /// Clients that take and release locks as fast as they can.
@@ -85,14 +96,15 @@ impl Crowd {
 async fn take(lock: PostgresLock, number: usize, stop: Arc<AtomicBool>, grants: Arc<AtomicUsize>) -> Vec<Drawn> {
     let mut drawn = Vec::new();
     while !stop.load(Ordering::SeqCst) {
-        let claim = claim(&format!("n {number}"), TTL);
+        let claim = claim_of(&format!("n {number}"), [1, 16][number % 2]);
         let asked = Instant::now();
         match lock.try_acquire(&claim).await {
             Ok(Attempt::Granted(grant)) => {
                 drawn.push(Drawn {
                     asked,
                     answered: Instant::now(),
-                    token: grant.token.get(),
+                    first: grant.first_token().get(),
+                    last: grant.token.get(),
                 });
                 grants.fetch_add(1, Ordering::SeqCst);
             }
@@ -110,10 +122,10 @@ async fn take(lock: PostgresLock, number: usize, stop: Arc<AtomicBool>, grants: 
     drawn
 }
 
-/// Whatever was drawn after another is higher, and no two are the same.
+/// Whatever was drawn after another is higher, and no two grants have the same last token.
 pub(crate) fn check(mut drawn: Vec<Drawn>) -> usize {
     drawn.sort_by_key(|drawn| drawn.asked);
-    let mut answered: Vec<_> = drawn.iter().map(|drawn| (drawn.answered, drawn.token)).collect();
+    let mut answered: Vec<_> = drawn.iter().map(|drawn| (drawn.answered, drawn.last)).collect();
     answered.sort_unstable();
     let (mut next, mut highest) = (0, 0);
     for one in &drawn {
@@ -121,10 +133,10 @@ pub(crate) fn check(mut drawn: Vec<Drawn>) -> usize {
             highest = highest.max(answered[next].1);
             next += 1;
         }
-        assert!(one.token > highest, "{} was drawn after {highest}", one.token);
+        assert!(one.first > highest, "{} was drawn after {highest}", one.first);
     }
     let count = drawn.len();
-    let mut tokens: Vec<_> = drawn.into_iter().map(|drawn| drawn.token).collect();
+    let mut tokens: Vec<_> = drawn.into_iter().map(|drawn| drawn.last).collect();
     tokens.sort_unstable();
     tokens.dedup();
     assert_eq!(tokens.len(), count, "a token was drawn twice");
@@ -172,14 +184,57 @@ async fn tokens_rise_across_a_crash_in_the_middle_of_many_acquisitions() {
     .await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_has_a_block_of_tokens_above_all_before_while_others_draw() {
+    let server = Database::new().await;
+    let crowd = Crowd::start(&server.config());
+    let locks = [server.client().await, server.client().await];
+    let mut last = 0;
+    for round in 0..20 {
+        for (wanted, tokens) in [(1, 1), (2, 2), (16, 16), (17, 16), (u32::MAX, 16)] {
+            let (lock, from, to) = (&locks[round % 2], claim_of("n", wanted), claim_of("n", wanted));
+            let grant = server::granted(lock, &from).await;
+            assert!(grant.first_token().get() > last && count(&grant) == tokens, "{grant:?}");
+            let again = server::granted(lock, &from).await;
+            let both = [&grant, &again].map(|grant| (grant.first_token(), grant.token));
+            assert_eq!(both[0], both[1]);
+            let next = lock.hand_over(&from, &to).await.unwrap().to.granted().unwrap();
+            assert!(next.first_token() > grant.token && count(&next) == tokens, "{next:?}");
+            lock.release(&to, None).await.unwrap();
+            last = next.token.get();
+        }
+    }
+    check(crowd.end().await);
+}
+
+#[tokio::test]
+async fn a_block_that_crosses_the_ceiling_is_handed_out_once_all_of_it_is_below_a_higher_one() {
+    let server = Database::new().await;
+    let lock = server.client().await;
+    server
+        .run_sql("SELECT setval('fencelock.token', ceiling - 8) FROM fencelock.counter")
+        .await;
+    let before: i64 = server.value("SELECT ceiling FROM fencelock.counter").await;
+    let grant = server::granted(&lock, &claim_of("n", 16)).await;
+    let after: i64 = server.value("SELECT ceiling FROM fencelock.counter").await;
+    let tokens = [grant.first_token(), grant.token].map(lock_core::FencingToken::as_i64);
+    assert!(
+        tokens[0] <= before && before < tokens[1] && tokens[1] <= after,
+        "{tokens:?}, {before}, {after}"
+    );
+}
+
 #[tokio::test]
 async fn a_sequence_that_was_set_back_by_hand_is_noticed_and_put_right() {
     let server = Database::new().await;
     let lock = server.client().await;
-    let first = server::granted(&lock, &claim("a", TTL)).await;
-    server.run_sql("SELECT setval('fencelock.token', 7)").await;
-    let next = server::granted(&lock, &claim("b", TTL)).await;
-    assert!(next.token > first.token);
+    let first = server::granted(&lock, &claim_of("a", 16)).await;
+    // So that only the highest of the next tokens is above what was seen.
+    server
+        .run_sql(&format!("SELECT setval('fencelock.token', {} - 15)", first.token))
+        .await;
+    let next = server::granted(&lock, &claim_of("b", 16)).await;
+    assert!(next.first_token() > first.token);
 }
 
 #[tokio::test]

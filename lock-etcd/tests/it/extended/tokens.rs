@@ -5,8 +5,8 @@ use std::time::Duration;
 use conformance_tests::servers::Data;
 use lock_core::DistributedLock;
 
-use crate::server::{LONG, claim, config, start};
-use crate::tokens::{proxy, taken};
+use crate::server::{config, start};
+use crate::tokens::{claim_of, proxy, taken};
 
 #[tokio::test]
 async fn a_restore_behind_a_proxy_that_keeps_the_connection_lowers_no_token() {
@@ -15,16 +15,16 @@ async fn a_restore_behind_a_proxy_that_keeps_the_connection_lowers_no_token() {
     let lock = config(&proxy).connect().await.unwrap();
     taken(&lock, "n").await;
     server.copy().await.unwrap();
-    let mut last = taken(&lock, "n").await;
+    let mut last = taken(&lock, "n").await.1;
     for _ in 0..20 {
-        last = taken(&lock, "n").await;
+        last = taken(&lock, "n").await.1;
     }
     server.restart(Data::Copied).await.unwrap();
     let next = loop {
-        let wanted = claim("n", LONG);
+        let wanted = claim_of("n", 16);
         match lock.try_acquire(&wanted).await {
             Ok(attempt) => match attempt.granted() {
-                Some(grant) => break grant.token,
+                Some(grant) => break grant.first_token(),
                 None => tokio::time::sleep(Duration::from_millis(50)).await,
             },
             Err(error) => assert!(error.is_retryable(), "{error}"),
