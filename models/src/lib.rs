@@ -8,6 +8,7 @@
 
 pub mod etcd_queue;
 pub mod guard_deadline;
+pub mod local_runs;
 pub mod postgres_epoch;
 pub mod redis_queue;
 pub mod redlock;

@@ -6,6 +6,8 @@
 mod etcd_queue;
 #[path = "exhaustive/guard_deadline.rs"]
 mod guard_deadline;
+#[path = "exhaustive/local_runs.rs"]
+mod local_runs;
 #[path = "exhaustive/postgres_epoch.rs"]
 mod postgres_epoch;
 #[path = "exhaustive/redis_queue.rs"]
@@ -24,6 +26,7 @@ fn main() -> ExitCode {
         redlock::trials(),
         redis_queue::trials(),
         guard_deadline::trials(),
+        local_runs::trials(),
         etcd_queue::trials(),
         postgres_epoch::trials(),
     ]
