@@ -9,8 +9,7 @@ use async_trait::async_trait;
 
 use crate::sync::time;
 use crate::{
-    Attempt, Capabilities, Claim, Clock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal, ServerInfo,
-    Wait,
+    Attempt, Capabilities, Claim, Clock, Holder, Lease, LockError, LockName, Released, Renewal, ServerInfo, Wait,
 };
 
 /// What a backend implements. Users hold [`Locks`](crate::Locks) and never call this.
@@ -74,17 +73,6 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// If the backend failed; the core asks again or releases the claim.
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
         poll(self, claim, wait).await
-    }
-
-    /// Releases `from` and acquires `to`, in one step where the server can. The core asks for claims of the same queue key
-    /// only; of others, the second one is that of another lock, and must not be taken for that of the first.
-    ///
-    /// # Errors
-    ///
-    /// If the backend failed; nothing is known of either claim then, and the core takes care of both.
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        let from = self.release(from, None).await?;
-        Ok(HandOver::new(from, self.try_acquire(to).await?))
     }
 
     /// Makes a reservation: if the claim holds the name, no other claim is granted it before `length` has passed from now on, even if the
@@ -222,10 +210,6 @@ macro_rules! forward {
 
             async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
                 self.deref().acquire(claim, wait).await
-            }
-
-            async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-                self.deref().hand_over(from, to).await
             }
 
             async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

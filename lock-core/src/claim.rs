@@ -269,24 +269,6 @@ pub enum Released {
     NotHeld,
 }
 
-/// The answer to a hand-over.
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct HandOver {
-    /// Whether `from` was held until now. It is not held any more in either case.
-    pub from: Released,
-    /// Whether `to` got the name; on backends without queues another process may have been faster.
-    pub to: Attempt,
-}
-
-impl HandOver {
-    /// The outcome for both sides.
-    #[must_use]
-    pub fn new(from: Released, to: Attempt) -> Self {
-        Self { from, to }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -48,7 +48,7 @@ pub use async_trait::async_trait;
 pub use backend::DistributedLock;
 pub use background::background;
 pub use capabilities::{Capabilities, Scope};
-pub use claim::{Attempt, Busy, Claim, Grant, HandOver, Released, Renewal};
+pub use claim::{Attempt, Busy, Claim, Grant, Released, Renewal};
 pub use clock::{Clock, ManualClock, Stamp};
 pub use error::{LockError, Source};
 pub use executor::Executor;

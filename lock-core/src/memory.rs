@@ -13,8 +13,8 @@ use tokio::sync::oneshot;
 
 use crate::sync::{Mutex, time};
 use crate::{
-    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError,
-    LockName, LossReason, Released, Renewal, Scope, ServerInfo, Wait,
+    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Holder, Lease, LockError, LockName,
+    LossReason, Released, Renewal, Scope, ServerInfo, Wait,
 };
 use store::{Client, Entry, Store, Waiter};
 
@@ -254,15 +254,6 @@ impl DistributedLock for MemoryLock {
                 () = time::sleep(nap) => {}
             }
         }
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        self.client.store.reach("hand-over")?;
-        let now = self.clock().now();
-        let mut state = self.client.store.lock();
-        let released = state.release(from, now);
-        // Whoever waits at the store comes first: it came before `to`.
-        Ok(HandOver::new(released, state.try_acquire(&self.client, to, now)?))
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

@@ -3,7 +3,7 @@
 //! ```text
 //! loop {
 //!     a guard has ended, or a claim has no use any more:
-//!         release it, or hand it over to the first waiter; again, until that is confirmed or the server must have let go by itself
+//!         release it; again, until that is confirmed or the server must have let go by itself
 //!     waiters, and no guard:
 //!         try_acquire or acquire for the first waiter; granted: it gets the guard; busy: those that do not wait are refused
 //!     waiters, and a guard: wait
@@ -296,11 +296,6 @@ impl Core {
         let rest = until.since(self.clock.now());
         Some(rest).filter(|rest| !rest.is_zero())
     }
-
-    /// Whether it is the turn of other processes, since this client has kept the lock to itself for so long.
-    fn must_give_way(&self, tenure: Option<Stamp>) -> bool {
-        !self.capabilities.fair && tenure.is_some_and(|since| self.clock.now().since(since) >= TENURE)
-    }
 }
 
 /// The caller of a request that waits. Dropping it takes the request back.
@@ -501,63 +496,33 @@ impl NameTask {
         self.pause(self.pause).await;
     }
 
-    /// Sends one request to release, or to hand over, and tells the caller what came of it.
+    /// Sends one request to release, and tells the caller what came of it.
     async fn release(&mut self) {
         let core = Arc::clone(&self.core);
-        let may_hand_over = |reservation, tenure| core.rest(reservation).is_none() && !core.must_give_way(tenure);
         let Some(Releasable {
             claim,
             reservation,
             is_repeated,
-            next,
-        }) = core.names.releasable(&self.key, core.clock.now(), may_hand_over)
+        }) = core.names.releasable(&self.key)
         else {
             return;
         };
-        let Some(next) = next else {
-            let released = self.serve(core.send_release(&claim, reservation, is_repeated)).await;
-            return match core.heard(released) {
-                Ok(released) => self.released(released).await,
-                Err(error) => self.release_failed(error, false).await,
-            };
-        };
-        let hand_over = ask("hand-over", core.op_timeout, async {
-            core.backend.hand_over(&claim, &next).await
-        });
-        match core.heard(self.serve(hand_over).await) {
-            Ok(handed) => {
-                self.released(handed.from).await;
-                self.handed_over(&next, handed.to).await;
-            }
-            Err(error) => {
-                let unsent = error.is_unsent();
-                self.release_failed(error, unsent).await;
-            }
-        }
-    }
-
-    async fn handed_over(&mut self, claim: &Claim, attempt: Attempt) {
-        match attempt {
-            Attempt::Granted(grant) => match self.granted(claim, grant) {
-                Ok(true) => self.core.stats.handed_over.add(),
-                Ok(false) => {}
-                Err(error) => self.ask_failed(error, false).await,
-            },
-            Attempt::Busy(busy) => {
-                let now = self.core.clock.now();
-                self.core.answer(self.core.names.busy(&self.key, &busy, true, now));
-            }
+        let released = self.serve(core.send_release(&claim, reservation, is_repeated)).await;
+        match core.heard(released) {
+            Ok(released) => self.released(released).await,
+            Err(error) => self.release_failed(error).await,
         }
     }
 
     async fn released(&mut self, outcome: Released) {
-        let Some((mut release, tenure)) = self.core.names.released(&self.key, true) else {
+        let core = Arc::clone(&self.core);
+        let Some(mut release) = core.names.released(&self.key, true) else {
             return;
         };
         self.release_outage.take().into_iter().for_each(Outage::end);
         self.pause = FIRST_RETRY;
         if outcome == Released::Released && !release.is_clean_up {
-            self.core.stats.released.add();
+            core.stats.released.add();
             tracing::debug!(target: "fencelock", name = %release.claim.name(), "released");
         }
         let reply = release.reply.take();
@@ -565,21 +530,21 @@ impl NameTask {
         if let Some(reply) = reply {
             let _ = reply.send(Ok(outcome));
         }
-        let pause = self.core.capabilities.give_way;
-        if !pause.is_zero() && self.core.must_give_way(tenure) {
+        if !core.capabilities.fair && core.names.yields(&self.key, core.clock.now(), TENURE) {
             // Others poll for this lock, and would always come too late.
             let key = Arc::clone(&self.key);
-            self.wait(pause, |names| !names.has_waiters(&key)).await;
+            self.wait(core.capabilities.give_way, |names| !names.has_waiters(&key))
+                .await;
         }
     }
 
     /// What fails is repeated until it is confirmed, or until the server must have let go by itself. After a shutdown it is not.
-    async fn release_failed(&mut self, error: LockError, unsent: bool) {
+    async fn release_failed(&mut self, error: LockError) {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         core.stats.release_errors.add();
         let may_pass = matches!(error, LockError::Unavailable { .. });
-        core.answer(core.names.failed(&self.key, &error, !may_pass, unsent, now));
+        core.answer(core.names.failed(&self.key, &error, !may_pass, true, now));
         let (reply, is_over) = core.names.release_failed(&self.key, now);
         self.release_outage
             .get_or_insert_with(|| core.release_outages.begin(&error));

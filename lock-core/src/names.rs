@@ -1,8 +1,7 @@
 //! What this client does with each name: the waiters, and the claim that is at the server.
 //!
 //! **Invariant.** For each queue key at most one claim of this client is at the server, be it asking, waiting, held or being released. A
-//! claim follows another one only when the release of the first is confirmed, or when the server must have let go of it by itself. A
-//! hand-over is both in one request; if it fails, its release is confirmed before its claim is sent again.
+//! claim follows another one only when the release of the first is confirmed, or when the server must have let go of it by itself.
 //!
 //! The state of a name is changed here, under one mutex. The [task](crate::name_task) of the name sends the requests. It exists while there
 //! is something to do: a name that is held and not waited for has none.
@@ -66,7 +65,7 @@ struct Name {
     holder: Option<KnownHolder>,
     /// Most names never have any.
     queue: Option<Box<Queue>>,
-    /// Since when this client has kept the lock to itself, handing it over from one holder to the next.
+    /// Since when waiters of this client have had the lock one after the other.
     tenure: Option<Stamp>,
 }
 
@@ -191,8 +190,6 @@ pub(crate) struct Releasable {
     pub(crate) claim: Claim,
     pub(crate) reservation: Reservation,
     pub(crate) is_repeated: bool,
-    /// The claim to hand the name over to.
-    pub(crate) next: Option<Claim>,
 }
 
 impl Waiter {
@@ -429,40 +426,19 @@ impl Names {
         }
     }
 
-    /// What is to be sent to release the claim of a name. It is handed over to the first waiter, if there is one and `may_hand_over`, which
-    /// is told since when this client has kept the lock to itself.
-    pub(crate) fn releasable(
-        &self,
-        key: &str,
-        now: Stamp,
-        may_hand_over: impl FnOnce(Reservation, Option<Stamp>) -> bool,
-    ) -> Option<Releasable> {
-        let mut state = self.lock();
-        let closed = state.closed;
-        let name = state.names.get_mut(key)?;
-        let release = name.releasing.as_deref()?;
-        let mut releasable = Releasable {
+    /// What is to be sent to release the claim of a name.
+    pub(crate) fn releasable(&self, key: &str) -> Option<Releasable> {
+        let state = self.lock();
+        let release = state.names.get(key)?.releasing.as_deref()?;
+        Some(Releasable {
             claim: release.claim.clone(),
             reservation: release.reservation,
             is_repeated: release.is_repeated,
-            next: None,
-        };
-        if release.is_repeated || release.is_clean_up || closed || !may_hand_over(release.reservation, name.tenure) {
-            return Some(releasable);
-        }
-        if let Some((claim, options)) = name.queue.as_ref().and_then(|queue| queue.claim(self.lingers)) {
-            releasable.next = Some(claim.clone());
-            name.asking = Some(Box::new(Asking {
-                sent: true,
-                ..Asking::new(claim, options)
-            }));
-            name.tenure.get_or_insert(now);
-        }
-        Some(releasable)
+        })
     }
 
     /// The release of the claim of a name is confirmed, or given up.
-    pub(crate) fn released(&self, key: &str, is_confirmed: bool) -> Option<(Box<Release>, Option<Stamp>)> {
+    pub(crate) fn released(&self, key: &str, is_confirmed: bool) -> Option<Box<Release>> {
         let mut state = self.lock();
         let name = state.names.get_mut(key)?;
         let release = name.releasing.take()?;
@@ -470,12 +446,22 @@ impl Names {
         if is_confirmed && let Some(queue) = &mut name.queue {
             queue.failure = None;
         }
-        let tenure = if name.asking.is_none() {
-            name.tenure.take()
-        } else {
-            None
+        Some(release)
+    }
+
+    /// Whether it is the turn of other clients: waiters of this one have kept the name to themselves for `longest`, from one to the next.
+    pub(crate) fn yields(&self, key: &str, now: Stamp, longest: Duration) -> bool {
+        let mut state = self.lock();
+        let Some(name) = state.names.get_mut(key) else {
+            return false;
         };
-        Some((release, tenure))
+        if name.front().is_none() {
+            name.tenure = None;
+        } else if now.since(*name.tenure.get_or_insert(now)) >= longest {
+            name.tenure = None;
+            return true;
+        }
+        false
     }
 
     /// A release failed, and is repeated. Returns the caller that waits for its response, and whether it is time to give up.

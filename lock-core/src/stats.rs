@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Stats {
     /// Locks granted.
     pub acquired: u64,
-    /// Of these, handed over from one holder of this client to the next in one step.
+    /// Of these, handed over from one holder of this client to the next without a request to the server.
     pub handed_over: u64,
     /// Requests that ended because the lock stayed busy.
     pub timed_out: u64,
@@ -20,7 +20,7 @@ pub struct Stats {
     pub cancelled: u64,
     /// Claims that were cleaned up because their caller went away or their outcome was unknown.
     pub abandoned: u64,
-    /// Locks that the server let go of when asked.
+    /// Locks that the server let go of when asked, or that were handed over without a request.
     pub released: u64,
     /// Locks lost while they were held.
     pub lost: u64,

@@ -41,7 +41,7 @@ async fn holders_are_told_one_after_the_other() {
         assert!(seen.token > last);
         assert_eq!(seen.name.unwrap().as_str(), "job");
         last = seen.token;
-        // A hand-over to another holder is one change.
+        // From one holder to the next it is one change.
         let waiting = tokio::spawn(other.lock("shop/job").into_future());
         until(|| other.stats().waiting > 0).await;
         guard.release().await.unwrap();

@@ -43,7 +43,6 @@ struct Trouble {
     failing_plain_releases: AtomicU32,
     failing_acquisitions: AtomicU32,
     plain_releases: AtomicUsize,
-    hand_overs: AtomicUsize,
     has_reservations: bool,
 }
 
@@ -72,7 +71,6 @@ impl World {
             failing_plain_releases: AtomicU32::new(0),
             failing_acquisitions: AtomicU32::new(0),
             plain_releases: AtomicUsize::new(0),
-            hand_overs: AtomicUsize::new(0),
             has_reservations,
         });
         let backend: Arc<dyn DistributedLock> = Arc::clone(&server) as _;
@@ -120,10 +118,6 @@ impl DistributedLock for Trouble {
         self.plain_releases.fetch_add(1, Ordering::SeqCst);
         fail_if_told(&self.failing_plain_releases)?;
         self.memory.release(claim, None).await
-    }
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<lock_core::HandOver, LockError> {
-        self.hand_overs.fetch_add(1, Ordering::SeqCst);
-        self.memory.hand_over(from, to).await
     }
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
         let fate = *self.fate.lock().unwrap();
@@ -304,7 +298,6 @@ async fn no_waiter_of_the_same_client_is_handed_a_reserved_name() {
     let waits = tokio::spawn(world.locks.lock("job").into_future());
     until(|| world.locks.stats().waiting > 0).await;
     guard.release().await.unwrap();
-    assert_eq!(world.server.hand_overs.load(Ordering::SeqCst), 0);
     assert!(world.other.holder("job").await.unwrap().unwrap().is_reserved);
     world.hand.advance(HOUR);
     assert!(waits.await.unwrap().unwrap().is_held());

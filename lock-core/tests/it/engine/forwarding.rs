@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Scope, ServerInfo, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    ServerInfo, Wait,
 };
 
 /// Answers every call with an error that names the call.
@@ -33,9 +33,6 @@ impl DistributedLock for Echo {
     }
     async fn acquire(&self, _: &Claim, _: Wait) -> Result<Attempt, LockError> {
         echo("own acquire")
-    }
-    async fn hand_over(&self, _: &Claim, _: &Claim) -> Result<HandOver, LockError> {
-        echo("own hand_over")
     }
     async fn reserve(&self, _: &Claim, _: Duration) -> Result<Renewal, LockError> {
         echo("own reserve")
@@ -78,7 +75,6 @@ async fn forwards_everything(lock: impl DistributedLock) {
     assert_eq!(told(lock.renew(&lease).await), "own renew");
     assert_eq!(told(lock.release(&claim, None).await), "own release");
     assert_eq!(told(lock.acquire(&claim, Wait::until(None)).await), "own acquire");
-    assert_eq!(told(lock.hand_over(&claim, &claim).await), "own hand_over");
     let second = Duration::from_secs(1);
     assert_eq!(told(lock.reserve(&claim, second).await), "own reserve");
     assert_eq!(told(lock.holder(&name).await), "own holder");

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease, LeaseId,
-    LockError, Locks, ManualClock, Released, Renewal, Scope, Stamp, Wait,
+    Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, Holder, Lease, LeaseId, LockError,
+    Locks, ManualClock, Released, Renewal, Scope, Stamp, Wait,
 };
 
 use crate::paused;
@@ -49,7 +49,6 @@ pub(crate) enum Op {
     Acquire,
     Renew,
     Release,
-    HandOver,
     Close,
 }
 
@@ -119,7 +118,7 @@ impl World {
 
     /// How many requests to acquire and to release there were.
     pub(crate) fn requests(&self) -> usize {
-        [Op::Try, Op::Acquire, Op::Release, Op::HandOver]
+        [Op::Try, Op::Acquire, Op::Release]
             .into_iter()
             .map(|op| self.server.count(op))
             .sum()
@@ -376,14 +375,6 @@ impl DistributedLock for Scripted {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        let (from, to, wanted) = (from.clone(), to.clone(), self.wanted(to));
-        self.request(Op::HandOver, move |server, now| {
-            HandOver::new(server.release(&from, now), server.try_acquire(&to, now, None, wanted))
-        })
-        .await
     }
 
     async fn close(&self) -> Result<(), LockError> {

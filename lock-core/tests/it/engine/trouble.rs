@@ -18,7 +18,7 @@ const SECOND: Duration = Duration::from_secs(1);
 #[tokio::test(start_paused = true)]
 async fn contention_on_a_healthy_server_is_never_called_unavailable() {
     let world = World::new();
-    world.server.next(Op::HandOver, [Fate::AnswerAfter(SECOND / 50); 1000]);
+    world.server.next(Op::Release, [Fate::AnswerAfter(SECOND / 50); 1000]);
     let waiting: Vec<_> = (0..200)
         .map(|_| {
             let locks = world.locks.clone();
@@ -153,7 +153,7 @@ async fn a_release_that_panics_is_tried_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hand_over_that_panics_still_reaches_the_next() {
+async fn after_a_release_that_panics_the_next_is_served() {
     let world = World::new();
     let guard = world.locks.lock("a").await.unwrap();
     let next = tokio::spawn({
@@ -161,7 +161,7 @@ async fn a_hand_over_that_panics_still_reaches_the_next() {
         async move { locks.lock("a").await }
     });
     world.settle().await;
-    world.server.next(Op::HandOver, [Fate::Panic]);
+    world.server.next(Op::Release, [Fate::Panic]);
     drop(guard);
     assert!(next.await.unwrap().unwrap().is_held());
 }

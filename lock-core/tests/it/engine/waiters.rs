@@ -34,7 +34,7 @@ fn step() -> impl Strategy<Value = Step> {
         Just(Some(SECOND / 2)),
         Just(Some(20 * SECOND)),
     ];
-    let op = prop_oneof![Just(Op::Try), Just(Op::Acquire), Just(Op::Release), Just(Op::HandOver)];
+    let op = prop_oneof![Just(Op::Try), Just(Op::Acquire), Just(Op::Release)];
     let fate = prop_oneof![
         Just(Fate::Fail),
         Just(Fate::Refuse),
@@ -216,13 +216,12 @@ proptest! {
 
 #[tokio::test(start_paused = true)]
 async fn the_next_claim_is_sent_when_the_release_before_it_is_confirmed() {
-    for hand_over in [true, false] {
+    for waits_before in [true, false] {
         let world = World::new();
         let guard = world.locks.lock("a").await.unwrap();
         let next = || tokio::spawn(world.locks.lock("a").into_future());
-        let waits = hand_over.then(next);
+        let waits = waits_before.then(next);
         world.settle().await;
-        world.server.next(Op::HandOver, [Fate::Fail]);
         world.server.next(Op::Release, [Fate::Fail; 4]);
         drop(guard);
         world.settle().await;
@@ -304,8 +303,7 @@ async fn credentials_that_are_refused_to_a_release_end_no_wait() {
     let guard = world.locks.lock("a").await.unwrap();
     let waits = tokio::spawn(world.locks.lock("a").into_future());
     world.settle().await;
-    world.server.next(Op::HandOver, [Fate::Deny]);
-    world.server.next(Op::Release, [Fate::Deny; 3]);
+    world.server.next(Op::Release, [Fate::Deny; 4]);
     drop(guard);
     assert!(waits.await.unwrap().unwrap().is_held());
 }
