@@ -32,6 +32,10 @@ pub struct Capabilities {
     pub force_release: bool,
     /// Whether `reserve` works, and `release` with `keep`.
     pub reservations: bool,
+    /// Whether claims in the mode [`Shared`](crate::Mode::Shared) are granted.
+    pub shared: bool,
+    /// Whether claims in the mode [`Permit`](crate::Mode::Permit) are granted.
+    pub permits: bool,
 }
 
 /// Among whom a lock excludes.
@@ -64,6 +68,8 @@ impl Capabilities {
             list: false,
             force_release: false,
             reservations: false,
+            shared: false,
+            permits: false,
         }
     }
 
@@ -121,6 +127,20 @@ impl Capabilities {
     #[must_use]
     pub fn with_reservations(mut self) -> Self {
         self.reservations = true;
+        self
+    }
+
+    /// Says that several claims can share a name.
+    #[must_use]
+    pub fn with_shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// Says that a name can have a number of permits.
+    #[must_use]
+    pub fn with_permits(mut self) -> Self {
+        self.permits = true;
         self
     }
 }

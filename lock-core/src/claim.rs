@@ -1,5 +1,6 @@
 //! One wish to hold a name, and what a backend may answer.
 
+use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,6 +20,49 @@ struct Inner {
     own_lease: bool,
     at_least: Option<Duration>,
     tokens_wanted: NonZeroU32,
+    mode: Mode,
+}
+
+/// Who else may hold a name at the same time.
+///
+/// A name has one kind at a time: claims in the modes `Exclusive` and `Shared` go together, and so do permits of the same number. Others are
+/// [`LockError::InvalidMode`](crate::LockError::InvalidMode) while the name is held or waited for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub enum Mode {
+    /// No other claim.
+    #[default]
+    Exclusive,
+    /// Other shared claims.
+    Shared,
+    /// Other permits, `of` in all.
+    Permit {
+        /// How many claims may hold the name at once.
+        of: u32,
+    },
+}
+
+impl Mode {
+    /// Whether one name can be used in both modes.
+    #[must_use]
+    pub fn is_same_kind(self, other: Self) -> bool {
+        match (self, other) {
+            (Self::Permit { of }, Self::Permit { of: other }) => of == other,
+            (Self::Permit { .. }, _) | (_, Self::Permit { .. }) => false,
+            _ => true,
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Exclusive => f.write_str("an exclusive lock"),
+            Self::Shared => f.write_str("a shared lock"),
+            Self::Permit { of } => write!(f, "a semaphore of {of}"),
+        }
+    }
 }
 
 impl Claim {
@@ -33,6 +77,7 @@ impl Claim {
             own_lease: false,
             at_least: None,
             tokens_wanted: NonZeroU32::MIN,
+            mode: Mode::Exclusive,
         }))
     }
 
@@ -66,6 +111,13 @@ impl Claim {
     #[must_use]
     pub fn with_at_least(mut self, length: Duration) -> Self {
         Arc::make_mut(&mut self.0).at_least = Some(length).filter(|length| !length.is_zero());
+        self
+    }
+
+    /// Sets who else may hold the name at the same time.
+    #[must_use]
+    pub fn with_mode(mut self, mode: Mode) -> Self {
+        Arc::make_mut(&mut self.0).mode = mode;
         self
     }
 
@@ -117,6 +169,12 @@ impl Claim {
     #[must_use]
     pub fn at_least(&self) -> Option<Duration> {
         self.0.at_least
+    }
+
+    /// Who else may hold the name at the same time.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.0.mode
     }
 
     /// How many tokens the client can use. A grant may come with fewer, and never with none.

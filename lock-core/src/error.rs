@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Holder, LockName, LossReason};
+use crate::{Holder, LockName, LossReason, Mode};
 
 /// The cause of an error, as the constructors of [`LockError`] take it.
 pub type Source = Box<dyn Error + Send + Sync>;
@@ -90,6 +90,17 @@ pub enum LockError {
         max: Duration,
     },
 
+    /// The name is in use as something else: an exclusive or shared lock as a semaphore, or a semaphore as one of another number.
+    #[non_exhaustive]
+    InvalidMode {
+        /// The lock.
+        name: LockName,
+        /// What was asked for.
+        asked: Mode,
+        /// What it is.
+        found: Mode,
+    },
+
     /// The server found that this wait and another could only wait for each other.
     #[non_exhaustive]
     Deadlock {
@@ -149,6 +160,16 @@ impl LockError {
             name: name.clone(),
             waited,
             holder: holder.map(Box::new),
+        }
+    }
+
+    /// The name is in use as `found`, and was asked for as something that does not go together with it.
+    #[must_use]
+    pub fn invalid_mode(name: &LockName, asked: Mode, found: Mode) -> Self {
+        Self::InvalidMode {
+            name: name.clone(),
+            asked,
+            found,
         }
     }
 
@@ -309,7 +330,11 @@ impl LockError {
             | Self::Closed { name } => {
                 name.get_or_insert_with(|| lock.clone());
             }
-            Self::TimedOut { .. } | Self::Lost { .. } | Self::InvalidName { .. } | Self::InvalidTtl { .. } => {}
+            Self::TimedOut { .. }
+            | Self::Lost { .. }
+            | Self::InvalidName { .. }
+            | Self::InvalidTtl { .. }
+            | Self::InvalidMode { .. } => {}
         }
         self
     }
@@ -318,7 +343,10 @@ impl LockError {
     #[must_use]
     pub fn name(&self) -> Option<&LockName> {
         match self {
-            Self::TimedOut { name, .. } | Self::Lost { name, .. } | Self::InvalidTtl { name, .. } => Some(name),
+            Self::TimedOut { name, .. }
+            | Self::Lost { name, .. }
+            | Self::InvalidTtl { name, .. }
+            | Self::InvalidMode { name, .. } => Some(name),
             Self::Unavailable { name, .. }
             | Self::Deadlock { name, .. }
             | Self::UnsafeConfiguration { name, .. }
@@ -370,6 +398,10 @@ impl LockError {
             Self::Unavailable { operation, .. } => write!(f, "{operation} failed"),
             Self::Lost { name, reason } => write!(f, "lock \"{name}\" was lost: {reason}"),
             Self::InvalidName { name, reason } => write!(f, "the lock name \"{name}\" is not usable: {reason}"),
+            Self::InvalidMode { asked, found, .. } => write!(
+                f,
+                "it is in use as {found}, and was asked for as {asked}; use another name for one of them"
+            ),
             Self::InvalidTtl { ttl, min, max, .. } => {
                 write!(
                     f,

@@ -7,6 +7,10 @@
 //! - accept one that is equal or higher: one holder writes many times,
 //! - raise the mark to it.
 //!
+//! With [shared](crate::LockRequest::shared) locks there are two marks: the highest token of those that write, and that of those that share. One
+//! that writes is refused below either mark, one that shares only below that of the writers: so those that share do not refuse each other,
+//! and both refuse a stale one of the other kind.
+//!
 //! A holder that reads before it writes is admitted *before the read*. Otherwise an older holder can still write
 //! between the two, and its update is lost.
 
@@ -64,6 +68,7 @@ pub struct Fence<T> {
 
 struct State<T> {
     mark: Option<FencingToken>,
+    shared_mark: Option<FencingToken>,
     value: T,
 }
 
@@ -72,7 +77,11 @@ impl<T> Fence<T> {
     pub fn new(resource: impl Into<String>, value: T) -> Self {
         Self {
             resource: resource.into(),
-            state: Mutex::new(State { mark: None, value }),
+            state: Mutex::new(State {
+                mark: None,
+                shared_mark: None,
+                value,
+            }),
         }
     }
 
@@ -86,6 +95,20 @@ impl<T> Fence<T> {
         self.write(token, |_| ())
     }
 
+    /// Admits a holder that shares the lock: raises the mark of those, so that no older holder can write from now on. Call it before reading.
+    ///
+    /// # Errors
+    ///
+    /// [`StaleToken`] if a holder with a higher token has written or been [admitted](Self::admit).
+    pub fn admit_shared(&self, token: FencingToken) -> Result<(), StaleToken> {
+        let mut state = self.lock();
+        if let Some(mark) = state.mark.filter(|mark| token < *mark) {
+            return Err(StaleToken::new(&self.resource, token, mark));
+        }
+        state.shared_mark = state.shared_mark.max(Some(token));
+        Ok(())
+    }
+
     /// Changes the value if `token` is not stale. If `change` panics the mark stays raised.
     ///
     /// # Errors
@@ -93,7 +116,7 @@ impl<T> Fence<T> {
     /// [`StaleToken`] if a higher token has been seen; `change` is not called then.
     pub fn write<R>(&self, token: FencingToken, change: impl FnOnce(&mut T) -> R) -> Result<R, StaleToken> {
         let mut state = self.lock();
-        match state.mark {
+        match state.mark.max(state.shared_mark) {
             Some(mark) if token < mark => Err(StaleToken::new(&self.resource, token, mark)),
             _ => {
                 state.mark = Some(token);
@@ -108,7 +131,7 @@ impl<T> Fence<T> {
         Reading(self.lock())
     }
 
-    /// The highest token seen.
+    /// The highest token seen of those that write.
     pub fn mark(&self) -> Option<FencingToken> {
         self.lock().mark
     }
@@ -169,6 +192,23 @@ mod tests {
         assert!(fence.write(token(1), |v| *v -= 1).is_err());
         fence.write(token(2), |v| *v = seen - 1).unwrap();
         assert_eq!(*fence.read(), 9);
+    }
+
+    #[test]
+    fn those_that_share_refuse_a_stale_writer_and_not_each_other() {
+        let fence = Fence::new("r", 0);
+        fence.write(token(1), |_| ()).unwrap();
+        for t in [4, 3, 4] {
+            fence.admit_shared(token(t)).unwrap();
+        }
+        assert_eq!(fence.admit(token(2)), Err(StaleToken::new("r", token(2), token(4))));
+        fence.admit(token(5)).unwrap();
+        assert_eq!(
+            fence.admit_shared(token(4)),
+            Err(StaleToken::new("r", token(4), token(5)))
+        );
+        // One that wrote before may share.
+        fence.admit_shared(token(5)).unwrap();
     }
 
     #[test]

@@ -10,16 +10,17 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::ask::ask;
 use crate::background::block_on;
 use crate::engine::{Core, Releasing};
 use crate::names::{Release, Reservation};
-use crate::request::{AcquireOptions, Renew};
+use crate::request::{AcquireOptions, Renew, SHARES};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, oneshot};
 use crate::watchdog::Alarm;
 use crate::{
-    FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, OwnerId, Released, Renewal, Revocation,
-    Stamp, Term,
+    Attempt, FencingToken, Grant, Lease, LockError, LockName, LossReason, LossSignal, Mode, OwnerId, Released, Renewal,
+    Revocation, Stamp, Term,
 };
 
 /// How long after a grant by the server other waiters of the client get its claim without a request. Those of other clients wait for that much
@@ -223,6 +224,72 @@ impl LockGuard {
                 held.own.fire(LossReason::NotHeld);
                 Err(held.loss(LossReason::NotHeld))
             }
+        }
+    }
+
+    /// Makes the lock one that others may [share](crate::LockRequest::shared). No other client can hold the whole lock in between. The
+    /// token stays the same, and so does the time of [`max_hold`](crate::LockRequest::max_hold). A signal that was taken before ends with
+    /// [`LossReason::Released`].
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::NotSupported`] where the backend has no [shares](crate::Capabilities::shared), [`LockError::Lost`] if the lock is lost,
+    /// and [`LockError::Unavailable`] if the server did not answer. The lock is released then.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future releases the lock.
+    pub async fn downgrade(self) -> Result<Self, LockError> {
+        self.check_process()?;
+        let core = Arc::clone(&self.held.core);
+        let starting = core.about_to_start();
+        let (tell, told) = oneshot::channel();
+        let (name, dropped) = (self.name().clone(), core.executor.clone());
+        // Not in the caller's task: a release must follow the request.
+        core.spawn(async move {
+            let _ = tell.send(self.share().await);
+        })?;
+        drop(starting);
+        let told = told.await.unwrap_or_else(|_| Err(dropped.dropped("downgrade")));
+        told.map_err(|error| error.of(&name))
+    }
+
+    async fn share(mut self) -> Result<Self, LockError> {
+        let (held, core) = (Arc::clone(&self.held), Arc::clone(&self.held.core));
+        // If this fails it is not known in which mode the server has the claim, so it goes to no other guard.
+        held.owner_shown.store(true, Ordering::Relaxed);
+        self.check()?;
+        if held.grant.claim.mode() == Mode::Shared {
+            return Ok(self);
+        }
+        if !core.capabilities.shared {
+            return Err(LockError::not_supported(SHARES));
+        }
+        let claim = held.grant.claim.clone().with_mode(Mode::Shared);
+        let asked = ask("downgrade", core.op_timeout, async {
+            core.backend.try_acquire(&claim).await
+        });
+        let Attempt::Granted(grant) = asked.await? else {
+            held.own.fire(LossReason::NotHeld);
+            return Err(held.loss(LossReason::NotHeld));
+        };
+        // Lost meanwhile, it is released.
+        self.check()?;
+        let Some(counted) = held.finish(LossReason::Released) else {
+            return Err(held.loss(LossReason::Released));
+        };
+        self.released = true;
+        let key = core.names.new_key(&held.key);
+        core.names.vacate(&held.key, &key);
+        core.watchdog.forget(&held);
+        let shared = held.shared(grant, key);
+        core.watchdog.watch(&shared);
+        drop(counted);
+        let guard = Self::new(shared);
+        if core.names.is_closed() {
+            Err(LockError::closed())
+        } else {
+            Ok(guard)
         }
     }
 
@@ -437,6 +504,28 @@ impl Held {
         }))
     }
 
+    /// The hold of the same claim, once others may share it.
+    fn shared(&self, grant: Grant, key: Arc<str>) -> Arc<Self> {
+        self.core.stats.held.add();
+        Arc::new(Self {
+            core: Arc::clone(&self.core),
+            own: grant.revocation().clone(),
+            token: self.token,
+            grant,
+            options: Arc::clone(&self.options),
+            run: Run {
+                until: self.run.until,
+                lingers: false,
+            },
+            is_idle: false,
+            owner_shown: AtomicBool::new(false),
+            limit: self.limit,
+            reservation: Mutex::new(Reservation::None),
+            key,
+            has_ended: AtomicBool::new(false),
+        })
+    }
+
     /// The token of the next hold, if the claim may go to another guard of this client without a request. A lease that is not renewed as it
     /// should be is released: the server knows more.
     pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
@@ -446,6 +535,7 @@ impl Held {
     fn token_until(&self, end: Stamp, now: Stamp) -> Option<FencingToken> {
         let lease = &self.grant.lease;
         let may_run = self.token < self.grant.token
+            && self.grant.claim.mode() == Mode::Exclusive
             && self.own.reason() == Some(LossReason::Released)
             && now < end
             && !self.owner_shown.load(Ordering::Relaxed)

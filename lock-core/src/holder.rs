@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 use std::time::{Duration, SystemTime};
 
-use crate::{Claim, FencingToken, LockName, OwnerId};
+use crate::{Claim, FencingToken, LockName, Mode, OwnerId};
 
 /// Who holds a lock. For people and for tooling; never base a decision about the resource on it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,6 +26,9 @@ pub struct Holder {
     pub acquired_at: Option<SystemTime>,
     /// How long the server keeps it unless it is renewed.
     pub remaining: Option<Duration>,
+    /// Who else may hold it at the same time.
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub mode: Mode,
     /// Whether the holder has released it, and the name is only reserved for what is left of its
     /// [`at_least`](crate::LockRequest::at_least).
     #[cfg_attr(feature = "serde", serde(default))]
@@ -54,6 +57,7 @@ impl Holder {
             host: Some(HOST.clone()),
             pid: Some(std::process::id()),
             acquired_at: Some(SystemTime::now()),
+            mode: claim.mode(),
             ..Self::default()
         }
     }

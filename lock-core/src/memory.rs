@@ -16,7 +16,7 @@ use crate::{
     Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Holder, Lease, LockError, LockName,
     LossReason, Released, Renewal, Scope, ServerInfo, Wait,
 };
-use store::{Client, Entry, Store, Waiter};
+use store::{Client, Store, Waiter};
 
 /// Locks in memory, with queues, tokens and leases like those of a server.
 ///
@@ -99,28 +99,33 @@ impl MemoryLock {
         }
     }
 
-    /// Ends the lock as if its ttl were over. The holder is told at once. False if nobody held it.
+    /// Ends the lock as if its ttl were over. All its holders are told at once. False if it was not held.
     pub fn expire(&self, name: &LockName) -> bool {
         let mut state = self.client.store.lock();
-        let ended = state.locks.remove(name);
+        let ended = state.take(name, |_| true);
         state.grant_next(name, self.client.store.clock.now());
         drop(state);
-        if let Some(entry) = &ended {
+        for entry in &ended {
             entry.tell(LossReason::Expired);
         }
-        ended.is_some()
+        !ended.is_empty()
     }
 
-    /// Gives the lock to a stranger, who keeps it for as long as its holder would have. The holder is told at once.
-    /// Returns the stranger's token; `None` if nobody held it.
+    /// Gives the lock to a stranger, who keeps it for as long as its holder would have, in the same mode. All its holders are told at once.
+    /// Returns the stranger's token; `None` if it was not held.
     pub fn steal(&self, name: &LockName) -> Option<FencingToken> {
         let mut state = self.client.store.lock();
-        let robbed = state.locks.remove(name)?;
-        let stranger = Claim::new(name.clone(), robbed.claim.ttl()).with_label("a stranger");
+        let robbed = state.take(name, |_| true);
+        let first = &robbed.first()?.claim;
+        let stranger = Claim::new(name.clone(), first.ttl())
+            .with_label("a stranger")
+            .with_mode(first.mode());
         let nobody = Client::of(Arc::clone(&self.client.store), false);
         let grant = state.grant(&nobody, &stranger, self.client.store.clock.now());
         drop(state);
-        robbed.tell(LossReason::NotHeld);
+        for entry in &robbed {
+            entry.tell(LossReason::NotHeld);
+        }
         grant.ok().map(|grant| grant.token)
     }
 
@@ -160,7 +165,9 @@ impl DistributedLock for MemoryLock {
             .with_ttl_range(Duration::from_millis(20), Duration::from_secs(365 * 24 * 60 * 60))
             .with_fairness()
             .with_inspection()
-            .with_reservations();
+            .with_reservations()
+            .with_shared()
+            .with_permits();
         if self.client.shares {
             capabilities.with_shared_leases()
         } else {
@@ -220,7 +227,7 @@ impl DistributedLock for MemoryLock {
             let busy = {
                 let mut state = place.store.lock();
                 state.settle(claim.name(), clock.now());
-                match (granted.try_recv(), state.locks.get(claim.name())) {
+                match (granted.try_recv(), state.holds(claim.name()).first()) {
                     (Ok(grant), _) => return Ok(Attempt::Granted(grant)),
                     (Err(oneshot::error::TryRecvError::Closed), _) => {
                         return Err(LockError::unavailable(
@@ -267,17 +274,17 @@ impl DistributedLock for MemoryLock {
         let now = self.clock().now();
         let mut state = self.client.store.lock();
         state.settle(name, now);
-        Ok(state.locks.get(name).map(|entry| state.holder(entry, now)))
+        Ok(state.holds(name).first().map(|entry| state.holder(entry, now)))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         self.client.store.reach("listing locks")?;
         let now = self.clock().now();
         let state = self.client.store.lock();
-        let held = state.locks.iter().filter(|(name, entry)| {
-            name.as_str().starts_with(prefix) && state.until(entry).is_some_and(|until| until > now)
-        });
-        Ok(held.map(|(_, entry)| state.holder(entry, now)).collect())
+        let named = state.locks.iter().filter(|(name, _)| name.as_str().starts_with(prefix));
+        let held = named.flat_map(|(_, entries)| entries);
+        let held = held.filter(|entry| state.until(entry).is_some_and(|until| until > now));
+        Ok(held.map(|entry| state.holder(entry, now)).collect())
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
@@ -285,11 +292,11 @@ impl DistributedLock for MemoryLock {
         let now = self.clock().now();
         let mut state = self.client.store.lock();
         state.settle(name, now);
-        let holder = state.locks.get(name).map(|entry| state.holder(entry, now));
-        let ended = state.locks.remove(name);
+        let holder = state.holds(name).first().map(|entry| state.holder(entry, now));
+        let ended = state.take(name, |_| true);
         state.grant_next(name, now);
         drop(state);
-        if let Some(entry) = ended {
+        for entry in ended {
             entry.tell(LossReason::NotHeld);
         }
         Ok(holder)
@@ -302,18 +309,7 @@ impl DistributedLock for MemoryLock {
     async fn close(&self) -> Result<(), LockError> {
         let now = self.clock().now();
         let mut state = self.client.store.lock();
-        let mine = |entry: &Entry| entry.client == self.client.serial;
-        let names: Vec<_> = state
-            .locks
-            .iter()
-            .filter(|(_, e)| mine(e))
-            .map(|(name, _)| name.clone())
-            .collect();
-        let mut ended = Vec::new();
-        for name in names {
-            ended.extend(state.end(&name, now));
-            state.grant_next(&name, now);
-        }
+        let ended = state.end(self.client.serial, now);
         state.sessions.retain(|session| session.client != self.client.serial);
         drop(state);
         for revoker in ended {

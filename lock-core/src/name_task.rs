@@ -31,7 +31,9 @@ use crate::names::{
 };
 use crate::request::AcquireOptions;
 use crate::sync::{Notify, oneshot, time};
-use crate::{Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LossReason, Outage, Released, Stamp, Wait};
+use crate::{
+    Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LossReason, Mode, Outage, Released, Stamp, Wait,
+};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
 pub(crate) const TENURE: Duration = Duration::from_millis(100);
@@ -42,10 +44,15 @@ impl Core {
     /// Waits for the lock in the queue of its name.
     pub(crate) async fn wait_for(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
         let span = tracing::debug_span!(target: "fencelock", "lock", name = %options.name, ttl = ?options.ttl);
-        let key = self.backend.queue_key(&options.name);
+        let exclusive = self.backend.queue_key(&options.name);
+        let key = if options.mode == Mode::Exclusive {
+            Arc::clone(&exclusive)
+        } else {
+            self.names.new_key(&exclusive)
+        };
         let options = Arc::new(options);
         loop {
-            if let Some(guard) = self.resume(&key, &options, &span) {
+            if let Some(guard) = self.resume(&exclusive, &options, &span) {
                 return guard;
             }
             let (reply, outcome) = oneshot::channel();

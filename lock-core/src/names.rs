@@ -3,6 +3,8 @@
 //! **Invariant.** For each queue key at most one claim of this client is at the server, be it asking, waiting, held or being released. A
 //! claim follows another one only when the release of the first is confirmed, or when the server must have let go of it by itself.
 //!
+//! Claims that others may hold beside have a key each, and so no queue here: the server puts them into their order.
+//!
 //! The state of a name is changed here, under one mutex. The [task](crate::name_task) of the name sends the requests. It exists while there
 //! is something to do: a name that is held and not waited for has none.
 
@@ -229,6 +231,27 @@ impl Names {
             state: Mutex::default(),
             op_timeout,
             lingers,
+        }
+    }
+
+    /// A key that no other claim has.
+    pub(crate) fn new_key(&self, name: &str) -> Arc<str> {
+        let mut state = self.lock();
+        state.last_serial += 1;
+        // No name has a line feed.
+        format!("{name}\n{}", state.last_serial).into()
+    }
+
+    /// The claim of a name goes on under another key.
+    pub(crate) fn vacate(&self, key: &str, to: &Arc<str>) {
+        let mut state = self.lock();
+        state.names.entry(Arc::clone(to)).or_default().is_held = true;
+        let Some(name) = state.names.get_mut(key) else { return };
+        name.is_held = false;
+        name.holder = None;
+        match &name.task {
+            Some(task) => task.notify_one(),
+            None => drop(state.names.remove(key)),
         }
     }
 

@@ -9,7 +9,10 @@ use crate::backend::RESERVATIONS;
 use crate::background::block_on;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
-use crate::{Claim, LockError, LockName, Stamp};
+use crate::{Claim, LockError, LockName, Mode, Stamp};
+
+/// The operation, in the words of [`LockError::NotSupported`].
+pub(crate) const SHARES: &str = "locks that several share (shared, downgrade)";
 
 /// A lock that is asked for: set what matters, then await it.
 ///
@@ -27,6 +30,7 @@ pub struct LockRequest {
     max_hold: Option<Duration>,
     at_least: Option<Duration>,
     may_linger: bool,
+    mode: Mode,
 }
 
 /// Whether a held lock is kept alive.
@@ -60,6 +64,7 @@ pub(crate) struct AcquireOptions {
     pub(crate) at_least: Option<Duration>,
     /// Whether the claim may be kept for the next holder.
     pub(crate) may_linger: bool,
+    pub(crate) mode: Mode,
 }
 
 /// What is kept of a name that did not parse until the request is awaited.
@@ -88,6 +93,7 @@ impl LockRequest {
             max_hold: None,
             at_least: None,
             may_linger: true,
+            mode: Mode::Exclusive,
         }
     }
 
@@ -132,6 +138,33 @@ impl LockRequest {
     pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
         self.label = Some(label.into());
         self
+    }
+
+    /// Asks for a lock that others may share: those who read what the lock protects exclude those who write it, and not each other.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
+    /// use fencelock::{Locks, MemoryLock};
+    ///
+    /// let locks = Locks::new(MemoryLock::new());
+    /// let (one, other) = (locks.lock("report").shared().await?, locks.lock("report").shared().await?);
+    /// assert!(locks.try_lock("report").await?.is_none());
+    /// one.release().await?;
+    /// other.release().await?;
+    /// assert!(locks.try_lock("report").await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// Where the server has a queue, it is first come, first served over both: a request for the lock as a whole keeps later ones for a share
+    /// out until it has been served. Give the guard's token to a fence that knows shares
+    /// ([`Fence::admit_shared`](crate::fence::Fence::admit_shared)): others refuse a reader as soon as a later one has been there.
+    ///
+    /// A share cannot become the whole lock, as two that wait for each other's end would wait for ever: release it, lock, and read
+    /// again. The other way is [`LockGuard::downgrade`].
+    ///
+    /// [`LockError::NotSupported`] where the backend has no [shares](crate::Capabilities::shared), and with [`at_least`](Self::at_least).
+    pub fn shared(self) -> Self {
+        self.mode(Mode::Shared)
     }
 
     /// Whether the lock is kept alive while it is held.
@@ -265,6 +298,11 @@ impl LockRequest {
         }
     }
 
+    pub(crate) fn mode(mut self, mode: Mode) -> Self {
+        self.mode = mode;
+        self
+    }
+
     /// The same request for a lock that goes back to the server when it is released.
     pub(crate) fn without_linger(mut self) -> Self {
         self.may_linger = false;
@@ -289,7 +327,24 @@ impl LockRequest {
         }
     }
 
+    fn refused_mode(&self) -> Option<LockError> {
+        let capabilities = &self.locks.core.capabilities;
+        match self.mode {
+            Mode::Exclusive => None,
+            Mode::Shared if !capabilities.shared => Some(LockError::not_supported(SHARES)),
+            Mode::Permit { .. } if !capabilities.permits => {
+                Some(LockError::not_supported("locks with several permits (semaphore)"))
+            }
+            Mode::Permit { of: 0 } => Some(LockError::configuration(
+                "a semaphore without permits admits no holder; give it one or more",
+            )),
+            _ if self.at_least.is_some() => Some(LockError::not_supported("at_least for a lock that is shared")),
+            Mode::Shared | Mode::Permit { .. } => None,
+        }
+    }
+
     fn check(self) -> Result<(Locks, AcquireOptions), LockError> {
+        let refused_mode = self.refused_mode();
         let name = self
             .name
             .map_err(|InvalidName { name, reason }| LockError::InvalidName { name, reason })?;
@@ -310,6 +365,9 @@ impl LockRequest {
             let told =
                 "max_hold is zero, and the lock would be lost at once; give the longest time for which it may be held";
             return Err(LockError::configuration(told).of(&name));
+        }
+        if let Some(refused) = refused_mode {
+            return Err(refused.of(&name));
         }
         if let Some(length) = self.at_least {
             let refused = if !self.locks.core.capabilities.reservations {
@@ -335,6 +393,7 @@ impl LockRequest {
             label: self.label,
             at_least: self.at_least,
             may_linger: self.may_linger,
+            mode: self.mode,
         };
         Ok((self.locks, options))
     }
@@ -374,18 +433,25 @@ impl AcquireOptions {
 
     /// Whether one claim serves both requests.
     pub(crate) fn asks_for_the_same(&self, other: &Self) -> bool {
-        let claimed = |options: &Self| (options.ttl, options.at_least, options.renew == Renew::Never);
+        let claimed = |options: &Self| {
+            (
+                options.ttl,
+                options.at_least,
+                options.renew == Renew::Never,
+                options.mode,
+            )
+        };
         self.name == other.name && claimed(self) == claimed(other) && self.label == other.label
     }
 
     /// Whether the claim may go to other waiters of this client without a request.
     pub(crate) fn may_run(&self) -> bool {
-        self.renew == Renew::UntilReleased && self.at_least.is_none()
+        self.mode == Mode::Exclusive && self.renew == Renew::UntilReleased && self.at_least.is_none()
     }
 
     /// A claim of its own for every acquisition.
     pub(crate) fn claim(&self) -> Claim {
-        let mut claim = Claim::new(self.name.clone(), self.ttl);
+        let mut claim = Claim::new(self.name.clone(), self.ttl).with_mode(self.mode);
         if let Some(label) = &self.label {
             claim = claim.with_label(label);
         }

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 
 use crate::sync::{Mutex, MutexGuard};
 use crate::{
-    Attempt, Busy, Claim, Clock, FencingToken, Grant, Holder, Lease, LeaseId, LockError, LockName, LossReason,
+    Attempt, Busy, Claim, Clock, FencingToken, Grant, Holder, Lease, LeaseId, LockError, LockName, LossReason, Mode,
     Released, Renewal, Revoker, Stamp,
 };
 
@@ -53,7 +53,8 @@ impl Store {
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) locks: BTreeMap<LockName, Entry>,
+    /// The holds of each name: one, or several that do not exclude each other.
+    pub(super) locks: BTreeMap<LockName, Vec<Entry>>,
     pub(super) queues: BTreeMap<LockName, VecDeque<Waiter>>,
     /// Leases that many locks share, each for one client and ttl.
     pub(super) sessions: Vec<Session>,
@@ -116,21 +117,68 @@ impl State {
         kept.max(entry.reserved_until)
     }
 
-    /// Lets go of a lock whose lease is over, and serves its queue.
+    /// Ends the holds whose leases are over, and serves the queue.
     pub(super) fn settle(&mut self, name: &LockName, now: Stamp) {
-        let over = self
-            .locks
-            .get(name)
-            .is_some_and(|entry| self.until(entry).is_none_or(|until| now >= until));
-        if over {
-            self.locks.remove(name);
+        if let Some(mut entries) = self.locks.remove(name) {
+            entries.retain(|entry| self.until(entry).is_some_and(|until| now < until));
+            self.put_back(name, entries);
         }
         self.grant_next(name, now);
     }
 
-    /// Gives a free lock to the first who waits for it.
+    /// Puts back the holds of a name.
+    fn put_back(&mut self, name: &LockName, entries: Vec<Entry>) {
+        if !entries.is_empty() {
+            self.locks.insert(name.clone(), entries);
+        }
+    }
+
+    /// The holds of a name.
+    pub(super) fn holds(&self, name: &LockName) -> &[Entry] {
+        self.locks.get(name).map_or(&[], Vec::as_slice)
+    }
+
+    /// The hold of that claim.
+    fn hold_of(&mut self, claim: &Claim) -> Option<&mut Entry> {
+        let entries = self.locks.get_mut(claim.name())?;
+        entries.iter_mut().find(|entry| entry.is_held_by(claim))
+    }
+
+    /// Takes out the holds of a name that `ends` is true for.
+    pub(super) fn take(&mut self, name: &LockName, ends: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        let entries = self.locks.remove(name).unwrap_or_default();
+        let (ended, kept) = entries.into_iter().partition(ends);
+        self.put_back(name, kept);
+        ended
+    }
+
+    /// Whether a claim in that mode can hold the name beside those that do.
+    fn admits(&self, name: &LockName, mode: Mode) -> bool {
+        let holds = self.holds(name);
+        match mode {
+            Mode::Exclusive => holds.is_empty(),
+            Mode::Shared => holds.iter().all(|entry| entry.claim.mode() == mode),
+            Mode::Permit { of } => holds.len() < of as usize,
+        }
+    }
+
+    /// Fails if the name is used in a way that never goes together with that claim.
+    fn check_kind(&self, claim: &Claim) -> Result<(), LockError> {
+        let name = claim.name();
+        let held = self.holds(name).first().map(|entry| entry.claim.mode());
+        let waiting = || self.queues.get(name)?.front().map(|waiter| waiter.claim.mode());
+        match held.or_else(waiting).filter(|found| !found.is_same_kind(claim.mode())) {
+            Some(found) => Err(LockError::invalid_mode(name, claim.mode(), found)),
+            None => Ok(()),
+        }
+    }
+
+    /// Serves those at the head of the queue for whom there is room. The first one for whom there is none blocks those behind it.
     pub(super) fn grant_next(&mut self, name: &LockName, now: Stamp) {
-        while !self.locks.contains_key(name) {
+        while let Some(waiter) = self.queues.get(name).and_then(VecDeque::front) {
+            if !waiter.reply.is_closed() && !self.admits(name, waiter.claim.mode()) {
+                break;
+            }
             let Some(waiter) = self.queues.get_mut(name).and_then(VecDeque::pop_front) else {
                 break;
             };
@@ -140,7 +188,7 @@ impl State {
             match self.grant(&waiter.client, &waiter.claim, now) {
                 Ok(grant) => {
                     if waiter.reply.send(grant).is_err() {
-                        self.locks.remove(name);
+                        self.take(name, |entry| entry.claim.owner() == waiter.claim.owner());
                     }
                 }
                 Err(error) => {
@@ -172,7 +220,7 @@ impl State {
             reserved_until: None,
             released: false,
         };
-        self.locks.insert(claim.name().clone(), entry);
+        self.locks.entry(claim.name().clone()).or_default().push(entry);
         Ok(grant)
     }
 
@@ -220,37 +268,58 @@ impl State {
         holder
     }
 
+    /// Busy for a name that is held, and for one that others wait for.
     pub(super) fn try_acquire(&mut self, client: &Client, claim: &Claim, now: Stamp) -> Result<Attempt, LockError> {
-        self.settle(claim.name(), now);
-        let Some(entry) = self.locks.get(claim.name()) else {
-            return self.grant(client, claim, now).map(Attempt::Granted);
-        };
-        if entry.is_held_by(claim) {
-            return Ok(Attempt::Granted(self.rearm(claim.name(), now)?));
+        let name = claim.name();
+        self.settle(name, now);
+        if self.hold_of(claim).is_some() {
+            return self.rearm(claim, now).map(Attempt::Granted);
         }
-        let holder = self.holder(entry, now);
+        self.check_kind(claim)?;
+        if self.admits(name, claim.mode()) && !self.queues.contains_key(name) {
+            return self.grant(client, claim, now).map(Attempt::Granted);
+        }
+        let holders = self.holds(name).iter().map(|entry| self.holder(entry, now));
+        // The one that ends first is who makes room.
+        let Some(holder) = holders.min_by_key(|holder| holder.remaining) else {
+            return Ok(Attempt::busy());
+        };
         let busy = Busy::default().with_retry_after(holder.remaining.unwrap_or_default());
         Ok(busy.with_holder(holder).into())
     }
 
-    /// The same owner asks again: the same token, and a full ttl.
-    fn rearm(&mut self, name: &LockName, now: Stamp) -> Result<Grant, LockError> {
+    /// The same owner asks again: the same token, and a full ttl. A writer that asks as a reader becomes one.
+    fn rearm(&mut self, claim: &Claim, now: Stamp) -> Result<Grant, LockError> {
         let gone = || LockError::unavailable("acquire", "the lock is gone");
-        let entry = self.locks.get_mut(name).ok_or_else(gone)?;
+        let mut entries = self.locks.remove(claim.name()).ok_or_else(gone)?;
+        let armed = self.rearm_one(&mut entries, claim, now);
+        self.put_back(claim.name(), entries);
+        let grant = armed.ok_or_else(gone)??;
+        self.grant_next(claim.name(), now);
+        Ok(grant)
+    }
+
+    fn rearm_one(&mut self, entries: &mut [Entry], claim: &Claim, now: Stamp) -> Option<Result<Grant, LockError>> {
+        let entry = entries.iter_mut().find(|entry| entry.is_held_by(claim))?;
+        match (entry.claim.mode(), claim.mode()) {
+            (held, asked) if held == asked => {}
+            (Mode::Exclusive, Mode::Shared) => entry.claim = claim.clone(),
+            (held, asked) => return Some(Err(LockError::invalid_mode(claim.name(), asked, held))),
+        }
         match &mut entry.keeps {
             Keeps::Until(until) => {
                 *until = now + entry.claim.ttl();
                 entry.lease = Lease::for_claim(&entry.claim, now);
             }
             Keeps::Session(id) => {
-                let session = self.sessions.iter_mut().find(|s| s.id == *id).ok_or_else(gone)?;
+                let session = self.sessions.iter_mut().find(|s| s.id == *id)?;
                 session.until = now + session.lease.ttl();
                 session.lease.refreshed(now, now);
             }
         }
         let grant = Grant::new(entry.claim.clone(), entry.token, entry.lease.clone());
         entry.revoker = grant.revoker();
-        Ok(grant)
+        Some(Ok(grant))
     }
 
     pub(super) fn leave_queue(&mut self, claim: &Claim) {
@@ -265,32 +334,29 @@ impl State {
     pub(super) fn release(&mut self, claim: &Claim, now: Stamp) -> Released {
         self.leave_queue(claim);
         self.settle(claim.name(), now);
-        if self
-            .locks
-            .get(claim.name())
-            .is_none_or(|entry| entry.claim.owner() != claim.owner())
-        {
-            return Released::NotHeld;
+        let ended = self.take(claim.name(), |entry| entry.claim.owner() == claim.owner());
+        if ended.is_empty() {
+            Released::NotHeld
+        } else {
+            Released::Released
         }
-        self.locks.remove(claim.name());
-        Released::Released
     }
 
     pub(super) fn reserve(&mut self, claim: &Claim, until: Stamp, now: Stamp) -> Renewal {
         self.settle(claim.name(), now);
-        match self.locks.get_mut(claim.name()) {
-            Some(entry) if entry.is_held_by(claim) => {
+        match self.hold_of(claim) {
+            Some(entry) => {
                 entry.reserved_until = Some(until);
                 Renewal::Renewed
             }
-            _ => Renewal::NotHeld,
+            None => Renewal::NotHeld,
         }
     }
 
     pub(super) fn release_reserved(&mut self, claim: &Claim, until: Stamp, now: Stamp) -> Released {
         match self.reserve(claim, until, now) {
             Renewal::Renewed => {
-                if let Some(entry) = self.locks.get_mut(claim.name()) {
+                if let Some(entry) = self.hold_of(claim) {
                     entry.released = true;
                 }
                 Released::Released
@@ -299,30 +365,36 @@ impl State {
         }
     }
 
-    /// Ends a hold whose client has ended. A name that is reserved stays taken. Returns the revoker of the hold.
-    pub(super) fn end(&mut self, name: &LockName, now: Stamp) -> Option<Revoker> {
-        let entry = self.locks.get_mut(name)?;
-        let revoker = entry.revoker.clone();
-        if entry.reserved_until.is_some_and(|until| until > now) {
-            entry.released = true;
-        } else {
-            self.locks.remove(name);
+    /// Ends all holds of a client that has ended. What is reserved stays taken. Returns the revokers of the holds.
+    pub(super) fn end(&mut self, client: u64, now: Stamp) -> Vec<Revoker> {
+        let mut revokers = Vec::new();
+        let mut names = Vec::new();
+        for (name, entries) in &mut self.locks {
+            entries.retain_mut(|entry| {
+                if entry.client != client {
+                    return true;
+                }
+                revokers.push(entry.revoker.clone());
+                names.push(name.clone());
+                entry.released = entry.reserved_until.is_some_and(|until| until > now);
+                entry.released
+            });
         }
-        Some(revoker)
+        self.locks.retain(|_, entries| !entries.is_empty());
+        for name in names {
+            self.grant_next(&name, now);
+        }
+        revokers
     }
 
     pub(super) fn renew(&mut self, lease: &Lease, now: Stamp) -> Renewal {
         let until = match lease.id() {
             LeaseId::Claim(claim) => {
                 self.settle(claim.name(), now);
-                let mine = |entry: &&mut Entry| entry.is_held_by(claim);
-                self.locks
-                    .get_mut(claim.name())
-                    .filter(mine)
-                    .and_then(|entry| match &mut entry.keeps {
-                        Keeps::Until(until) => Some(until),
-                        Keeps::Session(_) => None,
-                    })
+                self.hold_of(claim).and_then(|entry| match &mut entry.keeps {
+                    Keeps::Until(until) => Some(until),
+                    Keeps::Session(_) => None,
+                })
             }
             LeaseId::Shared(id) => self
                 .sessions
