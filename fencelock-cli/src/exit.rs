@@ -92,6 +92,7 @@ impl From<LockError> for Failure {
                 ));
             }
             LockError::Configuration { .. }
+            | LockError::InvalidMode { .. }
             | LockError::UnsafeConfiguration { .. }
             | LockError::NotSupported { .. } => CONFIGURATION,
             _ => UNAVAILABLE,

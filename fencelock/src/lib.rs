@@ -289,8 +289,8 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 pub use lock_core::MemoryLock;
 pub use lock_core::{
     Capabilities, Clock, FencingToken, Holder, InvalidToken, Leadership, LockAllRequest, LockError, LockGuard,
-    LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Observation, Options, OwnerId,
-    ParseOwnerIdError, ReleaseOutcome, Renew, Scope, ServerInfo, Source, Stats, Term, fence,
+    LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Mode, Observation, Options, OwnerId,
+    ParseOwnerIdError, Permit, ReleaseOutcome, Renew, Scope, SemaphoreRequest, ServerInfo, Source, Stats, Term, fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;
