@@ -5,8 +5,8 @@
 //! again until its deadline. Renewals run beside each other, so that a slow one delays no other. While anything is held the
 //! clock is read at least once a second, because timers stand still while the machine sleeps and the clock does not.
 
-use std::collections::hash_map::Entry as Slot;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::btree_map::Entry as Slot;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ impl Alarm {
 
 #[derive(Debug, Default)]
 struct State {
-    leases: HashMap<u64, Entry>,
+    leases: BTreeMap<u64, Entry>,
     schedule: BTreeSet<(Stamp, u64)>,
     /// Guards that end at a set time.
     limits: BTreeSet<(Stamp, usize, u64)>,
