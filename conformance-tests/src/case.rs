@@ -242,6 +242,7 @@ impl Case {
         shipped.ok_or_else(|| Stop::not_applicable("the backend ships no resource that outlives its process"))
     }
 
+    #[cfg(feature = "faults")]
     pub(crate) fn leases_are_connections(&self) -> bool {
         self.harness.leases_are_connections()
     }
