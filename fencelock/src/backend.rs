@@ -4,6 +4,6 @@
 //! `conformance-tests` crate.
 
 pub use lock_core::{
-    Attempt, Busy, Claim, DistributedLock, Executor, ExitDelay, Grant, HandOver, Lease, LeaseId, Outage, Outages,
-    Released, Renewal, Revocation, Revoker, Stamp, Wait, async_trait, background,
+    Attempt, Busy, Claim, DistributedLock, Executor, ExitDelay, Grant, Lease, LeaseId, Outage, Outages, Released,
+    Renewal, Revocation, Revoker, Stamp, Wait, async_trait, background,
 };
