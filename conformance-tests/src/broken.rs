@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, HandOver, Holder, Lease, LockError,
-    LockName, OwnerId, Released, Renewal, Scope, ServerInfo, Stamp, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, Holder, Lease, LockError, LockName,
+    OwnerId, Released, Renewal, Scope, ServerInfo, Stamp, Wait,
 };
 
 use tokio::runtime::Handle;
@@ -354,28 +354,6 @@ impl DistributedLock for Broken {
             wait.busy(&found);
         }
         self.wait(claim, wait.deadline()).await
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        let holder = self
-            .shared
-            .lock()
-            .holder(from.name())
-            .map(|held| (held.claim.clone(), held.token));
-        let done = match (self.bug, &holder) {
-            (Bug::ReleaseDoesNothing, _) => HandOver::new(Released::Released, Attempt::busy()),
-            (Bug::HandOverWithoutOwnerCheck, Some((holder, _))) => self.inner.hand_over(holder, to).await?,
-            (Bug::HandOverIgnoresTheName, _) if from.name() != to.name() => {
-                let stand_in = Claim::new(from.name().clone(), to.ttl());
-                self.inner.hand_over(from, &stand_in).await?
-            }
-            _ => self.inner.hand_over(&self.sent(from), &self.sent(to)).await?,
-        };
-        if let (Bug::HandOverKeepsTheToken, Some((_, token)), Attempt::Granted(grant)) = (self.bug, &holder, &done.to) {
-            let kept = Grant::new(to.clone(), *token, grant.lease.clone());
-            return Ok(HandOver::new(done.from, Attempt::Granted(kept)));
-        }
-        Ok(HandOver::new(done.from, self.answered(to, done.to)?))
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, ServerInfo, Stamp, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal,
+    ServerInfo, Stamp, Wait,
 };
 use tokio::sync::watch;
 
@@ -57,22 +57,15 @@ pub(crate) struct Counts {
     pub(crate) acquire: AtomicUsize,
     pub(crate) renew: AtomicUsize,
     pub(crate) release: AtomicUsize,
-    pub(crate) hand_over: AtomicUsize,
 }
 
 impl Counts {
     /// How often anything was asked of the backend that takes or keeps a lock.
     pub(crate) fn requests(&self) -> usize {
-        [
-            &self.try_acquire,
-            &self.acquire,
-            &self.renew,
-            &self.release,
-            &self.hand_over,
-        ]
-        .into_iter()
-        .map(|count| count.load(Ordering::SeqCst))
-        .sum()
+        [&self.try_acquire, &self.acquire, &self.renew, &self.release]
+            .into_iter()
+            .map(|count| count.load(Ordering::SeqCst))
+            .sum()
     }
 
     /// How often it was waited at the backend.
@@ -298,15 +291,6 @@ impl DistributedLock for Link {
         Ok(attempt)
     }
 
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        self.counts.hand_over.fetch_add(1, Ordering::SeqCst);
-        let what = format!("from {} to {}", from.shown(), to.shown());
-        let call = self.acquiring(self.inner.hand_over(from, to));
-        let (sent, done) = self.pass("hand_over", what, call).await?;
-        self.granted(&done.to, Some(sent));
-        Ok(done)
-    }
-
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
         self.pass("reserve", claim.shown(), self.inner.reserve(claim, length))
             .await
@@ -379,12 +363,6 @@ impl Shown for Attempt {
             Self::Busy(_) => "busy".to_owned(),
             other => format!("{other:?}"),
         }
-    }
-}
-
-impl Shown for HandOver {
-    fn shown(&self) -> String {
-        format!("{:?}, then {}", self.from, self.to.shown())
     }
 }
 

@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn when_the_server_is_gone_the_run_fails_and_says_what_it_could_not_judge() {
-        let (conclusion, summary) = run_of("tokens_rise_across_hand_overs", 1);
+        let (conclusion, summary) = run_of("renewal_leaves_the_token_as_it_is", 1);
         assert!(conclusion.has_failed());
         assert!(
             summary.starts_with("gone: 0 passed, 0 failed, 0 not applicable, 1 NOT JUDGED"),

@@ -1,7 +1,5 @@
 //! What can go wrong with the server, and what to tell the caller.
 
-use std::time::Duration;
-
 use etcd_client::Error;
 use lock_core::LockError;
 use tonic::{Code, Status};
@@ -20,8 +18,8 @@ pub(crate) enum Failure {
     Etcd(Box<Error>),
     /// The connection ended under the request.
     Broken,
-    /// The member did not answer in time: in that which this ttl of one of the client's leases leaves it, or else in half of the request's.
-    Silent(Option<Duration>),
+    /// The member did not answer in time.
+    Silent,
     /// The leader changed, and the request was not answered after that.
     LeaderChanged,
     /// Nothing was done: the server has come to ask for users, and the connection was made before. The next one logs in.
@@ -56,14 +54,7 @@ impl Failure {
         match self {
             Self::Etcd(error) => explain(operation, *error),
             Self::Broken => unavailable(operation, "the connection to etcd ended"),
-            Self::Silent(None) => unavailable(operation, "the member of etcd that is used does not answer"),
-            Self::Silent(Some(ttl)) => {
-                let ttl = humantime::format_duration(ttl);
-                let why = format!(
-                    "the member of etcd that is used does not answer in the time that a ttl of {ttl} leaves it"
-                );
-                unavailable(operation, &why)
-            }
+            Self::Silent => unavailable(operation, "the member of etcd that is used does not answer"),
             Self::LeaderChanged => unavailable(
                 operation,
                 "the leader of etcd changed, and the request was not answered after that",

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::keys;
 use crate::leases::reservation_ids;
 use crate::link::Link;
-use crate::queue::{FRONT, PAGE, front, head, is_reserved, kvs, place, text};
+use crate::queue::{PAGE, front, head, is_reserved, kvs, place, text};
 use crate::record;
 use crate::session::Session;
 
@@ -98,7 +98,7 @@ impl Session {
     /// The first key under the name: the holder's, or that of a reservation.
     pub(crate) async fn head_of(&self, link: &Link, name: &LockName) -> Result<Option<KeyValue>, Failure> {
         let queue = self.settings().keys.queue(name);
-        let answer = link.txn(Txn::new().and_then([head(&queue, FRONT)])).await?;
+        let answer = link.txn(Txn::new().and_then([head(&queue)])).await?;
         Ok(front(&kvs(&answer, 0)?).cloned())
     }
 

@@ -90,8 +90,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use etcd_client::Compare;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockGuard, LockName, Released,
-    Renewal, Scope, ServerInfo, Wait,
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockGuard, LockName, Released, Renewal,
+    Scope, ServerInfo, Wait,
 };
 
 pub use config::EtcdConfig;
@@ -201,13 +201,6 @@ impl DistributedLock for EtcdLock {
             return self.try_acquire(claim).await;
         }
         self.session().wait(claim, wait).await
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        self.session.abandon(from, After::Free);
-        let session = self.session();
-        let asking = |link: Arc<Link>| async move { session.hand_over_on(&link, from, to).await };
-        session.on_link_once("hand-over", asking).await
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

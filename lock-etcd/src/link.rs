@@ -348,7 +348,7 @@ impl Link {
         let (mut changed, mut longest) = (None, FIRST_PROBE);
         loop {
             let now = self.clock.now();
-            let (limit, ttl) = (self.patience.limit(now), self.patience.deciding_ttl(now));
+            let limit = self.patience.limit(now);
             let before = longest.min(limit / 2);
             sleep(before.saturating_sub(self.clock.now().since(since))).await;
             longest = PROBE;
@@ -357,7 +357,7 @@ impl Link {
                 if !matches!(timeout(limit - before, self.is_there()).await, Ok(true)) {
                     tracing::debug!(target: "fencelock", "the connection to etcd is silent; closing it");
                     self.close();
-                    return Failure::Silent(ttl);
+                    return Failure::Silent;
                 }
                 self.heard_something();
             }

@@ -29,14 +29,10 @@ impl Patience {
         }
     }
 
-    /// The shortest ttl of the leases that the client keeps at `now`, if the limit follows from it.
-    pub(crate) fn deciding_ttl(&self, now: Stamp) -> Option<Duration> {
-        self.table.shortest(now).filter(|ttl| *ttl / 5 < self.longest)
-    }
-
     /// How long a request may be without an answer. When half of that or a second is over, the member is asked whether it is there.
     pub(crate) fn limit(&self, now: Stamp) -> Duration {
-        self.deciding_ttl(now).map_or(self.longest, |ttl| ttl / 5)
+        let shortest = self.table.shortest(now);
+        shortest.map_or(self.longest, |ttl| self.longest.min(ttl / 5))
     }
 }
 
@@ -53,15 +49,14 @@ mod tests {
         let patience = Patience::new(Duration::from_secs(4), Arc::clone(&table));
         let now = Clock::system().now();
         let limit = |later: u64| patience.limit(now + Duration::from_secs(later)).as_millis();
-        let deciding = |later: u64| patience.deciding_ttl(now + Duration::from_secs(later));
-        assert_eq!((limit(0), deciding(0)), (2000, None));
+        assert_eq!(limit(0), 2000);
         for (id, ttl) in [(1, 600), (2, 5), (3, 3)] {
             let kept = Kept::new(id, Duration::from_secs(ttl), now, Err(format!("ns:lease/{id}")), 1);
             table.add(&kept, Some(ttl), now);
         }
-        assert_eq!((limit(0), deciding(0)), (600, Some(Duration::from_secs(3))));
-        assert_eq!((limit(4), deciding(4)), (1000, Some(Duration::from_secs(5))));
+        assert_eq!(limit(0), 600);
+        assert_eq!(limit(4), 1000);
         // A fifth of the longest would be more than the request has.
-        assert_eq!((limit(6), deciding(6)), (2000, None));
+        assert_eq!(limit(6), 2000);
     }
 }

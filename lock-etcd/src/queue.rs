@@ -11,7 +11,7 @@ use crate::record;
 pub(crate) const PAGE: i64 = 500;
 
 /// How many of the oldest keys in a queue are read to know the first: it can have a reservation beside it.
-pub(crate) const FRONT: i64 = 2;
+const FRONT: i64 = 2;
 
 /// What the operation at that place of a transaction found.
 pub(crate) fn kvs(answer: &TxnResponse, at: usize) -> Result<Vec<KeyValue>, Failure> {
@@ -59,8 +59,8 @@ pub(crate) fn text(key: &[u8]) -> Result<&str, Failure> {
 }
 
 /// Reads the oldest keys of a queue.
-pub(crate) fn head(queue: &str, limit: i64) -> TxnOp {
-    TxnOp::get(queue, Some(oldest(limit)))
+pub(crate) fn head(queue: &str) -> TxnOp {
+    TxnOp::get(queue, Some(oldest(FRONT)))
 }
 
 pub(crate) fn oldest(limit: i64) -> GetOptions {

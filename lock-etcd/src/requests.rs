@@ -3,16 +3,15 @@
 use std::sync::{Arc, OnceLock};
 
 use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, PutOptions, Txn, TxnOp, TxnOpResponse, TxnResponse};
-use lock_core::{Attempt, Busy, Claim, Grant, HandOver, LockError, Released, Stamp};
+use lock_core::{Attempt, Busy, Claim, Grant, LockError, Released, Stamp};
 
 use crate::failure::{Failure, unavailable};
 use crate::keys;
 use crate::leases::{Kept, reservation_ids};
 use crate::link::Link;
-use crate::queue::{FRONT, PAGE, front, head, is_of, is_reserved, nested, oldest, reservation_of, text};
+use crate::queue::{PAGE, front, head, is_of, is_reserved, nested, oldest, reservation_of, text};
 use crate::record;
 use crate::session::Session;
-use crate::table::Known;
 use crate::tokens::{self, Drawing, Put, Taken};
 
 /// What becomes of the name of a claim that is released.
@@ -45,7 +44,7 @@ impl Session {
             let taken = self.take(link, claim, &queue, &kept, drawing, |key| {
                 let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
                 let free = as_known([free], &kept);
-                self.taking(free, put, key, drawing, Vec::new(), vec![head(&queue, FRONT)])
+                self.taking(free, put, key, drawing, Vec::new(), vec![head(&queue)])
             });
             let Some((key, created, taken)) = taken.await? else {
                 continue;
@@ -146,12 +145,12 @@ impl Session {
     /// Lets go of a claim, and sees to it that no request of it that is still on its way is carried out later. What it has reserved ends
     /// in the same step, unless it is to stay.
     pub(crate) async fn release_on(&self, link: &Link, claim: &Claim, after: After) -> Result<Released, Failure> {
-        let Some(known) = self.table().deleting(claim, |known| !known.adopted) else {
+        let Some(known) = self.table().deleting(claim) else {
             return self.release_found(link, claim, after).await;
         };
         let mut operations = vec![TxnOp::delete(&*known.key, None)];
         if !known.is_first_if_there(link.serial()) {
-            operations.insert(0, head(&self.settings().keys.queue(claim.name()), FRONT));
+            operations.insert(0, head(&self.settings().keys.queue(claim.name())));
         }
         if let (After::Free, Some(reservation)) = (after, reservation_of(&known.key, claim)) {
             operations.push(TxnOp::delete(reservation, None));
@@ -244,76 +243,6 @@ impl Session {
             self.table().gone(claim, own);
         }
         Ok(())
-    }
-
-    pub(crate) async fn hand_over_on(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
-        from: &Claim,
-        to: &Claim,
-    ) -> Result<HandOver, Failure> {
-        // One step is only for one queue: who came after `from` says nothing of another.
-        if from.name() != to.name() {
-            let released = self.release_on(link, from, After::Free).await?;
-            return Ok(HandOver::new(released, self.try_on(link, to).await?));
-        }
-        let asked = self.clock().now();
-        let queue = self.settings().keys.queue(to.name());
-        loop {
-            let (kept, drawing) = self.prepare(link, to).await?;
-            let known = self.table().deleting(from, Known::is_sure);
-            let Some((old, created)) = known.and_then(|known| Some((known.key, known.created?))) else {
-                let released = self.release_on(link, from, After::Free).await?;
-                return Ok(HandOver::new(released, self.try_on(link, to).await?));
-            };
-            let put = Put {
-                claim: to,
-                kept: &kept,
-                holds: true,
-            };
-            let taken = self.take(link, to, &queue, &kept, drawing, |new| {
-                let still = Compare::create_revision(&*old, CompareOp::Equal, created);
-                let mut compares = as_known([still], &kept);
-                // Nobody came after it.
-                compares.push(Compare::create_revision(&*queue, CompareOp::Less, created + 1).with_prefix());
-                let keys = [old.to_string()].into_iter().chain(reservation_of(&old, from));
-                let deletes: Vec<_> = keys.map(|key| TxnOp::delete(key, None)).collect();
-                let mut otherwise = deletes.clone();
-                otherwise.insert(0, head(&queue, 2 * FRONT));
-                self.taking(compares, put, new, drawing, deletes, otherwise)
-            });
-            let taken = taken.await?;
-            self.table().deleted(from, &old);
-            let Some((new, created, taken)) = taken else {
-                continue;
-            };
-            self.over(link, from, Some(&old), After::Free).await?;
-            if taken.put {
-                let life = (&*new, created);
-                let to = match self.drawn(link, drawing, put, life, &taken).await? {
-                    Some(base) => Attempt::Granted(self.grant(link, to, &kept, base, life, asked)?),
-                    None => self.try_on(link, to).await?,
-                };
-                return Ok(HandOver::new(Released::Released, to));
-            }
-            let found = taken.kvs(0)?;
-            let was_first = front(&found).is_some_and(|head| head.key() == old.as_bytes() && is_of(head, from));
-            let reservation = reservation_of(&old, from);
-            let of_from = |key: &[u8]| [Some(&*old), reservation.as_deref()].contains(&std::str::from_utf8(key).ok());
-            let to = match front(found.iter().filter(|kv| !of_from(kv.key()))) {
-                Some(head) => {
-                    let busy = self.busy(head);
-                    self.leave_nothing(link, to).await?;
-                    busy.into()
-                }
-                // Only what was known has changed.
-                None => {
-                    self.learn(link, &kept).await?;
-                    self.try_on(link, to).await?
-                }
-            };
-            return Ok(HandOver::new(released(was_first), to));
-        }
     }
 
     /// What a request to take a name depends on.

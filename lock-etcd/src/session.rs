@@ -143,25 +143,6 @@ impl Session {
         .await
     }
 
-    /// Does `work`, which may not be done twice, on the connection, within the time that one operation may take.
-    pub(crate) async fn on_link_once<T, F>(
-        &self,
-        operation: &'static str,
-        work: impl Fn(Arc<Link>) -> F,
-    ) -> Result<T, LockError>
-    where
-        F: Future<Output = Result<T, Failure>>,
-    {
-        self.limited(operation, async {
-            match work(self.link().await?).await {
-                // Nothing was done.
-                Err(Failure::Nameless) => work(self.next_link().await?).await,
-                done => done,
-            }
-        })
-        .await
-    }
-
     /// Does `work` within the time that one operation may take.
     pub(crate) async fn limited<T>(
         &self,

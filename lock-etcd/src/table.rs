@@ -87,7 +87,7 @@ impl Entry {
             kept: Arc::clone(&self.kept),
             key: Arc::clone(&self.key),
             unclear: self.puts > 0,
-            created: self.held.as_ref().map(|held| held.created),
+            granted: self.held.is_some(),
             adopted: self.held.as_ref().is_some_and(|held| held.key != self.key),
             link: self.held.as_ref().and_then(|held| held.link),
         }
@@ -101,18 +101,17 @@ pub(crate) struct Known {
     pub(crate) key: Arc<str>,
     /// Whether it may be put later.
     pub(crate) unclear: bool,
-    /// The revision at which it was created, once it was granted.
-    pub(crate) created: Option<i64>,
+    granted: bool,
     /// Whether the claim was granted for the key that another client put.
-    pub(crate) adopted: bool,
+    adopted: bool,
     /// The link over which it was granted, and not asked for since.
     link: Option<u64>,
 }
 
 impl Known {
     /// Whether the claim was granted for its own key, and nothing else is to be heard of it.
-    pub(crate) fn is_sure(&self) -> bool {
-        self.created.is_some() && !self.unclear && !self.adopted
+    fn is_sure(&self) -> bool {
+        self.granted && !self.unclear && !self.adopted
     }
 
     /// Whether the claim's key, if that link shows it at all, is the head of its queue.
@@ -224,12 +223,13 @@ impl Table {
         });
     }
 
-    /// If what is known of the claim `fits`, a request is about to be sent that deletes its own key, whenever that was put.
-    pub(crate) fn deleting(&self, claim: &Claim, fits: impl FnOnce(&Known) -> bool) -> Option<Known> {
+    /// A request is about to be sent that deletes the claim's own key, whenever that was put. None, and nothing is to be sent, if the claim
+    /// was granted for the key that another client put, or is not known.
+    pub(crate) fn deleting(&self, claim: &Claim) -> Option<Known> {
         let mut state = self.lock();
         let entry = state.claims.get_mut(&claim.owner())?;
         let known = entry.known();
-        fits(&known).then(|| {
+        (!known.adopted).then(|| {
             entry.deletes += 1;
             known
         })
@@ -441,7 +441,7 @@ mod tests {
         let (table, kept, claims) = (Table::default(), kept(), [claim(), claim()]);
         let key = table.putting(&claims[0], "n/", &kept, 0);
         table.answered(&claims[0], &key, true);
-        table.deleting(&claims[0], |_| true).unwrap();
+        table.deleting(&claims[0]).unwrap();
         table.deleted(&claims[0], &key);
         table.gone(&claims[0], &key);
         assert_eq!(table.putting(&claims[1], "n/", &kept, 0), key);
@@ -453,7 +453,7 @@ mod tests {
         let old = table.putting(&claim, "n/", &kept, 0);
         table.answered(&claim, &old, true);
         for _ in 0..2 {
-            table.deleting(&claim, |_| true).unwrap();
+            table.deleting(&claim).unwrap();
         }
         table.deleted(&claim, &old);
         table.gone(&claim, &old);

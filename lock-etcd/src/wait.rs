@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 use crate::failure::Failure;
 use crate::leases::{Kept, reservation_ids};
 use crate::link::Link;
-use crate::queue::{FRONT, front, head, is_of, kvs, reservation_of, text};
+use crate::queue::{front, head, is_of, kvs, reservation_of, text};
 use crate::requests::{After, as_known};
 use crate::session::{PAUSE, Session, is_worth_another};
 use crate::tokens::Put;
@@ -150,7 +150,7 @@ impl Session {
             let mine: Vec<_> = [key.to_owned()].into_iter().chain(reservation_of(key, claim)).collect();
             let absent = |key: &String| Compare::create_revision(&**key, CompareOp::Equal, 0);
             let new = as_known(mine.iter().map(absent), &kept);
-            let more = vec![youngest(&queue, GetOptions::new(), 2), head(&queue, FRONT)];
+            let more = vec![youngest(&queue, GetOptions::new(), 2), head(&queue)];
             let mine = mine.into_iter().map(|key| TxnOp::get(key, None)).collect();
             let join = self.taking(new, put(false), key, drawing, more, mine);
             let join = vec![TxnOp::txn(join)];
@@ -232,7 +232,7 @@ impl Session {
                 Compare::create_revision(key, CompareOp::Equal, place.created),
                 Compare::create_revision(&*queue, CompareOp::Greater, place.created - 1).with_prefix(),
             ])
-            .or_else([TxnOp::get(key, None), youngest(&queue, older, 1), head(&queue, FRONT)]);
+            .or_else([TxnOp::get(key, None), youngest(&queue, older, 1), head(&queue)]);
         let answer = link.txn(txn).await?;
         if answer.succeeded() {
             return self.hold(link, claim, place).map(Some);

@@ -192,9 +192,9 @@ pub(crate) fn reservations(schema: &Schema, condition: &str) -> String {
     )
 }
 
-/// Draws [tokens]. Null: this is another session.
-pub(crate) fn draw(proof: &Proof, tokens: &str) -> String {
-    format!("SELECT CASE WHEN {proof} THEN {tokens} END")
+/// Draws a token. Null: this is another session.
+pub(crate) fn draw(proof: &Proof, sequence: u32) -> String {
+    format!("SELECT CASE WHEN {proof} THEN nextval({sequence}) END")
 }
 
 /// Whether it was held; null: this is another session.

@@ -90,8 +90,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Busy, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Scope, ServerInfo, Wait,
+    Attempt, Busy, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    ServerInfo, Wait,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -218,11 +218,6 @@ impl DistributedLock for PostgresLock {
             attempt = waiting => attempt,
             () = self.sessions.closed() => Err(LockError::closed()),
         }
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        self.sessions.may_write()?;
-        run!(self, "hand-over", hand_over(from, to; unwanted))
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use lock_core::{Attempt, Busy, Claim, Grant, HandOver, Lease, LeaseId, Released, Renewal};
+use lock_core::{Attempt, Busy, Claim, Grant, Lease, LeaseId, Released, Renewal};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
@@ -13,7 +13,6 @@ use crate::open::Room;
 use crate::session::{Carried, Session, Share};
 use crate::sessions::Sessions;
 use crate::tokens::Drawn;
-use crate::ttl_class::class_of;
 use crate::unfinished::Unfinished;
 
 /// How long a client that has woken another one for a lock leaves it to that one.
@@ -51,7 +50,7 @@ impl Sessions {
 
     /// The attempt; without the lock if its caller has gone. The release that follows may have overtaken it on another
     /// thread, and another attempt for the same claim may be next: so before the turn ends.
-    pub(crate) async fn if_wanted(
+    async fn if_wanted(
         self: &Arc<Self>,
         turn: &mut Turn,
         key: i64,
@@ -222,73 +221,6 @@ impl Sessions {
         }
     }
 
-    /// Lets the next claim of this client have the lock. It stays locked on the server all the while.
-    pub(crate) async fn hand_over(
-        self: &Arc<Self>,
-        from: &Claim,
-        to: &Claim,
-        unwanted: &CancellationToken,
-    ) -> Result<HandOver, Failure> {
-        let key = self.settings.keys.of(from.name());
-        if key != self.settings.keys.of(to.name()) {
-            let released = self.release(from).await?;
-            return Ok(HandOver::new(released, self.try_acquire(to, unwanted).await?));
-        }
-        let mut turn = self.holdings.turn(key).await;
-        let done = self.hand_over_in(&mut turn, key, from, to).await?;
-        let to = self.if_wanted(&mut turn, key, to, done.to, unwanted).await?;
-        Ok(HandOver::new(done.from, to))
-    }
-
-    async fn hand_over_in(
-        self: &Arc<Self>,
-        turn: &mut Turn,
-        key: i64,
-        from: &Claim,
-        to: &Claim,
-    ) -> Result<HandOver, Failure> {
-        let same_kind = from.own_lease() == to.own_lease() && same_ttl(from, to) && from.label() == to.label();
-        // The lock stays locked, so there is no look for reservations: only that of `from` can have been made.
-        let same_kind = same_kind && !self.reservations.contains(from.owner());
-        let mine = turn.held().is_some_and(|holding| holding.claim.owner() == from.owner());
-        if !mine || !same_kind {
-            let released = self.release_in(turn, key, from).await?;
-            return Ok(HandOver::new(released, self.try_in(turn, key, to, Room::Needed).await?));
-        }
-        let Some(holding) = turn.take() else {
-            return Err(Failure::Ended);
-        };
-        let drawing = Unfinished::on(&holding.session);
-        let drawn = self.draw(&holding.session, to.tokens_wanted()).await;
-        drawing.done();
-        match drawn {
-            Ok(drawn) => {
-                let Holding {
-                    session, share, lease, ..
-                } = holding;
-                let lease = match share {
-                    Some(_) => lease,
-                    None => own_lease(&session, to, &drawn),
-                };
-                Ok(HandOver::new(
-                    Released::Released,
-                    held(turn, to, &drawn, lease, session, share),
-                ))
-            }
-            Err(_) if holding.session.is_over() => {
-                drop(holding);
-                Ok(HandOver::new(
-                    Released::NotHeld,
-                    self.try_in(turn, key, to, Room::Needed).await?,
-                ))
-            }
-            Err(failure) => {
-                turn.put(holding);
-                Err(failure)
-            }
-        }
-    }
-
     /// Others were woken for that lock, and are on their way: this client would always be faster.
     fn give_way(&self, key: i64) {
         let now = self.clock.now();
@@ -309,17 +241,8 @@ impl Sessions {
     }
 }
 
-/// Whether one session can carry both.
-fn same_ttl(one: &Claim, other: &Claim) -> bool {
-    if one.own_lease() {
-        one.ttl() == other.ttl()
-    } else {
-        class_of(one.ttl()) == class_of(other.ttl())
-    }
-}
-
 /// The lease of a claim that has the session to itself, by the message that was granted.
-pub(crate) fn own_lease(session: &Session, claim: &Claim, drawn: &Drawn) -> Lease {
+fn own_lease(session: &Session, claim: &Claim, drawn: &Drawn) -> Lease {
     let lease = Lease::for_claim(claim, drawn.sent);
     session.fall_silent();
     session.wire().keep(Some(lease.clone()));
@@ -327,7 +250,7 @@ pub(crate) fn own_lease(session: &Session, claim: &Claim, drawn: &Drawn) -> Leas
 }
 
 /// Takes note of a lock that was granted.
-pub(crate) fn held(
+fn held(
     turn: &mut Turn,
     claim: &Claim,
     drawn: &Drawn,

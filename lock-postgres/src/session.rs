@@ -337,15 +337,14 @@ impl Session {
         }
     }
 
-    /// Draws tokens for a lock that the session has.
-    pub(crate) async fn draw(&self, wanted: NonZeroU32) -> Result<Draw, Failure> {
-        let count = wanted.min(BLOCK);
+    /// Draws a token.
+    pub(crate) async fn draw(&self) -> Result<Draw, Failure> {
         let (ceiling, sent) = (self.ceiling(), self.clock.now());
-        let sql = commands::draw(&self.proof, &commands::tokens(self.start.sequence, count));
+        let sql = commands::draw(&self.proof, self.start.sequence);
         match self.ask(&sql).await?.one()?.get(0)? {
             Some(last) => {
                 let last = last.parse().map_err(|_| Failure::Nonsense)?;
-                Ok(Draw::of(last, count, sent, ceiling))
+                Ok(Draw::of(last, NonZeroU32::MIN, sent, ceiling))
             }
             None => Err(self.is_elsewhere()),
         }

@@ -55,10 +55,10 @@ impl Sessions {
         }
     }
 
-    /// Draws tokens for a lock that the session has.
-    pub(crate) async fn draw(self: &Arc<Self>, session: &Arc<Session>, wanted: NonZeroU32) -> Result<Drawn, Failure> {
+    /// Draws a token.
+    pub(crate) async fn draw(self: &Arc<Self>, session: &Arc<Session>) -> Result<Drawn, Failure> {
         let before = self.seen.load(Ordering::Acquire);
-        let draw = session.draw(wanted).await?;
+        let draw = session.draw().await?;
         self.sure_of(session, draw, before).await
     }
 

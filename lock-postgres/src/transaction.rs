@@ -1,6 +1,5 @@
 //! A lock that ends with a transaction of the user's own.
 
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -242,7 +241,7 @@ async fn lock(
 async fn prepare(sessions: &Arc<Sessions>) -> Result<(), Failure> {
     let session = sessions.any().await?;
     let prepared = async {
-        let drawn = sessions.draw(&session, NonZeroU32::MIN).await?;
+        let drawn = sessions.draw(&session).await?;
         session
             .ask(&counter::raise_ceiling(&sessions.settings.schema, drawn.token.get()))
             .await

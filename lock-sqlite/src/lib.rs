@@ -111,8 +111,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released,
-    Renewal, Scope, ServerInfo, Wait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    ServerInfo, Wait,
 };
 
 pub use config::SqliteConfig;
@@ -149,16 +149,6 @@ impl SqliteLock {
     pub(crate) fn session(&self) -> &Arc<Session> {
         &self.session
     }
-
-    /// Takes the name if nobody holds it. `waits` tells whether the caller has time for a file that another process keeps.
-    async fn attempt(&self, claim: &Claim, waits: bool) -> Result<Attempt, LockError> {
-        let wish = claim.clone();
-        self.session
-            .run_granting("acquire", claim, waits, move |store, sent, wanted| {
-                store.try_acquire(&wish, sent, wanted)
-            })
-            .await
-    }
 }
 
 #[async_trait]
@@ -172,7 +162,7 @@ impl DistributedLock for SqliteLock {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.attempt(claim, false).await
+        self.session.attempt(claim, false).await
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
@@ -191,7 +181,7 @@ impl DistributedLock for SqliteLock {
     }
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
-        let attempt = self.attempt(claim, true).await?;
+        let attempt = self.session.attempt(claim, true).await?;
         if let Attempt::Busy(found) = &attempt {
             wait.busy(found);
         }
@@ -199,15 +189,6 @@ impl DistributedLock for SqliteLock {
             Attempt::Busy(_) if !wait.is_over(Clock::system().now()) => self.session.wait(claim, wait.deadline()).await,
             done => Ok(done),
         }
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        let (old, new) = (from.clone(), to.clone());
-        self.session
-            .run_granting("hand-over", to, true, move |store, sent, wanted| {
-                store.hand_over(&old, &new, sent, wanted)
-            })
-            .await
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

@@ -119,28 +119,22 @@ impl Session {
         )))
     }
 
-    /// Does `work` on the open database, for what may grant `claim`: a grant whose caller has gone away is taken back. If it does not wait, it
-    /// fails as soon as one transaction of another process has kept it from the file for [`STANDSTILL`].
-    pub(crate) async fn run_granting<T: Send + 'static>(
-        &self,
-        operation: &'static str,
-        claim: &Claim,
-        waits: bool,
-        work: impl FnOnce(&mut Store, Stamp, Wanted<'_>) -> Result<T, Failure> + Send + 'static,
-    ) -> Result<T, LockError> {
+    /// Takes the name if no other claim holds it. A grant whose caller has gone away is taken back. If it does not wait, it fails as soon as
+    /// one transaction of another process has kept it from the file for [`STANDSTILL`].
+    pub(crate) async fn attempt(&self, claim: &Claim, waits: bool) -> Result<Attempt, LockError> {
         self.may_write()?;
-        let granted = claim.clone();
+        let asked = claim.clone();
         let mut answer = self.ask(Some(claim), move |worker, reply| {
             let sent = worker.clock.now();
             if !waits {
                 patience::but_for_no_standstill(&worker.settings.path, STANDSTILL);
             }
-            let done = worker.on_store(|store| work(store, sent, &|| reply.is_wanted()));
-            if reply.send(worker.explained(operation, done)).is_err() {
-                worker.take_back(&granted);
+            let done = worker.on_store(|store| store.try_acquire(&asked, sent, &|| reply.is_wanted()));
+            if reply.send(worker.explained("acquire", done)).is_err() {
+                worker.take_back(&asked);
             }
         })?;
-        answer.within(operation, self.settings.op_timeout).await
+        answer.within("acquire", self.settings.op_timeout).await
     }
 
     /// Waits until the claim is granted, or for `deadline`.

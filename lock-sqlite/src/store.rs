@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
 use lock_core::{
-    Attempt, Busy, Claim, FencingToken, Grant, HandOver, Holder, Lease, LockName, OwnerId, Released, Renewal, Stamp,
+    Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockName, OwnerId, Released, Renewal, Stamp,
 };
 use rusqlite::{Connection, OptionalExtension, Transaction, TransactionBehavior};
 
@@ -96,24 +96,17 @@ impl Store {
     }
 
     pub(crate) fn try_acquire(&mut self, claim: &Claim, sent: Stamp, wanted: Wanted<'_>) -> Result<Attempt, Failure> {
-        self.drawing(wanted, |tx| tx.grant(claim, sent))
-    }
-
-    pub(crate) fn hand_over(
-        &mut self,
-        from: &Claim,
-        to: &Claim,
-        sent: Stamp,
-        wanted: Wanted<'_>,
-    ) -> Result<HandOver, Failure> {
-        let handed = self.drawing(wanted, |tx| {
-            let released = tx.release(from)?;
-            Ok(tx.grant(to, sent)?.map(|attempt| HandOver::new(released, attempt)))
-        })?;
-        if handed.from == Released::Released && from.name() != to.name() {
-            self.wake_others();
+        loop {
+            let granted = self.write(wanted, |tx| {
+                let done = tx.grant(claim, sent)?;
+                tx.keep = done.is_some();
+                Ok(done)
+            })?;
+            if let Some(attempt) = granted {
+                return Ok(attempt);
+            }
+            self.seen = counter::raise(&mut self.conn, Some(&self.place), self.seen)?;
         }
-        Ok(handed)
     }
 
     pub(crate) fn renew(&mut self, claim: &Claim, wanted: Wanted<'_>) -> Result<Renewal, Failure> {
@@ -230,24 +223,6 @@ impl Store {
             .prepare_cached(sql)
             .expect("a statement that was prepared before");
         statement.get_status(rusqlite::StatementStatus::Run)
-    }
-
-    /// As `write`, for what draws a token: raises the ceiling first where that is due.
-    fn drawing<T>(
-        &mut self,
-        wanted: Wanted<'_>,
-        body: impl Fn(&mut Tx<'_>) -> Result<Option<T>, Failure>,
-    ) -> Result<T, Failure> {
-        loop {
-            if let Some(done) = self.write(wanted, |tx| {
-                let done = body(tx)?;
-                tx.keep = done.is_some();
-                Ok(done)
-            })? {
-                return Ok(done);
-            }
-            self.seen = counter::raise(&mut self.conn, Some(&self.place), self.seen)?;
-        }
     }
 
     /// As `write`, and waits until what was written is on the disk.

@@ -269,7 +269,7 @@ impl Waiter {
         Ok(None)
     }
 
-    /// Hands over the grant, or takes it back if nobody is there to hear of it.
+    /// Answers with the grant, or takes it back if nobody is there to hear of it.
     fn answer(self, attempt: Attempt, store: &mut Store) -> Result<(), Failure> {
         if self.reply.send(Ok(attempt)).is_err() {
             store.release(&self.claim)?;

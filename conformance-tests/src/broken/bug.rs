@@ -33,10 +33,7 @@ pub(crate) enum Bug {
     FenceChecksBeforeItWrites,
     FenceRefusesItsHolder,
     FenceTakesWhatDiffers,
-    HandOverIgnoresTheName,
     ForceTakesAll,
-    HandOverKeepsTheToken,
-    HandOverWithoutOwnerCheck,
     LateRequestIsHonoured,
     ListIgnoresItsPrefix,
     ListLeavesOutNames,
@@ -96,10 +93,7 @@ impl Bug {
         Self::FenceChecksBeforeItWrites,
         Self::FenceRefusesItsHolder,
         Self::FenceTakesWhatDiffers,
-        Self::HandOverIgnoresTheName,
         Self::ForceTakesAll,
-        Self::HandOverKeepsTheToken,
-        Self::HandOverWithoutOwnerCheck,
         Self::LateRequestIsHonoured,
         Self::ListIgnoresItsPrefix,
         Self::ListLeavesOutNames,
@@ -160,10 +154,7 @@ impl Bug {
             Self::FenceChecksBeforeItWrites => "a fence checks the token in one step and writes in another",
             Self::FenceRefusesItsHolder => "a fence refuses the second write of its holder",
             Self::FenceTakesWhatDiffers => "a fence looks for a change of the token and not at its order",
-            Self::HandOverIgnoresTheName => "a hand-over ignores the name of its second claim",
             Self::ForceTakesAll => "a forced release takes all locks of its victim",
-            Self::HandOverKeepsTheToken => "a hand-over keeps the token",
-            Self::HandOverWithoutOwnerCheck => "a hand-over takes from whoever holds",
             Self::LateRequestIsHonoured => "a late request is honoured beyond its ttl",
             Self::ListIgnoresItsPrefix => "a list has what is not under its prefix",
             Self::ListLeavesOutNames => "a list leaves names out",
@@ -238,10 +229,7 @@ impl Bug {
             Self::FenceRefusesItsHolder | Self::FenceTakesWhatDiffers => {
                 cases![fences::a_stale_token_is_refused_and_an_equal_one_accepted]
             }
-            Self::HandOverIgnoresTheName => cases![ownership::a_hand_over_to_another_name_takes_that_name],
             Self::ForceTakesAll => cases![ownership::a_forced_release_tells_the_victim_within_one_renewal],
-            Self::HandOverKeepsTheToken => cases![tokens::tokens_rise_across_hand_overs],
-            Self::HandOverWithoutOwnerCheck => cases![ownership::a_hand_over_of_what_is_not_held_spares_the_holder],
             Self::LateRequestIsHonoured => {
                 cases![cancellation::a_request_delivered_after_its_release_is_gone_after_a_ttl]
             }

@@ -23,7 +23,6 @@ impl Bug {
             Self::AskingAgainKeepsTheOldTtl => &["stops believing before the next one is granted"],
             Self::BlockBeginsTooLow
             | Self::BlockIsNotCounted
-            | Self::HandOverKeepsTheToken
             | Self::TokenFollowsACounterThatFell
             | Self::TokenPerAttempt
             | Self::TokenPerSession
@@ -49,8 +48,6 @@ impl Bug {
             Self::FenceChecksBeforeItWrites => &["none is accepted below a token that was seen"],
             Self::FenceRefusesItsHolder => &["is accepted: true, and leaves"],
             Self::ForceTakesAll => &["lock \"other\" was lost"],
-            Self::HandOverIgnoresTheName => &["else holds stays busy"],
-            Self::HandOverWithoutOwnerCheck => &["what another owner holds is not handed over"],
             Self::LateRequestIsHonoured | Self::TtlIsIgnored => &["\"n\" is free within"],
             Self::ListIgnoresItsPrefix => &["under \"a\" there are"],
             Self::ListLeavesOutNames => &["a list has the name of each lock", "under \"\" there are"],

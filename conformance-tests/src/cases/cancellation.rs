@@ -16,7 +16,6 @@ pub(crate) const CASES: &[Entry] = cases![
     dropped::try_acquire_dropped_at_every_poll_leaves_nothing,
     dropped::acquire_dropped_at_every_poll_of_a_wait_leaves_nothing,
     dropped::acquire_dropped_at_every_poll_of_a_grant_leaves_nothing,
-    dropped::hand_over_dropped_at_every_poll_leaves_nothing,
     a_swallowed_reply_leaves_nothing_after_the_release,
     a_request_delivered_after_its_release_is_gone_after_a_ttl,
     dropped::a_request_for_a_lock_dropped_at_every_poll_leaves_nothing,

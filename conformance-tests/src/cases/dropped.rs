@@ -246,31 +246,6 @@ async fn released_once_awaited(case: Arc<Case>, client: Arc<Link>, held: Claim, 
     Ok(())
 }
 
-pub(crate) async fn hand_over_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    let kept = party.locks.lock("kept").await?;
-    let mut every = EveryPoll::default();
-    while let Some(drops) = every.next()? {
-        let (from, to) = (
-            Claim::new(case.name("n"), case.steady_ttl()),
-            Claim::new(case.name("n"), case.steady_ttl()),
-        );
-        case.take_within(&party.link, &from, case.steady_ttl() + case.hang_limit())
-            .await?;
-        let fate = dropped(party.link.hand_over(&from, &to), drops, case.hang_limit()).await;
-        party.link.release(&from, None).await?;
-        party.link.release(&to, None).await?;
-        every.saw(&fate.transpose()?);
-    }
-    let most = every.most;
-    case.remark(format!("hand_over was dropped at each of its polls, k_max {most}"));
-    case.only_leftovers(1).await?;
-    case.is_free_within(&other, &case.name("n"), case.steady_ttl() + case.hang_limit())
-        .await?;
-    kept.release().await?;
-    Ok(())
-}
-
 pub(crate) async fn a_request_for_a_lock_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
     let (party, other) = (case.party().await?, case.client().await?);
     let kept = party.locks.lock("kept").await?;

@@ -20,8 +20,6 @@ pub(crate) const CASES: &[Entry] = cases![
     renewal_after_release_brings_nothing_back,
     a_guard_whose_deadline_has_passed_is_not_revived,
     release_after_loss_is_already_lost,
-    a_hand_over_of_what_is_not_held_spares_the_holder,
-    a_hand_over_to_another_name_takes_that_name,
     a_forced_release_tells_the_victim_within_one_renewal,
     a_forced_release_of_a_free_name_finds_nobody,
 ];
@@ -207,72 +205,6 @@ pub(crate) async fn release_after_loss_is_already_lost(case: Arc<Case>) -> Outco
         "what is held is released; it said {outcome:?}"
     );
     Ok(())
-}
-
-pub(crate) async fn a_hand_over_of_what_is_not_held_spares_the_holder(case: Arc<Case>) -> Outcome {
-    let (holder, other) = (case.client().await?, case.client().await?);
-    let claim = case.claim("n");
-    case.take(&holder, &claim).await?;
-    let (from, to) = (case.claim("n"), case.claim("n"));
-    // The holder's own client knows better than any other who holds it.
-    for client in [&other, &holder] {
-        let done = client.hand_over(&from, &to).await?;
-        ensure!(
-            done.from == Released::NotHeld,
-            "the backend",
-            "what another owner holds is not handed over; it said {:?}",
-            done.from
-        );
-        if let Attempt::Granted(grant) = done.to {
-            fail!("the backend", "a held name stays busy; it gave {grant:?}");
-        }
-    }
-    held(&holder, &claim).await?;
-    // Nothing is held any more: the hand-over is then a plain attempt.
-    let done = other.hand_over(&from, &to).await?;
-    ensure!(
-        done.from == Released::NotHeld && matches!(done.to, Attempt::Granted(_)),
-        "the backend",
-        "a hand-over of a free name takes it; it said {done:?}"
-    );
-    held(&other, &to).await
-}
-
-pub(crate) async fn a_hand_over_to_another_name_takes_that_name(case: Arc<Case>) -> Outcome {
-    let (client, other) = (case.client().await?, case.client().await?);
-    // Before the one that is handed over: what came first is what some servers look at.
-    let (theirs, from) = (case.claim("other"), case.claim("n"));
-    case.take(&other, &theirs).await?;
-    case.take(&client, &from).await?;
-    let to = case.claim("other");
-    let done = client.hand_over(&from, &to).await?;
-    ensure!(
-        done.from == Released::Released,
-        "the backend",
-        "a hand-over to another name releases what is held; it said {:?}",
-        done.from
-    );
-    if let Attempt::Granted(grant) = done.to {
-        fail!(
-            "the backend",
-            "a name that somebody else holds stays busy; it gave {grant:?}"
-        );
-    }
-    held(&other, &theirs).await?;
-    // Free: the second name is what is taken, and the first one is left.
-    let (from, to) = (case.claim("n"), case.claim("other"));
-    case.take(&client, &from).await?;
-    let done = client.hand_over(&from, &to).await?;
-    ensure!(
-        done.from == Released::Released && matches!(done.to, Attempt::Granted(_)),
-        "the backend",
-        "a hand-over to another name that is free takes it; it said {done:?}"
-    );
-    case.is_busy(&other, to.name()).await?;
-    let next = case.claim("n");
-    case.take(&other, &next).await?;
-    held(&other, &next).await?;
-    held(&client, &to).await
 }
 
 pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: Arc<Case>) -> Outcome {

@@ -4,7 +4,7 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, FencingToken, Grant, Released, Renewal, Wait};
+use lock_core::{Attempt, Claim, DistributedLock, FencingToken, Grant, Renewal, Wait};
 
 use super::{Entry, cases};
 use crate::case::Case;
@@ -17,7 +17,6 @@ pub(crate) const CASES: &[Entry] = cases![
     tokens_rise_across_releases_by_any_client,
     tokens_rise_across_expiry,
     tokens_rise_across_dropped_guards,
-    tokens_rise_across_hand_overs,
     tokens_rise_across_a_new_client_and_a_closed_one,
     tokens_rise_across_processes,
     tokens_rise_across_the_kill_of_a_holder,
@@ -117,40 +116,6 @@ pub(crate) async fn tokens_rise_across_dropped_guards(case: Arc<Case>) -> Outcom
         rising.next(guard.token())?;
         drop(guard);
     }
-    Ok(())
-}
-
-pub(crate) async fn tokens_rise_across_hand_overs(case: Arc<Case>) -> Outcome {
-    let client = case.client().await?;
-    let mut rising = Rising::default();
-    let mut from = block(&case);
-    rising.grant(&case.take(&client, &from).await?)?;
-    for _ in 0..10 {
-        let to = block(&case);
-        let done = client.hand_over(&from, &to).await?;
-        ensure!(
-            done.from == Released::Released,
-            "the backend",
-            "a hand-over releases what is held; it said {:?}",
-            done.from
-        );
-        let Attempt::Granted(grant) = done.to else {
-            fail!(
-                "the backend",
-                "a hand-over with nobody else about is granted; it said {:?}",
-                done.to
-            )
-        };
-        ensure!(
-            grant.claim == to,
-            "the backend",
-            "the grant is for the claim that asked; it is for {:?}",
-            grant.claim
-        );
-        rising.grant(&grant)?;
-        from = to;
-    }
-    client.release(&from, None).await?;
     Ok(())
 }
 

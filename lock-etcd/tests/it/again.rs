@@ -124,26 +124,6 @@ async fn claims_that_are_refused_leave_their_key_to_the_next() {
 }
 
 #[tokio::test]
-async fn hand_overs_within_a_client_take_turns_on_two_keys() {
-    const ROUNDS: usize = 20;
-    let server = shared().await;
-    let (lock, etcd) = (client(&server).await, plain(&server).await);
-    let mut held = claim("n", LONG);
-    let mut token = granted(&lock, &held).await.token;
-    for _ in 0..2 * ROUNDS - 1 {
-        let next = claim("n", LONG);
-        let handed = lock.hand_over(&held, &next).await.unwrap();
-        assert_eq!(handed.from, Released::Released);
-        let grant = handed.to.granted().unwrap();
-        assert!(grant.token > token);
-        (held, token) = (next, grant.token);
-    }
-    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
-    let keys = history(&etcd, "n").await;
-    assert_eq!(keys.into_values().collect::<Vec<_>>(), [ROUNDS; 2]);
-}
-
-#[tokio::test]
 async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_again() {
     const ROUNDS: usize = 30;
     let server = shared().await;

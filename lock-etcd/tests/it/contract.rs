@@ -40,20 +40,25 @@ async fn closing_leaves_nothing_but_the_base_of_tokens() {
 }
 
 #[tokio::test]
-async fn a_hand_over_does_not_pass_by_who_waits_at_the_server() {
+async fn the_next_waiter_of_the_holder_s_client_does_not_pass_by_who_waits_at_the_server() {
     let server = shared().await;
     let (a, b, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
-    let (first, second, waiting) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
-    granted(&a, &first).await;
+    let locks = Locks::new(a);
+    let guard = locks.lock("n").ttl(LONG).await.unwrap();
+    let first = claim("n", LONG);
     let wait = tokio::spawn({
-        let waiting = waiting.clone();
-        async move { b.acquire(&waiting, Wait::until(soon())).await }
+        let (b, first) = (b.clone(), first.clone());
+        async move { b.acquire(&first, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", 1).await;
-    let handed = a.hand_over(&first, &second).await.unwrap();
-    assert_eq!(handed.from, Released::Released);
-    assert!(handed.to.granted().is_none());
-    assert_eq!(wait.await.unwrap().unwrap().granted().unwrap().claim, waiting);
+    let second = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
+    until(async || locks.stats().waiting > 0).await;
+    guard.release().await.unwrap();
+    assert_eq!(wait.await.unwrap().unwrap().granted().unwrap().claim, first);
+    until_queued(&etcd, "n", 1).await;
+    assert!(!second.is_finished());
+    b.release(&first, None).await.unwrap();
+    second.await.unwrap().unwrap().release().await.unwrap();
 }
 
 /// A waiter that is looking at the queue: the look has not reached the server when this returns, nor does what is sent now, until the

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lock_core::{Claim, DistributedLock, Locks, Released, Renewal, Wait};
-use lock_etcd::etcd_client::Client;
+use lock_etcd::etcd_client::{Client, KeyValue};
 
 use crate::server::{
     LONG, SHORT, claim, client, everything, granted, leases_granted, plain, queue, shared, soon, start, transactions,
@@ -13,6 +13,10 @@ use crate::server::{
 /// A claim that announces a reservation.
 pub(crate) fn reserving(name: &str, length: Duration) -> Claim {
     claim(name, LONG).with_at_least(length)
+}
+
+fn is_reservation(found: &KeyValue) -> bool {
+    found.key_str().unwrap().contains("/reserved.")
 }
 
 /// The leases that there are.
@@ -72,7 +76,7 @@ async fn a_release_at_the_end_of_a_reservation_or_of_a_claim_without_a_guard_lea
         // Of each client that which its holds share.
         assert_eq!(leases(&etcd).await, 2);
     }
-    // Handed over within the client as soon as its time is over, also if the server would keep it for longer.
+    // It ends as soon as its time is over within the client, also if the server would keep it for longer.
     let locks = Locks::new(lock);
     let guard = locks.lock("n").at_least(Duration::from_millis(1)).await.unwrap();
     let next = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
@@ -81,9 +85,10 @@ async fn a_release_at_the_end_of_a_reservation_or_of_a_claim_without_a_guard_lea
     // Until its time is over.
     tokio::time::sleep(Duration::from_millis(2)).await;
     guard.release().await.unwrap();
+    let left = queue(&etcd, "n").await;
+    assert!(left.iter().all(|kv| !is_reservation(kv)), "{left:?}");
     let next = next.await.unwrap().unwrap();
     assert!(next.token() > token);
-    assert_eq!(locks.stats().handed_over, 1);
     assert_eq!(queue(&etcd, "n").await.len(), 1);
     next.release().await.unwrap();
 }
@@ -99,9 +104,8 @@ async fn a_waiter_whose_key_is_deleted_by_hand_comes_again_and_can_reserve() {
         async move { waiter.acquire(&wanted, Wait::until(soon())).await }
     });
     until_queued(&etcd, "n", 2).await;
-    let is_claim = |key: &str| !key.contains("/reserved.");
     let queued = queue(&etcd, "n").await;
-    let mine = queued[1..].iter().find(|kv| is_claim(kv.key_str().unwrap())).unwrap();
+    let mine = queued[1..].iter().find(|kv| !is_reservation(kv)).unwrap();
     etcd.kv_client().delete(mine.key(), None).await.unwrap();
     until(async || {
         let queued = queue(&etcd, "n").await;

@@ -83,7 +83,6 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
     let reader = reader(&server, "postgres").await;
     refused(reader.try_acquire(&free).await);
     refused(reader.acquire(&free, Wait::until(None)).await);
-    refused(reader.hand_over(&held, &free).await);
     refused(reader.renew(&grant.lease).await);
     refused(reader.release(&held, None).await);
     refused(reader.force_release(&name("held")).await);

@@ -88,25 +88,6 @@ async fn acquire_dropped_at_any_poll_leaves_no_row() {
 }
 
 #[tokio::test]
-async fn hand_over_dropped_at_any_poll_leaves_no_successor() {
-    let file = File::new();
-    let lock = file.client().await;
-    for polls in 0..2 {
-        let (from, to) = (claim("n", LONG), claim("n", LONG));
-        granted(&lock, &from).await;
-        assert!(!dropped_after(polls, &file, lock.hand_over(&from, &to)).await);
-        settled(&lock).await;
-        let holder = lock.holder(from.name()).await.unwrap();
-        assert!(
-            holder.is_none_or(|h| h.owner == Some(from.owner())),
-            "dropped after {polls} polls"
-        );
-        lock.release(&from, None).await.unwrap();
-        assert_eq!(file.rows(), 0);
-    }
-}
-
-#[tokio::test]
 async fn a_wait_that_was_dropped_takes_nothing_when_the_name_becomes_free() {
     let file = File::new();
     let (a, b) = (file.client().await, file.client().await);

@@ -167,26 +167,6 @@ async fn a_forced_release_is_told_at_the_next_renewal() {
 }
 
 #[tokio::test]
-async fn a_hand_over_lets_nobody_in_between_and_tells_whether_it_was_held() {
-    let file = File::new();
-    let (a, b) = (file.client().await, file.client().await);
-    let (first, second, third) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
-    let grant = granted(&a, &first).await;
-    let handed = a.hand_over(&first, &second).await.unwrap();
-    assert_eq!(handed.from, Released::Released);
-    let next = handed.to.granted().unwrap();
-    assert!(next.token > grant.token);
-    assert_eq!(next.claim, second);
-    // Not the holder any more: releases nothing, and meets the holder.
-    let refused = b.hand_over(&first, &third).await.unwrap();
-    assert_eq!(refused.from, Released::NotHeld);
-    assert!(refused.to.granted().is_none());
-    // The same again is harmless.
-    let again = a.hand_over(&first, &second).await.unwrap();
-    assert_eq!(again.to.granted().unwrap().token, next.token);
-}
-
-#[tokio::test]
 async fn a_waiter_is_granted_when_another_process_or_its_own_client_lets_go() {
     let file = File::new();
     let (a, b) = (file.client().await, file.client().await);

@@ -59,7 +59,6 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
     for why in [
         refusal(reader.try_acquire(&free).await),
         refusal(reader.acquire(&free, Wait::until(None)).await),
-        refusal(reader.hand_over(&held, &free).await),
         refusal(reader.renew(&grant.lease).await),
         refusal(reader.release(&held, None).await),
         refusal(reader.force_release(&name("held")).await),

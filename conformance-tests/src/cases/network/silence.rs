@@ -31,13 +31,10 @@ async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
     let limit = op_timeout + case.hang_limit();
     // None of it ends by itself while the calls last; what ends only with its lease is not waited for longer than that.
     let ttl = case.ttl_of(2 * op_timeout);
-    let claims = ["held", "released", "handed over", "tried", "awaited"]
-        .map(|name| Claim::new(case.name(name), ttl).with_own_lease());
-    let [held, released, from, tried, awaited] = &claims;
+    let claims = ["held", "released", "tried", "awaited"].map(|name| Claim::new(case.name(name), ttl).with_own_lease());
+    let [held, released, tried, awaited] = &claims;
     let lease = case.take(&client, held).await?.lease;
     case.take(&client, released).await?;
-    case.take(&client, from).await?;
-    let to = Claim::new(from.name().clone(), from.ttl());
 
     proxy.set(direction, Traffic::Lost);
     case.note(format!("lost: {direction:?}"));
@@ -85,13 +82,6 @@ async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
         }),
     );
     call(
-        "hand_over",
-        of(&client, from, {
-            let to = to.clone();
-            async move |c, from| c.hand_over(&from, &to).await.map(drop)
-        }),
-    );
-    call(
         "renew",
         of(&client, held, async move |c, _| c.renew(&lease).await.map(drop)),
     );
@@ -104,7 +94,7 @@ async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
     let again = case.claim("again");
     case.take_through(&client, &again, 2 * limit).await?;
     case.note(format!("works again {:?} after the healing", case.now().since(healed)));
-    for claim in claims.iter().chain([&to, &again]) {
+    for claim in claims.iter().chain([&again]) {
         case.release_through(&client, claim).await?;
     }
     Ok(())

@@ -31,25 +31,6 @@ async fn a_release_that_is_dropped_under_way_spares_the_next_claim_of_the_same_c
 }
 
 #[tokio::test]
-async fn a_hand_over_that_arrives_late_spares_the_next_claim_of_the_same_client() {
-    let server = start().await;
-    let proxy = Proxy::start(server.authority()).await.unwrap();
-    let (lock, etcd) = (through(&server, &proxy).await, plain(&server).await);
-    let [from, to, next] = ["n"; 3].map(|name| claim(name, LONG));
-    granted(&lock, &from).await;
-    let held = proxy.hold(to.owner().to_string().as_bytes());
-    fails(&proxy, &held, lock.hand_over(&from, &to)).await;
-    for claim in [&from, &to] {
-        clean_up(&lock, claim).await;
-    }
-    granted(&lock, &next).await;
-    let before = only(&etcd, "n").await;
-    deliver(&server, &proxy, held).await;
-    assert_eq!(only(&etcd, "n").await, before);
-    assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
-}
-
-#[tokio::test]
 async fn a_request_to_join_a_queue_that_arrives_late_joins_nothing() {
     let server = start().await;
     raise_base(&plain(&server).await).await;
