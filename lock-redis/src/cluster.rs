@@ -19,8 +19,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::try_join_all;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, FencingToken, HandOver, Holder, Lease, LockError, LockName,
-    Released, Renewal, Scope, ServerInfo, Wait,
+    Attempt, Capabilities, Claim, DistributedLock, FencingToken, Holder, Lease, LockError, LockName, Released, Renewal,
+    Scope, ServerInfo, Wait,
 };
 
 pub(crate) use address::{needs_cluster_address, not_a_cluster};
@@ -168,22 +168,6 @@ impl DistributedLock for ClusterLock {
             return self.try_acquire(claim).await;
         }
         self.topology().wait(claim, wait).await
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        if from.name() != to.name() {
-            let released = self.release(from, None).await?;
-            return Ok(HandOver::new(released, self.try_acquire(to).await?));
-        }
-        let asking = |Try { session, .. }: Try| async move {
-            let link = session.link().await?;
-            session.hand_over_on(&link, from, to).await
-        };
-        let topology = self.topology();
-        // A second one could not tell what became of the first; the core takes care of both claims.
-        topology
-            .call("hand-over", topology.slot(from.name()), false, asking)
-            .await
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

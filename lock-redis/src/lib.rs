@@ -82,8 +82,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal,
-    Scope, ServerInfo, Wait,
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    ServerInfo, Wait,
 };
 
 pub use cluster::{ClusterConfig, ClusterLock};
@@ -165,11 +165,6 @@ impl DistributedLock for RedisLock {
             return self.try_acquire(claim).await;
         }
         self.session.wait(claim, wait, OnBusy::Queue).await
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        let asking = async { self.session.hand_over_on(&self.session.link().await?, from, to).await };
-        self.session.limited("hand-over", asking).await
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

@@ -20,8 +20,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, HandOver, Holder, Lease, LockError, LockName, Released, Renewal,
-    Scope, ServerInfo, Wait,
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    ServerInfo, Wait,
 };
 
 pub use config::RedlockConfig;
@@ -102,10 +102,6 @@ impl DistributedLock for RedlockLock {
             Err(_) if self.quorum.young_are_let().await => self.quorum.wait(claim, Wait::until(deadline)).await,
             done => done,
         }
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        self.quorum.hand_over(from, to).await
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {

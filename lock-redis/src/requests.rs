@@ -4,9 +4,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{
-    Attempt, Busy, Claim, FencingToken, Grant, HandOver, Holder, Lease, LockName, Released, Renewal, Stamp,
-};
+use lock_core::{Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockName, Released, Renewal, Stamp};
 use tokio::time::timeout;
 
 use crate::failure::{self, Failure};
@@ -298,39 +296,6 @@ impl Session {
     fn left_of_request(&self, sent: Stamp) -> Duration {
         let elapsed = self.clock().now().since(sent);
         self.settings().op_timeout.saturating_sub(elapsed) / 2
-    }
-
-    pub(crate) async fn hand_over_on(&self, link: &Arc<Link>, from: &Claim, to: &Claim) -> Result<HandOver, Failure> {
-        if from.name() != to.name() {
-            let released = self.release_on(link, from, None).await?;
-            let (answer, _) = self.ask_for(link, to, OnBusy::Fail).await?;
-            return Ok(HandOver::new(released, self.attempt(answer).await?));
-        }
-        let sent = self.clock().now();
-        let ttl = millis(to.ttl());
-        self.listeners().forget(from.owner());
-        let mut answer = self
-            .run(
-                &scripts::HAND_OVER,
-                link,
-                from.name(),
-                &[
-                    &from.owner().to_string(),
-                    &to.owner().to_string(),
-                    &ttl.to_string(),
-                    &(link.server_millis(sent) + ttl).to_string(),
-                    &self.client_at(link, to.name()),
-                    &record::info(to),
-                    &tokens_wanted(to),
-                ],
-            )
-            .await?;
-        let released = answer.released()?;
-        let answer = match self.attempted(link, to, sent, answer)? {
-            Reply::Answer(answer) => answer,
-            Reply::Late | Reply::Again => self.ask_for(link, to, OnBusy::Fail).await?.0,
-        };
-        Ok(HandOver::new(released, self.attempt(answer).await?))
     }
 
     pub(crate) async fn force_release_on(&self, link: &Arc<Link>, name: &LockName) -> Result<Option<Holder>, Failure> {

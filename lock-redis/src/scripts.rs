@@ -73,11 +73,6 @@ scripts! {
         "shared", "redlock", "redlock_release", "release_first", "queue", "release";
         "shared", "cluster", "release_first", "queue", "release"
     );
-    HAND_OVER = releasing(
-        "shared", "hand_over_first", "queue", "hand_over";
-        "shared", "redlock", "redlock_hand_over", "hand_over_first", "queue", "hand_over";
-        "shared", "cluster", "hand_over_first", "queue", "hand_over"
-    );
     RESERVE = releasing(
         "shared", "queue", "reserve";
         "shared", "redlock", "queue", "reserve";

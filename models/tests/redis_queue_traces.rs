@@ -15,11 +15,13 @@ const TRACE: &str = r#"
 {"at":11000100,"script":"acquire","owner":"b","ttl":3000,"stop":13900,"sent":5,"waits":true,"answer":"busy"}
 {"at":11500000,"script":"acquire","owner":"e","ttl":3000,"stop":12000,"sent":6,"waits":true,"answer":"late"}
 {"at":11600000,"script":"release","owner":"a","released":true,"push":{"owner":"b","token":11600000,"sent":5,"life":2900}}
-{"at":11700000,"script":"hand_over","from":"b","to":"f","ttl":3000,"stop":14700,"released":true,"answer":"busy","push":{"owner":"d","token":11700000,"sent":4,"life":2998},"unheard":["c"]}
+{"at":11700000,"script":"release","owner":"b","released":true,"push":{"owner":"d","token":11700000,"sent":4,"life":2998},"unheard":["c"]}
+{"at":11700100,"script":"acquire","owner":"f","ttl":3000,"stop":14700,"sent":8,"waits":false,"answer":"busy"}
 {"at":11800000,"script":"release","owner":"f","released":false}
 {"at":13000000,"script":"acquire","owner":"e","ttl":3000,"stop":16000,"sent":7,"waits":false,"answer":{"granted":{"token":13000000,"life":3000}}}
 {"at":13100000,"script":"renew","owner":"d","ttl":3000,"stop":14600,"answer":"lost"}
-{"at":13200000,"script":"hand_over","from":"e","to":"g","ttl":3000,"stop":16200,"released":true,"answer":{"granted":{"token":13200000,"life":3000}}}
+{"at":13200000,"script":"release","owner":"e","released":true}
+{"at":13200100,"script":"acquire","owner":"g","ttl":3000,"stop":16200,"sent":9,"waits":false,"answer":{"granted":{"token":13200100,"life":3000}}}
 "#;
 
 fn trace() -> Vec<Step> {
@@ -38,7 +40,7 @@ fn is_rejected(at: usize, reason: &str, edit: impl FnOnce(&mut Vec<Step>)) {
 
 fn answer(step: &mut Step, new: Answer) {
     match &mut step.script {
-        Script::Acquire { answer, .. } | Script::HandOver { answer, .. } => *answer = new,
+        Script::Acquire { answer, .. } => *answer = new,
         _ => unreachable!(),
     }
 }
@@ -107,21 +109,9 @@ fn a_late_request_that_was_carried_out_is_rejected() {
 }
 
 #[test]
-fn a_hand_over_that_overtakes_the_waiters_is_rejected() {
-    let granted = Answer::Granted {
-        token: 11_700_000,
-        life: 3000,
-    };
-    is_rejected(8, "says", |trace| {
-        answer(&mut trace[8], granted);
-        trace[8].push = None;
-    });
-}
-
-#[test]
 fn a_renewal_of_a_lock_that_has_ended_is_rejected() {
-    is_rejected(11, "says", |trace| {
-        let Script::Renew { answer, .. } = &mut trace[11].script else {
+    is_rejected(12, "says", |trace| {
+        let Script::Renew { answer, .. } = &mut trace[12].script else {
             unreachable!()
         };
         *answer = Renewal::Renewed;
@@ -130,5 +120,5 @@ fn a_renewal_of_a_lock_that_has_ended_is_rejected() {
 
 #[test]
 fn a_grant_before_the_lease_has_ended_is_rejected() {
-    is_rejected(10, "says", |trace| trace[10].at = 12_900_000);
+    is_rejected(11, "says", |trace| trace[11].at = 12_900_000);
 }

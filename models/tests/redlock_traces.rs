@@ -38,7 +38,8 @@ const TRACE: &str = r#"
 {"step":"ran","at":10800000,"node":0,"proposal":10000960,"place":10000960,"script":"acquire","owner":"z","ttl":3000,"stop":13800,"sent":8,"on_busy":"queue","answer":"young","life":0}
 {"step":"ended","at":10900000,"owner":"y"}
 {"step":"ran","at":10900100,"node":1,"proposal":0,"place":0,"script":"release","owner":"y","stop":13900,"released":true,"push":{"owner":"z","token":10900100,"sent":7,"life":3000}}
-{"step":"ran","at":10900200,"node":2,"proposal":10899000,"place":10899000,"script":"hand_over","from":"y","to":"v","ttl":3000,"stop":13900,"released":true,"answer":{"granted":10899000}}
+{"step":"ran","at":10900200,"node":2,"proposal":0,"place":0,"script":"release","owner":"y","stop":13900,"released":true}
+{"step":"ran","at":10900205,"node":2,"proposal":10899000,"place":10899000,"script":"acquire","owner":"v","ttl":3000,"stop":13900,"sent":1,"on_busy":"fail","answer":{"granted":10899000},"life":3000}
 {"step":"ran","at":10900210,"node":2,"proposal":0,"place":0,"script":"release","owner":"v","stop":null,"released":true}
 {"step":"ran","at":10900300,"node":2,"proposal":10890000,"place":10890000,"script":"acquire","owner":"z","ttl":3000,"stop":13900,"sent":9,"on_busy":"queue","answer":{"granted":10899001},"life":3000}
 {"step":"ran","at":10900400,"node":2,"proposal":0,"place":0,"script":"confirm","owner":"z","presented":10899001,"token":10900100,"confirmed":true}
@@ -94,9 +95,7 @@ fn edited(time: u64, reason: &str, edit: impl FnOnce(&mut Run)) {
 
 fn answer(run: &mut Run, new: Answer<u64>) {
     match &mut run.script {
-        Script::Acquire { answer, .. } | Script::HandOver { answer, .. } | Script::Renew { answer, .. } => {
-            *answer = new
-        }
+        Script::Acquire { answer, .. } | Script::Renew { answer, .. } => *answer = new,
         _ => unreachable!(),
     }
 }

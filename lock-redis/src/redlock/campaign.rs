@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_millis(40);
 const RETRY: Duration = Duration::from_millis(250);
 
 /// What a node has answered.
-pub(super) enum Seat {
+enum Seat {
     Asked,
     Busy(Option<OwnerId>),
     Granted(Grant),
@@ -31,7 +31,7 @@ pub(super) enum Seat {
 pub(super) struct Campaign<'a> {
     quorum: &'a Quorum,
     claim: &'a Claim,
-    pub(super) seats: Vec<Seat>,
+    seats: Vec<Seat>,
     round: Round<Result<Attempt, LockError>>,
     tell: mpsc::UnboundedSender<(usize, Busy)>,
     told: mpsc::UnboundedReceiver<(usize, Busy)>,
@@ -209,7 +209,7 @@ impl<'a> Campaign<'a> {
         }
     }
 
-    pub(super) fn found_busy(&mut self, busy: Busy) -> Seat {
+    fn found_busy(&mut self, busy: Busy) -> Seat {
         let owner = busy.holder.as_ref().and_then(|holder| holder.owner);
         if owner.is_some() {
             self.busy = busy;
@@ -372,9 +372,7 @@ impl<'a> Campaign<'a> {
                 (node, ())
             }));
         }
-        self.quorum
-            .stragglers
-            .go_on(&self.quorum.executor, rest, Some((owner, None)));
+        self.quorum.stragglers.go_on(&self.quorum.executor, rest, Some(owner));
         Attempt::Granted(grant)
     }
 
@@ -390,7 +388,7 @@ impl<'a> Campaign<'a> {
 }
 
 /// Asks a node for the lock without waiting for it; once more if that fails.
-pub(super) async fn try_once(session: &Arc<Session>, claim: &Claim) -> Result<Attempt, LockError> {
+async fn try_once(session: &Arc<Session>, claim: &Claim) -> Result<Attempt, LockError> {
     let ask = || {
         let (session, claim) = (Arc::clone(session), claim.clone());
         async move {

@@ -8,7 +8,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use futures_util::future::OptionFuture;
 use futures_util::stream::FuturesUnordered;
 use lock_core::{Claim, Executor, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
 use tokio::time::{Instant, sleep, timeout};
@@ -16,8 +15,6 @@ use tokio::time::{Instant, sleep, timeout};
 use super::claims::Claims;
 use super::node::Proposals;
 use super::stragglers::Stragglers;
-use crate::failure::Failure;
-use crate::link::Link;
 use crate::session::Session;
 
 /// How long a request for information waits for nodes that are slower than the majority.
@@ -86,16 +83,16 @@ impl Quorum {
 
     /// Whether the claim held the name on a majority. Every node gets the request, also those that answer after the majority.
     pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        let earlier = self.stragglers.take_back(claim.owner());
+        self.stragglers.take_back(claim.owner());
         let proposal = self.proposals.propose(claim.owner(), self.server_micros());
         let now = self.now();
         self.claims.free(claim.owner(), 0..self.len(), now, now + claim.ttl());
         let round = self.ask_each(|node, session| {
-            let (claim, earlier, proposal) = (claim.clone(), earlier.clone(), Arc::clone(&proposal));
+            let (claim, proposal) = (claim.clone(), Arc::clone(&proposal));
             let claims = Arc::clone(&self.claims);
             async move {
                 let sent = AtomicUsize::new(0);
-                let releasing = || release_at(Arc::clone(&session), claim.clone(), earlier.clone(), &sent);
+                let releasing = || release_at(Arc::clone(&session), claim.clone(), &sent);
                 let released = twice(session.settings().op_timeout, releasing).await;
                 // If there were two requests, the first one may still be under way; if there was none, one of before may be.
                 let sent = sent.into_inner();
@@ -115,15 +112,14 @@ impl Quorum {
     }
 
     pub(crate) async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        let earlier = self.stragglers.take_back(claim.owner());
+        self.stragglers.take_back(claim.owner());
         self.claims.forget(claim.owner());
         let round = self.ask(|session| {
-            let (claim, earlier) = (claim.clone(), earlier.clone());
+            let claim = claim.clone();
             async move {
                 let asking = async {
                     let link = session.link().await?;
-                    let releasing = session.release_reserved_on(&link, &claim, rest);
-                    after_release(&session, &link, earlier.as_ref(), releasing).await
+                    session.release_reserved_on(&link, &claim, rest).await
                 };
                 Ok(Some(session.limited("release", asking).await? == Released::Released))
             }
@@ -382,35 +378,14 @@ impl Quorum {
 /// Before a node that failed is asked once more.
 pub(super) const PAUSE: Duration = Duration::from_millis(100);
 
-/// Frees the node, and before that of `earlier`; `sent` counts the times that it is asked to. The request does nothing if it arrives after a
-/// ttl.
-async fn release_at(
-    session: Arc<Session>,
-    claim: Claim,
-    earlier: Option<Claim>,
-    sent: &AtomicUsize,
-) -> Result<Released, LockError> {
+/// Frees the node; `sent` counts the times that it is asked to. The request does nothing if it arrives after a ttl.
+async fn release_at(session: Arc<Session>, claim: Claim, sent: &AtomicUsize) -> Result<Released, LockError> {
     let asking = async {
         let link = session.link().await?;
         sent.fetch_add(1, Ordering::Relaxed);
-        let releasing = session.release_until(&link, &claim, Some(claim.ttl()));
-        after_release(&session, &link, earlier.as_ref(), releasing).await
+        session.release_until(&link, &claim, Some(claim.ttl())).await
     };
     session.limited("release", asking).await
-}
-
-/// Sends a request that ends a claim behind one that frees the node of the `earlier` one: the claim that requests of the
-/// ended one would have released, had they not been [taken back](Stragglers::take_back).
-pub(super) async fn after_release<T>(
-    session: &Session,
-    link: &Arc<Link>,
-    earlier: Option<&Claim>,
-    ending: impl Future<Output = Result<T, Failure>>,
-) -> Result<T, Failure> {
-    let releasing = OptionFuture::from(earlier.map(|claim| session.release_on(link, claim, None)));
-    let (released, ended) = futures_util::join!(releasing, ending);
-    released.transpose()?;
-    ended
 }
 
 /// Asks a node once more if it fails: a node that has been restarted fails the requests on its old connection.

@@ -7,12 +7,15 @@ use std::task::Poll;
 use std::time::Duration;
 
 use futures_util::StreamExt;
-use lock_core::{Claim, Executor, OwnerId};
+use lock_core::{Executor, OwnerId};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
 /// Work that is polled to its end in the background, or until it is taken back.
 type Work = Box<dyn FnMut(&mut std::task::Context<'_>) -> Poll<()> + Send>;
+
+/// Work that may be taken back.
+type Slot = Arc<Mutex<Option<Work>>>;
 
 /// How many rounds can be under way; with a node that is silent there are more and more.
 const MOST: usize = 1000;
@@ -20,16 +23,10 @@ const MOST: usize = 1000;
 /// The requests of acquisitions, which whatever ends a claim of the same owner takes back, and how many rounds of any kind are under way.
 #[derive(Clone)]
 pub(super) struct Stragglers {
-    acquiring: Arc<Mutex<HashMap<OwnerId, Acquiring>>>,
+    acquiring: Arc<Mutex<HashMap<OwnerId, Slot>>>,
     under_way: watch::Sender<usize>,
     /// How long a node may take longer than the majority.
     longest: Duration,
-}
-
-struct Acquiring {
-    work: Arc<Mutex<Option<Work>>>,
-    /// Released by the same requests.
-    from: Option<Claim>,
 }
 
 impl Stragglers {
@@ -43,12 +40,12 @@ impl Stragglers {
 
     /// Goes on with a round whose outcome is known, so that the nodes that have not answered yet get the request too.
     ///
-    /// `of` is the owner for whom the round acquires, and the claim that it releases, if it does.
+    /// `owner` is the one for whom the round acquires, if it does.
     pub(super) fn go_on<T: Send + 'static>(
         &self,
         executor: &Executor,
         mut round: super::quorum::Round<T>,
-        of: Option<(OwnerId, Option<Claim>)>,
+        owner: Option<OwnerId>,
     ) {
         // What is dropped has been sent, except to nodes that have no connection.
         if round.is_empty() || *self.under_way.borrow() >= MOST {
@@ -64,10 +61,8 @@ impl Stragglers {
             }
         });
         let work = Arc::new(Mutex::new(Some(work)));
-        let owner = of.as_ref().map(|(owner, _)| *owner);
-        if let Some((owner, from)) = of {
-            let work = Arc::clone(&work);
-            lock(&self.acquiring).insert(owner, Acquiring { work, from });
+        if let Some(owner) = owner {
+            lock(&self.acquiring).insert(owner, Arc::clone(&work));
         }
         let (stragglers, longest) = (self.clone(), self.longest);
         self.under_way.send_modify(|rounds| *rounds += 1);
@@ -93,10 +88,7 @@ impl Stragglers {
             drop(lock(&work).take());
             if let Some(owner) = owner {
                 let mut acquiring = lock(&stragglers.acquiring);
-                if acquiring
-                    .get(&owner)
-                    .is_some_and(|other| Arc::ptr_eq(&other.work, &work))
-                {
+                if acquiring.get(&owner).is_some_and(|other| Arc::ptr_eq(other, &work)) {
                     acquiring.remove(&owner);
                 }
             }
@@ -106,12 +98,10 @@ impl Stragglers {
     }
 
     /// Takes back what is under way to acquire something for the owner, whose claim is to end: of what was not sent, nothing will be.
-    /// Returns the claim that it would have released.
-    pub(super) fn take_back(&self, owner: OwnerId) -> Option<Claim> {
-        let acquiring = lock(&self.acquiring).remove(&owner)?;
-        let work = lock(&acquiring.work).take();
+    pub(super) fn take_back(&self, owner: OwnerId) {
+        let acquiring = lock(&self.acquiring).remove(&owner);
+        let work = acquiring.and_then(|work| lock(&work).take());
         drop(work);
-        acquiring.from
     }
 
     /// Waits until nothing is under way any more.

@@ -168,27 +168,7 @@ async fn a_forced_release_is_told_to_the_holder_at_once() {
 }
 
 #[tokio::test]
-async fn a_hand_over_lets_nobody_in_between_and_tells_whether_it_was_held() {
-    let server = Server::start();
-    let (a, b) = (server.client().await, server.client().await);
-    let (first, second, third) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
-    let grant = granted(&a, &first).await;
-    let handed = a.hand_over(&first, &second).await.unwrap();
-    assert_eq!(handed.from, Released::Released);
-    let next = handed.to.granted().unwrap();
-    assert!(next.token > grant.token);
-    assert_eq!(next.claim, second);
-    // Not the holder any more: releases nothing, and meets the holder.
-    let refused = b.hand_over(&first, &third).await.unwrap();
-    assert_eq!(refused.from, Released::NotHeld);
-    assert!(refused.to.granted().is_none());
-    // The same again is harmless.
-    let again = a.hand_over(&first, &second).await.unwrap();
-    assert_eq!(again.to.granted().unwrap().token, next.token);
-}
-
-#[tokio::test]
-async fn a_hand_over_does_not_pass_by_who_waits_at_the_server() {
+async fn after_a_release_the_same_client_does_not_pass_by_who_waits_at_the_server() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let (first, second, waiting) = (claim("n", LONG), claim("n", LONG), claim("n", LONG));
@@ -198,9 +178,8 @@ async fn a_hand_over_does_not_pass_by_who_waits_at_the_server() {
         async move { b.acquire(&waiting, Wait::until(soon())).await }
     });
     until_queued(&server, "n", 1).await;
-    let handed = a.hand_over(&first, &second).await.unwrap();
-    assert_eq!(handed.from, Released::Released);
-    assert!(handed.to.granted().is_none());
+    assert_eq!(a.release(&first, None).await.unwrap(), Released::Released);
+    assert_eq!(busy(&a, &second).await.holder.unwrap().owner, Some(waiting.owner()));
     assert_eq!(wait.await.unwrap().unwrap().granted().unwrap().claim, waiting);
 }
 

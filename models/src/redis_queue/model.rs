@@ -29,8 +29,6 @@ pub struct RedisQueue<const A: usize> {
     pub renewals: u8,
     /// How many clients end without a release.
     pub closes: u8,
-    /// Whether holders hand over to a claim that has not begun.
-    pub hands_over: bool,
     /// What is planted.
     pub planted: Option<Planted>,
 }
@@ -58,10 +56,6 @@ pub enum Action {
     End { claim: usize },
     /// RELEASE arrives.
     Release { claim: usize, heard: bool },
-    /// A holder sends HAND_OVER.
-    SendHandOver { claim: usize, to: usize },
-    /// HAND_OVER arrives.
-    HandOver { claim: usize, heard: bool },
     /// A client ends without a release.
     Close { claim: usize },
 }
@@ -86,8 +80,6 @@ pub const LATE_GRANT: &str = "a late request is granted the name after its claim
 pub const DEAF: &str = "a waiter that did not hear of its grant holds the name on the server";
 /// A client ends while its claim is the first waiter.
 pub const CLOSED_FIRST: &str = "the first waiter is closed";
-/// A hand-over succeeds.
-pub const HANDED_OVER: &str = "a claim holds by a hand-over";
 
 impl<const A: usize> RedisQueue<A> {
     fn apply(&self, state: &mut State<A>, action: Action) {
@@ -114,7 +106,7 @@ impl<const A: usize> RedisQueue<A> {
                     return;
                 };
                 state.claims[claim].acquires.sort_unstable();
-                let request = acquire(claim, sent, true);
+                let request = acquire(claim, sent);
                 let (answer, push) = self.run(state, |server, run| server.acquire(run, &request));
                 match answer {
                     Answer::Granted { token, life } if heard => state.holds(claim, token, sent + life, false),
@@ -157,33 +149,6 @@ impl<const A: usize> RedisQueue<A> {
                 let (_, push) = self.run(state, |server, run| server.release(run, &owner));
                 let queued = state.server.queue.iter().any(|entry| entry.owner == owner);
                 state.wrong.left_after_release |= queued || state.holds_on_the_server(claim);
-                self.pushed(state, push, heard);
-            }
-            Action::SendHandOver { claim, to } => {
-                state.claims[claim].end();
-                state.claims[claim].hand_over = Some((number(to), now));
-                state.claims[to].phase = Phase::Waiting;
-                state.claims[to].handed = true;
-                state.claims[to].requests = self.requests[to];
-                (state.claims[to].sent, state.claims[to].end) = (now, now + TTL);
-            }
-            Action::HandOver { claim, heard } => {
-                let Some((to, sent)) = state.claims[claim].hand_over.take() else {
-                    return;
-                };
-                let (from, request) = (number(claim), acquire(usize::from(to), sent, false));
-                let (answer, push) = self.run(state, |server, run| {
-                    let (_, answer, push) = server.hand_over(run, &from, &request);
-                    (answer, push)
-                });
-                match answer {
-                    Answer::Granted { token, life } if heard => state.holds(usize::from(to), token, sent + life, false),
-                    _ => {
-                        // Answered "busy", or given up without an answer.
-                        state.claims[usize::from(to)].end();
-                        state.claims[usize::from(to)].release = true;
-                    }
-                }
                 self.pushed(state, push, heard);
             }
             Action::Close { claim } => {
@@ -293,20 +258,12 @@ impl<const A: usize> RedisQueue<A> {
                 if claim.requests < self.requests[number] && claim.acquires[0].is_none() && claim.sent < state.now {
                     actions.push(Action::Refresh { claim: number });
                 }
-                // The client waits for the answer.
-                if !claim.handed {
-                    actions.push(Action::End { claim: number });
-                }
+                actions.push(Action::End { claim: number });
             }
             Phase::Holding { .. } => {
                 actions.push(Action::End { claim: number });
                 if claim.renewals < self.renewals && claim.renewal.is_none() {
                     actions.push(Action::SendRenewal { claim: number });
-                }
-                if self.hands_over
-                    && let Some(to) = state.claims.iter().position(|claim| claim.phase == Phase::Idle)
-                {
-                    actions.push(Action::SendHandOver { claim: number, to });
                 }
             }
             _ => {}
@@ -333,25 +290,19 @@ impl<const A: usize> RedisQueue<A> {
                 heard: *heard,
             }));
         }
-        if claim.hand_over.is_some() {
-            actions.extend(deaf_too.iter().map(|heard| Action::HandOver {
-                claim: number,
-                heard: *heard,
-            }));
-        }
         if state.closes < self.closes && matches!(claim.phase, Phase::Waiting | Phase::Holding { .. }) {
             actions.push(Action::Close { claim: number });
         }
     }
 }
 
-fn acquire(claim: usize, sent: u64, waits: bool) -> Acquire<u8> {
+fn acquire(claim: usize, sent: u64) -> Acquire<u8> {
     Acquire {
         owner: number(claim),
         ttl: TTL,
         stop: sent + TTL,
         sent,
-        waits,
+        waits: true,
     }
 }
 
@@ -428,10 +379,6 @@ impl<const A: usize> Model for RedisQueue<A> {
                 let first = state.server.queue.first();
                 first.is_some_and(|first| state.claims[usize::from(first.owner)].closed)
             })),
-            self.hands_over
-                .then_some(Property::sometimes(HANDED_OVER, |_, state: &Self::State| {
-                    state.holders().any(|claim| state.claims[claim].handed)
-                })),
         ];
         properties.into_iter().flatten().collect()
     }

@@ -116,8 +116,6 @@ pub enum Bug {
     PushedLockHasNoEnd,
     /// A renewal of a lock that has ended takes the name again.
     RenewalTakesAgain,
-    /// A hand-over takes the name before the waiters are looked at.
-    HandOverOvertakes,
 }
 
 /// When a script runs, and what it meets.
@@ -224,20 +222,6 @@ impl<O: Clone + PartialEq> Server<O> {
             None
         };
         (released, push)
-    }
-
-    /// Releases one claim, and takes the name for another one, which does not wait.
-    pub fn hand_over(&mut self, run: &Run<'_, O>, from: &O, to: &Acquire<O>) -> (bool, Answer, Option<Push<O>>) {
-        if run.has(Bug::HandOverOvertakes) && self.held(run.now()).is_some_and(|lock| lock.owner == *from) {
-            self.lock = None;
-            return (true, self.hold(run, &to.owner, to.ttl), None);
-        }
-        let (released, push) = self.release(run, from);
-        let Some(life) = run.life(to.ttl, to.stop) else {
-            return (released, Answer::Late, push);
-        };
-        let (answer, then) = self.take(run, &to.owner, life);
-        (released, answer, push.or(then))
     }
 
     /// Makes the claim the holder if it is already, or if the name is free and no waiter comes before it.

@@ -34,8 +34,6 @@ pub(super) struct Claim {
     pub(super) acquires: [Option<u64>; 2],
     pub(super) renewal: Option<u64>,
     pub(super) release: bool,
-    /// The claim that gets the name in the step in which this one is released.
-    pub(super) hand_over: Option<(u8, u64)>,
     pub(super) requests: u8,
     pub(super) renewals: u8,
     /// When the last ACQUIRE was sent.
@@ -48,8 +46,6 @@ pub(super) struct Claim {
     pub(super) turn: Option<u8>,
     pub(super) closed: bool,
     pub(super) pushed: bool,
-    /// Whether it was to get the name by a hand-over.
-    pub(super) handed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -66,7 +62,6 @@ impl Claim {
         acquires: [None; 2],
         renewal: None,
         release: false,
-        hand_over: None,
         requests: 0,
         renewals: 0,
         sent: 0,
@@ -75,7 +70,6 @@ impl Claim {
         turn: None,
         closed: false,
         pushed: false,
-        handed: false,
     };
 
     pub(super) fn send(&mut self, now: u64) {
@@ -90,7 +84,7 @@ impl Claim {
     pub(super) fn end(&mut self) {
         // Nothing depends any more on what the client knew.
         (self.phase, self.sent, self.busy) = (Phase::Gone, 0, 0);
-        (self.pushed, self.handed) = (false, false);
+        self.pushed = false;
     }
 }
 

@@ -64,21 +64,6 @@ pub enum Script {
         /// Whether the claim held the name.
         released: bool,
     },
-    /// Releases one claim, and takes the name for another one.
-    HandOver {
-        /// The claim that is released.
-        from: String,
-        /// The claim that takes the name.
-        to: String,
-        /// How long a lease lasts.
-        ttl: u64,
-        /// When the other claim must have ended.
-        stop: u64,
-        /// Whether the first claim held the name.
-        released: bool,
-        /// What the script answered for the other claim.
-        answer: Answer,
-    },
 }
 
 /// Why a trace is not one of the queue.
@@ -239,19 +224,6 @@ fn replay(server: &mut Server<String>, step: &Step, keeps: u64) -> Result<(), St
             let (released, push) = server.release(&run, owner);
             (with(&step.script, None, None, Some(released)), push)
         }
-        Script::HandOver {
-            from, to, ttl, stop, ..
-        } => {
-            let request = Acquire {
-                owner: to.clone(),
-                ttl: *ttl,
-                stop: *stop,
-                sent: 0,
-                waits: false,
-            };
-            let (released, answer, push) = server.hand_over(&run, from, &request);
-            (with(&step.script, Some(answer), None, Some(released)), push)
-        }
     };
     if expected != step.script {
         return Err(format!(
@@ -275,10 +247,6 @@ fn with(script: &Script, grant: Option<Answer>, renewal: Option<Renewal>, freed:
         Script::Acquire { answer, .. } => *answer = grant.unwrap_or(*answer),
         Script::Renew { answer, .. } => *answer = renewal.unwrap_or(*answer),
         Script::Release { released, .. } => *released = freed.unwrap_or(*released),
-        Script::HandOver { released, answer, .. } => {
-            *released = freed.unwrap_or(*released);
-            *answer = grant.unwrap_or(*answer);
-        }
     }
     script
 }

@@ -127,12 +127,11 @@ impl<'a> Replay<'a> {
             return Err(format!("{owner} was removed, and does not wait"));
         }
         // These look in any case since when the node has its data, the others only if the name is free and a waiter is there for it.
-        if let Script::Acquire { .. } | Script::HandOver { .. } | Script::Born { .. } = run.script {
+        if let Script::Acquire { .. } | Script::Born { .. } = run.script {
             place.touch(run.at);
         }
         let push = match &run.script {
             Script::Acquire { .. } => self.acquired(run)?,
-            Script::HandOver { .. } => self.handed_over(run)?,
             Script::Confirm { .. } => self.confirmed(run)?,
             Script::Renew { .. } => self.renewed(run)?,
             Script::Release { .. } => self.released(run)?,
@@ -225,51 +224,6 @@ impl<'a> Replay<'a> {
             self.acquisition(owner).granted.remove(&run.node);
         }
         Ok(push)
-    }
-
-    fn handed_over(&mut self, run: &'a Run) -> Result<Option<Push<String>>, String> {
-        let Script::HandOver {
-            from,
-            to,
-            ttl,
-            stop,
-            released,
-            answer,
-        } = &run.script
-        else {
-            return Ok(None);
-        };
-        self.acquisition(to);
-        let now = run.at / 1000;
-        let max_ttl = self.max_ttl;
-        let place = self.place(run.node)?;
-        let delay_over = place.delay_over(run.at, max_ttl);
-        if place.node.is_young(delay_over) {
-            return expect(run, (*released, *answer), (false, Answer::Young)).map(|()| None);
-        }
-        let held = place.node.is_held_by(to);
-        let (freed, push) = self.handle(run, Request::Release { owner: &**from })?;
-        let freed = freed == Answer::Released;
-        self.may_free(run.node, from, freed)?;
-        let Some(life) = life(now, *ttl, *stop) else {
-            expect(run, (*released, *answer), (freed, Answer::Late))?;
-            return Ok(push);
-        };
-        let proposal = self.places[run.node].draws(run);
-        let request = Request::Acquire {
-            owner: &**to,
-            proposal,
-            waits: None,
-        };
-        let (expected, then) = self.handle(run, request)?;
-        expect(run, (*released, *answer), (freed, expected))?;
-        if let Answer::Granted(token) = expected {
-            let place = &mut self.places[run.node];
-            place.end = if held { place.end.max(now + life) } else { now + life };
-            let granted = &mut self.acquisition(to).granted;
-            granted.entry(run.node).or_default().insert(token);
-        }
-        Ok(push.or(then))
     }
 
     fn confirmed(&mut self, run: &'a Run) -> Result<Option<Push<String>>, String> {

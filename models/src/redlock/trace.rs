@@ -107,21 +107,6 @@ pub enum Script {
         /// For how long the node has granted the name, or keeps the place in the queue. 0 if it did neither.
         life: u64,
     },
-    /// Releases one acquisition, and takes the name for another one.
-    HandOver {
-        /// The acquisition that is released.
-        from: String,
-        /// The acquisition that takes the name.
-        to: String,
-        /// How long a lease lasts.
-        ttl: u64,
-        /// When the other acquisition must have ended.
-        stop: u64,
-        /// Whether the first acquisition held the node.
-        released: bool,
-        /// What the node answered for the other acquisition.
-        answer: Answer<u64>,
-    },
     /// CONFIRM.
     Confirm {
         /// The acquisition.

@@ -13,7 +13,6 @@ fn three() -> RedisQueue<3> {
         requests: [1, 2, 1],
         renewals: 0,
         closes: 0,
-        hands_over: false,
         planted: None,
     }
 }
@@ -32,7 +31,6 @@ fn two() -> RedisQueue<2> {
         requests: [2; 2],
         renewals: 1,
         closes: 1,
-        hands_over: false,
         planted: None,
     }
 }
@@ -54,11 +52,6 @@ fn sound() -> Vec<Trial> {
         }),
         holds(name, "3 claims, 1 close, 4 ticks", || RedisQueue {
             closes: 1,
-            ticks: 4,
-            ..three_once()
-        }),
-        holds(name, "3 claims, hand-overs, 4 ticks", || RedisQueue {
-            hands_over: true,
             ticks: 4,
             ..three_once()
         }),
@@ -94,13 +87,6 @@ fn planted() -> Vec<Trial> {
         }),
         violates("redis_queue: a renewal takes the name again", "2 claims", FIFO, || {
             with(Bug::RenewalTakesAgain, two())
-        }),
-        violates("redis_queue: a hand-over overtakes", "3 claims", FIFO, || {
-            let model = RedisQueue {
-                hands_over: true,
-                ..three_once()
-            };
-            with(Bug::HandOverOvertakes, model)
         }),
         violates(
             "redis_queue: a push counts from the last request",

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, HandOver, Lease, LockError, OwnerId, Released, Renewal,
-    Stamp, Wait, async_trait,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, OwnerId, Released, Renewal, Stamp, Wait,
+    async_trait,
 };
 use tokio::sync::watch;
 
@@ -110,15 +110,6 @@ impl DistributedLock for Recorded {
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
         self.attempt(self.backend.acquire(claim, wait)).await
-    }
-
-    async fn hand_over(&self, from: &Claim, to: &Claim) -> Result<HandOver, LockError> {
-        if !*self.dead.borrow() {
-            self.decisions.note(from.owner(), None);
-        }
-        let handed = self.alive(self.backend.hand_over(from, to)).await?;
-        self.decisions.attempted(&handed.to);
-        Ok(handed)
     }
 
     async fn close(&self) -> Result<(), LockError> {

@@ -105,14 +105,6 @@ fn step(ran: &Ran) -> Step {
             },
         },
         Kind::Release => Script::Release { owner, released },
-        Kind::HandOver => Script::HandOver {
-            from: owner,
-            to: arguments[3].clone(),
-            ttl: number(4),
-            stop: number(5),
-            released,
-            answer: answer(&ran.answer[1..]),
-        },
         Kind::Born | Kind::Confirm => panic!("a script of nodes"),
     };
     Step {

@@ -8,12 +8,11 @@ use models::redis_queue::trace::{Script, Step};
 use crate::edits::Edit;
 
 /// How many steps of each kind there must be at least.
-pub(crate) const LEAST: [(&str, usize); 14] = [
+pub(crate) const LEAST: [(&str, usize); 13] = [
     ("acquire: busy", 50),
     ("acquire: granted", 5),
     ("acquire: late", 1),
     ("grant", 50),
-    ("hand over", 10),
     ("lease ended", 1),
     ("push", 30),
     ("release: lost", 5),
@@ -63,9 +62,8 @@ impl Seen {
                 });
                 kinds.extend(self.queue.remove(owner).then_some("waiter gives up"));
             }
-            Script::HandOver { .. } => kinds.push("hand over"),
         }
-        if let Script::Release { released: true, .. } | Script::HandOver { released: true, .. } = step.script {
+        if let Script::Release { released: true, .. } = step.script {
             self.holder = None;
         }
         if let Some(push) = &step.push {
@@ -93,7 +91,7 @@ impl Seen {
 /// The claim that asks for the name.
 fn asks(script: &Script) -> Option<String> {
     match script {
-        Script::Acquire { owner, .. } | Script::HandOver { to: owner, .. } => Some(owner.clone()),
+        Script::Acquire { owner, .. } => Some(owner.clone()),
         _ => None,
     }
 }
@@ -113,14 +111,14 @@ fn is_fresh(step: &Step) -> bool {
 
 fn answer(script: &Script) -> Option<&Answer> {
     match script {
-        Script::Acquire { answer, .. } | Script::HandOver { answer, .. } => Some(answer),
+        Script::Acquire { answer, .. } => Some(answer),
         _ => None,
     }
 }
 
 fn answer_mut(step: &mut Step) -> Option<&mut Answer> {
     match &mut step.script {
-        Script::Acquire { answer, .. } | Script::HandOver { answer, .. } => Some(answer),
+        Script::Acquire { answer, .. } => Some(answer),
         _ => None,
     }
 }
@@ -157,7 +155,7 @@ fn renewal(step: &mut Step, from: Renewal, to: Renewal) -> bool {
 /// Whether the step shows that its claim held the name before.
 fn shows_who_holds(step: &Step) -> bool {
     match &step.script {
-        Script::Release { released, .. } | Script::HandOver { released, .. } => *released,
+        Script::Release { released, .. } => *released,
         Script::Renew { answer, .. } => *answer == Renewal::Renewed,
         Script::Acquire { .. } => granted(step).is_some() && !is_fresh(step),
     }
@@ -209,28 +207,6 @@ pub(crate) fn edits() -> Vec<(&'static str, Edit<Step>)> {
             edit(|step| match &mut step.script {
                 Script::Release { released, .. } => {
                     *released = !*released;
-                    true
-                }
-                _ => false,
-            }),
-        ),
-        (
-            "a hand-over did the opposite",
-            edit(|step| match &mut step.script {
-                Script::HandOver { released, .. } => {
-                    *released = !*released;
-                    true
-                }
-                _ => false,
-            }),
-        ),
-        (
-            "a hand-over took the name for another claim",
-            edit(|step| match &mut step.script {
-                Script::HandOver {
-                    from, released: true, ..
-                } => {
-                    from.push('x');
                     true
                 }
                 _ => false,
@@ -299,10 +275,7 @@ pub(crate) fn edits() -> Vec<(&'static str, Edit<Step>)> {
         (
             "a release is missing",
             Edit::Remove(|trace, at| {
-                let released = matches!(
-                    trace[at].script,
-                    Script::Release { released: true, .. } | Script::HandOver { released: true, .. }
-                );
+                let released = matches!(trace[at].script, Script::Release { released: true, .. });
                 released && trace[at].push.is_some() && trace.get(at + 1).is_some_and(shows_who_holds)
             }),
         ),

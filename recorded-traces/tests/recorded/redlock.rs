@@ -192,12 +192,11 @@ fn q1(runs: &[&(usize, Ran)], owner: &str, token: u64, until: u64) -> Vec<(usize
         if let Some(push) = heard {
             at_token.insert(*node, push.token);
         }
-        let subject = if ran.kind == Kind::HandOver { 3 } else { 2 };
-        if ran.arguments[subject] != owner || !ran.delivered {
+        if ran.arguments[2] != owner || !ran.delivered {
             continue;
         }
         match (ran.kind, grant(ran)) {
-            (Kind::Acquire | Kind::HandOver, Some(granted)) => {
+            (Kind::Acquire, Some(granted)) => {
                 at_token.insert(*node, granted);
             }
             // Confirmed before a still higher token was known.
@@ -229,15 +228,14 @@ fn q1(runs: &[&(usize, Ran)], owner: &str, token: u64, until: u64) -> Vec<(usize
 
 /// The token that the run granted to the client that asked.
 fn grant(ran: &Ran) -> Option<u64> {
-    let answer = &ran.answer[usize::from(ran.kind == Kind::HandOver)..];
-    (answer[0] == "granted").then(|| answer[2].parse().unwrap())
+    (ran.answer[0] == "granted").then(|| ran.answer[2].parse().unwrap())
 }
 
 fn run(node: usize, ran: &Ran) -> Run {
     let arguments = &ran.arguments;
     let number = |at: usize| arguments[at].parse().unwrap();
     let owner = arguments[2].clone();
-    let answer = answer(&ran.answer[usize::from(ran.kind == Kind::HandOver)..]);
+    let answer = answer(&ran.answer);
     let released = ran.answer[0] == "released";
     let script = match ran.kind {
         Kind::Acquire => {
@@ -260,14 +258,6 @@ fn run(node: usize, ran: &Ran) -> Run {
                 },
             }
         }
-        Kind::HandOver => Script::HandOver {
-            from: owner,
-            to: arguments[3].clone(),
-            ttl: number(4),
-            stop: number(5),
-            released,
-            answer,
-        },
         Kind::Confirm => Script::Confirm {
             owner,
             presented: number(3),

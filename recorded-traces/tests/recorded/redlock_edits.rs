@@ -15,7 +15,7 @@ fn run(step: &mut Step, change: impl FnOnce(&mut Run) -> bool) -> bool {
 
 fn answer(run: &mut Run) -> Option<&mut Answer<u64>> {
     match &mut run.script {
-        Script::Acquire { answer, .. } | Script::HandOver { answer, .. } | Script::Renew { answer, .. } => Some(answer),
+        Script::Acquire { answer, .. } | Script::Renew { answer, .. } => Some(answer),
         _ => None,
     }
 }
@@ -81,7 +81,6 @@ fn releases(step: &Step, name: &str) -> bool {
     let Step::Ran(run) = step else { return false };
     match &run.script {
         Script::Release { owner, released, .. } => *released && owner == name,
-        Script::HandOver { from, released, .. } => *released && from == name,
         _ => false,
     }
 }
@@ -168,15 +167,6 @@ fn answers() -> Vec<(&'static str, Edit<Step>)> {
             edit(|step| {
                 flip(step, |script| match script {
                     Script::Release { released, .. } => Some(released),
-                    _ => None,
-                })
-            }),
-        ),
-        (
-            "a hand-over did the opposite",
-            edit(|step| {
-                flip(step, |script| match script {
-                    Script::HandOver { released, .. } => Some(released),
                     _ => None,
                 })
             }),

@@ -6,7 +6,7 @@ use models::redlock::node::Answer;
 use models::redlock::trace::{OnBusy, Run, Script, Step};
 
 /// How many steps of each kind there must be at least.
-pub(crate) const LEAST: [(&str, usize); 21] = [
+pub(crate) const LEAST: [(&str, usize); 20] = [
     ("acquire: busy", 50),
     ("acquire: granted", 30),
     ("acquire: late", 1),
@@ -16,7 +16,6 @@ pub(crate) const LEAST: [(&str, usize); 21] = [
     ("emptied", 2),
     ("ended", 20),
     ("given", 20),
-    ("hand over", 10),
     ("lease ended", 2),
     ("push", 30),
     ("release: lost", 20),
@@ -78,17 +77,6 @@ impl Seen {
                 }
                 if *on_busy == OnBusy::Yield && self.0.get(&run.node) == Some(owner) {
                     self.0.remove(&run.node);
-                }
-            }
-            Script::HandOver {
-                to, answer, released, ..
-            } => {
-                kinds.push("hand over");
-                if *released {
-                    self.0.remove(&run.node);
-                }
-                if let Answer::Granted(_) = answer {
-                    taken = Some(to);
                 }
             }
             Script::Confirm { confirmed: true, .. } => kinds.push("confirm: confirmed"),

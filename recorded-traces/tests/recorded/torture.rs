@@ -22,7 +22,7 @@ use crate::transcript::{Ran, transcript};
 /// How many clients there are at a time.
 const CLIENTS: u64 = 6;
 
-/// How many requests a client makes at a time, at most: locks are handed over within the client.
+/// How many requests a client makes at a time, at most: a lock can pass from one to the other within the client.
 const TASKS: u64 = 2;
 
 /// How many faults there are at least, one after the other: one of each kind.

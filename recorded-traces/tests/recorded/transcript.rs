@@ -15,13 +15,12 @@ pub(crate) enum Kind {
     Acquire,
     Born,
     Confirm,
-    HandOver,
     Release,
     Renew,
 }
 
 /// How the text of each script ends.
-const ENDS: [(Kind, &str); 6] = [
+const ENDS: [(Kind, &str); 5] = [
     (
         Kind::Acquire,
         include_str!("../../../lock-redis/src/scripts/acquire.lua"),
@@ -30,10 +29,6 @@ const ENDS: [(Kind, &str); 6] = [
     (
         Kind::Confirm,
         include_str!("../../../lock-redis/src/scripts/confirm.lua"),
-    ),
-    (
-        Kind::HandOver,
-        include_str!("../../../lock-redis/src/scripts/hand_over.lua"),
     ),
     (
         Kind::Release,
@@ -131,7 +126,7 @@ fn ran(exchange: &Exchange, kinds: &HashMap<String, Kind>) -> Ran {
     let (kind, call) = (kinds[&exchange.request[1]], &exchange.request[3..]);
     let (keys, arguments) = call.split_at(exchange.request[2].parse().unwrap());
     let answer: Vec<_> = fields(&exchange.answer).unwrap().iter().map(text).collect();
-    let at = answer[if kind == Kind::HandOver { 2 } else { 1 }].parse().unwrap();
+    let at = answer[1].parse().unwrap();
     Ran {
         kind,
         at,

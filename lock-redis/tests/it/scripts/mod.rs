@@ -35,16 +35,6 @@ const BUGS: &[Bug] = &[
         to: "if true then\n    local released",
     },
     Bug {
-        what: "a hand-over forgets who waits",
-        from: "if life and redis.call('EXISTS', ORDER) == 0 and owner_of",
-        to: "if life and owner_of",
-    },
-    Bug {
-        what: "a hand-over takes from whoever holds where nobody waits",
-        from: "== 0 and owner_of(redis.call('GET', LOCK)) == OWNER then\n",
-        to: "== 0 then\n",
-    },
-    Bug {
         what: "a newcomer finds the lock free and passes by who waits",
         from: "if redis.call('EXISTS', LOCK, ORDER) == 0 then\n",
         to: "if redis.call('EXISTS', LOCK) == 0 then\n",
@@ -223,11 +213,6 @@ const BUGS: &[Bug] = &[
         what: "a forced release forgets who waits",
         from: "return { 'released', stamp, serve(), lease, value }",
         to: "return { 'released', stamp, 0, lease, value }",
-    },
-    Bug {
-        what: "a hand-over takes from whoever holds",
-        from: "local released = let_go(OWNER)\n",
-        to: "redis.call('DEL', LOCK)\nlocal released = let_go(OWNER)\n",
     },
     Bug {
         what: "a renewal shortens a reservation",

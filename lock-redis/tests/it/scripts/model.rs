@@ -53,10 +53,6 @@ pub(crate) enum Step {
         ends: bool,
     },
     Release(Owner),
-    HandOver {
-        from: Owner,
-        to: Owner,
-    },
     ForceRelease,
     /// The lease runs out.
     Expire,
@@ -121,13 +117,26 @@ impl Step {
             0 => any,
             n => model.queue[random.usize(..n)].0,
         };
-        // An end that nobody was told of.
-        if model.holder.is_none() && !model.queue.is_empty() && random.f32() < 0.2 {
-            return Self::Renew {
-                owner: any,
-                late: random.bool(),
-                reserves: random.bool(),
-            };
+        let first = model.queue.front().map_or(any, |(first, _)| *first);
+        // An end that nobody was told of, until the first waiter asks again, or the old holder.
+        if model.holder.is_none() && !model.queue.is_empty() {
+            match random.u32(..10) {
+                0..2 => {
+                    return Self::Renew {
+                        owner: any,
+                        late: random.bool(),
+                        reserves: random.bool(),
+                    };
+                }
+                2..5 => {
+                    return Self::Acquire {
+                        owner: first,
+                        wait: true,
+                        late: 0,
+                    };
+                }
+                _ => {}
+            }
         }
         // What is reserved for longer than a lease, a renewal must not shorten.
         if model.holder.is_some() && model.lease > 100 && random.f32() < 0.3 {
@@ -137,9 +146,13 @@ impl Step {
                 reserves: random.bool(),
             };
         }
+        // A release passes over waiters that are gone.
+        if model.queue.len() > 1 && model.dead.contains(&client_of(first)) && random.f32() < 0.6 {
+            return Self::Release(holder);
+        }
         match random.u32(..100) {
             0..30 => Self::Acquire {
-                owner: any,
+                owner: if random.f32() < 0.1 { holder } else { any },
                 wait: random.f32() < 0.8,
                 late: [0, 0, 0, 0, 30, 40, 70][random.usize(..7)],
             },
@@ -155,18 +168,17 @@ impl Step {
                 old: random.f32() < 0.2,
                 ends: random.f32() < 0.4,
             },
-            46..56 => Self::Release(holder),
-            56..64 => Self::Release(waiter),
-            64..74 => Self::HandOver { from: holder, to: any },
-            74..78 => Self::ForceRelease,
-            78..82 => Self::Expire,
-            82..83 => Self::Age,
-            83..87 => Self::Fade(model.queue.front().map_or(any, |(first, _)| *first)),
-            87..89 if !model.advanced => Self::LoseCounter,
-            89..90 => Self::AdvanceCounter,
-            90..92 if !model.advanced => Self::SpoilCounter,
-            92..94 => Self::SpoilLock,
-            _ => Self::Kill(client_of(if random.bool() { waiter } else { any })),
+            46..58 => Self::Release(holder),
+            58..66 => Self::Release(waiter),
+            66..70 => Self::ForceRelease,
+            70..76 => Self::Expire,
+            76..77 => Self::Age,
+            77..81 => Self::Fade(first),
+            81..83 if !model.advanced => Self::LoseCounter,
+            83..84 => Self::AdvanceCounter,
+            84..86 if !model.advanced => Self::SpoilCounter,
+            86..88 => Self::SpoilLock,
+            _ => Self::Kill(client_of([waiter, first, any][random.usize(..3)])),
         }
     }
 }
@@ -205,15 +217,6 @@ impl Model {
             Step::Release(owner) => {
                 self.connect(*owner);
                 vec![self.let_go(*owner, &mut outcome)]
-            }
-            Step::HandOver { from, to } => {
-                self.connect(*from);
-                self.connect(*to);
-                let released = self.let_go(*from, &mut outcome);
-                match self.attempt(*to, 100, &mut outcome) {
-                    Ok(word) => vec![released, word],
-                    Err(error) => vec![error],
-                }
             }
             Step::ForceRelease => self.force_release(&mut outcome),
             Step::Expire => {
@@ -276,7 +279,6 @@ impl Model {
             return Err(format!("expected {expected:?}, found {words:?}"));
         }
         self.last_token = found.counter.unwrap_or(self.last_token);
-        // A hand-over may give the lock to the waiter that asks, who then is answered so.
         for &(first, last) in found.tokens.iter().chain(found.token.iter().filter(|_| !self.again)) {
             if first <= self.last_token || last < first {
                 return Err(format!("tokens {first} to {last} came after {}", self.last_token));

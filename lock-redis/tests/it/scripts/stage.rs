@@ -19,7 +19,6 @@ pub(crate) struct Scripts {
     pub(crate) acquire: String,
     renew: String,
     pub(crate) release: String,
-    hand_over: String,
     reserve: String,
     force_release: String,
 }
@@ -42,10 +41,6 @@ impl Scripts {
                 include_str!("../../../src/scripts/release_first.lua"),
                 include_str!("../../../src/scripts/release.lua"),
             ),
-            hand_over: script(
-                include_str!("../../../src/scripts/hand_over_first.lua"),
-                include_str!("../../../src/scripts/hand_over.lua"),
-            ),
             reserve: script("", include_str!("../../../src/scripts/reserve.lua")),
             force_release: script("", include_str!("../../../src/scripts/force_release.lua")),
         }
@@ -59,7 +54,6 @@ impl Scripts {
             &mut scripts.acquire,
             &mut scripts.renew,
             &mut scripts.release,
-            &mut scripts.hand_over,
             &mut scripts.reserve,
             &mut scripts.force_release,
         ] {
@@ -147,26 +141,6 @@ impl Stage {
             Step::Release(owner) => {
                 let answer = self.run(*owner, self.scripts.release.clone(), &[]).await;
                 outcome.answer.push(word(answer, 0));
-            }
-            Step::HandOver { from, to } => {
-                self.connect(client_of(*to)).await;
-                let (ttl, stop) = (TTL.to_string(), (now() + TTL).to_string());
-                let arguments = [
-                    &name_of(*to),
-                    &ttl,
-                    &stop,
-                    &client_name(*to),
-                    "i",
-                    &tokens_wanted(*to).to_string(),
-                ];
-                let answer = self.run(*from, self.scripts.hand_over.clone(), &arguments).await;
-                match answer {
-                    Ok(mut fields) => {
-                        outcome.answer.push(text(&fields.remove(0)));
-                        attempted(*to, Ok(fields), &mut outcome);
-                    }
-                    Err(error) => outcome.answer.push(word(Err(error), 0)),
-                }
             }
             Step::ForceRelease => {
                 let command = eval(&self.scripts.force_release, "-", &[]);

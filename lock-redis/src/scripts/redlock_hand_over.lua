@@ -1,4 +1,0 @@
-local refused = refusal()
-if refused then
-    return { 'lost', unpack(refused) }
-end
