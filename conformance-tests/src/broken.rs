@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, Holder, Lease, LockError, LockName,
-    OwnerId, Released, Renewal, Scope, ServerInfo, Stamp, Wait,
+    Mode, OwnerId, Released, Renewal, Scope, ServerInfo, Stamp, Wait,
 };
 
 use tokio::runtime::Handle;
@@ -78,6 +78,12 @@ impl Broken {
             Bug::TtlIsIgnored => endless(&mut state, claim),
             // As if it were renewed elsewhere.
             Bug::OutlivesItsRuntime if self.runtime.is_some() => endless(&mut state, claim),
+            Bug::ExpiredPermitsStayTaken if matches!(claim.mode(), Mode::Permit { .. }) => endless(&mut state, claim),
+            Bug::ReadersExcludeEachOther => claim.clone().with_mode(Mode::Exclusive),
+            Bug::OnePermitTooMany => match claim.mode() {
+                Mode::Permit { of } => claim.clone().with_mode(Mode::Permit { of: of + 1 }),
+                _ => claim.clone(),
+            },
             Bug::LateRequestIsHonoured if state.released.contains(&claim.owner()) => endless(&mut state, claim),
             _ => claim.clone(),
         }
@@ -100,6 +106,9 @@ impl Broken {
         }
         let token = self.token(claim, grant.token);
         let lease = self.lease(claim, &grant.lease);
+        if claim.mode() == Mode::Shared {
+            self.shared.lock().readers.push(claim.clone());
+        }
         self.shared.lock().holders.insert(
             claim.name().clone(),
             Held {
@@ -147,6 +156,10 @@ impl Broken {
             },
             Bug::TokenRestartsAfterRelease | Bug::TokensAreLostWithTheStore => state.count(claim.name()),
             Bug::TokenFollowsACounterThatFell if state.set_back => state.count(claim.name()),
+            Bug::ReadersShareAToken if claim.mode() == Mode::Shared => match state.holder(claim.name()) {
+                Some(held) if held.claim.mode() == Mode::Shared => held.token.get(),
+                _ => return right,
+            },
             Bug::TokensAreRandom => fastrand::u64(1..1 << 53),
             Bug::TokenPerSession => self.drawn.fetch_add(1, Ordering::SeqCst) + 1,
             _ => return right,
@@ -196,6 +209,14 @@ impl Broken {
             .any(|(_, reserved)| reserved.owner() == claim.owner())
     }
 
+    /// Whether the claim that was granted last holds the name in that mode, as far as the clients know.
+    fn is_held_as(&self, name: &LockName, mode: Mode) -> bool {
+        self.shared
+            .lock()
+            .holder(name)
+            .is_some_and(|held| held.claim.mode() == mode)
+    }
+
     /// Whether the claim holds its name, as far as the clients know.
     fn holds(&self, claim: &Claim) -> bool {
         self.shared
@@ -208,7 +229,11 @@ impl Broken {
 /// The same claim with a ttl that no case outlasts.
 fn endless(state: &mut State, claim: &Claim) -> Claim {
     const ENDLESS: Duration = Duration::from_secs(600);
-    let endless = || Claim::new(claim.name().clone(), ENDLESS).with_own_lease();
+    let endless = || {
+        Claim::new(claim.name().clone(), ENDLESS)
+            .with_own_lease()
+            .with_mode(claim.mode())
+    };
     state.stand_ins.entry(claim.owner()).or_insert_with(endless).clone()
 }
 
@@ -243,6 +268,20 @@ impl DistributedLock for Broken {
                     return Ok(self.made_up(claim));
                 }
             }
+            Bug::AWriterIsGrantedBesideReaders
+                if claim.mode() == Mode::Exclusive && self.is_held_as(claim.name(), Mode::Shared) =>
+            {
+                return Ok(self.made_up(claim));
+            }
+            Bug::DowngradeReleasesFirst
+                if claim.mode() == Mode::Shared
+                    && self.holds(claim)
+                    && self.is_held_as(claim.name(), Mode::Exclusive) =>
+            {
+                self.inner.release(claim, None).await?;
+                // Time for those that poll.
+                tokio::time::sleep(Duration::from_millis(500)).await;
+            }
             Bug::TokenPerAttempt => {
                 let mut state = self.shared.lock();
                 if !state.tokens.contains_key(&claim.owner()) {
@@ -255,6 +294,9 @@ impl DistributedLock for Broken {
         let mut attempt = self.inner.try_acquire(&self.sent(claim)).await;
         while self.is(Bug::CallsHaveNoLimit) && attempt.is_err() {
             attempt = self.inner.try_acquire(&self.sent(claim)).await;
+        }
+        if self.is(Bug::AnotherKindIsBusy) && matches!(attempt, Err(LockError::InvalidMode { .. })) {
+            return Ok(Attempt::busy());
         }
         let attempt = attempt.map_err(|error| match error {
             LockError::Configuration { message, .. } if self.is(Bug::RefusalMayPass) => {
@@ -332,6 +374,13 @@ impl DistributedLock for Broken {
                 self.inner.release(claim, Some(claim.ttl())).await?
             }
             (Bug::ReleaseDoesNothing, _) => return Ok(Released::Released),
+            (Bug::ReleaseOfOneReaderEndsAll, _) if claim.mode() == Mode::Shared => {
+                let all: Vec<_> = self.shared.lock().readers.drain(..).collect();
+                for reader in all.iter().filter(|reader| reader.name() == claim.name()) {
+                    self.inner.release(reader, None).await?;
+                }
+                Released::Released
+            }
             (Bug::ReleaseWithoutOwnerCheck, Some(holder)) => self.inner.release(&holder, None).await?,
             _ => self.inner.release(&self.sent(claim), None).await?,
         };
@@ -392,6 +441,11 @@ impl DistributedLock for Broken {
         self.forwards("listing locks")?;
         match self.bug {
             Bug::ListIgnoresItsPrefix => self.inner.list("").await,
+            Bug::ListShowsOneHolder => {
+                let mut holders = self.inner.list(prefix).await?;
+                holders.dedup_by(|one, other| one.name == other.name);
+                Ok(holders)
+            }
             Bug::ListLeavesOutNames => {
                 let mut holders = self.inner.list(prefix).await?;
                 for holder in &mut holders {

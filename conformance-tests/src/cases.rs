@@ -15,6 +15,7 @@ pub(crate) mod leases;
 pub(crate) mod leaving;
 pub(crate) mod load;
 pub(crate) mod loss;
+pub(crate) mod modes;
 #[cfg(feature = "faults")]
 pub(crate) mod network;
 pub(crate) mod ownership;
@@ -72,6 +73,10 @@ pub(crate) const GROUPS: &[Group] = &[
     Group {
         name: "reservations",
         cases: reservations::CASES,
+    },
+    Group {
+        name: "modes",
+        cases: modes::CASES,
     },
     #[cfg(feature = "faults")]
     Group {

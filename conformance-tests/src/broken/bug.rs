@@ -5,8 +5,8 @@ use lock_core::Capabilities;
 #[cfg(feature = "faults")]
 use crate::cases::network;
 use crate::cases::{
-    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, ownership, reservations, runtime,
-    together, tokens, told, waiting,
+    Entry, cancellation, cases, dropped, errors, exclusion, fences, leases, leaving, modes, ownership, reservations,
+    runtime, together, tokens, told, waiting,
 };
 use crate::harness::Harness;
 
@@ -71,6 +71,16 @@ pub(crate) enum Bug {
     WaitReturnsAtOnce,
     WaitRunsPastItsDeadline,
     WakeUpIsLost,
+    AWriterIsGrantedBesideReaders,
+    AnotherKindIsBusy,
+    DowngradeReleasesFirst,
+    ExpiredPermitsStayTaken,
+    ListShowsOneHolder,
+    OnePermitTooMany,
+    ReadersExcludeEachOther,
+    ReadersPassAWriter,
+    ReadersShareAToken,
+    ReleaseOfOneReaderEndsAll,
 }
 
 impl Bug {
@@ -131,6 +141,16 @@ impl Bug {
         Self::WaitReturnsAtOnce,
         Self::WaitRunsPastItsDeadline,
         Self::WakeUpIsLost,
+        Self::AWriterIsGrantedBesideReaders,
+        Self::AnotherKindIsBusy,
+        Self::DowngradeReleasesFirst,
+        Self::ExpiredPermitsStayTaken,
+        Self::ListShowsOneHolder,
+        Self::OnePermitTooMany,
+        Self::ReadersExcludeEachOther,
+        Self::ReadersPassAWriter,
+        Self::ReadersShareAToken,
+        Self::ReleaseOfOneReaderEndsAll,
     ];
 
     /// What goes wrong.
@@ -193,6 +213,16 @@ impl Bug {
             Self::ReservationOutlivesItsClaim => "a claim that never became a guard leaves its reservation",
             Self::ReservationWithoutOwnerCheck => "a late reservation takes a name that its claim does not hold",
             Self::WakeUpIsLost => "a wake-up is lost",
+            Self::AWriterIsGrantedBesideReaders => "a writer is granted beside readers",
+            Self::AnotherKindIsBusy => "a name of another kind is busy instead of refused",
+            Self::DowngradeReleasesFirst => "a downgrade releases first",
+            Self::ExpiredPermitsStayTaken => "permits of expired holders stay taken",
+            Self::ListShowsOneHolder => "list shows one holder of a name",
+            Self::OnePermitTooMany => "one permit too many",
+            Self::ReadersExcludeEachOther => "readers exclude each other",
+            Self::ReadersPassAWriter => "readers pass a waiting writer",
+            Self::ReadersShareAToken => "readers share a token",
+            Self::ReleaseOfOneReaderEndsAll => "the release of one reader ends all",
         }
     }
 
@@ -298,6 +328,17 @@ impl Bug {
                 cases![reservations::a_claim_that_is_released_for_good_reserves_nothing]
             }
             Self::WakeUpIsLost => cases![waiting::a_waiter_of_another_client_gets_the_lock_on_release],
+            Self::AWriterIsGrantedBesideReaders | Self::ReadersExcludeEachOther => {
+                cases![modes::an_exclusive_lock_excludes_readers_and_writers_and_readers_admit_each_other]
+            }
+            Self::AnotherKindIsBusy => cases![modes::a_name_has_one_kind_while_it_is_held],
+            Self::DowngradeReleasesFirst => cases![modes::a_downgrade_lets_no_writer_in_between],
+            Self::ExpiredPermitsStayTaken => cases![modes::permits_of_holders_that_expire_come_back_within_a_ttl],
+            Self::ListShowsOneHolder => cases![modes::a_list_has_every_holder_with_its_mode],
+            Self::OnePermitTooMany => cases![modes::a_semaphore_has_no_permit_too_many_over_a_thousand_random_holds],
+            Self::ReadersPassAWriter => cases![modes::a_reader_that_comes_after_a_waiting_writer_is_served_after_it],
+            Self::ReadersShareAToken => cases![modes::tokens_rise_over_both_modes_in_the_order_of_grants],
+            Self::ReleaseOfOneReaderEndsAll => cases![modes::the_loss_or_release_of_one_reader_leaves_the_others],
         }
     }
 
@@ -336,6 +377,28 @@ impl Bug {
             {
                 Err("the backend has no reservations")
             }
+            Self::AWriterIsGrantedBesideReaders
+            | Self::AnotherKindIsBusy
+            | Self::DowngradeReleasesFirst
+            | Self::ListShowsOneHolder
+            | Self::ReadersExcludeEachOther
+            | Self::ReadersPassAWriter
+            | Self::ReadersShareAToken
+            | Self::ReleaseOfOneReaderEndsAll
+                if !capabilities.shared =>
+            {
+                Err(modes::NO_SHARES)
+            }
+            Self::AnotherKindIsBusy
+            | Self::ExpiredPermitsStayTaken
+            | Self::ListShowsOneHolder
+            | Self::OnePermitTooMany
+                if !capabilities.permits =>
+            {
+                Err(modes::NO_PERMITS)
+            }
+            Self::ReadersPassAWriter if !capabilities.fair => Err("the backend promises no order among processes"),
+            Self::ListShowsOneHolder if !capabilities.list => Err("the backend cannot list locks"),
             Self::ProvidedMethodsAreNotForwarded if !inspects => Err("there is nothing to forward"),
             _ => Ok(()),
         }

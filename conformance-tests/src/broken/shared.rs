@@ -27,6 +27,8 @@ pub(super) struct State {
     pub(super) abandoned: HashSet<OwnerId>,
     /// The claims that have reserved their names, and the client of each.
     pub(super) reserved: Vec<(usize, Claim)>,
+    /// The claims in the mode `Shared` that were granted.
+    pub(super) readers: Vec<Claim>,
     /// How many wait for each name.
     pub(super) in_line: HashMap<LockName, usize>,
     /// Who waits for each name behind whom, in the order in which they came.

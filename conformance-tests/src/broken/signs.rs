@@ -76,6 +76,16 @@ impl Bug {
             Self::WaitReturnsAtOnce => &["it waits for the"],
             Self::WaitRunsPastItsDeadline => &["acquire ends within"],
             Self::WakeUpIsLost => &["the waiter gets the lock on release"],
+            Self::AWriterIsGrantedBesideReaders => &["each of several readers excludes writers"],
+            Self::AnotherKindIsBusy => &["is refused for good where there is"],
+            Self::DowngradeReleasesFirst => &["a downgrade lets no writer in"],
+            Self::ExpiredPermitsStayTaken => &[NOT_FREE],
+            Self::ListShowsOneHolder => &["a list has each holder"],
+            Self::OnePermitTooMany => &["hold a permit at once"],
+            Self::ReadersExcludeEachOther => &["readers admit each other"],
+            Self::ReadersPassAWriter => &["no reader passes a waiting writer"],
+            Self::ReadersShareAToken => &[NO_HIGHER_TOKEN],
+            Self::ReleaseOfOneReaderEndsAll => &["the end of one reader leaves the others"],
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, LockError, Stamp, Wait};
+use lock_core::{Attempt, Claim, DistributedLock, LockError, Mode, Stamp, Wait};
 use tokio::sync::oneshot;
 
 use super::shared::{Abandoned, InLine, Place};
@@ -61,13 +61,9 @@ impl Broken {
                 }
                 self.try_acquire(claim).await
             }
-            Bug::QueueIsOutOfOrder => loop {
-                let attempt = self.try_acquire(claim).await?;
-                if matches!(attempt, Attempt::Granted(_)) || deadline.is_some_and(|deadline| now() >= deadline) {
-                    return Ok(attempt);
-                }
-                tokio::time::sleep(Duration::from_millis(fastrand::u64(1..60))).await;
-            },
+            Bug::QueueIsOutOfOrder => self.poll(claim, deadline).await,
+            // It is in no queue, where later readers would come after it.
+            Bug::ReadersPassAWriter if claim.mode() == Mode::Exclusive => self.poll(claim, deadline).await,
             Bug::CancelLeavesItsEntry => {
                 let (inner, entry) = (Arc::clone(&self.inner), claim.clone());
                 let (tell, told) = oneshot::channel();
@@ -87,6 +83,16 @@ impl Broken {
                 let attempt = self.inner.acquire(&self.sent(claim), Wait::until(deadline)).await?;
                 self.answered(claim, attempt)
             }
+        }
+    }
+
+    async fn poll(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
+        loop {
+            let attempt = self.try_acquire(claim).await?;
+            if matches!(attempt, Attempt::Granted(_)) || deadline.is_some_and(|deadline| self.now() >= deadline) {
+                return Ok(attempt);
+            }
+            tokio::time::sleep(Duration::from_millis(fastrand::u64(1..60))).await;
         }
     }
 }

@@ -40,11 +40,11 @@ const TOKENS: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// Checks tokens of one name as they come.
 #[derive(Default)]
-struct Rising(Option<FencingToken>);
+pub(super) struct Rising(Option<FencingToken>);
 
 impl Rising {
     /// All tokens of a grant, which are at most as many as were asked for.
-    fn grant(&mut self, grant: &Grant) -> Outcome {
+    pub(super) fn grant(&mut self, grant: &Grant) -> Outcome {
         let (first, last) = (grant.first_token(), grant.token);
         self.next(first)?;
         let most = u64::from(grant.claim.tokens_wanted().get());

@@ -39,8 +39,20 @@ const BUGS_OF_SERVERS: [&str; 5] = [
     "tokens start again with an empty store",
 ];
 
-/// The one that takes a lease of several locks.
-const BUGS_OF_SHARED_LEASES: [&str; 1] = ["on a shared lease the deadline counts from the acquire"];
+/// The one that takes a lease of several locks, and those of shared locks and semaphores, whose holders may have one lease.
+const BUGS_OF_SHARED_LEASES: [&str; 11] = [
+    "on a shared lease the deadline counts from the acquire",
+    "a downgrade releases first",
+    "a name of another kind is busy instead of refused",
+    "a writer is granted beside readers",
+    "list shows one holder of a name",
+    "one permit too many",
+    "permits of expired holders stay taken",
+    "readers exclude each other",
+    "readers pass a waiting writer",
+    "readers share a token",
+    "the release of one reader ends all",
+];
 
 fn main() -> ExitCode {
     let rows = std::env::var("FENCELOCK_TEST_ROWS").unwrap_or_default();
