@@ -227,7 +227,9 @@ impl DistributedLock for MemoryLock {
             let busy = {
                 let mut state = place.store.lock();
                 state.settle(claim.name(), clock.now());
-                match (granted.try_recv(), state.holds(claim.name()).first()) {
+                // The one that ends first makes room.
+                let first = state.holds(claim.name()).iter().min_by_key(|entry| state.until(entry));
+                match (granted.try_recv(), first) {
                     (Ok(grant), _) => return Ok(Attempt::Granted(grant)),
                     (Err(oneshot::error::TryRecvError::Closed), _) => {
                         return Err(LockError::unavailable(
@@ -239,6 +241,8 @@ impl DistributedLock for MemoryLock {
                     (Err(_), entry) if wait.is_over(clock.now()) => {
                         let holder = entry.map_or_else(Holder::new, |entry| state.holder(entry, clock.now()));
                         state.leave_queue(claim);
+                        // Those behind it may go together with those that hold.
+                        state.grant_next(claim.name(), clock.now());
                         return Ok(Busy::default().with_holder(holder).into());
                     }
                     (Err(_), Some(entry)) => state.holder(entry, clock.now()),
@@ -331,7 +335,9 @@ struct Place<'a> {
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        self.store.lock().leave_queue(self.claim);
+        let mut state = self.store.lock();
+        state.leave_queue(self.claim);
+        state.grant_next(self.claim.name(), self.store.clock.now());
     }
 }
 
