@@ -47,13 +47,10 @@ const REDIS: &str = "### Bars that are missed in most runs, and why
 - **B1 on the caller's runtime and beside the fastest peer, and B2.** A lock is a script here, and its release another: a token takes the server's clock and a
   counter that survives, who waits in the queue comes first, and only the owner may release. The peers set a key that ends by
   itself, and have neither token nor queue. The server runs one script after the other. Sent over one connection without a
-  pause, a PING took it 1.3 µs, a script that returns at once 2.7 µs, the mean of a lock and its release 11.9 µs, and a hand-over 16.3 µs
+  pause, a PING took it 1.3 µs, a script that returns at once 2.7 µs, and the mean of a lock and its release 11.9 µs
   (the least of 25 rounds of 2000 commands each; AMD EPYC, Redis 8.0.2). So where the server is the bound, two scripts that did nothing would come to half
   the rate of the floor. The columns of B2 tell what else a pair takes of the processors.
-- **B3.** A section is one hand-over, which draws its token on the server, so there is at most one for each round trip. Five times the
-  fastest peer would be more than one for each. What a section takes beside a round trip is the script's time, the client's own
-  (its instructions are counted at the end of this page), and the waking of one thread by another; how much the last one is was not
-  measured.
+- **B3.** These figures are older than [local runs](architecture.md#local-runs), by which a section mostly takes no request.
 ";
 
 const POSTGRES: &str = "### Bars that are missed in most runs, and why

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::ask::ask;
 use crate::background::block_on;
 use crate::engine::{Core, Releasing};
+use crate::name_task::check;
 use crate::names::{Release, Reservation};
 use crate::request::{AcquireOptions, Renew, SHARES};
 use crate::sync::atomic::{AtomicBool, Ordering};
@@ -233,7 +234,8 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// [`LockError::NotSupported`] where the backend has no [shares](crate::Capabilities::shared), [`LockError::Lost`] if the lock is lost,
+    /// [`LockError::NotSupported`] where the backend has no [shares](crate::Capabilities::shared), and for a lock with
+    /// [`at_least`](crate::LockRequest::at_least), [`LockError::Lost`] if the lock is lost,
     /// and [`LockError::Unavailable`] if the server did not answer. The lock is released then.
     ///
     /// # Cancellation
@@ -262,21 +264,41 @@ impl LockGuard {
         if held.grant.claim.mode() == Mode::Shared {
             return Ok(self);
         }
-        if !core.capabilities.shared {
+        if !core.capabilities.shared || held.options.at_least.is_some() {
             return Err(LockError::not_supported(SHARES));
         }
         let claim = held.grant.claim.clone().with_mode(Mode::Shared);
         let asked = ask("downgrade", core.op_timeout, async {
             core.backend.try_acquire(&claim).await
+        })
+        .await;
+        let shared = asked.and_then(|attempt| match attempt {
+            // Another token is that of a grant which others may have come before.
+            Attempt::Granted(grant) if grant.token == held.grant.token => {
+                check(&claim, &grant, core.clock.now())?;
+                Ok(grant)
+            }
+            _ => {
+                held.own.fire(LossReason::NotHeld);
+                Err(held.loss(LossReason::NotHeld))
+            }
         });
-        let Attempt::Granted(grant) = asked.await? else {
-            held.own.fire(LossReason::NotHeld);
-            return Err(held.loss(LossReason::NotHeld));
-        };
-        // Lost meanwhile, it is released.
-        self.check()?;
-        let Some(counted) = held.finish(LossReason::Released) else {
-            return Err(held.loss(LossReason::Released));
+        let counted = shared.and_then(|grant| {
+            self.check()?;
+            let counted = held.finish(LossReason::Released);
+            counted
+                .map(|counted| (grant, counted))
+                .ok_or_else(|| held.loss(LossReason::NotHeld))
+        });
+        let (grant, counted) = match counted {
+            Ok(done) => done,
+            Err(error) => {
+                // The release of a hold that has ended may have reached the server before this request.
+                if held.has_ended() {
+                    core.clean_up_under(core.names.new_key(&held.key), claim);
+                }
+                return Err(error);
+            }
         };
         self.released = true;
         let key = core.names.new_key(&held.key);
@@ -555,6 +577,14 @@ impl Held {
         &self.grant
     }
 
+    pub(crate) fn token(&self) -> FencingToken {
+        self.token
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_idle
+    }
+
     pub(crate) fn key(&self) -> &Arc<str> {
         &self.key
     }
@@ -639,18 +669,15 @@ impl Held {
         if let Some(reason) = own.reason() {
             return Some(reason);
         }
-        if let Some(reason) = self.grant.revocation().reason() {
-            own.fire(reason);
-            return own.reason();
-        }
         let limit = self.limit.filter(|(at, _)| now >= *at).map(|(_, reason)| reason);
-        if limit.is_none() && lease.is_valid(now) {
+        let ended = self.grant.revocation().reason().or(limit);
+        if ended.is_none() && lease.is_valid(now) {
             return None;
         }
         if !self.core.process.is_current() {
-            return Some(limit.unwrap_or(LossReason::Expired));
+            return Some(ended.unwrap_or(LossReason::Expired));
         }
-        if let Some(reason) = limit {
+        if let Some(reason) = ended {
             own.fire(reason);
         } else if !lease.expire(now) {
             own.fire(lease.revocation().reason().unwrap_or(LossReason::Expired));

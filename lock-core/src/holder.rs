@@ -14,7 +14,7 @@ pub struct Holder {
     pub name: Option<LockName>,
     /// The owner of the acquisition.
     pub owner: Option<OwnerId>,
-    /// The token of the grant.
+    /// The token of the grant: the last one of its block, if it came with several. That of a guard may be lower.
     pub token: Option<FencingToken>,
     /// The text that the holder gave for people.
     pub label: Option<String>,

@@ -92,6 +92,7 @@ impl LockRequest {
         F: FnMut(Term) -> B,
         B: Future,
     {
+        self.check_exclusive()?;
         let core = Arc::clone(&self.locks.core);
         let mut pause = FIRST_PAUSE;
         loop {
@@ -179,7 +180,7 @@ impl Term {
     /// The fencing token of this term, higher than that of every term before.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        self.held.grant().token
+        self.held.token()
     }
 
     /// The name that is locked, with all scopes.

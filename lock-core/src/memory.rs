@@ -121,7 +121,9 @@ impl MemoryLock {
             .with_label("a stranger")
             .with_mode(first.mode());
         let nobody = Client::of(Arc::clone(&self.client.store), false);
-        let grant = state.grant(&nobody, &stranger, self.client.store.clock.now());
+        let now = self.client.store.clock.now();
+        let grant = state.grant(&nobody, &stranger, now);
+        state.grant_next(name, now);
         drop(state);
         for entry in &robbed {
             entry.tell(LossReason::NotHeld);

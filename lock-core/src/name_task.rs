@@ -52,7 +52,7 @@ impl Core {
         };
         let options = Arc::new(options);
         loop {
-            if let Some(guard) = self.resume(&exclusive, &options, &span) {
+            if let Some(guard) = self.resume(&exclusive, &options, &span).await {
                 return guard;
             }
             let (reply, outcome) = oneshot::channel();
@@ -86,7 +86,7 @@ impl Core {
     }
 
     /// The lock, if the client keeps a claim for the name. One that differs is released.
-    fn resume(
+    async fn resume(
         self: &Arc<Self>,
         key: &Arc<str>,
         options: &Arc<AcquireOptions>,
@@ -96,7 +96,7 @@ impl Core {
             return None;
         }
         let _starting = self.about_to_start();
-        let idle = self.names.take_kept(key)?;
+        let idle = self.names.kept(key)?;
         // If it has ended, it is being released.
         let counted = idle.finish(LossReason::Released)?;
         let now = self.clock.now();
@@ -104,9 +104,15 @@ impl Core {
             .next_token(now)
             .filter(|_| idle.options().asks_for_the_same(options));
         let Some(token) = token.filter(|_| !self.names.is_closed()) else {
-            idle.release(None, counted);
+            let (reply, released) = oneshot::channel();
+            idle.release(Some(reply), counted);
+            // Behind an exclusive claim it waits in the queue of the name.
+            if options.mode != Mode::Exclusive {
+                let _ = released.await;
+            }
             return None;
         };
+        self.answer(self.names.resumed(key, &idle.grant().claim, token, now));
         self.stats.handed_over.add();
         let next = idle.next(token, options, now);
         self.watchdog.replace(&idle, &next);
@@ -153,10 +159,14 @@ impl Core {
             return false;
         };
         let claim = &ended.grant().claim;
-        let Some(waiter) = self.names.hand_on(ended.key(), claim, ended.options(), token) else {
+        let Some((waiter, refused)) = self.names.hand_on(ended.key(), claim, ended.options(), token, now) else {
             return false;
         };
-        self.stats.released.add();
+        self.answer(refused);
+        // That of a hold that was kept is counted already.
+        if !ended.is_idle() {
+            self.stats.released.add();
+        }
         self.stats.handed_over.add();
         let next = ended.next(token, &waiter.options, now);
         self.watchdog.replace(ended, &next);
@@ -251,6 +261,12 @@ impl Core {
             is_clean_up: true,
             _counted: counted.unwrap_or_else(|| self.releasing()),
         }
+    }
+
+    /// Releases a claim that the server may have, and that no guard has.
+    pub(crate) fn clean_up_under(self: &Arc<Self>, key: Arc<str>, claim: Claim) {
+        let release = self.clean_up(claim, None, None);
+        self.release(&key, release);
     }
 
     async fn send_release(
@@ -475,7 +491,7 @@ impl NameTask {
             core.names.granted_in_vain(&self.key, &grant.lease);
             return Err(error);
         }
-        let Some((waiter, refused)) = core.names.granted(&self.key, claim, grant.token, now) else {
+        let Some((waiter, refused)) = core.names.granted(&self.key, claim, grant.first_token(), now) else {
             core.names.granted_in_vain(&self.key, &grant.lease);
             return Ok(false);
         };
@@ -627,7 +643,7 @@ impl Drop for NameTask {
 }
 
 /// Whether a grant is good.
-fn check(claim: &Claim, grant: &Grant, now: Stamp) -> Result<(), LockError> {
+pub(crate) fn check(claim: &Claim, grant: &Grant, now: Stamp) -> Result<(), LockError> {
     let message = if grant.claim != *claim {
         "the backend granted another claim; please report it to its authors".to_owned()
     } else if !grant.lease.is_valid(now) {

@@ -269,7 +269,7 @@ impl Names {
         let Some(name) = state.names.get_mut(key) else {
             return Entered::Refused(LockError::closed());
         };
-        if name.kept.is_some() {
+        if name.kept.as_ref().is_some_and(|idle| !idle.has_ended()) {
             return Entered::Kept;
         }
         let waits = waiter.options.waits();
@@ -348,8 +348,12 @@ impl Names {
         claim: &Claim,
         options: &AcquireOptions,
         token: FencingToken,
-    ) -> Option<Box<Waiter>> {
+        now: Stamp,
+    ) -> Option<(Box<Waiter>, Answers)> {
+        // Dropped without the mutex.
+        let _kept;
         let mut state = self.lock();
+        let up_to = state.last_serial;
         if state.closed {
             return None;
         }
@@ -360,13 +364,16 @@ impl Names {
             .first_key_value()
             .filter(|(_, front)| options.asks_for_the_same(&front.options))?;
         let waiter = queue.remove(*first)?;
-        name.holder = Some(KnownHolder::here(claim, token));
-        if queue.waiters.is_empty()
+        _kept = name.kept.take();
+        name.settle(KnownHolder::here(claim, token), up_to);
+        // Those that came while the client was about to release what it kept.
+        let refused = name.refuse_impatient(now);
+        if name.front().is_none()
             && let Some(task) = &name.task
         {
             task.notify_one();
         }
-        Some(waiter)
+        Some((waiter, refused))
     }
 
     /// Keeps a claim while no guard has it. Refused if a waiter has come, if the hold has ended, or if the client is to keep nothing.
@@ -382,9 +389,23 @@ impl Names {
         }
     }
 
-    /// Takes out the claim that is kept for a name. The name is held until it is released.
-    pub(crate) fn take_kept(&self, key: &str) -> Option<Arc<Held>> {
-        self.lock().names.get_mut(key)?.kept.take()
+    /// The claim that is kept for a name. It counts as kept until it is released or [resumed](Self::resumed).
+    pub(crate) fn kept(&self, key: &str) -> Option<Arc<Held>> {
+        self.lock().names.get(key)?.kept.clone()
+    }
+
+    /// The claim that was kept has a guard again.
+    pub(crate) fn resumed(&self, key: &str, claim: &Claim, token: FencingToken, now: Stamp) -> Answers {
+        // Dropped without the mutex.
+        let _kept;
+        let mut state = self.lock();
+        let up_to = state.last_serial;
+        let Some(name) = state.names.get_mut(key) else {
+            return Answers::new();
+        };
+        _kept = name.kept.take();
+        name.settle(KnownHolder::here(claim, token), up_to);
+        name.refuse_impatient(now)
     }
 
     /// All claims that are kept. None is until the result is dropped.
@@ -397,7 +418,7 @@ impl Names {
         }
         let mut state = self.lock();
         state.draining += 1;
-        let kept = state.names.values_mut().filter_map(|name| name.kept.take()).collect();
+        let kept = state.names.values().filter_map(|name| name.kept.clone()).collect();
         (kept, Draining(self))
     }
 
@@ -690,7 +711,9 @@ impl Names {
 impl Name {
     /// Whether callers that do not wait are refused without a request.
     fn is_busy(&self) -> bool {
-        self.is_held || self.releasing.is_none() && self.asking.as_ref().is_some_and(|asking| asking.busy)
+        // One that was kept and has ended is about to be released.
+        self.is_held && self.kept.is_none()
+            || self.releasing.is_none() && self.asking.as_ref().is_some_and(|asking| asking.busy)
     }
 
     fn busy(&self) -> Option<Busy> {

@@ -327,6 +327,16 @@ impl LockRequest {
         }
     }
 
+    /// Fails if several could lead at once.
+    pub(crate) fn check_exclusive(&self) -> Result<(), LockError> {
+        match (self.mode, &self.name) {
+            (Mode::Exclusive, _) | (_, Err(_)) => Ok(()),
+            (_, Ok(name)) => {
+                Err(LockError::configuration("one leads at a time, so lead needs a lock that is not shared").of(name))
+            }
+        }
+    }
+
     fn refused_mode(&self) -> Option<LockError> {
         let capabilities = &self.locks.core.capabilities;
         match self.mode {

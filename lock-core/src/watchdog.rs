@@ -230,9 +230,12 @@ impl Watchdog {
         };
         entry.guards.insert(next);
         next.raise(&self.alarm);
-        // An alarm may have found the one that has ended.
+        // An alarm, or the end of the lease, may have found the one that has ended.
         if next.is_revoked() {
             self.alarm.revoked(serial, id(next));
+        }
+        if !next.lease().is_valid(next.core().clock.now()) {
+            self.alarm.revoked(serial, next.lease().revocation().id());
         }
         if let Some(limit) = ended.limit() {
             state.limits.remove(&(limit, id(ended), serial));
@@ -242,6 +245,11 @@ impl Watchdog {
             if state.is_earlier(limit) {
                 self.alarm.notify.notify_one();
             }
+        }
+        let was_running = std::mem::replace(&mut state.is_running, true);
+        drop(state);
+        if !was_running {
+            next.core().start_watchdog();
         }
     }
 
@@ -279,12 +287,12 @@ impl Watchdog {
         self.alarm.notify.notify_one();
     }
 
-    /// Does what is due, and says when to look again.
-    fn tick(&self, core: &Arc<Core>) -> Duration {
+    /// Does what is due, and says when to look again. Never, for `None`.
+    fn tick(&self, core: &Arc<Core>) -> Option<Stamp> {
         let now = core.clock.now();
         let mut lost = Vec::new();
         let mut due = Vec::new();
-        let nap = {
+        let next_look = {
             let mut state = self.lock();
             for (serial, revocation) in self.alarm.take_revoked() {
                 let Some(entry) = state.leases.get(&serial) else {
@@ -324,7 +332,7 @@ impl Watchdog {
             let nap = next.map(|at| at.since(now).min(LONGEST_NAP));
             let nap = nap.or_else(|| state.is_earlier(now).then_some(LONGEST_NAP));
             state.next_look = nap.map(|nap| now + nap);
-            nap.unwrap_or(Duration::MAX)
+            state.next_look
         };
         for lease in due {
             core.spawn_renewal(lease);
@@ -333,7 +341,7 @@ impl Watchdog {
             let reason = held.lost(now).unwrap_or(LossReason::Expired);
             held.let_go(reason, None);
         }
-        nap
+        next_look
     }
 
     /// A renewal ended; the lease is due again at `due`, or lost.
@@ -478,7 +486,10 @@ impl Drop for Renewing<'_> {
 async fn watch(post: Post, alarm: Arc<Alarm>) {
     loop {
         let nap = match post.0.upgrade() {
-            Some(core) => core.watchdog.tick(&core),
+            Some(core) => {
+                let next_look = core.watchdog.tick(&core);
+                next_look.map_or(Duration::MAX, |look| look.since(core.clock.now()))
+            }
             None => return,
         };
         tokio::select! {

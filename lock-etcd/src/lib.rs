@@ -132,7 +132,8 @@ impl EtcdLock {
     /// if the guard is not held by this client.
     ///
     /// Such a transaction is refused as soon as the server has let go of the lock, whoever may have it next. It needs the
-    /// right to read the lock's key. For data elsewhere, and for locks of another backend, see [`fence`].
+    /// right to read the lock's key. A lock whose guard was asked for it goes back to the server when it is released, instead of to the next
+    /// holder of this client. For data elsewhere, and for locks of another backend, see [`fence`].
     ///
     /// ```no_run
     /// use lock_core::{LockError, Locks};

@@ -196,6 +196,8 @@ impl Session {
         if !guard.is_held() {
             return None;
         }
+        // The lock goes back to the server with this guard, so that its transactions fail under the next one.
+        let _ = guard.owner();
         let (key, created) = self.table.holding(guard.name(), guard.token())?;
         Some(vec![Compare::create_revision(&*key, CompareOp::Equal, created)])
     }

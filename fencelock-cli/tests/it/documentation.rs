@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use fencelock::{ENV, LockError, LockName, Locks, MemoryLock};
+use fencelock::{ENV, LockError, LockName, Locks, MemoryLock, Mode};
 
 use crate::world::World;
 
@@ -101,6 +101,7 @@ async fn whether_a_retry_can_help_is_what_the_code_says() {
         guard.renew_now().await.unwrap_err(),
         "".parse::<LockName>().unwrap_err(),
         locks.lock("a").ttl(Duration::ZERO).await.unwrap_err(),
+        LockError::invalid_mode(&name, Mode::Shared, Mode::Permit { of: 2 }),
         LockError::deadlock("deadlock detected"),
         LockError::unsafe_configuration("unsafe"),
         LockError::configuration("wrong"),
@@ -113,6 +114,7 @@ async fn whether_a_retry_can_help_is_what_the_code_says() {
         LockError::Lost { .. } => "Lost",
         LockError::InvalidName { .. } => "InvalidName",
         LockError::InvalidTtl { .. } => "InvalidTtl",
+        LockError::InvalidMode { .. } => "InvalidMode",
         LockError::Deadlock { .. } => "Deadlock",
         LockError::UnsafeConfiguration { .. } => "UnsafeConfiguration",
         LockError::Configuration { .. } => "Configuration",

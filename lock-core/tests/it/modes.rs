@@ -114,6 +114,8 @@ async fn a_name_has_one_kind_while_it_is_used() {
             "{mode}: {error}"
         );
     }
+    let error = locks.lock("b").shared().lead(async |_| {}).await.unwrap_err();
+    assert!(matches!(error, LockError::Configuration { .. }), "{error}");
     let error = locks.lock("a").await.unwrap_err();
     assert_eq!(
         error.to_string(),
@@ -187,6 +189,8 @@ async fn a_downgrade_that_fails_releases_the_lock() {
     until(|| locks.stats().held == 0).await;
     locks.drain().await;
     assert!(locks.holder("a").await.unwrap().is_none());
+    let guard = locks.lock("b").at_least(SECOND).await.unwrap();
+    assert!(matches!(guard.downgrade().await, Err(LockError::NotSupported { .. })));
     // One that was lost.
     let guard = locks.lock("a").await.unwrap();
     memory.steal(guard.name());
@@ -201,7 +205,7 @@ async fn a_lock_that_is_kept_for_the_next_holder_is_released_for_one_that_shares
         locks.lock("a").await.unwrap().release().await.unwrap();
         tokio::time::sleep(SECOND / 1000).await;
     }
-    let reader = locks.lock("a").shared().wait_for(SECOND).await.unwrap();
+    let reader = locks.lock("a").shared().no_wait().await.unwrap();
     reader.release().await.unwrap();
     assert!(locks.holder("a").await.unwrap().is_none(), "a share is not kept");
 }

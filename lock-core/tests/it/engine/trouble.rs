@@ -223,9 +223,16 @@ fn a_client_ends_with_the_runtime_that_it_was_given() {
     own.shutdown_background();
     outside.block_on(async {
         assert_eq!(lost.lost().await, LossReason::RuntimeEnded);
-        let asked = [waits.await.unwrap(), locks.lock("d").await, idle.lock("d").await];
-        for answer in asked {
-            let error = answer.unwrap_err();
+        // A worker that stops last may still have granted the lock, which was lost at once.
+        let waited = match waits.await.unwrap() {
+            Ok(guard) => {
+                assert_eq!(guard.lost().await, LossReason::RuntimeEnded);
+                None
+            }
+            Err(error) => Some(error),
+        };
+        let asked = [locks.lock("d").await, idle.lock("d").await].map(Result::unwrap_err);
+        for error in asked.into_iter().chain(waited) {
             assert!(
                 error.to_string().contains("runtime") && !error.is_retryable(),
                 "{error}"
@@ -237,8 +244,11 @@ fn a_client_ends_with_the_runtime_that_it_was_given() {
         assert!(lost.renew_now().await.is_err());
         assert!(locks.shutdown().await.is_err());
     });
-    let stats = locks.stats();
-    assert_eq!((stats.held, stats.waiting, stats.releasing), (0, 0, 0), "{stats:?}");
+    // The thread that ends the guards may not be through.
+    block_until(|| {
+        let stats = locks.stats();
+        (stats.held, stats.waiting, stats.releasing) == (0, 0, 0)
+    });
 }
 
 /// Breaks its word, in the ways that a test sets.
