@@ -69,6 +69,8 @@ struct Name {
     queue: Option<Box<Queue>>,
     /// Since when waiters of this client have had the lock one after the other.
     tenure: Option<Stamp>,
+    /// A release of this client has found a waiter.
+    is_contended: bool,
 }
 
 /// The claim that is to be granted.
@@ -486,6 +488,7 @@ impl Names {
         let mut state = self.lock();
         let name = state.names.get_mut(key)?;
         let release = name.releasing.take()?;
+        name.is_contended |= name.front().is_some();
         name.holder.take_if(|holder| matches!(holder, KnownHolder::Here { .. }));
         if is_confirmed && let Some(queue) = &mut name.queue {
             queue.failure = None;
@@ -759,7 +762,7 @@ impl Name {
         let queue = self.queue.as_ref()?;
         let serial = queue.waiters.keys().next()?;
         if self.asking.is_none() {
-            let (claim, options) = queue.claim(lingers)?;
+            let (claim, options) = queue.claim(lingers || self.is_contended)?;
             self.asking = Some(Box::new(Asking::new(claim, options)));
         }
         let asking = self.asking.as_mut()?;
@@ -858,11 +861,11 @@ impl Queue {
         self.waiters.values().next().map(|waiter| &**waiter)
     }
 
-    /// The claim for the first waiter. It asks for tokens for others that wait, or that may come while the client `lingers`.
-    fn claim(&self, lingers: bool) -> Option<(Claim, Arc<AcquireOptions>)> {
+    /// The claim for the first waiter. It asks for tokens for others that wait, or that are likely to come.
+    fn claim(&self, are_likely: bool) -> Option<(Claim, Arc<AcquireOptions>)> {
         let options = &self.front()?.options;
         let claim = options.claim();
-        let may_run = (self.waiters.len() > 1 || lingers) && options.may_run();
+        let may_run = (self.waiters.len() > 1 || are_likely) && options.may_run();
         let claim = if may_run {
             claim.with_tokens_wanted(BLOCK)
         } else {

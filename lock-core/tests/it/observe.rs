@@ -46,7 +46,8 @@ async fn holders_are_told_one_after_the_other() {
         until(|| other.stats().waiting > 0).await;
         guard.release().await.unwrap();
         let guard = waiting.await.unwrap().unwrap();
-        assert_eq!(next(&mut leaders).await.holder().unwrap().token, Some(guard.token()));
+        // What the server shows is the last token of a block.
+        assert!(next(&mut leaders).await.holder().unwrap().token >= Some(guard.token()));
         guard.release().await.unwrap();
         assert_eq!(next(&mut leaders).await, Leadership::Vacant);
     }

@@ -62,6 +62,24 @@ async fn waiters_of_a_client_need_no_request_until_the_block_is_used_up() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn two_that_take_turns_need_no_request_either() {
+    let world = world();
+    let mut guard = world.locks.lock("a").await.unwrap();
+    for turn in 0..20 {
+        let next = tokio::spawn(world.locks.lock("a").into_future());
+        world.settle().await;
+        guard.release().await.unwrap();
+        guard = next.await.unwrap().unwrap();
+        // The first release has found a waiter.
+        assert_eq!(world.requests(), 3, "{turn}");
+    }
+    guard.release().await.unwrap();
+    drop(world.locks.lock("a").await.unwrap());
+    world.locks.drain().await;
+    assert_eq!(world.requests(), 6);
+}
+
+#[tokio::test(start_paused = true)]
 async fn others_get_their_turn_5_ms_after_the_grant() {
     let world = world();
     let (guard, second) = world.granted_with_a_waiter(same, same).await;
