@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::guard::Held;
+use crate::held::Held;
 use crate::{FencingToken, LockError, LockGuard, LockName, LockRequest, LossSignal};
 
 /// Between the attempts of a campaign while the server cannot be asked, and between short terms.

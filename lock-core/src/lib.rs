@@ -20,6 +20,7 @@ mod error;
 mod executor;
 mod exit;
 mod guard;
+mod held;
 mod holder;
 mod lead;
 mod lease;
@@ -43,6 +44,7 @@ mod stats;
 mod sync;
 mod token;
 mod wait;
+mod waiters;
 mod watchdog;
 
 pub use async_trait::async_trait;

@@ -25,12 +25,12 @@ use std::time::Duration;
 
 use crate::ask::{ask, unbroken};
 use crate::engine::{Core, Releasing};
-use crate::guard::{Held, LockGuard};
-use crate::names::{
-    Answers, Ask, AskWait, Entered, GRACE, Names, Releasable, Release, Reservation, SHORTEST_RESPONSE, Step, Waiter,
-};
+use crate::guard::LockGuard;
+use crate::held::Held;
+use crate::names::{Ask, AskWait, Entered, Names, Releasable, Release, Reservation, Step};
 use crate::request::AcquireOptions;
 use crate::sync::{Notify, oneshot, time};
+use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE, Waiter};
 use crate::{
     Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LossReason, Mode, Outage, Released, Stamp, Wait,
 };

@@ -8,31 +8,20 @@
 //! The state of a name is changed here, under one mutex. The [task](crate::name_task) of the name sends the requests. It exists while there
 //! is something to do: a name that is held and not waited for has none.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::fmt;
-use std::num::NonZeroU32;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use crate::engine::Releasing;
-use crate::guard::{Held, LockGuard};
+use crate::held::Held;
 use crate::request::AcquireOptions;
-use crate::stats::Gauge;
 use crate::sync::{Mutex, MutexGuard, Notify, oneshot};
+use crate::waiters::{Answers, GRACE, Queue, SHORTEST_RESPONSE, Waiter};
 use crate::{Busy, Claim, FencingToken, Holder, Lease, LockError, Released, Stamp};
-
-/// Shortest time limit of a first response, however short the wait is, so that a server that responds late is told from a lock that is
-/// busy.
-pub(crate) const SHORTEST_RESPONSE: Duration = Duration::from_secs(1);
-
-/// A backend ends its requests within `op_timeout`, and says why. The client ends what goes on for that much longer.
-pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
 /// A request whose time ends that soon is not repeated.
 pub(crate) const TOO_LATE: Duration = Duration::from_millis(50);
-
-/// How many tokens a claim asks for if several wait for it.
-const BLOCK: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// All names that a client uses at the moment.
 pub(crate) struct Names {
@@ -124,35 +113,6 @@ enum KnownHolder {
     },
 }
 
-#[derive(Default)]
-struct Queue {
-    /// By serial, which is the order of arrival.
-    waiters: BTreeMap<u64, Box<Waiter>>,
-    /// Those that take the next response, whatever it is.
-    impatient: BTreeSet<u64>,
-    expiries: BTreeSet<(Stamp, u64)>,
-    /// Waiters up to this serial know that the lock is held.
-    busy_up_to: u64,
-    /// The last failure until the server responds again, and the last waiter that was there.
-    failure: Option<(LockError, u64)>,
-}
-
-/// A request of this client that has no outcome yet.
-pub(crate) struct Waiter {
-    pub(crate) options: Arc<AcquireOptions>,
-    pub(crate) started: Stamp,
-    pub(crate) reply: oneshot::Sender<Result<LockGuard, LockError>>,
-    pub(crate) span: tracing::Span,
-    pub(crate) waiting: Gauge,
-    deadline: Option<Stamp>,
-    expiry: Option<Stamp>,
-    /// The lock was held when the request was made.
-    came_to_busy: bool,
-}
-
-/// Waiters whose outcome is known. They are answered without the mutex, as that runs code of others.
-pub(crate) type Answers = Vec<(Box<Waiter>, LockError)>;
-
 pub(crate) enum Entered {
     /// The request waits. The task of the name is to be started if it is given. A claim of an earlier request that it takes over does not count
     /// as abandoned any more.
@@ -194,37 +154,6 @@ pub(crate) struct Releasable {
     pub(crate) claim: Claim,
     pub(crate) reservation: Reservation,
     pub(crate) is_repeated: bool,
-}
-
-impl Waiter {
-    pub(crate) fn new(
-        options: Arc<AcquireOptions>,
-        started: Stamp,
-        reply: oneshot::Sender<Result<LockGuard, LockError>>,
-        span: tracing::Span,
-        waiting: Gauge,
-    ) -> Self {
-        let deadline = options.wait.map(|limit| started + limit);
-        Self {
-            options,
-            started,
-            reply,
-            span,
-            waiting,
-            deadline,
-            expiry: None,
-            came_to_busy: false,
-        }
-    }
-
-    fn timed_out(&self, now: Stamp, busy: &Busy) -> LockError {
-        let waited = if self.options.waits() {
-            now.since(self.started)
-        } else {
-            Duration::ZERO
-        };
-        LockError::timed_out(&self.options.name, waited, busy.holder.clone())
-    }
 }
 
 impl Names {
@@ -853,58 +782,6 @@ impl Asking {
     fn serves(&self, queue: Option<&Queue>) -> bool {
         let front = queue.and_then(Queue::front);
         !self.failed && front.is_some_and(|front| self.options.asks_for_the_same(&front.options))
-    }
-}
-
-impl Queue {
-    fn front(&self) -> Option<&Waiter> {
-        self.waiters.values().next().map(|waiter| &**waiter)
-    }
-
-    /// The claim for the first waiter. It asks for tokens for others that wait, or that are likely to come.
-    fn claim(&self, are_likely: bool) -> Option<(Claim, Arc<AcquireOptions>)> {
-        let options = &self.front()?.options;
-        let claim = options.claim();
-        let may_run = (self.waiters.len() > 1 || are_likely) && options.may_run();
-        let claim = if may_run {
-            claim.with_tokens_wanted(BLOCK)
-        } else {
-            claim
-        };
-        Some((claim, Arc::clone(options)))
-    }
-
-    fn knows_busy(&self, serial: u64, waiter: &Waiter) -> bool {
-        waiter.came_to_busy || serial <= self.busy_up_to
-    }
-
-    /// The waiters whose wait is over at `now`, or whose time for a first response.
-    fn over(&self, now: Stamp) -> Vec<u64> {
-        let due = self.expiries.range(..=(now + SHORTEST_RESPONSE, u64::MAX));
-        let over = due.filter(|(at, serial)| {
-            self.waiters.get(serial).is_some_and(|waiter| match waiter.deadline {
-                Some(deadline) => deadline <= now,
-                None => *at <= now + GRACE && !self.knows_busy(*serial, waiter),
-            })
-        });
-        over.map(|(_, serial)| *serial).collect()
-    }
-
-    /// Sets when the time of a waiter ends.
-    fn expire_at(&mut self, serial: u64, at: Option<Stamp>) {
-        let Some(waiter) = self.waiters.get_mut(&serial) else {
-            return;
-        };
-        if let Some(before) = std::mem::replace(&mut waiter.expiry, at) {
-            self.expiries.remove(&(before, serial));
-        }
-        self.expiries.extend(at.map(|at| (at, serial)));
-    }
-
-    fn remove(&mut self, serial: u64) -> Option<Box<Waiter>> {
-        self.expire_at(serial, None);
-        self.impatient.remove(&serial);
-        self.waiters.remove(&serial)
     }
 }
 

@@ -34,7 +34,8 @@ impl Locks {
     ///
     /// Nothing happens before [`Observation::next`] is awaited. From then on the server is asked once a second, or as
     /// [`Observation::every`] says. A leader that died is shown until its lease is over, on Redis and SQLite until what it has
-    /// [reserved](crate::LockRequest::at_least) is over.
+    /// [reserved](crate::LockRequest::at_least) is over. While a lock goes from one holder of a client to the next without a request, the server
+    /// shows one holder.
     #[must_use]
     pub fn observe(&self, name: impl AsRef<str>) -> Observation {
         Observation {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::ask::unbroken;
 use crate::engine::Core;
-use crate::guard::Held;
+use crate::held::Held;
 use crate::sync::{Mutex, MutexGuard, Notify, time};
 use crate::{Lease, LockError, LossReason, Renewal, Stamp};
 

@@ -1,0 +1,389 @@
+//! The state of a guard: the hold of a claim, which the watchdog shares.
+
+use std::fmt;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+use crate::engine::{Core, Releasing};
+use crate::names::{Release, Reservation};
+use crate::request::{AcquireOptions, Renew};
+use crate::sync::atomic::{AtomicBool, Ordering};
+use crate::sync::{Mutex, oneshot};
+use crate::watchdog::Alarm;
+use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
+
+/// How long after a grant by the server other waiters of the client get its claim without a request. Those of other clients wait for that much
+/// longer at most.
+const LONGEST_RUN: Duration = Duration::from_millis(5);
+
+/// A hold of a claim.
+pub(crate) struct Held {
+    pub(crate) core: Arc<Core>,
+    pub(crate) grant: Grant,
+    /// One of the grant's block.
+    pub(crate) token: FencingToken,
+    /// Revocation of this hold. It is the grant's if no other hold of the grant can follow.
+    pub(crate) own: Revocation,
+    pub(crate) options: Arc<AcquireOptions>,
+    run: Run,
+    /// No guard has it: the client keeps the claim for the next one.
+    is_idle: bool,
+    /// The owner of the claim may be known as that of this hold.
+    pub(crate) owner_shown: AtomicBool,
+    /// When the hold ends whatever the server says, and why.
+    limit: Option<(Stamp, LossReason)>,
+    reservation: Mutex<Reservation>,
+    /// The key under which the client queues for the name.
+    pub(crate) key: Arc<str>,
+    has_ended: AtomicBool,
+}
+
+/// The time in which a claim may go from one guard to another without a request.
+#[derive(Clone, Copy)]
+struct Run {
+    until: Stamp,
+    /// The client has begun to keep the claim while no guard has it.
+    lingers: bool,
+}
+
+impl Held {
+    /// The first hold of a grant.
+    pub(crate) fn new(
+        core: &Arc<Core>,
+        grant: Grant,
+        key: &Arc<str>,
+        options: &Arc<AcquireOptions>,
+        now: Stamp,
+    ) -> Arc<Self> {
+        let own = if grant.first_token() == grant.token {
+            grant.revocation().clone()
+        } else {
+            Revocation::new()
+        };
+        let run = Run {
+            until: now + LONGEST_RUN,
+            lingers: false,
+        };
+        Self::build(core, (grant.first_token(), own), grant, key, options, now, run)
+    }
+
+    /// The hold after this one, by the same grant.
+    pub(crate) fn next(&self, token: FencingToken, options: &Arc<AcquireOptions>, now: Stamp) -> Arc<Self> {
+        let numbers = (token, Revocation::new());
+        Self::build(
+            &self.core,
+            numbers,
+            self.grant.clone(),
+            &self.key,
+            options,
+            now,
+            self.run,
+        )
+    }
+
+    fn build(
+        core: &Arc<Core>,
+        (token, own): (FencingToken, Revocation),
+        grant: Grant,
+        key: &Arc<str>,
+        options: &Arc<AcquireOptions>,
+        now: Stamp,
+        run: Run,
+    ) -> Arc<Self> {
+        core.stats.held.add();
+        let mut limit = options.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
+        // Also if the backend gave it a lease that others keep alive.
+        let end = (grant.lease.deadline(), LossReason::Expired);
+        if options.renew == Renew::Never && limit.is_none_or(|(at, _)| end.0 < at) {
+            limit = Some(end);
+        }
+        Arc::new(Self {
+            core: Arc::clone(core),
+            grant,
+            token,
+            own,
+            options: Arc::clone(options),
+            run,
+            is_idle: false,
+            owner_shown: AtomicBool::new(false),
+            limit,
+            reservation: Mutex::new(Reservation::None),
+            key: Arc::clone(key),
+            has_ended: AtomicBool::new(false),
+        })
+    }
+
+    /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
+    pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
+        if self.is_idle || !self.options.may_linger {
+            return None;
+        }
+        let mut run = self.run;
+        if !std::mem::replace(&mut run.lingers, true) {
+            run.until = run.until.max(now + length.min(self.grant.lease.ttl() / 3));
+        }
+        self.token_until(run.until, now)?;
+        Some(Arc::new(Self {
+            core: Arc::clone(&self.core),
+            grant: self.grant.clone(),
+            token: self.token,
+            own: Revocation::new(),
+            options: Arc::clone(&self.options),
+            run,
+            is_idle: true,
+            owner_shown: AtomicBool::new(false),
+            limit: Some((run.until, LossReason::Released)),
+            reservation: Mutex::new(Reservation::None),
+            key: Arc::clone(&self.key),
+            has_ended: AtomicBool::new(false),
+        }))
+    }
+
+    /// The hold of the same claim, once others may share it.
+    pub(crate) fn shared(&self, grant: Grant, key: Arc<str>) -> Arc<Self> {
+        self.core.stats.held.add();
+        Arc::new(Self {
+            core: Arc::clone(&self.core),
+            own: grant.revocation().clone(),
+            token: self.token,
+            grant,
+            options: Arc::clone(&self.options),
+            run: Run {
+                until: self.run.until,
+                lingers: false,
+            },
+            is_idle: false,
+            owner_shown: AtomicBool::new(false),
+            limit: self.limit,
+            reservation: Mutex::new(Reservation::None),
+            key,
+            has_ended: AtomicBool::new(false),
+        })
+    }
+
+    /// The token of the next hold, if the claim may go to another guard of this client without a request. A lease that is not renewed as it
+    /// should be is released: the server knows more.
+    pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
+        self.token_until(self.run.until, now)
+    }
+
+    fn token_until(&self, end: Stamp, now: Stamp) -> Option<FencingToken> {
+        let lease = &self.grant.lease;
+        let may_run = self.token < self.grant.token
+            && self.grant.claim.mode() == Mode::Exclusive
+            && self.own.reason() == Some(LossReason::Released)
+            && now < end
+            && !self.owner_shown.load(Ordering::Relaxed)
+            && lease.deadline().since(now) >= lease.ttl() / 3;
+        FencingToken::new(self.token.get() + 1).ok().filter(|_| may_run)
+    }
+
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.core
+    }
+
+    pub(crate) fn lease(&self) -> &Lease {
+        &self.grant.lease
+    }
+
+    pub(crate) fn grant(&self) -> &Grant {
+        &self.grant
+    }
+
+    pub(crate) fn token(&self) -> FencingToken {
+        self.token
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.is_idle
+    }
+
+    pub(crate) fn key(&self) -> &Arc<str> {
+        &self.key
+    }
+
+    pub(crate) fn options(&self) -> &AcquireOptions {
+        &self.options
+    }
+
+    /// Has `alarm` raised when the hold is revoked, alone or with its grant.
+    pub(crate) fn raise(&self, alarm: &Arc<Alarm>) {
+        let (lease, id) = (self.grant.lease.serial(), self.grant.revocation().id());
+        self.grant.revocation().alarm(alarm, lease, id);
+        if self.own.id() != id {
+            self.own.alarm(alarm, lease, id);
+        }
+    }
+
+    /// Whether the hold was revoked, alone or with its grant or lease.
+    pub(crate) fn is_revoked(&self) -> bool {
+        self.own.reason().is_some() || self.grant.revoked().is_some()
+    }
+
+    pub(crate) fn reservation(&self) -> Reservation {
+        *self.reservation.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set_reservation(&self, reservation: Reservation) {
+        *self.reservation.lock().unwrap_or_else(PoisonError::into_inner) = reservation;
+    }
+
+    pub(crate) fn renews(&self) -> bool {
+        self.options.renew == Renew::UntilReleased
+    }
+
+    pub(crate) fn is_held(&self) -> bool {
+        self.lost(self.core.clock.now()).is_none()
+    }
+
+    pub(crate) fn signal(&self) -> LossSignal {
+        LossSignal {
+            own: self.own.clone(),
+            grant: self.grant.revocation().clone(),
+            lease: self.grant.lease.revocation().clone(),
+            process: Arc::clone(&self.core.process),
+        }
+    }
+
+    pub(crate) fn cancellation_token(&self) -> CancellationToken {
+        let token = CancellationToken::new();
+        let (signal, cancelled) = (self.signal(), token.clone().drop_guard());
+        // A task that cannot be started, or is dropped with its runtime, cancels as well: nothing else would tell the loss.
+        let _ = self.core.executor.spawn(async move {
+            signal.wait().await;
+            drop(cancelled);
+        });
+        token
+    }
+
+    /// The error that says that the lock was lost.
+    pub(crate) fn loss(&self, reason: LossReason) -> LockError {
+        LockError::Lost {
+            name: self.grant.claim.name().clone(),
+            reason,
+        }
+    }
+
+    /// When the hold ends whatever the server says.
+    pub(crate) fn limit(&self) -> Option<Stamp> {
+        self.limit.map(|(at, _)| at)
+    }
+
+    /// When the lock ends if nothing more is heard from the server.
+    pub(crate) fn end(&self) -> Stamp {
+        let deadline = self.grant.lease.deadline();
+        self.limit().map_or(deadline, |limit| limit.min(deadline))
+    }
+
+    /// Why the lock is not held any more. A deadline that has passed is made final by the look, except in a forked child, where a mutex
+    /// that this takes may be locked for ever.
+    pub(crate) fn lost(&self, now: Stamp) -> Option<LossReason> {
+        let (own, lease) = (&self.own, &self.grant.lease);
+        if let Some(reason) = own.reason() {
+            return Some(reason);
+        }
+        let limit = self.limit.filter(|(at, _)| now >= *at).map(|(_, reason)| reason);
+        let ended = self.grant.revocation().reason().or(limit);
+        if ended.is_none() && lease.is_valid(now) {
+            return None;
+        }
+        if !self.core.process.is_current() {
+            return Some(ended.unwrap_or(LossReason::Expired));
+        }
+        if let Some(reason) = ended {
+            own.fire(reason);
+        } else if !lease.expire(now) {
+            own.fire(lease.revocation().reason().unwrap_or(LossReason::Expired));
+        }
+        own.reason()
+    }
+
+    /// Ends the hold for that reason. Its claim goes to the next waiter of this client, is kept, or is released. Returns false if it has ended
+    /// before.
+    pub(crate) fn let_go(
+        self: &Arc<Self>,
+        reason: LossReason,
+        reply: Option<oneshot::Sender<Result<Released, LockError>>>,
+    ) -> bool {
+        let starting = self.core.about_to_start();
+        let Some(counted) = self.finish(reason) else {
+            return false;
+        };
+        if self.core.hand_on(self) || self.core.linger(self) {
+            if let Some(reply) = reply {
+                let _ = reply.send(Ok(Released::Released));
+            }
+        } else {
+            self.release(reply, counted);
+        }
+        drop(starting);
+        true
+    }
+
+    /// Ends the hold for that reason, and leaves its claim to the caller. `None` if it has ended before.
+    pub(crate) fn finish(&self, reason: LossReason) -> Option<Releasing> {
+        // Counted first: a caller that finds the hold ended, and drains then, waits for this release.
+        let counted = self.core.releasing();
+        if self.has_ended.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        self.end_for(reason);
+        Some(counted)
+    }
+
+    pub(crate) fn has_ended(&self) -> bool {
+        self.has_ended.load(Ordering::Acquire)
+    }
+
+    /// Has the claim of the hold, which has ended, released.
+    pub(crate) fn release(&self, reply: Option<oneshot::Sender<Result<Released, LockError>>>, counted: Releasing) {
+        self.core.watchdog.forget(self);
+        let (claim, lease, reservation) = (self.grant.claim.clone(), &self.grant.lease, self.reservation());
+        let kept = match reservation {
+            Reservation::Requested => claim.ttl().max(claim.at_least().unwrap_or_default()),
+            Reservation::None | Reservation::Until(_) => claim.ttl(),
+        };
+        let release = Release {
+            until: self.core.clock.now() + kept,
+            claim,
+            reservation,
+            shared: lease.claim().is_none().then(|| lease.clone()),
+            reply,
+            is_repeated: false,
+            is_clean_up: self.is_idle,
+            _counted: counted,
+        };
+        self.core.release(&self.key, release);
+    }
+
+    fn end_for(&self, reason: LossReason) {
+        self.lost(self.core.clock.now());
+        // Quietly: the watchdog is about to forget this guard.
+        self.own.fire_quietly(reason);
+        if self.is_idle {
+            return;
+        }
+        self.core.stats.held.subtract();
+        match self.own.reason() {
+            None | Some(LossReason::Released) => {}
+            Some(reason @ (LossReason::Shutdown | LossReason::MaxHold)) => {
+                self.core.stats.lost.add();
+                tracing::debug!(target: "fencelock", name = %self.grant.claim.name(), token = %self.token, %reason, "lock ended");
+            }
+            Some(reason) => {
+                self.core.stats.lost.add();
+                tracing::warn!(target: "fencelock", name = %self.grant.claim.name(), token = %self.token, %reason, "lock lost");
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Held {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Held")
+            .field("grant", &self.grant)
+            .finish_non_exhaustive()
+    }
+}
