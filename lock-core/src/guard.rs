@@ -47,7 +47,8 @@ pub struct LockGuard {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReleaseOutcome {
-    /// The lock was held to this moment; if it went to another waiter of this client, as far as the client has heard from the server.
+    /// The lock was held to this moment; if it stays with this client, for a waiter or by [`Options::linger`](crate::Options::linger), as far as the client
+    /// has heard from the server.
     Released,
     /// The lock had been lost before; somebody else may have held it since.
     AlreadyLost,
@@ -153,7 +154,7 @@ impl LockGuard {
     }
 
     /// Releases the lock, and waits for the response of the server. If another task of this client waits for the lock, that may get it at
-    /// once, without a request, for up to 5 ms after the server has granted it.
+    /// once, without a request, for up to 5 ms after the server has granted it. With [`Options::linger`](crate::Options::linger) the client may keep it.
     ///
     /// # Errors
     ///

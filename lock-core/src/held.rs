@@ -28,8 +28,8 @@ pub(crate) struct Held {
     pub(crate) own: Revocation,
     pub(crate) options: Arc<AcquireOptions>,
     run: Run,
-    /// No guard has it: the client keeps the claim for the next one.
-    is_idle: bool,
+    /// No guard has it: the client keeps the claim for the next one, until this is cancelled.
+    idle: Option<CancellationToken>,
     /// The owner of the claim may be known as that of this hold.
     pub(crate) owner_shown: AtomicBool,
     /// When the hold ends whatever the server says, and why.
@@ -106,7 +106,7 @@ impl Held {
             own,
             options: Arc::clone(options),
             run,
-            is_idle: false,
+            idle: None,
             owner_shown: AtomicBool::new(false),
             limit,
             reservation: Mutex::new(Reservation::None),
@@ -117,7 +117,7 @@ impl Held {
 
     /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
     pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
-        if self.is_idle || !self.options.may_linger {
+        if self.is_idle() || !self.options.may_linger {
             return None;
         }
         let mut run = self.run;
@@ -132,7 +132,7 @@ impl Held {
             own: Revocation::new(),
             options: Arc::clone(&self.options),
             run,
-            is_idle: true,
+            idle: Some(CancellationToken::new()),
             owner_shown: AtomicBool::new(false),
             limit: Some((run.until, LossReason::Released)),
             reservation: Mutex::new(Reservation::None),
@@ -154,7 +154,7 @@ impl Held {
                 until: self.run.until,
                 lingers: false,
             },
-            is_idle: false,
+            idle: None,
             owner_shown: AtomicBool::new(false),
             limit: self.limit,
             reservation: Mutex::new(Reservation::None),
@@ -197,7 +197,21 @@ impl Held {
     }
 
     pub(crate) fn is_idle(&self) -> bool {
-        self.is_idle
+        self.idle.is_some()
+    }
+
+    /// A claim that was kept has a guard again.
+    pub(crate) fn resume(&self) {
+        if let Some(idle) = &self.idle {
+            idle.cancel();
+        }
+    }
+
+    /// Waits until the server has responded to the release of a claim that was kept, or has not, or until the claim has a guard again.
+    pub(crate) async fn kept_no_more(&self) {
+        if let Some(idle) = &self.idle {
+            idle.cancelled().await;
+        }
     }
 
     pub(crate) fn key(&self) -> &Arc<str> {
@@ -352,7 +366,8 @@ impl Held {
             shared: lease.claim().is_none().then(|| lease.clone()),
             reply,
             is_repeated: false,
-            is_clean_up: self.is_idle,
+            is_clean_up: self.is_idle(),
+            kept: self.idle.clone().map(CancellationToken::drop_guard),
             _counted: counted,
         };
         self.core.release(&self.key, release);
@@ -362,7 +377,7 @@ impl Held {
         self.lost(self.core.clock.now());
         // Quietly: the watchdog is about to forget this guard.
         self.own.fire_quietly(reason);
-        if self.is_idle {
+        if self.is_idle() {
             return;
         }
         self.core.stats.held.subtract();

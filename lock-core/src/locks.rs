@@ -110,7 +110,8 @@ impl Options {
     /// If the server takes a lock away that is kept, the next holder here may learn of it at its first renewal only, as any holder would. Its
     /// token is lower than those granted since, and a fence refuses it.
     ///
-    /// [`Locks::holder`] shows a lock that is kept as held. [`Locks::shutdown`], [`Locks::drain`] and the end of `main` release it, the last of
+    /// [`Locks::holder`] shows a lock that is kept as held. To other clients it is a lock: a request for its name as a [semaphore](Locks::semaphore) is
+    /// [`LockError::InvalidMode`] meanwhile. [`Locks::shutdown`], [`Locks::drain`] and the end of `main` release it, the last of
     /// them if the client works on the background thread. Dropping the client does not, before its time is over.
     pub fn linger(mut self, length: Duration) -> Self {
         self.linger = length;

@@ -50,6 +50,8 @@ impl Core {
         } else {
             self.names.new_key(&exclusive)
         };
+        // None of them is to wait for a claim that this client keeps.
+        let _sharing = (options.mode != Mode::Exclusive).then(|| self.names.sharing(&exclusive));
         let options = Arc::new(options);
         loop {
             if let Some(guard) = self.resume(&exclusive, &options, &span).await {
@@ -97,18 +99,21 @@ impl Core {
         }
         let _starting = self.about_to_start();
         let idle = self.names.kept(key)?;
-        // If it has ended, it is being released.
-        let counted = idle.finish(LossReason::Released)?;
+        let Some(counted) = idle.finish(LossReason::Released) else {
+            // It is being released, or another request has it. Behind an exclusive claim that takes its turn in the queue of the name.
+            if options.mode != Mode::Exclusive {
+                idle.kept_no_more().await;
+            }
+            return None;
+        };
         let now = self.clock.now();
         let token = idle
             .next_token(now)
             .filter(|_| idle.options().asks_for_the_same(options));
         let Some(token) = token.filter(|_| !self.names.is_closed()) else {
-            let (reply, released) = oneshot::channel();
-            idle.release(Some(reply), counted);
-            // Behind an exclusive claim it waits in the queue of the name.
+            idle.release(None, counted);
             if options.mode != Mode::Exclusive {
-                let _ = released.await;
+                idle.kept_no_more().await;
             }
             return None;
         };
@@ -116,6 +121,7 @@ impl Core {
         self.stats.handed_over.add();
         let next = idle.next(token, options, now);
         self.watchdog.replace(&idle, &next);
+        idle.resume();
         Some(self.guard(next, Duration::ZERO, span))
     }
 
@@ -259,6 +265,7 @@ impl Core {
             reply: None,
             is_repeated: false,
             is_clean_up: true,
+            kept: None,
             _counted: counted.unwrap_or_else(|| self.releasing()),
         }
     }

@@ -13,6 +13,8 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use tokio_util::sync::DropGuard;
+
 use crate::engine::Releasing;
 use crate::held::Held;
 use crate::request::AcquireOptions;
@@ -38,6 +40,8 @@ struct State {
     names: HashMap<Arc<str>, Box<Name>>,
     last_serial: u64,
     closed: bool,
+    /// How many requests of this client wait for a name to share it, each under a key of its own.
+    sharing: HashMap<Arc<str>, usize>,
     /// Callers of a drain, while which nothing is kept.
     draining: usize,
 }
@@ -58,6 +62,9 @@ struct Name {
     queue: Option<Box<Queue>>,
     /// Since when waiters of this client have had the lock one after the other.
     tenure: Option<Stamp>,
+    /// The serial of the request that was granted last, and whether its caller left before it had the guard, which is about to be dropped.
+    served: u64,
+    is_undelivered: bool,
     /// A release of this client has found a waiter.
     is_contended: bool,
 }
@@ -91,6 +98,8 @@ pub(crate) struct Release {
     pub(crate) is_repeated: bool,
     /// The claim never became a guard. Its release undoes whatever the server may have done with it.
     pub(crate) is_clean_up: bool,
+    /// Lets those go on that wait for the first response about a claim that was kept.
+    pub(crate) kept: Option<DropGuard>,
     pub(crate) _counted: Releasing,
 }
 
@@ -165,6 +174,24 @@ impl Names {
         }
     }
 
+    /// Counts a request that waits for a name to share it, for as long as the result lives.
+    pub(crate) fn sharing(&self, name: &Arc<str>) -> impl Drop {
+        struct Sharing<'a>(&'a Names, Arc<str>);
+        impl Drop for Sharing<'_> {
+            fn drop(&mut self) {
+                let mut state = self.0.lock();
+                if let Some(count) = state.sharing.get_mut(&self.1) {
+                    *count -= 1;
+                    if *count == 0 {
+                        state.sharing.remove(&self.1);
+                    }
+                }
+            }
+        }
+        *self.lock().sharing.entry(Arc::clone(name)).or_default() += 1;
+        Sharing(self, Arc::clone(name))
+    }
+
     /// A key that no other claim has.
     pub(crate) fn new_key(&self, name: &str) -> Arc<str> {
         let mut state = self.lock();
@@ -230,7 +257,10 @@ impl Names {
         let _abandoned;
         let mut state = self.lock();
         let name = state.names.get_mut(key)?;
-        let waiter = name.queue.as_mut()?.remove(serial)?;
+        let Some(waiter) = name.queue.as_mut().and_then(|queue| queue.remove(serial)) else {
+            name.is_undelivered |= name.served == serial;
+            return None;
+        };
         name.count_abandoned(count);
         _abandoned = name.wanted_again();
         if let Some(task) = &name.task {
@@ -261,11 +291,8 @@ impl Names {
 
     /// A guard has ended: its claim is to be released. Returns the task if it is to be started.
     pub(crate) fn release(&self, key: &Arc<str>, release: Release) -> Option<Arc<Notify>> {
-        // Dropped without the mutex.
-        let _kept;
         let mut state = self.lock();
         let name = state.names.entry(Arc::clone(key)).or_default();
-        _kept = name.kept.take();
         name.is_held = false;
         name.releasing = Some(Box::new(release));
         name.wake()
@@ -294,7 +321,9 @@ impl Names {
             .waiters
             .first_key_value()
             .filter(|(_, front)| options.asks_for_the_same(&front.options))?;
-        let waiter = queue.remove(*first)?;
+        let first = *first;
+        let waiter = queue.remove(first)?;
+        name.serves(first);
         _kept = name.kept.take();
         name.settle(KnownHolder::here(claim, token), up_to);
         // Those that came while the client was about to release what it kept.
@@ -310,7 +339,7 @@ impl Names {
     /// Keeps a claim while no guard has it. Refused if a waiter has come, if the hold has ended, or if the client is to keep nothing.
     pub(crate) fn keep(&self, key: &str, idle: &Arc<Held>) -> bool {
         let mut state = self.lock();
-        let may_keep = !state.closed && state.draining == 0 && !idle.has_ended();
+        let may_keep = !state.closed && state.draining == 0 && !idle.has_ended() && !state.sharing.contains_key(key);
         match state.names.get_mut(key) {
             Some(name) if may_keep && name.is_held && name.front().is_none() => {
                 name.kept = Some(Arc::clone(idle));
@@ -335,6 +364,7 @@ impl Names {
             return Answers::new();
         };
         _kept = name.kept.take();
+        name.serves(0);
         name.settle(KnownHolder::here(claim, token), up_to);
         name.refuse_impatient(now)
     }
@@ -414,9 +444,12 @@ impl Names {
 
     /// The release of the claim of a name is confirmed, or given up.
     pub(crate) fn released(&self, key: &str, is_confirmed: bool) -> Option<Box<Release>> {
+        // Dropped without the mutex.
+        let _kept;
         let mut state = self.lock();
         let name = state.names.get_mut(key)?;
         let release = name.releasing.take()?;
+        _kept = name.kept.take();
         name.is_contended |= name.front().is_some();
         name.holder.take_if(|holder| matches!(holder, KnownHolder::Here { .. }));
         if is_confirmed && let Some(queue) = &mut name.queue {
@@ -446,11 +479,14 @@ impl Names {
         key: &str,
         now: Stamp,
     ) -> (Option<oneshot::Sender<Result<Released, LockError>>>, bool) {
+        // Dropped without the mutex.
+        let _kept;
         let mut state = self.lock();
         let Some(release) = state.names.get_mut(key).and_then(|name| name.releasing.as_mut()) else {
             return (None, true);
         };
         release.is_repeated = true;
+        _kept = release.kept.take();
         let is_kept = release.shared.as_ref().is_some_and(|lease| lease.is_valid(now));
         (release.reply.take(), now >= release.until && !is_kept)
     }
@@ -535,6 +571,7 @@ impl Names {
         let queue = name.queue.as_mut()?;
         let first = *queue.waiters.keys().next()?;
         let waiter = queue.remove(first)?;
+        name.serves(first);
         _asking = name.asking.take();
         name.is_held = true;
         name.settle(KnownHolder::here(claim, token), up_to);
@@ -643,9 +680,15 @@ impl Names {
 impl Name {
     /// Whether callers that do not wait are refused without a request.
     fn is_busy(&self) -> bool {
-        // One that was kept and has ended is about to be released.
-        self.is_held && self.kept.is_none()
+        // One that was kept and has ended is about to be released, and so is one whose caller is gone.
+        self.is_held && self.kept.is_none() && !self.is_undelivered
             || self.releasing.is_none() && self.asking.as_ref().is_some_and(|asking| asking.busy)
+    }
+
+    /// The request with that serial gets the guard.
+    fn serves(&mut self, serial: u64) {
+        self.served = serial;
+        self.is_undelivered = false;
     }
 
     fn busy(&self) -> Option<Busy> {

@@ -208,6 +208,16 @@ async fn a_lock_that_is_kept_for_the_next_holder_is_released_for_one_that_shares
     let reader = locks.lock("a").shared().no_wait().await.unwrap();
     reader.release().await.unwrap();
     assert!(locks.holder("a").await.unwrap().is_none(), "a share is not kept");
+    // Nor do those wait for its time that are there before it is released.
+    let guard = locks.lock("a").await.unwrap();
+    let readers: Vec<_> = (0..3)
+        .map(|_| tokio::spawn(locks.lock("a").shared().wait_for(SECOND).into_future()))
+        .collect();
+    queued(&memory, 3).await;
+    guard.release().await.unwrap();
+    for reader in readers {
+        assert!(reader.await.unwrap().unwrap().is_held());
+    }
 }
 
 /// A backend with the three methods only.

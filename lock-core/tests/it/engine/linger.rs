@@ -181,6 +181,54 @@ async fn another_client_gets_it_in_time() {
     guard.release().await.unwrap();
 }
 
+/// A caller that leaves at about the moment of its grant.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_lock_that_only_a_caller_has_that_is_gone_is_not_busy() {
+    let memory = MemoryLock::new();
+    for linger in [Duration::ZERO, SECOND / 50] {
+        let locks = Locks::with_options(memory.client(), Options::new().linger(linger));
+        for turn in 0..2_000_u64 {
+            let asking = tokio::spawn(locks.lock("a").into_future());
+            let left = std::time::Instant::now() + Duration::from_micros(turn % 100);
+            while std::time::Instant::now() < left {
+                std::hint::spin_loop();
+            }
+            asking.abort();
+            let _ = asking.await.map(drop);
+            assert!(locks.try_lock("a").await.unwrap().is_some(), "{linger:?}, {turn}");
+        }
+        locks.shutdown().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn several_that_come_to_share_a_lock_that_is_kept_wait_for_its_release() {
+    let memory = MemoryLock::new();
+    let locks = Locks::with_options(memory.client(), Options::new().linger(SECOND));
+    has_counted(&memory).await;
+    for turn in 0..200 {
+        use_once(&locks).await;
+        let together = Arc::new(tokio::sync::Barrier::new(3));
+        let permits: Vec<_> = (0..3)
+            .map(|_| {
+                let (locks, together) = (locks.clone(), Arc::clone(&together));
+                tokio::spawn(async move {
+                    together.wait().await;
+                    locks.semaphore("a", 3).no_wait().await
+                })
+            })
+            .collect();
+        for permit in permits {
+            let permit = permit.await.unwrap();
+            permit
+                .unwrap_or_else(|error| panic!("{turn}: {error}"))
+                .release()
+                .await
+                .unwrap();
+        }
+    }
+}
+
 /// Uses by many tasks of two clients, some of which keep their lock for moments only, so that uses, ends and waiters meet.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn one_holds_it_at_a_time_and_tokens_rise() {
