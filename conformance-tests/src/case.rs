@@ -110,14 +110,14 @@ impl Case {
     }
 
     /// The same, with its acknowledged refreshes in the oracle's log.
-    pub(crate) async fn logged_party(&self, log: &Arc<Log>) -> Outcome<Party> {
+    pub(crate) async fn logged_party(&self, log: &Arc<Log>, options: Options) -> Outcome<Party> {
         let link = self.link().await?.with_log(Arc::clone(log), &*self.harness);
-        Ok(self.party_on(Arc::new(link)))
+        Ok(self.party_on(Arc::new(link), options))
     }
 
     /// Locks on a client of their own.
     pub(crate) async fn party(&self) -> Outcome<Party> {
-        Ok(self.party_on(Arc::new(self.link().await?)))
+        Ok(self.party_on(Arc::new(self.link().await?), Options::new()))
     }
 
     async fn link(&self) -> Outcome<Link> {
@@ -137,8 +137,8 @@ impl Case {
         Ok(self.party_with(Arc::new(self.linked(client)), options))
     }
 
-    fn party_on(&self, link: Arc<Link>) -> Party {
-        let party = self.party_with(link, Options::new());
+    fn party_on(&self, link: Arc<Link>, options: Options) -> Party {
+        let party = self.party_with(link, options);
         self.open().locks.push(party.locks.clone());
         party
     }

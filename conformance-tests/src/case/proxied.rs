@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, LockError, Released};
+use lock_core::{Claim, DistributedLock, LockError, Options, Released};
 
 use super::{Case, Party};
 use crate::faults::{Held, Proxy, Then, Trap};
@@ -35,7 +35,8 @@ impl Case {
 
     /// Locks on such a client.
     pub(crate) async fn party_through(&self, proxy: &Proxy) -> Outcome<Party> {
-        Ok(self.party_on(Arc::new(self.linked(self.connect_through(proxy).await?))))
+        let link = self.linked(self.connect_through(proxy).await?);
+        Ok(self.party_on(Arc::new(link), Options::new()))
     }
 
     /// The bare client, or why there is none.

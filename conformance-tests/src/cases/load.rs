@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lock_core::fence::Fence;
-use lock_core::{LockError, LockGuard, LockName};
+use lock_core::{LockError, LockGuard, LockName, Options};
 use tokio::task::JoinSet;
 
 use super::{Entry, cases};
@@ -47,8 +47,14 @@ pub(crate) async fn a_mixed_load_with_bad_weather_keeps_every_invariant(case: Ar
         resources,
     });
     let mut parties = Vec::new();
-    for _ in 0..CLIENTS {
-        parties.push(case.logged_party(&log).await?);
+    for client in 0..CLIENTS {
+        // Every other one keeps what it releases.
+        let linger = if client % 2 == 0 {
+            case.ttl() / 8
+        } else {
+            Duration::ZERO
+        };
+        parties.push(case.logged_party(&log, Options::new().linger(linger)).await?);
     }
     let end = case.now() + time(&case);
     let mut tasks = JoinSet::new();
