@@ -35,8 +35,8 @@ impl Fields {
         self.0.next();
     }
 
-    /// What is left of a lease; `None` for a key that has no end.
-    pub(crate) fn lease(&mut self) -> Result<Option<Duration>, Failure> {
+    /// A time in milliseconds, or `None` for a negative number: a key that has no end.
+    pub(crate) fn time(&mut self) -> Result<Option<Duration>, Failure> {
         let millis: i64 = self.field()?;
         Ok(u64::try_from(millis).ok().map(Duration::from_millis))
     }

@@ -100,7 +100,7 @@ impl Session {
         let mut answer = Fields::read(scripts::HOLDER.run(link, self.setting(), &keys, &[]).await?)?;
         let holder = |name: &LockName| {
             // Both are read in any case: those of the next name come after them.
-            let (value, remaining) = (answer.field::<Option<String>>(), answer.lease());
+            let (value, remaining) = (answer.field::<Option<String>>(), answer.time());
             let foreign = |_| Failure::Foreign(self.settings().keys.lock(name));
             let (value, remaining) = (value.map_err(foreign)?, remaining.map_err(foreign)?);
             Ok(value.map(|value| record::holder(name, &value, remaining)))

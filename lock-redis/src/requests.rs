@@ -45,6 +45,9 @@ pub(crate) enum Answer {
     Busy(Waiting),
 }
 
+/// How often a claim that is not the first in line asks at the most because of short ttls before it.
+const SHORTEST_TURN: Duration = Duration::from_secs(1);
+
 /// What an acquire came to.
 #[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
 enum Reply {
@@ -58,11 +61,10 @@ enum Reply {
 /// What is known while somebody else holds the lock.
 pub(crate) struct Waiting {
     pub(crate) busy: Busy,
-    /// How long the holder's lease has to go.
-    pub(crate) lease: Duration,
     /// How long the place in the queue is kept.
     pub(crate) life: Duration,
-    pub(crate) first: bool,
+    /// In what time the claim can be served at the earliest, if no other process tells it.
+    pub(crate) turn: Duration,
 }
 
 impl Session {
@@ -309,7 +311,7 @@ impl Session {
         match &*word {
             "free" => Ok(None),
             "released" => {
-                let remaining = answer.lease()?;
+                let remaining = answer.time()?;
                 Ok(Some(record::holder(name, &answer.word()?, remaining)))
             }
             _ => Err(Failure::Nonsense),
@@ -339,20 +341,20 @@ impl Session {
                 Ok(Reply::Answer(Answer::Granted(grant)))
             }
             "busy" => {
-                let lease = answer.lease()?;
+                let lease = answer.time()?;
                 let holder = record::holder(claim.name(), &answer.word()?, lease);
                 let life = Duration::from_millis(answer.number()?);
-                let first = answer.number()? == 1;
+                let ahead = answer.time()?.unwrap_or_default();
                 let number = answer.number()?;
                 self.node().inspect(|node| node.queued(claim.owner(), number));
                 let lease = lease.unwrap_or(claim.ttl());
                 let busy = Busy::default().with_retry_after(lease).with_holder(holder);
-                Ok(Reply::Answer(Answer::Busy(Waiting {
-                    busy,
-                    lease,
-                    life,
-                    first,
-                })))
+                // Should the first in line be gone, only another one that asks finds out.
+                let turn = match ahead {
+                    Duration::ZERO => lease,
+                    ahead => lease.max(ahead).max(SHORTEST_TURN),
+                };
+                Ok(Reply::Answer(Answer::Busy(Waiting { busy, life, turn })))
             }
             _ => Err(Failure::Nonsense),
         }

@@ -61,9 +61,9 @@ impl Session {
     ) -> Next {
         let refresh = sent - claim.ttl().saturating_sub(waiting.life) + claim.ttl() / 3;
         let refresh = refresh.max(sent + claim.ttl() / 6);
-        let mut look = waiting.first.then(|| self.clock().now() + waiting.lease + LEEWAY);
+        let mut look = self.clock().now() + waiting.turn + LEEWAY;
         loop {
-            let next = look.map_or(refresh, |look| look.min(refresh));
+            let next = look.min(refresh);
             tokio::select! {
                 biased;
                 push = ticket.next() => match push {
@@ -73,7 +73,7 @@ impl Session {
                         return Next::Granted(self.grant(claim, (token, tokens), self.stamp(answered), life));
                     }
                     Some(Push::Granted { .. }) => {}
-                    Some(Push::First(lease)) => look = Some(self.clock().now() + lease + LEEWAY),
+                    Some(Push::First(lease)) => look = self.clock().now() + lease + LEEWAY,
                 },
                 () = ending.cancelled() => return if self.is_closed() { Next::Closed } else { Next::Ask },
                 () = self.until(deadline) => return Next::GiveUp,

@@ -133,6 +133,26 @@ pub(crate) async fn a_stopped_waiter_holds_nobody_up_for_long(case: Arc<Case>) -
     one_process_fails(&case, Harm::Stop).await
 }
 
+/// No other process is left to tell the waiter, whose own ttl is so long that it would not look by itself in time.
+pub(crate) async fn a_killed_waiter_before_another_and_a_killed_holder_hold_nobody_up(case: Arc<Case>) -> Outcome {
+    case.needs_processes()?;
+    let waiter = case.party().await?.locks;
+    let (mut holder, mut first) = (case.child().await?, case.child().await?);
+    holder.lock("n", case.ttl()).await?;
+    first.ask("n", case.ttl(), None).await?;
+    case.in_line("n", 1).await?;
+    let waiting = tokio::spawn(waiter.lock("n").ttl(long_ttl(&case)).into_future());
+    case.in_line("n", 2).await?;
+    first.kill().await?;
+    holder.kill().await?;
+    let limit = 2 * case.ttl() + case.hang_limit();
+    let next = case
+        .within(limit, "the waiter behind the killed one gets the lock", waiting)
+        .await???;
+    next.release().await?;
+    Ok(())
+}
+
 /// What is done to a process.
 #[derive(Clone, Copy)]
 enum Harm {

@@ -29,6 +29,7 @@ pub(crate) const CASES: &[Entry] = cases![
     leaving::a_cancelled_waiter_holds_nobody_up,
     leaving::a_waiter_that_times_out_holds_nobody_up,
     leaving::a_killed_waiter_holds_nobody_up,
+    leaving::a_killed_waiter_before_another_and_a_killed_holder_hold_nobody_up,
     leaving::a_stopped_waiter_holds_nobody_up_for_long,
     no_wait_leaves_nothing_in_a_queue,
     a_thousand_waiters_on_one_name_finish,

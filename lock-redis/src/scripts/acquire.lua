@@ -18,7 +18,11 @@ end
 -- Nobody else looks after the expiry: should the first in line be gone, this is where it is found out.
 if first ~= OWNER and not is_there(read_entry(entry)) then
     tell_first(redis.call('PTTL', LOCK))
-    first = oldest()
+    first, entry = oldest()
 end
--- If it is not known who is the first in line, everybody who asks takes itself for it.
-return busy(value, life, first == OWNER or budget <= 0, number)
+-- If it is not known who is the first in line, each claim that asks takes itself for it.
+local ahead = 0
+if first ~= OWNER and budget > 0 then
+    ahead = math.max(1, (read_entry(entry) or now) - now)
+end
+return busy(value, life, ahead, number)

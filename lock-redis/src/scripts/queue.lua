@@ -169,9 +169,10 @@ local function let_go(owner)
     return released and 'released' or 'lost', more
 end
 
--- `first` says whether the claim is the first in line, and `number` is its number there, if it waits.
-local function busy(value, life, first, number)
-    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, first and 1 or 0, number or 0 }
+-- If the claim waits: `ahead` says for how many ms the first in line keeps its place, 0 if that is the claim itself, and `number` is the
+-- claim's number there.
+local function busy(value, life, ahead, number)
+    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, ahead or -1, number or 0 }
 end
 
 -- Makes the owner the holder if it is already, or if the lock is free and nobody comes before it. Returns the answer, or

@@ -284,7 +284,7 @@ fn attempted(owner: Owner, answer: RedisResult<Vec<Value>>, outcome: &mut Outcom
         let number = |at: usize| fields.get(at).and_then(|field| text(field).parse().ok());
         outcome.token = Some(block(owner, number(2), number(4)));
     }
-    if said == "busy" && text(&fields[5]) == "1" {
+    if said == "busy" && text(&fields[5]) == "0" {
         said = "busy, first".to_owned();
     }
     outcome.answer.push(said);
