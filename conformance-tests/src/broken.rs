@@ -15,7 +15,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, Holder, Lease, LockError, LockName,
-    Mode, OwnerId, Released, Renewal, Scope, ServerInfo, Stamp, Wait,
+    Mode, Released, Renewal, Scope, ServerInfo, Stamp, Wait,
 };
 
 use tokio::runtime::Handle;
@@ -113,7 +113,6 @@ impl Broken {
             claim.name().clone(),
             Held {
                 claim: claim.clone(),
-                client: self.number,
                 token,
                 lease: lease.clone(),
             },
@@ -192,7 +191,6 @@ impl Broken {
         let lease = Lease::for_claim(claim, self.now());
         let held = Held {
             claim: claim.clone(),
-            client: self.number,
             token,
             lease: lease.clone(),
         };
@@ -261,12 +259,6 @@ impl DistributedLock for Broken {
                     token,
                     Lease::for_claim(claim, self.now()),
                 )));
-            }
-            Bug::TwoTasksOfOneClientHold => {
-                let mine = |held: &Held| held.client == self.number && held.claim != *claim;
-                if self.shared.lock().holder(claim.name()).is_some_and(mine) {
-                    return Ok(self.made_up(claim));
-                }
             }
             Bug::AWriterIsGrantedBesideReaders
                 if claim.mode() == Mode::Exclusive && self.is_held_as(claim.name(), Mode::Shared) =>
@@ -486,20 +478,6 @@ impl DistributedLock for Broken {
             }
         }
         self.inner.close().await
-    }
-
-    fn queue_key(&self, name: &LockName) -> Arc<str> {
-        if self.is(Bug::TwoTasksOfOneClientHold) {
-            return OwnerId::random().to_string().into();
-        }
-        if self.is(Bug::QueueKeysHaveNoOrder) {
-            // To every other client their order is the reverse.
-            let forward = self.number % 2 == 1;
-            let bytes = name.as_str().bytes();
-            let key = bytes.map(|byte| char::from(if forward { byte } else { !byte }));
-            return key.collect::<String>().into();
-        }
-        self.inner.queue_key(name)
     }
 
     fn clock(&self) -> Clock {

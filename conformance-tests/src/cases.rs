@@ -138,7 +138,6 @@ const OF_THE_CLIENT: &[&str] = &[
     "scopes_are_folders_of_names",
     "the_longest_hold_ends_the_lock",
     "the_loss_of_one_lock_leaves_others_held",
-    "two_names_on_one_queue_key_are_one_lock_for_a_request_of_both",
     "waiters_of_one_client_are_served_in_order",
     "with_cancels_its_body_on_loss",
 ];

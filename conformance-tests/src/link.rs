@@ -318,10 +318,6 @@ impl DistributedLock for Link {
         self.inner.close().await
     }
 
-    fn queue_key(&self, name: &LockName) -> Arc<str> {
-        self.inner.queue_key(name)
-    }
-
     fn clock(&self) -> Clock {
         self.inner.clock()
     }

@@ -26,7 +26,7 @@ use crate::{
 /// - Every call ends within the backend's own [`op_timeout`](Capabilities::op_timeout), also on a connection that
 ///   swallows everything. Only [`acquire`](Self::acquire) may take longer, up to its deadline, once it has told that the name is
 ///   busy, and [`list`](Self::list), which has that time for each request.
-/// - At most one claim per [`queue_key`](Self::queue_key) is under way at a time from one client: the core sees to it.
+/// - At most one claim per name is under way at a time from one client: the core sees to it, except for claims that share a name.
 ///
 /// The conformance suite (`conformance-tests`) proves all of it.
 #[async_trait]
@@ -146,12 +146,6 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// The key under which the server excludes, if several names can share one. Two claims of one process with the
-    /// same key take turns before either is sent.
-    fn queue_key(&self, name: &LockName) -> Arc<str> {
-        name.shared()
-    }
-
     /// The clock that the backend reads its send times from.
     fn clock(&self) -> Clock {
         Clock::system()
@@ -234,10 +228,6 @@ macro_rules! forward {
 
             async fn close(&self) -> Result<(), LockError> {
                 self.deref().close().await
-            }
-
-            fn queue_key(&self, name: &LockName) -> Arc<str> {
-                self.deref().queue_key(name)
             }
 
             fn clock(&self) -> Clock {

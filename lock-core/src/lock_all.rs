@@ -1,6 +1,6 @@
 //! Several locks, held together.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::Pin;
@@ -97,28 +97,15 @@ impl LockAllRequest {
     async fn acquire(self) -> Result<LockGuards, LockError> {
         let names = self.names.map_err(Arc::unwrap_or_clone)?;
         let core = &self.locks.core;
-        // Before the backend is asked for its keys: in a forked child it is not called.
-        if let Some(name) = names.first() {
-            core.process.check().map_err(|error| error.of(name))?;
-        }
         let started = core.clock.now();
-        // Where the server keeps several names under one key, they are one lock to it: asked for twice, it would wait for itself.
-        let mut keys: BTreeMap<Arc<str>, Vec<LockName>> = BTreeMap::new();
-        for name in names {
-            let same = keys.entry(core.backend.queue_key(&name)).or_default();
-            if !same.contains(&name) {
-                same.push(name);
-            }
-        }
+        // In the same order everywhere, so that no two requests wait for each other; and each once, as the second would wait for the first.
+        let names: BTreeSet<_> = names.into_iter().collect();
         let mut all = LockGuards {
             locks: self.locks.clone(),
-            guards: Vec::with_capacity(keys.len()),
-            names: Vec::with_capacity(keys.len()),
+            guards: Vec::with_capacity(names.len()),
         };
-        for mut names in keys.into_values() {
-            // The same one whatever the order in which they were given.
-            names.sort();
-            let request = self.settings.for_name(names[0].clone(), started);
+        for name in names {
+            let request = self.settings.for_name(name, started);
             // The loss of a lock that is held so far ends the request, instead of a grant of locks of which one is lost.
             let next = run_while_held(&all.guards, request.into_future()).await?;
             let waits = self.settings.waits();
@@ -126,7 +113,6 @@ impl LockAllRequest {
                 true => error.after(core.clock.now().since(started)),
                 false => error,
             })?);
-            all.names.push(names);
         }
         Ok(all)
     }
@@ -150,8 +136,6 @@ pub struct LockGuards {
     /// Whose scope the names are spelt in.
     locks: Locks,
     guards: Vec<LockGuard>,
-    /// What each guard stands for: more than one name if the server keeps them under one key.
-    names: Vec<Vec<LockName>>,
 }
 
 impl LockGuards {
@@ -166,8 +150,7 @@ impl LockGuards {
 
     /// The names, with all scopes, and their fencing tokens.
     pub fn iter(&self) -> impl Iterator<Item = (&LockName, FencingToken)> {
-        let each = self.guards.iter().zip(&self.names);
-        each.flat_map(|(guard, names)| names.iter().map(|name| (name, guard.token())))
+        self.guards.iter().map(|guard| (guard.name(), guard.token()))
     }
 
     /// Whether all of them can still be believed in. See [`LockGuard::is_held`].

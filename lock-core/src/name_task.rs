@@ -44,7 +44,7 @@ impl Core {
     /// Waits for the lock in the queue of its name.
     pub(crate) async fn wait_for(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
         let span = tracing::debug_span!(target: "fencelock", "lock", name = %options.name, ttl = ?options.ttl);
-        let exclusive = self.backend.queue_key(&options.name);
+        let exclusive = options.name.shared();
         let key = if options.mode == Mode::Exclusive {
             Arc::clone(&exclusive)
         } else {

@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 
 /// The keys of one namespace.
 ///
-/// Two names that share a key wait for each other. Nothing worse: this client queues by the key.
+/// Two names that share a key wait for each other, also within one client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Keys(Arc<str>);
 

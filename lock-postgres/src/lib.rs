@@ -247,8 +247,4 @@ impl DistributedLock for PostgresLock {
         self.sessions.close();
         Ok(())
     }
-
-    fn queue_key(&self, name: &LockName) -> Arc<str> {
-        keys::shown(self.key(name)).into()
-    }
 }

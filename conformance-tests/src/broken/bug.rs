@@ -44,7 +44,6 @@ pub(crate) enum Bug {
     OwnerPerClient,
     ProvidedMethodsAreNotForwarded,
     QueueIsOutOfOrder,
-    QueueKeysHaveNoOrder,
     RefusalMayPass,
     ReleaseAlwaysSaysReleased,
     ReleaseDoesNothing,
@@ -67,7 +66,6 @@ pub(crate) enum Bug {
     TokensAreRandom,
     TtlIsIgnored,
     TtlOfZeroIsAccepted,
-    TwoTasksOfOneClientHold,
     WaitReturnsAtOnce,
     WaitRunsPastItsDeadline,
     WakeUpIsLost,
@@ -114,7 +112,6 @@ impl Bug {
         Self::OwnerPerClient,
         Self::ProvidedMethodsAreNotForwarded,
         Self::QueueIsOutOfOrder,
-        Self::QueueKeysHaveNoOrder,
         Self::RefusalMayPass,
         Self::ReleaseAlwaysSaysReleased,
         Self::ReleaseDoesNothing,
@@ -137,7 +134,6 @@ impl Bug {
         Self::TokensAreRandom,
         Self::TtlIsIgnored,
         Self::TtlOfZeroIsAccepted,
-        Self::TwoTasksOfOneClientHold,
         Self::WaitReturnsAtOnce,
         Self::WaitRunsPastItsDeadline,
         Self::WakeUpIsLost,
@@ -185,7 +181,6 @@ impl Bug {
             Self::OwnerPerClient => "an owner per client instead of per acquisition",
             Self::ProvidedMethodsAreNotForwarded => "a pointer does not forward the provided methods",
             Self::QueueIsOutOfOrder => "a queue that says it is fair is not",
-            Self::QueueKeysHaveNoOrder => "clients disagree on the order of queue keys",
             Self::RefusalMayPass => "a refusal that only a person can mend is told as one that may pass",
             Self::ReleaseAlwaysSaysReleased => "a release of what is not held says released",
             Self::ReleaseDoesNothing => "a dropped guard is not released",
@@ -202,7 +197,6 @@ impl Bug {
             Self::TokensAreRandom => "random tokens",
             Self::TtlIsIgnored => "a lock without signs of life is kept for ever",
             Self::TtlOfZeroIsAccepted => "a ttl of zero is accepted",
-            Self::TwoTasksOfOneClientHold => "two tasks of one client are both granted",
             Self::WaitReturnsAtOnce => "a wait returns at once",
             Self::WaitRunsPastItsDeadline => "a wait runs past its deadline",
             Self::HolderIsRemembered => "who holds a lock is asked once and remembered",
@@ -280,9 +274,6 @@ impl Bug {
             Self::OwnerPerClient => cases![ownership::a_late_release_spares_the_successor],
             Self::ProvidedMethodsAreNotForwarded => cases![errors::what_the_backend_says_it_can_do_it_does],
             Self::QueueIsOutOfOrder => cases![waiting::waiters_of_different_clients_are_served_in_order],
-            Self::QueueKeysHaveNoOrder => {
-                cases![together::fifty_tasks_that_take_random_pairs_of_five_names_all_get_their_turns]
-            }
             Self::RefusalMayPass => cases![errors::a_wait_ends_with_a_failure_that_only_a_person_can_mend],
             Self::ReleaseAlwaysSaysReleased => cases![ownership::release_twice_is_not_held_the_second_time],
             Self::ReleaseDoesNothing => cases![cancellation::a_dropped_guard_is_released],
@@ -305,9 +296,6 @@ impl Bug {
             }
             Self::TtlIsIgnored => cases![tokens::tokens_rise_across_expiry],
             Self::TtlOfZeroIsAccepted => cases![leases::a_ttl_of_zero_or_beyond_the_bounds_is_refused],
-            Self::TwoTasksOfOneClientHold => {
-                cases![exclusion::the_same_name_in_the_same_process_is_refused_not_re_entered]
-            }
             Self::WaitReturnsAtOnce | Self::WaitRunsPastItsDeadline => {
                 cases![waiting::a_wait_of_the_backend_ends_at_its_deadline]
             }

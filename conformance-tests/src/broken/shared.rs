@@ -37,7 +37,6 @@ pub(super) struct State {
 
 pub(super) struct Held {
     pub(super) claim: Claim,
-    pub(super) client: usize,
     pub(super) token: FencingToken,
     pub(super) lease: Lease,
 }

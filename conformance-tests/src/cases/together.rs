@@ -6,24 +6,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
 use lock_core::fence::Fence;
-use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, FencingToken, Leadership, Lease, LockError, LockName, Locks,
-    Observation, Options, Released, Renewal,
-};
+use lock_core::{DistributedLock, FencingToken, Leadership, LockError, Observation};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 
 use super::{Entry, cases};
 use crate::case::Case;
-use crate::link::Link;
 use crate::outcome::{Outcome, Stop, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
     fifty_tasks_that_take_random_pairs_of_five_names_all_get_their_turns,
     of_all_or_none_nothing_is_left_when_one_is_busy,
-    two_names_on_one_queue_key_are_one_lock_for_a_request_of_both,
     the_loss_of_one_of_several_locks_ends_them_all,
     one_leads_at_a_time_over_two_hundred_forced_changes,
     a_dead_leader_is_replaced_when_its_ttl_is_over,
@@ -115,55 +109,6 @@ pub(crate) async fn of_all_or_none_nothing_is_left_when_one_is_busy(case: Arc<Ca
         );
     }
     Ok(all.release().await?)
-}
-
-/// A client to which all names have one queue key, as some have on a server that keeps locks under a number.
-#[derive(Debug)]
-struct OneKey(Arc<Link>);
-
-#[async_trait]
-impl DistributedLock for OneKey {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.0.try_acquire(claim).await
-    }
-
-    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        self.0.renew(lease).await
-    }
-
-    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        self.0.release(claim, keep).await
-    }
-
-    fn queue_key(&self, _: &LockName) -> Arc<str> {
-        "one".into()
-    }
-}
-
-pub(crate) async fn two_names_on_one_queue_key_are_one_lock_for_a_request_of_both(case: Arc<Case>) -> Outcome {
-    let link = case.client().await?;
-    let locks = Locks::with_options(OneKey(Arc::clone(&link)), Options::new().ttl(case.steady_ttl()));
-    let both = locks.lock_all(["b", "a"]).wait_for(case.hang_limit());
-    let both = case
-        .within(
-            2 * case.hang_limit(),
-            "a request does not wait for itself",
-            both.into_future(),
-        )
-        .await??;
-    let tokens: Vec<_> = both.iter().map(|(name, token)| (name.to_string(), token)).collect();
-    ensure!(
-        tokens.len() == 2 && tokens[0].1 == tokens[1].1,
-        "the client",
-        "both names have the token of their one lock; they have {tokens:?}"
-    );
-    both.release().await?;
-    case.is_free(&link, &case.name("a")).await?;
-    Ok(locks.shutdown().await?)
 }
 
 pub(crate) async fn the_loss_of_one_of_several_locks_ends_them_all(case: Arc<Case>) -> Outcome {

@@ -52,9 +52,6 @@ impl DistributedLock for Echo {
     async fn close(&self) -> Result<(), LockError> {
         echo("own close")
     }
-    fn queue_key(&self, _: &LockName) -> Arc<str> {
-        "own queue_key".into()
-    }
     fn clock(&self) -> Clock {
         Clock::manual().0
     }
@@ -82,7 +79,6 @@ async fn forwards_everything(lock: impl DistributedLock) {
     assert_eq!(told(lock.force_release(&name).await), "own force_release");
     assert_eq!(told(lock.server_info().await), "own server_info");
     assert_eq!(told(lock.close().await), "own close");
-    assert_eq!(&*lock.queue_key(&name), "own queue_key");
     assert_eq!(format!("{:?}", lock.clock()), "Clock::Manual");
 }
 
