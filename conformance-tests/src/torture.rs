@@ -45,6 +45,8 @@ use process::Client;
 pub struct Config {
     /// How many processes there are.
     pub clients: usize,
+    /// How many tasks of each client take locks, side by side: what one lets go goes to the next one without a request then.
+    pub tasks: usize,
     /// How many locks they share.
     pub names: usize,
     /// For how long faults are injected.
@@ -61,12 +63,13 @@ pub struct Config {
 }
 
 impl Config {
-    /// The usual size: 8 clients, 4 names, a minute, a ttl of 2 s, 8 s between faults of the server, every fault that needs no other
+    /// The usual size: 8 clients with a task each, 4 names, a minute, a ttl of 2 s, 8 s between faults of the server, every fault that needs no other
     /// program, a random seed.
     #[must_use]
     pub fn new() -> Self {
         Self {
             clients: 8,
+            tasks: 1,
             names: 4,
             time: Duration::from_secs(60),
             ttl: Duration::from_secs(2),
@@ -269,7 +272,7 @@ pub async fn run(
 async fn take_all(config: &Config, locks: &Locks, names: &[LockName], field: &Field) {
     field.record(Record::NOBODY, None, Event::Healed);
     let limit = 3 * config.ttl + Duration::from_secs(20);
-    let actor = config.clients;
+    let actor = config.clients * config.tasks;
     for name in names {
         field.record(actor, Some(name), Event::Invoke);
         let event = match locks.lock(name).ttl(config.ttl).wait_for(limit).await {

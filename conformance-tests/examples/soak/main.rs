@@ -16,8 +16,14 @@ use conformance_tests::oracle::judge;
 use conformance_tests::servers::{Kind, Server};
 use conformance_tests::torture::{self, Config, Fault, Figures, Place, Route};
 
+use fencelock::Options;
+
 use failover::{Cluster, Sentinels};
 use minority::{MAX_TTL, Servers};
+
+/// How many tasks of each client take locks, and for how long it keeps what they release.
+const TASKS: usize = 3;
+const LINGER: Duration = Duration::from_millis(20);
 
 /// What is tortured.
 const KINDS: [(&str, Topology); 14] = [
@@ -137,7 +143,8 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
         #[cfg(target_os = "linux")]
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
         // The server may be down when a client begins.
-        let locks = fencelock::connect_lazy(std::env::var(fencelock::ENV)?)?;
+        let options = Options::new().linger(LINGER);
+        let locks = fencelock::connect_lazy_with(std::env::var(fencelock::ENV)?, options)?;
         return Ok(torture::client(&locks).await);
     }
     let mut arguments = std::env::args().skip(1);
@@ -189,7 +196,7 @@ async fn soak(
         .filter(|fault| !is_rare(fault))
         .collect();
     let mut config = Config::new();
-    (config.time, config.faults) = (time, faults);
+    (config.time, config.faults, config.tasks) = (time, faults, TASKS);
     match group {
         // A fault every second or so, one minority after the other.
         Group::Servers(_) if several => (config.ttl, config.server_rest) = (Duration::from_millis(700), Duration::ZERO),

@@ -63,17 +63,19 @@ impl Field {
     /// # Errors
     ///
     /// With what is wrong with the line.
-    pub(super) fn hear(&self, actor: usize, line: &str) -> Result<Option<bool>, String> {
+    pub(super) fn hear(&self, client: usize, line: &str) -> Result<Option<bool>, String> {
         match line.split_once(' ') {
             Some(("write", rest)) => {
-                let (token, name) = rest.split_once(' ').ok_or("a write without a name")?;
-                let token: FencingToken = token.parse().map_err(|_| "a write without a token")?;
-                let name = LockName::new(name).map_err(|error| error.to_string())?;
+                let mut words = rest.splitn(3, ' ');
+                let mut word = || words.next().ok_or("a write with too few words");
+                let actor = word()?.parse().map_err(|_| "a write of no actor")?;
+                let token: FencingToken = word()?.parse().map_err(|_| "a write without a token")?;
+                let name = LockName::new(word()?).map_err(|error| error.to_string())?;
                 self.write(actor, name, token).map(Some)
             }
             Some(("wall", reading)) => {
                 let reading: Reading = reading.parse().map_err(|()| "a wall clock without a time")?;
-                self.compare(actor, reading);
+                self.compare(client, reading);
                 Ok(None)
             }
             Some(("trouble", what)) => {
@@ -84,7 +86,6 @@ impl Field {
                 let value = serde_json::from_str(line).map_err(|error| error.to_string())?;
                 let mut record = Record::from_json(&value).map_err(|damaged| damaged.to_string())?;
                 record.at = record.at.saturating_sub(self.start);
-                record.actor = actor;
                 let mut state = self.state();
                 state.grants += usize::from(matches!(record.event, Event::Ok(_)));
                 state.records.push(record);
@@ -105,15 +106,15 @@ impl Field {
     }
 
     /// Compares the wall clock of a client with the one here.
-    fn compare(&self, actor: usize, reading: Reading) {
+    fn compare(&self, client: usize, reading: Reading) {
         let ahead_ns = reading.offset.saturating_sub(Reading::now().offset);
         let mut state = self.state();
-        let before = state.ahead.insert(actor, ahead_ns).unwrap_or(0);
+        let before = state.ahead.insert(client, ahead_ns).unwrap_or(0);
         // Each process tells its first reading too.
         if ahead_ns.abs_diff(before) > STEP {
             let at = reading.at.saturating_sub(self.start);
             let event = Event::Clock { ahead_ns };
-            state.records.push(Record::new(at, actor, None, event));
+            state.records.push(Record::new(at, client, None, event));
         }
     }
 

@@ -1,15 +1,18 @@
 //! A client as it sees itself.
 
+use std::collections::VecDeque;
 use std::env;
 use std::fmt;
 use std::io::{self, BufRead, Write};
 use std::process::ExitCode;
 use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use fastrand::Rng;
-use lock_core::{LockError, LockGuard, LockName, Locks, Renew};
-use tokio::sync::{mpsc, watch};
+use lock_core::{FencingToken, LockError, LockGuard, LockName, Locks, Renew};
+use tokio::sync::{oneshot, watch};
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Config;
@@ -26,7 +29,10 @@ pub(super) const END: &str = "end";
 /// What a client is told to do.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Task {
-    actor: usize,
+    client: usize,
+    clients: usize,
+    /// How many of its tasks take locks.
+    workers: usize,
     names: usize,
     ttl: Duration,
     pub(super) seed: u64,
@@ -34,28 +40,38 @@ pub(super) struct Task {
 }
 
 impl Task {
-    pub(super) fn new(actor: usize, prefix: &str, config: &Config) -> Self {
+    pub(super) fn new(client: usize, prefix: &str, config: &Config) -> Self {
         Self {
-            actor,
+            client,
+            clients: config.clients,
+            workers: config.tasks,
             names: config.names,
             ttl: config.ttl,
             // Far from those of the other clients, also after many lives.
-            seed: config.seed.wrapping_add((actor as u64 + 1) << 40),
+            seed: config.seed.wrapping_add((client as u64 + 1) << 40),
             prefix: prefix.to_owned(),
         }
+    }
+
+    /// Who does what that worker does. The first one of each client has the client's number, as its faults do.
+    fn actor(&self, worker: usize) -> usize {
+        self.client + worker * self.clients
     }
 }
 
 impl fmt::Display for Task {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
-            actor,
+            client,
+            clients,
+            workers,
             names,
             ttl,
             seed,
             prefix,
         } = self;
-        write!(f, "{actor} {names} {} {seed} {prefix}", ttl.as_nanos())
+        let ttl = ttl.as_nanos();
+        write!(f, "{client} {clients} {workers} {names} {ttl} {seed} {prefix}")
     }
 }
 
@@ -66,9 +82,11 @@ impl FromStr for Task {
         fn number<T: FromStr>(word: Option<&str>) -> Result<T, ()> {
             word.and_then(|word| word.parse().ok()).ok_or(())
         }
-        let mut words = text.splitn(5, ' ');
+        let mut words = text.splitn(7, ' ');
         Ok(Self {
-            actor: number(words.next())?,
+            client: number(words.next())?,
+            clients: number(words.next())?,
+            workers: number(words.next())?,
             names: number(words.next())?,
             ttl: Duration::from_nanos(number(words.next())?),
             seed: number(words.next())?,
@@ -91,45 +109,79 @@ pub async fn client(locks: &Locks) -> ExitCode {
         return ExitCode::FAILURE;
     };
     wall::leave_nothing_behind();
-    let (answers, heard) = mpsc::unbounded_channel();
+    let writes = Arc::new(Writes::default());
     let (end, mut ended) = watch::channel(false);
-    std::thread::spawn(move || listen(&answers, &end));
-    let mut worker = Worker {
-        rng: Rng::with_seed(task.seed),
-        locks,
-        task,
-        answers: heard,
-    };
+    let answered = Arc::clone(&writes);
+    std::thread::spawn(move || listen(&answered, &end));
+    let task = Arc::new(task);
+    let mut workers = JoinSet::new();
+    for number in 0..task.workers {
+        let mut worker = Worker {
+            actor: task.actor(number),
+            // Apart from those of its siblings, also after many lives.
+            rng: Rng::with_seed(task.seed.wrapping_add((number as u64) << 20)),
+            task: Arc::clone(&task),
+            locks: locks.clone(),
+            writes: Arc::clone(&writes),
+        };
+        workers.spawn(async move { worker.work().await });
+    }
     tokio::select! {
         // The thread that has the sender goes on for ever.
         _ = ended.wait_for(|ended| *ended) => {}
-        () = worker.work() => {}
+        Some(_) = workers.join_next() => {}
         () = wall::watch(|reading| print(&format!("wall {reading}"))) => {}
     }
-    let _ = timeout(worker.task.ttl + Duration::from_secs(5), locks.shutdown()).await;
+    workers.shutdown().await;
+    let _ = timeout(task.ttl + Duration::from_secs(5), locks.shutdown()).await;
     ExitCode::SUCCESS
 }
 
-fn listen(answers: &mpsc::UnboundedSender<bool>, end: &watch::Sender<bool>) {
+/// Writes that are not answered yet, in the order in which they were told.
+#[derive(Default)]
+struct Writes(Mutex<VecDeque<oneshot::Sender<()>>>);
+
+impl Writes {
+    async fn write(&self, actor: usize, token: FencingToken, name: &LockName) {
+        let (answer, answered) = oneshot::channel();
+        {
+            // With the mutex, so that the answers come in this order.
+            let mut open = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            open.push_back(answer);
+            print(&format!("write {actor} {token} {name}"));
+        }
+        let _ = answered.await;
+    }
+
+    fn answered(&self) {
+        let first = self.0.lock().unwrap_or_else(PoisonError::into_inner).pop_front();
+        if let Some(first) = first {
+            let _ = first.send(());
+        }
+    }
+}
+
+fn listen(writes: &Writes, end: &watch::Sender<bool>) {
     for line in io::stdin().lock().lines().map_while(Result::ok) {
         if line == END {
             end.send_replace(true);
         } else {
-            let _ = answers.send(line == "accepted");
+            writes.answered();
         }
     }
     // Nobody wants to know any more.
     std::process::exit(0);
 }
 
-struct Worker<'a> {
-    task: Task,
-    locks: &'a Locks,
+struct Worker {
+    actor: usize,
+    task: Arc<Task>,
+    locks: Locks,
     rng: Rng,
-    answers: mpsc::UnboundedReceiver<bool>,
+    writes: Arc<Writes>,
 }
 
-impl Worker<'_> {
+impl Worker {
     async fn work(&mut self) {
         loop {
             self.turn().await;
@@ -222,8 +274,7 @@ impl Worker<'_> {
     }
 
     async fn write(&mut self, name: &LockName, guard: &LockGuard) {
-        print(&format!("write {} {name}", guard.token()));
-        let _ = self.answers.recv().await;
+        self.writes.write(self.actor, guard.token(), name).await;
     }
 
     /// Up to that share of the ttl.
@@ -232,11 +283,7 @@ impl Worker<'_> {
     }
 
     fn say(&self, at: Duration, name: &LockName, event: Event) {
-        print(
-            &Record::new(at, self.task.actor, name.clone(), event)
-                .to_json()
-                .to_string(),
-        );
+        print(&Record::new(at, self.actor, name.clone(), event).to_json().to_string());
     }
 }
 
