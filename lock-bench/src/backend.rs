@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use clap::ValueEnum;
 use conformance_tests::servers::{Kind, RedisCluster, RedisSentinels, Server};
+use fencelock::Options;
 use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
@@ -20,6 +22,8 @@ use crate::{etcd, postgres, redis, redis_cluster, redlock, sqlite};
 pub(crate) const OURS: &str = "fencelock";
 /// fencelock with `Options::runtime`.
 pub(crate) const OURS_HERE: &str = "fencelock, on the caller's runtime";
+/// It keeps for a while what it releases.
+pub(crate) const OURS_LINGERING: &str = "fencelock, lingering";
 
 /// After what time without an answer a server is replaced: none is.
 const NEVER: Duration = Duration::from_secs(3600);
@@ -234,8 +238,15 @@ impl Place {
     /// A client of that contestant.
     pub(crate) async fn connect(&self, who: &str, ttl: Duration) -> Result<Arc<dyn Contestant>, Failure> {
         match (who, self.backend) {
-            (OURS, _) => Ok(Arc::new(Ours::connect(&self.url, ttl, false).await?)),
-            (OURS_HERE, _) => Ok(Arc::new(Ours::connect(&self.url, ttl, true).await?)),
+            (OURS, _) => Ok(Arc::new(Ours::connect(&self.url, Options::new().ttl(ttl)).await?)),
+            (OURS_HERE, _) => {
+                let options = Options::new().ttl(ttl).runtime(Handle::current());
+                Ok(Arc::new(Ours::connect(&self.url, options).await?))
+            }
+            (OURS_LINGERING, _) => {
+                let options = Options::new().ttl(ttl).linger(ttl);
+                Ok(Arc::new(Ours::connect(&self.url, options).await?))
+            }
             (_, Backend::Redis) => redis::peer(who, &self.url, ttl).await,
             (_, Backend::RedisCluster) => redis_cluster::peer(who, &self.redis_urls(), ttl).await,
             (_, Backend::Redlock) => redlock::peer(who, &self.redis_urls(), ttl),

@@ -1,6 +1,6 @@
 //! What the figures should be, and whether they are: ratios within one run, which say the same on any machine.
 
-use crate::backend::{Backend, OURS, OURS_HERE};
+use crate::backend::{Backend, OURS, OURS_HERE, OURS_LINGERING};
 use crate::figures::{Bar, Check, Measure};
 use crate::measures::nodes_down::{Case, RATIO, SHARE};
 use crate::measures::processes::{WAITERS, case};
@@ -19,21 +19,21 @@ pub(crate) fn bars(backend: Backend, checks: &[Check], measures: &[Measure]) -> 
             pair: 1.5,
             peer: 1.05,
             rate: 0.6,
-            sections: 0.8,
+            sections: 20.0,
             hand_over: 2.0,
         }),
         Backend::Postgres => all.judge(&Wanted {
             pair: 1.3,
             peer: 0.9,
             rate: 0.6,
-            sections: 0.7,
+            sections: 5.0,
             hand_over: 2.0,
         }),
         Backend::Etcd => all.judge(&Wanted {
             pair: 1.15,
             peer: 0.6,
             rate: 0.8,
-            sections: 0.8,
+            sections: 5.0,
             hand_over: 2.5,
         }),
         Backend::RedisCluster => all.judge_cluster(),
@@ -66,7 +66,9 @@ const CLUSTER: f64 = 1.1;
 /// Commands of a server for one acquisition under contention.
 const COMMANDS: f64 = 3.0;
 /// How many times the sections of the fastest peer, on Redis.
-const SECTIONS_OF_PEER: f64 = 5.0;
+const SECTIONS_OF_PEER: f64 = 20.0;
+/// Microseconds for a pair of a client that has kept the lock.
+const KEPT: f64 = 5.0;
 /// Percent of a core, and bytes, for 10 000 locks on Redis.
 const PROCESSOR: f64 = 5.0;
 const BYTES: f64 = 1024.0;
@@ -107,6 +109,8 @@ impl All<'_> {
                 self.at_least("B3", format!("sections / fastest peer{here}"), times, SECTIONS_OF_PEER);
             }
         }
+        let kept = self.value("B1", OURS_LINGERING, "", 0);
+        self.at_most("B1", "p50 of a lock that was kept, µs".to_owned(), kept, KEPT);
         // As many as there were: a quick run has no 100.
         let most = WAITERS.iter().rev().map(|waiters| case(*waiters));
         let most = most.into_iter().find(|case| self.value("B4", OURS, case, 0).is_some());

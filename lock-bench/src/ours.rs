@@ -4,21 +4,13 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use fencelock::{LockError, Locks, Options};
-use tokio::runtime::Handle;
 
 use crate::contestant::{Body, Contestant, Failure, Kept};
 
 pub(crate) struct Ours(Locks);
 
 impl Ours {
-    /// A client whose work is done on the background thread, as by default, or on the runtime of the caller.
-    pub(crate) async fn connect(url: &str, ttl: Duration, here: bool) -> Result<Self, Failure> {
-        let options = Options::new().ttl(ttl);
-        let options = if here {
-            options.runtime(Handle::current())
-        } else {
-            options
-        };
+    pub(crate) async fn connect(url: &str, options: Options) -> Result<Self, Failure> {
         Ok(Self(fencelock::connect_with(url, options).await?))
     }
 }

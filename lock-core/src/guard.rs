@@ -297,7 +297,8 @@ impl LockGuard {
         };
         self.released = true;
         let key = core.names.new_key(&held.key);
-        core.names.vacate(&held.key, &key);
+        let task = core.names.vacate(&held.key, &key);
+        core.start(&held.key, task);
         core.watchdog.forget(&held);
         let shared = held.shared(grant, key);
         core.watchdog.watch(&shared);

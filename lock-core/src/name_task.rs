@@ -206,7 +206,8 @@ impl Core {
         outcome
     }
 
-    fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>) {
+    /// Starts the task of a name, if there is one.
+    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>) {
         let Some(wake) = task else { return };
         let started = self.executor.handle().and_then(|_| {
             self.spawn(

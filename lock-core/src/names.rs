@@ -6,7 +6,7 @@
 //! Claims that others may hold beside have a key each, and so no queue here: the server puts them into their order.
 //!
 //! The state of a name is changed here, under one mutex. The [task](crate::name_task) of the name sends the requests. It exists while there
-//! is something to do: a name that is held and not waited for has none.
+//! is something to do: a name that is held has none, unless the time of a waiter ends by itself.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -200,17 +200,18 @@ impl Names {
         format!("{name}\n{}", state.last_serial).into()
     }
 
-    /// The claim of a name goes on under another key.
-    pub(crate) fn vacate(&self, key: &str, to: &Arc<str>) {
+    /// The claim of a name goes on under another key. Returns the task of the name if it is to be started.
+    pub(crate) fn vacate(&self, key: &str, to: &Arc<str>) -> Option<Arc<Notify>> {
         let mut state = self.lock();
         state.names.entry(Arc::clone(to)).or_default().is_held = true;
-        let Some(name) = state.names.get_mut(key) else { return };
+        let name = state.names.get_mut(key)?;
         name.is_held = false;
         name.holder = None;
-        match &name.task {
-            Some(task) => task.notify_one(),
-            None => drop(state.names.remove(key)),
+        if name.task.is_none() && name.front().is_none() {
+            state.names.remove(key);
+            return None;
         }
+        name.wake()
     }
 
     /// Puts a request into the queue, or answers it at once.
@@ -244,9 +245,11 @@ impl Names {
         }
         queue.waiters.insert(serial, Box::new(waiter));
         queue.expire_at(serial, expiry);
+        // Behind a holder of this client only the end of its own time concerns the task.
+        let is_patient = name.is_held && expiry.is_none();
         Entered::Queued {
             serial,
-            task: name.wake(),
+            task: if is_patient { None } else { name.wake() },
             abandoned: name.wanted_again(),
         }
     }
@@ -410,7 +413,7 @@ impl Names {
             return Step::Release;
         }
         if name.is_held {
-            if name.front().is_some() {
+            if name.queue.as_ref().is_some_and(|queue| !queue.expiries.is_empty()) {
                 return Step::Hold;
             }
             name.task = None;
