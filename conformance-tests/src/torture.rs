@@ -226,7 +226,7 @@ pub async fn run(
     let names: Result<Vec<_>, _> = (0..config.names)
         .map(|i| LockName::new(format!("{prefix}/{i}")))
         .collect();
-    let names = names?;
+    let names = names.map_err(LockError::from)?;
     // Whether locks can be had at all, before any client is started. Nodes that are new grant nothing for a while.
     let first = place.locks.lock(format!("{prefix}/try")).ttl(config.ttl);
     first.wait_for(FIRST_LIMIT).await?.release().await?;

@@ -5,7 +5,7 @@ use std::future::Future;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fencelock::{Capabilities, LockError, LockGuard, LockRequest, Locks, OwnerId, Scope, ServerInfo};
+use fencelock::{Capabilities, LockError, LockGuard, LockRequest, Locks, Options, OwnerId, Scope, ServerInfo};
 use serde_json::{Value, json};
 
 use crate::exit::{CONFIGURATION, Failure, UNAVAILABLE};
@@ -67,7 +67,7 @@ const ARRIVAL: Duration = Duration::from_millis(250);
 async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>) {
     let name = format!("fencelock-check/{}", OwnerId::random());
     let capabilities = locks.capabilities();
-    let ttl = Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl);
+    let ttl = Options::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl);
     let request = |locks: &Locks, limit| locks.lock(&name).ttl(ttl).wait_for(limit);
     let mut steps = Steps {
         done: Vec::new(),

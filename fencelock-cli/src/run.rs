@@ -22,7 +22,7 @@ use crate::waiting::{self, Waited};
 
 /// Waits for the lock, runs the command under it, lets go.
 pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
-    let name = LockName::new(&run.name)?;
+    let name = LockName::new(&run.name).map_err(LockError::from)?;
     let timing = Timing::fit(run.ttl, run.grace)?;
     let command = command(run.command, run.shell)?;
     if !proc_is_ours() {

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use fencelock::Options;
+
 use crate::backend::Peer;
 use crate::contestant::{Contestant, Failure, Trips};
 use crate::ours::Ours;
@@ -18,7 +20,7 @@ pub(crate) const PEERS: &[Peer] = &[Peer::new(ONE_SERVER)];
 /// A client of that contestant. The server beside the cluster is the last one.
 pub(crate) async fn peer(who: &str, urls: &[String], ttl: Duration) -> Result<Arc<dyn Contestant>, Failure> {
     match (who, urls) {
-        (ONE_SERVER, [.., url]) => Ok(Arc::new(Ours::connect(url, ttl, false).await?)),
+        (ONE_SERVER, [.., url]) => Ok(Arc::new(Ours::connect(url, Options::new().ttl(ttl)).await?)),
         (other, _) => Err(format!("there is no contestant {other} on a Redis Cluster").into()),
     }
 }

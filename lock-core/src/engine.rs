@@ -9,19 +9,21 @@ use std::time::Duration;
 use tokio::sync::OnceCell;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use crate::acquire_options::AcquireOptions;
 use crate::ask::{ask, unbroken};
 use crate::exit::{self, ExitDelay};
 use crate::guard::LockGuard;
-use crate::locks::{Locks, Options};
-use crate::name_task::TENURE;
 use crate::names::Names;
 use crate::process::{AtExit, Process};
+use crate::release::Releasing;
 use crate::release_slots::{self, ReleaseSlots};
-use crate::request::AcquireOptions;
-use crate::stats::{Counters, Gauge};
+use crate::stats::Counters;
 use crate::sync::{CancellationToken, Semaphore, TaskTracker, oneshot, time};
 use crate::watchdog::Watchdog;
-use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Outages};
+use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Options, Outages};
+
+/// How long a client may keep a contended lock to itself where the server has no queue.
+pub(crate) const TENURE: Duration = Duration::from_millis(100);
 
 /// How many observers of a client look at once. The others wait for their turn within the limit of one request.
 const LOOKS: usize = 4;
@@ -75,7 +77,7 @@ impl Core {
             clock: backend.clock(),
             ttl: options
                 .ttl
-                .unwrap_or(Locks::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl)),
+                .unwrap_or(Options::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl)),
             op_timeout,
             read_only: options.read_only,
             linger,
@@ -163,10 +165,20 @@ impl Core {
     }
 
     pub(crate) async fn acquire(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
-        self.process.check()?;
+        self.check_process()?;
         Options::usable_op_timeout(self.op_timeout)?;
         self.may_write()?;
         self.wait_for(options).await
+    }
+
+    /// Fails in a forked child.
+    pub(crate) fn check_process(&self) -> Result<(), LockError> {
+        if self.process.is_current() {
+            return Ok(());
+        }
+        Err(LockError::configuration(
+            "this client was made before a fork and belongs to the parent process; connect a new client in the child",
+        ))
     }
 
     /// Fails if the client only looks at locks.
@@ -218,7 +230,7 @@ impl Core {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        self.process.check()?;
+        self.check_process()?;
         Options::usable_op_timeout(self.op_timeout)?;
         let starting = self.about_to_start();
         if self.closing.is_cancelled() {
@@ -232,7 +244,7 @@ impl Core {
 
     /// Ends everything, in a task of its own so that a caller who goes away stops nothing.
     pub(crate) async fn shut_down(self: &Arc<Self>) -> Result<(), LockError> {
-        self.process.check()?;
+        self.check_process()?;
         self.closing.cancel();
         self.answer(self.names.close());
         let core = Arc::clone(self);
@@ -279,13 +291,6 @@ impl AtExit for Core {
     }
 }
 
-/// A release that is under way: for [`Stats`](crate::Stats), for [`Locks::drain`], and for the end of the process.
-pub(crate) struct Releasing {
-    _counted: Gauge,
-    _drained: TaskTrackerToken,
-    _exit: ExitDelay,
-}
-
 impl fmt::Debug for Core {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = self.stats.snapshot();
@@ -319,7 +324,7 @@ impl Drop for Core {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MemoryLock;
+    use crate::{Locks, MemoryLock};
 
     #[tokio::test(start_paused = true)]
     async fn a_client_that_holds_nothing_remembers_nothing() {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Holder, LockName, LossReason, Mode};
+use crate::{Holder, InvalidName, LockName, LossReason, Mode};
 
 /// The cause of an error, as the constructors of [`LockError`] take it.
 pub type Source = Box<dyn Error + Send + Sync>;
@@ -69,13 +69,7 @@ pub enum LockError {
     },
 
     /// The name cannot be used.
-    #[non_exhaustive]
-    InvalidName {
-        /// The name, escaped and shortened.
-        name: String,
-        /// What is wrong with it.
-        reason: &'static str,
-    },
+    InvalidName(InvalidName),
 
     /// The ttl is outside of what the backend can keep.
     #[non_exhaustive]
@@ -332,7 +326,7 @@ impl LockError {
             }
             Self::TimedOut { .. }
             | Self::Lost { .. }
-            | Self::InvalidName { .. }
+            | Self::InvalidName(_)
             | Self::InvalidTtl { .. }
             | Self::InvalidMode { .. } => {}
         }
@@ -353,7 +347,7 @@ impl LockError {
             | Self::Configuration { name, .. }
             | Self::NotSupported { name, .. }
             | Self::Closed { name } => name.as_ref(),
-            Self::InvalidName { .. } => None,
+            Self::InvalidName(_) => None,
         }
     }
 
@@ -384,7 +378,7 @@ impl LockError {
 
     fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self, self.name()) {
-            (Self::TimedOut { .. } | Self::Lost { .. } | Self::InvalidName { .. }, _) | (_, None) => {}
+            (Self::TimedOut { .. } | Self::Lost { .. } | Self::InvalidName(_), _) | (_, None) => {}
             (_, Some(name)) => write!(f, "lock \"{name}\": ")?,
         }
         match self {
@@ -397,7 +391,7 @@ impl LockError {
             } => write!(f, "{operation} failed: {message}"),
             Self::Unavailable { operation, .. } => write!(f, "{operation} failed"),
             Self::Lost { name, reason } => write!(f, "lock \"{name}\" was lost: {reason}"),
-            Self::InvalidName { name, reason } => write!(f, "the lock name \"{name}\" is not usable: {reason}"),
+            Self::InvalidName(invalid) => write!(f, "{invalid}"),
             Self::InvalidMode { asked, found, .. } => write!(
                 f,
                 "it is in use as {found}, and was asked for as {asked}; use another name for one of them"
@@ -416,6 +410,12 @@ impl LockError {
             Self::NotSupported { operation, .. } => write!(f, "this backend does not support {operation}"),
             Self::Closed { .. } => f.write_str("the lock client was shut down; connect a new one"),
         }
+    }
+}
+
+impl From<InvalidName> for LockError {
+    fn from(invalid: InvalidName) -> Self {
+        Self::InvalidName(invalid)
     }
 }
 

@@ -10,17 +10,14 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::acquire_options::{Renew, SHARES};
 use crate::ask::ask;
 use crate::background::block_on;
 use crate::held::Held;
-use crate::name_task::check;
-use crate::names::Reservation;
-use crate::request::{Renew, SHARES};
+use crate::release::Reservation;
 use crate::sync::atomic::Ordering;
 use crate::sync::oneshot;
-use crate::{
-    Attempt, FencingToken, LockError, LockName, LossReason, LossSignal, Mode, OwnerId, Released, Renewal, Term,
-};
+use crate::{Attempt, FencingToken, LockError, LockName, LossReason, LossSignal, Mode, OwnerId, Released, Renewal};
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
 ///
@@ -38,7 +35,7 @@ use crate::{
 /// `let _ = locks.lock("job").await?` drops the guard at once, without a warning of the compiler. Give it a name, if only `_guard`.
 #[must_use = "dropping a guard releases its lock at once"]
 pub struct LockGuard {
-    held: Arc<Held>,
+    pub(crate) held: Arc<Held>,
     /// Whether [`release`](Self::release) has ended the hold.
     released: bool,
 }
@@ -135,14 +132,9 @@ impl LockGuard {
         self.held.cancellation_token()
     }
 
-    /// What a leader sees of its lock.
-    pub(crate) fn term(&self, stopping: &CancellationToken) -> Term {
-        Term::new(Arc::clone(&self.held), stopping)
-    }
-
     /// Fails in a forked child.
     fn check_process(&self) -> Result<(), LockError> {
-        self.held.core.process.check().map_err(|error| error.of(self.name()))
+        self.held.core.check_process().map_err(|error| error.of(self.name()))
     }
 
     /// The error if the lock is not held any more.
@@ -270,7 +262,7 @@ impl LockGuard {
         let shared = asked.and_then(|attempt| match attempt {
             // Another token is that of a grant which others may have come before.
             Attempt::Granted(grant) if grant.token == held.grant.token => {
-                check(&claim, &grant, core.clock.now())?;
+                grant.check(&claim, core.clock.now())?;
                 Ok(grant)
             }
             _ => {

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::engine::{Core, Releasing};
-use crate::names::{Release, Reservation};
-use crate::request::{AcquireOptions, Renew};
+use crate::acquire_options::{AcquireOptions, Renew};
+use crate::alarm::Alarm;
+use crate::engine::Core;
+use crate::release::{Release, Releasing, Reservation};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, oneshot};
-use crate::watchdog::Alarm;
 use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
 
 /// How long after a grant by the server other waiters of the client get its claim without a request. Those of other clients wait for that much

@@ -158,6 +158,13 @@ pub struct Term {
     stopping: CancellationToken,
 }
 
+impl LockGuard {
+    /// What a leader sees of its lock.
+    fn term(&self, stopping: &CancellationToken) -> Term {
+        Term::new(Arc::clone(&self.held), stopping)
+    }
+}
+
 impl Term {
     pub(crate) fn new(held: Arc<Held>, stopping: &CancellationToken) -> Self {
         Self {

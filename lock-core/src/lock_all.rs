@@ -9,8 +9,8 @@ use std::task::Poll;
 use std::time::Duration;
 
 use crate::guard::{LockGuard, ReleaseOutcome, first_loss, run_while_held};
-use crate::request::{LockRequest, Renew};
-use crate::{FencingToken, LockError, LockName, Locks, LossReason};
+use crate::request::LockRequest;
+use crate::{FencingToken, InvalidName, LockError, LockName, Locks, LossReason, Renew};
 
 /// Several locks that are asked for together: set what matters, then await it.
 ///
@@ -19,17 +19,50 @@ use crate::{FencingToken, LockError, LockName, Locks, LossReason};
 #[derive(Clone, Debug)]
 pub struct LockAllRequest {
     locks: Locks,
-    names: Result<Vec<LockName>, Arc<LockError>>,
+    names: Result<Vec<LockName>, InvalidName>,
     /// What each of the locks is asked for with.
     settings: LockRequest,
 }
 
+impl Locks {
+    /// Asks for the locks of all `names` at once: all or none. Set what matters on the request, then await it.
+    ///
+    /// They are acquired one after the other, in an order that all clients share, so that requests with names in common never wait for
+    /// each other in a circle. Holding a lock of one request while awaiting another gives that up. A name that is given twice counts
+    /// once.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
+    /// use fencelock::{Locks, MemoryLock};
+    ///
+    /// let locks = Locks::new(MemoryLock::new());
+    /// let accounts = locks.lock_all(["account/2", "account/1"]).await?;
+    /// assert!(locks.try_lock("account/1").await?.is_none());
+    /// println!("write to account 2 with token {:?}", accounts.token("account/2"));
+    /// accounts.release().await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As when awaiting [`lock`](Self::lock), about the first name that could not be locked; [`LockError::Lost`] if one of them was lost while
+    /// the next one was waited for. None is held then.
+    ///
+    /// # Cancellation
+    ///
+    /// Dropping the future releases what it has so far, in the background.
+    pub fn lock_all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> LockAllRequest {
+        let names = names.into_iter().map(|name| self.full_name(name.as_ref())).collect();
+        LockAllRequest::new(self.clone(), names)
+    }
+}
+
 impl LockAllRequest {
-    pub(crate) fn new(locks: Locks, names: Result<Vec<LockName>, LockError>) -> Self {
+    pub(crate) fn new(locks: Locks, names: Result<Vec<LockName>, InvalidName>) -> Self {
         Self {
             settings: locks.lock(""),
             locks,
-            names: names.map_err(Arc::new),
+            names,
         }
     }
 
@@ -95,7 +128,7 @@ impl LockAllRequest {
     }
 
     async fn acquire(self) -> Result<LockGuards, LockError> {
-        let names = self.names.map_err(Arc::unwrap_or_clone)?;
+        let names = self.names?;
         let core = &self.locks.core;
         let started = core.clock.now();
         // In the same order everywhere, so that no two requests wait for each other; and each once, as the second would wait for the first.

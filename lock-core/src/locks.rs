@@ -1,16 +1,11 @@
 //! What users hold: a client for locks.
 
 use std::sync::Arc;
-use std::time::Duration;
-
-use tokio::runtime::Handle;
 
 use crate::engine::Core;
-use crate::guard::LockGuard;
-use crate::request::LockRequest;
 use crate::{
-    Capabilities, Claim, DistributedLock, Holder, LockAllRequest, LockError, LockName, OwnerId, Released, ServerInfo,
-    Stats,
+    Capabilities, Claim, DistributedLock, Holder, InvalidName, LockError, LockName, Options, OwnerId, Released,
+    ServerInfo, Stats,
 };
 
 /// A client for locks. Cheap to clone; all clones and scopes share one connection, one queue and one watchdog.
@@ -38,118 +33,7 @@ pub struct Locks {
     scope: Option<Arc<str>>,
 }
 
-/// How a client behaves unless a request says otherwise.
-#[derive(Clone, Debug, Default)]
-#[must_use]
-pub struct Options {
-    pub(crate) ttl: Option<Duration>,
-    pub(crate) op_timeout: Option<Duration>,
-    pub(crate) runtime: Option<Handle>,
-    pub(crate) read_only: bool,
-    pub(crate) linger: Duration,
-}
-
-impl Options {
-    /// What [`Locks::new`] uses.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// The ttl of requests that set none; 30 s by default.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = Some(ttl);
-        self
-    }
-
-    /// The longest limit for one request. Longer ones count as this one: they could not be added to a clock.
-    pub const MAX_OP_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
-
-    /// `limit` for one request as clients and backends use it: at most [`MAX_OP_TIMEOUT`](Self::MAX_OP_TIMEOUT).
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if it is zero, as no request could be answered in time.
-    pub fn usable_op_timeout(limit: Duration) -> Result<Duration, LockError> {
-        if limit.is_zero() {
-            return Err(LockError::configuration(
-                "op_timeout is zero, so that no request could be answered in time; give more, such as 5s",
-            ));
-        }
-        Ok(limit.min(Self::MAX_OP_TIMEOUT))
-    }
-
-    /// How long one request to the server may take before it counts as failed; the backend's own limit by default.
-    /// Renewals use at most a quarter of their ttl. At most a day; with zero every request is a
-    /// [`LockError::Configuration`].
-    pub fn op_timeout(mut self, limit: Duration) -> Self {
-        self.op_timeout = Some(limit);
-        self
-    }
-
-    /// Runs everything on that runtime instead of the background thread. Saves a switch of threads per call. If the
-    /// runtime is blocked, renewals are late. If it ends, the client ends with it: locks are lost with
-    /// [`LossReason::RuntimeEnded`](crate::LossReason::RuntimeEnded), or [`Revoked`](crate::LossReason::Revoked) where a lock ends with its
-    /// connection (Postgres), and requests fail with [`LockError::Configuration`].
-    ///
-    /// In a forked child it must be a runtime of the child: an inherited one has no threads there.
-    pub fn runtime(mut self, runtime: Handle) -> Self {
-        self.runtime = Some(runtime);
-        self
-    }
-
-    /// Keeps a lock that is released, and that no task of this client waits for, for the next task of this client that asks for it. Neither
-    /// needs a request then. For names that one process uses again and again. Zero by default: every lock goes back to the server.
-    ///
-    /// Waiters of other clients wait for that much longer, at most: it counts from the first release after which no task here waits. The
-    /// longest is a third of the ttl, and 100 ms on backends that are not [fair](Capabilities::fair). Each holder has a token of its own, from a
-    /// block that came with the grant. The lock goes back to the server when that is used up, when its lease is not renewed in time, and when
-    /// a request asks for another ttl or label. Never kept are locks of [`lead`](LockRequest::lead), with [`at_least`](LockRequest::at_least)
-    /// or [`Renew::Never`](crate::Renew::Never), those whose [`owner`](LockGuard::owner) was asked for, and all where the server grants no blocks
-    /// (Redlock).
-    ///
-    /// If the server takes a lock away that is kept, the next holder here may learn of it at its first renewal only, as any holder would. Its
-    /// token is lower than those granted since, and a fence refuses it.
-    ///
-    /// [`Locks::holder`] shows a lock that is kept as held. To other clients it is a lock: a request for its name as a [semaphore](Locks::semaphore) is
-    /// [`LockError::InvalidMode`] meanwhile. [`Locks::shutdown`], [`Locks::drain`] and the end of `main` release it, the last of
-    /// them if the client works on the background thread. Dropping the client does not, before its time is over.
-    pub fn linger(mut self, length: Duration) -> Self {
-        self.linger = length;
-        self
-    }
-
-    /// A client that only looks at locks: [`holder`](Locks::holder), [`list`](Locks::list) and
-    /// [`server_info`](Locks::server_info) work, and what would take or release a lock is a
-    /// [`LockError::Configuration`]. On SQLite it makes no file and writes to none, on Postgres it makes no schema, and it
-    /// needs rights to read only: each backend's documentation lists them.
-    pub fn read_only(mut self, read_only: bool) -> Self {
-        self.read_only = read_only;
-        self
-    }
-
-    /// Whether the client only looks, as set with [`read_only`](Self::read_only). For whoever makes the backend as well.
-    #[must_use]
-    pub fn is_read_only(&self) -> bool {
-        self.read_only
-    }
-
-    /// The limit set with [`op_timeout`](Self::op_timeout). For whoever makes the backend as well.
-    #[must_use]
-    pub fn get_op_timeout(&self) -> Option<Duration> {
-        self.op_timeout
-    }
-
-    /// The runtime set with [`runtime`](Self::runtime). For whoever makes the backend as well.
-    #[must_use]
-    pub fn get_runtime(&self) -> Option<&Handle> {
-        self.runtime.as_ref()
-    }
-}
-
 impl Locks {
-    /// The ttl of requests that set none.
-    pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
-
     /// A client of that backend. One client per backend object: its queue is what keeps two tasks from claiming the same
     /// name through one session.
     pub fn new(backend: impl DistributedLock) -> Self {
@@ -163,57 +47,6 @@ impl Locks {
             core.process.at_exit(Arc::downgrade(&core) as _);
         }
         Self { core, scope: None }
-    }
-
-    /// Asks for a lock. Set what matters on the request, then await it.
-    ///
-    /// A name that is not usable is an error when the request is awaited.
-    pub fn lock(&self, name: impl AsRef<str>) -> LockRequest {
-        LockRequest::new(self.clone(), self.full_name(name.as_ref()))
-    }
-
-    /// The lock if it is free now, otherwise `None`. Does not wait for a holder, but does wait for the answer of a
-    /// request for the same name that another task of this client has under way.
-    ///
-    /// Locks are not re-entrant: the name of a lock that is held is busy for its own holder too. Dropping the future
-    /// takes the request back.
-    ///
-    /// # Errors
-    ///
-    /// As when awaiting [`lock`](Self::lock), except that busy is no error.
-    pub async fn try_lock(&self, name: impl AsRef<str>) -> Result<Option<LockGuard>, LockError> {
-        self.lock(name).attempt().await
-    }
-
-    /// Asks for the locks of all `names` at once: all or none. Set what matters on the request, then await it.
-    ///
-    /// They are acquired one after the other, in an order that all clients share, so that requests with names in common never wait for
-    /// each other in a circle. Holding a lock of one request while awaiting another gives that up. A name that is given twice counts
-    /// once.
-    ///
-    /// ```
-    /// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
-    /// use fencelock::{Locks, MemoryLock};
-    ///
-    /// let locks = Locks::new(MemoryLock::new());
-    /// let accounts = locks.lock_all(["account/2", "account/1"]).await?;
-    /// assert!(locks.try_lock("account/1").await?.is_none());
-    /// println!("write to account 2 with token {:?}", accounts.token("account/2"));
-    /// accounts.release().await?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As when awaiting [`lock`](Self::lock), about the first name that could not be locked; [`LockError::Lost`] if one of them was lost while
-    /// the next one was waited for. None is held then.
-    ///
-    /// # Cancellation
-    ///
-    /// Dropping the future releases what it has so far, in the background.
-    pub fn lock_all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> LockAllRequest {
-        let names = names.into_iter().map(|name| self.full_name(name.as_ref())).collect();
-        LockAllRequest::new(self.clone(), names)
     }
 
     /// A view in which every name has `scope` and a `/` in front. Scopes nest like folders: `a` within it is the same
@@ -385,7 +218,7 @@ impl Locks {
         self.core.capabilities.clone()
     }
 
-    pub(crate) fn full_name(&self, name: &str) -> Result<LockName, LockError> {
+    pub(crate) fn full_name(&self, name: &str) -> Result<LockName, InvalidName> {
         match &self.scope {
             None => LockName::new(name),
             Some(scope) => {

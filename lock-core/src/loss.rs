@@ -5,10 +5,10 @@ use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::{Arc, OnceLock};
 
+use crate::alarm::Alarm;
 use crate::process::Process;
 use crate::sync::Notify;
 use crate::sync::atomic::{AtomicU8, Ordering, fence};
-use crate::watchdog::Alarm;
 
 /// Why a lock is no longer held. Terminal: a lost guard never comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]

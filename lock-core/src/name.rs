@@ -4,8 +4,6 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
-use crate::LockError;
-
 /// The name of a lock: 1 to 512 bytes of UTF-8 without control characters, compared byte for byte.
 ///
 /// `a`, `A`, `a ` and `á` in its two Unicode normal forms are five different names. Cloning is cheap.
@@ -29,12 +27,12 @@ impl LockName {
     ///
     /// # Errors
     ///
-    /// [`LockError::InvalidName`] if it is empty, longer than [`MAX_LEN`](Self::MAX_LEN) bytes, or holds a control
+    /// [`InvalidName`] if it is empty, longer than [`MAX_LEN`](Self::MAX_LEN) bytes, or holds a control
     /// character.
-    pub fn new(name: impl AsRef<str>) -> Result<Self, LockError> {
+    pub fn new(name: impl AsRef<str>) -> Result<Self, InvalidName> {
         let name = name.as_ref();
         let invalid = |reason| {
-            Err(LockError::InvalidName {
+            Err(InvalidName {
                 name: shown(name),
                 reason,
             })
@@ -60,6 +58,15 @@ impl LockName {
     pub(crate) fn shared(&self) -> Arc<str> {
         Arc::clone(&self.0)
     }
+}
+
+/// A text that cannot be the name of a lock.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the lock name \"{name}\" is not usable: {reason}")]
+pub struct InvalidName {
+    /// Escaped and shortened.
+    name: String,
+    reason: &'static str,
 }
 
 /// The start of a refused name, escaped, so that an error stays one short line.
@@ -91,25 +98,25 @@ impl AsRef<str> for LockName {
 }
 
 impl FromStr for LockName {
-    type Err = LockError;
+    type Err = InvalidName;
 
-    fn from_str(s: &str) -> Result<Self, LockError> {
+    fn from_str(s: &str) -> Result<Self, InvalidName> {
         Self::new(s)
     }
 }
 
 impl TryFrom<&str> for LockName {
-    type Error = LockError;
+    type Error = InvalidName;
 
-    fn try_from(s: &str) -> Result<Self, LockError> {
+    fn try_from(s: &str) -> Result<Self, InvalidName> {
         Self::new(s)
     }
 }
 
 impl TryFrom<String> for LockName {
-    type Error = LockError;
+    type Error = InvalidName;
 
-    fn try_from(s: String) -> Result<Self, LockError> {
+    fn try_from(s: String) -> Result<Self, InvalidName> {
         Self::new(s)
     }
 }

@@ -23,20 +23,19 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::acquire_options::AcquireOptions;
 use crate::ask::{ask, unbroken};
-use crate::engine::{Core, Releasing};
+use crate::engine::{Core, TENURE};
 use crate::guard::LockGuard;
 use crate::held::Held;
-use crate::names::{Ask, AskWait, Entered, Names, Releasable, Release, Reservation, Step};
-use crate::request::AcquireOptions;
+use crate::names::{Ask, AskWait, Entered, Names, Step};
+use crate::release::{Releasable, Release, Releasing, Reservation};
 use crate::sync::{Notify, oneshot, time};
 use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE, Waiter};
 use crate::{
     Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LossReason, Mode, Outage, Released, Stamp, Wait,
 };
 
-/// How long a client may keep a contended lock to itself where the server has no queue.
-pub(crate) const TENURE: Duration = Duration::from_millis(100);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
@@ -495,7 +494,7 @@ impl NameTask {
     fn granted(&mut self, claim: &Claim, grant: Grant) -> Result<bool, LockError> {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
-        if let Err(error) = check(claim, &grant, now) {
+        if let Err(error) = grant.check(claim, now) {
             core.names.granted_in_vain(&self.key, &grant.lease);
             return Err(error);
         }
@@ -648,21 +647,4 @@ impl Drop for NameTask {
             self.core.answer(self.core.names.give_up(&self.key, &error));
         }
     }
-}
-
-/// Whether a grant is good.
-pub(crate) fn check(claim: &Claim, grant: &Grant, now: Stamp) -> Result<(), LockError> {
-    let message = if grant.claim != *claim {
-        "the backend granted another claim; please report it to its authors".to_owned()
-    } else if !grant.lease.is_valid(now) {
-        format!(
-            "the grant arrived after its lease of {:?} had run out; if round trips to the server take that long, raise the ttl",
-            grant.lease.ttl()
-        )
-    } else if let Some(reason) = grant.revoked() {
-        format!("the lock was granted and lost at once: {reason}")
-    } else {
-        return Ok(());
-    };
-    Err(LockError::unavailable("acquire", message))
 }

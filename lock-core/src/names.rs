@@ -13,11 +13,9 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use tokio_util::sync::DropGuard;
-
-use crate::engine::Releasing;
+use crate::acquire_options::AcquireOptions;
 use crate::held::Held;
-use crate::request::AcquireOptions;
+use crate::release::{Releasable, Release, Releasing};
 use crate::sync::{Mutex, MutexGuard, Notify, oneshot};
 use crate::waiters::{Answers, GRACE, Queue, SHORTEST_RESPONSE, Waiter};
 use crate::{Busy, Claim, FencingToken, Holder, Lease, LockError, Released, Stamp};
@@ -85,34 +83,6 @@ struct Asking {
     abandoned: Option<Releasing>,
 }
 
-/// A claim whose release is not confirmed.
-pub(crate) struct Release {
-    pub(crate) claim: Claim,
-    pub(crate) reservation: Reservation,
-    /// The lease, if other locks may keep it alive.
-    pub(crate) shared: Option<Lease>,
-    /// The caller that waits for the first response.
-    pub(crate) reply: Option<oneshot::Sender<Result<Released, LockError>>>,
-    /// By then the server has let go by itself, unless the lease is shared.
-    pub(crate) until: Stamp,
-    pub(crate) is_repeated: bool,
-    /// The claim never became a guard. Its release undoes whatever the server may have done with it.
-    pub(crate) is_clean_up: bool,
-    /// Lets those go on that wait for the first response about a claim that was kept.
-    pub(crate) kept: Option<DropGuard>,
-    pub(crate) _counted: Releasing,
-}
-
-/// What the server may have reserved for a claim.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Reservation {
-    None,
-    /// It was requested, without a response: whatever the server did is to be undone.
-    Requested,
-    /// It was made, and stays until then.
-    Until(Stamp),
-}
-
 enum KnownHolder {
     Elsewhere(Box<Busy>),
     Here {
@@ -156,13 +126,6 @@ pub(crate) struct Ask {
 pub(crate) enum AskWait {
     No,
     Until(Option<Stamp>),
-}
-
-/// A request to release.
-pub(crate) struct Releasable {
-    pub(crate) claim: Claim,
-    pub(crate) reservation: Reservation,
-    pub(crate) is_repeated: bool,
 }
 
 impl Names {

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::{Holder, LockError, LockName, Locks, Stamp};
+use crate::{Holder, InvalidName, LockError, LockName, Locks, Stamp};
 
 impl Locks {
     /// Observes who holds the lock: the leader, if it is one that clients [lead](crate::LockRequest::lead) with.
@@ -40,7 +40,7 @@ impl Locks {
     pub fn observe(&self, name: impl AsRef<str>) -> Observation {
         Observation {
             state: State::Idle(Box::new(Observer {
-                name: self.full_name(name.as_ref()).map_err(Arc::new),
+                name: self.full_name(name.as_ref()),
                 locks: self.clone(),
                 interval: Observation::DEFAULT_INTERVAL,
                 next_look: None,
@@ -144,7 +144,7 @@ impl Stream for Observation {
 }
 
 struct Observer {
-    name: Result<LockName, Arc<LockError>>,
+    name: Result<LockName, InvalidName>,
     locks: Locks,
     interval: Duration,
     next_look: Option<Stamp>,
@@ -172,9 +172,9 @@ impl Observer {
 
     /// Waits until the next look is due, and asks who holds the lock.
     async fn look(&mut self) -> Result<Leadership, LockError> {
-        let name = self.name.clone().map_err(Arc::unwrap_or_clone)?;
+        let name = self.name.clone()?;
         let core = &self.locks.core;
-        core.process.check().map_err(|error| error.of(&name))?;
+        core.check_process().map_err(|error| error.of(&name))?;
         if let Some(due) = self.next_look {
             let pause = core.sleep(due.since(core.clock.now()));
             pause.await.map_err(|error| error.of(&name))?;

@@ -14,8 +14,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use arc_swap::ArcSwapOption;
 use tokio::runtime::Handle;
 
-use crate::LockError;
-
 /// What the clients of one process share. Only threads of that process lock its mutex.
 #[derive(Debug)]
 pub(crate) struct Process {
@@ -86,16 +84,6 @@ impl Process {
     /// Whether this is that process. A system call.
     pub(crate) fn is_current(&self) -> bool {
         std::process::id() == self.id
-    }
-
-    /// Fails in a forked child.
-    pub(crate) fn check(&self) -> Result<(), LockError> {
-        if self.is_current() {
-            return Ok(());
-        }
-        Err(LockError::configuration(
-            "this client was made before a fork and belongs to the parent process; connect a new client in the child",
-        ))
     }
 }
 

@@ -5,14 +5,12 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::acquire_options::{AcquireOptions, Renew, SHARES};
 use crate::backend::RESERVATIONS;
 use crate::background::block_on;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
-use crate::{Claim, LockError, LockName, Mode, Stamp};
-
-/// The operation, in the words of [`LockError::NotSupported`].
-pub(crate) const SHARES: &str = "locks that several share (shared, downgrade)";
+use crate::{InvalidName, LockError, LockName, Mode, Stamp};
 
 /// A lock that is asked for: set what matters, then await it.
 ///
@@ -33,17 +31,6 @@ pub struct LockRequest {
     mode: Mode,
 }
 
-/// Whether a held lock is kept alive.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Renew {
-    /// Until it is released or lost.
-    #[default]
-    UntilReleased,
-    /// Not at all: the lock ends with its ttl, counted from the grant. It gets a lease of its own on the server.
-    Never,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
     No,
@@ -51,38 +38,30 @@ enum Wait {
     Forever,
 }
 
-/// A checked request.
-#[derive(Debug)]
-pub(crate) struct AcquireOptions {
-    pub(crate) name: LockName,
-    pub(crate) ttl: Duration,
-    /// `None` waits for ever.
-    pub(crate) wait: Option<Duration>,
-    pub(crate) renew: Renew,
-    pub(crate) max_hold: Option<Duration>,
-    label: Option<Arc<str>>,
-    pub(crate) at_least: Option<Duration>,
-    /// Whether the claim may be kept for the next holder.
-    pub(crate) may_linger: bool,
-    pub(crate) mode: Mode,
-}
+impl Locks {
+    /// Asks for a lock. Set what matters on the request, then await it.
+    ///
+    /// A name that is not usable is an error when the request is awaited.
+    pub fn lock(&self, name: impl AsRef<str>) -> LockRequest {
+        LockRequest::new(self.clone(), self.full_name(name.as_ref()))
+    }
 
-/// What is kept of a name that did not parse until the request is awaited.
-#[derive(Clone, Debug)]
-struct InvalidName {
-    name: String,
-    reason: &'static str,
+    /// The lock if it is free now, otherwise `None`. Does not wait for a holder, but does wait for the answer of a
+    /// request for the same name that another task of this client has under way.
+    ///
+    /// Locks are not re-entrant: the name of a lock that is held is busy for its own holder too. Dropping the future
+    /// takes the request back.
+    ///
+    /// # Errors
+    ///
+    /// As when awaiting [`lock`](Self::lock), except that busy is no error.
+    pub async fn try_lock(&self, name: impl AsRef<str>) -> Result<Option<LockGuard>, LockError> {
+        self.lock(name).attempt().await
+    }
 }
 
 impl LockRequest {
-    pub(crate) fn new(locks: Locks, name: Result<LockName, LockError>) -> Self {
-        let name = name.map_err(|error| match error {
-            LockError::InvalidName { name, reason } => InvalidName { name, reason },
-            other => InvalidName {
-                name: other.to_string(),
-                reason: "it was refused",
-            },
-        });
+    pub(crate) fn new(locks: Locks, name: Result<LockName, InvalidName>) -> Self {
         Self {
             locks,
             name,
@@ -355,9 +334,7 @@ impl LockRequest {
 
     fn check(self) -> Result<(Locks, AcquireOptions), LockError> {
         let refused_mode = self.refused_mode();
-        let name = self
-            .name
-            .map_err(|InvalidName { name, reason }| LockError::InvalidName { name, reason })?;
+        let name = self.name?;
         let ttl = self.ttl.unwrap_or(self.locks.core.ttl);
         let (min, max) = (
             self.locks.core.capabilities.min_ttl,
@@ -433,45 +410,5 @@ impl IntoFuture for LockRequest {
             }
             Ok(guard)
         })
-    }
-}
-
-impl AcquireOptions {
-    pub(crate) fn waits(&self) -> bool {
-        self.wait != Some(Duration::ZERO)
-    }
-
-    /// Whether one claim serves both requests.
-    pub(crate) fn asks_for_the_same(&self, other: &Self) -> bool {
-        let claimed = |options: &Self| {
-            (
-                options.ttl,
-                options.at_least,
-                options.renew == Renew::Never,
-                options.mode,
-            )
-        };
-        self.name == other.name && claimed(self) == claimed(other) && self.label == other.label
-    }
-
-    /// Whether the claim may go to other waiters of this client without a request.
-    pub(crate) fn may_run(&self) -> bool {
-        self.mode == Mode::Exclusive && self.renew == Renew::UntilReleased && self.at_least.is_none()
-    }
-
-    /// A claim of its own for every acquisition.
-    pub(crate) fn claim(&self) -> Claim {
-        let mut claim = Claim::new(self.name.clone(), self.ttl).with_mode(self.mode);
-        if let Some(label) = &self.label {
-            claim = claim.with_label(label);
-        }
-        if let Some(length) = self.at_least {
-            // Where a lease is a session, the reservation is made in it, and waits for the disk: no other lock is to wait with it.
-            claim = claim.with_at_least(length).with_own_lease();
-        }
-        match self.renew {
-            Renew::UntilReleased => claim,
-            Renew::Never => claim.with_own_lease(),
-        }
     }
 }

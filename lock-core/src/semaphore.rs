@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::request::{LockRequest, Renew};
-use crate::{LockError, LockGuard, LockName, Locks, LossSignal, Mode, OwnerId, ReleaseOutcome};
+use crate::request::LockRequest;
+use crate::{LockError, LockGuard, LockName, Locks, LossSignal, Mode, OwnerId, ReleaseOutcome, Renew};
 
 impl Locks {
     /// Asks for one of `permits` permits of a name: as many holders as that are admitted at once. For work that a resource bears in a limited number, such as

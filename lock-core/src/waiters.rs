@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::acquire_options::AcquireOptions;
 use crate::guard::LockGuard;
-use crate::request::AcquireOptions;
 use crate::stats::Gauge;
 use crate::sync::oneshot;
 use crate::{Busy, Claim, LockError, Stamp};

@@ -10,10 +10,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
+use crate::alarm::Alarm;
 use crate::ask::unbroken;
 use crate::engine::Core;
 use crate::held::Held;
-use crate::sync::{Mutex, MutexGuard, Notify, time};
+use crate::sync::{Mutex, MutexGuard, time};
 use crate::{Lease, LockError, LossReason, Renewal, Stamp};
 
 const LONGEST_NAP: Duration = Duration::from_secs(1);
@@ -36,30 +37,6 @@ pub(crate) struct Watchdog {
 const COMPANY: u32 = 1000;
 /// The same for the longest of leases.
 const LONGEST_COMPANY: Duration = Duration::from_millis(50);
-
-/// Wakes the watchdog out of turn.
-#[derive(Debug, Default)]
-pub(crate) struct Alarm {
-    notify: Notify,
-    /// What was revoked since the last look: the lease, and the revocation, which is the lease's own or that of a guard on it.
-    revoked: Mutex<Vec<(u64, usize)>>,
-}
-
-impl Alarm {
-    pub(crate) fn revoked(&self, lease: u64, revocation: usize) {
-        self.lock().push((lease, revocation));
-        self.notify.notify_one();
-    }
-
-    fn take_revoked(&self) -> Vec<(u64, usize)> {
-        std::mem::take(&mut self.lock())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<(u64, usize)>> {
-        // Nothing here panics while holding the mutex.
-        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 #[derive(Debug, Default)]
 struct State {

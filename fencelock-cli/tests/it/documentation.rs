@@ -99,7 +99,7 @@ async fn whether_a_retry_can_help_is_what_the_code_says() {
         LockError::timed_out(&name, Duration::ZERO, None),
         LockError::unavailable("acquire", "no answer"),
         guard.renew_now().await.unwrap_err(),
-        "".parse::<LockName>().unwrap_err(),
+        "".parse::<LockName>().unwrap_err().into(),
         locks.lock("a").ttl(Duration::ZERO).await.unwrap_err(),
         LockError::invalid_mode(&name, Mode::Shared, Mode::Permit { of: 2 }),
         LockError::deadlock("deadlock detected"),
