@@ -28,6 +28,7 @@ pub(crate) struct AcquireOptions {
     pub(crate) wait: Option<Duration>,
     pub(crate) renew: Renew,
     pub(crate) max_hold: Option<Duration>,
+    /// As it is shown.
     pub(crate) label: Option<Arc<str>>,
     pub(crate) at_least: Option<Duration>,
     /// Whether the claim may be kept for the next holder.
@@ -40,17 +41,19 @@ impl AcquireOptions {
         self.wait != Some(Duration::ZERO)
     }
 
-    /// Whether one claim serves both requests.
-    pub(crate) fn asks_for_the_same(&self, other: &Self) -> bool {
-        let claimed = |options: &Self| {
-            (
-                options.ttl,
-                options.at_least,
-                options.renew == Renew::Never,
-                options.mode,
-            )
-        };
-        self.name == other.name && claimed(self) == claimed(other) && self.label == other.label
+    /// Whether a grant of that claim is what the request asks for.
+    pub(crate) fn is_served_by(&self, claim: &Claim) -> bool {
+        self.name == *claim.name()
+            && self.ttl == claim.ttl()
+            && self.at_least == claim.at_least()
+            && self.mode == claim.mode()
+            && self.label.as_deref() == claim.label()
+            && self.has_own_lease() == claim.own_lease()
+    }
+
+    /// Where a lease is a session, a reservation is made in it, and waits for the disk: no other lock is to wait with it.
+    fn has_own_lease(&self) -> bool {
+        self.renew == Renew::Never || self.at_least.is_some()
     }
 
     /// Whether the claim may go to other waiters of this client without a request.
@@ -62,15 +65,14 @@ impl AcquireOptions {
     pub(crate) fn claim(&self) -> Claim {
         let mut claim = Claim::new(self.name.clone(), self.ttl).with_mode(self.mode);
         if let Some(label) = &self.label {
-            claim = claim.with_label(label);
+            claim = claim.with_printable_label(Arc::clone(label));
         }
         if let Some(length) = self.at_least {
-            // Where a lease is a session, the reservation is made in it, and waits for the disk: no other lock is to wait with it.
-            claim = claim.with_at_least(length).with_own_lease();
+            claim = claim.with_at_least(length);
         }
-        match self.renew {
-            Renew::UntilReleased => claim,
-            Renew::Never => claim.with_own_lease(),
+        if self.has_own_lease() {
+            claim = claim.with_own_lease();
         }
+        claim
     }
 }

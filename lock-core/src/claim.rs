@@ -87,16 +87,13 @@ impl Claim {
     /// Adds a text for people, shown wherever the holder is shown: its first [`MAX_LABEL`](Self::MAX_LABEL) bytes, with
     /// control characters replaced, since it ends up on terminals.
     #[must_use]
-    pub fn with_label(mut self, label: impl AsRef<str>) -> Self {
-        let label = label.as_ref();
-        let fits = label.char_indices().map(|(at, c)| at + c.len_utf8());
-        let end = fits
-            .take_while(|end| *end <= Self::MAX_LABEL)
-            .last()
-            .unwrap_or_default();
-        let label = &label[..end];
-        let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
-        Arc::make_mut(&mut self.0).label = Some(label.chars().map(printable).collect::<String>().into());
+    pub fn with_label(self, label: impl AsRef<str>) -> Self {
+        self.with_printable_label(printable(label.as_ref()))
+    }
+
+    /// The same, of a label that is [`printable`].
+    pub(crate) fn with_printable_label(mut self, label: Arc<str>) -> Self {
+        Arc::make_mut(&mut self.0).label = Some(label);
         self
     }
 
@@ -182,6 +179,15 @@ impl Claim {
     pub fn tokens_wanted(&self) -> NonZeroU32 {
         self.0.tokens_wanted
     }
+}
+
+/// A label as it is shown.
+pub(crate) fn printable(label: &str) -> Arc<str> {
+    let fits = label.char_indices().map(|(at, c)| at + c.len_utf8());
+    let fits = fits.take_while(|end| *end <= Claim::MAX_LABEL);
+    let label = &label[..fits.last().unwrap_or_default()];
+    let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
+    label.chars().map(printable).collect::<String>().into()
 }
 
 #[cfg(test)]

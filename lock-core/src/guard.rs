@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::acquire_options::{Renew, SHARES};
+use crate::acquire_options::SHARES;
 use crate::ask::ask;
 use crate::background::block_on;
 use crate::held::Held;
@@ -251,7 +251,7 @@ impl LockGuard {
         if held.grant.claim.mode() == Mode::Shared {
             return Ok(self);
         }
-        if !core.capabilities.shared || held.options.at_least.is_some() {
+        if !core.capabilities.shared || held.grant.claim.at_least().is_some() {
             return Err(LockError::not_supported(SHARES));
         }
         let claim = held.grant.claim.clone().with_mode(Mode::Shared);
@@ -317,7 +317,7 @@ impl LockGuard {
         let held = &self.held;
         self.check_process()?;
         self.check()?;
-        if held.options.renew == Renew::Never {
+        if !held.renews() {
             let operation = "renewing a lock that was asked for without renewal";
             return Err(LockError::not_supported(operation).of(self.name()));
         }

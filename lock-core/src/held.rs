@@ -26,7 +26,8 @@ pub(crate) struct Held {
     pub(crate) token: FencingToken,
     /// Revocation of this hold. It is the grant's if no other hold of the grant can follow.
     pub(crate) own: Revocation,
-    pub(crate) options: Arc<AcquireOptions>,
+    renews: bool,
+    may_linger: bool,
     run: Run,
     /// No guard has it: the client keeps the claim for the next one, until this is cancelled.
     idle: Option<CancellationToken>,
@@ -54,7 +55,7 @@ impl Held {
         core: &Arc<Core>,
         grant: Grant,
         key: &Arc<str>,
-        options: &Arc<AcquireOptions>,
+        options: &AcquireOptions,
         now: Stamp,
     ) -> Arc<Self> {
         let own = if grant.first_token() == grant.token {
@@ -70,7 +71,7 @@ impl Held {
     }
 
     /// The hold after this one, by the same grant.
-    pub(crate) fn next(&self, token: FencingToken, options: &Arc<AcquireOptions>, now: Stamp) -> Arc<Self> {
+    pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
         let numbers = (token, Revocation::new());
         Self::build(
             &self.core,
@@ -88,7 +89,7 @@ impl Held {
         (token, own): (FencingToken, Revocation),
         grant: Grant,
         key: &Arc<str>,
-        options: &Arc<AcquireOptions>,
+        options: &AcquireOptions,
         now: Stamp,
         run: Run,
     ) -> Arc<Self> {
@@ -104,7 +105,8 @@ impl Held {
             grant,
             token,
             own,
-            options: Arc::clone(options),
+            renews: options.renew == Renew::UntilReleased,
+            may_linger: options.may_linger,
             run,
             idle: None,
             owner_shown: AtomicBool::new(false),
@@ -117,7 +119,7 @@ impl Held {
 
     /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
     pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
-        if self.is_idle() || !self.options.may_linger {
+        if self.is_idle() || !self.may_linger {
             return None;
         }
         let mut run = self.run;
@@ -130,7 +132,8 @@ impl Held {
             grant: self.grant.clone(),
             token: self.token,
             own: Revocation::new(),
-            options: Arc::clone(&self.options),
+            renews: self.renews,
+            may_linger: self.may_linger,
             run,
             idle: Some(CancellationToken::new()),
             owner_shown: AtomicBool::new(false),
@@ -149,7 +152,8 @@ impl Held {
             own: grant.revocation().clone(),
             token: self.token,
             grant,
-            options: Arc::clone(&self.options),
+            renews: self.renews,
+            may_linger: self.may_linger,
             run: Run {
                 until: self.run.until,
                 lingers: false,
@@ -218,10 +222,6 @@ impl Held {
         &self.key
     }
 
-    pub(crate) fn options(&self) -> &AcquireOptions {
-        &self.options
-    }
-
     /// Has `alarm` raised when the hold is revoked, alone or with its grant.
     pub(crate) fn raise(&self, alarm: &Arc<Alarm>) {
         let (lease, id) = (self.grant.lease.serial(), self.grant.revocation().id());
@@ -245,7 +245,7 @@ impl Held {
     }
 
     pub(crate) fn renews(&self) -> bool {
-        self.options.renew == Renew::UntilReleased
+        self.renews
     }
 
     pub(crate) fn is_held(&self) -> bool {

@@ -90,7 +90,7 @@ impl Core {
     async fn resume(
         self: &Arc<Self>,
         key: &Arc<str>,
-        options: &Arc<AcquireOptions>,
+        options: &AcquireOptions,
         span: &tracing::Span,
     ) -> Option<Result<LockGuard, LockError>> {
         if self.linger.is_zero() {
@@ -108,7 +108,7 @@ impl Core {
         let now = self.clock.now();
         let token = idle
             .next_token(now)
-            .filter(|_| idle.options().asks_for_the_same(options));
+            .filter(|_| options.is_served_by(&idle.grant().claim));
         let Some(token) = token.filter(|_| !self.names.is_closed()) else {
             idle.release(None, counted);
             if options.mode != Mode::Exclusive {
@@ -164,7 +164,7 @@ impl Core {
             return false;
         };
         let claim = &ended.grant().claim;
-        let Some((waiter, refused)) = self.names.hand_on(ended.key(), claim, ended.options(), token, now) else {
+        let Some((waiter, refused)) = self.names.hand_on(ended.key(), claim, token, now) else {
             return false;
         };
         self.answer(refused);

@@ -13,7 +13,6 @@ use std::fmt;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use crate::acquire_options::AcquireOptions;
 use crate::held::Held;
 use crate::release::{Releasable, Release, Releasing};
 use crate::sync::{Mutex, MutexGuard, Notify, oneshot};
@@ -70,7 +69,6 @@ struct Name {
 /// The claim that is to be granted.
 struct Asking {
     claim: Claim,
-    options: Arc<AcquireOptions>,
     /// The server may know of the claim.
     sent: bool,
     /// The server has said busy in response to this request, and the claim may wait there.
@@ -270,7 +268,6 @@ impl Names {
         &self,
         key: &str,
         claim: &Claim,
-        options: &AcquireOptions,
         token: FencingToken,
         now: Stamp,
     ) -> Option<(Box<Waiter>, Answers)> {
@@ -286,7 +283,7 @@ impl Names {
         let (first, _) = queue
             .waiters
             .first_key_value()
-            .filter(|(_, front)| options.asks_for_the_same(&front.options))?;
+            .filter(|(_, front)| front.options.is_served_by(claim))?;
         let first = *first;
         let waiter = queue.remove(first)?;
         name.serves(first);
@@ -700,8 +697,8 @@ impl Name {
         let queue = self.queue.as_ref()?;
         let serial = queue.waiters.keys().next()?;
         if self.asking.is_none() {
-            let (claim, options) = queue.claim(lingers || self.is_contended)?;
-            self.asking = Some(Box::new(Asking::new(claim, options)));
+            let claim = queue.claim(lingers || self.is_contended)?;
+            self.asking = Some(Box::new(Asking::new(claim)));
         }
         let asking = self.asking.as_mut()?;
         let wait = if queue.impatient.contains(serial) {
@@ -711,7 +708,7 @@ impl Name {
             let served = queue
                 .waiters
                 .values()
-                .take_while(|waiter| asking.options.asks_for_the_same(&waiter.options));
+                .take_while(|waiter| waiter.options.is_served_by(&asking.claim));
             let deadlines = served.map(|waiter| waiter.deadline.ok_or(()));
             AskWait::Until(
                 deadlines
@@ -775,10 +772,9 @@ impl KnownHolder {
 }
 
 impl Asking {
-    fn new(claim: Claim, options: Arc<AcquireOptions>) -> Self {
+    fn new(claim: Claim) -> Self {
         Self {
             claim,
-            options,
             sent: false,
             busy: false,
             failed: false,
@@ -790,7 +786,7 @@ impl Asking {
     /// Whether the first waiter can have the claim.
     fn serves(&self, queue: Option<&Queue>) -> bool {
         let front = queue.and_then(Queue::front);
-        !self.failed && front.is_some_and(|front| self.options.asks_for_the_same(&front.options))
+        !self.failed && front.is_some_and(|front| front.options.is_served_by(&self.claim))
     }
 }
 

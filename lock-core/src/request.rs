@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::acquire_options::{AcquireOptions, Renew, SHARES};
 use crate::backend::RESERVATIONS;
 use crate::background::block_on;
+use crate::claim::printable;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
 use crate::{InvalidName, LockError, LockName, Mode, Stamp};
@@ -377,7 +378,7 @@ impl LockRequest {
             wait,
             renew: self.renew,
             max_hold: self.max_hold,
-            label: self.label,
+            label: self.label.as_deref().map(printable),
             at_least: self.at_least,
             may_linger: self.may_linger,
             mode: self.mode,

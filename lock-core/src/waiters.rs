@@ -88,7 +88,7 @@ impl Queue {
     }
 
     /// The claim for the first waiter. It asks for tokens for others that wait, or that are likely to come.
-    pub(crate) fn claim(&self, are_likely: bool) -> Option<(Claim, Arc<AcquireOptions>)> {
+    pub(crate) fn claim(&self, are_likely: bool) -> Option<Claim> {
         let options = &self.front()?.options;
         let claim = options.claim();
         let may_run = (self.waiters.len() > 1 || are_likely) && options.may_run();
@@ -97,7 +97,7 @@ impl Queue {
         } else {
             claim
         };
-        Some((claim, Arc::clone(options)))
+        Some(claim)
     }
 
     pub(crate) fn knows_busy(&self, serial: u64, waiter: &Waiter) -> bool {

@@ -126,6 +126,7 @@ async fn carry_one_way(way: Way, mut from: ReadHalf<'_>, to: WriteHalf<'_>, shar
         unheard,
         traffic: shared.traffic(way),
         lost: false,
+        is_gone: false,
     };
     tokio::select! {
         end = reading => end,
@@ -154,6 +155,8 @@ struct Writer<'a> {
     unheard: &'a Unheard,
     traffic: watch::Receiver<Traffic>,
     lost: bool,
+    /// The receiver takes no more. The other way tells of its end, behind what it has sent before.
+    is_gone: bool,
 }
 
 impl Writer<'_> {
@@ -241,7 +244,8 @@ impl Writer<'_> {
                 bytes
             }
         };
-        self.to.write_all(passing).await.map_err(|_| End::Reset)
+        self.is_gone = self.is_gone || self.to.write_all(passing).await.is_err();
+        Ok(())
     }
 
     fn swallow(&self, bytes: &[u8]) -> Option<(Then, watch::Sender<bool>)> {

@@ -250,12 +250,15 @@ async fn a_cut_counts_over_several_pieces_and_ways() {
 async fn a_held_request_arrives_after_its_client_has_gone() {
     let (mut echo, proxy, mut client) = with_proxy().await;
     let held = proxy.hold(b"take");
-    ask(&mut client, "look").await;
+    // A reply that finds nobody ends nothing.
+    proxy.set(Direction::ToClient, Traffic::Stalled);
+    send(&mut client, "look").await;
     echo.gets("look").await;
     send(&mut client, "please take it").await;
     timeout(PATIENCE, held.caught()).await.unwrap();
     client.set_zero_linger().unwrap();
     drop(client);
+    proxy.set(Direction::ToClient, Traffic::Flows);
     // The clean-up comes on a connection of its own, before the request.
     let mut other = TcpStream::connect(proxy.address()).await.unwrap();
     ask(&mut other, "forget it").await;

@@ -220,7 +220,9 @@ impl State {
             reserved_until: None,
             released: false,
         };
-        self.locks.entry(claim.name().clone()).or_default().push(entry);
+        // Mostly it is the only one.
+        let one = || Vec::with_capacity(1);
+        self.locks.entry(claim.name().clone()).or_insert_with(one).push(entry);
         Ok(grant)
     }
 

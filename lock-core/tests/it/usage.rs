@@ -413,3 +413,12 @@ async fn a_client_that_is_read_only_looks_at_locks_and_takes_none() {
     }
     guard.release().await.unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_label_that_is_cut_is_that_of_its_own_claim() {
+    let locks = crate::paused::client(crate::paused::memory());
+    let guard = locks.lock("a").label("\u{1}".repeat(300)).await.unwrap();
+    let label = locks.holder("a").await.unwrap().unwrap().label.unwrap();
+    assert_eq!(label.chars().count(), lock_core::Claim::MAX_LABEL);
+    assert!(guard.is_held());
+}
