@@ -102,6 +102,12 @@ impl LockAllRequest {
         self
     }
 
+    /// As [`LockRequest::shared`], for each of the locks.
+    pub fn shared(mut self) -> Self {
+        self.settings = self.settings.shared();
+        self
+    }
+
     /// As [`LockRequest::max_hold`], for each of the locks, counted from the grant of each.
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.settings = self.settings.max_hold(limit);

@@ -5,6 +5,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio_util::sync::CancellationToken;
+
 use crate::request::LockRequest;
 use crate::{LockError, LockGuard, LockName, Locks, LossSignal, Mode, OwnerId, ReleaseOutcome, Renew};
 
@@ -77,6 +79,16 @@ impl SemaphoreRequest {
         Self(self.0.max_hold(limit))
     }
 
+    /// As [`LockRequest::acquire_blocking`].
+    ///
+    /// # Errors
+    ///
+    /// As when awaiting the request, and as [`LockRequest::acquire_blocking`].
+    #[track_caller]
+    pub fn acquire_blocking(self) -> Result<Permit, LockError> {
+        self.0.acquire_blocking().map(Permit)
+    }
+
     /// Runs `body` with a permit, as [`LockRequest::with`].
     ///
     /// # Errors
@@ -138,6 +150,12 @@ impl Permit {
         self.0.lost()
     }
 
+    /// As [`LockGuard::cancellation_token`].
+    #[must_use]
+    pub fn cancellation_token(&self) -> CancellationToken {
+        self.0.cancellation_token()
+    }
+
     /// As [`LockGuard::run`].
     ///
     /// # Errors
@@ -163,5 +181,15 @@ impl Permit {
     /// As [`LockGuard::release`].
     pub async fn release(self) -> Result<ReleaseOutcome, LockError> {
         self.0.release().await
+    }
+
+    /// As [`LockGuard::release_blocking`].
+    ///
+    /// # Errors
+    ///
+    /// As [`LockGuard::release`].
+    #[track_caller]
+    pub fn release_blocking(self) -> Result<ReleaseOutcome, LockError> {
+        self.0.release_blocking()
     }
 }

@@ -86,6 +86,37 @@ async fn a_semaphore_has_as_many_permits_as_it_was_given() {
     assert!(matches!(refused, LockError::Configuration { .. }), "{refused}");
 }
 
+#[test]
+fn a_permit_is_taken_and_released_without_a_runtime() {
+    let locks = Locks::new(MemoryLock::new());
+    let permit = locks.semaphore("api", 1).acquire_blocking().unwrap();
+    let token = permit.cancellation_token();
+    assert!(
+        locks
+            .semaphore("api", 1)
+            .no_wait()
+            .acquire_blocking()
+            .unwrap_err()
+            .is_busy()
+    );
+    permit.release_blocking().unwrap();
+    while !token.is_cancelled() {
+        std::thread::yield_now();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_locks_are_shared_together() {
+    let memory = paused::memory();
+    let (one, other) = (paused::client(memory.client()), paused::client(memory.client()));
+    let readers = one.lock_all(["a", "b"]).shared().await.unwrap();
+    let beside = other.lock_all(["b", "a"]).shared().await.unwrap();
+    assert!(other.lock_all(["b"]).no_wait().await.unwrap_err().is_busy());
+    readers.release().await.unwrap();
+    beside.release().await.unwrap();
+    assert!(other.lock_all(["b"]).no_wait().await.unwrap().is_held());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_name_has_one_kind_while_it_is_used() {
     let locks = paused::client(paused::memory());
