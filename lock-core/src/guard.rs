@@ -11,8 +11,8 @@ use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire_options::SHARES;
-use crate::ask::ask;
 use crate::background::block_on;
+use crate::call::call;
 use crate::held::Held;
 use crate::release::Reservation;
 use crate::sync::atomic::Ordering;
@@ -255,7 +255,7 @@ impl LockGuard {
             return Err(LockError::not_supported(SHARES));
         }
         let claim = held.grant.claim.clone().with_mode(Mode::Shared);
-        let asked = ask("downgrade", core.op_timeout, async {
+        let asked = call("downgrade", core.op_timeout, async {
             core.backend.try_acquire(&claim).await
         })
         .await;

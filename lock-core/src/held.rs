@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::acquire_options::{AcquireOptions, Renew};
 use crate::alarm::Alarm;
-use crate::engine::Core;
+use crate::client::ClientInner;
 use crate::release::{Release, Releasing, Reservation};
 use crate::sync::atomic::{AtomicBool, Ordering};
 use crate::sync::{Mutex, oneshot};
@@ -20,7 +20,7 @@ const LONGEST_RUN: Duration = Duration::from_millis(5);
 
 /// A hold of a claim.
 pub(crate) struct Held {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<ClientInner>,
     pub(crate) grant: Grant,
     /// One of the grant's block.
     pub(crate) token: FencingToken,
@@ -52,7 +52,7 @@ struct Run {
 impl Held {
     /// The first hold of a grant.
     pub(crate) fn new(
-        core: &Arc<Core>,
+        core: &Arc<ClientInner>,
         grant: Grant,
         key: &Arc<str>,
         options: &AcquireOptions,
@@ -85,7 +85,7 @@ impl Held {
     }
 
     fn build(
-        core: &Arc<Core>,
+        core: &Arc<ClientInner>,
         (token, own): (FencingToken, Revocation),
         grant: Grant,
         key: &Arc<str>,
@@ -184,7 +184,7 @@ impl Held {
         FencingToken::new(self.token.get() + 1).ok().filter(|_| may_run)
     }
 
-    pub(crate) fn core(&self) -> &Arc<Core> {
+    pub(crate) fn core(&self) -> &Arc<ClientInner> {
         &self.core
     }
 

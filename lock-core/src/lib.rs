@@ -11,13 +11,13 @@ pub mod fence;
 
 mod acquire_options;
 mod alarm;
-mod ask;
 mod backend;
 mod background;
+mod call;
 mod capabilities;
 mod claim;
+mod client;
 mod clock;
-mod engine;
 mod error;
 mod executor;
 mod exit;

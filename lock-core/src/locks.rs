@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::engine::Core;
+use crate::client::ClientInner;
 use crate::{
     Capabilities, Claim, DistributedLock, Holder, InvalidName, LockError, LockName, Options, OwnerId, Released,
     ServerInfo, Stats,
@@ -29,7 +29,7 @@ use crate::{
 /// [`LockError::Configuration`], and dropping it touches nothing.
 #[derive(Clone, Debug)]
 pub struct Locks {
-    pub(crate) core: Arc<Core>,
+    pub(crate) core: Arc<ClientInner>,
     scope: Option<Arc<str>>,
 }
 
@@ -42,7 +42,7 @@ impl Locks {
 
     /// A client of that backend that behaves as `options` say.
     pub fn with_options(backend: impl DistributedLock, options: Options) -> Self {
-        let core = Arc::new(Core::new(backend, options));
+        let core = Arc::new(ClientInner::new(backend, options));
         if !core.linger.is_zero() {
             core.process.at_exit(Arc::downgrade(&core) as _);
         }

@@ -24,8 +24,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::acquire_options::AcquireOptions;
-use crate::ask::{ask, unbroken};
-use crate::engine::{Core, TENURE};
+use crate::call::{call, catch_panic};
+use crate::client::{ClientInner, TENURE};
 use crate::guard::LockGuard;
 use crate::held::Held;
 use crate::names::{Ask, AskWait, Entered, Names, Step};
@@ -39,7 +39,7 @@ use crate::{
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
-impl Core {
+impl ClientInner {
     /// Waits for the lock in the queue of its name.
     pub(crate) async fn wait_for(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
         let span = tracing::debug_span!(target: "fencelock", "lock", name = %options.name, ttl = ?options.ttl);
@@ -289,7 +289,7 @@ impl Core {
         };
         let _slot = slots.take(self.op_timeout).await?;
         let keep = self.rest(reservation);
-        let outcome = ask("release", self.op_timeout, async {
+        let outcome = call("release", self.op_timeout, async {
             self.backend.release(claim, keep).await
         })
         .await;
@@ -330,7 +330,7 @@ impl Core {
 
 /// The caller of a request that waits. Dropping it takes the request back.
 struct Caller<'a> {
-    core: &'a Arc<Core>,
+    core: &'a Arc<ClientInner>,
     key: &'a str,
     serial: u64,
     /// `None` once it is answered.
@@ -365,7 +365,7 @@ impl Drop for Caller<'_> {
 }
 
 struct NameTask {
-    core: Arc<Core>,
+    core: Arc<ClientInner>,
     key: Arc<str>,
     wake: Arc<Notify>,
     has_ended: bool,
@@ -431,7 +431,7 @@ impl NameTask {
             AskWait::No => (false, None),
             AskWait::Until(deadline) => (true, deadline),
         };
-        let mut request = pin!(unbroken("acquire", async {
+        let mut request = pin!(catch_panic("acquire", async {
             if !waits {
                 return core.backend.try_acquire(&ask.claim).await;
             }

@@ -11,8 +11,8 @@ use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use crate::alarm::Alarm;
-use crate::ask::unbroken;
-use crate::engine::Core;
+use crate::call::catch_panic;
+use crate::client::ClientInner;
 use crate::held::Held;
 use crate::sync::{Mutex, MutexGuard, time};
 use crate::{Lease, LockError, LossReason, Renewal, Stamp};
@@ -34,9 +34,9 @@ pub(crate) struct Watchdog {
 
 /// The part of its ttl by which a lease is renewed sooner if another one is due: many that are asked for together cost a client and
 /// its server less than each for itself.
-const COMPANY: u32 = 1000;
+const BATCH_WINDOW: u32 = 1000;
 /// The same for the longest of leases.
-const LONGEST_COMPANY: Duration = Duration::from_millis(50);
+const LONGEST_BATCH_WINDOW: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
 struct State {
@@ -65,15 +65,15 @@ impl State {
     }
 
     /// Takes what is to be renewed before long.
-    fn company(&mut self, now: Stamp) -> Vec<Lease> {
+    fn batch(&mut self, now: Stamp) -> Vec<Lease> {
         let Self { leases, schedule, .. } = self;
-        let soon = schedule.range(..=(now + LONGEST_COMPANY, u64::MAX)).copied();
+        let soon = schedule.range(..=(now + LONGEST_BATCH_WINDOW, u64::MAX)).copied();
         let taken: Vec<_> = soon
             .filter(|(at, serial)| {
                 leases.get(serial).is_some_and(|entry| {
                     // One that is being renewed, or is not to be, is due at its deadline.
                     let waits = entry.due < entry.lease.deadline() && entry.guards.iter().any(|held| held.renews());
-                    waits && at.since(now) <= entry.lease.ttl() / COMPANY
+                    waits && at.since(now) <= entry.lease.ttl() / BATCH_WINDOW
                 })
             })
             .collect();
@@ -265,7 +265,7 @@ impl Watchdog {
     }
 
     /// Does what is due, and says when to look again. Never, for `None`.
-    fn tick(&self, core: &Arc<Core>) -> Option<Stamp> {
+    fn tick(&self, core: &Arc<ClientInner>) -> Option<Stamp> {
         let now = core.clock.now();
         let mut lost = Vec::new();
         let mut due = Vec::new();
@@ -302,7 +302,7 @@ impl Watchdog {
                 schedule.insert((entry.due, serial));
             }
             if !due.is_empty() {
-                due.extend(state.company(now));
+                due.extend(state.batch(now));
             }
             let next = [state.schedule.first().map(|s| s.0), state.limits.first().map(|l| l.0)];
             let next = next.into_iter().flatten().min();
@@ -368,7 +368,7 @@ fn sooner(lease: &Lease, spread: f64) -> Duration {
     }
 }
 
-impl Core {
+impl ClientInner {
     fn start_watchdog(self: &Arc<Self>) {
         let alarm = Arc::clone(&self.watchdog.alarm);
         // Neither keeps the client alive nor is waited for by a shutdown.
@@ -409,7 +409,7 @@ impl Core {
     pub(crate) async fn renew(&self, lease: &Lease) -> Result<(), LockError> {
         let limit = self.op_timeout.min(lease.ttl() / 4);
         let sent = self.clock.now();
-        let renewal = unbroken("renewal", async { self.backend.renew(lease).await });
+        let renewal = catch_panic("renewal", async { self.backend.renew(lease).await });
         let answer = time::timeout(limit, renewal).await;
         let answer = answer.unwrap_or_else(|_| Err(unanswered(limit, lease.ttl())));
         match answer {
@@ -447,7 +447,7 @@ fn unanswered(limit: Duration, ttl: Duration) -> LockError {
 
 /// A renewal under way. Dropping it sets when the lease is due again.
 struct Renewing<'a> {
-    core: &'a Core,
+    core: &'a ClientInner,
     lease: &'a Lease,
     due: Stamp,
 }
@@ -477,7 +477,7 @@ async fn watch(post: Post, alarm: Arc<Alarm>) {
 }
 
 /// Ends all holds when the runtime of the watchdog ends.
-struct Post(Weak<Core>);
+struct Post(Weak<ClientInner>);
 
 impl Drop for Post {
     fn drop(&mut self) {

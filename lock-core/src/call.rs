@@ -1,4 +1,4 @@
-//! One request to the backend: it ends in time, and a panic in it is an error like any other.
+//! One request to the backend, with a time limit; a panic in it becomes an error.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,19 +9,19 @@ use std::time::Duration;
 use crate::LockError;
 use crate::sync::time;
 
-/// Waits for the answer, at most for `limit`.
-pub(crate) async fn ask<T>(
+/// Waits for the response of the backend for at most `limit`.
+pub(crate) async fn call<T>(
     operation: &'static str,
     limit: Duration,
     request: impl Future<Output = Result<T, LockError>>,
 ) -> Result<T, LockError> {
-    time::timeout(limit, unbroken(operation, request))
+    time::timeout(limit, catch_panic(operation, request))
         .await
         .unwrap_or_else(|_| Err(LockError::no_answer(operation, limit)))
 }
 
-/// Waits for the answer for as long as it takes.
-pub(crate) async fn unbroken<T>(
+/// Waits for the response of the backend without a limit.
+pub(crate) async fn catch_panic<T>(
     operation: &'static str,
     request: impl Future<Output = Result<T, LockError>>,
 ) -> Result<T, LockError> {

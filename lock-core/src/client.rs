@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::acquire_options::AcquireOptions;
-use crate::ask::{ask, unbroken};
+use crate::call::{call, catch_panic};
 use crate::exit::{self, ExitDelay};
 use crate::guard::LockGuard;
 use crate::names::Names;
@@ -32,7 +32,7 @@ const LOOKS: usize = 4;
 type Caller<T> = oneshot::Sender<Result<T, LockError>>;
 
 /// What all clones of a client share. It belongs to the process in which it was made.
-pub(crate) struct Core {
+pub(crate) struct ClientInner {
     pub(crate) process: Arc<Process>,
     pub(crate) backend: Arc<dyn DistributedLock>,
     pub(crate) capabilities: Capabilities,
@@ -62,7 +62,7 @@ pub(crate) struct Core {
     closed: OnceCell<u64>,
 }
 
-impl Core {
+impl ClientInner {
     pub(crate) fn new(backend: impl DistributedLock, options: Options) -> Self {
         let capabilities = backend.capabilities();
         let releases = TaskTracker::new();
@@ -200,7 +200,7 @@ impl Core {
     ) -> Result<T, LockError> {
         let limit = self.op_timeout;
         let work = move |caller: Caller<T>| async move {
-            let _ = caller.send(ask(operation, limit, request).await);
+            let _ = caller.send(call(operation, limit, request).await);
         };
         self.answered(work).await
     }
@@ -216,7 +216,7 @@ impl Core {
         let work = move |mut caller: Caller<T>| async move {
             let answer = tokio::select! {
                 biased;
-                answer = unbroken(operation, request) => answer,
+                answer = catch_panic(operation, request) => answer,
                 () = closing.cancelled() => Err(LockError::closed()),
                 () = caller.closed() => return,
             };
@@ -265,7 +265,7 @@ impl Core {
                 }
                 self.tasks.close();
                 self.tasks.wait().await;
-                if let Err(error) = ask("close", self.op_timeout, async { self.backend.close().await }).await {
+                if let Err(error) = call("close", self.op_timeout, async { self.backend.close().await }).await {
                     tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "the backend did not close cleanly");
                 }
                 self.stats.unreleased.get()
@@ -284,17 +284,17 @@ impl Core {
     }
 }
 
-impl AtExit for Core {
+impl AtExit for ClientInner {
     fn at_exit(&self) {
         // For good: nothing is to be kept any more.
         std::mem::forget(self.end_lingering());
     }
 }
 
-impl fmt::Debug for Core {
+impl fmt::Debug for ClientInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = self.stats.snapshot();
-        let mut shown = f.debug_struct("Core");
+        let mut shown = f.debug_struct("ClientInner");
         // In a forked child a mutex of the backend may be locked for ever.
         if self.process.is_current() {
             shown.field("backend", &self.backend);
@@ -306,7 +306,7 @@ impl fmt::Debug for Core {
     }
 }
 
-impl Drop for Core {
+impl Drop for ClientInner {
     fn drop(&mut self) {
         if self.process.is_current() {
             return self.watchdog.wake();
