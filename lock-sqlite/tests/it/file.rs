@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::{Attempt, Busy, Claim, DistributedLock, Grant, LockError, LockName};
+use lock_core::{Attempt, Busy, Claim, DistributedLock, Grant, LockError, LockName, Wait};
 use lock_sqlite::SqliteLock;
 use rusqlite::Connection;
 use tempfile::TempDir;
@@ -78,6 +78,19 @@ pub(crate) async fn busy(lock: &SqliteLock, claim: &Claim) -> Busy {
         Attempt::Busy(busy) => busy,
         other => panic!("granted although held: {other:?}"),
     }
+}
+
+/// Waits for the lock, which it has to get.
+pub(crate) async fn waited(lock: &SqliteLock, claim: &Claim) -> Grant {
+    let attempt = tokio::time::timeout(HANG_LIMIT, lock.acquire(claim, Wait::until(None))).await;
+    let attempt = attempt.expect("the lock becomes free").unwrap();
+    attempt.granted().expect("a wait without end")
+}
+
+/// For a thread of its own.
+pub(crate) fn runtime() -> tokio::runtime::Runtime {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().build().unwrap()
 }
 
 /// Repeats a request until it is done, for a client whose limit for one is so short that a busy machine can miss it.

@@ -14,12 +14,9 @@ use holders::hold;
 use player::{PATH, ROLE};
 use readers::{come_and_go, come_once, ends, read_meanwhile};
 use shortages::{fill, fill_disk, stop_inside, stopped_inside, with_few_descriptors};
-use turns::{increment, increments, take_turns};
+use turns::take_turns;
 
-#[tokio::test]
-async fn processes_that_increment_under_the_lock_lose_no_update() {
-    increments(1, 8).await;
-}
+use crate::file::runtime;
 
 #[tokio::test]
 async fn a_reader_sees_what_is_held_while_other_processes_come_and_go() {
@@ -28,7 +25,7 @@ async fn a_reader_sees_what_is_held_while_other_processes_come_and_go() {
 
 #[tokio::test]
 async fn a_process_that_ends_leaves_no_log_behind() {
-    ends(10).await;
+    ends().await;
 }
 
 #[tokio::test]
@@ -42,19 +39,13 @@ async fn a_process_stopped_inside_a_transaction_is_waited_for_and_recovered_from
 fn a_process_plays_its_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let path = std::env::var_os(PATH).expect("the path of the database");
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(play(&role, path.into()));
-    drop(runtime);
+    runtime().block_on(play(&role, path.into()));
     // As at the end of `main`, and without what the test harness does after a test.
     std::process::exit(0);
 }
 
 async fn play(role: &str, path: PathBuf) {
     match role {
-        "increment" => increment(&path).await,
         "take turns" => take_turns(&path).await,
         "come and go" => come_and_go(&path).await,
         "come once" => come_once(&path).await,

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use crate::file::{File, LONG, claim, granted};
-use lock_core::{DistributedLock, FencingToken, LockError, Wait};
+use lock_core::{DistributedLock, FencingToken, LockError};
 use lock_sqlite::SqliteLock;
 
 /// Draws that many tokens and returns the last.
@@ -189,43 +189,4 @@ async fn a_block_goes_up_to_the_clock_and_the_ceiling() {
     let before = micros(SystemTime::now());
     let grant = granted(&file.client().await, &claim).await;
     assert!(grant.first_token().get() > before && grant.token.get() <= micros(SystemTime::now()));
-}
-
-#[test]
-fn tokens_of_eight_clients_in_eight_threads_are_distinct_and_rise() {
-    let file = File::new();
-    let path = file.path();
-    let threads: Vec<_> = (0..8)
-        .map(|_| {
-            let path = path.clone();
-            thread::spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()
-                    .unwrap();
-                runtime.block_on(async {
-                    let lock = SqliteLock::open(path).await.unwrap();
-                    let mut tokens = Vec::new();
-                    for _ in 0..100 {
-                        let claim = claim("n", LONG);
-                        tokens.push(
-                            lock.acquire(&claim, Wait::until(None))
-                                .await
-                                .unwrap()
-                                .granted()
-                                .unwrap()
-                                .token,
-                        );
-                        lock.release(&claim, None).await.unwrap();
-                    }
-                    assert!(tokens.is_sorted());
-                    tokens
-                })
-            })
-        })
-        .collect();
-    let mut tokens: Vec<_> = threads.into_iter().flat_map(|t| t.join().unwrap()).collect();
-    tokens.sort_unstable();
-    tokens.dedup();
-    assert_eq!(tokens.len(), 800);
 }

@@ -1,12 +1,10 @@
 //! What happens to a file while it is open: it is replaced, damaged, blocked by another process.
 
 use std::fs;
-use std::time::Duration;
 
-use crate::file::{File, HANG_LIMIT, LONG, claim, granted, name, until_done, until_waiting};
+use crate::file::{File, LONG, claim, granted, name, until_waiting, waited};
 use lock_core::{DistributedLock, LockError, Released, Renewal, Wait};
-use lock_sqlite::{SqliteConfig, SqliteLock};
-use rusqlite::Connection;
+use lock_sqlite::SqliteLock;
 
 #[tokio::test]
 async fn a_damaged_entry_hides_no_other_and_can_be_forced_free() {
@@ -98,13 +96,7 @@ async fn those_who_wait_hear_of_a_replaced_file_too() {
     fs::remove_file(file.path()).unwrap();
     let failed = waiting.await.unwrap_err();
     assert!(format!("{failed:#}").contains("replaced or removed"), "{failed}");
-    assert!(
-        lock.acquire(&wanted, Wait::until(None))
-            .await
-            .unwrap()
-            .granted()
-            .is_some()
-    );
+    waited(&lock, &wanted).await;
 }
 
 #[tokio::test]
@@ -122,37 +114,4 @@ async fn a_vanished_directory_is_refused_until_it_is_back() {
     fs::rename(&moved, &dir).unwrap();
     // The same file as before: nothing was lost after all.
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-}
-
-#[tokio::test]
-async fn a_transaction_that_does_not_end_makes_requests_unavailable_in_time_and_its_end_heals() {
-    let file = File::new();
-    let limit = Duration::from_millis(300);
-    let hasty = SqliteConfig::new(file.path()).op_timeout(limit);
-    let hasty = until_done(async || hasty.clone().connect().await).await;
-    let lock = file.client().await;
-    let held = claim("n", LONG);
-    let grant = granted(&lock, &held).await;
-    let stopped = Connection::open(file.path()).unwrap();
-    stopped.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let other = claim("other", LONG);
-    let attempt = tokio::time::timeout(HANG_LIMIT, hasty.try_acquire(&other)).await;
-    let failed = attempt.expect("the request ends").unwrap_err();
-    assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
-    assert!(
-        format!("{failed:#}").contains("stopped inside a transaction"),
-        "{failed}"
-    );
-    assert!(matches!(
-        hasty.renew(&grant.lease).await,
-        Err(LockError::Unavailable { .. })
-    ));
-    // Reading goes on.
-    assert!(lock.holder(held.name()).await.unwrap().is_some());
-    stopped.execute_batch("COMMIT").unwrap();
-    assert_eq!(
-        until_done(async || hasty.renew(&grant.lease).await).await,
-        Renewal::Renewed
-    );
-    assert_eq!(file.rows(), 1);
 }

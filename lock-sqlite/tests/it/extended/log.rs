@@ -2,10 +2,10 @@
 
 use std::thread;
 
-use lock_core::{DistributedLock, Wait};
+use lock_core::DistributedLock;
 use lock_sqlite::SqliteLock;
 
-use crate::file::{File, LONG, claim, granted};
+use crate::file::{File, LONG, claim, granted, runtime, waited};
 use crate::log::{BOUND, length, take_and_release};
 
 #[tokio::test]
@@ -31,19 +31,11 @@ async fn the_log_stays_short_while_many_clients_write_and_wait_at_once() {
         .map(|_| {
             let path = file.path();
             thread::spawn(move || {
-                let runtime = tokio::runtime::Builder::new_current_thread()
-                    .enable_all()
-                    .build()
-                    .unwrap();
-                runtime.block_on(async {
+                runtime().block_on(async {
                     let lock = SqliteLock::open(path).await.unwrap();
                     for _ in 0..700 {
                         let claim = claim("n", LONG);
-                        lock.acquire(&claim, Wait::until(None))
-                            .await
-                            .unwrap()
-                            .granted()
-                            .unwrap();
+                        waited(&lock, &claim).await;
                         lock.release(&claim, None).await.unwrap();
                     }
                 });

@@ -1,16 +1,10 @@
-//! Many processes on one file: killed, stopped, cut short of disk space, with clocks of their own.
+//! Many processes on one file: killed, cut short of disk space, with clocks of their own.
 
 use std::io::Write as _;
 
-use crate::processes::holders::{killed_holder, other_clock, stopped_holder, time_namespace};
-use crate::processes::readers::ends;
+use crate::processes::holders::{other_clock, time_namespace};
 use crate::processes::shortages::{few_descriptors, full_disk, really_full, small_disk};
-use crate::processes::turns::{increments, killed};
-
-#[tokio::test]
-async fn twenty_processes_that_increment_under_the_lock_lose_no_update_five_times_in_a_row() {
-    increments(5, 20).await;
-}
+use crate::processes::turns::killed;
 
 #[tokio::test]
 async fn a_process_short_of_file_descriptors_may_try_again_and_frees_nothing() {
@@ -20,21 +14,6 @@ async fn a_process_short_of_file_descriptors_may_try_again_and_frees_nothing() {
 #[tokio::test]
 async fn tokens_rise_across_processes_killed_at_any_moment() {
     killed().await;
-}
-
-#[tokio::test]
-async fn many_processes_that_end_leave_no_log_behind() {
-    ends(50).await;
-}
-
-#[tokio::test]
-async fn a_killed_holder_is_followed_within_its_ttl() {
-    killed_holder().await;
-}
-
-#[tokio::test]
-async fn a_stopped_holder_is_followed_and_sees_the_loss_when_it_wakes() {
-    stopped_holder().await;
 }
 
 #[tokio::test]

@@ -5,18 +5,12 @@ use std::thread;
 
 use lock_core::DistributedLock;
 
-use crate::file::{File, LONG, claim, granted};
+use crate::file::{File, LONG, claim, granted, runtime};
 use crate::read_only::{names, names_in, reader};
 
 #[test]
 fn readers_see_what_is_held_while_clients_of_their_process_come_and_go() {
     let file = File::new();
-    let runtime = || {
-        tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .unwrap()
-    };
     runtime().block_on(async {
         granted(&file.client().await, &claim("kept", LONG)).await;
     });

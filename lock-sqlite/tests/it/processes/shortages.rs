@@ -64,7 +64,8 @@ pub(crate) async fn stopped_inside() {
     let hasty = SqliteConfig::new(file.path()).op_timeout(limit);
     let hasty = until_done(async || hasty.clone().connect().await).await;
     let lock = file.client().await;
-    let grant = granted(&lock, &claim("held", LONG)).await;
+    let held = claim("held", LONG);
+    let grant = granted(&lock, &held).await;
     for end in [Signal::CONT, Signal::KILL] {
         let mut stopped = Player::start("stop inside", &file);
         assert_eq!(stopped.line(), "inside");
@@ -73,6 +74,14 @@ pub(crate) async fn stopped_inside() {
         let attempt = tokio::time::timeout(HANG_LIMIT, hasty.try_acquire(&other)).await;
         let failed = attempt.expect("the request ends").unwrap_err();
         assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
+        assert!(
+            format!("{failed:#}").contains("stopped inside a transaction"),
+            "{failed}"
+        );
+        let renewal = hasty.renew(&grant.lease).await;
+        assert!(matches!(renewal, Err(LockError::Unavailable { .. })), "{renewal:?}");
+        // Reading goes on.
+        assert!(lock.holder(held.name()).await.unwrap().is_some());
         stopped.signal(end);
         if end == Signal::CONT {
             assert_eq!(stopped.ask("commit"), "committed");
@@ -82,7 +91,8 @@ pub(crate) async fn stopped_inside() {
         let attempt = until_done(async || hasty.try_acquire(&other).await).await;
         assert!(attempt.granted().is_some());
         lock.release(&other, None).await.unwrap();
-        assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+        let renewal = until_done(async || hasty.renew(&grant.lease).await).await;
+        assert_eq!(renewal, Renewal::Renewed);
     }
     assert_eq!(file.rows(), 1);
 }

@@ -1,51 +1,14 @@
 //! Many processes that take turns, some of which are killed.
 
-use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, FencingToken, Released, Wait};
+use lock_core::{Attempt, DistributedLock, FencingToken};
 use lock_sqlite::SqliteLock;
 use rustix::process::Signal;
 
 use super::player::{Player, SAID, said, say};
 use crate::file::{File, LONG, SHORT, claim, granted};
-
-pub(crate) async fn increments(rounds: usize, processes: usize) {
-    for round in 1..=rounds {
-        let file = File::new();
-        let counter = file.beside("counter");
-        fs::write(&counter, "0").unwrap();
-        let started: Vec<_> = (0..processes).map(|_| Player::start("increment", &file)).collect();
-        for player in started {
-            player.finish();
-        }
-        assert_eq!(
-            fs::read_to_string(counter).unwrap(),
-            (processes * INCREMENTS).to_string(),
-            "round {round}"
-        );
-    }
-}
-
-pub(crate) const INCREMENTS: usize = 50;
-
-pub(crate) async fn increment(path: &Path) {
-    let lock = SqliteLock::open(path).await.unwrap();
-    let counter = path.with_file_name("counter");
-    for _ in 0..INCREMENTS {
-        let claim = claim("counter", LONG);
-        lock.acquire(&claim, Wait::until(None))
-            .await
-            .unwrap()
-            .granted()
-            .unwrap();
-        let value: u64 = fs::read_to_string(&counter).unwrap().parse().unwrap();
-        std::thread::yield_now();
-        fs::write(&counter, (value + 1).to_string()).unwrap();
-        assert_eq!(lock.release(&claim, None).await.unwrap(), Released::Released);
-    }
-}
 
 pub(crate) async fn killed() {
     let file = File::new();
