@@ -25,45 +25,6 @@ async fn queued(memory: &MemoryLock, claims: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn it_is_first_come_first_served_over_both_modes() {
-    let memory = paused::memory();
-    let (one, other) = (paused::client(memory.client()), paused::client(memory.client()));
-    let readers = [
-        one.lock("a").shared().await.unwrap(),
-        one.lock("a").shared().await.unwrap(),
-    ];
-    assert!(readers[0].token() < readers[1].token());
-    assert!(other.try_lock("a").await.unwrap().is_none());
-    let writer = waits(&other, false);
-    queued(&memory, 1).await;
-    // Readers that come after a writer wait for it, also those that do not want to wait.
-    assert!(one.lock("a").shared().no_wait().await.unwrap_err().is_busy());
-    let later: Vec<_> = (0..3).map(|_| waits(&one, true)).collect();
-    queued(&memory, 4).await;
-    let last = waits(&paused::client(memory.client()), false);
-    queued(&memory, 5).await;
-    drop(readers);
-    let writer = writer.await.unwrap().unwrap();
-    assert_eq!(memory.waiters(), 4);
-    let token = writer.token();
-    drop(writer);
-    // All at once.
-    let mut held = Vec::new();
-    for reader in later {
-        held.push(reader.await.unwrap().unwrap());
-    }
-    assert!(held.iter().all(|reader| reader.is_held() && reader.token() > token));
-    assert!(!last.is_finished());
-    let listed = other.list("").await.unwrap();
-    assert!(listed.len() == 3 && listed.iter().all(|holder| holder.mode == Mode::Shared));
-    // The loss of one leaves the others.
-    drop(held.pop());
-    assert!(held.iter().all(LockGuard::is_held));
-    drop(held);
-    assert!(last.await.unwrap().unwrap().is_held());
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_semaphore_has_as_many_permits_as_it_was_given() {
     let memory = paused::memory();
     let (one, other) = (paused::client(memory.client()), paused::client(memory.client()));

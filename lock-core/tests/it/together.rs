@@ -5,8 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lock_core::{LockError, Locks, LossReason};
-use tokio::sync::oneshot;
-use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -117,33 +115,6 @@ async fn a_lock_that_is_lost_while_the_next_one_is_waited_for_ends_the_request()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_is_cancelled_when_one_of_its_locks_is_lost() {
-    let locks = locks();
-    let (begin, begun) = oneshot::channel();
-    let request = locks.lock_all(["a", "b", "c"]);
-    let runs = tokio::spawn(request.with(async |_| {
-        let _ = begin.send(());
-        std::future::pending::<()>().await;
-    }));
-    begun.await.unwrap();
-    locks.force_release("b").await.unwrap();
-    let lost = runs.await.unwrap().unwrap_err();
-    assert!(lost.name().unwrap().as_str() == "b", "{lost}");
-    assert!(
-        matches!(
-            lost,
-            LockError::Lost {
-                reason: LossReason::NotHeld,
-                ..
-            }
-        ),
-        "{lost}"
-    );
-    locks.drain().await;
-    assert_eq!(locks.list("").await.unwrap(), [], "the others are released");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_loss_ends_the_whole_and_a_release_tells_it() {
     let locks = locks();
     let all = locks.lock_all(["a", "b"]).await.unwrap();
@@ -190,45 +161,6 @@ async fn a_leader_leads_again_after_a_loss_until_its_body_returns() {
     assert_eq!(tokens.len(), 3);
     assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
     assert!(locks.holder("leader").await.unwrap().is_none());
-}
-
-#[tokio::test(start_paused = true)]
-async fn two_candidates_lead_one_after_the_other_and_a_shutdown_ends_both() {
-    let memory = paused::memory();
-    let candidates: Vec<_> = (0..2).map(|_| paused::client(memory.client())).collect();
-    let leaders = Arc::new(AtomicUsize::new(0));
-    let mut campaigns = JoinSet::new();
-    for locks in &candidates {
-        let (locks, leaders) = (locks.clone(), Arc::clone(&leaders));
-        campaigns.spawn(async move {
-            let request = locks.lock("leader");
-            request
-                .lead(|_| async {
-                    assert_eq!(leaders.fetch_add(1, Ordering::SeqCst), 0, "one leads at a time");
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                    leaders.fetch_sub(1, Ordering::SeqCst);
-                })
-                .await
-        });
-    }
-    while let Some(ended) = campaigns.join_next().await {
-        ended.unwrap().unwrap();
-    }
-    let other = paused::client(memory.client());
-    let held = other.lock("leader").await.unwrap();
-    for locks in &candidates {
-        let request = locks.lock("leader");
-        campaigns.spawn(request.lead(|_| async { unreachable!("the lock is held") }));
-    }
-    for locks in &candidates {
-        until(|| locks.stats().waiting > 0).await;
-        locks.shutdown().await.unwrap();
-    }
-    while let Some(ended) = campaigns.join_next().await {
-        let closed = ended.unwrap().unwrap_err();
-        assert!(matches!(closed, LockError::Closed { .. }), "{closed}");
-    }
-    drop(held);
 }
 
 #[tokio::test(start_paused = true)]
