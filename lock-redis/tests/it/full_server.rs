@@ -6,7 +6,7 @@ use lock_core::{DistributedLock, Grant, LockError, Released, Renewal, Wait};
 use lock_redis::{RedisConfig, RedisLock};
 use tokio::task::JoinHandle;
 
-use crate::server::{LONG, Proxy, Server, claim, granted, soon, until, until_queued};
+use crate::server::{LONG, Proxy, Server, busy, claim, granted, soon, until, until_queued, waiting};
 
 /// Much longer than what is done within it, on a machine that is busy: the server's clock makes it pass.
 const TTL: Duration = Duration::from_secs(20);
@@ -99,13 +99,12 @@ async fn a_waiter_is_granted_what_somebody_else_finds_free() {
     let lock = server.client().await;
     granted(&lock, &claim("n", LONG)).await;
     let lives = server.client().await;
-    let wanted = claim("n", LONG);
-    let wait = tokio::spawn(async move { lives.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() });
+    let wait = waiting(&lives, &claim("n", LONG));
     until_queued(&server, "n", 1).await;
     fill(&server).await;
     let _: () = server.command("DEL {fencelock:n}:lock").await;
-    assert!(lock.try_acquire(&claim("n", LONG)).await.unwrap().granted().is_none());
-    assert!(wait.await.unwrap().is_some());
+    busy(&lock, &claim("n", LONG)).await;
+    wait.await.unwrap();
 }
 
 #[tokio::test]

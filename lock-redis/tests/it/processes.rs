@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lock_core::{DistributedLock, Grant, Locks, OwnerId, Wait};
+use lock_core::{DistributedLock, Grant, Locks, OwnerId};
 use lock_redis::redis::{Cmd, aio::MultiplexedConnection};
 use lock_redis::{RedisConfig, RedisLock};
 use rustix::process::Signal;
 use tokio::task::JoinHandle;
 
 use crate::process::{Process, listen, tell};
-use crate::server::{LONG, Server, claim, granted, name, soon, until, until_queued};
+use crate::server::{LONG, Server, claim, granted, name, until, until_queued, waited};
 
 #[tokio::test]
 async fn waiters_in_several_processes_take_at_most_three_scripts_each_and_their_turns_in_order() {
@@ -105,11 +105,8 @@ impl Line {
 }
 
 /// A wait for `n` in a task of its own. Its refreshes are further apart than it waits.
-pub(crate) fn wait(lock: RedisLock) -> JoinHandle<(Grant, RedisLock)> {
-    tokio::spawn(async move {
-        let attempt = lock.acquire(&claim("n", LONG), Wait::until(soon())).await.unwrap();
-        (attempt.granted().expect("granted before the deadline"), lock)
-    })
+fn wait(lock: RedisLock) -> JoinHandle<(Grant, RedisLock)> {
+    tokio::spawn(async move { (waited(&lock, &claim("n", LONG)).await, lock) })
 }
 
 /// Who holds `n`, and when that was granted, by the server's clock, which is that of this machine.
@@ -119,7 +116,7 @@ pub(crate) async fn holder(server: &Server) -> (OwnerId, SystemTime) {
 }
 
 /// Waits until the server has seen the process end: its channel has nobody left.
-pub(crate) async fn until_gone(server: &Server, left: usize) {
+async fn until_gone(server: &Server, left: usize) {
     until("the server has seen the process end", async || {
         server.command::<Vec<String>>("PUBSUB CHANNELS *").await.len() <= left
     })

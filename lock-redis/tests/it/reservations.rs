@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use lock_core::{Claim, DistributedLock, Holder, Locks, Released, Renewal};
-use lock_redis::{RedisConfig, RedisLock};
+use lock_redis::RedisLock;
 
-use crate::server::{self, LONG, Proxy, Server, busy, claim, granted, name, scripts, until};
+use crate::connection;
+use crate::server::{self, LONG, Proxy, Server, claim, granted, name, scripts, until};
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
@@ -26,9 +27,7 @@ pub(crate) async fn left(server: &Server) -> Option<Duration> {
 /// A client that holds `claim`, and whose requests may take that long, and the way that they go. The script that reserves is known to the server, so that one
 /// request is all that a reservation takes.
 pub(crate) async fn by_proxy(server: &Server, claim: &Claim, limit: Duration) -> (RedisLock, Proxy) {
-    let proxy = Proxy::to(server.port()).await;
-    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(limit);
-    let lock = config.connect().await.unwrap();
+    let (lock, proxy) = connection::by_proxy(server, limit).await;
     granted(&lock, claim).await;
     let warm = server::claim("warm", LONG).with_at_least(HOUR);
     granted(&lock, &warm).await;
@@ -42,65 +41,6 @@ pub(crate) async fn deliver(server: &Server, proxy: &Proxy) {
     let before = scripts(server).await;
     proxy.pass();
     until("the request has arrived", async || scripts(server).await > before).await;
-}
-
-#[tokio::test]
-async fn renewals_and_repeated_acquires_do_not_shorten_a_reservation() {
-    let server = Server::start();
-    let lock = server.client().await;
-    let mine = reserving(HOUR);
-    let grant = granted(&lock, &mine).await;
-    assert_eq!(lock.reserve(&mine, HOUR).await.unwrap(), Renewal::Renewed);
-    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-    assert_eq!(granted(&lock, &mine).await.token, grant.token);
-    // Nor does a shorter one.
-    assert_eq!(lock.reserve(&mine, LONG).await.unwrap(), Renewal::Renewed);
-    assert!(left(&server).await.unwrap() > HOUR - LONG);
-    assert!(!holder(&lock).await.is_reserved);
-    // Whatever was reserved: a release for good ends it.
-    assert_eq!(lock.release(&mine, None).await.unwrap(), Released::Released);
-    assert_eq!(server.leftovers().await, Vec::<String>::new());
-}
-
-#[tokio::test]
-async fn what_a_claim_sends_after_it_was_released_changes_nothing() {
-    let server = Server::start();
-    let (lock, other) = (server.client().await, server.client().await);
-    let mine = reserving(HOUR);
-    let grant = granted(&lock, &mine).await;
-    assert_eq!(lock.reserve(&mine, HOUR).await.unwrap(), Renewal::Renewed);
-    assert_eq!(lock.release(&mine, Some(HOUR)).await.unwrap(), Released::Released);
-    for client in [&lock, &other] {
-        assert_eq!(client.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
-        assert_eq!(client.reserve(&mine, 2 * HOUR).await.unwrap(), Renewal::NotHeld);
-        assert_eq!(client.release(&mine, Some(LONG)).await.unwrap(), Released::NotHeld);
-        assert_eq!(client.release(&mine, None).await.unwrap(), Released::NotHeld);
-        busy(client, &mine).await;
-    }
-    let shown = holder(&other).await;
-    assert!(shown.is_reserved && shown.remaining.unwrap() > HOUR - LONG && shown.remaining.unwrap() <= HOUR);
-    assert_eq!((shown.owner, shown.token), (Some(mine.owner()), Some(grant.token)));
-    assert_eq!(shown.label.as_deref(), Some("nightly"));
-    let forced = other.force_release(&name("n")).await.unwrap().unwrap();
-    assert!(forced.is_reserved);
-    assert!(granted(&other, &claim("n", LONG)).await.token > grant.token);
-}
-
-#[tokio::test]
-async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_nothing() {
-    let server = Server::start();
-    let mine = reserving(HOUR);
-    let (lock, proxy) = by_proxy(&server, &mine, LONG).await;
-    let other = server.client().await;
-    proxy.hold_requests();
-    let asked = tokio::spawn({
-        let (lock, mine) = (lock.clone(), mine.clone());
-        async move { lock.reserve(&mine, HOUR).await }
-    });
-    assert_eq!(other.release(&mine, None).await.unwrap(), Released::Released);
-    deliver(&server, &proxy).await;
-    assert_eq!(asked.await.unwrap().unwrap(), Renewal::NotHeld);
-    assert_eq!(left(&server).await, None);
 }
 
 #[tokio::test]

@@ -27,30 +27,6 @@ pub(crate) async fn token(lock: &RedisLock) -> FencingToken {
 }
 
 #[tokio::test]
-async fn tokens_rise_whatever_is_deleted_under_a_live_connection() {
-    let server = Server::start();
-    let lock = server.client().await;
-    let mut last = token(&lock).await;
-    for words in ["FLUSHALL", "SCRIPT FLUSH", "DEL {fencelock:n}:fence", "PING"] {
-        let _: lock_redis::redis::Value = server.command(words).await;
-        let next = token(&lock).await;
-        assert!(next > last, "{words}: {next} after {last}");
-        last = next;
-    }
-}
-
-#[tokio::test]
-async fn tokens_rise_across_a_restart_without_persistence() {
-    let mut server = Server::start();
-    let lock = server.client().await;
-    let before = token(&lock).await;
-    server.kill();
-    server.revive();
-    assert!(token(&lock).await > before);
-    assert!(token(&server.client().await).await > before);
-}
-
-#[tokio::test]
 async fn tokens_rise_across_the_promotion_of_a_replica_that_lacks_the_last_writes() {
     let (mut primary, replica) = (Server::with(&["--repl-diskless-sync-delay", "0"]), Server::start());
     let lock = primary.client().await;
@@ -60,6 +36,7 @@ async fn tokens_rise_across_the_promotion_of_a_replica_that_lacks_the_last_write
     replica.until_info("replication", "master_link_status:up").await;
     let refused = replica.config().connect().await.unwrap_err();
     assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused}");
+    assert!(format!("{refused:#}").contains("primary"), "{refused}");
     // From here on the replica hears nothing.
     way.hold_answers();
     let last = token(&lock).await;
@@ -116,34 +93,6 @@ async fn an_exhausted_counter_grants_nothing() {
         .await;
     assert!(lock.try_acquire(&claim("n", LONG)).await.is_err());
     assert_eq!(server.leftovers().await, Vec::<String>::new());
-}
-
-#[tokio::test]
-async fn waiters_are_given_rising_tokens_too() {
-    let server = Server::start();
-    let (a, b) = (server.client().await, server.client().await);
-    let mut last = None;
-    for _ in 0..20 {
-        let (held, wanted) = (claim("n", LONG), claim("n", LONG));
-        let first = granted(&a, &held).await.token;
-        let wait = tokio::spawn({
-            let (b, wanted) = (b.clone(), wanted.clone());
-            async move {
-                b.acquire(&wanted, Wait::until(None))
-                    .await
-                    .unwrap()
-                    .granted()
-                    .unwrap()
-                    .token
-            }
-        });
-        server::until_queued(&server, "n", 1).await;
-        a.release(&held, None).await.unwrap();
-        let second = wait.await.unwrap();
-        b.release(&wanted, None).await.unwrap();
-        assert!(last.is_none_or(|last| first > last) && second > first);
-        last = Some(second);
-    }
 }
 
 fn wants(tokens: u32) -> Claim {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Locks, LossReason, Wait};
+use lock_core::{DistributedLock, Locks, LossReason};
 use lock_redis::RedisLock;
 
-use crate::server::{HANG_LIMIT, LONG, Server, claim, granted, name, soon, until, until_queued};
+use crate::server::{HANG_LIMIT, LONG, Server, claim, granted, name, until, until_queued, waited, waiting};
 
 const TTL: Duration = Duration::from_secs(3);
 const HOUR: i32 = 3600;
@@ -21,12 +21,7 @@ async fn set_forward_a_lease_ends_early_which_is_told_at_the_next_renewal() {
     let guard = locks.lock("n").ttl(LONG).await.unwrap();
     server.set_clock(HOUR);
     let next = claim("n", LONG);
-    let grant = other
-        .acquire(&next, Wait::until(soon()))
-        .await
-        .unwrap()
-        .granted()
-        .unwrap();
+    let grant = waited(&other, &next).await;
     assert!(grant.token > guard.token());
     guard.renew_now().await.unwrap_err();
     let told = tokio::time::timeout(HANG_LIMIT, guard.lost()).await;
@@ -44,17 +39,7 @@ async fn set_back_a_lease_lasts_longer_until_it_is_renewed_and_tokens_rise() {
     let (lock, other) = (server.client().await, server.client().await);
     let (held, wanted) = (claim("n", LONG), claim("n", TTL));
     let grant = granted(&lock, &held).await;
-    let wait = tokio::spawn({
-        let (other, wanted) = (other.clone(), wanted.clone());
-        async move {
-            other
-                .acquire(&wanted, Wait::until(soon()))
-                .await
-                .unwrap()
-                .granted()
-                .unwrap()
-        }
-    });
+    let wait = waiting(&other, &wanted);
     until_queued(&server, "n", 1).await;
     server.set_clock(-HOUR);
     assert!(left(&lock).await > LONG);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use lock_core::{Claim, DistributedLock, LockError, Locks, Released, Renewal, Wait};
 
 use crate::connection::by_proxy;
-use crate::server::{self, HANG_LIMIT, LONG, Server, claim, granted, name, scripts, soon, until, until_queued};
+use crate::server::{self, LONG, Server, claim, granted, scripts, soon, until, until_queued};
 
 /// Longer than a machine that is busy may not run a test or a server, as all other times here.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -76,65 +76,6 @@ async fn a_renewal_that_arrives_after_half_of_its_ttl_does_nothing() {
     assert!(left < (TTL / 2).as_millis() as i64, "{left}");
 }
 
-/// The call fails when its time is over.
-async fn fails<T>(what: &str, call: impl Future<Output = Result<T, LockError>>) {
-    let outcome = tokio::time::timeout(HANG_LIMIT, call).await;
-    assert!(outcome.expect(what).is_err(), "{what} succeeded");
-}
-
-#[tokio::test]
-async fn on_a_dead_connection_every_call_ends_and_the_client_recovers_by_itself() {
-    let server = Server::start();
-    let (lock, proxy) = by_proxy(&server, LIMIT).await;
-    let (name, mine, other) = (name("n"), claim("n", LONG), claim("other", LONG));
-    let grant = granted(&lock, &mine).await;
-    proxy.hold_everything();
-    // First on the connection that has died, and then while there is none.
-    for _ in 0..2 {
-        tokio::join!(
-            fails("try", lock.try_acquire(&other)),
-            fails("renew", lock.renew(&grant.lease)),
-            fails("release", lock.release(&other, None)),
-            fails("holder", lock.holder(&name)),
-            fails("list", lock.list("")),
-            fails("force", lock.force_release(other.name())),
-            fails("acquire", lock.acquire(&other, Wait::until(soon()))),
-        );
-    }
-    proxy.pass();
-    until("the client has recovered", async || {
-        lock.release(&other, None).await.is_ok()
-    })
-    .await;
-    // What is held is still held.
-    assert_eq!(lock.release(&mine, None).await.unwrap(), Released::Released);
-    granted(&lock, &other).await;
-}
-
-#[tokio::test]
-async fn a_holder_on_a_dead_connection_knows_before_the_server_lets_go() {
-    let server = Server::start();
-    let (lock, proxy) = by_proxy(&server, LIMIT).await;
-    let locks = Locks::new(lock);
-    let guard = locks.lock("n").ttl(TTL / 2).await.unwrap();
-    proxy.hold_everything();
-    let mut con = server.plain().await;
-    let exists = lock_redis::redis::cmd("EXISTS").arg("{fencelock:n}:lock").clone();
-    loop {
-        // In this order: a key that is gone was gone before the look at the guard.
-        let exists = exists.query_async::<u8>(&mut con).await.unwrap() == 1;
-        let held = guard.is_held();
-        assert!(exists || !held, "held although the server has let go");
-        if !held {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    proxy.pass();
-    let again = locks.lock("n").wait_for(HANG_LIMIT).await.unwrap();
-    assert!(again.token() > guard.token());
-}
-
 #[tokio::test]
 async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
     const TTL: Duration = Duration::from_secs(12);
@@ -153,26 +94,6 @@ async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
     }
     assert!(locks.stats().renewal_errors > 0);
     assert!(locks.stats().renewed > renewals);
-}
-
-#[tokio::test]
-async fn a_waiter_that_has_fallen_silent_costs_at_most_its_ttl() {
-    let server = Server::start();
-    let (lock, proxy) = by_proxy(&server, LIMIT).await;
-    let (holder, next) = (server.client().await, server.client().await);
-    let (held, silent, wanted) = (claim("n", LONG), claim("n", TTL), claim("n", TTL));
-    granted(&holder, &held).await;
-    let waiting = tokio::spawn(async move { lock.acquire(&silent, Wait::until(None)).await });
-    until_queued(&server, "n", 1).await;
-    let wait = tokio::spawn(async move { next.acquire(&wanted, Wait::until(soon())).await.unwrap() });
-    until_queued(&server, "n", 2).await;
-    proxy.hold_everything();
-    holder.release(&held, None).await.unwrap();
-    // It has the lock for no longer than its place would have lasted.
-    let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
-    assert!(left <= TTL.as_millis() as i64, "{left}");
-    assert!(wait.await.unwrap().granted().is_some());
-    waiting.abort();
 }
 
 #[tokio::test]

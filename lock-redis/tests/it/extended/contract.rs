@@ -1,11 +1,11 @@
-//! What the backend does that takes many locks or time.
+//! What the backend does that takes many locks or time, and what it asks of the server.
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, Wait};
+use lock_core::{DistributedLock, Locks};
 
 use crate::processes::calls;
-use crate::server::{LONG, Server, claim, granted, soon, until, until_queued};
+use crate::server::{LONG, Server, claim, granted, scripts, until, until_queued, waiting};
 
 /// `FENCELOCK_TEST_LOCKS` sets another number, such as 200000.
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn a_waiter_refreshes_its_place_and_nothing_else_is_sent() {
     let (a, b) = (server.client().await, server.client().await);
     let (held, wanted) = (claim("n", LONG), claim("n", TTL));
     granted(&a, &held).await;
-    let wait = tokio::spawn(async move { b.acquire(&wanted, Wait::until(soon())).await });
+    let wait = waiting(&b, &wanted);
     until_queued(&server, "n", 1).await;
     let mut con = server.plain().await;
     let before = calls(&mut con).await;
@@ -87,5 +87,27 @@ async fn a_waiter_refreshes_its_place_and_nothing_else_is_sent() {
         assert_eq!(after.get(command), before.get(command), "{command}");
     }
     a.release(&held, None).await.unwrap();
-    assert!(wait.await.unwrap().unwrap().granted().is_some());
+    wait.await.unwrap();
+}
+
+#[tokio::test]
+async fn who_waits_is_in_the_queue_with_its_first_request() {
+    const ROUNDS: usize = 20;
+    let server = Server::start();
+    let clients = [Locks::new(server.client().await), Locks::new(server.client().await)];
+    let mut guard = clients[0].lock("n").ttl(LONG).await.unwrap();
+    let mut before = 0;
+    // In the first two the server gets to know the scripts.
+    for round in 1..=ROUNDS + 2 {
+        let next = tokio::spawn(clients[round % 2].lock("n").ttl(LONG).into_future());
+        until_queued(&server, "n", 1).await;
+        guard.release().await.unwrap();
+        guard = next.await.unwrap().unwrap();
+        if round == 2 {
+            before = scripts(&server).await;
+        }
+    }
+    // One to acquire and one to release.
+    assert_eq!(scripts(&server).await - before, 2 * ROUNDS as u64);
+    guard.release().await.unwrap();
 }

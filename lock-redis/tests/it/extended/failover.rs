@@ -5,7 +5,7 @@ use std::time::Duration;
 use lock_core::{DistributedLock, LockError, LockGuard, Locks};
 use lock_redis::RedisConfig;
 
-use crate::server::{self, HANG_LIMIT, LONG, Proxy, Server, claim, granted, name, pair, until};
+use crate::server::{self, HANG_LIMIT, LONG, Proxy, Server, claim, granted, name, pair, until, until_renewed};
 
 /// Much longer than what is done within it, on a machine that is busy.
 const TTL: Duration = Duration::from_secs(20);
@@ -28,10 +28,6 @@ async fn until_failed(guard: &LockGuard, renewals: u32) -> LockError {
     })
     .await;
     last.unwrap()
-}
-
-async fn until_renewed(guard: &LockGuard) {
-    until("a renewal succeeds", async || guard.renew_now().await.is_ok()).await;
 }
 
 #[tokio::test]

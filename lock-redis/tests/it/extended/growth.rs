@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, Released, Renewal, Wait};
+use lock_core::{DistributedLock, Released, Renewal};
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, Cmd, Value};
 use lock_redis::{RedisConfig, RedisLock};
 
 use crate::scripts::stage::{Scripts, now};
-use crate::server::{LONG, Proxy, Server, claim, granted, name, scripts, soon, until};
+use crate::server::{LONG, Proxy, Server, claim, granted, name, scripts, until, waiting};
 
 /// Waiters of each test. `FENCELOCK_TEST_WAITERS` sets another number, such as 1000000.
 fn waiters() -> usize {
@@ -222,20 +222,17 @@ async fn waiters_that_vanished_are_passed_over_a_few_at_a_time() {
     let lock = crowd.server.client().await;
     // A release passes over them for as long as half of what is left of its time.
     let holder = crowd.server.config().op_timeout(LONG).connect().await.unwrap();
-    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
+    let held = claim("n", LONG);
     granted(&holder, &held).await;
-    let vanished: Vec<_> = owners("o", waiters())
-        .map(|owner| crowd.wait("n", &owner, GONE, LONG))
-        .collect();
-    crowd.run(vanished.into_iter()).await;
+    crowd.vanished("n", waiters()).await;
     let before = crowd.in_queue("n").await;
-    let wait = tokio::spawn(async move { lock.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() });
+    let wait = waiting(&lock, &claim("n", LONG));
     until("the last one waits", async || crowd.in_queue("n").await > before).await;
     crowd.run(std::iter::once(crowd.leave("other", "o"))).await;
     let began = Instant::now();
     holder.release(&held, None).await.unwrap();
     // By the release: a refresh would come after the deadline.
-    assert!(wait.await.unwrap().is_some());
+    wait.await.unwrap();
     let scripts = crowd.scripts().await;
     println!("{before} vanished waiters: {:?}, {scripts} scripts", began.elapsed());
     assert!(
@@ -310,14 +307,11 @@ async fn who_comes_behind_vanished_waiters_is_granted_the_lock_of_a_vanished_hol
     let mut crowd = Crowd::gather().await;
     let number = waiters() / 4;
     crowd.one(crowd.wait("n", "holder", GONE, LONG)).await;
-    let vanished: Vec<_> = owners("o", number)
-        .map(|owner| crowd.wait("n", &owner, GONE, LONG))
-        .collect();
-    crowd.run(vanished.into_iter()).await;
+    crowd.vanished("n", number).await;
     let _: () = crowd.server.command("DEL {fencelock:n}:lock").await;
     crowd.run(std::iter::once(crowd.leave("other", "o"))).await;
     let lock = crowd.server.client().await;
-    assert!(lock.try_acquire(&claim("n", LONG)).await.unwrap().granted().is_some());
+    granted(&lock, &claim("n", LONG)).await;
     let scripts = crowd.scripts().await;
     assert!(
         scripts > number as u64 / 200,

@@ -5,7 +5,6 @@ mod cluster;
 mod connection;
 mod contract;
 mod failover;
-mod figures;
 mod growth;
 mod processes;
 mod redlock;

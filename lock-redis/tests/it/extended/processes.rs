@@ -1,17 +1,16 @@
-//! Processes that are killed or stopped, and how little a hundred waiters ask of the server.
+//! Processes that are stopped, and how little a hundred waiters ask of the server.
 //!
 //! Whoever waits here would refresh its place after its deadline: what comes before that is by a push or by the end of a lease.
 
 use std::time::{Duration, SystemTime};
 
-use lock_core::{DistributedLock, Grant};
-use lock_redis::{RedisConfig, RedisLock};
+use lock_core::DistributedLock;
 use rustix::process::Signal;
-use tokio::task::JoinHandle;
 
 use crate::process::Process;
-use crate::processes::{Line, calls, contended, holder, until_gone, wait};
-use crate::server::{LONG, Proxy, Server, claim, granted, until, until_queued};
+use crate::processes::{Line, calls, contended, holder};
+use crate::reservations::left;
+use crate::server::{LONG, Server, claim, granted, until_queued};
 
 /// The lease of a process that stays silent.
 const TTL: Duration = Duration::from_secs(3);
@@ -50,7 +49,7 @@ async fn a_stopped_waiter_delays_the_next_by_no_more_than_its_ttl() {
     let released = SystemTime::now();
     line.release().await;
     let (stopped, _) = holder(&line.server).await;
-    let lease = left(&line.server).await;
+    let lease = left(&line.server).await.unwrap();
     assert!(lease <= TTL, "{lease:?}");
     let (grant, lock) = line.next.await.unwrap();
     assert_ne!(
@@ -80,61 +79,4 @@ async fn a_waiter_that_has_been_stopped_for_long_is_passed_over_within_the_relea
     let (owner, _) = holder(&line.server).await;
     let (grant, _lock) = line.next.await.unwrap();
     assert_eq!(grant.claim.owner(), owner, "granted within the release");
-}
-
-#[tokio::test]
-async fn a_killed_holder_is_followed_when_its_lease_has_run_out() {
-    let server = Server::start();
-    let mut process = Process::start("lock", &server);
-    let token = process.ask(&TTL.as_millis().to_string()).parse::<u64>().unwrap();
-    let next = wait(server.client().await);
-    until_queued(&server, "n", 1).await;
-    let mut con = server.plain().await;
-    let before = calls(&mut con).await;
-    until("it has renewed its lease", async || {
-        calls(&mut con).await["evalsha"] > before["evalsha"]
-    })
-    .await;
-    process.signal(Signal::KILL);
-    followed(&server, next, token).await;
-}
-
-#[tokio::test]
-async fn a_holder_killed_after_the_first_in_line_is_followed_as_soon() {
-    const BRIEF: Duration = Duration::from_millis(1500);
-    let server = Server::start();
-    let mut process = Process::start("lock", &server);
-    let token = process.ask(&TTL.as_millis().to_string()).parse::<u64>().unwrap();
-    let mut first = Process::start("lock", &server);
-    first.say(&BRIEF.as_millis().to_string());
-    until_queued(&server, "n", 1).await;
-    let proxy = Proxy::to(server.port()).await;
-    let next = RedisConfig::new("127.0.0.1", proxy.port());
-    let next = wait(next.connect().await.unwrap());
-    until_queued(&server, "n", 2).await;
-    first.signal(Signal::KILL);
-    until_gone(&server, 2).await;
-    // Its place is kept for it for a while.
-    tokio::time::sleep(BRIEF).await;
-    // With its next connection the next one refreshes its place, and finds out that it is the first.
-    proxy.cut();
-    until_queued(&server, "n", 1).await;
-    process.signal(Signal::KILL);
-    followed(&server, next, token).await;
-}
-
-/// For how long `n` is still held.
-async fn left(server: &Server) -> Duration {
-    Duration::from_millis(server.command("PTTL {fencelock:n}:lock").await)
-}
-
-/// The holder of `n` has just been killed: the next one has it when the lease has run out.
-async fn followed(server: &Server, next: JoinHandle<(Grant, RedisLock)>, token: u64) {
-    let killed = SystemTime::now();
-    let lease = left(server).await;
-    let (grant, _lock) = next.await.unwrap();
-    let delay = holder(server).await.1.duration_since(killed).unwrap();
-    println!("a killed holder is followed after {delay:?}, its lease had {lease:?} to go");
-    assert!(lease <= TTL, "{lease:?}");
-    assert!(grant.token.get() > token);
 }

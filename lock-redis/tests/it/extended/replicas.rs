@@ -3,10 +3,12 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use lock_core::{Clock, DistributedLock, LockError, LockGuard, Locks, LossReason, Renewal, Wait};
+use lock_core::{Clock, DistributedLock, LockError, Locks, LossReason, Renewal};
 use rustix::process::Signal;
 
-use crate::server::{HANG_LIMIT, LONG, Server, claim, granted, name, pair, soon, until, until_queued};
+use crate::server::{
+    HANG_LIMIT, LONG, Server, claim, granted, name, pair, until, until_queued, until_renewed, waiting,
+};
 
 #[tokio::test]
 async fn a_grant_is_on_the_replica_when_it_is_told_however_it_came_about() {
@@ -23,13 +25,10 @@ async fn a_grant_is_on_the_replica_when_it_is_told_however_it_came_about() {
     a.release(&first, None).await.unwrap();
     granted(&a, &second).await;
     assert_eq!(owner_there().await, second.owner().to_string());
-    let wait = tokio::spawn({
-        let third = third.clone();
-        async move { (b.acquire(&third, Wait::until(soon())).await.unwrap().granted(), b) }
-    });
+    let wait = waiting(&b, &third);
     until_queued(&primary, "n", 1).await;
     a.release(&second, None).await.unwrap();
-    assert!(wait.await.unwrap().0.is_some());
+    wait.await.unwrap();
     assert_eq!(owner_there().await, third.owner().to_string());
 }
 
@@ -61,10 +60,6 @@ async fn a_grant_that_too_few_replicas_have_is_given_back() {
 }
 
 const TTL: Duration = Duration::from_secs(6);
-
-async fn until_renewed(guard: &LockGuard) {
-    until("a renewal succeeds", async || guard.renew_now().await.is_ok()).await;
-}
 
 /// Promotes the replica while its primary stays up, and waits until the primary has seen that it has none any more.
 async fn split(primary: &Server, replica: &Server) {

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, Released, Wait};
+use lock_core::{DistributedLock, Released};
 
 use crate::reservations::{HOUR, by_proxy, deliver, left, reserving};
-use crate::server::{LONG, Server, claim, granted, name, scripts, soon, until, until_queued};
+use crate::server::{LONG, Server, claim, granted, name, scripts, until, until_queued, waiting};
 
 /// A request that took longer than that by the server's clock does nothing.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -34,14 +34,7 @@ async fn a_waiter_that_expects_a_longer_lease_is_served_when_the_reservation_end
     let mine = reserving(rest);
     let first = granted(&lock, &mine).await;
     lock.reserve(&mine, rest).await.unwrap();
-    let wait = tokio::spawn(async move {
-        other
-            .acquire(&claim("n", LONG), Wait::until(soon()))
-            .await
-            .unwrap()
-            .granted()
-            .unwrap()
-    });
+    let wait = waiting(&other, &claim("n", LONG));
     until_queued(&server, "n", 1).await;
     let began = Instant::now();
     assert_eq!(lock.release(&mine, Some(rest)).await.unwrap(), Released::Released);
@@ -59,13 +52,7 @@ async fn a_waiter_keeps_its_place_through_a_reservation_that_is_longer_than_its_
     granted(&lock, &mine).await;
     lock.reserve(&mine, length).await.unwrap();
     lock.release(&mine, Some(length)).await.unwrap();
-    let wait = tokio::spawn(async move {
-        other
-            .acquire(&claim("n", ttl), Wait::until(soon()))
-            .await
-            .unwrap()
-            .granted()
-    });
+    let wait = waiting(&other, &claim("n", ttl));
     until_queued(&server, "n", 1).await;
     let (before, began) = (scripts(&server).await, Instant::now());
     until("its place has lasted for longer than its ttl", async || {
@@ -75,5 +62,5 @@ async fn a_waiter_keeps_its_place_through_a_reservation_that_is_longer_than_its_
     until_queued(&server, "n", 1).await;
     assert!(left(&server).await.unwrap() > length - LONG);
     assert!(lock.force_release(&name("n")).await.unwrap().is_some());
-    assert!(wait.await.unwrap().is_some());
+    wait.await.unwrap();
 }

@@ -2,22 +2,18 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockError, LockGuard, Locks, Renewal};
+use lock_core::{DistributedLock, LockError, Locks, Renewal};
 use lock_redis::{RedisConfig, RedisLock};
 use rustix::process::Signal;
 
 use crate::server::{
-    self, FakeSentinel, HANG_LIMIT, LONG, SERVICE, Server, Service, claim, granted, until, until_queued,
+    self, FakeSentinel, HANG_LIMIT, LONG, SERVICE, Server, Service, claim, granted, until, until_queued, until_renewed,
 };
 
 async fn refused(config: RedisConfig) -> LockError {
     let error = config.connect().await.unwrap_err();
     assert!(!format!("{error} {error:#} {error:?}").contains("hunter2"), "{error:?}");
     error
-}
-
-async fn until_renewed(guard: &LockGuard) {
-    until("a renewal succeeds", async || guard.renew_now().await.is_ok()).await;
 }
 
 /// Waits until the lock of that name is on both replicas of the primary.
@@ -72,25 +68,6 @@ async fn a_waiter_is_granted_soon_after_the_sentinels_have_replaced_a_killed_pri
     println!("the sentinels replaced the primary in {detected:?}; the waiter was granted {after:?} after that");
     assert!(guard.is_held());
     service.servers[new].until_locked("n", true).await;
-}
-
-#[tokio::test]
-async fn a_lock_whose_data_survived_is_kept_with_its_token() {
-    let mut service = Service::start().await;
-    let old = service.primary().await;
-    let locks = Locks::new(service.config().connect().await.unwrap());
-    let guard = locks.lock("n").ttl(LONG).await.unwrap();
-    let token = guard.token();
-    until_replicated(&service, "n").await;
-    service.servers[old].kill();
-    service.until_switched(old, &[0, 1, 2]).await;
-    until_renewed(&guard).await;
-    assert!(guard.is_held());
-    let holder = locks.holder("n").await.unwrap().unwrap();
-    assert_eq!(holder.token, Some(token));
-    assert_eq!(guard.token(), token);
-    guard.release().await.unwrap();
-    assert!(locks.lock("n").await.unwrap().token() > token);
 }
 
 #[tokio::test]

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::{DistributedLock, OwnerId, Wait};
+use lock_core::OwnerId;
 
-use crate::server::{LONG, Server, busy, claim, granted, soon, until};
+use crate::server::{LONG, Server, busy, claim, granted, until, waited};
 
 #[tokio::test]
 async fn a_lease_goes_on_while_the_server_is_down() {
@@ -48,12 +48,7 @@ async fn what_an_older_version_left_is_respected_and_ends() {
     let found = busy(&lock, &claim("n", LONG)).await.holder.unwrap();
     assert_eq!((found.owner, found.pid), (Some(holder), Some(7)));
     // Nobody refreshes the older waiter: it is not in the way.
-    let grant = lock
-        .acquire(&claim("n", LONG), Wait::until(soon()))
-        .await
-        .unwrap()
-        .granted()
-        .unwrap();
+    let grant = waited(&lock, &claim("n", LONG)).await;
     assert!(u128::from(grant.token.get()) > token);
     until("the older queue has ended", async || {
         !server.command::<bool>("EXISTS {fencelock:n}:queue").await

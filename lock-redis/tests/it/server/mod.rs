@@ -13,13 +13,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockName, Stamp};
+use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockGuard, LockName, Stamp, Wait};
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue};
 use lock_redis::{RedisConfig, RedisLock};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::task::JoinHandle;
 
 use clock::WallClock;
 pub(crate) use cluster::{Cluster, NODE_TIMEOUT};
@@ -337,12 +338,24 @@ pub(crate) fn soon() -> Option<Stamp> {
     Some(Clock::system().now() + HANG_LIMIT)
 }
 
-pub(crate) async fn granted(lock: &RedisLock, claim: &Claim) -> Grant {
+pub(crate) async fn granted(lock: &impl DistributedLock, claim: &Claim) -> Grant {
     let attempt = lock.try_acquire(claim).await.unwrap();
     attempt.granted().expect("the lock is free")
 }
 
-pub(crate) async fn busy(lock: &RedisLock, claim: &Claim) -> Busy {
+/// Waits until the claim is granted.
+pub(crate) async fn waited(lock: &impl DistributedLock, claim: &Claim) -> Grant {
+    let attempt = lock.acquire(claim, Wait::until(soon())).await.unwrap();
+    attempt.granted().expect("granted before the deadline")
+}
+
+/// The same in a task of its own.
+pub(crate) fn waiting(lock: &(impl DistributedLock + Clone), claim: &Claim) -> JoinHandle<Grant> {
+    let (lock, claim) = (lock.clone(), claim.clone());
+    tokio::spawn(async move { waited(&lock, &claim).await })
+}
+
+pub(crate) async fn busy(lock: &impl DistributedLock, claim: &Claim) -> Busy {
     match lock.try_acquire(claim).await.unwrap() {
         Attempt::Busy(busy) => busy,
         other => panic!("granted although held: {other:?}"),
@@ -359,6 +372,11 @@ pub(crate) async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
         let pause = (waited / 20).clamp(Duration::from_millis(1), Duration::from_millis(20));
         tokio::time::sleep(pause).await;
     }
+}
+
+/// Waits until the lock is renewed.
+pub(crate) async fn until_renewed(guard: &LockGuard) {
+    until("a renewal succeeds", async || guard.renew_now().await.is_ok()).await;
 }
 
 /// Waits until that many claims are in the server's queue for the name.

@@ -107,12 +107,6 @@ impl Proxy {
         self.to_client.send_replace(false);
     }
 
-    /// Neither side hears of the other any more, nor of its end.
-    pub(crate) fn hold_everything(&self) {
-        self.hold_requests();
-        self.hold_answers();
-    }
-
     /// Passes nothing more on the connections that there are, as a router that forgot them. New ones are fine.
     pub(crate) fn forget(&self) {
         self.forgotten.send_modify(|times| *times += 1);

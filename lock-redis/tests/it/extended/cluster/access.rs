@@ -5,8 +5,8 @@ use std::time::Duration;
 use lock_core::{DistributedLock, LockError, Released, Renewal};
 use lock_redis::{ClusterConfig, ClusterLock, RedisConfig};
 
-use super::{TTL, granted, queue, waiting, won};
-use crate::server::{Cluster, Server, claim, name, rights};
+use super::{TTL, queue};
+use crate::server::{Cluster, Server, claim, granted, name, rights, waiting};
 
 async fn refusal(config: ClusterConfig) -> String {
     let error = config.connect().await.unwrap_err();
@@ -111,7 +111,7 @@ async fn the_rights_in_the_documentation_are_enough() {
     assert_eq!(lock.renew(&held.lease).await.unwrap(), Renewal::Renewed);
     cluster.close_slot(slot, from, to).await;
     assert_eq!(lock.release(&held.claim, None).await.unwrap(), Released::Released);
-    let next = won(wait).await;
+    let next = wait.await.unwrap();
     lock.force_release(&name("n")).await.unwrap().unwrap();
     assert_eq!(lock.renew(&next.lease).await.unwrap(), Renewal::NotHeld);
     let held = granted(&lock, &claim("n", TTL)).await;
@@ -139,7 +139,7 @@ async fn min_replicas_counts_those_of_the_node_of_the_name() {
     let waits = queue(&cluster, "n", 1).await;
     lock.release(&held.claim, None).await.unwrap();
     for (_, wait) in waits {
-        assert!(won(wait).await.token > held.token);
+        assert!(wait.await.unwrap().token > held.token);
     }
 }
 
@@ -159,7 +159,7 @@ async fn all_nodes_are_reached_by_tls_under_the_names_that_they_announce() {
         let wait = waiting(&other, &claim(&text, TTL));
         cluster.until_subscribed(&text, 1).await;
         assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
-        assert!(won(wait).await.token > held.token);
+        assert!(wait.await.unwrap().token > held.token);
     }
     let untrusted = ClusterConfig::from_url(&format!("rediss+cluster://localhost:{port}")).unwrap();
     assert!(refusal(untrusted).await.contains("not trusted"));

@@ -2,12 +2,21 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockError, Released, Renewal};
-use lock_redis::{ClusterConfig, redis};
+use lock_core::{DistributedLock, Grant, LockError, Released, Renewal};
+use lock_redis::{ClusterConfig, ClusterLock, redis};
 use rustix::process::Signal;
 
-use super::{TTL, granted, is_busy, queue, waiting, won};
-use crate::server::{Cluster, NODE_TIMEOUT, claim, until};
+use super::{TTL, queue, served};
+use crate::server::{Cluster, NODE_TIMEOUT, busy, claim, granted, until, waiting};
+
+/// A cluster, the node of the name `n`, and a client that holds that.
+async fn held() -> (Cluster, usize, ClusterLock, Grant) {
+    let cluster = Cluster::start().await;
+    let primary = cluster.owner(cluster.slot("n").await).await;
+    let one = cluster.client().await;
+    let held = granted(&one, &claim("n", TTL)).await;
+    (cluster, primary, one, held)
+}
 
 /// Waits until all nodes but the one that failed take its replica for a primary, and the cluster is up.
 async fn until_promoted(cluster: &Cluster, failed: usize, replica: usize) {
@@ -33,10 +42,8 @@ async fn until_promoted(cluster: &Cluster, failed: usize, replica: usize) {
 
 #[tokio::test]
 async fn locks_outlive_their_primary_and_waiters_are_served_by_its_replica() {
-    let mut cluster = Cluster::start().await;
-    let primary = cluster.owner(cluster.slot("n").await).await;
-    let (one, other) = (cluster.client().await, cluster.client().await);
-    let held = granted(&one, &claim("n", TTL)).await;
+    let (mut cluster, primary, one, held) = held().await;
+    let other = cluster.client().await;
     let waits = queue(&cluster, "n", 3).await;
     cluster.until_replicated(primary).await;
     cluster.nodes[primary].kill();
@@ -46,24 +53,16 @@ async fn locks_outlive_their_primary_and_waiters_are_served_by_its_replica() {
     let promoted = Instant::now();
     assert_eq!(one.renew(&held.lease).await.unwrap(), Renewal::Renewed);
     println!("renewed {:?} after that", promoted.elapsed());
-    assert!(is_busy(&other, &claim("n", TTL)).await);
+    busy(&other, &claim("n", TTL)).await;
     assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
-    let mut last = held;
-    for (lock, wait) in waits {
-        let next = won(wait).await;
-        println!("granted {:?} after that", promoted.elapsed());
-        assert!(next.token > last.token);
-        lock.release(&next.claim, None).await.unwrap();
-        last = next;
-    }
+    served(waits, held.token).await;
+    println!("all granted {:?} after that", promoted.elapsed());
 }
 
 #[tokio::test]
 async fn requests_outlast_a_failover() {
-    let mut cluster = Cluster::start().await;
-    let primary = cluster.owner(cluster.slot("n").await).await;
-    let (one, other) = (cluster.client().await, cluster.client().await);
-    let held = granted(&one, &claim("n", TTL)).await;
+    let (mut cluster, primary, one, held) = held().await;
+    let other = cluster.client().await;
     let wait = waiting(&other, &claim("n", TTL));
     cluster.until_subscribed("n", 1).await;
     cluster.until_replicated(primary).await;
@@ -73,16 +72,13 @@ async fn requests_outlast_a_failover() {
     assert_eq!(one.renew(&held.lease).await.unwrap(), Renewal::Renewed);
     println!("renewed {:?} after the primary was killed", killed.elapsed());
     assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
-    assert!(won(wait).await.token > held.token);
+    assert!(wait.await.unwrap().token > held.token);
     println!("granted {:?} after the primary was killed", killed.elapsed());
 }
 
 #[tokio::test]
 async fn a_silent_primary_is_left_for_its_replica() {
-    let cluster = Cluster::start().await;
-    let primary = cluster.owner(cluster.slot("n").await).await;
-    let one = cluster.client().await;
-    let held = granted(&one, &claim("n", TTL)).await;
+    let (cluster, primary, one, held) = held().await;
     cluster.until_replicated(primary).await;
     cluster.nodes[primary].signal(Signal::STOP);
     assert_eq!(one.renew(&held.lease).await.unwrap(), Renewal::Renewed);
@@ -94,10 +90,8 @@ async fn a_silent_primary_is_left_for_its_replica() {
 
 #[tokio::test]
 async fn a_waiter_finds_out_that_its_primary_is_silent_long_before_it_refreshes_its_place() {
-    let cluster = Cluster::start().await;
-    let primary = cluster.owner(cluster.slot("n").await).await;
-    let (one, other) = (cluster.client().await, cluster.client().await);
-    let held = granted(&one, &claim("n", TTL)).await;
+    let (cluster, primary, one, held) = held().await;
+    let other = cluster.client().await;
     // It would refresh its place after its deadline.
     let wait = waiting(&other, &claim("n", TTL));
     cluster.until_subscribed("n", 1).await;
@@ -106,7 +100,7 @@ async fn a_waiter_finds_out_that_its_primary_is_silent_long_before_it_refreshes_
     until_promoted(&cluster, primary, primary + 3).await;
     assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
     let released = Instant::now();
-    let next = won(wait).await;
+    let next = wait.await.unwrap();
     println!("granted {:?} after the release", released.elapsed());
     assert!(next.token > held.token);
     cluster.nodes[primary].signal(Signal::CONT);
@@ -114,10 +108,8 @@ async fn a_waiter_finds_out_that_its_primary_is_silent_long_before_it_refreshes_
 
 #[tokio::test]
 async fn a_lock_that_the_promoted_replica_lacks_was_not_released() {
-    let mut cluster = Cluster::start().await;
-    let primary = cluster.owner(cluster.slot("n").await).await;
-    let (one, other) = (cluster.client().await, cluster.client().await);
-    let held = granted(&one, &claim("n", TTL)).await;
+    let (mut cluster, primary, one, held) = held().await;
+    let other = cluster.client().await;
     cluster.nodes[primary].signal(Signal::STOP);
     cluster.nodes[primary + 3].kill();
     cluster.nodes[primary + 3].revive();
@@ -163,10 +155,7 @@ async fn a_node_of_another_cluster_takes_no_lock_over_while_this_one_is_silent()
 
 #[tokio::test]
 async fn a_node_whose_password_has_changed_is_left_for_the_one_that_took_its_place() {
-    let cluster = Cluster::start().await;
-    let primary = cluster.owner(cluster.slot("n").await).await;
-    let one = cluster.client().await;
-    let held = granted(&one, &claim("n", TTL)).await;
+    let (cluster, primary, one, held) = held().await;
     cluster.until_replicated(primary).await;
     let _: () = cluster.nodes[primary + 3].command("CLUSTER FAILOVER").await;
     until_promoted(&cluster, primary, primary + 3).await;
@@ -186,10 +175,7 @@ async fn a_node_whose_password_has_changed_is_left_for_the_one_that_took_its_pla
 
 #[tokio::test]
 async fn a_replica_that_is_promoted_without_data_loses_the_lock_and_its_tokens_are_higher() {
-    let mut cluster = Cluster::start().await;
-    let primary = cluster.owner(cluster.slot("n").await).await;
-    let one = cluster.client().await;
-    let held = granted(&one, &claim("n", TTL)).await;
+    let (mut cluster, primary, one, held) = held().await;
     cluster.nodes[primary].signal(Signal::STOP);
     cluster.nodes[primary + 3].kill();
     cluster.nodes[primary + 3].revive();
@@ -230,7 +216,7 @@ async fn nodes_can_be_added_and_removed_under_holds_and_waits() {
         }
         before.release(&last.claim, None).await.unwrap();
         let (lock, wait) = waits.next().unwrap();
-        let next = won(wait).await;
+        let next = wait.await.unwrap();
         assert!(next.token > last.token);
         (before, last) = (lock, next);
     }

@@ -8,45 +8,18 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Released, Renewal, Wait};
+use lock_core::{Attempt, DistributedLock, FencingToken, Grant, LockError, Released, Renewal, Wait};
 use lock_redis::ClusterLock;
 use lock_redis::redis;
+use tokio::task::JoinHandle;
 
-use crate::server::{Cluster, LONG, claim, name, soon};
+use crate::server::{Cluster, LONG, busy, claim, granted, name, waiting};
 
 /// Much longer than what is done within it, so that nothing happens by a refresh.
 const TTL: Duration = LONG;
 
-async fn granted(lock: &ClusterLock, claim: &Claim) -> Grant {
-    match lock.try_acquire(claim).await.unwrap() {
-        Attempt::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
-}
-
-async fn is_busy(lock: &ClusterLock, claim: &Claim) -> bool {
-    matches!(lock.try_acquire(claim).await.unwrap(), Attempt::Busy(_))
-}
-
-/// A wait in a task of its own.
-fn waiting(lock: &ClusterLock, claim: &Claim) -> tokio::task::JoinHandle<Result<Attempt, LockError>> {
-    let (lock, claim) = (lock.clone(), claim.clone());
-    tokio::spawn(async move { lock.acquire(&claim, Wait::until(soon())).await })
-}
-
-async fn won(wait: tokio::task::JoinHandle<Result<Attempt, LockError>>) -> Grant {
-    match wait.await.unwrap().unwrap() {
-        Attempt::Granted(grant) => grant,
-        other => panic!("{other:?}"),
-    }
-}
-
 /// Clients that have come to wait for the name, in this order, each with a connection for messages.
-async fn queue(
-    cluster: &Cluster,
-    of: &str,
-    length: usize,
-) -> Vec<(ClusterLock, tokio::task::JoinHandle<Result<Attempt, LockError>>)> {
+async fn queue(cluster: &Cluster, of: &str, length: usize) -> Vec<(ClusterLock, JoinHandle<Grant>)> {
     let mut queue = Vec::new();
     for place in 1..=length {
         let lock = cluster.patient().await;
@@ -56,6 +29,16 @@ async fn queue(
         cluster.until_subscribed(of, place).await;
     }
     queue
+}
+
+/// Waits until each is granted the name, and releases it: one after the other, with tokens that rise.
+async fn served(queue: Vec<(ClusterLock, JoinHandle<Grant>)>, mut last: FencingToken) {
+    for (lock, wait) in queue {
+        let next = wait.await.unwrap();
+        assert!(next.token > last, "{} after {last}", next.token);
+        lock.release(&next.claim, None).await.unwrap();
+        last = next.token;
+    }
 }
 
 #[tokio::test]
@@ -79,7 +62,7 @@ async fn every_operation_works_on_names_of_every_node() {
     for text in &names {
         nodes.insert(cluster.node_of(text).await.port());
         let grant = granted(&one, &claim(text, TTL)).await;
-        assert!(is_busy(&other, &claim(text, TTL)).await);
+        busy(&other, &claim(text, TTL)).await;
         assert_eq!(one.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
         let holder = other.holder(&name(text)).await.unwrap().unwrap();
         assert_eq!(
@@ -133,7 +116,7 @@ async fn waiters_are_served_in_order_by_messages_and_unsubscribe() {
         for (lock, wait) in queue(&cluster, of, 4).await {
             assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
             // No refresh comes for a third of the ttl.
-            let next = won(wait).await;
+            let next = wait.await.unwrap();
             assert!(next.token > last.token);
             (before, last) = (lock, next);
         }
@@ -156,11 +139,7 @@ async fn a_waiter_whose_client_is_gone_is_passed_over() {
     cluster.until_subscribed("n", 1).await;
     cluster.until_queued("n", 3).await;
     one.release(&held.claim, None).await.unwrap();
-    for (lock, wait) in queue {
-        let next = won(wait).await;
-        assert!(next.token > held.token);
-        lock.release(&next.claim, None).await.unwrap();
-    }
+    served(queue, held.token).await;
     assert_eq!(cluster.node_of("n").await.leftovers().await, [""; 0]);
 }
 
@@ -179,7 +158,7 @@ async fn a_wait_that_is_given_up_leaves_nothing_behind() {
     one.release(&held.claim, None).await.unwrap();
     // The place of the first one is taken away by the caller, as the contract says; here it was granted the lock.
     other.force_release(&name("n")).await.unwrap().unwrap();
-    let next = won(kept).await;
+    let next = kept.await.unwrap();
     other.release(&next.claim, None).await.unwrap();
     cluster.until_subscribed("n", 0).await;
     let deadline = Some(lock_core::Clock::system().now() + Duration::from_millis(50));
@@ -229,7 +208,7 @@ async fn a_hand_over_costs_as_many_messages_between_nodes_however_many_there_are
             let wait = waiting(&clients[round % 2], &claim("n", TTL));
             cluster.until_subscribed("n", 1).await;
             clients[(round + 1) % 2].release(&held.claim, None).await.unwrap();
-            held = won(wait).await;
+            held = wait.await.unwrap();
             cluster.until_subscribed("n", 0).await;
         }
         assert_eq!(sent(&cluster, "publish").await, 0);

@@ -2,10 +2,17 @@
 
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, LockError, Released, Renewal};
+use lock_core::{DistributedLock, LockError, Released, Renewal};
 
-use super::{TTL, granted, is_busy, queue, waiting, won};
-use crate::server::{Cluster, claim, name, until};
+use super::{TTL, queue, served};
+use crate::server::{Cluster, busy, claim, granted, name, until, waiting};
+
+/// The slot of `n`, the node that serves it, and another one.
+async fn way(cluster: &Cluster) -> (u16, usize, usize) {
+    let slot = cluster.slot("n").await;
+    let from = cluster.owner(slot).await;
+    (slot, from, (from + 1) % 3)
+}
 
 #[tokio::test]
 async fn a_moved_name_keeps_its_holder_and_its_waiters_in_their_order() {
@@ -26,7 +33,7 @@ async fn a_moved_name_keeps_its_holder_and_its_waiters_in_their_order() {
         }
         // At once: those who wait may not have found the new node yet.
         assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
-        let next = won(wait).await;
+        let next = wait.await.unwrap();
         assert!(next.token > last.token, "{} after {}", next.token, last.token);
         (before, last) = (lock, next);
     }
@@ -39,8 +46,7 @@ async fn a_moved_name_keeps_its_holder_and_its_waiters_in_their_order() {
 #[tokio::test]
 async fn a_waiter_that_dies_while_its_slot_moves_is_in_the_way_for_one_ttl_at_most() {
     let cluster = Cluster::with(3, false, &[]).await;
-    let slot = cluster.slot("n").await;
-    let from = cluster.owner(slot).await;
+    let (slot, from, to) = way(&cluster).await;
     let (one, other, dead) = (
         cluster.patient().await,
         cluster.patient().await,
@@ -55,40 +61,31 @@ async fn a_waiter_that_dies_while_its_slot_moves_is_in_the_way_for_one_ttl_at_mo
     dying.abort();
     let _ = dying.await;
     drop(dead);
-    cluster.move_slot(slot, from, (from + 1) % 3).await;
+    cluster.move_slot(slot, from, to).await;
     one.release(&held.claim, None).await.unwrap();
     // It asks again when the lease of the dead one has ended, long before it would refresh its own place.
-    assert!(won(wait).await.token > held.token);
+    assert!(wait.await.unwrap().token > held.token);
 }
 
 #[tokio::test]
 async fn messages_come_from_the_new_node_once_those_who_wait_are_there() {
     let cluster = Cluster::with(3, false, &[]).await;
-    let slot = cluster.slot("n").await;
-    let from = cluster.owner(slot).await;
+    let (slot, from, to) = way(&cluster).await;
     let one = cluster.patient().await;
     let held = granted(&one, &claim("n", TTL)).await;
     let queue = queue(&cluster, "n", 3).await;
-    cluster.move_slot(slot, from, (from + 1) % 3).await;
+    cluster.move_slot(slot, from, to).await;
     cluster.until_known().await;
     cluster.until_subscribed("n", 3).await;
     cluster.until_queued("n", 3).await;
     assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
-    let mut last = held;
-    for (lock, wait) in queue {
-        let next = won(wait).await;
-        assert!(next.token > last.token);
-        lock.release(&next.claim, None).await.unwrap();
-        last = next;
-    }
+    served(queue, held.token).await;
 }
 
 #[tokio::test]
 async fn while_a_slot_is_moved_its_locks_are_renewed_and_everything_else_waits() {
     let cluster = Cluster::with(3, false, &[]).await;
-    let slot = cluster.slot("n").await;
-    let from = cluster.owner(slot).await;
-    let to = (from + 1) % 3;
+    let (slot, from, to) = way(&cluster).await;
     let (one, other) = (cluster.patient().await, cluster.patient().await);
     let held = granted(&one, &claim("n", TTL)).await;
     // Its keys stay where they are, and are then moved; the slot stays open in both cases.
@@ -112,22 +109,20 @@ async fn while_a_slot_is_moved_its_locks_are_renewed_and_everything_else_waits()
         assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
         assert!(error.to_string().contains("is being moved"), "{error}");
     }
-    let waiting = waiting(&other, &claim("n", TTL));
+    let wait = waiting(&other, &claim("n", TTL));
     let releasing = tokio::spawn(async move { one.release(&held.claim, None).await.map(|released| (released, held)) });
     tokio::time::sleep(Duration::from_millis(200)).await;
-    assert!(!waiting.is_finished() && !releasing.is_finished());
+    assert!(!wait.is_finished() && !releasing.is_finished());
     cluster.close_slot(slot, from, to).await;
     let (released, held) = releasing.await.unwrap().unwrap();
     assert_eq!(released, Released::Released);
-    assert!(won(waiting).await.token > held.token);
+    assert!(wait.await.unwrap().token > held.token);
 }
 
 #[tokio::test]
 async fn a_release_while_a_slot_is_moved_loses_no_waiter() {
     let cluster = Cluster::with(3, false, &[]).await;
-    let slot = cluster.slot("n").await;
-    let from = cluster.owner(slot).await;
-    let to = (from + 1) % 3;
+    let (slot, from, to) = way(&cluster).await;
     let one = cluster.patient().await;
     let held = granted(&one, &claim("n", TTL)).await;
     // All keys of the name are stored, so the node would serve a script that needs no other.
@@ -138,21 +133,13 @@ async fn a_release_while_a_slot_is_moved_loses_no_waiter() {
     assert!(!releasing.is_finished());
     assert_eq!(cluster.move_keys(slot, from, to).await, 4);
     cluster.close_slot(slot, from, to).await;
-    let mut last = releasing.await.unwrap().unwrap();
-    for (lock, wait) in queue {
-        let next = won(wait).await;
-        assert!(next.token > last);
-        lock.release(&next.claim, None).await.unwrap();
-        last = next.token;
-    }
+    served(queue, releasing.await.unwrap().unwrap()).await;
 }
 
 #[tokio::test]
 async fn a_wait_goes_on_whichever_node_is_told_first_that_the_slot_has_moved() {
     let cluster = Cluster::with(3, false, &[]).await;
-    let slot = cluster.slot("n").await;
-    let from = cluster.owner(slot).await;
-    let to = (from + 2) % 3;
+    let (slot, from, to) = way(&cluster).await;
     let (one, other) = (cluster.patient().await, cluster.patient().await);
     let held = granted(&one, &claim("n", TTL)).await;
     let wait = waiting(&other, &claim("n", TTL));
@@ -175,7 +162,7 @@ async fn a_wait_goes_on_whichever_node_is_told_first_that_the_slot_has_moved() {
         .await;
     assert_eq!(renewing.await.unwrap().unwrap(), Renewal::Renewed);
     one.release(&held.claim, None).await.unwrap();
-    assert!(won(wait).await.token > held.token);
+    assert!(wait.await.unwrap().token > held.token);
 }
 
 #[tokio::test]
@@ -206,19 +193,16 @@ async fn other_names_of_the_node_are_waited_for_undisturbed_while_slots_leave_it
         let slot = cluster.slot(text).await;
         cluster.move_slot(slot, 0, 1).await;
         // Also while requests about other channels are under way.
-        assert!(is_busy(&lock, &claim(stays, TTL)).await);
+        busy(&lock, &claim(stays, TTL)).await;
     }
     assert_eq!(connections().await, before, "no connection was made anew");
     let place = waits.len() - 1;
     let (held, wait) = waits.swap_remove(place);
     lock.release(&held.claim, None).await.unwrap();
-    assert!(won(wait).await.token > held.token);
+    assert!(wait.await.unwrap().token > held.token);
     for (held, wait) in waits {
         lock.release(&held.claim, None).await.unwrap();
-        let Attempt::Granted(next) = wait.await.unwrap().unwrap() else {
-            panic!()
-        };
-        assert!(next.token > held.token);
+        assert!(wait.await.unwrap().token > held.token);
     }
     until("nothing is subscribed", async || {
         let mut channels = 0;
@@ -233,9 +217,7 @@ async fn other_names_of_the_node_are_waited_for_undisturbed_while_slots_leave_it
 #[tokio::test]
 async fn waiters_keep_their_order_although_their_slot_is_moved_for_longer_than_their_ttl() {
     let cluster = Cluster::with(3, false, &[]).await;
-    let slot = cluster.slot("n").await;
-    let from = cluster.owner(slot).await;
-    let to = (from + 1) % 3;
+    let (slot, from, to) = way(&cluster).await;
     let first = cluster.patient().await;
     let mut last = granted(&first, &claim("n", TTL)).await;
     let ttl = Duration::from_secs(3);
@@ -257,7 +239,7 @@ async fn waiters_keep_their_order_although_their_slot_is_moved_for_longer_than_t
     let mut before = first;
     for (lock, wait) in waits {
         assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
-        let next = won(wait).await;
+        let next = wait.await.unwrap();
         assert!(next.token > last.token, "{} after {}", next.token, last.token);
         (before, last) = (lock, next);
     }
