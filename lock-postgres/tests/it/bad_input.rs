@@ -61,13 +61,7 @@ async fn a_wrong_password_a_missing_database_and_a_missing_server_each_say_so() 
         .await,
         "nothing",
     );
-    is_configuration(
-        &refusal(login(&server, |login| {
-            login.user("nobody at all");
-        }))
-        .await,
-        "user",
-    );
+    is_configuration(&refusal(server.config_as("nobody at all")).await, "user");
     let config = server.config().op_timeout(Duration::from_secs(10));
     server.end(Signal::KILL);
     is_unavailable(&refusal(config).await, "connecting");
@@ -77,11 +71,7 @@ async fn a_wrong_password_a_missing_database_and_a_missing_server_each_say_so() 
 async fn a_login_that_is_refused_for_a_while_ends_no_wait_of_a_client_that_was_connected() {
     let server = Server::start();
     server.run_sql("CREATE ROLE joe LOGIN SUPERUSER").await;
-    let config = || {
-        login(&server, |login| {
-            login.user("joe");
-        })
-    };
+    let config = || server.config_as("joe");
     let locks = Locks::new(config().connect().await.unwrap());
     locks.lock("a").await.unwrap().release().await.unwrap();
     server.run_sql("ALTER ROLE joe NOLOGIN").await;
@@ -111,11 +101,7 @@ async fn a_role_that_may_not_make_the_schema_is_shown_the_sql_and_needs_no_more_
             server.name()
         ))
         .await;
-    let joe = || {
-        login(&server, |login| {
-            login.user("no_maker");
-        })
-    };
+    let joe = || server.config_as("no_maker");
     let error = refusal(joe()).await;
     is_configuration(&error, "GRANT SELECT, UPDATE ON \"fencelock\".counter TO \"no_maker\"");
     let sql = error.to_string();

@@ -8,7 +8,7 @@ use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 use rustix::process::Signal;
 
 use crate::server::proxy::Proxy;
-use crate::server::{Database, HANG_LIMIT, Server, claim, granted, in_time, is_busy, name, signal_process};
+use crate::server::{Database, HANG_LIMIT, Server, claim, granted, in_time, is_busy, name, signal_process, until};
 
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 
@@ -19,11 +19,7 @@ pub(crate) fn names(holders: &[Holder]) -> Vec<String> {
 
 /// A client behind a proxy, which can make it silent.
 pub(crate) async fn behind(proxy: &Proxy, server: &Database) -> PostgresLock {
-    at(proxy, server).connect().await.unwrap()
-}
-
-pub(crate) fn at(proxy: &Proxy, server: &Database) -> PostgresConfig {
-    PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable)
+    server.config_at(proxy.port()).connect().await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -220,10 +216,8 @@ async fn whether_a_session_still_has_the_lock_is_asked_of_the_server_alone() {
     // Its client cannot release the lock, and says so.
     signal_process(session, Signal::STOP);
     let releasing = tokio::spawn(async move { asker.force_release(&name("a")).await });
-    in_time(async {
-        while !server.log().contains("'tell ") && !server.log().contains("SELECT pg_terminate_backend") {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    until("somebody is asked", async || {
+        server.log().contains("'tell ") || server.log().contains("SELECT pg_terminate_backend")
     })
     .await;
     signal_process(session, Signal::CONT);

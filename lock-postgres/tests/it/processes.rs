@@ -1,8 +1,8 @@
 //! Holders that are processes of their own: this same program, started with the address of the server.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, FencingToken, Locks};
@@ -11,9 +11,8 @@ use rustix::process::Signal;
 
 use crate::server::{Database, HANG_LIMIT, Server, claim, signal_process};
 
-/// The variables that make a process a holder at that address, with a ttl of so many milliseconds.
+/// The variable that makes a process a holder at that address.
 const HOLD: &str = "FENCELOCK_TEST_HOLD";
-const HOLD_TTL: &str = "FENCELOCK_TEST_HOLD_TTL";
 
 /// What the lines of a holder begin with; the test harness writes lines of its own.
 const SAYS: &str = "> holder: ";
@@ -25,88 +24,57 @@ const LONG: Duration = Duration::from_secs(600);
 #[ignore = "started by other tests, as a process of its own"]
 fn holder() {
     if let Ok(url) = std::env::var(HOLD) {
-        let ttl = std::env::var(HOLD_TTL).unwrap().parse().unwrap();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.unwrap().block_on(hold(&url, Duration::from_millis(ttl)));
+        runtime.unwrap().block_on(hold(&url));
         std::process::exit(0);
     }
 }
 
-/// Locks `a`, and tells its token; then what came of something guarded, each time it is asked.
-async fn hold(url: &str, ttl: Duration) {
+/// Locks `a`, and tells its token.
+async fn hold(url: &str) {
     let lock = match PostgresLock::connect(url).await {
         Ok(lock) => lock,
         Err(error) => return println!("{SAYS}{error}"),
     };
     let locks = Locks::new(lock);
-    let guard = locks.lock("a").ttl(ttl).await.unwrap();
+    let guard = locks.lock("a").ttl(LONG).await.unwrap();
     println!("{SAYS}{}", guard.token());
-    let mut words = String::new();
-    while std::io::stdin().read_line(&mut words).unwrap() > 0 {
-        let mut written = false;
-        let outcome = guard.run(async { written = true }).await;
-        println!("{SAYS}{} {}", outcome.is_ok(), written);
-    }
+    std::future::pending().await
 }
 
 /// A process that holds `a`.
-pub(crate) struct Holder {
+struct Holder {
     process: Child,
-    output: BufReader<ChildStdout>,
-    pub(crate) token: FencingToken,
+    token: FencingToken,
 }
 
 impl Holder {
-    pub(crate) fn start(server: &Database, ttl: Duration) -> Self {
-        Self::start_as("postgres", server, ttl, &[]).unwrap()
-    }
-
     /// As that user, with these variables; or what it said instead of a token.
-    fn start_as(user: &str, server: &Database, ttl: Duration, environment: &[(&str, &str)]) -> Result<Self, String> {
+    fn start(user: &str, server: &Database, environment: &[(&str, &str)]) -> Result<Self, String> {
         let url = format!("postgres://{user}@127.0.0.1:{}/{}", server.port(), server.name());
         let mut process = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "processes::holder", "--ignored", "--nocapture", "--quiet"])
             .env_remove("PGPASSWORD")
             .env("PGPASSFILE", "/nowhere")
             .env(HOLD, url)
-            .env(HOLD_TTL, ttl.as_millis().to_string())
             .envs(environment.iter().copied())
-            .stdin(Stdio::piped())
+            .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let output = BufReader::new(process.stdout.take().unwrap());
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
         let mut holder = Self {
             process,
-            output,
             token: FencingToken::MAX,
         };
-        let said = holder.line();
+        let said = lines.map(Result::unwrap).find_map(|line| {
+            let (_, said) = line.split_once(SAYS)?;
+            Some(said.trim_end().to_owned())
+        });
+        let said = said.expect("the holder has ended");
         let token = said.parse().ok().and_then(|token| FencingToken::new(token).ok());
         holder.token = token.ok_or(said)?;
         Ok(holder)
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        signal_process(self.process.id(), signal);
-    }
-
-    /// Whether something guarded was done, and any of it begun.
-    pub(crate) fn write(&mut self) -> String {
-        writeln!(self.process.stdin.as_mut().unwrap(), "write").unwrap();
-        self.line()
-    }
-
-    /// The next line that the holder itself writes.
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert!(self.output.read_line(&mut line).unwrap() > 0, "the holder has ended");
-            if let Some((_, said)) = line.split_once(SAYS) {
-                return said.trim_end().to_owned();
-            }
-        }
     }
 }
 
@@ -118,7 +86,7 @@ impl Drop for Holder {
 }
 
 /// The next holder's token, and how long it took until it was granted.
-pub(crate) async fn next(lock: &PostgresLock) -> (FencingToken, Duration) {
+async fn next(lock: &PostgresLock) -> (FencingToken, Duration) {
     let claim = claim("a", LONG);
     let start = Instant::now();
     loop {
@@ -134,8 +102,8 @@ pub(crate) async fn next(lock: &PostgresLock) -> (FencingToken, Duration) {
 async fn a_killed_holder_is_freed_without_its_ttl() {
     let server = Database::new().await;
     let other = server.client().await;
-    let holder = Holder::start(&server, LONG);
-    holder.signal(Signal::KILL);
+    let holder = Holder::start("postgres", &server, &[]).unwrap();
+    signal_process(holder.process.id(), Signal::KILL);
     let (token, took) = next(&other).await;
     println!("a killed holder with a ttl of {LONG:?} was freed after {took:?}");
     assert!(token > holder.token);
@@ -150,7 +118,7 @@ async fn a_password_is_found_in_the_environment_or_in_a_file_that_nobody_else_ca
         .run_sql(&format!("CREATE ROLE joe LOGIN PASSWORD 'ri:ght'; {rights}"))
         .await;
     server.wants_password_of("joe").await;
-    let start = |environment: &[(&str, &str)]| Holder::start_as("joe", &server, LONG, environment);
+    let start = |environment: &[(&str, &str)]| Holder::start("joe", &server, environment);
     let refused = start(&[]).err().unwrap();
     assert!(refused.contains("password"), "{refused}");
     start(&[("PGPASSWORD", "ri:ght")]).unwrap();

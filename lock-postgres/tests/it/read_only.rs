@@ -3,23 +3,16 @@
 use std::fmt::Debug;
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Holder, LockError, Wait};
-use lock_postgres::{PostgresConfig, PostgresLock, Tls};
+use lock_core::{DistributedLock, LockError, Wait};
+use lock_postgres::PostgresLock;
 
+use crate::inquiry::names;
 use crate::server::{Database, claim, granted, name};
 
 const TTL: Duration = Duration::from_secs(30);
 
 async fn reader(server: &Database, user: &str) -> PostgresLock {
-    let mut login = server.login();
-    login.user(user);
-    let config = PostgresConfig::new(login).tls(Tls::Disable).read_only(true);
-    config.connect().await.unwrap()
-}
-
-fn names(holders: &[Holder]) -> Vec<String> {
-    let shown = |holder: &Holder| holder.name.as_ref().map_or("?".to_owned(), ToString::to_string);
-    holders.iter().map(shown).collect()
+    server.config_as(user).read_only(true).connect().await.unwrap()
 }
 
 #[tokio::test]

@@ -1,13 +1,14 @@
 //! Names that stay taken for a time: what only this backend has to show of them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, LockError, Released, Renewal};
+use lock_core::{Attempt, Claim, DistributedLock, Released, Renewal};
 use lock_postgres::{PostgresConfig, PostgresLock, Tls, schema_sql};
 use rustix::process::Signal;
 
+use crate::bad_input::{is_configuration, refusal};
 use crate::server::proxy::Proxy;
-use crate::server::{self, Database, HANG_LIMIT, Server, claim, granted, in_time, name};
+use crate::server::{self, Database, HANG_LIMIT, Server, claim, granted, in_time, name, until};
 
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 
@@ -79,14 +80,6 @@ pub(crate) async fn stays_taken_across(signals: &[Signal]) {
 
 /// What the message has that reserves, and no other.
 const RESERVE: &str = "RETURNING r.until";
-
-pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let start = Instant::now();
-    while !holds().await {
-        assert!(start.elapsed() < HANG_LIMIT, "not in time: {what}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_that_arrives_after_the_release_of_its_claim_reserves_nothing() {
@@ -171,24 +164,28 @@ async fn reservations_that_are_over_are_deleted_by_later_ones() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locking_is_one_message_beside_reservations_too() {
+async fn locking_and_releasing_are_one_message_each_beside_reservations_too() {
     const PAIRS: usize = 50;
     let server = Database::with_statements_logged().await;
     let (lock, other) = (server.client().await, server.client().await);
-    reserved(&other, "reserved", LONG).await;
     let pair = async || {
         let claim = claim("a", TTL);
         granted(&lock, &claim).await;
         lock.release(&claim, None).await.unwrap();
     };
-    // The first one finds out.
-    pair().await;
-    let messages = || server.log().matches("statement: ").count();
-    let before = messages();
-    for _ in 0..PAIRS {
+    for is_reserved in [false, true] {
+        if is_reserved {
+            reserved(&other, "reserved", LONG).await;
+        }
+        // The first one finds out.
         pair().await;
+        let messages = || server.log().matches("statement: ").count();
+        let before = messages();
+        for _ in 0..PAIRS {
+            pair().await;
+        }
+        assert_eq!(messages() - before, 2 * PAIRS, "reserved: {is_reserved}");
     }
-    assert_eq!(messages() - before, 2 * PAIRS);
 }
 
 /// Brings the schema to what an earlier version has made.
@@ -201,15 +198,12 @@ async fn a_schema_of_an_earlier_version_is_completed_by_those_who_may() {
     server
         .run_sql(&format!("CREATE ROLE completer LOGIN; {schema}; {EARLIER}"))
         .await;
-    let mut login = server.login();
-    login.user("completer");
-    let low = PostgresConfig::new(login).tls(Tls::Disable).connect().await.unwrap();
+    let low = server.config_as("completer").connect().await.unwrap();
     assert!(is_free(&low, "a").await, "what it needs no reservations for goes on");
     let claim = reserving("a", LONG);
     granted(&low, &claim).await;
     let error = low.reserve(&claim, LONG).await.unwrap_err();
-    assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-    assert!(error.to_string().contains("CREATE TABLE IF NOT EXISTS"), "{error}");
+    is_configuration(&error, "CREATE TABLE IF NOT EXISTS");
     assert_eq!(low.release(&claim, None).await.unwrap(), Released::Released);
     assert!(low.holder(&name("a")).await.unwrap().is_none() && low.list("").await.unwrap().is_empty());
 
@@ -230,15 +224,10 @@ async fn a_role_that_cannot_see_reservations_is_refused() {
     server.run_sql(&format!("CREATE ROLE unseeing LOGIN; {schema}")).await;
     for right in ["SEQUENCE fencelock.reserved_until", "fencelock.reservation"] {
         server.run_sql(&format!("REVOKE ALL ON {right} FROM unseeing")).await;
-        let mut login = server.login();
-        login.user("unseeing");
-        let error = PostgresConfig::new(login)
-            .tls(Tls::Disable)
-            .connect()
-            .await
-            .unwrap_err();
-        assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-        assert!(error.to_string().contains("fencelock schema postgres"), "{error}");
+        is_configuration(
+            &refusal(server.config_as("unseeing")).await,
+            "fencelock schema postgres",
+        );
         server.run_sql(&schema).await;
     }
 }

@@ -2,11 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockGuard, Locks, Options, Wait};
-use lock_postgres::{PostgresConfig, Tls};
+use lock_core::{DistributedLock, LockGuard, Locks, Options};
 
-use crate::server::proxy::Proxy;
-use crate::server::{self, Database, HANG_LIMIT, claim, granted, in_time, is_busy, name, soon};
+use crate::server::{Database, HANG_LIMIT, claim, granted, in_time, is_busy, name, until, waited, waiting};
 
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 
@@ -62,7 +60,7 @@ async fn an_index_is_made_while_others_wait_for_minutes() {
     let server = Database::new().await;
     let (holder, other) = (server.client().await, server.client().await);
     granted(&holder, &claim("a", TTL)).await;
-    let waiting = tokio::spawn(async move { other.acquire(&claim("a", TTL), Wait::until(soon())).await });
+    let waiting = waiting(&other, claim("a", TTL));
     server.until_waiting("a", 1).await;
     server.run_sql("CREATE TABLE stock (id integer)").await;
     let start = Instant::now();
@@ -108,26 +106,6 @@ async fn a_cancelled_statement_ends_no_wait() {
     for waiter in waiting {
         waiter.await.unwrap().unwrap();
     }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_is_killed_is_not_waited_for() {
-    let server = Database::new().await;
-    let proxy = Proxy::to(server.port()).await;
-    let holder = server.client().await;
-    let mine = claim("a", TTL);
-    granted(&holder, &mine).await;
-    let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
-    let other = config.connect().await.unwrap();
-    // Its wait does not end by itself.
-    let waiting = tokio::spawn(async move { other.acquire(&claim("a", TTL), Wait::until(None)).await });
-    server.until_waiting("a", 1).await;
-    // It cannot come back: nobody listens there.
-    proxy.lead_to(0);
-    let left = server.until_locks(1).await;
-    println!("a dead waiter left after {left:?}");
-    waiting.abort();
-    holder.release(&mine, None).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -184,11 +162,7 @@ async fn a_waiter_that_is_granted_the_lock_wakes_no_other() {
         clients.push(lock.clone());
         tasks.push(tokio::spawn(async move {
             let mine = claim("a", TTL);
-            lock.acquire(&mine, Wait::until(soon()))
-                .await
-                .unwrap()
-                .granted()
-                .unwrap();
+            waited(&lock, &mine).await;
             lock.release(&mine, None).await.unwrap();
         }));
     }
@@ -214,37 +188,28 @@ async fn a_session_on_which_a_wait_could_not_be_shown_ends_with_the_last_lock_th
     granted(&lock, &kept).await;
     let before = server.sessions().await;
     // What waits are shown by: with it locked, one cannot be shown, and what came of it is not known.
-    let (plain, key) = (server.plain().await, lock.key(&server::name("a")));
+    let (plain, key) = (server.plain().await, lock.key(&name("a")));
     let shown = format!("({}, {})", (key >> 32) as i32, key as i32);
     plain
         .batch_execute(&format!("SELECT pg_advisory_lock{shown}"))
         .await
         .unwrap();
-    let waiter = lock.clone();
-    let waiting = tokio::spawn(async move { waiter.acquire(&claim("a", TTL), Wait::until(soon())).await });
-    let start = Instant::now();
-    while !server.log().contains("canceling statement due to lock timeout") {
-        assert!(start.elapsed() < HANG_LIMIT, "the wait was shown");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    let waiting = waiting(&lock, claim("a", TTL));
+    until("the wait cannot be shown", async || {
+        server.log().contains("canceling statement due to lock timeout")
+    })
+    .await;
     waiting.abort();
     plain
         .batch_execute(&format!("SELECT pg_advisory_unlock{shown}"))
         .await
         .unwrap();
     lock.release(&kept, None).await.unwrap();
-    let start = Instant::now();
-    while server
-        .sessions()
-        .await
-        .iter()
-        .filter(|pid| before.contains(pid))
-        .count()
-        == before.len()
-    {
-        assert!(start.elapsed() < HANG_LIMIT, "what shows a wait that has ended is left");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    until("what shows a wait that has ended goes", async || {
+        let left = server.sessions().await;
+        !before.iter().all(|pid| left.contains(pid))
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -271,12 +236,9 @@ async fn a_session_that_could_not_take_back_a_wait_takes_no_more_locks_and_so_en
         .batch_execute(&format!("SELECT pg_advisory_lock({halves})"))
         .await
         .unwrap();
-    let waiter = lock.clone();
-    let waiting = tokio::spawn(async move { waiter.acquire(&claim("wanted", TTL), Wait::until(soon())).await });
-    in_time(async {
-        while !server.log().contains("pg_advisory_lock_shared") {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+    let waiting = waiting(&lock, claim("wanted", TTL));
+    until("the wait is to be shown", async || {
+        server.log().contains("pg_advisory_lock_shared")
     })
     .await;
     waiting.abort();
@@ -296,11 +258,6 @@ async fn a_session_that_could_not_take_back_a_wait_takes_no_more_locks_and_so_en
     })
     .await;
     lock.release(&first, None).await.unwrap();
-    in_time(async {
-        while server.sessions().await.contains(&stale) {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    })
-    .await;
+    until("the session ends", async || !server.sessions().await.contains(&stale)).await;
     assert!(is_busy(&other, &next).await, "the other lock is still held");
 }

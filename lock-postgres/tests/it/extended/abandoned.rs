@@ -3,24 +3,23 @@
 use std::time::Duration;
 
 use lock_core::{DistributedLock, Locks, Options};
-use lock_postgres::{PostgresConfig, Tls};
+use lock_postgres::PostgresLock;
 
 use crate::abandoned::TTL;
 use crate::server::proxy::Proxy;
 use crate::server::{Database, claim, granted};
 
 /// Each request that is not answered takes that long; time enough for those that are.
-fn through(server: &Database, proxy: &Proxy) -> PostgresConfig {
-    PostgresConfig::new(server.login_at(proxy.port()))
-        .tls(Tls::Disable)
-        .op_timeout(Duration::from_secs(3))
+async fn through(server: &Database, proxy: &Proxy) -> PostgresLock {
+    let config = server.config_at(proxy.port()).op_timeout(Duration::from_secs(3));
+    config.connect().await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_that_is_lost_after_the_grant_leaves_nothing_beside_another_lock_that_is_held() {
     let server = Database::new().await;
     let proxy = Proxy::to(server.port()).await;
-    let lock = through(&server, &proxy).connect().await.unwrap();
+    let lock = through(&server, &proxy).await;
     let other = server.client().await;
     let locks = Locks::with_options(lock.clone(), Options::new().ttl(TTL));
     let kept = locks.lock("kept").await.unwrap();
@@ -42,7 +41,7 @@ async fn an_answer_that_is_lost_after_the_grant_leaves_nothing_beside_another_lo
 async fn a_request_that_arrives_after_its_clean_up_leaves_nothing_beside_another_lock_that_is_held() {
     let server = Database::new().await;
     let proxy = Proxy::to(server.port()).await;
-    let lock = through(&server, &proxy).connect().await.unwrap();
+    let lock = through(&server, &proxy).await;
     let locks = Locks::with_options(lock.clone(), Options::new().ttl(TTL));
     let kept = locks.lock("kept").await.unwrap();
     for name in ["a", "b", "c"] {

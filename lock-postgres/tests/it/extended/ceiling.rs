@@ -3,11 +3,10 @@
 use std::num::NonZeroU32;
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockError, Locks, Wait};
-use lock_postgres::{PostgresConfig, Tls};
+use lock_core::{DistributedLock, LockError, Locks};
 
 use crate::server::proxy::Proxy;
-use crate::server::{self, HANG_LIMIT, Server, claim, granted, soon};
+use crate::server::{self, HANG_LIMIT, Server, claim, granted};
 use crate::tokens::count;
 
 const TTL: Duration = Duration::from_secs(30);
@@ -20,7 +19,7 @@ const STUCK: &str = "SELECT count(*) FROM pg_stat_activity a WHERE wait_event = 
                      (SELECT FROM pg_locks l WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.classid <> 1717923427)";
 
 /// The clock is half a minute ahead of the tokens then.
-const BEHIND: &str = "UPDATE fencelock.counter SET start = start - 30000000, ceiling = ceiling - 30000000;
+pub(super) const BEHIND: &str = "UPDATE fencelock.counter SET start = start - 30000000, ceiling = ceiling - 30000000;
     SELECT setval('fencelock.token', (SELECT last_value FROM fencelock.token) - 30000000)";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -134,7 +133,7 @@ async fn a_client_that_stops_while_it_puts_the_counter_right_does_not_keep_other
         .run_sql(&lock_postgres::schema_sql("fencelock", None).unwrap())
         .await;
     let proxy = Proxy::to(server.port()).await;
-    let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
+    let config = server.config_at(proxy.port());
     let mut plain = server.plain().await;
     let tx = plain.transaction().await.unwrap();
     tx.batch_execute("SELECT FROM fencelock.counter FOR UPDATE")
@@ -167,18 +166,4 @@ async fn a_counter_that_somebody_keeps_locked_is_told_as_that() {
     let error = config.connect().await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     assert!(format!("{error:#}").contains("locked"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connected_client_hands_out_no_token_that_fell() {
-    let server = Server::start();
-    let (one, two) = (server.client().await, server.client().await);
-    let mine = claim("a", TTL);
-    let first = granted(&one, &mine).await;
-    let waiting = tokio::spawn(async move { two.acquire(&claim("a", TTL), Wait::until(soon())).await });
-    server.until_waiting("a", 1).await;
-    server.run_sql("SELECT setval('fencelock.token', 5)").await;
-    one.release(&mine, None).await.unwrap();
-    let second = waiting.await.unwrap().unwrap().granted().unwrap();
-    assert!(second.token > first.token, "{} after {}", second.token, first.token);
 }

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, Locks, Options};
+use lock_postgres::schema_sql;
 use lock_postgres::tokio_postgres::NoTls;
-use lock_postgres::{PostgresConfig, Tls, schema_sql};
 
+use super::ceiling::BEHIND;
 use crate::server::Server;
 
 /// Three times as many as the server has connections for. By hand: 300, for the 100 that a server has unless told otherwise.
@@ -24,12 +25,7 @@ async fn clients_that_start_while_another_puts_the_counter_right_leave_no_error_
     drop(server.client().await);
     server.until_locks(0).await;
     let last = "SELECT last_value FROM fencelock.token";
-    // The clock is half a minute ahead of the tokens.
-    let behind = format!(
-        "UPDATE fencelock.counter SET start = start - 30000000, ceiling = ceiling - 30000000;
-         SELECT setval('fencelock.token', ({last}) - 30000000)"
-    );
-    server.run_sql(&behind).await;
+    server.run_sql(BEHIND).await;
     let before: i64 = server.value(last).await;
     let plain = server.plain().await;
     plain
@@ -69,10 +65,8 @@ async fn three_times_as_many_clients_as_connections_get_their_turns_and_others_g
     let (inside, turns) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU32::new(0)));
     let clients: Vec<_> = (0..clients_in_all)
         .map(|number| {
-            let mut login = server.login();
-            login.user("ordinary");
             // All of them share one thread here, which processes of their own do not.
-            let config = PostgresConfig::new(login).tls(Tls::Disable);
+            let config = server.config_as("ordinary");
             let lock = config.op_timeout(Duration::from_secs(20)).connect_lazy().unwrap();
             let (inside, turns) = (Arc::clone(&inside), Arc::clone(&turns));
             tokio::spawn(async move {

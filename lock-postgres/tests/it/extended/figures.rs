@@ -1,10 +1,10 @@
-//! What locking costs: round trips, log, connections, heartbeats, time.
+//! What locking costs: log, connections, heartbeats.
 
 use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, Locks, Options, Released};
 
-use crate::server::{self, Server, claim, granted};
+use crate::server::{Server, claim, granted};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -82,66 +82,6 @@ async fn locking_and_releasing_write_no_log() {
     println!("with a sequence that has a log: {logged:?}");
     assert!(logged.records > idle.records + PAIRS / 100, "{logged:?}");
     assert!(logged.bytes > idle.bytes + PAIRS, "{logged:?}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn locking_and_releasing_are_one_statement_each() {
-    const PAIRS: usize = 100;
-    let server = Server::with(&["log_statement=all"]);
-    let locks = Locks::with_options(server.client().await, Options::new().ttl(TTL));
-    let pair = async || locks.lock("a").await.unwrap().release().await.unwrap();
-    // The first one makes the session.
-    pair().await;
-    let statements = || server.log().matches("statement: ").count();
-    let before = statements();
-    for _ in 0..PAIRS {
-        pair().await;
-    }
-    assert_eq!(statements() - before, 2 * PAIRS);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[cfg_attr(debug_assertions, ignore = "speed is judged with optimizations")]
-async fn locking_is_hardly_slower_than_the_bare_advisory_pair() {
-    let server = Server::start();
-    let lock = server.client().await;
-    let locks = Locks::with_options(server.client().await, Options::new().ttl(TTL));
-    let plain = server.plain().await;
-    let key = lock.key(&server::name("bare"));
-    let mut times = [(); 3].map(|()| Vec::new());
-    // In turns, so that whatever else the machine does hits all.
-    for _ in 0..1200 {
-        let start = Instant::now();
-        plain
-            .simple_query(&format!("SELECT pg_try_advisory_lock({key})"))
-            .await
-            .unwrap();
-        plain
-            .simple_query(&format!("SELECT pg_advisory_unlock({key})"))
-            .await
-            .unwrap();
-        times[0].push(start.elapsed());
-        let claim = claim("a", TTL);
-        let start = Instant::now();
-        granted(&lock, &claim).await;
-        lock.release(&claim, None).await.unwrap();
-        times[1].push(start.elapsed());
-        let start = Instant::now();
-        locks.lock("b").await.unwrap().release().await.unwrap();
-        times[2].push(start.elapsed());
-    }
-    let [bare, ours, guarded] = times.map(|times| {
-        // The first ones connect.
-        let mut times = times[200..].to_vec();
-        times.sort_unstable();
-        times[times.len() / 2]
-    });
-    let ratio = |time: Duration| time.as_secs_f64() / bare.as_secs_f64();
-    let (backend, whole) = (ratio(ours), ratio(guarded));
-    println!(
-        "a bare pair takes {bare:?}, the backend's {ours:?}: {backend:.2} times as long; with its guard {guarded:?}: {whole:.2}"
-    );
-    assert!(backend <= 1.3, "{backend:.2}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

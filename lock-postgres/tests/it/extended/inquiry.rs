@@ -3,14 +3,15 @@
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lock_core::{DistributedLock, LockError};
-use lock_postgres::{PostgresConfig, PostgresLock, Tls};
+use lock_core::DistributedLock;
+use lock_postgres::PostgresLock;
 
-use crate::inquiry::{TTL, at, behind, names};
+use crate::bad_input::is_configuration;
+use crate::inquiry::{TTL, behind, names};
 use crate::server::proxy::Proxy;
-use crate::server::{Database, HANG_LIMIT, claim, granted, in_time, name};
+use crate::server::{Database, HANG_LIMIT, claim, granted, in_time, name, until};
 
 /// How long an operation of a victim may take: it is busy with a forced release for a sixth of that.
 const SHORT: Duration = Duration::from_secs(6);
@@ -21,7 +22,9 @@ const ASKED: &str = "SELECT count(*) > 0 FROM pg_stat_activity \
 
 /// A client whose requests are sent as soon as they are polled.
 async fn victim(proxy: &Proxy, server: &Database) -> PostgresLock {
-    let config = at(proxy, server).runtime(tokio::runtime::Handle::current());
+    let config = server
+        .config_at(proxy.port())
+        .runtime(tokio::runtime::Handle::current());
     config.op_timeout(SHORT).connect().await.unwrap()
 }
 
@@ -36,21 +39,13 @@ async fn send(request: impl Future) {
 }
 
 async fn until_held(proxy: &Proxy) {
-    let start = Instant::now();
-    while !proxy.holds_requests() {
-        assert!(start.elapsed() < HANG_LIMIT, "no request comes");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    until("a request comes", async || proxy.holds_requests()).await;
 }
 
 /// Waits until that question yields true.
-async fn until(server: &Database, sql: &str) {
+async fn until_true(server: &Database, sql: &str) {
     let plain = server.plain().await;
-    let start = Instant::now();
-    while !plain.query_one(sql, &[]).await.unwrap().get::<_, bool>(0) {
-        assert!(start.elapsed() < HANG_LIMIT, "never true: {sql}");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
+    until(sql, async || plain.query_one(sql, &[]).await.unwrap().get(0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -67,7 +62,7 @@ async fn a_forced_release_of_a_lock_that_its_client_is_busy_with_is_no_success_b
     let busy = tokio::spawn(async move { theirs.try_acquire(&mine).await });
     until_held(&proxy).await;
     let releasing = tokio::spawn(async move { asker.force_release(&name("a")).await });
-    until(&server, ASKED).await;
+    until_true(&server, ASKED).await;
     // Mostly the client has answered by then that it could not. Whether it has or not, the outcome is the same.
     tokio::time::sleep(SHORT / 3).await;
     proxy.pass();
@@ -103,13 +98,9 @@ async fn a_client_that_does_not_answer_is_shown_by_its_session_within_a_bound() 
     // Another role may lock, and may not end its session.
     let grants = lock_postgres::schema_sql("fencelock", Some("other_role")).unwrap();
     server.run_sql(&format!("CREATE ROLE other_role LOGIN; {grants}")).await;
-    let mut joe = server.login();
-    joe.user("other_role");
-    let joe = PostgresConfig::new(joe).tls(Tls::Disable).connect().await.unwrap();
+    let joe = server.config_as("other_role").connect().await.unwrap();
     let error = in_time(joe.force_release(&name("a"))).await.unwrap_err();
-    assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-    let said = format!("{error:#}");
-    assert!(said.contains("GRANT pg_signal_backend"), "{said}");
+    is_configuration(&error, "GRANT pg_signal_backend");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -150,14 +141,15 @@ async fn a_forced_release_whose_last_request_is_lost_is_no_success() {
     let grant = granted(&silent, &claim("a", TTL)).await;
     theirs.hold_answers();
     // It waits for the answer for a third of that.
-    let asker = at(&ours, &server).op_timeout(2 * SHORT).connect().await.unwrap();
+    let config = server.config_at(ours.port()).op_timeout(2 * SHORT);
+    let asker = config.connect().await.unwrap();
     let asking = asker.clone();
     let releasing = tokio::spawn(async move { asking.force_release(&name("a")).await });
-    until(&server, ASKED).await;
+    until_true(&server, ASKED).await;
     ours.hold_requests_after(LAST + 9);
     until_held(&ours).await;
     ours.cut();
-    until(
+    until_true(
         &server,
         "SELECT count(*) = 1 FROM pg_stat_activity WHERE application_name LIKE 'fencelock %' AND datname = current_database()",
     )

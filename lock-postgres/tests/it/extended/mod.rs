@@ -11,7 +11,6 @@ mod figures;
 mod inquiry;
 mod many;
 mod pooler;
-mod processes;
 mod reserve;
 mod silence;
 mod tokens;

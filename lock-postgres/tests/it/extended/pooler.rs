@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_core::{Clock, DistributedLock, Grant, LockError, Locks};
-use lock_postgres::{PostgresConfig, PostgresLock, Tls};
+use lock_postgres::{PostgresConfig, PostgresLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -225,7 +225,7 @@ async fn a_pooler_of_which_the_wrong_thing_is_said_keeps_nobody_from_putting_the
     look.batch_execute("LOCK TABLE fencelock.counter IN ACCESS EXCLUSIVE MODE")
         .await
         .unwrap();
-    let config = PostgresConfig::new(server.login_at(proxy.port())).tls(Tls::Disable);
+    let config = server.config_at(proxy.port());
     let connecting = config.session_pooler(true).op_timeout(HANG_LIMIT).connect();
     let connecting = tokio::spawn(connecting);
     until_blocked(&server, 1, || connecting.is_finished()).await;
@@ -334,7 +334,7 @@ async fn sessions_with_the_answers_of_another_client_are_left_a_few_times() {
     let server = Server::start();
     let config = async |connections| {
         let port = with_answers_of_another_client(server.port(), connections).await;
-        PostgresConfig::new(server.login_at(port)).tls(Tls::Disable)
+        server.config_at(port)
     };
     for connections in [1, 3] {
         let lock = in_time(config(connections).await.connect()).await.unwrap();

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, LockGuard, Locks, Options, Wait};
+use lock_core::{DistributedLock, LockGuard, Locks, Options};
+use tokio::task::JoinHandle;
 
-use crate::server::{Database, HANG_LIMIT, Server, claim, granted, soon};
+use crate::server::{Database, HANG_LIMIT, Server, claim, granted, waited};
 use crate::waiting::{NAMES, TTL, many_names_are_waited_for};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -93,25 +94,15 @@ async fn a_release_wakes_a_waiter_long_before_it_looks_by_itself() {
         let mine = claim("a", TTL);
         granted(&one, &mine).await;
         let other = two.clone();
-        let waiting = tokio::spawn(async move {
-            let theirs = claim("a", TTL);
-            let granted = other
-                .acquire(&theirs, Wait::until(soon()))
-                .await
-                .unwrap()
-                .granted()
-                .is_some();
-            (granted, Instant::now(), theirs)
-        });
+        let waiting = tokio::spawn(async move { (waited(&other, &claim("a", TTL)).await, Instant::now()) });
         server.until_waiting("a", 1).await;
         // Far into the time between two looks.
         tokio::time::sleep(Duration::from_millis(150)).await;
         let released = Instant::now();
         one.release(&mine, None).await.unwrap();
-        let (granted, then, theirs) = waiting.await.unwrap();
-        assert!(granted);
+        let (grant, then) = waiting.await.unwrap();
         times.push(then - released);
-        two.release(&theirs, None).await.unwrap();
+        two.release(&grant.claim, None).await.unwrap();
         server.until_locks(0).await;
     }
     times.sort_unstable();
@@ -132,11 +123,7 @@ async fn requests_per_hand_over(waiters: usize) -> f64 {
         let lock = server.client().await;
         tasks.push(tokio::spawn(async move {
             let theirs = claim("a", TTL);
-            lock.acquire(&theirs, Wait::until(soon()))
-                .await
-                .unwrap()
-                .granted()
-                .unwrap();
+            waited(&lock, &theirs).await;
             (lock, theirs)
         }));
     }
@@ -147,9 +134,7 @@ async fn requests_per_hand_over(waiters: usize) -> f64 {
     let (mut lock, mut held) = (first, mine);
     for _ in 0..ROUNDS {
         lock.release(&held, None).await.unwrap();
-        let (granted, _, rest) = futures_first(tasks).await;
-        tasks = rest;
-        (lock, held) = granted;
+        (lock, held) = first_of(&mut tasks).await;
     }
     let looks = start.elapsed().as_secs_f64() * 2.0 * waiters as f64;
     let all = (attempts() - before) as f64;
@@ -164,12 +149,11 @@ async fn requests_per_hand_over(waiters: usize) -> f64 {
     (all - looks).max(0.0) / ROUNDS as f64
 }
 
-/// The first of them that ends, and the others.
-async fn futures_first<T>(mut tasks: Vec<tokio::task::JoinHandle<T>>) -> (T, usize, Vec<tokio::task::JoinHandle<T>>) {
+/// The outcome of the first of them that ends.
+async fn first_of<T>(tasks: &mut Vec<JoinHandle<T>>) -> T {
     loop {
-        if let Some(at) = tasks.iter().position(tokio::task::JoinHandle::is_finished) {
-            let done = tasks.swap_remove(at).await.unwrap();
-            return (done, at, tasks);
+        if let Some(at) = tasks.iter().position(JoinHandle::is_finished) {
+            return tasks.swap_remove(at).await.unwrap();
         }
         tokio::time::sleep(Duration::from_micros(200)).await;
     }

@@ -3,8 +3,8 @@
 use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
+use lock_postgres::PostgresConfig;
 use lock_postgres::tokio_postgres::{Client, NoTls, SimpleQueryMessage};
-use lock_postgres::{PostgresConfig, Tls};
 
 use super::{HANG_LIMIT, Server, command, give};
 
@@ -53,7 +53,7 @@ impl Bouncer {
     }
 
     pub(crate) fn config(&self, server: &Server) -> PostgresConfig {
-        PostgresConfig::new(server.login_at(self.port)).tls(Tls::Disable)
+        server.config_at(self.port)
     }
 
     /// A connection of an application that shares the pool.

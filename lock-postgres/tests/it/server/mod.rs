@@ -14,12 +14,13 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use lock_core::{Attempt, Claim, Clock, DistributedLock, Grant, LockName, Stamp};
+use lock_core::{Attempt, Claim, Clock, DistributedLock, Grant, LockName, Stamp, Wait};
 use lock_postgres::tokio_postgres::{self, Client, NoTls};
 use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, geteuid, kill_process};
 use tempfile::TempDir;
+use tokio::task::JoinHandle;
 
 /// The time after which a test fails because something that must happen has not happened. No test depends on its length.
 pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
@@ -28,6 +29,15 @@ pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
     let output = tokio::time::timeout(HANG_LIMIT, work).await;
     output.unwrap_or_else(|_| panic!("it takes longer than {HANG_LIMIT:?}"))
+}
+
+/// Waits until that holds.
+pub(crate) async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let start = Instant::now();
+    while !holds().await {
+        assert!(start.elapsed() < HANG_LIMIT, "not in time: {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
 }
 
 /// The sessions of this crate's clients in the database, oldest first.
@@ -300,12 +310,9 @@ impl Server {
         std::fs::write(&file, format!("host all {role} all scram-sha-256\n{rules}")).unwrap();
         self.run_sql("SELECT pg_reload_conf()").await;
         let mut login = self.login();
-        let start = Instant::now();
+        login.user(role);
         // Without a password it is not even tried.
-        while login.user(role).connect(NoTls).await.is_ok() {
-            assert!(start.elapsed() < HANG_LIMIT, "{}", self.log());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("the password is wanted", async || login.connect(NoTls).await.is_err()).await;
     }
 
     /// Copies the data of the running server into that folder, for a standby that follows it.
@@ -331,12 +338,11 @@ impl Server {
         let set = format!("ALTER SYSTEM SET synchronous_standby_names = '{standby}'");
         plain.batch_execute(&set).await.unwrap();
         plain.batch_execute("SELECT pg_reload_conf()").await.unwrap();
-        let start = Instant::now();
         // Whoever connects later inherits it from the first process, which may not have read it yet.
-        while self.value::<String>("SHOW synchronous_standby_names").await != standby {
-            assert!(start.elapsed() < HANG_LIMIT, "{}", self.log());
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("the setting is read", async || {
+            self.value::<String>("SHOW synchronous_standby_names").await == standby
+        })
+        .await;
         // The checkpointer tells all others whether they have to wait.
         let committing = self.plain().await;
         let commit = "SELECT pg_logical_emit_message(true, 'test', 'a commit with something to log')";
@@ -433,7 +439,18 @@ impl Database {
     }
 
     pub(crate) fn config(&self) -> PostgresConfig {
-        PostgresConfig::new(self.login()).tls(Tls::Disable)
+        self.config_at(self.port)
+    }
+
+    /// Of a client that reaches the database at that port, such as through a proxy.
+    pub(crate) fn config_at(&self, port: u16) -> PostgresConfig {
+        PostgresConfig::new(self.login_at(port)).tls(Tls::Disable)
+    }
+
+    pub(crate) fn config_as(&self, role: &str) -> PostgresConfig {
+        let mut login = self.login();
+        login.user(role);
+        PostgresConfig::new(login).tls(Tls::Disable)
     }
 
     pub(crate) fn login(&self) -> tokio_postgres::Config {
@@ -505,11 +522,10 @@ impl Database {
     /// Waits until no client has a session.
     pub(crate) async fn until_no_sessions(&self) {
         let plain = self.plain().await;
-        let start = Instant::now();
-        while !plain.query(SESSIONS, &[]).await.unwrap().is_empty() {
-            assert!(start.elapsed() < HANG_LIMIT, "the sessions do not end");
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
+        until("the sessions end", async || {
+            plain.query(SESSIONS, &[]).await.unwrap().is_empty()
+        })
+        .await;
     }
 
     /// Waits until that many sessions wait for the name.
@@ -518,15 +534,10 @@ impl Database {
         let key = self.config().connect_lazy().unwrap().key(&self::name(name));
         let (high, low) = ((key as u64 >> 32) as i64, key & 0xffff_ffff);
         let sql = format!("{LOCKS} AND classid = {high} AND objid = {low} AND (NOT granted OR mode = 'ShareLock')");
-        let start = Instant::now();
-        loop {
-            let found: i64 = plain.query_one(&sql, &[]).await.unwrap().get(0);
-            if found == wanted {
-                return;
-            }
-            assert!(start.elapsed() < HANG_LIMIT, "{found} sessions wait, and not {wanted}");
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
+        until(&format!("{wanted} sessions wait"), async || {
+            plain.query_one(&sql, &[]).await.unwrap().get::<_, i64>(0) == wanted
+        })
+        .await;
     }
 
     /// The backends of fencelock's sessions.
@@ -642,6 +653,18 @@ pub(crate) fn soon() -> Option<Stamp> {
 pub(crate) async fn granted(lock: &PostgresLock, claim: &Claim) -> Grant {
     let attempt = lock.try_acquire(claim).await.unwrap();
     attempt.granted().expect("the lock is free")
+}
+
+/// Waits for the lock, which it has to get.
+pub(crate) async fn waited(lock: &PostgresLock, claim: &Claim) -> Grant {
+    let attempt = lock.acquire(claim, Wait::until(soon())).await.unwrap();
+    attempt.granted().expect("a wait without end")
+}
+
+/// [Waits](waited) for the lock beside whatever else happens.
+pub(crate) fn waiting(lock: &PostgresLock, claim: Claim) -> JoinHandle<Grant> {
+    let lock = lock.clone();
+    tokio::spawn(async move { waited(&lock, &claim).await })
 }
 
 pub(crate) async fn is_busy(lock: &PostgresLock, claim: &Claim) -> bool {
