@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use crate::server::{
     Etcd, GIVEN_UP, LONG, Plain, UNRENEWED, busy, claim, clean_up, client, config_behind, deliver, fails, granted,
-    lost, plain, queue, raise_base, shared, soon, start, until, until_queued, watchers,
+    lost, plain, queue, raise_base, shared, start, until, until_queued, waited, waiting, watchers,
 };
 use conformance_tests::faults::Proxy;
-use lock_core::{Attempt, DistributedLock, LockGuard, Locks, LossReason, Released, Wait};
+use lock_core::{DistributedLock, LockGuard, Locks, LossReason, Released, Wait};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{EventType, KeyValue, WatchOptions};
 
@@ -132,14 +132,13 @@ async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_
     let mut held = claim("n", LONG);
     let mut token = granted(&clients[0], &held).await.token;
     for round in 0..ROUNDS {
-        let (from, to) = (&clients[round % 2], clients[(round + 1) % 2].clone());
+        let (from, to) = (&clients[round % 2], &clients[(round + 1) % 2]);
         let next = claim("n", LONG);
-        let wanted = next.clone();
-        let waiting = tokio::spawn(async move { to.acquire(&wanted, Wait::until(soon())).await });
+        let waiting = waiting(to, &next);
         until_queued(&etcd, "n", 1).await;
         assert!(!waiting.is_finished());
         assert_eq!(from.release(&held, None).await.unwrap(), Released::Released);
-        let grant = waiting.await.unwrap().unwrap().granted().unwrap();
+        let grant = waiting.await.unwrap();
         assert!(grant.token > token);
         (held, token) = (next, grant.token);
     }
@@ -247,10 +246,7 @@ async fn a_claim_far_back_in_a_queue_can_be_released_through_another_client() {
         etcd.kv_client().put(key, value, None).await.unwrap();
     }
     let wanted = claim("n", LONG);
-    let waiting = tokio::spawn({
-        let (one, wanted) = (one.clone(), wanted.clone());
-        async move { one.acquire(&wanted, Wait::until(soon())).await }
-    });
+    let waiting = waiting(&one, &wanted);
     until_queued(&etcd, "n", BEFORE).await;
     waiting.abort();
     assert!(waiting.await.unwrap_err().is_cancelled());
@@ -285,13 +281,10 @@ async fn a_claim_on_a_shared_lease_that_is_asked_for_again_through_another_clien
     let mut last = granted(&one, &wanted).await.token;
     for (lock, waits) in [(&other, false), (&one, true), (&other, true), (&one, false)] {
         let before = only(&etcd, "n").await;
-        let attempt = if waits {
-            lock.acquire(&wanted, Wait::until(soon())).await.unwrap()
+        let grant = if waits {
+            waited(lock, &wanted).await
         } else {
-            lock.try_acquire(&wanted).await.unwrap()
-        };
-        let Attempt::Granted(grant) = attempt else {
-            panic!("it was held: {attempt:?}");
+            granted(lock, &wanted).await
         };
         assert!(grant.token > last);
         assert_ne!(only(&etcd, "n").await.lease, before.lease);
@@ -311,12 +304,11 @@ async fn what_is_left_under_a_key_of_a_claim_that_was_released_is_in_nobodys_way
         // As after the restore of an older state.
         etcd.kv_client().put(&*left.key, &*left.value, None).await.unwrap();
         let next = claim("n", LONG);
-        let attempt = if waits {
-            lock.acquire(&next, Wait::until(soon())).await
+        if waits {
+            waited(&lock, &next).await;
         } else {
-            lock.try_acquire(&next).await
-        };
-        assert!(attempt.unwrap().granted().is_some());
+            granted(&lock, &next).await;
+        }
         assert_ne!(only(&etcd, "n").await.value, left.value);
         lock.release(&next, None).await.unwrap();
     }

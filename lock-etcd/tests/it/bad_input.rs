@@ -4,11 +4,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::server::{
-    Etcd, LONG, Plain, claim, client, config, config_at, granted, plain, plain_as, queue, shared, soon, start_with,
-    until_queued,
+    Etcd, LONG, Plain, claim, client, config, config_at, granted, plain, plain_as, queue, shared, start_with,
+    until_queued, waiting,
 };
 use conformance_tests::servers::Server;
-use lock_core::{DistributedLock, LockError, Locks, Released, Renewal, Wait};
+use lock_core::{DistributedLock, LockError, Locks, Released, Renewal};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Permission;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -91,17 +91,14 @@ async fn a_server_that_comes_to_ask_for_users_is_logged_in_to_without_a_failure(
         connected("d").await,
     ];
     let (waiter, ..) = connected("e").await;
-    let waiting = tokio::spawn({
-        let waiter = waiter.clone();
-        async move { waiter.acquire(&claim("b", LONG), Wait::until(soon())).await }
-    });
+    let waiting = waiting(&waiter, &claim("b", LONG));
     until_queued(&plain(&server).await, "b", 1).await;
     ask_for_users(&server).await;
     let (lock, _, grant) = renewing;
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     let (lock, mine, _) = releasing;
     assert_eq!(lock.release(&mine, None).await.unwrap(), Released::Released);
-    waiting.await.unwrap().unwrap().granted().unwrap();
+    waiting.await.unwrap();
     let (lock, _, grant) = taking;
     assert!(granted(&lock, &claim("f", LONG)).await.token > grant.token);
     let (lock, mine, grant) = asking;
@@ -132,11 +129,11 @@ async fn a_login_from_before_users_changed_is_made_anew_without_a_failure() {
     change("taking").await;
     assert!(granted(&lock, &claim("c", LONG)).await.token > grant.token);
     change("waiting").await;
-    let waiting = tokio::spawn(async move { other.acquire(&claim("a", LONG), Wait::until(soon())).await });
+    let waiting = waiting(&other, &claim("a", LONG));
     until_queued(&as_root(&server).await, "a", 1).await;
     change("releasing").await;
     assert_eq!(lock.release(&mine, None).await.unwrap(), Released::Released);
-    waiting.await.unwrap().unwrap().granted().unwrap();
+    waiting.await.unwrap();
     // Nothing has been asked for under its lease since the change.
     granted(&lock, &claim("b", LONG)).await;
     change("closing").await;

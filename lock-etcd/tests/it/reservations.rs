@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, Locks, Released, Renewal, Wait};
+use lock_core::{Claim, DistributedLock, Locks, Released, Renewal};
 use lock_etcd::etcd_client::{Client, KeyValue};
 
 use crate::server::{
-    LONG, SHORT, claim, client, everything, granted, leases_granted, plain, queue, shared, soon, start, transactions,
-    until, until_queued,
+    LONG, SHORT, claim, client, everything, granted, leases_granted, plain, queue, shared, start, transactions, until,
+    until_queued, waiting,
 };
 
 /// A claim that announces a reservation.
@@ -99,10 +99,7 @@ async fn a_waiter_whose_key_is_deleted_by_hand_comes_again_and_can_reserve() {
     let (holder, waiter, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     let (held, wanted) = (claim("n", LONG), reserving("n", SHORT));
     granted(&holder, &held).await;
-    let waiting = tokio::spawn({
-        let (waiter, wanted) = (waiter.clone(), wanted.clone());
-        async move { waiter.acquire(&wanted, Wait::until(soon())).await }
-    });
+    let waiting = waiting(&waiter, &wanted);
     until_queued(&etcd, "n", 2).await;
     let queued = queue(&etcd, "n").await;
     let mine = queued[1..].iter().find(|kv| !is_reservation(kv)).unwrap();
@@ -113,7 +110,7 @@ async fn a_waiter_whose_key_is_deleted_by_hand_comes_again_and_can_reserve() {
     })
     .await;
     holder.release(&held, None).await.unwrap();
-    waiting.await.unwrap().unwrap().granted().unwrap();
+    waiting.await.unwrap();
     assert_eq!(waiter.reserve(&wanted, SHORT).await.unwrap(), Renewal::Renewed);
     assert_eq!(waiter.release(&wanted, None).await.unwrap(), Released::Released);
     assert!(queue(&etcd, "n").await.is_empty());

@@ -8,13 +8,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use conformance_tests::faults::{Direction, Held, Proxy, Traffic};
 use conformance_tests::servers::{Kind, Server};
 use lock_core::{
-    Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockError, LockGuard, LossReason, Released, Stamp,
+    Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockError, LockGuard, LossReason, Released, Stamp, Wait,
 };
 use lock_etcd::etcd_client::{Client, ConnectOptions, GetOptions, KeyValue, SortOrder, SortTarget};
 use lock_etcd::{EtcdConfig, EtcdLock};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 
 /// Longer than any test.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
@@ -164,6 +165,18 @@ pub(crate) async fn granted(lock: &EtcdLock, claim: &Claim) -> Grant {
     attempt.granted().expect("the lock is free")
 }
 
+/// Waits for the lock, which it has to get.
+pub(crate) async fn waited(lock: &EtcdLock, claim: &Claim) -> Grant {
+    let attempt = lock.acquire(claim, Wait::until(soon())).await.unwrap();
+    attempt.granted().expect("a wait is long enough")
+}
+
+/// [Waits](waited) for the lock beside whatever else happens.
+pub(crate) fn waiting(lock: &EtcdLock, claim: &Claim) -> JoinHandle<Grant> {
+    let (lock, claim) = (lock.clone(), claim.clone());
+    tokio::spawn(async move { waited(&lock, &claim).await })
+}
+
 pub(crate) async fn busy(lock: &EtcdLock, claim: &Claim) -> Busy {
     match lock.try_acquire(claim).await.unwrap() {
         Attempt::Busy(busy) => busy,
@@ -199,12 +212,12 @@ pub(crate) async fn until_queued(etcd: &Plain, name: &str, waiters: usize) {
 
 /// Waits until it is so.
 pub(crate) async fn until(mut is_so: impl AsyncFnMut() -> bool) {
-    let waiting = async {
+    let looking = async {
         while !is_so().await {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(HANG_LIMIT, waiting)
+    tokio::time::timeout(HANG_LIMIT, looking)
         .await
         .expect("it becomes so in time");
 }

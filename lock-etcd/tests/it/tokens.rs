@@ -3,12 +3,12 @@
 use std::num::NonZeroU32;
 
 use crate::server::{
-    Etcd, LONG, Plain, claim, client, config, config_behind, granted, plain, queue, shared, soon, start_kind, until,
-    until_queued,
+    Etcd, LONG, Plain, claim, client, config, config_behind, granted, plain, queue, shared, start_kind, until,
+    until_queued, waiting,
 };
 use conformance_tests::faults::Proxy;
 use conformance_tests::servers::Kind;
-use lock_core::{Claim, DistributedLock, FencingToken, Grant, LockError, Locks, Wait};
+use lock_core::{Claim, DistributedLock, FencingToken, Grant, LockError, Locks};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Txn, TxnOp};
 
@@ -87,15 +87,12 @@ async fn a_claim_has_a_block_of_tokens_above_all_before_while_others_draw() {
         assert_eq!(tokens(&granted(&one, &claims[0]).await), tokens(&first));
         one.release(&claims[0], None).await.unwrap();
         let second = granted(&one, &claims[1]).await;
-        let waiting = tokio::spawn({
-            let (two, claim) = (two.clone(), claims[2].clone());
-            async move { two.acquire(&claim, Wait::until(soon())).await }
-        });
+        let waiting = waiting(&two, &claims[2]);
         until_queued(&etcd, "n", 1).await;
         one.release(&claims[1], None).await.unwrap();
-        let waited = waiting.await.unwrap().unwrap();
+        let waited = waiting.await.unwrap();
         two.release(&claims[2], None).await.unwrap();
-        for grant in [first, second, waited.granted().unwrap()] {
+        for grant in [first, second, waited] {
             let (first, last) = tokens(&grant);
             assert!(Some(first) > before, "{first} after {before:?}");
             assert_eq!(last.get() - first.get() + 1, count);
@@ -180,14 +177,11 @@ async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
         let before = base(&etcd).await;
         lower(&etcd, how).await;
         let wanted = claim("n", LONG);
-        let waiting = tokio::spawn({
-            let (other, wanted) = (other.clone(), wanted.clone());
-            async move { other.acquire(&wanted, Wait::until(soon())).await }
-        });
+        let waiting = waiting(&other, &wanted);
         // It stands there with its token.
         until(async || queue(&etcd, "n").await.len() == 2 && base(&etcd).await > before - DAY / 2).await;
         one.release(&held, None).await.unwrap();
-        let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
+        let second = waiting.await.unwrap().token;
         assert!(second > first, "{second} after {first}, {how:?}");
         other.release(&wanted, None).await.unwrap();
         let (third, _) = taken(&one, "n").await;
@@ -228,10 +222,7 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     let raised = (base(&etcd).await + DAY).to_string();
     etcd.kv_client().put(etcd.base_key(), raised, None).await.unwrap();
     let next = claim("n", LONG);
-    let waiting = tokio::spawn({
-        let (lock, next) = (lock.clone(), next.clone());
-        async move { lock.acquire(&next, Wait::until(soon())).await }
-    });
+    let waiting = waiting(&lock, &next);
     until(async || {
         let queued = queue(&etcd, "n").await;
         queued
@@ -240,7 +231,7 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     })
     .await;
     lock.release(&held, None).await.unwrap();
-    let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    let token = waiting.await.unwrap().token;
     assert!(token.get() > grant.token.get() + DAY, "{token}");
     let seen = lock.holder(next.name()).await.unwrap().unwrap();
     assert_eq!(seen.token, Some(token));
@@ -290,11 +281,10 @@ async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
     put_base(&etcd, ahead).await;
     // The base as it is now is only in what tells of it.
     let telling = proxy.hold(ahead.to_string().as_bytes());
-    let wait = |lock: EtcdLock| tokio::spawn(async move { lock.acquire(&claim("n", LONG), Wait::until(soon())).await });
-    let waiting = wait(waiter);
+    let first = waiting(&waiter, &claim("n", LONG));
     telling.caught().await;
     let before = queue(&etcd, "n").await.remove(1);
-    let behind = wait(last);
+    let behind = waiting(&last, &claim("n", LONG));
     until_queued(&etcd, "n", 2).await;
     drop(telling);
     until(async || {
@@ -308,7 +298,7 @@ async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
         (before.key(), before.create_revision())
     );
     holder.release(&held, None).await.unwrap();
-    let token = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    let token = first.await.unwrap().token;
     assert_eq!(token.get(), ahead + 16 * before.create_revision() as u64);
     behind.abort();
 }

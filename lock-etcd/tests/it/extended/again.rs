@@ -6,6 +6,7 @@ use lock_core::{DistributedLock, Released, Wait};
 use crate::again::{line, only, through};
 use crate::server::{
     LONG, claim, clean_up, client, deliver, fails, granted, plain, queue, raise_base, soon, start, until_queued,
+    waiting,
 };
 
 #[tokio::test]
@@ -46,16 +47,13 @@ async fn a_request_to_join_a_queue_that_arrives_late_joins_nothing() {
     let held = proxy.hold(late.owner().to_string().as_bytes());
     fails(&proxy, &held, lock.acquire(&late, Wait::until(soon()))).await;
     clean_up(&lock, &late).await;
-    let waiting = tokio::spawn({
-        let (lock, next) = (lock.clone(), next.clone());
-        async move { lock.acquire(&next, Wait::until(soon())).await }
-    });
+    let waiting = waiting(&lock, &next);
     until_queued(&etcd, "n", 1).await;
     let before = line(&etcd, "n").await;
     deliver(&server, &proxy, held).await;
     assert_eq!(line(&etcd, "n").await, before);
     holder.release(&in_the_way, None).await.unwrap();
-    assert!(waiting.await.unwrap().unwrap().granted().is_some());
+    waiting.await.unwrap();
     assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
     assert!(queue(&etcd, "n").await.is_empty());
 }

@@ -8,10 +8,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::server::{HANG_LIMIT, LONG, Plain, claim, config_at, granted, lost, soon, until, until_queued};
+use crate::server::{HANG_LIMIT, LONG, Plain, claim, config_at, granted, lost, until, until_queued, waited, waiting};
 use conformance_tests::servers::{Data, EtcdCluster};
 use load::Load;
-use lock_core::{Claim, DistributedLock, Locks, ReleaseOutcome, Wait};
+use lock_core::{DistributedLock, Locks, ReleaseOutcome};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Client;
 use peers::Peers;
@@ -160,10 +160,7 @@ async fn a_client_goes_on_with_another_member_and_keeps_what_it_has() {
     let (holder, waiter) = (holder.connect().await.unwrap(), waiter.connect().await.unwrap());
     let held = claim("n", LONG);
     let first = granted(&holder, &held).await;
-    let waiting = tokio::spawn({
-        let (waiter, wanted) = (waiter.clone(), Claim::new(held.name().clone(), LONG));
-        async move { waiter.acquire(&wanted, Wait::until(soon())).await }
-    });
+    let waiting = waiting(&waiter, &claim("n", LONG));
     let etcd = world.plain(leader).await;
     until_queued(&etcd, "n", 1).await;
     world.cluster.members()[follower].kill().await.unwrap();
@@ -179,12 +176,7 @@ async fn a_client_goes_on_with_another_member_and_keeps_what_it_has() {
     println!("renewed with another member after {:?}", began.elapsed());
     assert!(!waiting.is_finished());
     holder.release(&held, None).await.unwrap();
-    let next = tokio::time::timeout(HANG_LIMIT, waiting)
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
-    assert!(next.granted().unwrap().token > first.token);
+    assert!(waiting.await.unwrap().token > first.token);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -427,13 +419,13 @@ async fn a_dead_holder_s_lock_is_free_one_ttl_after_the_last_change_of_the_leade
     // Nobody renews it.
     granted(&dead, &claim("n", TTL)).await;
     let began = Instant::now();
-    let waiting = tokio::spawn(async move { other.acquire(&claim("n", LONG), Wait::until(soon())).await });
+    let waiting = waiting(&other, &claim("n", LONG));
     let etcd = world.plain((leader + 1) % MEMBERS).await;
     until_queued(&etcd, "n", 1).await;
     tokio::time::sleep((TTL / 4).saturating_sub(began.elapsed())).await;
     world.cluster.members()[leader].kill().await.unwrap();
     let killed = Instant::now();
-    waiting.await.unwrap().unwrap().granted().unwrap();
+    waiting.await.unwrap();
     let (after, since) = (began.elapsed(), killed.elapsed());
     println!(
         "free {after:?} after its last sign of life, {since:?} after the end of the leader, with a ttl of {TTL:?}"
@@ -458,12 +450,7 @@ async fn a_name_stays_reserved_when_the_leader_is_killed_and_counts_anew_from_th
     let found = other.holder(&"n".parse().unwrap()).await.unwrap();
     assert!(found.as_ref().is_some_and(|found| found.is_reserved), "{found:?}");
     let wanted = claim("n", LONG);
-    other
-        .acquire(&wanted, Wait::until(soon()))
-        .await
-        .unwrap()
-        .granted()
-        .unwrap();
+    waited(&other, &wanted).await;
     let taken = asked.elapsed();
     assert!(taken >= LENGTH, "{taken:?}");
     other.release(&wanted, None).await.unwrap();

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use conformance_tests::faults::{Direction, Proxy, Traffic};
 use futures_util::StreamExt as _;
-use lock_core::{Clock, DistributedLock, Wait};
+use lock_core::{Clock, DistributedLock};
 
-use crate::server::{LONG, claim, client, config_behind, granted, plain, queue, shared, soon, until_queued};
+use crate::server::{LONG, claim, client, config_behind, granted, plain, queue, shared, until_queued, waiting};
 
 #[tokio::test]
 async fn a_waiter_keeps_its_place_for_longer_than_its_ttl() {
@@ -15,15 +15,14 @@ async fn a_waiter_keeps_its_place_for_longer_than_its_ttl() {
     let (a, b, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     let (held, wanted) = (claim("n", LONG), claim("n", TTL));
     granted(&a, &held).await;
-    let wait = tokio::spawn(async move { (b.acquire(&wanted, Wait::until(soon())).await, b) });
+    let wait = waiting(&b, &wanted);
     until_queued(&etcd, "n", 1).await;
     let before = queue(&etcd, "n").await;
     tokio::time::sleep(TTL * 2).await;
     let after = queue(&etcd, "n").await;
     assert_eq!(before[1].create_revision(), after[1].create_revision());
     a.release(&held, None).await.unwrap();
-    let (grant, _b) = wait.await.unwrap();
-    let grant = grant.unwrap().granted().unwrap();
+    let grant = wait.await.unwrap();
     assert!(grant.lease.is_valid(Clock::system().now()));
 }
 

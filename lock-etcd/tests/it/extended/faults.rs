@@ -3,12 +3,12 @@
 use std::time::{Duration, Instant};
 
 use crate::server::{
-    LONG, busy, claim, client, config, config_behind, granted, lost, plain, queue, soon, start, start_with,
-    until_queued,
+    LONG, busy, claim, client, config, config_behind, granted, lost, plain, queue, start, start_with, until_queued,
+    waiting,
 };
 use conformance_tests::faults::{Direction, Proxy, Traffic};
 use conformance_tests::servers::Data;
-use lock_core::{DistributedLock, Locks, LossReason, Wait};
+use lock_core::{DistributedLock, Locks, LossReason};
 use lock_etcd::etcd_client::{AlarmAction, AlarmType};
 use lock_etcd::{EtcdConfig, EtcdLock};
 
@@ -73,10 +73,7 @@ async fn a_full_server_grants_to_who_is_in_the_queue_and_to_nobody_else() {
     let held = claim("n", LONG);
     let first = granted(&holder, &held).await.token;
     let wanted = claim("n", LONG);
-    let waiting = tokio::spawn({
-        let (waiter, wanted) = (waiter.clone(), wanted.clone());
-        async move { waiter.acquire(&wanted, Wait::until(soon())).await }
-    });
+    let waiting = waiting(&waiter, &wanted);
     until_queued(&etcd, "n", 1).await;
     let alarm = async |action| {
         let mut member = etcd.maintenance_client();
@@ -84,7 +81,7 @@ async fn a_full_server_grants_to_who_is_in_the_queue_and_to_nobody_else() {
     };
     alarm(AlarmAction::Activate).await;
     holder.release(&held, None).await.unwrap();
-    let second = waiting.await.unwrap().unwrap().granted().unwrap().token;
+    let second = waiting.await.unwrap().token;
     assert!(second > first);
     let refused = holder.try_acquire(&claim("m", LONG)).await.unwrap_err();
     assert!(format!("{refused:#}").contains("etcd is full"), "{refused}");

@@ -5,13 +5,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::server::{
-    Etcd, LONG, claim, client, config, granted, leases_granted, plain, requests, soon, start, start_with, transactions,
-    until, until_queued, watchers,
+    Etcd, LONG, claim, client, granted, leases_granted, plain, requests, start, transactions, until, until_queued,
+    waited, watchers,
 };
-use lock_core::{DistributedLock, Locks, Options, Wait, background};
+use lock_core::{DistributedLock, Locks};
 use lock_etcd::EtcdLock;
-use lock_etcd::etcd_client::Client;
-use tokio::runtime::Handle;
 use tokio::task::JoinSet;
 
 /// The middle of what was measured.
@@ -166,10 +164,7 @@ async fn hand_overs_between(server: &Etcd, clients: &[EtcdLock; 2], name: &str, 
         let (from, to) = (&clients[round % 2], clients[(round + 1) % 2].clone());
         let next = claim(name, LONG);
         let wanted = next.clone();
-        let waiting = tokio::spawn(async move {
-            let attempt = to.acquire(&wanted, Wait::until(soon())).await;
-            (attempt.unwrap().granted().unwrap(), Instant::now())
-        });
+        let waiting = tokio::spawn(async move { (waited(&to, &wanted).await, Instant::now()) });
         until_queued(&etcd, name, 1).await;
         let released = Instant::now();
         from.release(&held, None).await.unwrap();
@@ -277,53 +272,4 @@ async fn a_waiter_who_has_just_come_is_told_at_once_while_others_write() {
     );
     // Beside what it takes on a quiet cluster, at whatever pace this machine has.
     assert!(p50.saturating_sub(quiet) < LAG / 4, "{p50:?}");
-}
-
-/// How long two puts take, each started by `put`.
-async fn two_puts(put: impl AsyncFn(&'static str)) -> Duration {
-    let began = Instant::now();
-    put("1").await;
-    put("2").await;
-    began.elapsed()
-}
-
-async fn pair(locks: &Locks) -> Duration {
-    let began = Instant::now();
-    locks.lock("n").ttl(LONG).await.unwrap().release().await.unwrap();
-    began.elapsed()
-}
-
-#[tokio::test]
-#[cfg_attr(debug_assertions, ignore = "speed is judged with optimizations")]
-async fn a_lock_and_its_release_take_little_longer_than_two_puts() {
-    const ROUNDS: usize = 500;
-    // With its disk, as in real life.
-    let server = start_with(&[]).await;
-    // Each beside puts by the same client library that are worked on the same thread.
-    let (here, background) = (Handle::current(), background().unwrap());
-    let at = server.authority().to_owned();
-    let connect = async move { Client::connect([at], None).await.unwrap() };
-    let (puts_here, puts_there) = (plain(&server).await, background.spawn(connect).await.unwrap());
-    let there = Locks::new(client(&server).await);
-    let lock = config(&server).runtime(here.clone()).connect().await.unwrap();
-    let here = Locks::with_options(lock, Options::new().runtime(here));
-    let mut times = [const { Vec::new() }; 4];
-    for _ in 0..ROUNDS {
-        let put = async |value| puts_here.kv_client().put("a", value, None).await.map(drop).unwrap();
-        times[0].push(two_puts(put).await);
-        times[1].push(pair(&here).await);
-        let put = async |value| {
-            let mut kv = puts_there.kv_client();
-            let put = background.spawn(async move { kv.put("a", value, None).await });
-            put.await.unwrap().map(drop).unwrap();
-        };
-        times[2].push(two_puts(put).await);
-        times[3].push(pair(&there).await);
-    }
-    let [puts_here, here, puts_there, there] = times.map(median);
-    for (which, puts, pair) in [("the caller's", puts_here, here), ("fencelock's", puts_there, there)] {
-        let ratio = pair.as_secs_f64() / puts.as_secs_f64();
-        println!("on {which} thread, p50 of two puts {puts:?}, of a lock and its release {pair:?}: {ratio:.2} times");
-        assert!(ratio < 1.5, "{ratio}");
-    }
 }

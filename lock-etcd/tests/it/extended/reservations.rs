@@ -4,31 +4,23 @@ use std::time::{Duration, Instant};
 
 use conformance_tests::faults::{Direction, Proxy, Then, Traffic};
 use conformance_tests::servers::Data;
-use lock_core::{DistributedLock, Locks, Released, Renewal, Wait};
+use lock_core::{DistributedLock, Locks, Released, Renewal};
 use lock_etcd::EtcdLock;
 
+use crate::again::through;
 use crate::reservations::{leases, reserving};
 use crate::server::{
-    Etcd, GIVEN_UP, LONG, SHORT, busy, claim, clean_up, client, config_behind, deliver, everything, fails, granted,
-    is_answer, plain, queue, raise_base, shared, soon, start, until, until_queued,
+    LONG, SHORT, busy, claim, clean_up, client, deliver, everything, fails, granted, is_answer, plain, queue,
+    raise_base, shared, start, until, until_queued, waited,
 };
 
 /// Waits until the name is granted.
 async fn free(lock: &EtcdLock, name: &str) -> Instant {
     let wanted = claim(name, LONG);
-    lock.acquire(&wanted, Wait::until(soon()))
-        .await
-        .unwrap()
-        .granted()
-        .unwrap();
+    waited(lock, &wanted).await;
     let at = Instant::now();
     lock.release(&wanted, None).await.unwrap();
     at
-}
-
-async fn through(server: &Etcd, proxy: &Proxy) -> EtcdLock {
-    let config = config_behind(server, proxy);
-    config.op_timeout(GIVEN_UP).connect().await.unwrap()
 }
 
 #[tokio::test]
@@ -173,8 +165,7 @@ async fn a_waiter_that_leaves_the_middle_of_the_queue_lets_no_one_pass_a_reserva
         };
         let keys = waiters + usize::from(waiters > 1);
         waiting.push(tokio::spawn(async move {
-            let attempt = lock.acquire(&wanted, Wait::until(soon())).await.unwrap();
-            let (at, token) = (Instant::now(), attempt.granted().unwrap().token);
+            let (token, at) = (waited(&lock, &wanted).await.token, Instant::now());
             lock.release(&wanted, None).await.unwrap();
             (at, token)
         }));
