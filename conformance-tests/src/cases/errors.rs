@@ -354,12 +354,17 @@ pub(crate) async fn a_holder_is_shown_as_it_is(case: Arc<Case>) -> Outcome {
 pub(crate) async fn a_list_is_in_order_and_of_one_prefix(case: Arc<Case>) -> Outcome {
     case.needs(case.capabilities().list, "the backend cannot list locks")?;
     let (party, other) = (case.party().await?, case.party().await?);
-    let names = ["b", "a/2", "a", "a/10", "a%", "aa", "A", "á", "_", "a/1"];
+    let names = [
+        "b", "a/2", "a", "a/10", "a%", "a%b", "aa", "A", "A%", "á", "_", "a_b", "a/1", "a*", "a*b", "a?b", "[a]",
+        "a\\", "a𝔞",
+    ];
     let mut guards = Vec::new();
     for name in names {
         guards.push(party.locks.lock(name).await?);
     }
-    for prefix in ["", "a", "a/", "a/1", "a%", "_", "b", "nothing", "%"] {
+    for prefix in [
+        "", "a", "a/", "a/1", "a%", "a_", "_", "b", "nothing", "%", "a*", "a?", "[", "a\\", "a𝔞",
+    ] {
         let listed = other.locks.list(prefix).await?;
         for holder in &listed {
             let known = guards
