@@ -84,8 +84,7 @@ fn quiet_says_nothing_but_errors() {
     };
     assert_eq!(quiet(&["run", "-n", "lock", "--", "true"]), (Some(75), String::new()));
     assert_eq!(quiet(&["list"]), (Some(0), String::new()));
-    running.command.signal(rustix::process::Signal::TERM);
-    running.end();
+    running.stop();
     let leaves = [
         "run",
         "-q",

@@ -33,8 +33,7 @@ pub(crate) fn busy_is_75_and_names_the_holder(backend: Backend) {
         // Rounded, as people want to see it. It cannot be held for longer than the test runs.
         assert!(seconds <= started.elapsed().as_secs() + 1, "{line}");
     }
-    running.command.signal(rustix::process::Signal::TERM);
-    assert_eq!(running.end().code, Some(143));
+    assert_eq!(running.stop().code, Some(143));
 }
 
 pub(crate) fn the_code_for_busy_can_be_chosen(backend: Backend) {
@@ -44,8 +43,7 @@ pub(crate) fn the_code_for_busy_can_be_chosen(backend: Backend) {
         let done = world.run(["run", "-n", "-E", &code.to_string(), "lock", "--", "true"]);
         done.one_line(code);
     }
-    running.command.signal(rustix::process::Signal::TERM);
-    running.end();
+    running.stop();
 }
 
 pub(crate) fn lost_is_76_and_the_command_is_ended(backend: Backend) {

@@ -21,7 +21,7 @@ mod terminal;
 mod torture;
 mod turns;
 
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "redis")]
 use crate::world::{Done, World};
 
 #[cfg(feature = "etcd")]
@@ -40,25 +40,12 @@ mod on_redis {
 }
 
 /// What no output shows.
-#[cfg(any(feature = "postgres", feature = "redis"))]
+#[cfg(feature = "redis")]
 const SECRET: &str = "hunter2";
 
-/// Tries each way to need the server, and checks that each fails with 69, in one line that holds `says` and no secret. A run that waits may say
-/// first that it goes on.
-#[cfg(any(feature = "postgres", feature = "redis"))]
-#[track_caller]
-fn unavailable(url: &str, says: &str) {
-    fails(url, 69, says);
-}
-
-/// As `unavailable`, for what a retry does not mend: 78.
-#[cfg(any(feature = "postgres", feature = "redis"))]
-#[track_caller]
-fn misconfigured(url: &str, says: &str) {
-    fails(url, 78, says);
-}
-
-#[cfg(any(feature = "postgres", feature = "redis"))]
+/// Tries each way to need the server, and checks that each fails with that code, in one line that holds `says` and no secret. A run that waits
+/// may say first that it goes on.
+#[cfg(feature = "redis")]
 #[track_caller]
 fn fails(url: &str, code: i32, says: &str) {
     let world = World::new();

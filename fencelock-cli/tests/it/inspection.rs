@@ -1,6 +1,5 @@
 //! Looking at locks.
 
-use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::world::{Backend, Done, SHORT_TTL, World};
@@ -29,8 +28,7 @@ pub(crate) fn a_holder_is_shown_to_people_and_to_programs(backend: Backend) {
     assert!(holder["token"].as_u64().unwrap() > 0);
     assert!(holder["remaining_ms"].as_u64().unwrap() <= 30_000);
 
-    running.command.signal(Signal::TERM);
-    running.end();
+    running.stop();
     let done = world.run(["holder", "lock", "--json"]);
     assert_eq!((done.code, json(&done)), (Some(1), Value::Null));
 }
@@ -68,8 +66,7 @@ pub(crate) fn a_list_shows_what_is_held_under_a_prefix_and_where(backend: Backen
     let names = world.run(["list", "--names"]);
     assert_eq!((names.stdout.as_str(), names.stderr.as_str()), ("lock\n", ""));
 
-    running.command.signal(Signal::TERM);
-    running.end();
+    running.stop();
 }
 
 pub(crate) fn a_lock_is_taken_away_only_by_force(backend: Backend) {
@@ -204,8 +201,7 @@ fn bash_completes_held_names_and_the_command_after_the_dashes() {
     has(&["fencelock", "run", "lock", "--", "cat", "-n", "a-f"], "a-file");
     has(&["fencelock", "run", "--", "-name", "--", "sle"], "sleep");
     has(&["fencelock", "hol"], "holder");
-    running.command.signal(Signal::TERM);
-    running.end();
+    running.stop();
 }
 
 pub(crate) fn a_verbose_run_tells_where_the_locks_are_and_what_happens(backend: Backend) {

@@ -7,8 +7,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
-use rustix::process::Signal;
-
 use crate::world::{Done, World, binary};
 
 /// What a directory holds: the bytes, the time of the last write, the mode and the owner of each file.
@@ -75,8 +73,7 @@ fn a_list_leaves_every_file_as_it_is() {
     look(&dead, true, |command| command);
     assert!(files(&world.path("left")) == left, "after a holder was killed");
 
-    running.command.signal(Signal::TERM);
-    running.end();
+    running.stop();
     let closed = closed(&world);
     look(&world.path("locks.db"), false, |command| command);
     assert!(files(world.dir()) == closed, "with nobody connected");

@@ -7,7 +7,7 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use conformance_tests::servers::{self, Data, Kind};
+use conformance_tests::servers::{self, Kind};
 use tokio::runtime::Runtime;
 
 use crate::world::Backend;
@@ -99,11 +99,6 @@ impl Server {
     /// Ends it as `kill -9` does.
     pub(crate) fn kill(&self) {
         self.block_on(self.running.server.kill()).unwrap();
-    }
-
-    /// Ends it as `kill -9` does, and starts it again at the same address.
-    pub(crate) fn restart(&self, data: Data) {
-        self.block_on(self.running.server.restart(data)).unwrap();
     }
 
     /// Runs a command of Redis, written with spaces between its words, and gives the first line of the answer.

@@ -110,8 +110,7 @@ pub(crate) fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend)
         process.signal(signal);
         let status = waiting.wait().unwrap();
         assert_eq!(status.code(), Some(128 + signal.as_raw()), "{name}");
-        running.command.signal(Signal::TERM);
-        running.end();
+        running.stop();
         assert_eq!(world.run(["holder", "lock"]).code, Some(1), "{name}");
         assert!(!world.path("ran").exists());
         std::fs::remove_file(world.path("pid")).unwrap();

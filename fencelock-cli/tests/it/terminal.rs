@@ -75,8 +75,7 @@ pub(crate) fn ctrl_c_ends_the_wait_for_a_lock(backend: Backend) {
     session.see("PROMPT> ");
     assert!(session.line("echo code=$?").contains("code=130"));
     assert!(!world.path("ran").exists());
-    holder.command.signal(Signal::TERM);
-    holder.end();
+    holder.stop();
 }
 
 #[test]

@@ -31,8 +31,7 @@ pub(crate) fn a_waiter_goes_on_as_soon_as_the_lock_is_free(backend: Backend) {
     let world = World::on(backend);
     let running = world.start(&[], "exec sleep 600");
     let waiting = world.fencelock().args(["run", "lock", "--", "true"]).spawn().unwrap();
-    running.command.signal(rustix::process::Signal::TERM);
-    running.end();
+    running.stop();
     assert!(waiting.wait_with_output().unwrap().status.success());
 }
 

@@ -233,10 +233,10 @@ pub(crate) fn binary() -> &'static str {
 }
 
 /// A port of the loopback at which nothing listens and that nobody else gets meanwhile.
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(feature = "redis")]
 pub(crate) struct ClosedPort(std::os::fd::OwnedFd);
 
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
+#[cfg(feature = "redis")]
 impl ClosedPort {
     pub(crate) fn new() -> Self {
         use rustix::net::{AddressFamily, SocketType, bind, socket};
@@ -305,6 +305,13 @@ impl Running {
     /// The process between `fencelock` and the command.
     pub(crate) fn supervisor(&self) -> Process {
         self.command.parent()
+    }
+
+    /// Ends the command, and waits for the end of the locker.
+    #[track_caller]
+    pub(crate) fn stop(self) -> Done {
+        self.command.signal(Signal::TERM);
+        self.end()
     }
 
     /// Waits for its end.

@@ -1,9 +1,7 @@
 //! What only an etcd can do to a command.
 
-use conformance_tests::servers::Data;
-
 use crate::server::Server;
-use crate::world::{Backend, ClosedPort, Done, SHORT_TTL, TAKEN_AWAY, World, binary};
+use crate::world::{Backend, Done, World, binary};
 
 /// How many leases and keys there are.
 fn leases_and_keys(server: &Server) -> (usize, i64) {
@@ -33,19 +31,6 @@ fn lock_up(server: &Server, prefix: &str) {
 }
 
 #[test]
-fn a_cluster_that_is_not_there_is_69_and_no_secret_is_shown() {
-    let closed = ClosedPort::new();
-    let world = World::new();
-    let url = format!("etcd://joe:hunter2@{}", closed.address());
-    let done = Done::of(world.fencelock().env("FENCELOCK_URL", url).args(["holder", "lock"]));
-    let line = done.one_line(69);
-    assert!(
-        line.contains("cannot be reached") && !line.contains("hunter2"),
-        "{line}"
-    );
-}
-
-#[test]
 fn commands_that_end_leave_no_lease() {
     let world = World::on_own(Backend::Etcd);
     let run = || assert_eq!(world.run(["run", "--ttl", "1h", "lock", "--", "true"]).code, Some(0));
@@ -64,32 +49,6 @@ fn commands_that_end_leave_no_lease() {
         rounds.push((before, after));
     }
     panic!("leases and keys before and after: {rounds:?}");
-}
-
-#[test]
-fn a_cluster_that_dies_ends_the_command_before_its_lease() {
-    let world = World::on_own(Backend::Etcd);
-    let running = world.start(&SHORT_TTL, "exec sleep 600");
-    let command = running.command;
-    world.server().kill();
-    let line = running.end().one_line(76).to_owned();
-    assert!(!command.is_alive());
-    assert!(line.contains("could not be renewed in time ("), "{line}");
-}
-
-#[test]
-fn a_cluster_that_forgets_its_locks_ends_the_command_at_the_next_renewal() {
-    let world = World::on_own(Backend::Etcd);
-    // Long enough for the server to be back before it is over.
-    let running = world.start(&["--ttl", "30s"], "exec sleep 600");
-    world.server().restart(Data::Lost);
-    let command = running.command;
-    let done = running.end();
-    let line = done.one_line(76);
-    // Its lease is unknown there, which the client may learn in either way.
-    let (gone, ended) = (TAKEN_AWAY, "ended the session or lease that kept the lock");
-    assert!(line.contains(gone) || line.contains(ended), "{line}");
-    assert!(!command.is_alive());
 }
 
 #[test]

@@ -6,8 +6,6 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use rustix::process::Signal;
-
 use crate::read_only::{closed, files, left_behind, look};
 use crate::world::{Done, World, binary, not_shown};
 
@@ -58,8 +56,7 @@ fn a_user_who_may_only_read_sees_the_locks() {
     let dead = left_behind(&world);
     fs::set_permissions(world.path("left"), fs::Permissions::from_mode(0o755)).unwrap();
     look(&dead, true, &reader);
-    running.command.signal(Signal::TERM);
-    running.end();
+    running.stop();
     let closed = closed(&world);
     look(&world.path("locks.db"), false, &reader);
     assert!(files(world.dir()) == closed);

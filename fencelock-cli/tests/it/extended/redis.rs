@@ -8,15 +8,16 @@ use std::time::Duration;
 use conformance_tests::servers::{Kind, RedisSentinels};
 use rustix::process::Signal;
 
-use super::{SECRET, misconfigured, unavailable};
+use super::{SECRET, fails};
 use crate::server::Server;
-use crate::world::{Backend, ClosedPort, Done, SHORT_TTL, TAKEN_AWAY, World};
+use crate::world::{Backend, ClosedPort, Done, SHORT_TTL, World};
 
 #[test]
 fn a_server_that_is_not_there_is_69() {
     let closed = ClosedPort::new();
-    unavailable(
+    fails(
         &format!("redis://joe:{SECRET}@{}", closed.address()),
+        69,
         "cannot be reached",
     );
 }
@@ -27,37 +28,13 @@ fn a_wrong_or_missing_password_is_78_and_not_shown() {
     let server = Server::own(Backend::Redis);
     assert_eq!(server.ask("CONFIG SET requirepass correct"), "+OK");
     let address = server.authority();
-    misconfigured(&format!("redis://:{SECRET}@{address}"), "password");
-    misconfigured(&format!("redis://{address}"), "password");
+    fails(&format!("redis://:{SECRET}@{address}"), 78, "password");
+    fails(&format!("redis://{address}"), 78, "password");
     let right = format!("redis://:correct@{address}");
     let done = Done::of(
         world
             .fencelock()
             .env("FENCELOCK_URL", right)
-            .args(["run", "lock", "--", "true"]),
-    );
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
-}
-
-#[test]
-fn a_database_that_does_not_exist_is_78() {
-    let server = Server::shared(Backend::Redis);
-    misconfigured(&format!("redis://{}/99", server.authority()), "database");
-}
-
-#[test]
-fn a_server_that_evicts_is_78_unless_that_is_allowed() {
-    let world = World::new();
-    let server = Server::own(Backend::Redis);
-    for setting in ["maxmemory 100mb", "maxmemory-policy allkeys-lru"] {
-        assert_eq!(server.ask(&format!("CONFIG SET {setting}")), "+OK");
-    }
-    misconfigured(&server.url(), "noeviction");
-    let url = format!("{}?allow_unsafe_configuration=true", server.url());
-    let done = Done::of(
-        world
-            .fencelock()
-            .env("FENCELOCK_URL", url)
             .args(["run", "lock", "--", "true"]),
     );
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
@@ -137,8 +114,7 @@ fn a_user_who_may_only_read_sees_the_locks_and_needs_every_right_that_the_docume
     run("", &["run", "-n", "other", "--", "true"]).one_line(78);
     run("", &["release", "--force", "lock"]).one_line(78);
     assert_eq!(world.run(["holder", "lock"]).code, Some(0));
-    running.command.signal(Signal::TERM);
-    running.end();
+    running.stop();
 }
 
 #[test]
@@ -185,16 +161,7 @@ fn a_server_that_never_answers_is_69_within_the_limit() {
             thread::spawn(move || { &stream }.read_to_end(&mut Vec::new()));
         }
     });
-    unavailable(&format!("redis://127.0.0.1:{port}?op_timeout=300ms"), "300ms");
-}
-
-#[test]
-fn a_key_of_another_type_in_the_way_is_78_and_stays() {
-    let world = World::on_own(Backend::Redis);
-    assert_eq!(world.server().ask("LPUSH {fencelock:lock}:lock one"), ":1");
-    let line = world.run(["run", "lock", "--", "true"]).one_line(78).to_owned();
-    assert!(line.contains("lock"), "{line}");
-    assert_eq!(world.server().ask("LLEN {fencelock:lock}:lock"), ":1");
+    fails(&format!("redis://127.0.0.1:{port}?op_timeout=300ms"), 69, "300ms");
 }
 
 #[test]
@@ -227,24 +194,4 @@ fn a_server_that_stops_for_a_while_costs_nothing() {
     assert!(running.command.is_alive());
     running.locker().signal(Signal::TERM);
     assert_eq!(running.end().code, Some(143));
-}
-
-#[test]
-fn a_server_that_forgets_its_locks_ends_the_command_at_the_next_renewal() {
-    let world = World::on_own(Backend::Redis);
-    let running = world.start(&SHORT_TTL, "exec sleep 600");
-    assert_eq!(world.server().ask("FLUSHALL"), "+OK");
-    let command = running.command;
-    let done = running.end();
-    assert!(done.one_line(76).contains(TAKEN_AWAY), "{done:?}");
-    assert!(!command.is_alive());
-}
-
-#[test]
-fn nothing_but_the_counter_is_left_on_the_server() {
-    let world = World::on_own(Backend::Redis);
-    assert_eq!(world.run(["run", "lock", "--", "true"]).code, Some(0));
-    assert_eq!(world.run(["run", "lock", "--", "no-such-command"]).code, Some(127));
-    assert_eq!(world.server().ask("DBSIZE"), ":1");
-    assert_eq!(world.server().ask("EXISTS {fencelock:lock}:fence"), ":1");
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use conformance_tests::servers::{Kind, RedisSentinels};
 
-use super::misconfigured;
+use super::fails;
 use crate::world::{Done, World};
 
 #[test]
@@ -30,8 +30,16 @@ fn commands_find_the_primary_by_its_sentinels_and_name_the_address_to_use() {
     assert_eq!(token.code, Some(0), "{token:?}");
     assert!(token.stdout.trim().parse::<u64>().unwrap() > 0, "{token:?}");
     let sentinel = service.sentinels()[0].authority();
-    misconfigured(&format!("redis://{sentinel}"), &service.url());
-    misconfigured(&format!("redis+sentinel://{sentinel}/hers"), RedisSentinels::SERVICE);
+    fails(&format!("redis://{sentinel}"), 78, &service.url());
+    fails(
+        &format!("redis+sentinel://{sentinel}/hers"),
+        78,
+        RedisSentinels::SERVICE,
+    );
     let server = service.servers()[0].authority();
-    misconfigured(&format!("redis+sentinel://{server}/s"), &format!("redis://{server}"));
+    fails(
+        &format!("redis+sentinel://{server}/s"),
+        78,
+        &format!("redis://{server}"),
+    );
 }

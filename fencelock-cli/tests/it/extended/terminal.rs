@@ -68,8 +68,7 @@ fn a_person_who_waits_is_told_for_whom(backend: Backend) {
     // It is written anew in the same line.
     session.see("\r");
     session.see("waiting for lock, held by ");
-    holder.command.signal(Signal::TERM);
-    holder.end();
+    holder.stop();
     let rest = session.see("mine-2");
     assert!(rest.contains("\r\u{1b}[K"), "{rest:?}");
 }

@@ -1,4 +1,4 @@
-//! Several processes take turns, for longer.
+//! A wait that is held up.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -6,18 +6,7 @@ use std::process::Stdio;
 use std::thread;
 use std::time::Duration;
 
-use crate::turns::twenty_processes_count_to_twenty;
-use crate::world::{Backend, HANG_LIMIT, World, wait_until};
-
-on_every_backend! {
-    twenty_processes_count_to_twenty_four_times_more,
-}
-
-fn twenty_processes_count_to_twenty_four_times_more(backend: Backend) {
-    for _ in 0..4 {
-        twenty_processes_count_to_twenty(backend);
-    }
-}
+use crate::world::{HANG_LIMIT, World, wait_until};
 
 #[test]
 fn a_wait_that_others_hold_up_says_so_once_and_goes_on() {
