@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use crate::discovery::{Discovery, Target};
 use crate::keys::Keys;
 use crate::login::{Login, Secret};
-use crate::redlock::Node;
+use crate::redlock::Membership;
 use crate::sentinel::Service;
 use crate::session::{Session, Settings};
 use crate::transport::Place;
@@ -322,7 +322,7 @@ impl RedisConfig {
     }
 
     /// What a session is made of; `node` if the server is one of several.
-    pub(crate) fn settings(self, executor: Executor, node: Option<Node>) -> Result<Settings, LockError> {
+    pub(crate) fn settings(self, executor: Executor, node: Option<Membership>) -> Result<Settings, LockError> {
         if !RETENTION.contains(&self.counter_retention) {
             return Err(LockError::configuration(
                 "counters cannot be kept for that time; give a counter_retention of 1s to 365days",

@@ -4,30 +4,27 @@
 //! node counts tokens per name, and an acquisition is finished only when a majority of all nodes has a counter at or above its
 //! token, so that every later majority knows a counter that is at least as high.
 
-mod acquire;
-mod address;
-mod born;
-mod campaign;
-mod claims;
 mod config;
 mod node;
 mod quorum;
-mod stragglers;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::StreamExt;
+use futures_util::future::join_all;
 use lock_core::{
     Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
     ServerInfo, Wait,
 };
 
-pub use config::RedlockConfig;
-pub(crate) use node::Node;
+use crate::session::Session;
 
-use quorum::Quorum;
+pub use config::RedlockConfig;
+pub(crate) use node::Membership;
+
+use quorum::{LAST_POLL, Quorum, most_agree};
 
 /// Locks on a majority of several independent Redis servers.
 ///
@@ -35,7 +32,7 @@ use quorum::Quorum;
 /// [`close`](DistributedLock::close) releases it.
 #[derive(Clone, Debug)]
 pub struct RedlockLock {
-    quorum: Arc<Quorum>,
+    quorum: Arc<Quorum<Session>>,
 }
 
 impl RedlockLock {
@@ -47,16 +44,6 @@ impl RedlockLock {
     pub async fn connect(url: impl AsRef<str>) -> Result<Self, LockError> {
         RedlockConfig::from_url(url.as_ref())?.connect().await
     }
-
-    fn new(quorum: Quorum) -> Self {
-        Self {
-            quorum: Arc::new(quorum),
-        }
-    }
-
-    fn quorum(&self) -> &Arc<Quorum> {
-        &self.quorum
-    }
 }
 
 #[async_trait]
@@ -66,16 +53,14 @@ impl DistributedLock for RedlockLock {
         Capabilities::new(Scope::Server)
             .with_ttl_range(shortest, self.quorum.max_ttl)
             .with_op_timeout(self.quorum.op_timeout)
-            .with_fairness()
+            // A waiter asks about that often.
+            .with_give_way(LAST_POLL)
             .with_inspection()
             .with_reservations()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        match self.quorum.try_acquire(claim).await {
-            Err(_) if self.quorum.young_are_let().await => self.quorum.try_acquire(claim).await,
-            done => done,
-        }
+        self.quorum.try_acquire(claim).await
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
@@ -83,56 +68,118 @@ impl DistributedLock for RedlockLock {
         let Some(claim) = lease.claim() else {
             return Ok(Renewal::NotHeld);
         };
-        self.quorum.renew(claim).await
+        Ok(renewal(self.quorum.renew(claim).await?))
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        match keep {
-            Some(rest) => self.quorum.release_reserved(claim, rest).await,
-            None => self.quorum.release(claim).await,
-        }
+        let released = match keep {
+            Some(rest) => {
+                self.quorum.held.forget(claim.owner());
+                let round = self.quorum.ask("release", |_, node| {
+                    let claim = claim.clone();
+                    async move { node.release_reserved(&claim, rest).await }
+                });
+                self.quorum.released(round).await?
+            }
+            None => self.quorum.release(claim).await?,
+        };
+        Ok(match released {
+            true => Released::Released,
+            false => Released::NotHeld,
+        })
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
-        if wait.is_over(self.quorum.now()) {
-            return self.try_acquire(claim).await;
-        }
-        let deadline = wait.deadline();
-        match self.quorum.wait(claim, wait).await {
-            Err(_) if self.quorum.young_are_let().await => self.quorum.wait(claim, Wait::until(deadline)).await,
-            done => done,
-        }
+        self.quorum.acquire(claim, wait).await
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        self.quorum.reserve(claim, length).await
+        let Some(token) = self.quorum.held.token(claim.owner()) else {
+            return Ok(Renewal::NotHeld);
+        };
+        let round = self.quorum.ask("reservation", |_, node| {
+            let (claim, token) = (claim.clone(), token.to_string());
+            async move {
+                let asking = async {
+                    let link = node.link().await?;
+                    node.reserve_on(&link, &claim, &token, length, false).await
+                };
+                node.limited("reservation", asking).await.map(Some)
+            }
+        });
+        let reserved = self.quorum.decide(round, |_, _| None).await?;
+        match reserved {
+            true => self.quorum.held.reserved(claim.owner(), self.quorum.now() + length),
+            false => self.quorum.held.forget(claim.owner()),
+        }
+        Ok(renewal(reserved))
     }
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        self.quorum.holder(name).await
+        const OPERATION: &str = "asking who holds a lock";
+        let round = self.quorum.ask(OPERATION, |_, node| {
+            let name = name.clone();
+            async move {
+                let asking = async {
+                    let link = node.link().await?;
+                    let holders = node.holders_on(&link, std::slice::from_ref(&name)).await?;
+                    holders.into_iter().next().unwrap_or(Ok(None))
+                };
+                node.limited(OPERATION, asking).await
+            }
+        });
+        let answers = self.quorum.collect(round).await?;
+        let answered = answers.len();
+        Ok(self.quorum.holder(answers.into_iter().flatten(), answered))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        self.quorum.list(prefix).await
+        let round = self.quorum.ask("listing locks", |_, node| {
+            let prefix = prefix.to_owned();
+            async move { node.list(&prefix).await }
+        });
+        let answers = self.quorum.collect(round).await?;
+        let answered = answers.len();
+        let mut names = BTreeMap::<LockName, Vec<Holder>>::new();
+        for holder in answers.into_iter().flatten() {
+            if let Some(name) = &holder.name {
+                names.entry(name.clone()).or_default().push(holder);
+            }
+        }
+        let holders = names.into_values();
+        Ok(holders
+            .filter_map(|holders| self.quorum.holder(holders, answered))
+            .collect())
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        self.quorum.force_release(name).await
+        const OPERATION: &str = "forced release";
+        let round = self.quorum.ask(OPERATION, |_, node| {
+            let name = name.clone();
+            async move {
+                let asking = async { node.force_release_on(&node.link().await?, &name).await };
+                node.limited(OPERATION, asking).await
+            }
+        });
+        // The holder may have been told by one node and have released the others since.
+        let holders: Vec<_> = self.quorum.collect(round).await?.into_iter().flatten().collect();
+        Ok(most_agree(&holders).cloned())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {
-        let mut round = self.quorum.ask(|session| async move {
+        const OPERATION: &str = "asking for the settings of the servers";
+        let mut round = self.quorum.ask(OPERATION, |_, node| async move {
             let asking = async {
-                let link = session.link().await?;
-                link.use_rare_commands(&session.settings().keys).await?;
+                let link = node.link().await?;
+                link.use_rare_commands(&node.settings().keys).await?;
                 let warnings = link.look().await?.warnings(0);
                 Ok(link.version().clone().with_warnings(warnings))
             };
-            session.limited("asking for the settings of the server", asking).await
+            node.limited(OPERATION, asking).await
         });
         let (mut versions, mut warnings, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         while let Some((node, answer)) = round.next().await {
-            let place = &self.quorum.sessions[node].settings().server;
+            let place = &self.quorum.nodes[node].settings().server;
             match answer {
                 Ok(server) => {
                     versions.push(server.to_string());
@@ -153,9 +200,7 @@ impl DistributedLock for RedlockLock {
             }
         }
         if errors.len() > self.quorum.len() - self.quorum.majority() {
-            return Err(self
-                .quorum
-                .no_majority("asking for the settings of the servers", errors));
+            return Err(self.quorum.no_majority(OPERATION, errors));
         }
         versions.sort_unstable();
         versions.dedup();
@@ -164,6 +209,23 @@ impl DistributedLock for RedlockLock {
     }
 
     async fn close(&self) -> Result<(), LockError> {
-        self.quorum.close().await
+        self.quorum.settle().await;
+        let now = self.quorum.now();
+        let held = self.quorum.held.holding().into_iter();
+        let releasing = held.map(|(claim, reserved_until)| async move {
+            let rest = reserved_until.map(|until| until.since(now));
+            self.release(&claim, rest.filter(|rest| !rest.is_zero())).await
+        });
+        let released = join_all(releasing).await;
+        self.quorum.settle().await;
+        self.quorum.nodes.iter().for_each(|node| node.end());
+        released.into_iter().try_for_each(|released| released.map(drop))
+    }
+}
+
+fn renewal(is_renewed: bool) -> Renewal {
+    match is_renewed {
+        true => Renewal::Renewed,
+        false => Renewal::NotHeld,
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockName, Released, Renewal, Stamp};
+use redis::{RedisError, Value};
 use tokio::time::timeout;
 
 use crate::failure::{self, Failure};
@@ -24,9 +25,6 @@ pub(crate) enum OnBusy {
     Fail,
     /// Wait in the queue.
     Queue,
-    /// Also if this claim holds it: of several nodes, one that too few others go with. Waits in the queue, and gives the node to the
-    /// earliest waiter, which may be this one.
-    Yield,
 }
 
 impl OnBusy {
@@ -34,7 +32,6 @@ impl OnBusy {
         match self {
             Self::Fail => "0",
             Self::Queue => "1",
-            Self::Yield => "2",
         }
     }
 }
@@ -173,7 +170,10 @@ impl Session {
             return match &*word {
                 "renewed" => Ok(Renewal::Renewed),
                 "lost" => {
-                    self.listeners().forget(claim.owner());
+                    // One of several nodes does not decide that.
+                    if self.settings().node.is_none() {
+                        self.listeners().forget(claim.owner());
+                    }
                     if answer.number()? > 0 {
                         // The core waits for a quarter of the ttl.
                         self.serve(link, claim.name(), claim.ttl() / 8).await;
@@ -194,27 +194,13 @@ impl Session {
         claim: &Claim,
         keep: Option<Duration>,
     ) -> Result<Released, Failure> {
-        match keep {
-            Some(rest) => self.release_reserved_on(link, claim, rest).await,
-            None => self.release_until(link, claim, None).await,
+        if let Some(rest) = keep {
+            return self.release_reserved_on(link, claim, rest).await;
         }
-    }
-
-    /// Releases the claim. A node of several servers does nothing if the request arrives later than `limit` from now.
-    pub(crate) async fn release_until(
-        &self,
-        link: &Arc<Link>,
-        claim: &Claim,
-        limit: Option<Duration>,
-    ) -> Result<Released, Failure> {
         let sent = self.clock().now();
         let owner = claim.owner().to_string();
         self.listeners().forget(claim.owner());
-        let stop = limit.map_or(String::new(), |limit| {
-            (link.server_millis(sent) + millis(limit)).to_string()
-        });
-        let arguments = [&*owner, &*stop];
-        let mut answer = self.run(&scripts::RELEASE, link, claim.name(), &arguments).await?;
+        let mut answer = self.run(&scripts::RELEASE, link, claim.name(), &[&owner]).await?;
         let released = answer.released()?;
         link.learn(answer.number()?, sent);
         if answer.number()? > 0 {
@@ -246,35 +232,13 @@ impl Session {
         }
     }
 
-    /// Raises a node that has granted the claim with the token `presented` to `token`. False if it does not hold that grant any more.
-    pub(crate) async fn confirm_on(
-        &self,
-        link: &Arc<Link>,
-        claim: &Claim,
-        presented: FencingToken,
-        token: FencingToken,
-    ) -> Result<bool, Failure> {
-        let arguments = [claim.owner().to_string(), presented.to_string(), token.to_string()];
-        let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
-        let sent = self.clock().now();
-        let answer = self.run(&scripts::CONFIRM, link, claim.name(), &arguments).await;
-        let mut answer = answer?;
-        let word = answer.word()?;
-        link.learn(answer.number()?, sent);
-        match &*word {
-            "confirmed" => Ok(true),
-            "lost" => Ok(false),
-            _ => Err(Failure::Nonsense),
-        }
-    }
-
     /// Gives the name to the next waiter, behind more waiters that are gone than one script removes.
     ///
     /// If this fails or takes longer than `limit`, the next refresh of a waiter continues, so the caller's request succeeds.
     async fn serve(&self, link: &Arc<Link>, name: &LockName, limit: Duration) {
         let serving = async {
             loop {
-                let mut answer = self.run(&scripts::RELEASE, link, name, &[NOBODY, ""]).await?;
+                let mut answer = self.run(&scripts::RELEASE, link, name, &[NOBODY]).await?;
                 answer.skip();
                 answer.skip();
                 if answer.number()? == 0 {
@@ -327,10 +291,7 @@ impl Session {
             return Ok(Reply::Late);
         }
         link.learn(time, sent);
-        self.node().inspect(|node| node.answered(word == "young"));
         match &*word {
-            "young" => Err(Failure::Young(Duration::from_millis(answer.number()?))),
-            "differs" => Err(answer.difference()?),
             "again" => Ok(Reply::Again),
             "granted" => {
                 let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
@@ -345,8 +306,6 @@ impl Session {
                 let holder = record::holder(claim.name(), &answer.word()?, lease);
                 let life = Duration::from_millis(answer.number()?);
                 let ahead = answer.time()?.unwrap_or_default();
-                let number = answer.number()?;
-                self.node().inspect(|node| node.queued(claim.owner(), number));
                 let lease = lease.unwrap_or(claim.ttl());
                 let busy = Busy::default().with_retry_after(lease).with_holder(holder);
                 // Should the first in line be gone, only another one that asks finds out.
@@ -399,29 +358,22 @@ impl Session {
         let channels = self.channels(name);
         let mut arguments = [&[&*channels, &retention], arguments].concat();
         let setting = self.setting();
-        let further;
-        match setting {
-            Setting::Alone => {}
-            Setting::Node => {
-                if let Some(node) = self.node() {
-                    keys.push(self.settings().keys.born());
-                    further = node.arguments(link, arguments[2]);
-                    arguments.extend(further.iter().map(String::as_str));
-                }
-            }
-            Setting::Cluster { .. } => {
-                keys.push(self.settings().keys.never(name));
-                arguments.push(link.run_id());
-            }
+        if let Setting::Cluster { .. } = setting {
+            keys.push(self.settings().keys.never(name));
+            arguments.push(link.run_id());
         }
-        let answer = script.run(link, setting, &keys, &arguments).await;
-        // The server does not say which it was.
-        let answer = answer.map_err(|error| match failure::is_wrong_type(&error) {
-            true => Failure::Foreign(format!("one of {}", keys.join(", "))),
-            false => error.into(),
-        });
-        Fields::read(answer?)
+        answered(script.run(link, setting, &keys, &arguments).await, &keys)
     }
+}
+
+/// The fields of a script's answer.
+pub(crate) fn answered(answer: Result<Value, RedisError>, keys: &[String]) -> Result<Fields, Failure> {
+    // The server does not say which key it was.
+    let answer = answer.map_err(|error| match failure::is_wrong_type(&error) {
+        true => Failure::Foreign(format!("one of {}", keys.join(", "))),
+        false => error.into(),
+    });
+    Fields::read(answer?)
 }
 
 /// How many tokens a request asks for. Each stands for a microsecond before the grant. A replica that is promoted may lack the last tokens

@@ -54,7 +54,7 @@ impl Session {
     }
 
     /// Whether the claim held the name. If so, it is reserved for `length` now.
-    async fn reserve_on(
+    pub(crate) async fn reserve_on(
         &self,
         link: &Arc<Link>,
         claim: &Claim,

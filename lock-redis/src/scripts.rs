@@ -11,7 +11,6 @@ use crate::link::Link;
 /// A script, for each kind of server.
 pub(crate) struct Source {
     alone: Forms,
-    node: Forms,
     cluster: Forms,
 }
 
@@ -19,8 +18,6 @@ pub(crate) struct Source {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Setting {
     Alone,
-    /// One of several independent servers.
-    Node,
     Cluster {
         /// Whether it is to serve a slot that is only being moved to it.
         asking: bool,
@@ -28,7 +25,7 @@ pub(crate) enum Setting {
 }
 
 /// A script in the two forms in which servers take it.
-struct Forms {
+pub(crate) struct Forms {
     plain: Text,
     /// With leave to write on a full server: what it frees is more than what it writes.
     flagged: Option<Text>,
@@ -46,12 +43,9 @@ macro_rules! text {
 }
 
 macro_rules! scripts {
-    ($($name:ident =
-        $kind:ident($($file:literal),+; $($of_node:literal),+; $($of_cluster:literal),+) $(.$adjust:ident())?;
-    )+) => {
+    ($($name:ident = $kind:ident($($file:literal),+; $($of_cluster:literal),+) $(.$adjust:ident())?;)+) => {
         $(pub(crate) static $name: LazyLock<Source> = LazyLock::new(|| Source {
             alone: Forms::$kind(text!($($file),+)),
-            node: Forms::$kind(text!($($of_node),+)),
             cluster: Forms::$kind(text!($($of_cluster),+))$(.$adjust())?,
         });)+
     };
@@ -60,35 +54,41 @@ macro_rules! scripts {
 scripts! {
     ACQUIRE = plain(
         "shared", "acquire_first", "queue", "acquire";
-        "shared", "redlock", "redlock_acquire", "acquire_first", "queue", "redlock_yield", "acquire";
         "shared", "cluster", "acquire_first", "queue", "acquire"
     );
     RENEW = plain(
         "shared", "renew_first", "queue", "renew";
-        "shared", "redlock", "renew_first", "queue", "renew";
         "shared", "renew_first", "cluster_renew"
     ).lock_only();
     RELEASE = releasing(
         "shared", "release_first", "queue", "release";
-        "shared", "redlock", "redlock_release", "release_first", "queue", "release";
         "shared", "cluster", "release_first", "queue", "release"
     );
     RESERVE = releasing(
         "shared", "queue", "reserve";
-        "shared", "redlock", "queue", "reserve";
         "shared", "cluster", "queue", "reserve"
     );
     FORCE_RELEASE = releasing(
         "shared", "queue", "force_release";
-        "shared", "redlock", "queue", "force_release";
         "shared", "cluster", "queue", "force_release"
     );
-    HOLDER = plain("holder"; "holder"; "holder");
+    HOLDER = plain("holder"; "holder");
     // Only nodes of a cluster run this.
-    KEEP_PLACE = plain("keep_place"; "keep_place"; "keep_place").queue_only();
-    // Only independent nodes run these.
-    CONFIRM = plain("shared", "confirm"; "shared", "redlock", "confirm"; "shared", "cluster", "confirm");
-    BORN = plain("shared", "born"; "shared", "redlock", "born"; "shared", "cluster", "born");
+    KEEP_PLACE = plain("keep_place"; "keep_place").queue_only();
+}
+
+macro_rules! of_node {
+    ($($name:ident = $kind:ident($($file:literal),+);)+) => {
+        $(pub(crate) static $name: LazyLock<Forms> = LazyLock::new(|| Forms::$kind(text!($($file),+)));)+
+    };
+}
+
+// Only independent nodes run these.
+of_node! {
+    NODE_ACQUIRE = plain("shared", "redlock", "redlock_acquire");
+    NODE_CONFIRM = plain("shared", "redlock", "redlock_confirm");
+    NODE_RELEASE = releasing("shared", "redlock", "redlock_release");
+    NODE_BORN = plain("shared", "redlock", "redlock_born");
 }
 
 impl Source {
@@ -102,7 +102,6 @@ impl Source {
     ) -> Result<Value, RedisError> {
         let (forms, asking) = match setting {
             Setting::Alone => (&self.alone, false),
-            Setting::Node => (&self.node, false),
             Setting::Cluster { asking } => (&self.cluster, asking),
         };
         let needed = keys.get(forms.keys.clone()).unwrap_or(keys);
@@ -138,7 +137,7 @@ impl Forms {
 
     /// Runs the script on those keys. A server that does not know it yet gets its text along, in one request: between two
     /// it could forget it again.
-    async fn run(
+    pub(crate) async fn run(
         &self,
         link: &Arc<Link>,
         asking: bool,

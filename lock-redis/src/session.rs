@@ -18,7 +18,7 @@ use crate::line::Line;
 use crate::link::Link;
 use crate::listeners::Listeners;
 use crate::login::Login;
-use crate::redlock::Node;
+use crate::redlock::Membership;
 use crate::safety::Server;
 use crate::scripts::Setting;
 use crate::transport::Place;
@@ -36,7 +36,7 @@ pub(crate) struct Settings {
     pub(crate) allow_unsafe: bool,
     pub(crate) executor: Executor,
     /// If the server is one of several independent ones.
-    pub(crate) node: Option<Node>,
+    pub(crate) node: Option<Membership>,
     /// Whether the server is a node of a cluster.
     pub(crate) in_cluster: bool,
 }
@@ -143,16 +143,6 @@ impl Session {
         &self.settings
     }
 
-    /// What is known of the server as one of several.
-    pub(crate) fn node(&self) -> Option<&Node> {
-        self.settings.node.as_ref()
-    }
-
-    /// Whether the last acquire was refused because the server, one of several, is new or has lost its data.
-    pub(crate) fn is_young(&self) -> bool {
-        self.node().is_some_and(Node::is_young)
-    }
-
     pub(crate) fn clock(&self) -> &Clock {
         &self.identity.clock
     }
@@ -190,12 +180,11 @@ impl Session {
 
     /// The kind of server that scripts run on.
     pub(crate) fn setting(&self) -> Setting {
-        match (&self.member, &self.settings.node) {
-            (Some(member), _) => Setting::Cluster {
+        match &self.member {
+            Some(member) => Setting::Cluster {
                 asking: member.is_asking(),
             },
-            (None, Some(_)) => Setting::Node,
-            (None, None) => Setting::Alone,
+            None => Setting::Alone,
         }
     }
 

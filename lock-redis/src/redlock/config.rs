@@ -4,18 +4,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::StreamExt;
 use lock_core::{Executor, LockError, Options};
 use tokio::runtime::Handle;
 use tokio::time::sleep;
 
-use super::node::{Node, Place, Proposals, same};
+use super::RedlockLock;
+use super::node::{Found, Membership, same};
 use super::quorum::Quorum;
-use super::stragglers::Stragglers;
-use super::{RedlockLock, address};
 use crate::RedisConfig;
 use crate::discovery::Target;
-use crate::session::Session;
+use crate::session::{Identity, Session};
 
 /// How long connecting waits for nodes that are slower than the majority.
 const STRAGGLERS: Duration = Duration::from_secs(1);
@@ -67,7 +65,7 @@ impl RedlockConfig {
     /// [`LockError::Configuration`] if the address is not one of these, or a parameter is unknown, repeated or wrong. It
     /// never shows the address.
     pub fn from_url(url: &str) -> Result<Self, LockError> {
-        address::read(url)
+        read(url)
     }
 
     /// Sets the longest ttl of a lock, between 1 s and one day; 1 minute if not set. All clients of a namespace must set the same.
@@ -127,7 +125,7 @@ impl RedlockConfig {
     /// - [`LockError::Unavailable`] if a majority cannot be reached, or did not answer in time.
     pub async fn connect(self) -> Result<RedlockLock, LockError> {
         let lock = self.connect_lazy()?;
-        let quorum = Arc::clone(lock.quorum());
+        let quorum = Arc::clone(&lock.quorum);
         let executor = quorum.executor.clone();
         // The caller may be outside of a runtime.
         executor
@@ -171,43 +169,39 @@ impl RedlockConfig {
                 "max_ttl cannot be used; give a time of 1s to 1day, such as 1m",
             ));
         }
-        let proposals = Proposals::default();
         let executor = Executor::new(self.runtime);
         let (namespace, retention) = (self.nodes[0].namespace.clone(), self.nodes[0].counter_retention);
         let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
-        let place = Place::default();
+        let (identity, found) = (Identity::new(), Found::default());
         let session = |(number, node): (usize, RedisConfig)| {
             let node = node
                 .namespace(namespace.clone())
                 .counter_retention(retention)
                 .op_timeout(op_timeout);
-            let state = Node::new(place.of(number), proposals.clone(), count, self.max_ttl);
-            Ok(Arc::new(Session::new(node.settings(executor.clone(), Some(state))?)))
+            let membership = Membership::new(number, &found, count, self.max_ttl);
+            let settings = node.settings(executor.clone(), Some(membership))?;
+            Ok(Arc::new(Session::of(settings, identity.clone())))
         };
-        let sessions = self
+        let nodes = self
             .nodes
             .into_iter()
             .enumerate()
             .map(session)
             .collect::<Result<_, LockError>>()?;
-        Ok(RedlockLock::new(Quorum {
-            sessions,
-            claims: Arc::default(),
-            proposals,
-            stragglers: Stragglers::new(op_timeout / 2),
-            executor,
-            op_timeout,
-            max_ttl: self.max_ttl,
-        }))
+        let held = identity.listeners.clone();
+        let quorum = Quorum::new(nodes, executor, op_timeout, self.max_ttl, held);
+        Ok(RedlockLock {
+            quorum: Arc::new(quorum),
+        })
     }
 }
 
-impl Quorum {
+impl Quorum<Session> {
     /// Connects to as many nodes as answer soon, and at least to a majority.
     async fn connect(&self) -> Result<(), LockError> {
-        let mut round = self.ask(|session| async move {
-            let connecting = async { session.link().await.map(drop) };
-            session.limited("connecting", connecting).await
+        let mut round = self.ask("connecting", |_, node| async move {
+            let connecting = async { node.link().await.map(drop) };
+            node.limited("connecting", connecting).await
         });
         let (mut connected, mut errors) = (0, Vec::new());
         let mut late = std::pin::pin!(sleep(self.op_timeout));
@@ -237,7 +231,7 @@ impl Quorum {
             return Err(self.no_majority("connecting", errors));
         }
         for (node, error) in &errors {
-            let place = &self.sessions[*node].settings().server;
+            let place = &self.nodes[*node].settings().server;
             tracing::warn!(target: "fencelock", "locks do without node {place}, which cannot be reached: {error}");
         }
         if connected < self.len() {
@@ -251,4 +245,93 @@ impl Quorum {
             done => done.map(drop),
         }
     }
+}
+
+/// The parameters that a single node can have.
+const OF_NODE: [&str; 4] = ["user", "password", "db", "ca"];
+
+/// Reads an address. No error shows any of it but the names of parameters.
+fn read(url: &str) -> Result<RedlockConfig, LockError> {
+    let (scheme, rest) = url.split_once("://").ok_or_else(|| wrong(FORM))?;
+    let scheme = match scheme {
+        "redlock" => "redis",
+        "redlocks" => "rediss",
+        _ => return Err(wrong(FORM)),
+    };
+    if rest.contains('#') {
+        return Err(wrong("holds a #; write it as %23"));
+    }
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (hosts, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let hosts: Vec<_> = hosts.split(',').collect();
+    let login = |host: &str| host.rsplit_once('@').map(|(login, _)| login.to_owned());
+    let shared = login(hosts[0]);
+    let mut for_all = Vec::new();
+    let mut of_node = vec![Vec::new(); hosts.len()];
+    let mut max_ttl = None;
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        if name == "max_ttl" {
+            let time =
+                humantime::parse_duration(value).map_err(|_| wrong("has a wrong max_ttl; give a time such as 1m"))?;
+            if max_ttl.replace(time).is_some() {
+                return Err(wrong("gives max_ttl twice; give it once"));
+            }
+        } else if let Some((node, name)) = name.strip_prefix("node").and_then(|name| name.split_once('.')) {
+            let node: usize = node.parse().map_err(|_| wrong(NODES))?;
+            let own = node
+                .checked_sub(1)
+                .and_then(|node| of_node.get_mut(node))
+                .ok_or_else(|| wrong(NODES))?;
+            if !OF_NODE.contains(&name) {
+                return Err(wrong(NODES));
+            }
+            if own.iter().any(|(known, _)| *known == name) {
+                return Err(wrong(format!("gives node{node}.{name} twice; give it once")));
+            }
+            own.push((name, value));
+        } else {
+            for_all.push(pair);
+        }
+    }
+    let mut nodes = Vec::new();
+    for (host, own) in hosts.iter().zip(of_node) {
+        let given = |name: &str| own.iter().find(|(known, _)| *known == name).map(|(_, value)| *value);
+        let bare = host.rsplit_once('@').map_or(*host, |(_, bare)| bare);
+        if bare.is_empty() {
+            return Err(wrong(
+                "names no host between two commas, or before the first one; give HOST,HOST,HOST",
+            ));
+        }
+        let mut login = login(host).or_else(|| shared.clone()).unwrap_or_default();
+        if given("user").is_some() || given("password").is_some() {
+            let (user, password) = login.split_once(':').unwrap_or((&login, ""));
+            let (user, password) = (given("user").unwrap_or(user), given("password").unwrap_or(password));
+            login = format!("{user}:{password}");
+        }
+        let at = if login.is_empty() { "" } else { "@" };
+        let database = given("db").unwrap_or(path);
+        let query: Vec<_> = for_all
+            .iter()
+            .filter(|pair| !(pair.starts_with("ca=") && given("ca").is_some()))
+            .map(|pair| (*pair).to_owned())
+            .chain(given("ca").map(|ca| format!("ca={ca}")))
+            .collect();
+        let url = format!("{scheme}://{login}{at}{bare}/{database}?{}", query.join("&"));
+        nodes.push(RedisConfig::from_url(&url)?);
+    }
+    let mut config = RedlockConfig::new(nodes);
+    if let Some(time) = max_ttl {
+        config = config.max_ttl(time);
+    }
+    Ok(config)
+}
+
+const FORM: &str = "must start with redlock:// or redlocks:// (TLS), as in redlock://host1,host2,host3";
+
+const NODES: &str =
+    "has a wrong parameter of a node; known are user, password, db and ca, as in node2.password=..., counted from 1";
+
+fn wrong(why: impl std::fmt::Display) -> LockError {
+    LockError::configuration(format!("the address of the Redis servers {why}"))
 }

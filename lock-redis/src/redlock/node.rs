@@ -1,84 +1,283 @@
-//! What a client knows of one node of several.
+//! One node: what the coordinator asks of it.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use lock_core::{LockError, OwnerId};
+use async_trait::async_trait;
+use lock_core::{Busy, Claim, FencingToken, Lease, LockError, LockName, Released, Renewal, Stamp};
 
+use crate::failure::Failure;
+use crate::fields::Fields;
 use crate::link::Link;
-use crate::requests::millis;
+use crate::listeners::Listeners;
+use crate::record;
+use crate::requests::{NOBODY, answered, millis};
+use crate::scripts::{self, Forms};
+use crate::session::Session;
 
-/// A node's part of the client's settings.
-#[derive(Debug)]
-pub(crate) struct Node {
-    place: Place,
-    proposals: Proposals,
-    nodes: String,
-    max_ttl: String,
-    young: AtomicBool,
+/// What the coordinator asks of a node.
+#[async_trait]
+pub(crate) trait Node: Send + Sync + 'static {
+    /// Where the node is, for errors.
+    fn place(&self) -> String;
+
+    /// The clock that leases count by.
+    fn now(&self) -> Stamp;
+
+    /// The least that the node's clock can show now, in microseconds, if that is known.
+    fn server_micros(&self) -> Option<u64>;
+
+    /// Asks for the lock, unless the attempt is over before the request is sent.
+    async fn acquire(&self, claim: &Claim, attempt: &Attempt) -> Result<Answer, LockError>;
+
+    /// Raises the node to `token` if it still has the grant with the token `presented`. False if it has not.
+    async fn confirm(&self, claim: &Claim, presented: FencingToken, token: FencingToken) -> Result<bool, LockError>;
+
+    /// Renews the claim. False if the node does not have it.
+    async fn renew(&self, claim: &Claim) -> Result<bool, LockError>;
+
+    /// Releases what the claim was granted by attempts up to the number `last`. `None` if it is not known whether it had anything.
+    async fn release(&self, claim: &Claim, last: u64) -> Result<Option<bool>, LockError>;
+
+    /// Asks since when the node has its data. If that is since `open`, the node may grant at once from now on.
+    ///
+    /// `None` if the user may only look at locks, and so cannot let a node grant any.
+    async fn born(&self, open: &str) -> Result<Option<Born>, LockError>;
 }
 
-impl Node {
-    /// One of that many nodes.
-    pub(super) fn new(place: Place, proposals: Proposals, nodes: usize, max_ttl: Duration) -> Self {
+/// What a node answers to an acquire.
+pub(crate) enum Answer {
+    Granted(FencingToken, Lease),
+    Busy(Busy),
+    /// The node is new, was restarted or has lost its data, and grants nothing for that long.
+    Young(Duration),
+}
+
+/// One attempt to get a claim granted by a majority.
+///
+/// Attempts of a client are numbered, so that a release which the network holds back does not end what a later attempt is granted.
+pub(crate) struct Attempt {
+    pub(super) number: u64,
+    /// The proposed token, the same for all nodes.
+    pub(super) proposal: u64,
+    pub(super) is_over: AtomicBool,
+    /// The token of the grant that this attempt came to.
+    pub(super) given: OnceLock<FencingToken>,
+    pub(super) held: Listeners,
+}
+
+impl Attempt {
+    /// Whether a request of this attempt is still to be sent: until the attempt is given up, or its grant is released.
+    pub(super) fn is_wanted(&self, claim: &Claim) -> bool {
+        let given = self.given.get().copied();
+        !self.is_over.load(Ordering::Acquire) || given.is_some() && self.held.token(claim.owner()) == given
+    }
+}
+
+/// What a node says of its data.
+#[derive(Clone, Debug)]
+pub(crate) struct Born {
+    pub(super) is_new: bool,
+    pub(super) age: Duration,
+    pub(super) since: String,
+    /// How old its process is, which may have lost data long before the first request that noticed.
+    pub(super) process_age: Duration,
+}
+
+#[async_trait]
+impl Node for Session {
+    fn place(&self) -> String {
+        self.settings().server.to_string()
+    }
+
+    fn now(&self) -> Stamp {
+        self.clock().now()
+    }
+
+    fn server_micros(&self) -> Option<u64> {
+        Some(self.current_link()?.earliest_server_micros(self.now()))
+    }
+
+    async fn acquire(&self, claim: &Claim, attempt: &Attempt) -> Result<Answer, LockError> {
+        // If a first request was carried out, the same attempt gets the same token.
+        let asking = self.twice(|link, _| async move {
+            if !attempt.is_wanted(claim) {
+                let over = LockError::unavailable("acquire", "the claim was given up before the request was sent");
+                return Err(over.unsent().into());
+            }
+            self.acquire_on(&link, claim, attempt).await
+        });
+        self.limited("acquire", asking).await
+    }
+
+    async fn confirm(&self, claim: &Claim, presented: FencingToken, token: FencingToken) -> Result<bool, LockError> {
+        let asking = self.twice(|link, _| async move {
+            let arguments = [&*claim.owner().to_string(), &presented.to_string(), &token.to_string()];
+            let (word, _) = self
+                .ask_node(&scripts::NODE_CONFIRM, &link, Some(claim.name()), &arguments)
+                .await?;
+            Ok(word == "confirmed")
+        });
+        self.limited("acquire", asking).await
+    }
+
+    async fn renew(&self, claim: &Claim) -> Result<bool, LockError> {
+        let asking = self.twice(|_, _| Session::renew(self, claim));
+        Ok(self.limited("renew", asking).await? == Renewal::Renewed)
+    }
+
+    async fn release(&self, claim: &Claim, last: u64) -> Result<Option<bool>, LockError> {
+        let asking = self.twice(|link, was_sent| async move {
+            let arguments = [
+                &*claim.owner().to_string(),
+                &self.client_at(&link, claim.name()),
+                &last.to_string(),
+            ];
+            let released = self.ask_node(&scripts::NODE_RELEASE, &link, Some(claim.name()), &arguments);
+            let is_released = released.await?.0 == "released";
+            // The first request may have released it.
+            Ok(Some(is_released).filter(|_| is_released || !was_sent))
+        });
+        self.limited("release", asking).await
+    }
+
+    async fn born(&self, open: &str) -> Result<Option<Born>, LockError> {
+        let asking = async {
+            let link = self.link().await?;
+            let (state, mut answer) = match self.ask_node(&scripts::NODE_BORN, &link, None, &[NOBODY, open]).await {
+                Err(failure) if failure.is_denied() => return Ok(None),
+                answer => answer?,
+            };
+            Ok(Some(Born {
+                is_new: state == "new",
+                age: Duration::from_millis(answer.number()?),
+                since: answer.word()?,
+                process_age: link.server_age(),
+            }))
+        };
+        self.limited("connecting", asking).await
+    }
+}
+
+impl Session {
+    async fn acquire_on(&self, link: &Arc<Link>, claim: &Claim, attempt: &Attempt) -> Result<Answer, Failure> {
+        let ttl = millis(claim.ttl());
+        let mut late = false;
+        loop {
+            let sent = self.now();
+            let arguments = [
+                &*claim.owner().to_string(),
+                &ttl.to_string(),
+                &(link.server_millis(sent) + ttl).to_string(),
+                &self.client_at(link, claim.name()),
+                &attempt.number.to_string(),
+                &record::info(claim),
+                &attempt.proposal.to_string(),
+            ];
+            let asking = self.ask_node(&scripts::NODE_ACQUIRE, link, Some(claim.name()), &arguments);
+            let (word, mut answer) = asking.await?;
+            match &*word {
+                // An idea of the server's clock that has become wrong was put right by this answer.
+                "late" if !late => late = true,
+                "late" => {
+                    let (round_trip, ttl) = (self.now().since(sent), claim.ttl());
+                    return Err(Failure::Late { round_trip, ttl });
+                }
+                "young" => return Ok(Answer::Young(Duration::from_millis(answer.number()?))),
+                "granted" => {
+                    let token = answer.word()?.parse().map_err(|_| Failure::Nonsense)?;
+                    let life = Duration::from_millis(answer.number()?);
+                    // What was given is what counts.
+                    let lease = Lease::for_claim(claim, sent - claim.ttl().saturating_sub(life));
+                    return Ok(Answer::Granted(token, lease));
+                }
+                "busy" => {
+                    let lease = answer.time()?;
+                    let holder = record::holder(claim.name(), &answer.word()?, lease);
+                    let busy = Busy::default().with_retry_after(lease.unwrap_or(claim.ttl()));
+                    return Ok(Answer::Busy(busy.with_holder(holder)));
+                }
+                _ => return Err(Failure::Nonsense),
+            }
+        }
+    }
+
+    /// Runs a script that only nodes have: the first word of the answer, and what follows the reading of the clock.
+    async fn ask_node(
+        &self,
+        script: &Forms,
+        link: &Arc<Link>,
+        name: Option<&LockName>,
+        arguments: &[&str],
+    ) -> Result<(String, Fields), Failure> {
+        let settings = self.settings();
+        let mut keys = match name {
+            Some(name) => settings.keys.of(name).to_vec(),
+            None => vec![settings.keys.unused(); 4],
+        };
+        keys.push(settings.keys.born());
+        let retention = settings.counter_retention.as_millis().to_string();
+        let channels = settings.keys.channels();
+        let node = settings.node.as_ref().ok_or(Failure::Nonsense)?;
+        let tail = [&*node.nodes, link.run_id(), &*node.max_ttl];
+        let arguments = [&[&*channels, &*retention], arguments, &tail].concat();
+        let sent = self.now();
+        let mut answer = answered(script.run(link, false, &keys, &arguments).await, &keys)?;
+        let (word, time) = (answer.word()?, answer.number()?);
+        match &*word {
+            "late" => link.relearn(time, sent),
+            _ => link.learn(time, sent),
+        }
+        if word == "differs" {
+            return Err(answer.difference()?);
+        }
+        Ok((word, answer))
+    }
+
+    pub(super) async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Option<bool>, LockError> {
+        let asking = async {
+            let link = self.link().await?;
+            self.release_reserved_on(&link, claim, rest).await
+        };
+        Ok(Some(self.limited("release", asking).await? == Released::Released))
+    }
+}
+
+/// What the session with one of several nodes knows of the others.
+#[derive(Debug)]
+pub(crate) struct Membership {
+    /// Which of the nodes it is.
+    number: usize,
+    found: Found,
+    /// How many nodes there are, and the longest ttl in ms, as scripts are told.
+    nodes: String,
+    max_ttl: String,
+}
+
+/// The run ids of the servers that were found as each of the nodes.
+pub(super) type Found = Arc<Mutex<HashMap<usize, String>>>;
+
+impl Membership {
+    pub(super) fn new(number: usize, found: &Found, nodes: usize, max_ttl: Duration) -> Self {
         Self {
-            place,
-            proposals,
+            number,
+            found: Arc::clone(found),
             nodes: nodes.to_string(),
             max_ttl: millis(max_ttl).to_string(),
-            young: AtomicBool::new(false),
         }
     }
 
     /// Takes note of the server that was found as this node, and refuses one that was found as another node: its failure would count twice.
     pub(crate) fn found(&self, run_id: &str) -> Result<(), LockError> {
-        let Place { number, found } = &self.place;
-        let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-        let other = found.iter().find(|(other, id)| *other != number && *id == run_id);
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let other = found.iter().find(|(other, id)| **other != self.number && *id == run_id);
         if let Some((other, _)) = other {
-            return Err(same(*other, *number));
+            return Err(same(*other, self.number));
         }
-        found.insert(*number, run_id.to_owned());
+        found.insert(self.number, run_id.to_owned());
         Ok(())
-    }
-
-    /// The last arguments of a script for that owner: how many nodes there are, the process that the connection leads to, the proposal
-    /// for the token, the place in the queue, and the longest ttl.
-    pub(crate) fn arguments(&self, link: &Link, owner: &str) -> [String; 5] {
-        let [token, place] = self.proposals.of(owner).map(|micros| micros.to_string());
-        let process = link.run_id().to_owned();
-        [self.nodes.clone(), process, token, place, self.max_ttl.clone()]
-    }
-
-    /// Takes note of the number that the claim of that owner has in this node's queue.
-    pub(crate) fn queued(&self, owner: OwnerId, number: u64) {
-        self.proposals.queued(owner, number);
-    }
-
-    /// Takes note of whether the last acquire was refused because the node is new or has lost its data.
-    pub(crate) fn answered(&self, young: bool) {
-        self.young.store(young, Ordering::Release);
-    }
-
-    /// Whether the last acquire was refused for that reason.
-    pub(crate) fn is_young(&self) -> bool {
-        self.young.load(Ordering::Acquire)
-    }
-}
-
-/// Which of the nodes it is, and the run ids of the servers that were found as each of them.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Place {
-    pub(super) number: usize,
-    found: Arc<Mutex<HashMap<usize, String>>>,
-}
-
-impl Place {
-    /// The place of another node of the same client.
-    pub(super) fn of(&self, number: usize) -> Self {
-        Self { number, ..self.clone() }
     }
 }
 
@@ -88,103 +287,4 @@ pub(super) fn same(one: usize, other: usize) -> LockError {
     LockError::configuration(format!(
         "nodes {one} and {other} are the same server, whose failure would count twice; give independent servers"
     ))
-}
-
-/// The proposals of the operations under way, by owner: all nodes must get the same token proposed, also if a request is sent again.
-///
-/// The place in the queues begins as the same reading of the clock. A node puts a newcomer behind all who wait there already, and may give
-/// it a higher number for that. Who yields goes back with the highest number that a node has given it, as a Lamport clock rises, so
-/// that contenders come to have the same order on all nodes.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Proposals(Arc<Mutex<HashMap<String, Entry>>>);
-
-#[derive(Debug, Default)]
-struct Entry {
-    token: u64,
-    place: u64,
-    users: usize,
-}
-
-impl Proposals {
-    /// Proposes that reading of the servers' clocks in each request for the owner, until the result is dropped. A later proposal
-    /// for the same owner replaces it.
-    pub(crate) fn propose(&self, owner: OwnerId, micros: u64) -> Arc<Proposal> {
-        let owner = owner.to_string();
-        let mut entries = self.lock();
-        let entry = entries.entry(owner.clone()).or_default();
-        entry.token = micros;
-        entry.place = entry.place.max(micros);
-        entry.users += 1;
-        drop(entries);
-        Arc::new(Proposal {
-            proposals: self.clone(),
-            owner,
-        })
-    }
-
-    fn queued(&self, owner: OwnerId, number: u64) {
-        if let Some(entry) = self.lock().get_mut(&owner.to_string()) {
-            entry.place = entry.place.max(number);
-        }
-    }
-
-    /// For the token and for the place; 0 if there is none.
-    fn of(&self, owner: &str) -> [u64; 2] {
-        self.lock()
-            .get(owner)
-            .map_or([0, 0], |entry| [entry.token, entry.place])
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Entry>> {
-        // Nothing here panics while holding the mutex.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// A proposal in use.
-#[derive(Debug)]
-pub(crate) struct Proposal {
-    proposals: Proposals,
-    owner: String,
-}
-
-impl Drop for Proposal {
-    fn drop(&mut self) {
-        let mut entries = self.proposals.lock();
-        if let Some(entry) = entries.get_mut(&self.owner) {
-            entry.users -= 1;
-            if entry.users == 0 {
-                entries.remove(&self.owner);
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_proposal_lasts_until_its_last_user_is_dropped() {
-        let proposals = Proposals::default();
-        let owner = OwnerId::random();
-        let first = proposals.propose(owner, 7);
-        let second = proposals.propose(owner, 9);
-        assert_eq!(proposals.of(&owner.to_string()), [9, 9]);
-        drop(first);
-        assert_eq!(proposals.of(&owner.to_string()), [9, 9]);
-        drop(second);
-        assert_eq!(proposals.of(&owner.to_string()), [0, 0]);
-    }
-
-    #[test]
-    fn a_place_only_rises_and_the_token_stays() {
-        let proposals = Proposals::default();
-        let owner = OwnerId::random();
-        let _proposal = proposals.propose(owner, 7);
-        for (number, place) in [(0, 7), (9, 9), (8, 9)] {
-            proposals.queued(owner, number);
-            assert_eq!(proposals.of(&owner.to_string()), [7, place]);
-        }
-    }
 }

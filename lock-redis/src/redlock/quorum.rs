@@ -1,199 +1,509 @@
-//! Requests to all nodes at once, and what their answers amount to.
+//! The coordinator: requests to all nodes, and what their answers amount to.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
 use std::future::Future;
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use futures_util::StreamExt;
-use futures_util::stream::FuturesUnordered;
-use lock_core::{Claim, Executor, Holder, LockError, LockName, OwnerId, Released, Renewal, Stamp};
-use tokio::time::{Instant, sleep, timeout};
+use lock_core::{
+    Attempt as Attempted, Busy, Claim, Executor, FencingToken, Grant, Holder, Lease, LockError, OwnerId, Stamp, Wait,
+};
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
-use super::claims::Claims;
-use super::node::Proposals;
-use super::stragglers::Stragglers;
-use crate::session::Session;
+use super::node::{Answer, Attempt, Born, Node};
+use crate::failure::Failure;
+use crate::listeners::Listeners;
 
 /// How long a request for information waits for nodes that are slower than the majority.
 const STRAGGLERS: Duration = Duration::from_millis(500);
 
-type Answering<T> = Pin<Box<dyn Future<Output = (usize, T)> + Send>>;
+/// How many requests can be under way to nodes without which the outcome is known: to a silent node there are more and more.
+const MOST: usize = 5000;
 
-/// A request that is under way to all nodes; each answer comes with the number of its node.
-pub(crate) type Round<T> = FuturesUnordered<Answering<T>>;
+/// The longest pause after an attempt in which no claim got a majority. The first one is much shorter.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const FIRST_PAUSE: Duration = Duration::from_millis(4);
+
+/// The mean pause between two questions of a waiter, the first and the longest.
+const FIRST_POLL: Duration = Duration::from_millis(10);
+pub(super) const LAST_POLL: Duration = Duration::from_millis(100);
+
+/// Nodes that all begin without data within this time, or within `max_ttl` if that is less, are new together.
+const TOGETHER: Duration = Duration::from_secs(10);
+
+/// How exactly the start of a process is known.
+const SECOND: Duration = Duration::from_secs(1);
 
 /// All nodes.
-#[derive(Debug)]
-pub(crate) struct Quorum {
-    pub(super) sessions: Vec<Arc<Session>>,
-    pub(super) claims: Arc<Claims>,
-    pub(super) proposals: Proposals,
-    pub(super) stragglers: Stragglers,
+pub(crate) struct Quorum<N> {
+    pub(super) nodes: Vec<Arc<N>>,
     pub(super) executor: Executor,
     pub(super) op_timeout: Duration,
     pub(super) max_ttl: Duration,
+    /// The claims that hold.
+    pub(super) held: Listeners,
+    /// The number of the last attempt.
+    last: AtomicU64,
+    under_way: watch::Sender<usize>,
 }
 
-impl Quorum {
-    pub(crate) fn len(&self) -> usize {
-        self.sessions.len()
+/// Requests to several nodes, each in a task of its own. The tasks go on if this is dropped.
+pub(super) struct Round<T> {
+    operation: &'static str,
+    executor: Executor,
+    answers: mpsc::UnboundedReceiver<(usize, Result<T, LockError>)>,
+    open: Vec<usize>,
+}
+
+impl<T> Round<T> {
+    /// The next answer and the number of its node. `None` after the last one. Dropping the future loses nothing.
+    pub(super) async fn next(&mut self) -> Option<(usize, Result<T, LockError>)> {
+        let last = *self.open.last()?;
+        // The tasks are dropped if their runtime ends.
+        let dropped = || (last, Err(self.executor.dropped(self.operation)));
+        let answer = self.answers.recv().await.unwrap_or_else(dropped);
+        self.open.retain(|node| *node != answer.0);
+        Some(answer)
+    }
+}
+
+/// A grant of one node.
+struct Vote {
+    node: usize,
+    token: FencingToken,
+    lease: Lease,
+}
+
+/// What the nodes have answered to an attempt.
+#[derive(Default)]
+struct Tally {
+    votes: Vec<Vote>,
+    busy: Vec<Busy>,
+    errors: Vec<(usize, LockError)>,
+    young: usize,
+    /// A majority has granted the claim, too long ago.
+    is_stale: bool,
+}
+
+/// What an attempt came to.
+enum Outcome {
+    Granted(Grant),
+    Busy(Busy),
+    /// No claim has a majority.
+    Split(Option<Busy>),
+    /// A majority cannot grant anything now because it has no data.
+    Young(LockError),
+    Failed(LockError),
+}
+
+impl Tally {
+    fn count(&mut self, node: usize, answer: Result<Answer, LockError>) {
+        match answer {
+            Ok(Answer::Granted(token, lease)) => self.votes.push(Vote { node, token, lease }),
+            Ok(Answer::Busy(busy)) => self.busy.push(busy),
+            Ok(Answer::Young(left)) => {
+                self.young += 1;
+                self.errors.push((node, Failure::Young(left).explain("acquire")));
+            }
+            Err(error) => self.errors.push((node, error)),
+        }
+    }
+
+    fn at(&self, token: FencingToken) -> usize {
+        self.votes.iter().filter(|vote| vote.token == token).count()
+    }
+
+    /// The holder on most of the nodes that are busy, and on how many.
+    fn other(&self) -> (Option<&Busy>, usize) {
+        let owner = |busy: &Busy| busy.holder.as_ref().and_then(|holder| holder.owner);
+        let count = |busy: &&Busy| self.busy.iter().filter(|other| owner(other) == owner(busy)).count();
+        let most = self.busy.iter().max_by_key(count);
+        (most, most.as_ref().map_or(0, count))
+    }
+}
+
+/// Marks an attempt as over.
+struct Asking(Arc<Attempt>);
+
+impl Drop for Asking {
+    fn drop(&mut self) {
+        self.0.is_over.store(true, Ordering::Release);
+    }
+}
+
+/// Counts a request until its task ends or is dropped.
+struct UnderWay(watch::Sender<usize>);
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.0.send_modify(|requests| *requests -= 1);
+    }
+}
+
+impl<N: Node> Quorum<N> {
+    pub(super) fn new(
+        nodes: Vec<Arc<N>>,
+        executor: Executor,
+        op_timeout: Duration,
+        max_ttl: Duration,
+        held: Listeners,
+    ) -> Self {
+        Self {
+            nodes,
+            executor,
+            op_timeout,
+            max_ttl,
+            held,
+            last: AtomicU64::new(0),
+            under_way: watch::Sender::new(0),
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.nodes.len()
     }
 
     /// How many nodes are more than half.
-    pub(crate) fn majority(&self) -> usize {
+    pub(super) fn majority(&self) -> usize {
         self.len() / 2 + 1
     }
 
-    pub(crate) fn now(&self) -> Stamp {
-        self.sessions[0].clock().now()
+    pub(super) fn now(&self) -> Stamp {
+        self.nodes[0].now()
     }
 
     /// A reading that the clocks of a majority of the nodes have reached, in microseconds, or 0 if it is not known: what is proposed as
     /// the next token. Every client computes nearly the same, however its own clock is set.
-    pub(crate) fn server_micros(&self) -> u64 {
-        let now = self.now();
-        let links = self.sessions.iter().filter_map(|session| session.current_link());
-        let mut clocks: Vec<_> = links.map(|link| link.earliest_server_micros(now)).collect();
+    fn server_micros(&self) -> u64 {
+        let mut clocks: Vec<_> = self.nodes.iter().filter_map(|node| node.server_micros()).collect();
         clocks.sort_unstable_by(|a, b| b.cmp(a));
         clocks.get(self.majority() - 1).copied().unwrap_or_default()
     }
 
     /// Sends a request to every node.
-    pub(crate) fn ask<T, F>(&self, request: impl Fn(Arc<Session>) -> F) -> Round<Result<T, LockError>>
+    pub(super) fn ask<T: Send + 'static, F>(
+        &self,
+        operation: &'static str,
+        request: impl Fn(usize, Arc<N>) -> F,
+    ) -> Round<T>
     where
         F: Future<Output = Result<T, LockError>> + Send + 'static,
     {
-        self.ask_each(|_, session| request(session))
+        self.ask_some(operation, (0..self.len()).collect(), request)
     }
 
-    /// Sends a request to every node, each its own.
-    pub(super) fn ask_each<T, F>(&self, request: impl Fn(usize, Arc<Session>) -> F) -> Round<Result<T, LockError>>
+    /// Sends a request to these nodes.
+    fn ask_some<T: Send + 'static, F>(
+        &self,
+        operation: &'static str,
+        open: Vec<usize>,
+        request: impl Fn(usize, Arc<N>) -> F,
+    ) -> Round<T>
     where
         F: Future<Output = Result<T, LockError>> + Send + 'static,
     {
-        let ask = |(node, session): (usize, &Arc<Session>)| -> Answering<Result<T, LockError>> {
-            let answer = request(node, Arc::clone(session));
-            Box::pin(async move { (node, answer.await) })
-        };
-        self.sessions.iter().enumerate().map(ask).collect()
-    }
-
-    /// Whether the claim held the name on a majority. Every node gets the request, also those that answer after the majority.
-    pub(crate) async fn release(&self, claim: &Claim) -> Result<Released, LockError> {
-        self.stragglers.take_back(claim.owner());
-        let proposal = self.proposals.propose(claim.owner(), self.server_micros());
-        let now = self.now();
-        self.claims.free(claim.owner(), 0..self.len(), now, now + claim.ttl());
-        let round = self.ask_each(|node, session| {
-            let (claim, proposal) = (claim.clone(), Arc::clone(&proposal));
-            let claims = Arc::clone(&self.claims);
-            async move {
-                let sent = AtomicUsize::new(0);
-                let releasing = || release_at(Arc::clone(&session), claim.clone(), &sent);
-                let released = twice(session.settings().op_timeout, releasing).await;
-                // If there were two requests, the first one may still be under way; if there was none, one of before may be.
-                let sent = sent.into_inner();
-                if sent == 1 && released.is_ok() {
-                    claims.confirm(claim.owner(), node);
+        let (tell, answers) = mpsc::unbounded_channel();
+        for node in open.iter().copied() {
+            let (tell, request) = (tell.clone(), request(node, Arc::clone(&self.nodes[node])));
+            self.under_way.send_modify(|requests| *requests += 1);
+            let under_way = UnderWay(self.under_way.clone());
+            let failed = tell.clone();
+            let started = self.executor.spawn(Box::pin(async move {
+                let mut request = std::pin::pin!(request);
+                tokio::select! {
+                    biased;
+                    answer = &mut request => drop(tell.send((node, answer))),
+                    () = tell.closed() => {
+                        // The outcome is known. The node gets the request all the same.
+                        if *under_way.0.borrow() <= MOST {
+                            drop(request.await);
+                        }
+                    }
                 }
-                drop(proposal);
-                Ok(match released? {
-                    Released::Released => Some(true),
-                    // The first request may have released it.
-                    _ if sent > 1 => None,
-                    _ => Some(false),
-                })
+            }));
+            if let Err(error) = started {
+                drop(failed.send((node, Err(error))));
             }
-        });
-        self.released(round).await
-    }
-
-    pub(crate) async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Released, LockError> {
-        self.stragglers.take_back(claim.owner());
-        self.claims.forget(claim.owner());
-        let round = self.ask(|session| {
-            let claim = claim.clone();
-            async move {
-                let asking = async {
-                    let link = session.link().await?;
-                    session.release_reserved_on(&link, &claim, rest).await
-                };
-                Ok(Some(session.limited("release", asking).await? == Released::Released))
-            }
-        });
-        self.released(round).await
-    }
-
-    pub(crate) async fn renew(&self, claim: &Claim) -> Result<Renewal, LockError> {
-        let round = self.ask(|session| {
-            let claim = claim.clone();
-            async move {
-                let renewing = || {
-                    let (session, claim) = (Arc::clone(&session), claim.clone());
-                    async move { session.limited("renew", session.renew(&claim)).await }
-                };
-                let renewed = twice(session.settings().op_timeout, renewing).await?;
-                Ok(Some(renewed == Renewal::Renewed))
-            }
-        });
-        let renewal = self.renewed("renew", round).await?;
-        if renewal == Renewal::NotHeld {
-            self.claims.forget(claim.owner());
         }
-        Ok(renewal)
+        Round {
+            operation,
+            executor: self.executor.clone(),
+            answers,
+            open,
+        }
     }
 
-    pub(crate) async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        let round = self.ask(|session| {
-            let claim = claim.clone();
+    pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Attempted, LockError> {
+        let began = Instant::now();
+        let (mut pause, mut may_open) = (FIRST_PAUSE, true);
+        loop {
+            match self.attempt(claim, 10 * pause, began + self.op_timeout).await {
+                Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
+                Outcome::Busy(busy) => return Ok(busy.into()),
+                Outcome::Split(busy) if began.elapsed() > self.op_timeout / 2 => {
+                    let late = "too few nodes granted the lock at the same time; raise the ttl if this goes on";
+                    let busy = busy.ok_or_else(|| LockError::unavailable("acquire", late))?;
+                    return Ok(busy.into());
+                }
+                Outcome::Split(_) => {
+                    // Contenders that ask again at the same time would split the nodes again.
+                    sleep(pause.mul_f64(fastrand::f64())).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+                Outcome::Young(_) if may_open && self.open_new().await.unwrap_or(false) => may_open = false,
+                Outcome::Young(error) | Outcome::Failed(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Asks again and again, with jitter, until the claim is granted or the wait is over.
+    pub(crate) async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempted, LockError> {
+        let mut pause = FIRST_POLL;
+        loop {
+            let busy = match self.try_acquire(claim).await? {
+                Attempted::Busy(busy) => busy,
+                done => return Ok(done),
+            };
+            wait.busy(&busy);
+            let now = self.now();
+            if wait.is_over(now) {
+                return Ok(busy.into());
+            }
+            let next = pause.mul_f64(0.5 + fastrand::f64());
+            let left = wait.deadline().map_or(next, |deadline| deadline.since(now));
+            sleep(next.min(left)).await;
+            pause = (pause * 3 / 2).min(LAST_POLL);
+        }
+    }
+
+    /// Asks all nodes once. Without a grant, what some of them have granted is given back.
+    ///
+    /// While some nodes have granted the claim and others are busy, waits no longer than `patience` for one more answer: other claims
+    /// may need the nodes that this one has.
+    async fn attempt(&self, claim: &Claim, patience: Duration, until: Instant) -> Outcome {
+        let asking = Asking(Arc::new(Attempt {
+            number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+            proposal: self.server_micros(),
+            is_over: AtomicBool::new(false),
+            given: OnceLock::new(),
+            held: self.held.clone(),
+        }));
+        let attempt = &asking.0;
+        let mut round = self.ask("acquire", |_, node| {
+            let (claim, attempt) = (claim.clone(), Arc::clone(attempt));
             async move {
-                let asking = session.reserve(&claim, length);
-                Ok(Some(session.limited("reservation", asking).await? == Renewal::Renewed))
+                let answer = node.acquire(&claim, &attempt).await?;
+                // A node that answers after the majority gets the token, too.
+                if let (Answer::Granted(token, _), Some(given)) = (&answer, attempt.given.get())
+                    && token != given
+                {
+                    node.confirm(&claim, *token, *given).await?;
+                }
+                Ok(answer)
             }
         });
-        self.renewed("reservation", round).await
+        let mut tally = Tally::default();
+        let outcome = loop {
+            if let Some((token, lease)) = self.agreed(claim, &mut tally, !round.open.is_empty(), until).await {
+                let grant = Grant::new(claim.clone(), token, lease);
+                self.held.hold(&grant);
+                // Set once, before the answers that are not read any more.
+                let _ = attempt.given.set(token);
+                self.confirm_rest(claim, token, tally, round);
+                return Outcome::Granted(grant);
+            }
+            if let Some(outcome) = self.outcome(&mut tally, round.open.len()) {
+                break outcome;
+            }
+            let is_contended = !tally.votes.is_empty() && !tally.busy.is_empty();
+            tokio::select! {
+                biased;
+                Some((node, answer)) = round.next() => tally.count(node, answer),
+                () = sleep(patience), if is_contended => break Outcome::Split(tally.other().0.cloned()),
+                () = sleep_until(until + FIRST_PAUSE) => {
+                    break Outcome::Failed(self.no_majority("acquire", std::mem::take(&mut tally.errors)));
+                }
+            }
+        };
+        let number = attempt.number;
+        drop(asking);
+        if let Outcome::Busy(_) | Outcome::Split(_) = outcome {
+            let granted: Vec<_> = tally.votes.iter().map(|vote| vote.node).collect();
+            let failed = tally.errors.iter().map(|(node, _)| *node);
+            let others = failed.chain(round.open.iter().copied()).collect();
+            self.give_up(claim, number, granted, others).await;
+        }
+        outcome
+    }
+
+    /// Releases what an attempt has been granted by these nodes, and may be granted by others.
+    async fn give_up(&self, claim: &Claim, number: u64, granted: Vec<usize>, others: Vec<usize>) {
+        let release = |_: usize, node: Arc<N>| {
+            let claim = claim.clone();
+            async move { node.release(&claim, number).await }
+        };
+        drop(self.ask_some("release", others, release));
+        let mut round = self.ask_some("release", granted, release);
+        let _ = timeout(LONGEST_PAUSE, async { while round.next().await.is_some() {} }).await;
+    }
+
+    /// What an attempt without a grant comes to; `None` while the answers of `open` nodes may change that.
+    fn outcome(&self, tally: &mut Tally, open: usize) -> Option<Outcome> {
+        let (other, votes) = tally.other();
+        let other = other.cloned();
+        if tally.is_stale {
+            return Some(Outcome::Split(other));
+        }
+        if votes >= self.majority() {
+            return other.map(Outcome::Busy);
+        }
+        if tally.errors.len() > self.len() - self.majority() {
+            let error = self.no_majority("acquire", std::mem::take(&mut tally.errors));
+            return Some(match tally.young >= self.majority() {
+                true => Outcome::Young(error),
+                false => Outcome::Failed(error),
+            });
+        }
+        // Of nodes that fail it is not known who holds them: if they are the majority, that is the outcome.
+        if tally.votes.len() + open >= self.majority() || open > 0 && !tally.errors.is_empty() {
+            return None;
+        }
+        Some(match other {
+            Some(busy) if tally.votes.is_empty() => Outcome::Busy(busy),
+            other => Outcome::Split(other),
+        })
+    }
+
+    /// The token and the lease of the claim, once a majority of all nodes has granted it and has the token.
+    async fn agreed(
+        &self,
+        claim: &Claim,
+        tally: &mut Tally,
+        is_open: bool,
+        until: Instant,
+    ) -> Option<(FencingToken, Lease)> {
+        let majority = self.majority();
+        if tally.votes.len() < majority {
+            return None;
+        }
+        // Asked for again, the claim keeps the token that it has, although others may have granted it with a higher one.
+        let known = self.held.token(claim.owner());
+        if known.is_some_and(|known| tally.at(known) < majority) && is_open {
+            return None;
+        }
+        let tokens = || tally.votes.iter().map(|vote| vote.token);
+        let top = tokens().find(|token| tally.at(*token) >= majority).or(tokens().max())?;
+        if tally.at(top) < majority {
+            self.confirm(claim, tally, top, until).await;
+        }
+        if tally.at(top) < majority {
+            return None;
+        }
+        // The lease that ends first is the one that is kept.
+        let agreed = tally.votes.iter().filter(|vote| vote.token == top);
+        let lease = agreed
+            .map(|vote| &vote.lease)
+            .min_by_key(|lease| lease.deadline())?
+            .clone();
+        let now = self.now();
+        tally.is_stale = !lease.is_valid(now) || lease.deadline().since(now) < claim.ttl() / 4;
+        (!tally.is_stale).then_some((top, lease))
+    }
+
+    /// Raises the nodes that have granted a lower token to that one, until a majority has it. A node that does not confirm it does not
+    /// count.
+    async fn confirm(&self, claim: &Claim, tally: &mut Tally, top: FencingToken, until: Instant) {
+        let mut round = self.ask_confirm(claim, &tally.votes, top);
+        while tally.at(top) < self.majority() {
+            let Ok(Some((node, confirmed))) = timeout_at(until, round.next()).await else {
+                break;
+            };
+            match confirmed {
+                Ok(true) => {
+                    let vote = tally.votes.iter_mut().find(|vote| vote.node == node);
+                    vote.into_iter().for_each(|vote| vote.token = top);
+                }
+                Ok(false) => tally.votes.retain(|vote| vote.node != node),
+                Err(error) => {
+                    tally.votes.retain(|vote| vote.node != node);
+                    tally.errors.push((node, error));
+                }
+            }
+        }
+    }
+
+    fn ask_confirm(&self, claim: &Claim, votes: &[Vote], top: FencingToken) -> Round<bool> {
+        let lower: HashMap<_, _> = votes
+            .iter()
+            .filter(|vote| vote.token != top)
+            .map(|vote| (vote.node, vote.token))
+            .collect();
+        self.ask_some("acquire", lower.keys().copied().collect(), |number, node| {
+            let (claim, presented) = (claim.clone(), lower[&number]);
+            async move { node.confirm(&claim, presented, top).await }
+        })
+    }
+
+    /// Lets the nodes that are not needed for a majority have the token as well.
+    fn confirm_rest(&self, claim: &Claim, token: FencingToken, mut tally: Tally, mut round: Round<Answer>) {
+        round.answers.close();
+        while let Ok((node, answer)) = round.answers.try_recv() {
+            tally.count(node, answer);
+        }
+        drop(self.ask_confirm(claim, &tally.votes, token));
+    }
+
+    /// Renews the claim. False if a majority does not have it.
+    pub(crate) async fn renew(&self, claim: &Claim) -> Result<bool, LockError> {
+        let round = self.ask("renew", |_, node| {
+            let claim = claim.clone();
+            async move { node.renew(&claim).await.map(Some) }
+        });
+        let renewed = self.decide(round, |_, _| None).await?;
+        if !renewed {
+            self.held.forget(claim.owner());
+        }
+        Ok(renewed)
+    }
+
+    /// Releases the claim. Every node gets the request, also those that answer after the majority.
+    pub(crate) async fn release(&self, claim: &Claim) -> Result<bool, LockError> {
+        self.held.forget(claim.owner());
+        let last = self.last.load(Ordering::Relaxed);
+        let round = self.ask("release", |_, node| {
+            let claim = claim.clone();
+            async move { node.release(&claim, last).await }
+        });
+        self.released(round).await
     }
 
     /// Whether the claim held the name on a majority, by the answers to its release. Nodes that failed, or do not know, may have been among
     /// those; alone the ones that failed hold nothing.
-    async fn released(&self, round: Round<Result<Option<bool>, LockError>>) -> Result<Released, LockError> {
-        let released = self.decide("release", round, |yes, failed| Some(yes + failed >= self.majority()));
-        Ok(match released.await? {
-            true => Released::Released,
-            false => Released::NotHeld,
-        })
-    }
-
-    /// Whether a majority of all nodes has renewed something.
-    async fn renewed(
-        &self,
-        operation: &'static str,
-        round: Round<Result<Option<bool>, LockError>>,
-    ) -> Result<Renewal, LockError> {
-        Ok(match self.decide(operation, round, |_, _| None).await? {
-            true => Renewal::Renewed,
-            false => Renewal::NotHeld,
-        })
+    pub(super) async fn released(&self, round: Round<Option<bool>>) -> Result<bool, LockError> {
+        self.decide(round, |yes, failed| Some(yes + failed >= self.majority()))
+            .await
     }
 
     /// What a majority of all nodes answers: yes, or that yes can have no majority any more. If it is neither, although a majority has
     /// answered, `undecided` says what it is, by how many said yes, and how many failed or do not know.
-    async fn decide(
+    pub(super) async fn decide(
         &self,
-        operation: &'static str,
-        mut round: Round<Result<Option<bool>, LockError>>,
+        mut round: Round<Option<bool>>,
         undecided: impl Fn(usize, usize) -> Option<bool>,
     ) -> Result<bool, LockError> {
         let (mut yes, mut no, mut unknown, mut errors) = (0, 0, 0, Vec::new());
-        let decided = loop {
+        loop {
             if yes >= self.majority() {
-                break true;
+                return Ok(true);
             }
             if no > self.len() - self.majority() {
-                break false;
+                return Ok(false);
+            }
+            if errors.len() > self.len() - self.majority() {
+                return Err(self.no_majority(round.operation, errors));
             }
             match round.next().await {
                 Some((_, Ok(Some(true)))) => yes += 1,
@@ -202,105 +512,80 @@ impl Quorum {
                 Some((node, Err(error))) => errors.push((node, error)),
                 None => {
                     let decided = undecided(yes, unknown + errors.len());
-                    return decided.ok_or_else(|| self.no_majority(operation, errors));
+                    return decided.ok_or_else(|| self.no_majority(round.operation, errors));
                 }
             }
-            if errors.len() > self.len() - self.majority() {
-                self.stragglers.go_on(&self.executor, round, None);
-                return Err(self.no_majority(operation, errors));
-            }
-        };
-        self.stragglers.go_on(&self.executor, round, None);
-        Ok(decided)
+        }
     }
 
     /// The answers of at least a majority, and of slower nodes as far as they come in time.
-    pub(super) async fn collect<T>(
-        &self,
-        operation: &'static str,
-        mut round: Round<Result<T, LockError>>,
-    ) -> Result<Vec<(usize, T)>, LockError> {
+    pub(super) async fn collect<T>(&self, mut round: Round<T>) -> Result<Vec<T>, LockError> {
         let (mut answers, mut errors) = (Vec::new(), Vec::new());
-        let mut note = |(node, answer): (usize, Result<T, LockError>), answers: &mut Vec<_>| match answer {
-            Ok(answer) => answers.push((node, answer)),
-            Err(error) => errors.push((node, error)),
-        };
-        while answers.len() < self.majority() {
-            match round.next().await {
-                Some(answer) => note(answer, &mut answers),
-                None => return Err(self.no_majority(operation, errors)),
-            }
-        }
-        let late = sleep(STRAGGLERS);
-        tokio::pin!(late);
+        let mut until = None;
         loop {
-            tokio::select! {
-                biased;
-                answer = round.next() => match answer {
-                    Some(answer) => note(answer, &mut answers),
-                    None => break,
-                },
-                () = &mut late => break,
+            if answers.len() >= self.majority() {
+                until.get_or_insert(Instant::now() + STRAGGLERS);
+            }
+            let next = match until {
+                Some(until) => timeout_at(until, round.next()).await.unwrap_or_default(),
+                None => round.next().await,
+            };
+            match next {
+                Some((_, Ok(answer))) => answers.push(answer),
+                Some((node, Err(error))) => errors.push((node, error)),
+                None if answers.len() >= self.majority() => return Ok(answers),
+                None => return Err(self.no_majority(round.operation, errors)),
             }
         }
-        Ok(answers)
     }
 
-    pub(crate) async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        const OPERATION: &str = "asking who holds a lock";
-        let round = self.ask(|session| {
-            let name = name.clone();
-            async move {
-                let asking = async {
-                    let link = session.link().await?;
-                    let holders = session.holders_on(&link, std::slice::from_ref(&name)).await?;
-                    holders.into_iter().next().unwrap_or(Ok(None))
-                };
-                session.limited(OPERATION, asking).await
-            }
-        });
-        let answers = self.collect(OPERATION, round).await?;
-        let answered = answers.len();
-        Ok(self.agreed(answers.into_iter().filter_map(|(_, holder)| holder), answered))
-    }
-
-    pub(crate) async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        let round = self.ask(|session| {
-            let prefix = prefix.to_owned();
-            async move { session.list(&prefix).await }
-        });
-        let answers = self.collect("listing locks", round).await?;
-        let answered = answers.len();
-        let mut names = std::collections::BTreeMap::<LockName, Vec<Holder>>::new();
-        for holder in answers.into_iter().flat_map(|(_, holders)| holders) {
-            if let Some(name) = &holder.name {
-                names.entry(name.clone()).or_default().push(holder);
-            }
+    /// Lets the nodes grant locks at once if all of them began without data at about the same time: none of them can have forgotten
+    /// what another one knows. Returns whether a majority grants.
+    ///
+    /// A node that alone lacks data may have granted leases that it has lost, and waits for their end.
+    pub(super) async fn open_new(&self) -> Result<bool, LockError> {
+        let all = self.born(vec![String::new(); self.len()]).await?;
+        let is_open = |born: &Vec<Born>| born.iter().filter(|born| !born.is_new).count() >= self.majority();
+        let together = TOGETHER.min(self.max_ttl);
+        let began_together = spread(all.iter().map(|born| born.age)) <= together
+            && spread(all.iter().map(|born| born.process_age)) <= together.saturating_sub(SECOND).max(SECOND);
+        if all.len() < self.len() || !began_together || all.iter().any(|born| !born.is_new) {
+            // Another client may have let them.
+            return Ok(is_open(&all));
         }
-        Ok(names
-            .into_values()
-            .filter_map(|holders| self.agreed(holders, answered))
-            .collect())
+        let since = all.into_iter().map(|born| born.since).collect();
+        Ok(is_open(&self.born(since).await?))
     }
 
-    pub(crate) async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        const OPERATION: &str = "forced release";
-        let round = self.ask(|session| {
-            let name = name.clone();
-            async move {
-                let asking = async { session.force_release_on(&session.link().await?, &name).await };
-                session.limited(OPERATION, asking).await
-            }
+    /// What each node says of its data, in the order of the nodes. None if the user may not let a node grant locks.
+    async fn born(&self, open: Vec<String>) -> Result<Vec<Born>, LockError> {
+        let mut round = self.ask("connecting", |number, node| {
+            let open = open[number].clone();
+            async move { node.born(&open).await }
         });
-        let answers = self.collect(OPERATION, round).await?;
-        // The holder may have been told by one node and have released the others since.
-        let holders: Vec<_> = answers.into_iter().filter_map(|(_, holder)| holder).collect();
-        Ok(most_agree(&holders).cloned())
+        let mut all = BTreeMap::new();
+        while let Some((node, born)) = round.next().await {
+            match born.map_err(|error| self.no_majority("connecting", vec![(node, error)]))? {
+                Some(born) => all.insert(node, born),
+                None => return Ok(Vec::new()),
+            };
+        }
+        Ok(all.into_values().collect())
+    }
+
+    /// Waits a little for the nodes that have not answered requests whose outcome is known.
+    pub(super) async fn settle(&self) {
+        let mut under_way = self.under_way.subscribe();
+        let _ = timeout(
+            self.op_timeout.min(STRAGGLERS),
+            under_way.wait_for(|requests| *requests == 0),
+        )
+        .await;
     }
 
     /// The holder on a majority, as far as the nodes that answered can tell: with the token that the majority has, and what is left of
     /// the lease there.
-    fn agreed(&self, holders: impl IntoIterator<Item = Holder>, answered: usize) -> Option<Holder> {
+    pub(super) fn holder(&self, holders: impl IntoIterator<Item = Holder>, answered: usize) -> Option<Holder> {
         let mut owners = HashMap::<(Option<OwnerId>, bool), Vec<Holder>>::new();
         for holder in holders {
             owners
@@ -321,93 +606,72 @@ impl Quorum {
         Some(holder)
     }
 
-    pub(crate) async fn close(&self) -> Result<(), LockError> {
-        // A node that does not answer gets nothing anyway.
-        let _ = timeout(self.op_timeout.min(STRAGGLERS), self.stragglers.ended()).await;
-        let mut round = self.ask(|session| async move { session.close().await });
-        let mut errors = Vec::new();
-        while let Some((node, closed)) = round.next().await {
-            if let Err(error) = closed {
-                errors.push((node, error));
-            }
-        }
-        if errors.len() > self.len() - self.majority() {
-            return Err(self.no_majority("close", errors));
-        }
-        Ok(())
-    }
-
-    /// Why there is no majority, in the words of the nodes.
+    /// Why there is no majority: each node that failed, and its reason.
     pub(super) fn no_majority(&self, operation: &'static str, mut errors: Vec<(usize, LockError)>) -> LockError {
         errors.sort_by_key(|(node, _)| *node);
-        if let Some((_, error)) = errors
-            .iter()
-            .find(|(_, error)| matches!(error, LockError::Closed { .. }))
-        {
+        let closed = |(_, error): &&(usize, LockError)| matches!(error, LockError::Closed { .. });
+        if let Some((_, error)) = errors.iter().find(closed) {
             return error.clone();
         }
-        // What no retry mends comes first.
-        let first = errors
-            .iter()
-            .position(|(_, error)| !error.is_retryable())
-            .unwrap_or_default();
-        let (failed, nodes) = (errors.len(), self.len());
         if errors.is_empty() {
             return LockError::no_answer(operation, self.op_timeout);
         }
-        let (node, error) = errors.swap_remove(first);
-        let place = &self.sessions[node].settings().server;
-        let what = match failed > nodes - self.majority() {
-            true => format!("{failed} of {nodes} nodes failed, and a majority is needed; node {place}: {error}"),
-            false => format!("node {place}: {error}"),
-        };
-        match error {
-            LockError::Configuration { .. } => LockError::configuration(what),
-            LockError::UnsafeConfiguration { .. } => LockError::unsafe_configuration(what),
-            error => LockError::unavailable(operation, what).with_source(error),
+        let mut reasons = Vec::<(String, Vec<String>)>::new();
+        for (node, error) in &errors {
+            let (place, reason) = (self.nodes[*node].place(), reason(error));
+            match reasons.iter_mut().find(|(known, _)| *known == reason) {
+                Some((_, places)) => places.push(place),
+                None => reasons.push((reason, vec![place])),
+            }
         }
-    }
-
-    /// Whether a majority refused the last acquire because they have no data, and may grant locks at once now.
-    pub(super) async fn young_are_let(&self) -> bool {
-        self.sessions.iter().filter(|session| session.is_young()).count() >= self.majority()
-            && self.open_new().await.unwrap_or(false)
+        let reasons: Vec<_> = reasons
+            .into_iter()
+            .map(|(reason, places)| format!("node {}: {reason}", places.join(", node ")))
+            .collect();
+        let (failed, nodes, mut what) = (errors.len(), self.len(), reasons.join("; "));
+        if failed > nodes - self.majority() {
+            what = format!("{failed} of {nodes} nodes failed, and a majority is needed; {what}");
+        }
+        // What no retry mends decides.
+        match errors.iter().find(|(_, error)| !error.is_retryable()) {
+            Some((_, LockError::UnsafeConfiguration { .. })) => LockError::unsafe_configuration(what),
+            Some((_, LockError::Configuration { .. })) => LockError::configuration(what),
+            _ => LockError::unavailable(operation, what),
+        }
     }
 }
 
-/// Before a node that failed is asked once more.
-pub(super) const PAUSE: Duration = Duration::from_millis(100);
-
-/// Frees the node; `sent` counts the times that it is asked to. The request does nothing if it arrives after a ttl.
-async fn release_at(session: Arc<Session>, claim: Claim, sent: &AtomicUsize) -> Result<Released, LockError> {
-    let asking = async {
-        let link = session.link().await?;
-        sent.fetch_add(1, Ordering::Relaxed);
-        session.release_until(&link, &claim, Some(claim.ttl())).await
-    };
-    session.limited("release", asking).await
+impl<N: fmt::Debug> fmt::Debug for Quorum<N> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Quorum")
+            .field("nodes", &self.nodes)
+            .finish_non_exhaustive()
+    }
 }
 
-/// Asks a node once more if it fails: a node that has been restarted fails the requests on its old connection.
-///
-/// Not if the failure took a part of `limit` that leaves too little for another one.
-pub(super) async fn twice<T, F>(limit: Duration, ask: impl Fn() -> F) -> Result<T, LockError>
-where
-    F: Future<Output = Result<T, LockError>>,
-{
-    let began = Instant::now();
-    match ask().await {
-        Err(error) if error.is_retryable() && began.elapsed() < limit / 4 => {
-            sleep(PAUSE).await;
-            ask().await
+/// The error with its causes, without the operation, which is said once for all nodes.
+fn reason(error: &LockError) -> String {
+    let text = format!("{error:#}");
+    match error {
+        LockError::Unavailable { operation, .. } => {
+            let rest = text
+                .strip_prefix(operation)
+                .and_then(|rest| rest.strip_prefix(" failed: "));
+            rest.unwrap_or(&text).to_owned()
         }
-        done => done,
+        _ => text,
     }
+}
+
+/// Between the least and the most of them.
+fn spread(ages: impl Iterator<Item = Duration> + Clone) -> Duration {
+    let (least, most) = (ages.clone().min(), ages.max());
+    most.unwrap_or_default().saturating_sub(least.unwrap_or_default())
 }
 
 /// The holder that most nodes tell of, with the token that most of those have: a node that answered after the majority may have granted
 /// it with another one, until that is confirmed there too.
-fn most_agree(holders: &[Holder]) -> Option<&Holder> {
+pub(super) fn most_agree(holders: &[Holder]) -> Option<&Holder> {
     let count = |same: &dyn Fn(&Holder) -> bool| holders.iter().filter(|holder| same(holder)).count();
     holders.iter().max_by_key(|holder| {
         let owners = count(&|other| other.owner == holder.owner);

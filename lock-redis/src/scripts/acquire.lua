@@ -10,7 +10,7 @@ end
 if not waits then
     return busy(value, life)
 end
-local number = enqueue(OWNER, queued, tonumber(ARGV[4]), life, ARGV[6], ARGV[7], ARGV[8], ARGV[10])
+enqueue(OWNER, queued, tonumber(ARGV[4]), life, ARGV[6], ARGV[7], ARGV[8], ARGV[10])
 local first, entry = oldest()
 if queued or first ~= OWNER then
     sweep()
@@ -25,4 +25,4 @@ local ahead = 0
 if first ~= OWNER and budget > 0 then
     ahead = math.max(1, (read_entry(entry) or now) - now)
 end
-return busy(value, life, ahead, number)
+return busy(value, life, ahead)

@@ -4,7 +4,8 @@ if not value then
 end
 local lease = redis.call('PTTL', LOCK)
 redis.call('DEL', LOCK)
-local client = string.match(value, '^%d+ %S+ %d+ %d+ (%S+)')
+-- A node of several servers has the number of the client's attempt behind a #.
+local client = string.match(value, '^%d+ %S+ %d+ %d+ ([^ #]+)')
 if client and string.sub(owner_of(value), 1, #RESERVED) ~= RESERVED then
     tell(client, 'taken', owner_of(value))
 end

@@ -37,27 +37,23 @@ local function write_although_full()
     redis.call('HDEL', WAITERS, '')
 end
 
--- Puts the owner at the end of the queue, or at `number`, or keeps it where it is for another life. Returns its number.
-local function enqueue(owner, queued, ttl, life, sent, client, info, wanted, number)
-    if not queued and not number then
-        -- Numbers follow the clock, and rise where the clock was set back.
-        local last = redis.call('ZRANGE', ORDER, -1, -1, 'WITHSCORES')[2]
-        number = math.max(PLACE > 0 and PLACE or now_us, (tonumber(last) or 0) + 1)
-    end
+-- Puts the owner at the end of the queue, or keeps it where it is for another life.
+local function enqueue(owner, queued, ttl, life, sent, client, info, wanted)
     -- Earlier versions write 1 as the first field, a format, and skip any number there. So they grant this entry one token.
     local entry = table.concat({ wanted, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
     redis.call('HSET', WAITERS, owner, entry)
-    if number then
-        redis.call('ZADD', ORDER, text(number), owner)
+    if not queued then
+        -- Numbers follow the clock, and rise where the clock was set back.
+        local last = redis.call('ZRANGE', ORDER, -1, -1, 'WITHSCORES')[2]
+        redis.call('ZADD', ORDER, text(math.max(now_us, (tonumber(last) or 0) + 1)), owner)
     end
     -- Both end when the last entry does.
     local kept = redis.call('PTTL', WAITERS)
-    if number or kept < life then
+    if not queued or kept < life then
         kept = math.max(kept, life)
         redis.call('PEXPIRE', ORDER, kept)
         redis.call('PEXPIRE', WAITERS, kept)
     end
-    return number or tonumber(queued)
 end
 
 local function read_entry(entry)
@@ -139,10 +135,6 @@ end
 -- Before: the lock is free, which does not change if something is wrong with the other keys. Returns 1 if there is more to be
 -- done, or else 0.
 local function serve()
-    -- The next refresh of a waiter goes on.
-    if refusal and redis.call('EXISTS', ORDER) == 1 and refusal() then
-        return 0
-    end
     local done, found = pcall(grant_next)
     return done and found == 'more' and 1 or 0
 end
@@ -169,10 +161,9 @@ local function let_go(owner)
     return released and 'released' or 'lost', more
 end
 
--- If the claim waits: `ahead` says for how many ms the first in line keeps its place, 0 if that is the claim itself, and `number` is the
--- claim's number there.
-local function busy(value, life, ahead, number)
-    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, ahead or -1, number or 0 }
+-- If the claim waits, `ahead` says for how many ms the first in line keeps its place, 0 if that is the claim itself.
+local function busy(value, life, ahead)
+    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, ahead or -1 }
 end
 
 -- Makes the owner the holder if it is already, or if the lock is free and nobody comes before it. Returns the answer, or

@@ -5,12 +5,8 @@ local LOCK, FENCE, ORDER, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local CHANNEL, RETENTION, OWNER = ARGV[1], ARGV[2], ARGV[3]
 local FORMAT = '1'
 local TOP_TOKEN = 9007199254740991
--- The place in the queue of a claim that is put there, if the client says so.
-local PLACE = 0
 -- How messages are sent to clients; and in a cluster, what this node is called.
 local PUBLISH, HERE = 'PUBLISH'
--- On a node of several servers: the answer of a node that grants nothing now, or nil if it grants.
-local refusal
 
 -- Lua would print numbers of this size with 14 digits, except where redis.call does it. This takes a microsecond.
 local function text(number)

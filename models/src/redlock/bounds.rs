@@ -11,8 +11,8 @@ pub enum Bug {
     MaxAlone,
     /// The coordinator keeps the first grant of a node that it asks again, and CONFIRM compares the owner alone.
     RetryWithoutStoredValue,
-    /// An acquisition that was released is begun again with the same owner.
-    OwnerUsedAgain,
+    /// RELEASE of an attempt that was given up does not compare the attempt.
+    ReleaseWithoutAttempt,
     /// CONFIRM is sent to nodes that have not granted, and their answers count.
     NodesOutsideQ1,
     /// A node without data grants at once.
@@ -21,10 +21,6 @@ pub enum Bug {
     ClockBehindDrawnTokens,
     /// A renewal counts although less than a majority has answered.
     RenewedByMinority,
-    /// YIELD compares the owner, and not what the node granted.
-    YieldWithoutStoredValue,
-    /// The coordinator counts a grant that it has yielded before.
-    YieldedGrantCounts,
 }
 
 /// How far the search goes.
@@ -46,10 +42,8 @@ pub struct Bounds<const N: usize> {
     pub lapses: bool,
     /// Whether a node without data waits before it grants. Without it, exclusion is not claimed.
     pub restart_delay: bool,
-    /// Whether acquisitions wait in the queues.
-    pub waits: bool,
-    /// Whether coordinators yield.
-    pub yields: bool,
+    /// Whether an acquisition may give its first attempt up and make a second one.
+    pub retries: bool,
     /// Whether holders renew.
     pub renewals: bool,
 }

@@ -1,7 +1,7 @@
 //! N nodes and A acquisitions, with lost, late and repeated messages, ends of leases, and loss of data.
 //!
-//! Every acquisition has an owner of its own, so two clients with a retry are three acquisitions. Nodes are interchangeable, so states
-//! are compared with the nodes in sorted order.
+//! Every acquisition has an owner of its own, and makes up to two attempts (`retries`): the coordinator gives the first one up, and its requests
+//! are still on their way. Nodes are interchangeable, so states are compared with the nodes in sorted order.
 //!
 //! **Time.** There is no clock. An acquisition ends at any moment (it is *over*): its deadline has passed, or it was released or given up.
 //! A node's lease ends at any moment after that. It ends before that only if the holder does not rely on it: the holder has renewed a
@@ -9,8 +9,8 @@
 //! A node without data may grant once no holder relies on a lease that the node has forgotten: that is what the restart delay waits for.
 //! The clock of such a node is above every token that was drawn before.
 //!
-//! **Messages.** Once sent, a request may arrive at any later time, or never. RELEASE, CONFIRM and YIELD may arrive any number of times,
-//! ACQUIRE once at each node, and of each acquisition `repeats` times more. An answer is there at once, but the coordinator takes any
+//! **Messages.** Once sent, a request may arrive at any later time, or never. RELEASE and CONFIRM may arrive any number of times,
+//! ACQUIRE of each attempt once at each node, and of each acquisition `repeats` times more. An answer is there at once, but the coordinator takes any
 //! majority of those that it has, and acts whenever it likes: an answer that is lost or late is one that it does not take.
 
 use stateright::{Model, Property};
@@ -18,7 +18,7 @@ use stateright::{Model, Property};
 use super::bounds::Bug;
 use super::node::{Born, Compare, Lock, Node};
 use super::properties::{
-    CONFIRMED, EXCLUSION, GRANT_AFTER_AMNESIA, LAPSED, PUSHED, RISE, RISE_LATER, SUCCESSOR, WITHOUT_ONE, YIELDED,
+    CONFIRMED, EXCLUSION, GRANT_AFTER_AMNESIA, LAPSED, RETRIED, RISE, RISE_LATER, SUCCESSOR, WITHOUT_ONE,
 };
 use super::state::{Acquisition, Link, Phase, Place, State, number, subsets};
 use super::steps::{Action, Redlock};
@@ -40,7 +40,7 @@ impl<const N: usize, const A: usize> Model for Redlock<N, A> {
                 phase: Phase::Idle,
                 proposal: 0,
                 before: 0,
-                begun_again: false,
+                attempt: 0,
                 repeats: 0,
                 confirming: None,
             }; A],
@@ -77,8 +77,8 @@ impl<const N: usize, const A: usize> Model for Redlock<N, A> {
                 Phase::Holding if self.bounds.renewals => self.renewals(state, owner, actions),
                 _ => {}
             }
-            let begins_again = self.bug == Some(Bug::OwnerUsedAgain) && !acquisition.begun_again;
-            if matches!(acquisition.phase, Phase::Asking | Phase::Confirming) && begins_again {
+            let retries = self.bounds.retries && acquisition.attempt == 0;
+            if matches!(acquisition.phase, Phase::Asking | Phase::Confirming) && retries {
                 actions.push(Action::Retry { owner });
             }
             if !matches!(acquisition.phase, Phase::Idle | Phase::Over) {
@@ -142,16 +142,8 @@ impl<const N: usize, const A: usize> Model for Redlock<N, A> {
                 Property::sometimes(LAPSED, |_, state: &Self::State| state.has_lapsed()),
             ),
             given(
-                bounds.waits,
-                Property::sometimes(PUSHED, |_, state: &Self::State| {
-                    state.holds_by(|_, _, link| link.pushed)
-                }),
-            ),
-            given(
-                bounds.yields,
-                Property::sometimes(YIELDED, |_, state: &Self::State| {
-                    state.holds_by(|_, _, link| link.yielded.is_some() && link.granted.is_some())
-                }),
+                bounds.retries,
+                Property::sometimes(RETRIED, |_, state: &Self::State| state.has_retried()),
             ),
             given(
                 bounds.renewals,
@@ -193,20 +185,18 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
         if self.bounds.lapses && acquisition.phase == Phase::Asking && link.granted.is_some() && !link.stale {
             actions.push(Action::Lapse { owner, node });
         }
-        if self.bounds.yields {
-            if acquisition.phase == Phase::Asking && link.granted.is_some() && link.yielded.is_none() {
-                actions.push(Action::Yield { owner, node });
+        if acquisition.attempt > 0 {
+            if self.bounds.late_acquires && !link.first_asked {
+                actions.push(Action::LateAcquire { owner, node });
             }
-            if link.yielded.is_some() {
-                actions.push(Action::YieldArrives { owner, node });
+            if link.late_confirm.is_some() {
+                actions.push(Action::LateConfirm { owner, node });
             }
-        }
-        let queued = place.node.queue.iter().any(|waiter| waiter.owner == number(owner));
-        let held = place.node.is_held_by(number(owner));
-        // Where nobody waits, the end of a lease does the same.
-        let frees = held && (acquisition.begun_again || !place.node.queue.is_empty());
-        if (over || acquisition.begun_again) && (frees || queued) {
-            actions.push(Action::Release { owner, node });
+            // After the end of the acquisition, the end of a lease does the same.
+            if !over && place.node.is_held_by(number(owner)) {
+                let attempt = 0;
+                actions.push(Action::Release { owner, node, attempt });
+            }
         }
     }
 

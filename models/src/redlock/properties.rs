@@ -14,12 +14,10 @@ pub const SUCCESSOR: &str = "a token is given after another one";
 pub const CONFIRMED: &str = "a token is given by confirmation";
 /// A node without data counts.
 pub const GRANT_AFTER_AMNESIA: &str = "a node that lost its data counts for a token";
-/// A grant counts that was pushed.
-pub const PUSHED: &str = "a grant that was pushed counts for a token";
 /// A lease ends while its acquisition goes on.
 pub const LAPSED: &str = "a node grants to another acquisition while the one before still asks";
-/// A grant counts at a node that was yielded before.
-pub const YIELDED: &str = "a token is given to an acquisition that has yielded";
+/// A second attempt is given a token.
+pub const RETRIED: &str = "a token is given to an acquisition whose first attempt was given up";
 /// A lease ends under a holder that has renewed the others.
 pub const WITHOUT_ONE: &str = "a holder goes on without a node that has granted to another";
 
@@ -27,6 +25,11 @@ impl<const N: usize, const A: usize> State<N, A> {
     /// Whether a holder began after another token had been given.
     pub(super) fn has_a_successor(&self) -> bool {
         self.holders().any(|owner| self.acquisitions[owner].before > 0)
+    }
+
+    /// Whether a holder needed a second attempt.
+    pub(super) fn has_retried(&self) -> bool {
+        self.holders().any(|owner| self.acquisitions[owner].attempt > 0)
     }
 
     /// Whether a holder needed CONFIRM.

@@ -24,7 +24,7 @@ pub struct State<const N: usize, const A: usize> {
 /// A node, and what the acquisitions know of it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Place<const A: usize> {
-    pub(super) node: Node<u8, u8>,
+    pub(super) node: Node,
     /// The acquisition whose lease was lost with the data. The restart delay outlasts that lease.
     pub(super) forgotten: Option<u8>,
     /// Whether the data was lost.
@@ -38,20 +38,21 @@ pub(super) struct Place<const A: usize> {
 impl<const A: usize> Hash for Place<A> {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let option = |value: Option<u8>| value.map_or(0, |value| u64::from(value) + 1);
-        let (owner, token) = self
+        let lock = self
             .node
             .lock
-            .map_or((0, 0), |lock| (u64::from(lock.owner) + 1, u64::from(lock.token)));
+            .map_or([0, 0, 0], |lock| [lock.owner + 1, lock.token, lock.attempt]);
+        let [owner, token, attempt] = lock.map(u64::from);
         let flags = u64::from(self.emptied) | u64::from(self.overdue) << 1 | (self.node.born as u64) << 2;
         let node = owner | token << 8 | option(self.node.counter) << 16 | option(self.forgotten) << 25 | flags << 34;
-        state.write_u64(node | (self.node.queue.len() as u64) << 40);
-        for waiter in &self.node.queue {
-            state.write_u16(u16::from_le_bytes([waiter.stamp, waiter.owner]));
-        }
+        state.write_u64(node | attempt << 40);
         for link in &self.links {
-            let flags = [link.asked, link.stale, link.confirmed, link.pushed];
+            let flags = [link.asked, link.first_asked, link.stale, link.confirmed];
             let flags = flags.iter().fold(0, |all, flag| all << 1 | u64::from(*flag));
-            state.write_u64(option(link.granted) | option(link.yielded) << 9 | flags << 18);
+            let late = link.late_confirm.map_or(0, |[presented, token]| {
+                u64::from(presented) | u64::from(token) << 8 | 1 << 16
+            });
+            state.write_u64(option(link.granted) | flags << 9 | late << 16);
         }
     }
 }
@@ -60,12 +61,14 @@ impl<const A: usize> Hash for Place<A> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Link {
     pub(super) asked: bool,
+    /// ACQUIRE of the first attempt has arrived, or will not any more.
+    pub(super) first_asked: bool,
     pub(super) granted: Option<u8>,
     /// The grant is too old to count, until the node is asked again.
     pub(super) stale: bool,
     pub(super) confirmed: bool,
-    pub(super) pushed: bool,
-    pub(super) yielded: Option<u8>,
+    /// CONFIRM of the first attempt: what it presents, and the token.
+    pub(super) late_confirm: Option<[u8; 2]>,
 }
 
 /// An acquisition, as its coordinator knows it.
@@ -75,8 +78,8 @@ pub(super) struct Acquisition {
     pub(super) proposal: u8,
     /// The highest token given before this acquisition began.
     pub(super) before: u8,
-    /// A RELEASE is on its way although the acquisition goes on.
-    pub(super) begun_again: bool,
+    /// The number of the attempt. After the first one, a RELEASE is on its way although the acquisition goes on.
+    pub(super) attempt: u8,
     pub(super) repeats: u8,
     /// What CONFIRM carries, once it was sent.
     pub(super) confirming: Option<u8>,
@@ -106,7 +109,8 @@ impl<const N: usize, const A: usize> State<N, A> {
         for place in &mut self.places {
             place.links[owner] = Link {
                 asked: place.links[owner].asked,
-                yielded: place.links[owner].yielded,
+                first_asked: place.links[owner].first_asked,
+                late_confirm: place.links[owner].late_confirm,
                 ..Link::default()
             };
         }
@@ -127,6 +131,10 @@ impl<const N: usize, const A: usize> State<N, A> {
                 let asked = !bounds.late_acquires || link.asked && acquisition.repeats == bounds.repeats;
                 if over && !bounds.late_acquires {
                     link.asked = false;
+                    link.first_asked = false;
+                }
+                if over && !bounds.late_confirms {
+                    link.late_confirm = None;
                 }
                 let changes_nothing = asked && compares && !place.node.is_held_by(number(owner));
                 if over && (changes_nothing || !bounds.late_confirms) {

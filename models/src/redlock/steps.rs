@@ -36,16 +36,16 @@ pub enum Action {
     Renew { owner: usize, nodes: u8 },
     /// A grant is so old that the lease may end.
     Lapse { owner: usize, node: usize },
-    /// The coordinator gives a grant back, and waits.
-    Yield { owner: usize, node: usize },
-    /// YIELD arrives at a node.
-    YieldArrives { owner: usize, node: usize },
-    /// The coordinator sends RELEASE, and asks again for the same owner.
+    /// The coordinator gives its attempt up: it sends RELEASE, and asks again for the same owner.
     Retry { owner: usize },
+    /// ACQUIRE of the attempt that was given up arrives at a node.
+    LateAcquire { owner: usize, node: usize },
+    /// CONFIRM of the attempt that was given up arrives at a node.
+    LateConfirm { owner: usize, node: usize },
     /// The acquisition ends.
     End { owner: usize },
     /// RELEASE arrives at a node.
-    Release { owner: usize, node: usize },
+    Release { owner: usize, node: usize, attempt: u8 },
     /// A lease ends.
     Expire { node: usize },
     /// A node loses its data.
@@ -64,13 +64,13 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
             Some(Bug::UnconditionalWriteBack | Bug::NodesOutsideQ1) => rules.confirm = Compare::Nothing,
             Some(Bug::RetryWithoutStoredValue) => rules.confirm = Compare::Owner,
             Some(Bug::NoRestartDelay) => rules.restart_delay = false,
-            Some(Bug::YieldWithoutStoredValue) => rules.yields = Compare::Owner,
+            Some(Bug::ReleaseWithoutAttempt) => rules.release_compares = false,
             _ => {}
         }
         rules
     }
 
-    fn circumstances(&self, state: &State<N, A>, node: usize, clock_is_high: bool) -> Circumstances<'static, u8, u8> {
+    fn circumstances(&self, state: &State<N, A>, node: usize, clock_is_high: bool) -> Circumstances {
         let place = &state.places[node];
         let floor = match self.bug {
             Some(Bug::ClockBehindDrawnTokens) => state.given,
@@ -84,41 +84,29 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
         Circumstances {
             clock,
             delay_over: place.forgotten.is_none_or(|owner| state.is_over(usize::from(owner))),
-            gone: &[],
-            unheard: &[],
         }
     }
 
-    fn request(&self, state: &mut State<N, A>, node: usize, request: Request<u8, u8>, clock_is_high: bool) -> Granted {
+    fn request(&self, state: &mut State<N, A>, node: usize, request: Request, clock_is_high: bool) -> Answer {
         let circumstances = self.circumstances(state, node, clock_is_high);
         let place = &mut state.places[node];
         let before = place.node.lock;
-        let outcome = place.node.handle(&self.rules(), request, circumstances);
+        let answer = place.node.handle(&self.rules(), request, circumstances);
         if place.node.lock.map(|lock| lock.owner) != before.map(|lock| lock.owner) {
             place.overdue = false;
         }
         state.drawn = state.drawn.max(place.node.counter.unwrap_or(0));
-        let answered = match outcome.answer {
-            Answer::Granted(token) => Some(token),
-            _ => None,
-        };
-        Granted {
-            answered,
-            confirmed: outcome.answer == Answer::Confirmed,
-            pushed: outcome.pushed,
-        }
+        answer
     }
 
     /// The coordinator learns of a grant.
-    fn learn(&self, state: &mut State<N, A>, node: usize, owner: usize, token: u8, pushed: bool, replaces: bool) {
+    fn learn(&self, state: &mut State<N, A>, node: usize, owner: usize, token: u8, replaces: bool) {
         let asking = state.acquisitions[owner].phase == Phase::Asking;
         let link = &mut state.places[node].links[owner];
-        let given_back = link.yielded == Some(token) && self.bug != Some(Bug::YieldedGrantCounts);
-        if asking && (link.granted.is_none() || replaces || link.stale) && !given_back {
+        if asking && (link.granted.is_none() || replaces || link.stale) {
             let keeps = self.bug == Some(Bug::RetryWithoutStoredValue);
             link.granted = link.granted.filter(|_| keeps).or(Some(token));
             link.stale = false;
-            link.pushed = pushed;
             state.places[node].overdue = false;
         }
     }
@@ -176,27 +164,23 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
                 clock_is_high,
                 replaces,
             } => {
-                let place = &mut state.places[node];
-                let waits = self.bounds.waits.then(|| place.node.place(number(owner)));
-                let link = &mut place.links[owner];
+                let link = &mut state.places[node].links[owner];
                 state.acquisitions[owner].repeats += u8::from(link.asked);
                 link.asked = true;
                 let request = Request::Acquire {
                     owner: number(owner),
+                    attempt: state.acquisitions[owner].attempt,
                     proposal: state.acquisitions[owner].proposal,
-                    waits,
                 };
-                let granted = self.request(state, node, request, clock_is_high);
-                if let Some(token) = granted.answered {
-                    self.learn(state, node, owner, token, false, replaces);
+                if let Answer::Granted(token) = self.request(state, node, request, clock_is_high) {
+                    self.learn(state, node, owner, token, replaces);
                 }
-                self.push(state, node, granted);
             }
             Action::Decide { owner, nodes } => {
                 for (at, place) in state.places.iter_mut().enumerate() {
                     if nodes & 1 << at == 0 {
                         let link = &mut place.links[owner];
-                        (link.granted, link.stale, link.pushed) = (None, false, false);
+                        (link.granted, link.stale) = (None, false);
                         // The deadline is that of the nodes that count.
                         place.overdue |= self.bounds.lapses && place.node.is_held_by(number(owner));
                     }
@@ -220,7 +204,7 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
                     presented: state.places[node].links[owner].granted.unwrap_or(token),
                     token,
                 };
-                let confirmed = self.request(state, node, request, false).confirmed;
+                let confirmed = self.request(state, node, request, false) == Answer::Confirmed;
                 if state.acquisitions[owner].phase == Phase::Confirming && confirmed {
                     state.places[node].links[owner].confirmed = true;
                 }
@@ -245,29 +229,39 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
                 place.links[owner].stale = true;
                 place.overdue |= place.node.is_held_by(number(owner));
             }
-            Action::Yield { owner, node } => {
-                let link = &mut state.places[node].links[owner];
-                link.yielded = link.granted.take();
-                link.pushed = false;
-            }
-            Action::YieldArrives { owner, node } => {
-                let request = Request::Yield {
-                    owner: number(owner),
-                    presented: state.places[node].links[owner].yielded.unwrap_or(0),
-                    stamp: number(owner),
-                };
-                let granted = self.request(state, node, request, false);
-                self.push(state, node, granted);
-            }
             Action::Retry { owner } => {
                 let acquisition = &mut state.acquisitions[owner];
+                let late = acquisition.confirming.filter(|_| self.bounds.late_confirms);
                 acquisition.phase = Phase::Asking;
-                acquisition.begun_again = true;
+                acquisition.attempt += 1;
                 acquisition.before = state.given;
                 acquisition.confirming = None;
-                state.forget_links(owner);
                 for place in &mut state.places {
-                    place.links[owner].asked = false;
+                    let link = &mut place.links[owner];
+                    let confirmed = link.granted.zip(late).filter(|(granted, token)| granted != token);
+                    link.late_confirm = confirmed.map(|(granted, token)| [granted, token]);
+                    link.first_asked = link.asked || !self.bounds.late_acquires;
+                    link.asked = false;
+                }
+                state.forget_links(owner);
+            }
+            Action::LateAcquire { owner, node } => {
+                state.places[node].links[owner].first_asked = true;
+                let request = Request::Acquire {
+                    owner: number(owner),
+                    attempt: 0,
+                    proposal: state.acquisitions[owner].proposal,
+                };
+                self.request(state, node, request, false);
+            }
+            Action::LateConfirm { owner, node } => {
+                if let Some([presented, token]) = state.places[node].links[owner].late_confirm {
+                    let request = Request::Confirm {
+                        owner: number(owner),
+                        presented,
+                        token,
+                    };
+                    self.request(state, node, request, false);
                 }
             }
             Action::End { owner } => {
@@ -275,7 +269,7 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
                 state.acquisitions[owner].before = 0;
                 for place in &mut state.places {
                     let link = &mut place.links[owner];
-                    (link.stale, link.confirmed, link.pushed) = (false, false, false);
+                    (link.stale, link.confirmed) = (false, false);
                 }
                 if state.acquisitions[owner].confirming.is_none() {
                     state.forget_links(owner);
@@ -286,10 +280,9 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
                     }
                 }
             }
-            Action::Release { owner, node } => {
-                let request = Request::Release { owner: number(owner) };
-                let granted = self.request(state, node, request, false);
-                self.push(state, node, granted);
+            Action::Release { owner, node, attempt } => {
+                let owner = number(owner);
+                self.request(state, node, Request::Release { owner, attempt }, false);
             }
             Action::Expire { node } => {
                 state.places[node].node.expire();
@@ -306,17 +299,4 @@ impl<const N: usize, const A: usize> Redlock<N, A> {
             }
         }
     }
-
-    fn push(&self, state: &mut State<N, A>, node: usize, granted: Granted) {
-        if let Some((owner, token)) = granted.pushed {
-            self.learn(state, node, usize::from(owner), token, true, false);
-        }
-    }
-}
-
-/// What a request came to.
-struct Granted {
-    answered: Option<u8>,
-    confirmed: bool,
-    pushed: Option<(u8, u8)>,
 }

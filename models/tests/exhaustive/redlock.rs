@@ -17,8 +17,7 @@ fn plain<const N: usize>(counters: Vec<[u8; N]>) -> Bounds<N> {
         late_confirms: true,
         lapses: false,
         restart_delay: true,
-        waits: false,
-        yields: false,
+        retries: false,
         renewals: false,
     }
 }
@@ -65,10 +64,9 @@ fn lapses() -> Bounds<3> {
     }
 }
 
-fn yields() -> Bounds<3> {
+fn retries() -> Bounds<3> {
     Bounds {
-        waits: true,
-        yields: true,
+        retries: true,
         ..plain(vec![[0, 0, 1]])
     }
 }
@@ -143,26 +141,20 @@ fn sound() -> Vec<Trial> {
         ),
         holds(
             "redlock",
-            "N=3, 2 acquisitions, 1 repeat each, queues, late requests",
+            "N=3, 2 acquisitions of 2 attempts each, late requests",
+            || two_of_three(retries(), None),
+        ),
+        holds(
+            "redlock",
+            "N=3, 2 acquisitions of 2 attempts each, 1 amnesia with restart delay",
             || {
                 let bounds = Bounds {
-                    waits: true,
-                    repeats: 1,
-                    ..plain(vec![[0, 0, 1]])
+                    amnesias: 1,
+                    ..none_late(retries())
                 };
                 two_of_three(bounds, None)
             },
         ),
-        holds("redlock", "N=3, 3 acquisitions, queues", || {
-            let bounds = Bounds {
-                waits: true,
-                ..none_late(plain(vec![[0, 0, 1]]))
-            };
-            three_of_three(bounds, None)
-        }),
-        holds("redlock", "N=3, 2 acquisitions, queues, YIELD, late requests", || {
-            two_of_three(yields(), None)
-        }),
         holds("redlock", "N=5, 2 acquisitions, late requests", || {
             two_of_five(five(), None)
         }),
@@ -197,10 +189,10 @@ fn planted() -> Vec<Trial> {
             || two_of_three(lapses(), Some(Bug::RetryWithoutStoredValue)),
         ),
         violates(
-            "redlock: an owner is used again after its release",
-            "N=3, 2 acquisitions",
+            "redlock: a release does not compare the attempt",
+            "N=3, 2 acquisitions of 2 attempts each",
             EXCLUSION,
-            || two_of_three(three(), Some(Bug::OwnerUsedAgain)),
+            || two_of_three(retries(), Some(Bug::ReleaseWithoutAttempt)),
         ),
         violates("redlock: nodes outside Q1 count", "N=3, 2 acquisitions", RISE, || {
             two_of_three(three(), Some(Bug::NodesOutsideQ1))
@@ -227,24 +219,6 @@ fn planted() -> Vec<Trial> {
                     ..three()
                 };
                 two_of_three(bounds, Some(Bug::RenewedByMinority))
-            },
-        ),
-        violates(
-            "redlock: YIELD compares the owner alone",
-            "N=3, 2 acquisitions, YIELD",
-            EXCLUSION,
-            || {
-                let bounds = Bounds { repeats: 1, ..yields() };
-                two_of_three(bounds, Some(Bug::YieldWithoutStoredValue))
-            },
-        ),
-        violates(
-            "redlock: a grant counts after it was yielded",
-            "N=3, 2 acquisitions, YIELD",
-            EXCLUSION,
-            || {
-                let bounds = Bounds { repeats: 1, ..yields() };
-                two_of_three(bounds, Some(Bug::YieldedGrantCounts))
             },
         ),
     ]

@@ -1,64 +1,25 @@
-//! A backend that records what its coordinator decides, and that can end as the process of a client does.
+//! A backend that counts what it grants, and that can end as the process of a client does.
 
-use std::sync::{Arc, Mutex};
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, OwnerId, Released, Renewal, Stamp, Wait,
-    async_trait,
+    Attempt, Capabilities, Claim, DistributedLock, Lease, LockError, Released, Renewal, Wait, async_trait,
 };
 use tokio::sync::watch;
 
-/// What coordinators decided, in the order of their clock, which is that of the servers.
+/// How many grants there were.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Decisions(Arc<Mutex<Vec<Decision>>>);
-
-#[derive(Clone, Debug)]
-pub(crate) struct Decision {
-    /// In microseconds.
-    pub(crate) at: u64,
-    pub(crate) owner: OwnerId,
-    /// What was granted; none if the acquisition ended.
-    pub(crate) granted: Option<(u64, Lease)>,
-}
+pub(crate) struct Decisions(Arc<AtomicUsize>);
 
 impl Decisions {
-    fn note(&self, owner: OwnerId, granted: Option<(u64, Lease)>) {
-        let at = micros();
-        self.0.lock().unwrap().push(Decision { at, owner, granted });
-    }
-
-    fn attempted(&self, attempt: &Attempt) {
-        if let Attempt::Granted(grant) = attempt {
-            let granted = (grant.token.get(), grant.lease.clone());
-            self.note(grant.claim.owner(), Some(granted));
-        }
-    }
-
     pub(crate) fn grants(&self) -> usize {
-        let decisions = self.0.lock().unwrap();
-        decisions.iter().filter(|decision| decision.granted.is_some()).count()
-    }
-
-    pub(crate) fn take(&self) -> Vec<Decision> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        self.0.load(Ordering::Relaxed)
     }
 }
 
-/// The reading of the clock that the servers have too, in microseconds.
-pub(crate) fn micros() -> u64 {
-    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap();
-    u64::try_from(now.as_micros()).unwrap()
-}
-
-/// That stamp by the same clock.
-pub(crate) fn micros_at(stamp: Stamp) -> u64 {
-    let (now, here) = (Clock::system().now(), micros());
-    let between = |later: Stamp, earlier: Stamp| u64::try_from(later.since(earlier).as_micros()).unwrap();
-    here + between(stamp, now) - between(now, stamp)
-}
-
-/// A backend whose decisions are recorded.
+/// A backend whose grants are counted.
 #[derive(Debug)]
 pub(crate) struct Recorded {
     pub(crate) backend: Box<dyn DistributedLock>,
@@ -82,7 +43,9 @@ impl Recorded {
         work: impl Future<Output = Result<Attempt, LockError>> + Send,
     ) -> Result<Attempt, LockError> {
         let attempt = self.alive(work).await?;
-        self.decisions.attempted(&attempt);
+        if let Attempt::Granted(_) = attempt {
+            self.decisions.0.fetch_add(1, Ordering::Relaxed);
+        }
         Ok(attempt)
     }
 }
@@ -102,9 +65,6 @@ impl DistributedLock for Recorded {
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        if !*self.dead.borrow() {
-            self.decisions.note(claim.owner(), None);
-        }
         self.alive(self.backend.release(claim, keep)).await
     }
 

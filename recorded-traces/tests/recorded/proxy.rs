@@ -21,8 +21,6 @@ use crate::frames::{Frames, fields, text};
 pub(crate) struct Exchange {
     pub(crate) request: Vec<String>,
     pub(crate) answer: Value,
-    /// Whether the answer was sent on to the client.
-    pub(crate) delivered: bool,
 }
 
 /// A message that a server pushed to a client.
@@ -244,11 +242,7 @@ impl Shared {
                 }
                 if let Some(request) = request {
                     let answer = frame.value;
-                    record.exchanges.push(Exchange {
-                        request,
-                        answer,
-                        delivered,
-                    });
+                    record.exchanges.push(Exchange { request, answer });
                 }
             }
             over.send_replace(true);

@@ -105,7 +105,6 @@ fn step(ran: &Ran) -> Step {
             },
         },
         Kind::Release => Script::Release { owner, released },
-        Kind::Born | Kind::Confirm => panic!("a script of nodes"),
     };
     Step {
         at: ran.at,

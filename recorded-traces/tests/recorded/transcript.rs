@@ -13,22 +13,15 @@ use crate::proxy::{Exchange, Pushed, Record};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Acquire,
-    Born,
-    Confirm,
     Release,
     Renew,
 }
 
 /// How the text of each script ends.
-const ENDS: [(Kind, &str); 5] = [
+const ENDS: [(Kind, &str); 3] = [
     (
         Kind::Acquire,
         include_str!("../../../lock-redis/src/scripts/acquire.lua"),
-    ),
-    (Kind::Born, include_str!("../../../lock-redis/src/scripts/born.lua")),
-    (
-        Kind::Confirm,
-        include_str!("../../../lock-redis/src/scripts/confirm.lua"),
     ),
     (
         Kind::Release,
@@ -45,7 +38,6 @@ pub(crate) struct Ran {
     pub(crate) keys: Vec<String>,
     pub(crate) arguments: Vec<String>,
     pub(crate) answer: Vec<String>,
-    pub(crate) delivered: bool,
     pub(crate) push: Option<Push<String>>,
     pub(crate) push_delivered: bool,
     pub(crate) unheard: Vec<String>,
@@ -133,7 +125,6 @@ fn ran(exchange: &Exchange, kinds: &HashMap<String, Kind>) -> Ran {
         keys: keys.to_vec(),
         arguments: arguments.to_vec(),
         answer,
-        delivered: exchange.delivered,
         push: None,
         push_delivered: false,
         unheard: Vec::new(),

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use conformance_tests::servers::{Data, Kind, Server, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use futures_util::future::try_join_all;
-use lock_core::{DistributedLock, LockError, LockName, OwnerId};
+use lock_core::{DistributedLock, LockError, OwnerId};
 use lock_redis::redis::{self, Cmd, FromRedisValue};
 use lock_redis::{RedisConfig, RedlockConfig};
 use tokio::runtime::Handle;
@@ -255,14 +255,6 @@ impl Harness for RedlockHarness {
         }
         let config = config(&urls, namespace)?.op_timeout(Duration::from_secs(5));
         Ok(Arc::new(config.connect().await?))
-    }
-
-    async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
-        let order = format!("{{{}:{name}}}:order", namespace.name());
-        let mut lengths: Vec<usize> = self.ask(namespace, redis::cmd("ZCARD").arg(order)).await?;
-        lengths.sort_unstable();
-        // As many as a majority has.
-        Ok(Some(lengths[lengths.len() / 2]))
     }
 
     async fn over(&self, namespace: &Namespace) {

@@ -186,7 +186,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "asking again while waiting goes to the end of the queue",
-        from: "    if not queued and not number then\n",
+        from: "    if not queued then\n",
         to: "    if true then\n",
     },
     Bug {

@@ -1,124 +1,95 @@
-//! What is still under way to nodes when a claim ends.
+//! What is still under way to nodes when an attempt or a claim ends.
 
-use std::time::Duration;
-
-use lock_core::{Attempt, Claim, DistributedLock, Released, Wait};
+use lock_core::{DistributedLock, Released};
+use lock_redis::redis;
 use lock_redis::{RedisConfig, RedlockConfig};
 
-use super::{TTL, client, granted, is_busy, nodes, scripts_run};
-use crate::server::{self, Proxy, claim, soon};
+use super::{TTL, client, config, granted, nodes};
+use crate::server::{self, Proxy, Server, claim};
 
-#[tokio::test]
-async fn a_node_does_not_count_for_a_claim_that_a_release_under_way_may_end_there() {
-    let mut nodes = nodes(3);
-    let proxy = Proxy::to(nodes[0].port()).await;
-    let by_proxy = RedisConfig::new("127.0.0.1", proxy.port());
-    let locks = RedlockConfig::new([by_proxy, nodes[1].config(), nodes[2].config()]);
-    let locks = locks.op_timeout(Duration::from_secs(3)).connect().await.unwrap();
-    let claim = claim("n", TTL);
-    granted(&locks, &claim).await;
-    proxy.hold_requests();
-    assert_eq!(locks.release(&claim, None).await.unwrap(), Released::Released);
-    nodes[2].kill();
-    // The release is under way to the first node: what that granted now would not last.
-    let error = locks.try_acquire(&claim).await.unwrap_err();
-    assert!(error.to_string().contains("2 of 3 nodes failed"), "{error}");
-    assert!(
-        format!("{error:?}").contains("an earlier release of this claim"),
-        "{error:?}"
-    );
-    proxy.pass();
-    server::until("the node has confirmed", async || {
-        matches!(locks.try_acquire(&claim).await, Ok(Attempt::Granted(_)))
-    })
-    .await;
+const SHARED: &str = include_str!("../../../../src/scripts/shared.lua");
+const NODE: &str = include_str!("../../../../src/scripts/redlock.lua");
+const ACQUIRE: &str = include_str!("../../../../src/scripts/redlock_acquire.lua");
+const RELEASE: &str = include_str!("../../../../src/scripts/redlock_release.lua");
+
+/// Runs a script for the name "n" as a request that the network held back.
+async fn late(node: &Server, script: &str, owner: &str, arguments: &[&str]) -> String {
+    let process = super::info(node, "server", "run_id").await.unwrap();
+    let mut eval = redis::cmd("EVAL");
+    eval.arg([SHARED, NODE, script].concat()).arg(5);
+    for key in ["lock", "fence", "order", "waiters"] {
+        eval.arg(format!("{{fencelock:n}}:{key}"));
+    }
+    eval.arg("{fencelock:}:born")
+        .arg("fencelock:client:")
+        .arg(600_000)
+        .arg(owner)
+        .arg(arguments)
+        .arg("3")
+        .arg(process)
+        .arg("60000");
+    let answer: Vec<redis::Value> = node.ask(&eval).await;
+    redis::from_redis_value(answer[0].clone()).unwrap()
 }
 
 #[tokio::test]
-async fn a_claim_is_not_busy_because_a_node_has_yet_to_answer_its_last_release() {
+async fn a_request_that_arrives_late_changes_nothing_of_what_the_claim_was_granted_since() {
     let nodes = nodes(3);
-    let slow = [Proxy::to(nodes[0].port()).await, Proxy::to(nodes[1].port()).await];
-    let [by_first, by_second] = [&slow[0], &slow[1]].map(|proxy| RedisConfig::new("127.0.0.1", proxy.port()));
-    let other = RedlockConfig::new([by_first, by_second, nodes[2].config()]).op_timeout(TTL);
-    let other = other.connect().await.unwrap();
-    let silent = Proxy::to(nodes[2].port()).await;
-    let by_silent = RedisConfig::new("127.0.0.1", silent.port());
-    let locks = RedlockConfig::new([nodes[0].config(), nodes[1].config(), by_silent]).op_timeout(TTL);
-    let locks = locks.connect().await.unwrap();
-    let (held, claim) = (claim("n", TTL), claim("n", TTL));
-    granted(&locks, &held).await;
-    server::until("every node has the holder", async || {
-        let mut holders = 0;
-        for node in &nodes {
-            holders += node.command::<u64>("EXISTS {fencelock:n}:lock").await;
-        }
-        holders == 3
+    let locks = client(&nodes).await;
+    let (claim, node) = (claim("n", TTL), &nodes[0]);
+    granted(&locks, &claim).await;
+    assert_eq!(locks.release(&claim, None).await.unwrap(), Released::Released);
+    granted(&locks, &claim).await;
+    let stored = async || node.command::<Option<String>>("GET {fencelock:n}:lock").await;
+    server::until("the node has the second grant", async || {
+        stored().await.is_some_and(|value| value.contains("#2 "))
     })
     .await;
-    slow[0].hold_answers();
-    assert!(is_busy(&other, &claim).await);
-    silent.hold_requests();
-    assert_eq!(locks.release(&held, None).await.unwrap(), Released::Released);
-    slow[1].hold_answers();
-    // The first node has the release of the busy claim, the second one grants it, and the third one still has the holder.
-    let before = scripts_run(&nodes[2]).await;
-    let trying = tokio::spawn(async move {
-        let attempt = other.try_acquire(&claim).await;
-        (other, attempt)
-    });
-    server::until("the third node has answered", async || {
-        scripts_run(&nodes[2]).await > before
-    })
-    .await;
-    for proxy in &slow {
-        proxy.pass();
-    }
-    let (_other, attempt) = trying.await.unwrap();
-    assert!(attempt.unwrap().granted().is_some());
+    let value = stored().await.unwrap();
+    let (owner, by) = (claim.owner().to_string(), value.split([' ', '#']).nth(4).unwrap());
+    assert_eq!(late(node, RELEASE, &owner, &[by, "1"]).await, "lost");
+    let acquire = ["30000", "9999999999999", by, "1", "7 host", "0"];
+    assert_eq!(late(node, ACQUIRE, &owner, &acquire).await, "granted");
+    assert_eq!(stored().await, Some(value.clone()));
+    // One of another client, which does not know of attempts, is none of an earlier attempt.
+    assert_eq!(late(node, RELEASE, &owner, &["another", "0"]).await, "released");
+    assert_eq!(stored().await, None);
 }
 
 #[tokio::test]
 async fn what_was_to_be_asked_for_a_claim_is_not_asked_after_its_end() {
-    const SHORT: Duration = Duration::from_secs(1);
     let nodes = nodes(3);
+    // It lets the nodes grant.
+    client(&nodes).await;
     let proxy = Proxy::to(nodes[2].port()).await;
     let by_proxy = RedisConfig::new("127.0.0.1", proxy.port());
-    let locks = RedlockConfig::new([nodes[0].config(), nodes[1].config(), by_proxy]);
-    let locks = locks.op_timeout(TTL).connect().await.unwrap();
-    for is_reserved in [false, true] {
-        let [ended, other] = match is_reserved {
-            true => ["reserved", "waiting"].map(|name| claim(name, SHORT).with_at_least(SHORT)),
-            false => ["released", "other"].map(|name| claim(name, SHORT)),
-        };
-        for claim in [&ended, &other] {
-            granted(&locks, claim).await;
-        }
-        proxy.hold_requests();
-        for claim in [&ended, &other] {
-            assert_eq!(locks.release(claim, None).await.unwrap(), Released::Released);
-            // The third node does not count until the release has expired, and is asked then.
-            assert!(
-                locks
-                    .acquire(claim, Wait::until(soon()))
-                    .await
-                    .unwrap()
-                    .granted()
-                    .is_some()
-            );
-        }
-        proxy.pass();
-        let keep = is_reserved.then_some(Duration::from_millis(1));
-        assert_eq!(locks.release(&ended, keep).await.unwrap(), Released::Released);
-        let asks_for = async |claim: &Claim| {
-            let (name, owner) = (claim.name(), claim.owner());
-            let holder: Option<String> = nodes[2].command(&format!("GET {{fencelock:{name}}}:lock")).await;
-            let waits: bool = nodes[2]
-                .command(&format!("HEXISTS {{fencelock:{name}}}:waiters {owner}"))
-                .await;
-            waits || holder.is_some_and(|holder| holder.contains(&owner.to_string()))
-        };
-        server::until("the third node is asked", async || asks_for(&other).await).await;
-        assert!(!asks_for(&ended).await, "reserved: {is_reserved}");
+    let locks = RedlockConfig::new([nodes[0].config(), nodes[1].config(), by_proxy]).op_timeout(TTL);
+    let locks = locks.connect_lazy().unwrap();
+    // There is no connection to the third node before this passes.
+    proxy.hold_requests();
+    let (ended, held) = (claim("ended", TTL), claim("held", TTL));
+    for claim in [&ended, &held] {
+        granted(&locks, claim).await;
+    }
+    assert_eq!(locks.release(&ended, None).await.unwrap(), Released::Released);
+    proxy.pass();
+    let knows = async |name: &str| {
+        nodes[2]
+            .command::<bool>(&format!("EXISTS {{fencelock:{name}}}:fence"))
+            .await
+    };
+    server::until("the third node is asked", async || knows("held").await).await;
+    assert!(!knows("ended").await);
+}
+
+#[tokio::test]
+async fn a_release_by_the_owner_alone_works_from_another_client() {
+    let nodes = nodes(3);
+    let (one, other) = (client(&nodes).await, config(&nodes).connect().await.unwrap());
+    for _ in 0..3 {
+        let claim = claim("n", TTL);
+        granted(&one, &claim).await;
+        assert_eq!(other.release(&claim, None).await.unwrap(), Released::Released);
     }
 }
 
