@@ -75,9 +75,8 @@ impl DistributedLock for RedlockLock {
         let released = match keep {
             Some(rest) => {
                 self.quorum.held.forget(claim.owner());
-                let round = self.quorum.ask("release", |_, node| {
-                    let claim = claim.clone();
-                    async move { node.release_reserved(&claim, rest).await }
+                let round = self.quorum.ask("release", claim, move |_, node, claim| async move {
+                    node.release_reserved(&claim, rest).await
                 });
                 self.quorum.released(round).await?
             }
@@ -97,15 +96,12 @@ impl DistributedLock for RedlockLock {
         let Some(token) = self.quorum.held.token(claim.owner()) else {
             return Ok(Renewal::NotHeld);
         };
-        let round = self.quorum.ask("reservation", |_, node| {
-            let (claim, token) = (claim.clone(), token.to_string());
-            async move {
-                let asking = async {
-                    let link = node.link().await?;
-                    node.reserve_on(&link, &claim, &token, length, false).await
-                };
-                node.limited("reservation", asking).await.map(Some)
-            }
+        let round = self.quorum.ask("reservation", claim, move |_, node, claim| async move {
+            let asking = async {
+                let link = node.link().await?;
+                node.reserve_on(&link, &claim, &token.to_string(), length, false).await
+            };
+            node.limited("reservation", asking).await.map(Some)
         });
         let reserved = self.quorum.decide(round, |_, _| None).await?;
         match reserved {
@@ -117,16 +113,13 @@ impl DistributedLock for RedlockLock {
 
     async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         const OPERATION: &str = "asking who holds a lock";
-        let round = self.quorum.ask(OPERATION, |_, node| {
-            let name = name.clone();
-            async move {
-                let asking = async {
-                    let link = node.link().await?;
-                    let holders = node.holders_on(&link, std::slice::from_ref(&name)).await?;
-                    holders.into_iter().next().unwrap_or(Ok(None))
-                };
-                node.limited(OPERATION, asking).await
-            }
+        let round = self.quorum.ask(OPERATION, name, |_, node, name| async move {
+            let asking = async {
+                let link = node.link().await?;
+                let holders = node.holders_on(&link, std::slice::from_ref(&name)).await?;
+                holders.into_iter().next().unwrap_or(Ok(None))
+            };
+            node.limited(OPERATION, asking).await
         });
         let answers = self.quorum.collect(round).await?;
         let answered = answers.len();
@@ -134,9 +127,9 @@ impl DistributedLock for RedlockLock {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        let round = self.quorum.ask("listing locks", |_, node| {
-            let prefix = prefix.to_owned();
-            async move { node.list(&prefix).await }
+        let about = prefix.to_owned();
+        let round = self.quorum.ask("listing locks", &about, |_, node, prefix| async move {
+            node.list(&prefix).await
         });
         let answers = self.quorum.collect(round).await?;
         let answered = answers.len();
@@ -154,12 +147,9 @@ impl DistributedLock for RedlockLock {
 
     async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
         const OPERATION: &str = "forced release";
-        let round = self.quorum.ask(OPERATION, |_, node| {
-            let name = name.clone();
-            async move {
-                let asking = async { node.force_release_on(&node.link().await?, &name).await };
-                node.limited(OPERATION, asking).await
-            }
+        let round = self.quorum.ask(OPERATION, name, |_, node, name| async move {
+            let asking = async { node.force_release_on(&node.link().await?, &name).await };
+            node.limited(OPERATION, asking).await
         });
         // The holder may have been told by one node and have released the others since.
         let holders: Vec<_> = self.quorum.collect(round).await?.into_iter().flatten().collect();
@@ -168,7 +158,7 @@ impl DistributedLock for RedlockLock {
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {
         const OPERATION: &str = "asking for the settings of the servers";
-        let mut round = self.quorum.ask(OPERATION, |_, node| async move {
+        let mut round = self.quorum.ask(OPERATION, &(), |_, node, ()| async move {
             let asking = async {
                 let link = node.link().await?;
                 link.use_rare_commands(&node.settings().keys).await?;

@@ -3,8 +3,8 @@
 //! Each module has one protocol. A model visits *every* state that is reachable within its bounds. Each model has planted bugs; the
 //! tests require that each of them violates a property.
 //!
-//! [`redlock`] and [`redis_queue`] also check traces: the transition function of a server is the same code in the model and in the
-//! check, so a trace of a real server shows whether that server does what the model assumes.
+//! [`redis_queue`] also checks traces: the transition function of the server is the same code in the model and in the check, so a trace
+//! of a real server shows whether that server does what the model assumes.
 
 pub mod etcd_queue;
 pub mod guard_deadline;

@@ -199,7 +199,7 @@ impl RedlockConfig {
 impl Quorum<Session> {
     /// Connects to as many nodes as answer soon, and at least to a majority.
     async fn connect(&self) -> Result<(), LockError> {
-        let mut round = self.ask("connecting", |_, node| async move {
+        let mut round = self.ask("connecting", &(), |_, node, ()| async move {
             let connecting = async { node.link().await.map(drop) };
             node.limited("connecting", connecting).await
         });

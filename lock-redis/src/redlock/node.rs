@@ -1,12 +1,12 @@
 //! One node: what the coordinator asks of it.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{Busy, Claim, FencingToken, Lease, LockError, LockName, Released, Renewal, Stamp};
+use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
 use crate::fields::Fields;
@@ -62,7 +62,7 @@ pub(crate) struct Attempt {
     pub(super) number: u64,
     /// The proposed token, the same for all nodes.
     pub(super) proposal: u64,
-    pub(super) is_over: AtomicBool,
+    pub(super) over: CancellationToken,
     /// The token of the grant that this attempt came to.
     pub(super) given: OnceLock<FencingToken>,
     pub(super) held: Listeners,
@@ -72,7 +72,7 @@ impl Attempt {
     /// Whether a request of this attempt is still to be sent: until the attempt is given up, or its grant is released.
     pub(super) fn is_wanted(&self, claim: &Claim) -> bool {
         let given = self.given.get().copied();
-        !self.is_over.load(Ordering::Acquire) || given.is_some() && self.held.token(claim.owner()) == given
+        !self.over.is_cancelled() || given.is_some() && self.held.token(claim.owner()) == given
     }
 }
 

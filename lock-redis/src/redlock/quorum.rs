@@ -3,15 +3,17 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::future::Future;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use lock_core::{
     Attempt as Attempted, Busy, Claim, Executor, FencingToken, Grant, Holder, Lease, LockError, OwnerId, Stamp, Wait,
 };
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::node::{Answer, Attempt, Born, Node};
 use crate::failure::Failure;
@@ -47,7 +49,7 @@ pub(crate) struct Quorum<N> {
     pub(super) held: Listeners,
     /// The number of the last attempt.
     last: AtomicU64,
-    under_way: watch::Sender<usize>,
+    under_way: TaskTracker,
 }
 
 /// Requests to several nodes, each in a task of its own. The tasks go on if this is dropped.
@@ -125,24 +127,6 @@ impl Tally {
     }
 }
 
-/// Marks an attempt as over.
-struct Asking(Arc<Attempt>);
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        self.0.is_over.store(true, Ordering::Release);
-    }
-}
-
-/// Counts a request until its task ends or is dropped.
-struct UnderWay(watch::Sender<usize>);
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        self.0.send_modify(|requests| *requests -= 1);
-    }
-}
-
 impl<N: Node> Quorum<N> {
     pub(super) fn new(
         nodes: Vec<Arc<N>>,
@@ -158,7 +142,7 @@ impl<N: Node> Quorum<N> {
             max_ttl,
             held,
             last: AtomicU64::new(0),
-            under_way: watch::Sender::new(0),
+            under_way: TaskTracker::new(),
         }
     }
 
@@ -183,15 +167,17 @@ impl<N: Node> Quorum<N> {
         clocks.get(self.majority() - 1).copied().unwrap_or_default()
     }
 
-    /// Sends a request to every node.
-    pub(super) fn ask<T: Send + 'static, F>(
+    /// Sends a request about `about`, such as a claim, to every node.
+    pub(super) fn ask<A: Clone, T: Send + 'static, F>(
         &self,
         operation: &'static str,
-        request: impl Fn(usize, Arc<N>) -> F,
+        about: &A,
+        request: impl Fn(usize, Arc<N>, A) -> F,
     ) -> Round<T>
     where
         F: Future<Output = Result<T, LockError>> + Send + 'static,
     {
+        let request = |number, node| request(number, node, about.clone());
         self.ask_some(operation, (0..self.len()).collect(), request)
     }
 
@@ -207,24 +193,20 @@ impl<N: Node> Quorum<N> {
     {
         let (tell, answers) = mpsc::unbounded_channel();
         for node in open.iter().copied() {
-            let (tell, request) = (tell.clone(), request(node, Arc::clone(&self.nodes[node])));
-            self.under_way.send_modify(|requests| *requests += 1);
-            let under_way = UnderWay(self.under_way.clone());
-            let failed = tell.clone();
-            let started = self.executor.spawn(Box::pin(async move {
+            let (answered, failed) = (tell.clone(), tell.clone());
+            let (request, under_way) = (request(node, Arc::clone(&self.nodes[node])), self.under_way.clone());
+            let task = self.under_way.track_future(Box::pin(async move {
                 let mut request = std::pin::pin!(request);
                 tokio::select! {
                     biased;
-                    answer = &mut request => drop(tell.send((node, answer))),
-                    () = tell.closed() => {
-                        // The outcome is known. The node gets the request all the same.
-                        if *under_way.0.borrow() <= MOST {
-                            drop(request.await);
-                        }
-                    }
+                    answer = &mut request => drop(answered.send((node, answer))),
+                    // The outcome is known. The node gets the request all the same.
+                    () = answered.closed() => if under_way.len() <= MOST {
+                        drop(request.await);
+                    },
                 }
             }));
-            if let Err(error) = started {
+            if let Err(error) = self.executor.spawn(task) {
                 drop(failed.send((node, Err(error))));
             }
         }
@@ -284,16 +266,16 @@ impl<N: Node> Quorum<N> {
     /// While some nodes have granted the claim and others are busy, waits no longer than `patience` for one more answer: other claims
     /// may need the nodes that this one has.
     async fn attempt(&self, claim: &Claim, patience: Duration, until: Instant) -> Outcome {
-        let asking = Asking(Arc::new(Attempt {
+        let attempt = Arc::new(Attempt {
             number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
             proposal: self.server_micros(),
-            is_over: AtomicBool::new(false),
+            over: CancellationToken::new(),
             given: OnceLock::new(),
             held: self.held.clone(),
-        }));
-        let attempt = &asking.0;
-        let mut round = self.ask("acquire", |_, node| {
-            let (claim, attempt) = (claim.clone(), Arc::clone(attempt));
+        });
+        let over = attempt.over.clone().drop_guard();
+        let mut round = self.ask("acquire", claim, |_, node, claim| {
+            let attempt = Arc::clone(&attempt);
             async move {
                 let answer = node.acquire(&claim, &attempt).await?;
                 // A node that answers after the majority gets the token, too.
@@ -328,13 +310,12 @@ impl<N: Node> Quorum<N> {
                 }
             }
         };
-        let number = attempt.number;
-        drop(asking);
+        drop(over);
         if let Outcome::Busy(_) | Outcome::Split(_) = outcome {
             let granted: Vec<_> = tally.votes.iter().map(|vote| vote.node).collect();
             let failed = tally.errors.iter().map(|(node, _)| *node);
             let others = failed.chain(round.open.iter().copied()).collect();
-            self.give_up(claim, number, granted, others).await;
+            self.give_up(claim, attempt.number, granted, others).await;
         }
         outcome
     }
@@ -458,9 +439,8 @@ impl<N: Node> Quorum<N> {
 
     /// Renews the claim. False if a majority does not have it.
     pub(crate) async fn renew(&self, claim: &Claim) -> Result<bool, LockError> {
-        let round = self.ask("renew", |_, node| {
-            let claim = claim.clone();
-            async move { node.renew(&claim).await.map(Some) }
+        let round = self.ask("renew", claim, |_, node, claim| async move {
+            node.renew(&claim).await.map(Some)
         });
         let renewed = self.decide(round, |_, _| None).await?;
         if !renewed {
@@ -473,9 +453,8 @@ impl<N: Node> Quorum<N> {
     pub(crate) async fn release(&self, claim: &Claim) -> Result<bool, LockError> {
         self.held.forget(claim.owner());
         let last = self.last.load(Ordering::Relaxed);
-        let round = self.ask("release", |_, node| {
-            let claim = claim.clone();
-            async move { node.release(&claim, last).await }
+        let round = self.ask("release", claim, move |_, node, claim| async move {
+            node.release(&claim, last).await
         });
         self.released(round).await
     }
@@ -559,9 +538,8 @@ impl<N: Node> Quorum<N> {
 
     /// What each node says of its data, in the order of the nodes. None if the user may not let a node grant locks.
     async fn born(&self, open: Vec<String>) -> Result<Vec<Born>, LockError> {
-        let mut round = self.ask("connecting", |number, node| {
-            let open = open[number].clone();
-            async move { node.born(&open).await }
+        let mut round = self.ask("connecting", &open, |number, node, open| async move {
+            node.born(&open[number]).await
         });
         let mut all = BTreeMap::new();
         while let Some((node, born)) = round.next().await {
@@ -575,12 +553,8 @@ impl<N: Node> Quorum<N> {
 
     /// Waits a little for the nodes that have not answered requests whose outcome is known.
     pub(super) async fn settle(&self) {
-        let mut under_way = self.under_way.subscribe();
-        let _ = timeout(
-            self.op_timeout.min(STRAGGLERS),
-            under_way.wait_for(|requests| *requests == 0),
-        )
-        .await;
+        self.under_way.close();
+        let _ = timeout(self.op_timeout.min(STRAGGLERS), self.under_way.wait()).await;
     }
 
     /// The holder on a majority, as far as the nodes that answered can tell: with the token that the majority has, and what is left of
