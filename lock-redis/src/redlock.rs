@@ -7,6 +7,9 @@
 mod config;
 mod node;
 mod quorum;
+#[cfg(test)]
+#[path = "../tests/simulation/redlock.rs"]
+mod simulation;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -417,7 +417,7 @@ impl<N: Node> Quorum<N> {
     }
 
     fn ask_confirm(&self, claim: &Claim, votes: &[Vote], top: FencingToken) -> Round<bool> {
-        let lower: HashMap<_, _> = votes
+        let lower: BTreeMap<_, _> = votes
             .iter()
             .filter(|vote| vote.token != top)
             .map(|vote| (vote.node, vote.token))
