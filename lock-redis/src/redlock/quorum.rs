@@ -219,13 +219,18 @@ impl<N: Node> Quorum<N> {
     }
 
     pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Attempted, LockError> {
+        self.try_for(claim, self.op_timeout / 2).await
+    }
+
+    /// Makes attempts until one claim has a majority, and no new one after `limit`.
+    async fn try_for(&self, claim: &Claim, limit: Duration) -> Result<Attempted, LockError> {
         let began = Instant::now();
         let (mut pause, mut may_open) = (FIRST_PAUSE, true);
         loop {
             match self.attempt(claim, 10 * pause, began + self.op_timeout).await {
                 Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
                 Outcome::Busy(busy) => return Ok(busy.into()),
-                Outcome::Split(busy) if began.elapsed() > self.op_timeout / 2 => {
+                Outcome::Split(busy) if began.elapsed() >= limit => {
                     let late = "too few nodes granted the lock at the same time; raise the ttl if this goes on";
                     let busy = busy.ok_or_else(|| LockError::unavailable("acquire", late))?;
                     return Ok(busy.into());
@@ -243,20 +248,22 @@ impl<N: Node> Quorum<N> {
 
     /// Asks again and again, with jitter, until the claim is granted or the wait is over.
     pub(crate) async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempted, LockError> {
-        let mut pause = FIRST_POLL;
+        if wait.is_over(self.now()) {
+            return self.try_acquire(claim).await;
+        }
+        let (mut pause, deadline) = (FIRST_POLL, wait.deadline());
+        let left = |longest| deadline.map_or(longest, |deadline| deadline.since(self.now()).min(longest));
         loop {
-            let busy = match self.try_acquire(claim).await? {
+            let busy = match self.try_for(claim, left(LONGEST_PAUSE)).await? {
                 Attempted::Busy(busy) => busy,
                 done => return Ok(done),
             };
+            let next = left(pause.mul_f64(0.5 + fastrand::f64()));
             wait.busy(&busy);
-            let now = self.now();
-            if wait.is_over(now) {
+            if next.is_zero() {
                 return Ok(busy.into());
             }
-            let next = pause.mul_f64(0.5 + fastrand::f64());
-            let left = wait.deadline().map_or(next, |deadline| deadline.since(now));
-            sleep(next.min(left)).await;
+            sleep(next).await;
             pause = (pause * 3 / 2).min(LAST_POLL);
         }
     }
