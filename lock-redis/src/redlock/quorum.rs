@@ -101,6 +101,24 @@ enum Outcome {
     Failed(LockError),
 }
 
+/// How an attempt asks the nodes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// One round trip.
+    AllAtOnce,
+    /// The others once one has granted the claim. Contenders do not split the nodes, as all ask the same one first.
+    OneFirst,
+}
+
+impl Way {
+    fn other(self) -> Self {
+        match self {
+            Self::AllAtOnce => Self::OneFirst,
+            Self::OneFirst => Self::AllAtOnce,
+        }
+    }
+}
+
 impl Tally {
     fn count(&mut self, node: usize, answer: Result<Answer, LockError>) {
         match answer {
@@ -225,9 +243,9 @@ impl<N: Node> Quorum<N> {
     /// Makes attempts until one claim has a majority, and no new one after `limit`.
     async fn try_for(&self, claim: &Claim, limit: Duration) -> Result<Attempted, LockError> {
         let began = Instant::now();
-        let (mut pause, mut may_open) = (FIRST_PAUSE, true);
+        let (mut pause, mut may_open, mut way) = (FIRST_PAUSE, true, Way::AllAtOnce);
         loop {
-            match self.attempt(claim, 10 * pause, began + self.op_timeout).await {
+            match self.attempt(claim, way, 10 * pause, began + self.op_timeout).await {
                 Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
                 Outcome::Busy(busy) => return Ok(busy.into()),
                 Outcome::Split(busy) if began.elapsed() >= limit => {
@@ -239,6 +257,7 @@ impl<N: Node> Quorum<N> {
                     // Contenders that ask again at the same time would split the nodes again.
                     sleep(pause.mul_f64(fastrand::f64())).await;
                     pause = (2 * pause).min(LONGEST_PAUSE);
+                    way = way.other();
                 }
                 Outcome::Young(_) if may_open && self.open_new().await.unwrap_or(false) => may_open = false,
                 Outcome::Young(error) | Outcome::Failed(error) => return Err(error),
@@ -253,10 +272,22 @@ impl<N: Node> Quorum<N> {
         }
         let (mut pause, deadline) = (FIRST_POLL, wait.deadline());
         let left = |longest| deadline.map_or(longest, |deadline| deadline.since(self.now()).min(longest));
-        loop {
-            let busy = match self.try_for(claim, left(LONGEST_PAUSE)).await? {
-                Attempted::Busy(busy) => busy,
-                done => return Ok(done),
+        for poll in 0_u32.. {
+            // Most often, one request tells that the lock is busy. It may be a leftover that only that node has.
+            let outcome = match poll % 4 {
+                0 => Outcome::Split(None),
+                _ => {
+                    let until = Instant::now() + self.op_timeout;
+                    self.attempt(claim, Way::OneFirst, 10 * FIRST_PAUSE, until).await
+                }
+            };
+            let busy = match outcome {
+                Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
+                Outcome::Busy(busy) | Outcome::Split(Some(busy)) => busy,
+                _ => match self.try_for(claim, left(LONGEST_PAUSE)).await? {
+                    Attempted::Busy(busy) => busy,
+                    done => return Ok(done),
+                },
             };
             let next = left(pause.mul_f64(0.5 + fastrand::f64()));
             wait.busy(&busy);
@@ -266,13 +297,14 @@ impl<N: Node> Quorum<N> {
             sleep(next).await;
             pause = (pause * 3 / 2).min(LAST_POLL);
         }
+        Ok(Attempted::busy())
     }
 
     /// Asks all nodes once. Without a grant, what some of them have granted is given back.
     ///
     /// While some nodes have granted the claim and others are busy, waits no longer than `patience` for one more answer: other claims
     /// may need the nodes that this one has.
-    async fn attempt(&self, claim: &Claim, patience: Duration, until: Instant) -> Outcome {
+    async fn attempt(&self, claim: &Claim, way: Way, patience: Duration, until: Instant) -> Outcome {
         let attempt = Arc::new(Attempt {
             number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
             proposal: self.server_micros(),
@@ -281,20 +313,21 @@ impl<N: Node> Quorum<N> {
             held: self.held.clone(),
         });
         let over = attempt.over.clone().drop_guard();
-        let mut round = self.ask("acquire", claim, |_, node, claim| {
-            let attempt = Arc::clone(&attempt);
-            async move {
-                let answer = node.acquire(&claim, &attempt).await?;
-                // A node that answers after the majority gets the token, too.
-                if let (Answer::Granted(token, _), Some(given)) = (&answer, attempt.given.get())
-                    && token != given
-                {
-                    node.confirm(&claim, *token, *given).await?;
-                }
-                Ok(answer)
-            }
-        });
         let mut tally = Tally::default();
+        let mut nodes = self.order(claim);
+        while way == Way::OneFirst && tally.votes.is_empty() && tally.busy.is_empty() && !nodes.is_empty() {
+            let node = nodes.remove(0);
+            let mut round = self.ask_acquire(claim, &attempt, vec![node]);
+            let answer = timeout(LONGEST_PAUSE.min(self.op_timeout), round.next()).await;
+            let silent = || (node, Err(LockError::no_answer("acquire", LONGEST_PAUSE)));
+            let (node, answer) = answer.ok().flatten().unwrap_or_else(silent);
+            tally.count(node, answer);
+        }
+        if way == Way::OneFirst && tally.votes.is_empty() {
+            // The node that all ask first is taken: this claim does not get in the way of the one that has it.
+            nodes.clear();
+        }
+        let mut round = self.ask_acquire(claim, &attempt, nodes);
         let outcome = loop {
             if let Some((token, lease)) = self.agreed(claim, &mut tally, !round.open.is_empty(), until).await {
                 let grant = Grant::new(claim.clone(), token, lease);
@@ -325,6 +358,35 @@ impl<N: Node> Quorum<N> {
             self.give_up(claim, attempt.number, granted, others).await;
         }
         outcome
+    }
+
+    /// The nodes in the order in which every client asks them for that name.
+    fn order(&self, claim: &Claim) -> Vec<usize> {
+        let mut nodes: Vec<_> = (0..self.len()).collect();
+        nodes.sort_by_key(|node| self.nodes[*node].place());
+        let sum = claim
+            .name()
+            .as_str()
+            .bytes()
+            .fold(0, |sum, byte| sum + usize::from(byte));
+        nodes.rotate_left(sum % self.len());
+        nodes
+    }
+
+    fn ask_acquire(&self, claim: &Claim, attempt: &Arc<Attempt>, nodes: Vec<usize>) -> Round<Answer> {
+        self.ask_some("acquire", nodes, |_, node| {
+            let (claim, attempt) = (claim.clone(), Arc::clone(attempt));
+            async move {
+                let answer = node.acquire(&claim, &attempt).await?;
+                // A node that answers after the majority gets the token, too.
+                if let (Answer::Granted(token, _), Some(given)) = (&answer, attempt.given.get())
+                    && token != given
+                {
+                    node.confirm(&claim, *token, *given).await?;
+                }
+                Ok(answer)
+            }
+        })
     }
 
     /// Releases what an attempt has been granted by these nodes, and may be granted by others.
@@ -597,18 +659,14 @@ impl<N: Node> Quorum<N> {
         if errors.is_empty() {
             return LockError::no_answer(operation, self.op_timeout);
         }
-        let mut reasons = Vec::<(String, Vec<String>)>::new();
-        for (node, error) in &errors {
+        let told = |(node, error): &(usize, LockError)| {
             let (place, reason) = (self.nodes[*node].place(), reason(error));
-            match reasons.iter_mut().find(|(known, _)| *known == reason) {
-                Some((_, places)) => places.push(place),
-                None => reasons.push((reason, vec![place])),
+            match reason.contains(&place) {
+                true => reason,
+                false => format!("node {place}: {reason}"),
             }
-        }
-        let reasons: Vec<_> = reasons
-            .into_iter()
-            .map(|(reason, places)| format!("node {}: {reason}", places.join(", node ")))
-            .collect();
+        };
+        let reasons: Vec<_> = errors.iter().map(told).collect();
         let (failed, nodes, mut what) = (errors.len(), self.len(), reasons.join("; "));
         if failed > nodes - self.majority() {
             what = format!("{failed} of {nodes} nodes failed, and a majority is needed; {what}");

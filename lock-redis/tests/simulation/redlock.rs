@@ -58,7 +58,8 @@ struct Lock {
 #[derive(Default)]
 struct Believed {
     holder: Option<(OwnerId, Lease)>,
-    highest: Option<FencingToken>,
+    /// The highest token, and the claim that it was given to.
+    highest: Option<(FencingToken, OwnerId)>,
     grants: usize,
     wrong: Option<String>,
 }
@@ -135,13 +136,17 @@ impl World {
         lock(&self.believed).wrong.get_or_insert(what);
     }
 
-    fn granted(&self, grant: &Grant, before: Option<FencingToken>) {
+    fn granted(&self, grant: &Grant, before: Option<(FencingToken, OwnerId)>) {
         let now = self.clock.now();
         let mut believed = lock(&self.believed);
         believed.grants += 1;
         let other = believed.holder.replace((grant.claim.owner(), grant.lease.clone()));
-        let fell = Some(grant.token) <= before;
-        believed.highest = believed.highest.max(Some(grant.token));
+        let given = (grant.token, grant.claim.owner());
+        // A claim whose release has failed is granted again with the token that it has.
+        let fell = before.is_some_and(|before| grant.token <= before.0 && given != before);
+        if believed.highest.is_none_or(|highest| highest.0 < grant.token) {
+            believed.highest = Some(given);
+        }
         drop(believed);
         if other.is_some_and(|(owner, lease)| owner != grant.claim.owner() && lease.is_valid(now)) {
             self.wrong(format!("two holders at {:?}", now.since(self.began)));
@@ -384,7 +389,7 @@ fn run(nodes: usize, seed: u64, bug: Option<Bug>) -> (Option<String>, usize) {
 #[test]
 fn there_is_one_holder_at_a_time_and_tokens_rise() {
     let mut grants = 0;
-    for seed in 0..20 {
+    for seed in 0..10 {
         for nodes in [3, 5] {
             let (wrong, granted) = run(nodes, seed, None);
             assert_eq!(wrong, None, "seed {seed}, {nodes} nodes");
@@ -392,7 +397,7 @@ fn there_is_one_holder_at_a_time_and_tokens_rise() {
         }
     }
     println!("{grants} grants");
-    assert!(grants > 1000, "{grants}");
+    assert!(grants > 500, "{grants}");
 }
 
 #[test]

@@ -42,8 +42,8 @@ pub struct Bounds<const N: usize> {
     pub lapses: bool,
     /// Whether a node without data waits before it grants. Without it, exclusion is not claimed.
     pub restart_delay: bool,
-    /// Whether an acquisition may give its first attempt up and make a second one.
-    pub retries: bool,
+    /// How many of the acquisitions may give their first attempt up and make a second one.
+    pub retries: usize,
     /// Whether holders renew.
     pub renewals: bool,
 }

@@ -77,7 +77,7 @@ impl<const N: usize, const A: usize> Model for Redlock<N, A> {
                 Phase::Holding if self.bounds.renewals => self.renewals(state, owner, actions),
                 _ => {}
             }
-            let retries = self.bounds.retries && acquisition.attempt == 0;
+            let retries = owner < self.bounds.retries && acquisition.attempt == 0;
             if matches!(acquisition.phase, Phase::Asking | Phase::Confirming) && retries {
                 actions.push(Action::Retry { owner });
             }
@@ -142,7 +142,7 @@ impl<const N: usize, const A: usize> Model for Redlock<N, A> {
                 Property::sometimes(LAPSED, |_, state: &Self::State| state.has_lapsed()),
             ),
             given(
-                bounds.retries,
+                bounds.retries > 0,
                 Property::sometimes(RETRIED, |_, state: &Self::State| state.has_retried()),
             ),
             given(

@@ -17,7 +17,7 @@ fn plain<const N: usize>(counters: Vec<[u8; N]>) -> Bounds<N> {
         late_confirms: true,
         lapses: false,
         restart_delay: true,
-        retries: false,
+        retries: 0,
         renewals: false,
     }
 }
@@ -66,7 +66,7 @@ fn lapses() -> Bounds<3> {
 
 fn retries() -> Bounds<3> {
     Bounds {
-        retries: true,
+        retries: 1,
         ..plain(vec![[0, 0, 1]])
     }
 }
@@ -141,7 +141,7 @@ fn sound() -> Vec<Trial> {
         ),
         holds(
             "redlock",
-            "N=3, 2 acquisitions of 2 attempts each, late requests",
+            "N=3, 2 acquisitions, one of 2 attempts, late requests",
             || two_of_three(retries(), None),
         ),
         holds(
@@ -150,6 +150,7 @@ fn sound() -> Vec<Trial> {
             || {
                 let bounds = Bounds {
                     amnesias: 1,
+                    retries: 2,
                     ..none_late(retries())
                 };
                 two_of_three(bounds, None)
@@ -190,7 +191,7 @@ fn planted() -> Vec<Trial> {
         ),
         violates(
             "redlock: a release does not compare the attempt",
-            "N=3, 2 acquisitions of 2 attempts each",
+            "N=3, 2 acquisitions, one of 2 attempts",
             EXCLUSION,
             || two_of_three(retries(), Some(Bug::ReleaseWithoutAttempt)),
         ),

@@ -134,7 +134,8 @@ fn open(node: &Server, namespace: &str, nodes: usize) -> bool {
     };
     let max_ttl = MAX_TTL.as_millis();
     let born = format!("open {begun} {process} {nodes} {max_ttl}");
-    say(node, &format!("SET {{{namespace}:}}:born \"{born}\" NX")).is_some()
+    // Also if a client has asked it since: it has granted nothing in this namespace.
+    say(node, &format!("SET {{{namespace}:}}:born \"{born}\"")).is_some()
 }
 
 /// What the node answers, or the beginning of that.
