@@ -260,6 +260,8 @@ impl<N: Node> Quorum<N> {
                     way = way.other();
                 }
                 Outcome::Young(_) if may_open && self.open_new().await.unwrap_or(false) => may_open = false,
+                // One node after the other, each had little time.
+                Outcome::Young(_) | Outcome::Failed(_) if way == Way::OneFirst => way = Way::AllAtOnce,
                 Outcome::Young(error) | Outcome::Failed(error) => return Err(error),
             }
         }

@@ -143,7 +143,7 @@ fn say(node: &Server, command: &str) -> Option<String> {
     let said = || {
         let address = node.authority().parse().map_err(std::io::Error::other)?;
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_millis(300))?;
-        stream.set_read_timeout(Some(Duration::from_millis(300)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(2)))?;
         stream.write_all(format!("{command}\r\n").as_bytes())?;
         let mut answer = vec![0; 4096];
         let length = stream.read(&mut answer)?;

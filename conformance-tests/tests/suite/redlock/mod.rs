@@ -196,7 +196,10 @@ impl Harness for RedlockHarness {
     }
 
     fn known_skips(&self) -> Option<&str> {
-        Some(include_str!("../skips/redlock.txt"))
+        Some(match self.disturbance {
+            None => include_str!("../skips/redlock.txt"),
+            Some(_) => include_str!("../skips/redlock-failing.txt"),
+        })
     }
 
     async fn begin(&self) -> Result<Option<String>, LockError> {
