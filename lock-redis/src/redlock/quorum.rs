@@ -377,9 +377,9 @@ impl<N: Node> Quorum<N> {
 
     fn ask_acquire(&self, claim: &Claim, attempt: &Arc<Attempt>, nodes: Vec<usize>) -> Round<Answer> {
         self.ask_some("acquire", nodes, |_, node| {
-            let (claim, attempt) = (claim.clone(), Arc::clone(attempt));
+            let (claim, attempt, limit) = (claim.clone(), Arc::clone(attempt), self.op_timeout);
             async move {
-                let answer = node.acquire(&claim, &attempt).await?;
+                let answer = twice(limit, |_| node.acquire(&claim, &attempt)).await?;
                 // A node that answers after the majority gets the token, too.
                 if let (Answer::Granted(token, _), Some(given)) = (&answer, attempt.given.get())
                     && token != given
@@ -510,8 +510,9 @@ impl<N: Node> Quorum<N> {
 
     /// Renews the claim. False if a majority does not have it.
     pub(crate) async fn renew(&self, claim: &Claim) -> Result<bool, LockError> {
-        let round = self.ask("renew", claim, |_, node, claim| async move {
-            node.renew(&claim).await.map(Some)
+        let limit = self.op_timeout;
+        let round = self.ask("renew", claim, move |_, node, claim| async move {
+            twice(limit, |_| node.renew(&claim)).await.map(Some)
         });
         let renewed = self.decide(round, |_, _| None).await?;
         if !renewed {
@@ -524,8 +525,15 @@ impl<N: Node> Quorum<N> {
     pub(crate) async fn release(&self, claim: &Claim) -> Result<bool, LockError> {
         self.held.forget(claim.owner());
         let last = self.last.load(Ordering::Relaxed);
+        let limit = self.op_timeout;
         let round = self.ask("release", claim, move |_, node, claim| async move {
-            node.release(&claim, last).await
+            let (node, claim) = (&node, &claim);
+            let release = |again: bool| async move {
+                let released = node.release(claim, last).await?;
+                // The first request may have released it.
+                Ok(released.filter(|released| *released || !again))
+            };
+            twice(limit, release).await
         });
         self.released(round).await
     }
@@ -687,6 +695,21 @@ impl<N: fmt::Debug> fmt::Debug for Quorum<N> {
         f.debug_struct("Quorum")
             .field("nodes", &self.nodes)
             .finish_non_exhaustive()
+    }
+}
+
+/// Asks a node once more if it fails soon: one that was restarted a moment ago is not found at once.
+async fn twice<T, F>(limit: Duration, ask: impl Fn(bool) -> F) -> Result<T, LockError>
+where
+    F: Future<Output = Result<T, LockError>>,
+{
+    let began = Instant::now();
+    match ask(false).await {
+        Err(error) if error.is_retryable() && began.elapsed() < limit / 4 => {
+            sleep(LONGEST_PAUSE).await;
+            ask(true).await
+        }
+        done => done,
     }
 }
 
