@@ -125,12 +125,12 @@ impl Locks {
         Ok(victim.map(|holder| self.seen_from_here(holder)))
     }
 
-    /// Releases the lock if the acquisition `owner` holds it, as [`LockGuard::owner`] gives it. A later acquisition is not harmed.
+    /// Releases the lock if the acquisition `owner` holds it, as [`LockGuard::owner`](crate::LockGuard::owner) gives it. A later acquisition is not harmed.
     /// Returns whether `owner` held the lock until now.
     ///
     /// It is for a supervisor that outlives the process that holds the lock, and frees the lock before its ttl is over. Call it when
     /// that process has ended and so has all that the lock protects. It also ends what the acquisition has
-    /// [reserved](LockRequest::at_least), except on Postgres. A guard that is still there learns of the release at its next
+    /// [reserved](crate::LockRequest::at_least), except on Postgres. A guard that is still there learns of the release at its next
     /// renewal at the latest. On Postgres only the client that acquired the lock can release it in this way, and the server frees the
     /// lock as soon as that client's connection ends.
     ///
@@ -183,7 +183,7 @@ impl Locks {
     /// client goes on; what is released meanwhile is waited for, too. In a forked child it returns at once.
     ///
     /// A release that fails is tried again until the ttl is over, or for as long as the request would have
-    /// [reserved](LockRequest::at_least) the name, and `drain` waits as long. To wait for less, put it into
+    /// [reserved](crate::LockRequest::at_least) the name, and `drain` waits as long. To wait for less, put it into
     /// `tokio::time::timeout`.
     ///
     /// A program that returns from `main` or calls [`std::process::exit`] waits for releases by itself, for at most half a second.

@@ -43,7 +43,7 @@ pub(crate) struct Releasable {
     pub(crate) is_repeated: bool,
 }
 
-/// A release that is under way: for [`Stats`](crate::Stats), for [`Locks::drain`], and for the end of the process.
+/// A release that is under way: for [`Stats`](crate::Stats), for [`Locks::drain`](crate::Locks::drain), and for the end of the process.
 pub(crate) struct Releasing {
     pub(crate) _counted: Gauge,
     pub(crate) _drained: TaskTrackerToken,

@@ -114,7 +114,7 @@ impl LockRequest {
         self
     }
 
-    /// A text for people, shown wherever the holder is shown; cut after [`Claim::MAX_LABEL`] bytes.
+    /// A text for people, shown wherever the holder is shown; cut after [`Claim::MAX_LABEL`](crate::Claim::MAX_LABEL) bytes.
     pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
         self.label = Some(label.into());
         self
