@@ -323,6 +323,8 @@ impl Drop for ClientInner {
 
 #[cfg(test)]
 mod tests {
+    use std::future::IntoFuture;
+
     use super::*;
     use crate::{Locks, MemoryLock};
 
@@ -346,5 +348,32 @@ mod tests {
         assert!(locks.core.watchdog.is_idle());
         assert!(locks.core.names.is_idle());
         assert_eq!(memory.waiters(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_shares_goes_on_when_a_claim_that_is_about_to_be_released_goes_to_a_waiter() {
+        let runtime = tokio::runtime::Handle::current();
+        let options = crate::Options::new().runtime(runtime).linger(Duration::from_secs(9));
+        let locks = Locks::with_options(MemoryLock::new(), options);
+        for name in ["warms up", "a"] {
+            drop(locks.lock(name).await.unwrap());
+            while locks.stats().held > 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let core = &locks.core;
+        let idle = core.names.kept("a").unwrap();
+        // As a drain does, which has not come to the name yet.
+        let _counted = idle.finish(LossReason::Released).unwrap();
+        let next = tokio::spawn(locks.lock("a").into_future());
+        while locks.stats().waiting == 0 {
+            tokio::task::yield_now().await;
+        }
+        let shares = tokio::spawn(locks.lock("a").shared().into_future());
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        assert!(core.hand_on(&idle));
+        drop(next.await.unwrap().unwrap());
+        let shares = tokio::time::timeout(Duration::from_secs(60), shares).await;
+        assert!(shares.expect("it is granted").unwrap().unwrap().is_held());
     }
 }

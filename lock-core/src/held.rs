@@ -204,7 +204,7 @@ impl Held {
         self.idle.is_some()
     }
 
-    /// A claim that was kept has a guard again.
+    /// A claim that was kept has a guard again. Nothing for other holds.
     pub(crate) fn resume(&self) {
         if let Some(idle) = &self.idle {
             idle.cancel();

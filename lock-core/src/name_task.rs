@@ -6,8 +6,8 @@
 //!         release it; again, until that is confirmed or the server must have let go by itself
 //!     waiters, and no guard:
 //!         try_acquire or acquire for the first waiter; granted: it gets the guard; busy: those that do not wait are refused
-//!     waiters, and a guard: wait
-//!     none of them: end
+//!     a guard, and waiters whose time ends by itself: wait for that
+//!     else: end
 //! }
 //! ```
 //!
@@ -175,6 +175,7 @@ impl ClientInner {
         self.stats.handed_over.add();
         let next = ended.next(token, &waiter.options, now);
         self.watchdog.replace(ended, &next);
+        ended.resume();
         self.give(*waiter, next, now);
         true
     }

@@ -1,6 +1,6 @@
 //! What this client does with each name: the waiters, and the claim that is at the server.
 //!
-//! **Invariant.** For each key, which is a name, at most one claim of this client is at the server, be it asking, waiting, held or being released. A
+//! **Invariant.** For each key (the name, or a key of its own for a claim that others may hold beside) at most one claim of this client is at the server, be it asking, waiting, held or being released. A
 //! claim follows another one only when the release of the first is confirmed, or when the server must have let go of it by itself.
 //!
 //! Claims that others may hold beside have a key each, and so no queue here: the server puts them into their order.

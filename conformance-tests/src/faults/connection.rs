@@ -155,7 +155,7 @@ struct Writer<'a> {
     unheard: &'a Unheard,
     traffic: watch::Receiver<Traffic>,
     lost: bool,
-    /// The receiver takes no more. The other way tells of its end, behind what it has sent before.
+    /// The receiver takes no more. The other way tells of its end, behind what it has sent before; a reset may arrive as an orderly end then.
     is_gone: bool,
 }
 
