@@ -102,13 +102,7 @@ impl Node for Session {
 
     async fn acquire(&self, claim: &Claim, attempt: &Attempt) -> Result<Answer, LockError> {
         // If a first request was carried out, the same attempt gets the same token.
-        let asking = self.twice(|link, _| async move {
-            if !attempt.is_wanted(claim) {
-                let over = LockError::unavailable("acquire", "the claim was given up before the request was sent");
-                return Err(over.unsent().into());
-            }
-            self.acquire_on(&link, claim, attempt).await
-        });
+        let asking = self.twice(|link, _| async move { self.acquire_on(&link, claim, attempt).await });
         self.limited("acquire", asking).await
     }
 
@@ -166,6 +160,10 @@ impl Session {
         let ttl = millis(claim.ttl());
         let mut late = false;
         loop {
+            if !attempt.is_wanted(claim) {
+                let over = LockError::unavailable("acquire", "the claim was given up before the request was sent");
+                return Err(over.unsent().into());
+            }
             let sent = self.now();
             let arguments = [
                 &*claim.owner().to_string(),

@@ -86,6 +86,8 @@ struct Tally {
     busy: Vec<Busy>,
     errors: Vec<(usize, LockError)>,
     young: usize,
+    /// Nodes that have granted the claim, and have lost that grant or given it another token.
+    lost: Vec<usize>,
     /// A majority has granted the claim, too long ago.
     is_stale: bool,
 }
@@ -245,7 +247,12 @@ impl<N: Node> Quorum<N> {
         let began = Instant::now();
         let (mut pause, mut may_open, mut way) = (FIRST_PAUSE, true, Way::AllAtOnce);
         loop {
-            match self.attempt(claim, way, 10 * pause, began + self.op_timeout).await {
+            let outcome = match self.attempt(claim, way, 10 * pause, began + self.op_timeout).await {
+                // What one node has may be a leftover.
+                Outcome::Busy(busy) if way == Way::OneFirst => Outcome::Split(Some(busy)),
+                outcome => outcome,
+            };
+            match outcome {
                 Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
                 Outcome::Busy(busy) => return Ok(busy.into()),
                 Outcome::Split(busy) if began.elapsed() >= limit => {
@@ -342,21 +349,25 @@ impl<N: Node> Quorum<N> {
             if let Some(outcome) = self.outcome(&mut tally, round.open.len()) {
                 break outcome;
             }
-            let is_contended = !tally.votes.is_empty() && !tally.busy.is_empty();
+            let is_contended = !tally.busy.is_empty();
             tokio::select! {
                 biased;
                 Some((node, answer)) = round.next() => tally.count(node, answer),
                 () = sleep(patience), if is_contended => break Outcome::Split(tally.other().0.cloned()),
                 () = sleep_until(until + FIRST_PAUSE) => {
+                    let silent = |node: &usize| (*node, LockError::no_answer("acquire", self.op_timeout));
+                    tally.errors.extend(round.open.iter().map(silent));
                     break Outcome::Failed(self.no_majority("acquire", std::mem::take(&mut tally.errors)));
                 }
             }
         };
         drop(over);
-        if let Outcome::Busy(_) | Outcome::Split(_) = outcome {
+        // Asked for again, what the claim holds stays.
+        let is_held = self.held.token(claim.owner()).is_some();
+        if !is_held && let Outcome::Busy(_) | Outcome::Split(_) = outcome {
             let granted: Vec<_> = tally.votes.iter().map(|vote| vote.node).collect();
             let failed = tally.errors.iter().map(|(node, _)| *node);
-            let others = failed.chain(round.open.iter().copied()).collect();
+            let others = failed.chain(round.open.iter().copied()).chain(tally.lost).collect();
             self.give_up(claim, attempt.number, granted, others).await;
         }
         outcome
@@ -449,6 +460,12 @@ impl<N: Node> Quorum<N> {
         let tokens = || tally.votes.iter().map(|vote| vote.token);
         let top = tokens().find(|token| tally.at(*token) >= majority).or(tokens().max())?;
         if tally.at(top) < majority {
+            // Nodes that have not answered yet may be faster than one that falls silent now.
+            let until = if is_open {
+                until.min(Instant::now() + 10 * FIRST_PAUSE)
+            } else {
+                until
+            };
             self.confirm(claim, tally, top, until).await;
         }
         if tally.at(top) < majority {
@@ -478,7 +495,10 @@ impl<N: Node> Quorum<N> {
                     let vote = tally.votes.iter_mut().find(|vote| vote.node == node);
                     vote.into_iter().for_each(|vote| vote.token = top);
                 }
-                Ok(false) => tally.votes.retain(|vote| vote.node != node),
+                Ok(false) => {
+                    tally.votes.retain(|vote| vote.node != node);
+                    tally.lost.push(node);
+                }
                 Err(error) => {
                     tally.votes.retain(|vote| vote.node != node);
                     tally.errors.push((node, error));

@@ -19,9 +19,9 @@ local value = held()
 if owner_of(value) == OWNER then
     -- The first write needs no memory, so that a full server does not refuse the second one.
     redis.call('PEXPIRE', LOCK, math.max(life, redis.call('PTTL', LOCK)))
-    local before, attempt, info = string.match(value, '^(%d+ %S+ %d+ %d+ )[^ #]+#(%d+)( .*)$')
+    local before, asker, attempt, info = string.match(value, '^(%d+ %S+ %d+ %d+ )([^ #]+#)(%d+)( .*)$')
     -- A request that the network held back does not undo a later one.
-    if before and tonumber(attempt) < tonumber(ARGV[7]) then
+    if before and (asker ~= client or tonumber(attempt) < tonumber(ARGV[7])) then
         redis.call('SET', LOCK, before .. client .. ARGV[7] .. info, 'KEEPTTL')
     end
     return { 'granted', stamp, token_of(value), life }
