@@ -42,7 +42,7 @@ pub(crate) enum Answer {
     Busy(Waiting),
 }
 
-/// How often a claim that is not the first in line asks at the most because of short ttls before it.
+/// Minimum time between two requests of a claim that is not the first in line, if the claims before it have short ttls.
 const SHORTEST_TURN: Duration = Duration::from_secs(1);
 
 /// What an acquire came to.
@@ -60,7 +60,7 @@ pub(crate) struct Waiting {
     pub(crate) busy: Busy,
     /// How long the place in the queue is kept.
     pub(crate) life: Duration,
-    /// In what time the claim can be served at the earliest, if no other process tells it.
+    /// Earliest time until the claim can be granted, if the server pushes nothing.
     pub(crate) turn: Duration,
 }
 
@@ -308,7 +308,7 @@ impl Session {
                 let ahead = answer.time()?.unwrap_or_default();
                 let lease = lease.unwrap_or(claim.ttl());
                 let busy = Busy::default().with_retry_after(lease).with_holder(holder);
-                // Should the first in line be gone, only another one that asks finds out.
+                // If the first in line has ended without a release, only the request of another waiter removes it.
                 let turn = match ahead {
                     Duration::ZERO => lease,
                     ahead => lease.max(ahead).max(SHORTEST_TURN),

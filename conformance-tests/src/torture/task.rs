@@ -53,7 +53,7 @@ impl Task {
         }
     }
 
-    /// Who does what that worker does. The first one of each client has the client's number, as its faults do.
+    /// Number of the worker in the history. The first worker of a client has the client's number, as the client's faults have.
     fn actor(&self, worker: usize) -> usize {
         self.client + worker * self.clients
     }
@@ -137,7 +137,7 @@ pub async fn client(locks: &Locks) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Writes that are not answered yet, in the order in which they were told.
+/// Writes without a response so far, in the order in which they were sent.
 #[derive(Default)]
 struct Writes(Mutex<VecDeque<oneshot::Sender<()>>>);
 

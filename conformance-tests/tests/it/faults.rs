@@ -250,7 +250,7 @@ async fn a_cut_counts_over_several_pieces_and_ways() {
 async fn a_held_request_arrives_after_its_client_has_gone() {
     let (mut echo, proxy, mut client) = with_proxy().await;
     let held = proxy.hold(b"take");
-    // A reply that finds nobody ends nothing.
+    // A reply to a client that has gone does not end the connection.
     proxy.set(Direction::ToClient, Traffic::Stalled);
     send(&mut client, "look").await;
     echo.gets("look").await;
