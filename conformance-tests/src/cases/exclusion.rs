@@ -113,18 +113,22 @@ pub(crate) async fn names_that_look_alike_stay_apart(case: Arc<Case>) -> Outcome
         "\u{feff}a",
         "a\u{202e}",
     ];
-    let (first, second) = (case.client().await?, case.client().await?);
-    // All of them are held when the last one is taken.
-    let claims = alike.map(|name| Claim::new(case.name(name), case.kept_ttl()));
-    for claim in &claims {
-        case.take(&first, claim).await?;
+    let (first, second) = (case.party().await?, case.client().await?);
+    // All of them are held when the last one is taken: renewed, as the longest ttl may be shorter than that takes.
+    let mut guards = Vec::new();
+    for name in alike {
+        let Some(guard) = first.locks.try_lock(name).await? else {
+            fail!("the backend", "grants {name:?}, which is free; it said that it is held");
+        };
+        guards.push(guard);
     }
-    for claim in &claims {
-        case.is_busy(&second, claim.name()).await?;
+    for guard in &guards {
+        case.is_busy(&second, guard.name()).await?;
     }
-    for claim in &claims {
-        first.release(claim, None).await?;
-        case.is_free(&second, claim.name()).await?;
+    for guard in guards {
+        let name = guard.name().clone();
+        guard.release().await?;
+        case.is_free(&second, &name).await?;
     }
     Ok(())
 }
