@@ -413,10 +413,11 @@ impl DistributedLock for Broken {
         Ok(reserved)
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         self.forwards("asking who holds a lock")?;
         let hidden = |holder: &Holder| self.is(Bug::ReservationIsHidden) && holder.is_reserved;
-        let found = self.inner.holder(name).await?.filter(|holder| !hidden(holder));
+        let mut found = self.inner.holders(name).await?;
+        found.retain(|holder| !hidden(holder));
         if self.is(Bug::HolderIsRemembered) {
             return Ok(self
                 .shared
@@ -449,7 +450,7 @@ impl DistributedLock for Broken {
         }
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         self.forwards("releasing a lock by force")?;
         if self.is(Bug::ForceTakesAll) {
             let all = self.inner.list("").await?.into_iter().filter_map(|holder| holder.name);

@@ -296,15 +296,15 @@ impl DistributedLock for Link {
             .await
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        self.pass("holder", name.to_string(), self.inner.holder(name)).await
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        self.pass("holders", name.to_string(), self.inner.holders(name)).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         self.pass("list", prefix.to_owned(), self.inner.list(prefix)).await
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         self.pass("force_release", name.to_string(), self.inner.force_release(name))
             .await
     }

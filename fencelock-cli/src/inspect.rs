@@ -14,11 +14,11 @@ use crate::waiting::{held_by, spelt, visible};
 
 /// Says who holds a lock.
 pub(crate) async fn holder(place: &Place, of: &HolderOf) -> Result<ExitCode, Failure> {
-    let holder = match place.inspector()? {
-        Some(locks) => locks.holder(&of.name).await?,
-        None => None,
+    let holders = match place.inspector()? {
+        Some(locks) => locks.holders(&of.name).await?,
+        None => Vec::new(),
     };
-    tell(&of.name, holder.as_ref(), of.json, |holder| {
+    tell(&of.name, &holders, of.json, |holder| {
         let token = holder.token.map(|token| format!(", token {token}")).unwrap_or_default();
         let left = holder
             .remaining
@@ -36,8 +36,8 @@ pub(crate) async fn release(place: &Place, release: &Release) -> Result<ExitCode
             "releasing a lock takes it away from its holder, who may be at work; say so with --force",
         ));
     }
-    let victim = place.client()?.force_release(&release.name).await?;
-    tell(&release.name, victim.as_ref(), release.json, |victim| {
+    let victims = place.client()?.force_release(&release.name).await?;
+    tell(&release.name, &victims, release.json, |victim| {
         let others = match victim.also_released {
             None | Some(0) => String::new(),
             Some(1) => "; its holder did not answer, so 1 other lock of it was released too".to_owned(),
@@ -51,24 +51,26 @@ pub(crate) async fn release(place: &Place, release: &Release) -> Result<ExitCode
     })
 }
 
-/// Prints who holds or held a lock, or that nobody does.
-fn tell(
-    name: &str,
-    holder: Option<&Holder>,
-    json: bool,
-    sentence: impl FnOnce(&Holder) -> String,
-) -> Result<ExitCode, Failure> {
-    let text = match holder {
-        _ if json => holder.map_or(Value::Null, in_json).to_string(),
-        Some(holder) => sentence(holder),
-        None => format!("{name} is free"),
+/// Prints who holds or held a lock, a line for each, or that nobody does.
+fn tell(name: &str, holders: &[Holder], json: bool, sentence: impl Fn(&Holder) -> String) -> Result<ExitCode, Failure> {
+    if holders.is_empty() {
+        let free = if json {
+            Value::Null.to_string()
+        } else {
+            format!("{name} is free")
+        };
+        print(&(free + "\n"))?;
+        return Ok(ExitCode::from(FREE));
+    }
+    let line = |holder| {
+        if json {
+            in_json(holder).to_string()
+        } else {
+            sentence(holder)
+        }
     };
-    print(&(text + "\n"))?;
-    Ok(if holder.is_some() {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::from(FREE)
-    })
+    print(&holders.iter().map(|holder| line(holder) + "\n").collect::<String>())?;
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Lists what is held.

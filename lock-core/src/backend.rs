@@ -82,7 +82,7 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// - It is called once for a claim. Renewals never shorten a reservation.
     /// - [`release`](Self::release) without `keep` ends it: the core calls that for a claim that never became a guard.
     /// - [`force_release`](Self::force_release) ends it.
-    /// - [`holder`](Self::holder) and [`list`](Self::list) show the name for as long as it is reserved.
+    /// - [`holders`](Self::holders) and [`list`](Self::list) show the name for as long as it is reserved.
     /// - A request that reaches the server after the release of its claim changes nothing.
     /// - A claim that waits is granted the name soon after the reservation has ended, as after the end of a lease.
     ///
@@ -94,12 +94,12 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         Err(LockError::not_supported(RESERVATIONS))
     }
 
-    /// Who holds the name now.
+    /// Who holds the name now: one holder, or several that share it.
     ///
     /// # Errors
     ///
     /// [`LockError::NotSupported`] where the server cannot tell, or if the backend failed.
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let _ = name;
         Err(LockError::not_supported("asking who holds a lock"))
     }
@@ -117,12 +117,12 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
         Err(LockError::not_supported("listing locks"))
     }
 
-    /// Takes the name away from whoever holds it, and says who that was.
+    /// Takes the name away from all that hold it, and says who they were.
     ///
     /// # Errors
     ///
     /// [`LockError::NotSupported`] where that is not possible, or if the backend failed.
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let _ = name;
         Err(LockError::not_supported("releasing a lock by force"))
     }
@@ -210,15 +210,15 @@ macro_rules! forward {
                 self.deref().reserve(claim, length).await
             }
 
-            async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-                self.deref().holder(name).await
+            async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+                self.deref().holders(name).await
             }
 
             async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
                 self.deref().list(prefix).await
             }
 
-            async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+            async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
                 self.deref().force_release(name).await
             }
 

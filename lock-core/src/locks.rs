@@ -63,23 +63,33 @@ impl Locks {
         }
     }
 
-    /// Who holds the lock now, as far as the server can tell. By the time you read it, it may be somebody else.
+    /// Who holds the lock now, as far as the server can tell: the first one of [`holders`](Self::holders), and the only one unless the lock is
+    /// [shared](crate::LockRequest::shared) or a [semaphore](Self::semaphore).
+    ///
+    /// # Errors
+    ///
+    /// As [`holders`](Self::holders).
+    pub async fn holder(&self, name: impl AsRef<str>) -> Result<Option<Holder>, LockError> {
+        Ok(self.holders(name).await?.into_iter().next())
+    }
+
+    /// All that hold the lock now, as far as the server can tell. By the time the caller reads it, the lock may have other holders.
     ///
     /// # Errors
     ///
     /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
-    pub async fn holder(&self, name: impl AsRef<str>) -> Result<Option<Holder>, LockError> {
+    pub async fn holders(&self, name: impl AsRef<str>) -> Result<Vec<Holder>, LockError> {
         let name = self.full_name(name.as_ref())?;
         let backend = Arc::clone(&self.core.backend);
-        let holder = self
+        let holders = self
             .core
             .call("holder", {
                 let name = name.clone();
-                async move { backend.holder(&name).await }
+                async move { backend.holders(&name).await }
             })
             .await
             .map_err(|error| error.of(&name))?;
-        Ok(holder.map(|holder| self.seen_from_here(holder)))
+        Ok(holders.into_iter().map(|holder| self.seen_from_here(holder)).collect())
     }
 
     /// Everything that is held under names that start with `prefix`, in the order of their names.
@@ -104,17 +114,17 @@ impl Locks {
         Ok(holders.into_iter().map(|holder| self.seen_from_here(holder)).collect())
     }
 
-    /// Takes the lock away from whoever holds it, and says who that was. The holder learns of it at its next renewal at
+    /// Takes the lock away from all that hold it, and returns them; none if the lock was free. A holder learns of it at its next renewal at
     /// the latest; until then only the fencing token protects the resource.
     ///
     /// # Errors
     ///
     /// [`LockError::NotSupported`] where that is not possible, [`LockError::Unavailable`] if the backend failed.
-    pub async fn force_release(&self, name: impl AsRef<str>) -> Result<Option<Holder>, LockError> {
+    pub async fn force_release(&self, name: impl AsRef<str>) -> Result<Vec<Holder>, LockError> {
         let name = self.full_name(name.as_ref())?;
         self.core.may_write().map_err(|error| error.of(&name))?;
         let backend = Arc::clone(&self.core.backend);
-        let victim = self
+        let victims = self
             .core
             .call("force_release", {
                 let name = name.clone();
@@ -122,7 +132,7 @@ impl Locks {
             })
             .await
             .map_err(|error| error.of(&name))?;
-        Ok(victim.map(|holder| self.seen_from_here(holder)))
+        Ok(victims.into_iter().map(|holder| self.seen_from_here(holder)).collect())
     }
 
     /// Releases the lock if the acquisition `owner` holds it, as [`LockGuard::owner`](crate::LockGuard::owner) gives it. A later acquisition is not harmed.

@@ -275,12 +275,12 @@ impl DistributedLock for MemoryLock {
         Ok(self.client.store.lock().reserve(claim, now + length, now))
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         self.client.store.reach("asking who holds a lock")?;
         let now = self.clock().now();
         let mut state = self.client.store.lock();
         state.settle(name, now);
-        Ok(state.holds(name).first().map(|entry| state.holder(entry, now)))
+        Ok(state.holders(name, now))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
@@ -293,19 +293,19 @@ impl DistributedLock for MemoryLock {
         Ok(held.map(|entry| state.holder(entry, now)).collect())
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         self.client.store.reach("forced release")?;
         let now = self.clock().now();
         let mut state = self.client.store.lock();
         state.settle(name, now);
-        let holder = state.holds(name).first().map(|entry| state.holder(entry, now));
+        let holders = state.holders(name, now);
         let ended = state.take(name, |_| true);
         state.grant_next(name, now);
         drop(state);
         for entry in ended {
             entry.tell(LossReason::NotHeld);
         }
-        Ok(holder)
+        Ok(holders)
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

@@ -181,18 +181,17 @@ impl Observer {
         }
         self.next_look = Some(core.clock.now() + self.interval);
         let (backend, looks, asked) = (Arc::clone(&core.backend), Arc::clone(core), name.clone());
-        let holder = core
+        let holders = core
             .call("asking who holds a lock", async move {
                 // The limit of the call counts from here on, also for those that wait for their turn. The semaphore is never closed.
                 let _turn = looks.looks.acquire().await.ok();
-                backend.holder(&asked).await
+                backend.holders(&asked).await
             })
             .await
             .map_err(|error| error.of(&name))?;
         // A name that is only reserved has no holder.
-        Ok(holder
-            .filter(|holder| !holder.is_reserved)
-            .map_or(Leadership::Vacant, Leadership::Held))
+        let holder = holders.into_iter().find(|holder| !holder.is_reserved);
+        Ok(holder.map_or(Leadership::Vacant, Leadership::Held))
     }
 }
 

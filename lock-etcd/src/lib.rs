@@ -210,24 +210,25 @@ impl DistributedLock for EtcdLock {
         session.on_link("reservation", asking).await
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let session = self.session();
         let asking = |link: Arc<Link>| async move { session.holder_on(&link, name).await };
-        session.on_link("asking who holds a lock", asking).await
+        let holder = session.on_link("asking who holds a lock", asking).await?;
+        Ok(holder.into_iter().collect())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         self.session.list(prefix).await
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let session = self.session();
         let begun = Mutex::default();
         let asking = |link: Arc<Link>| {
             let begun = &begun;
             async move { session.force_release_on(&link, name, begun).await }
         };
-        session.on_link("forced release", asking).await
+        Ok(session.on_link("forced release", asking).await?.into_iter().collect())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

@@ -226,17 +226,19 @@ impl DistributedLock for PostgresLock {
         run!(self, "reservation", reserve(claim, length))
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        run!(self, "asking who holds a lock", holder(name))
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        let holder: Result<_, LockError> = run!(self, "asking who holds a lock", holder(name));
+        Ok(holder?.into_iter().collect())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         run!(self, "listing locks", list(prefix))
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         self.sessions.may_write()?;
-        run!(self, "forced release", force_release(name))
+        let forced: Result<_, LockError> = run!(self, "forced release", force_release(name));
+        Ok(forced?.into_iter().collect())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

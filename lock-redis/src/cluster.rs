@@ -109,14 +109,14 @@ impl ClusterLock {
         try_join_all(sessions.into_iter().map(ask)).await
     }
 
-    /// Who holds the name; `None` also if its key is of another type.
-    async fn listed(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        match self.holder(name).await {
+    /// Who holds the name; none also if its key is of another type.
+    async fn listed(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        match self.holders(name).await {
             Err(error @ LockError::Configuration { .. }) => {
                 tracing::warn!(target: "fencelock", "left out of the list: {error}");
-                Ok(None)
+                Ok(Vec::new())
             }
-            holder => holder,
+            holders => holders,
         }
     }
 }
@@ -175,13 +175,14 @@ impl DistributedLock for ClusterLock {
         self.call("reservation", claim.name(), asking).await
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let asking = |Try { session, .. }: Try| async move {
             let link = session.link().await?;
             let holders = session.holders_on(&link, std::slice::from_ref(name)).await?;
             holders.into_iter().next().unwrap_or(Ok(None))
         };
-        self.call("asking who holds a lock", name, asking).await
+        let holder = self.call("asking who holds a lock", name, asking).await?;
+        Ok(holder.into_iter().collect())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
@@ -206,14 +207,13 @@ impl DistributedLock for ClusterLock {
         Ok(holders)
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let topology = self.topology();
         let asking =
             |Try { session, .. }: Try| async move { session.force_release_on(&session.link().await?, name).await };
         // A second one would end the hold of the next.
-        topology
-            .call("forced release", topology.slot(name), false, asking)
-            .await
+        let forced = topology.call("forced release", topology.slot(name), false, asking);
+        Ok(forced.await?.into_iter().collect())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

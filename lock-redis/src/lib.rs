@@ -172,22 +172,24 @@ impl DistributedLock for RedisLock {
         self.session.limited("reservation", asking).await
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let asking = async {
             let link = self.session.link().await?;
             let holders = self.session.holders_on(&link, std::slice::from_ref(name)).await?;
             holders.into_iter().next().unwrap_or(Ok(None))
         };
-        self.session.limited("asking who holds a lock", asking).await
+        let holder = self.session.limited("asking who holds a lock", asking).await?;
+        Ok(holder.into_iter().collect())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         self.session.list(prefix).await
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let asking = async { self.session.force_release_on(&self.session.link().await?, name).await };
-        self.session.limited("forced release", asking).await
+        let forced = self.session.limited("forced release", asking).await?;
+        Ok(forced.into_iter().collect())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

@@ -114,7 +114,7 @@ impl DistributedLock for RedlockLock {
         Ok(renewal(reserved))
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         const OPERATION: &str = "asking who holds a lock";
         let round = self.quorum.ask(OPERATION, name, |_, node, name| async move {
             let asking = async {
@@ -126,7 +126,8 @@ impl DistributedLock for RedlockLock {
         });
         let answers = self.quorum.collect(round).await?;
         let answered = answers.len();
-        Ok(self.quorum.holder(answers.into_iter().flatten(), answered))
+        let holder = self.quorum.holder(answers.into_iter().flatten(), answered);
+        Ok(holder.into_iter().collect())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
@@ -148,7 +149,7 @@ impl DistributedLock for RedlockLock {
             .collect())
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         const OPERATION: &str = "forced release";
         let round = self.quorum.ask(OPERATION, name, |_, node, name| async move {
             let asking = async { node.force_release_on(&node.link().await?, &name).await };
@@ -156,7 +157,7 @@ impl DistributedLock for RedlockLock {
         });
         // The holder may have been told by one node and have released the others since.
         let holders: Vec<_> = self.quorum.collect(round).await?.into_iter().flatten().collect();
-        Ok(most_agree(&holders).cloned())
+        Ok(most_agree(&holders).cloned().into_iter().collect())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

@@ -195,11 +195,12 @@ impl DistributedLock for SqliteLock {
         self.session.reserve(claim, length).await
     }
 
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let name = name.clone();
-        self.session
-            .read("asking who holds a lock", move |records| records.holder(&name))
-            .await
+        let asking = self
+            .session
+            .read("asking who holds a lock", move |records| records.holder(&name));
+        Ok(asking.await?.into_iter().collect())
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
@@ -209,8 +210,8 @@ impl DistributedLock for SqliteLock {
             .await
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        self.session.force_release(name).await
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        Ok(self.session.force_release(name).await?.into_iter().collect())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

@@ -13,7 +13,7 @@ pub(super) struct Shared(Mutex<State>);
 pub(super) struct State {
     pub(super) holders: HashMap<LockName, Held>,
     /// What was answered when it was first asked who holds a name.
-    pub(super) remembered: HashMap<LockName, Option<Holder>>,
+    pub(super) remembered: HashMap<LockName, Vec<Holder>>,
     pub(super) tokens: HashMap<OwnerId, FencingToken>,
     /// What is sent instead of a claim.
     pub(super) stand_ins: HashMap<OwnerId, Claim>,

@@ -107,7 +107,7 @@ impl Case {
             return Ok(());
         }
         checked();
-        match client.holder(&self.name(name)).await? {
+        match client.holders(&self.name(name)).await?.first() {
             None => Ok(()),
             Some(holder) => fail!("the backend", "{name:?} was released; it is held by {holder}"),
         }

@@ -291,7 +291,7 @@ pub(crate) async fn what_the_backend_says_it_can_do_it_does(case: Arc<Case>) -> 
     let claim = case.claim("n");
     case.take(&client, &claim).await?;
     let answers = [
-        ("holder", capabilities.holder, client.holder(&name).await.map(drop)),
+        ("holders", capabilities.holder, client.holders(&name).await.map(drop)),
         ("list", capabilities.list, client.list("").await.map(drop)),
         (
             "force_release",

@@ -261,6 +261,11 @@ impl State {
         (lease, Keeps::Session(id))
     }
 
+    pub(super) fn holders(&self, name: &LockName, now: Stamp) -> Vec<Holder> {
+        let holds = self.holds(name).iter();
+        holds.map(|entry| self.holder(entry, now)).collect()
+    }
+
     pub(super) fn holder(&self, entry: &Entry, now: Stamp) -> Holder {
         let mut holder = Holder::of(&entry.claim);
         holder.token = Some(entry.token);

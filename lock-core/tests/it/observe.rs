@@ -145,7 +145,7 @@ impl DistributedLock for Silent {
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         self.0.release(claim, keep).await
     }
-    async fn holder(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, _: &LockName) -> Result<Vec<Holder>, LockError> {
         std::future::pending().await
     }
     fn clock(&self) -> Clock {

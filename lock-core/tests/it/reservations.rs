@@ -145,8 +145,8 @@ impl DistributedLock for Trouble {
         }
         self.memory.reserve(claim, length).await
     }
-    async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
-        self.memory.holder(name).await
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        self.memory.holders(name).await
     }
     fn clock(&self) -> Clock {
         self.memory.clock()

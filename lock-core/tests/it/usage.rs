@@ -315,7 +315,7 @@ async fn scopes_are_prefixes() {
     let listed = tenant.list("").await.unwrap();
     assert_eq!(listed[0].name.as_ref().unwrap().as_str(), "a");
     assert_eq!(
-        tenant.force_release("a").await.unwrap().unwrap().token,
+        tenant.force_release("a").await.unwrap().pop().unwrap().token,
         Some(guard.token())
     );
     assert!(!guard.is_held());

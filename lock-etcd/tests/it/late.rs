@@ -86,11 +86,11 @@ async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
     until_queued(&etcd, "n", 1).await;
     // Of what is sent only the deletion names the key.
     let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
-    let ended = forcing.force_release(held.name()).await.unwrap().unwrap();
+    let ended = forcing.force_release(held.name()).await.unwrap().pop().unwrap();
     assert!(trap.has_sprung(), "the answer was lost");
     assert_eq!(ended.token, Some(first));
     let second = waiting.await.unwrap().token;
-    let found = holder.holder(held.name()).await.unwrap();
+    let found = holder.holders(held.name()).await.unwrap().pop();
     assert_eq!(
         found.and_then(|found| found.token),
         Some(second),
@@ -115,7 +115,7 @@ async fn a_release_whose_answer_is_lost_is_not_told_as_a_loss() {
         }
         let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
         if is_forced {
-            other.force_release(guard.name()).await.unwrap().unwrap();
+            other.force_release(guard.name()).await.unwrap().pop().unwrap();
         }
         let released = guard.release().await;
         assert!(trap.has_sprung(), "the answer was lost");

@@ -54,7 +54,12 @@ async fn nothing_is_left_of_reservations_that_have_ended() {
     // Those of `LONG`: the others may be over by now.
     assert!(leases(&etcd).await >= forced.len(), "there are reservations");
     for (name, guard) in forced {
-        let ended = other.force_release(&name.parse().unwrap()).await.unwrap().unwrap();
+        let ended = other
+            .force_release(&name.parse().unwrap())
+            .await
+            .unwrap()
+            .pop()
+            .unwrap();
         assert_eq!(ended.is_reserved, guard.is_none());
     }
     locks.shutdown().await.unwrap();

@@ -216,7 +216,7 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     let held = claim("n", LONG);
     let grant = granted(&lock, &held).await;
     assert!(grant.token.get() > before.get() + DAY, "{}", grant.token);
-    let seen = client(&server).await.holder(held.name()).await.unwrap().unwrap();
+    let seen = client(&server).await.holders(held.name()).await.unwrap().pop().unwrap();
     assert_eq!(seen.token, Some(grant.token));
     // Also that of a waiter.
     let raised = (base(&etcd).await + DAY).to_string();
@@ -233,7 +233,7 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     lock.release(&held, None).await.unwrap();
     let token = waiting.await.unwrap().token;
     assert!(token.get() > grant.token.get() + DAY, "{token}");
-    let seen = lock.holder(next.name()).await.unwrap().unwrap();
+    let seen = lock.holders(next.name()).await.unwrap().pop().unwrap();
     assert_eq!(seen.token, Some(token));
 }
 
@@ -254,10 +254,10 @@ async fn a_claim_without_a_token_in_its_key_is_put_anew_only_if_its_base_is_not_
     let held = claim("n", LONG);
     let first = granted(&lock, &held).await;
     untell(&etcd, "n").await;
-    let seen = lock.holder(held.name()).await.unwrap().unwrap();
+    let seen = lock.holders(held.name()).await.unwrap().pop().unwrap();
     assert_eq!(seen.token, None);
     assert_eq!(granted(&lock, &held).await.token, first.token);
-    let seen = lock.holder(held.name()).await.unwrap().unwrap();
+    let seen = lock.holders(held.name()).await.unwrap().pop().unwrap();
     assert_eq!(seen.token, Some(first.token));
     assert!(seen.acquired_at.is_some());
 

@@ -50,12 +50,12 @@ async fn another_client_sees_names_tokens_labels_and_times() {
     );
     assert_eq!(names(&looker.list("").await.unwrap()), ["b/1", "b/2", "c"]);
     assert_eq!(names(&looker.list("d").await.unwrap()), [""; 0]);
-    let holder = looker.holder(&name("c")).await.unwrap().unwrap();
+    let holder = looker.holders(&name("c")).await.unwrap().pop().unwrap();
     assert_eq!((holder.token, holder.owner), (Some(other.token()), holder.owner));
     // Another namespace is another one.
     let elsewhere = server.config().namespace("elsewhere").connect().await.unwrap();
     assert_eq!(elsewhere.list("").await.unwrap(), []);
-    assert_eq!(elsewhere.holder(&name("c")).await.unwrap(), None);
+    assert_eq!(elsewhere.holders(&name("c")).await.unwrap().pop(), None);
     // With another schema it is the same lock.
     let schema = server.config().schema("elsewhere").connect().await.unwrap();
     assert!(is_busy(&schema, &claim("c", TTL)).await);
@@ -107,7 +107,7 @@ async fn names_and_labels_need_no_letters_of_the_database() {
     let mut wanted = wanted.map(|(name, label)| (name, Some(label)));
     wanted.sort_unstable();
     assert_eq!(listed, wanted);
-    let released = looker.force_release(&name("\u{6f22}")).await.unwrap().unwrap();
+    let released = looker.force_release(&name("\u{6f22}")).await.unwrap().pop().unwrap();
     assert_eq!(released.label.as_deref(), Some("label"));
 }
 
@@ -136,7 +136,7 @@ async fn a_forced_release_takes_one_lock_from_a_client_that_answers() {
     }
     let guard = victim.lock("a").ttl(TTL).await.unwrap();
     let sessions = server.sessions().await;
-    let hit = other.force_release(&name("a")).await.unwrap().unwrap();
+    let hit = other.force_release(&name("a")).await.unwrap().pop().unwrap();
     assert_eq!((hit.token, hit.also_released), (Some(guard.token()), None));
     // It was told before the lock was free.
     assert!(!guard.is_held());
@@ -157,7 +157,7 @@ async fn a_forced_release_takes_one_lock_from_a_client_that_answers() {
     let alone = claim("alone", TTL).with_own_lease();
     let grant = granted(&other, &alone).await;
     let asker = server.client().await;
-    let hit = asker.force_release(&name("alone")).await.unwrap().unwrap();
+    let hit = asker.force_release(&name("alone")).await.unwrap().pop().unwrap();
     assert_eq!((hit.token, hit.also_released), (Some(grant.token), None));
     assert!(grant.revoked().is_some());
     assert_eq!(asker.force_release(&name("alone")).await.unwrap(), None);
@@ -172,7 +172,7 @@ async fn a_forced_release_ends_the_session_of_a_client_that_does_not_answer_and_
         granted(&silent, &claim(lock, TTL)).await;
     }
     proxy.hold_answers();
-    let hit = in_time(other.force_release(&name("a"))).await.unwrap().unwrap();
+    let hit = in_time(other.force_release(&name("a"))).await.unwrap().pop().unwrap();
     assert_eq!(hit.also_released, Some(2));
     server.until_locks(0).await;
 }
@@ -192,7 +192,10 @@ async fn a_role_without_rights_on_the_schema_cannot_ask() {
     joe.batch_execute("SELECT pg_notify('fencelock', 'release 1 x y 1')")
         .await
         .unwrap();
-    assert_eq!(lock.holder(&name("a")).await.unwrap().unwrap().token, Some(grant.token));
+    assert_eq!(
+        lock.holders(&name("a")).await.unwrap().pop().unwrap().token,
+        Some(grant.token)
+    );
 }
 
 /// A client takes its time to answer, in which the lock may be released: then its session would be ended for nothing.

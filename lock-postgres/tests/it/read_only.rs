@@ -24,7 +24,7 @@ async fn a_role_that_may_only_read_sees_the_locks_and_makes_nothing() {
     for user in ["looker", "postgres"] {
         let reader = reader(&server, user).await;
         assert!(reader.list("").await.unwrap().is_empty());
-        assert!(reader.holder(&name("a")).await.unwrap().is_none());
+        assert!(reader.holders(&name("a")).await.unwrap().pop().is_none());
         assert_eq!(server.value::<i64>(schemas).await, 0, "{user}");
     }
 
@@ -42,7 +42,7 @@ async fn a_role_that_may_only_read_sees_the_locks_and_makes_nothing() {
     let select = "GRANT SELECT ON fencelock.channel TO looker";
     plain.batch_execute(select).await.unwrap();
     assert_eq!(names(&looker.list("").await.unwrap()), ["a"]);
-    let holder = looker.holder(&name("a")).await.unwrap().unwrap();
+    let holder = looker.holders(&name("a")).await.unwrap().pop().unwrap();
     assert!(
         holder.token.is_some() && holder.pid == Some(std::process::id()),
         "{holder:?}"
@@ -56,7 +56,7 @@ async fn a_role_that_may_only_read_sees_the_locks_and_makes_nothing() {
     plain.batch_execute(select).await.unwrap();
     let looker_too = reader(&server, "looker").await;
     assert_eq!(names(&looker_too.list("").await.unwrap()), ["a", "b"]);
-    assert!(looker_too.holder(&name("b")).await.unwrap().unwrap().is_reserved);
+    assert!(looker_too.holders(&name("b")).await.unwrap().pop().unwrap().is_reserved);
     assert_eq!(looker.server_info().await.unwrap().product, "PostgreSQL");
     assert_eq!(server.value::<String>(counter).await, before);
 }

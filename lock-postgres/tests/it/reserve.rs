@@ -205,7 +205,7 @@ async fn a_schema_of_an_earlier_version_is_completed_by_those_who_may() {
     let error = low.reserve(&claim, LONG).await.unwrap_err();
     is_configuration(&error, "CREATE TABLE IF NOT EXISTS");
     assert_eq!(low.release(&claim, None).await.unwrap(), Released::Released);
-    assert!(low.holder(&name("a")).await.unwrap().is_none() && low.list("").await.unwrap().is_empty());
+    assert!(low.holders(&name("a")).await.unwrap().pop().is_none() && low.list("").await.unwrap().is_empty());
 
     let high = server.client().await;
     reserved(&high, "a", LONG).await;
@@ -254,7 +254,12 @@ async fn a_transaction_is_not_granted_a_reserved_name_whatever_it_sees() {
         lock.in_transaction(&mut tx, &name("b"), None).await.unwrap();
         let forced = lock.clone();
         let forcing = tokio::spawn(async move {
-            forced.force_release(&name("a")).await.unwrap().expect("it is reserved");
+            forced
+                .force_release(&name("a"))
+                .await
+                .unwrap()
+                .pop()
+                .expect("it is reserved");
         });
         in_time(lock.in_transaction(&mut tx, &name("a"), None)).await.unwrap();
         forcing.await.unwrap();
@@ -270,6 +275,10 @@ async fn a_transaction_is_not_granted_a_reserved_name_whatever_it_sees() {
                 is_reserved
             );
         }
-        lock.force_release(&name("c")).await.unwrap().expect("it is reserved");
+        lock.force_release(&name("c"))
+            .await
+            .unwrap()
+            .pop()
+            .expect("it is reserved");
     }
 }

@@ -191,7 +191,7 @@ async fn a_prepared_transaction_is_shown_with_its_name_and_is_not_ended() {
     let prepare = format!("BEGIN; SELECT pg_advisory_xact_lock({key}); PREPARE TRANSACTION 'order 7'");
     plain.batch_execute(&prepare).await.unwrap();
     assert!(is_busy(&lock, &claim("a", TTL)).await);
-    let holder = lock.holder(&name("a")).await.unwrap().expect("it is held");
+    let holder = lock.holders(&name("a")).await.unwrap().pop().expect("it is held");
     assert_eq!(holder.label.as_deref(), Some("prepared transaction order 7"));
     // Whose key it is, the server cannot tell.
     assert_eq!(lock.list("").await.unwrap(), []);
@@ -199,7 +199,7 @@ async fn a_prepared_transaction_is_shown_with_its_name_and_is_not_ended() {
     assert!(format!("{error:#}").contains("ROLLBACK PREPARED 'order 7'"), "{error}");
     assert!(is_busy(&lock, &claim("a", TTL)).await);
     plain.batch_execute("ROLLBACK PREPARED 'order 7'").await.unwrap();
-    assert_eq!(lock.holder(&name("a")).await.unwrap(), None);
+    assert_eq!(lock.holders(&name("a")).await.unwrap().pop(), None);
     granted(&lock, &claim("a", TTL)).await;
 }
 
@@ -216,7 +216,7 @@ async fn a_shared_lock_of_another_program_is_shown_as_what_keeps_the_name() {
         .await
         .unwrap();
     assert!(is_busy(&lock, &claim("a", TTL)).await);
-    let holder = lock.holder(&name("a")).await.unwrap().expect("it is held");
+    let holder = lock.holders(&name("a")).await.unwrap().pop().expect("it is held");
     let label = holder.label.unwrap();
     assert!(label.contains("reports") && label.contains("shared"), "{label}");
 }

@@ -19,7 +19,7 @@ pub(crate) async fn by_proxy(server: &Server, limit: Duration) -> (RedisLock, Pr
 async fn until_told(server: &Server, lock: &RedisLock) {
     until_queued(server, "n", 1).await;
     // Answers come in the order of the requests.
-    lock.holder(&name("n")).await.unwrap();
+    lock.holders(&name("n")).await.unwrap().pop();
 }
 
 #[tokio::test]

@@ -11,9 +11,9 @@ async fn the_holder_is_shown_with_all_that_is_known() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let claim = claim("n", LONG).with_label("nightly 'import'");
-    assert!(b.holder(claim.name()).await.unwrap().is_none());
+    assert!(b.holders(claim.name()).await.unwrap().pop().is_none());
     let grant = granted(&a, &claim).await;
-    let holder = b.holder(claim.name()).await.unwrap().unwrap();
+    let holder = b.holders(claim.name()).await.unwrap().pop().unwrap();
     assert_eq!(holder.name.as_ref(), Some(claim.name()));
     assert_eq!(holder.owner, Some(claim.owner()));
     assert_eq!(holder.token, Some(grant.token));
@@ -32,7 +32,7 @@ async fn a_forced_release_is_told_to_the_holder_at_once() {
     let server = Server::start();
     let (a, b) = (server.client().await, server.client().await);
     let grant = granted(&a, &claim("n", LONG)).await;
-    let taken_from = b.force_release(&name("n")).await.unwrap().unwrap();
+    let taken_from = b.force_release(&name("n")).await.unwrap().pop().unwrap();
     assert_eq!(taken_from.owner, Some(grant.claim.owner()));
     assert!(taken_from.remaining.unwrap() > LONG - HANG_LIMIT);
     assert_eq!(grant.revocation().revoked().await, LossReason::NotHeld);
@@ -115,7 +115,7 @@ async fn closing_frees_what_the_client_holds_and_ends_it_for_good() {
     ));
     assert!(matches!(a.release(&mine, None).await, Err(LockError::Closed { .. })));
     granted(&b, &next).await;
-    assert!(b.holder(other.name()).await.unwrap().is_some());
+    assert!(b.holders(other.name()).await.unwrap().pop().is_some());
 }
 
 #[tokio::test]

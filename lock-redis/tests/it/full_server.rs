@@ -116,6 +116,6 @@ async fn a_name_is_reserved_and_its_claim_released() {
     fill(&server).await;
     assert_eq!(lock.reserve(&held, LONG).await.unwrap(), Renewal::Renewed);
     assert_eq!(lock.release(&held, Some(LONG)).await.unwrap(), Released::Released);
-    let shown = lock.holder(held.name()).await.unwrap().unwrap();
+    let shown = lock.holders(held.name()).await.unwrap().pop().unwrap();
     assert!(shown.is_reserved && shown.remaining.unwrap() > TTL);
 }

@@ -111,7 +111,7 @@ fn wait(lock: RedisLock) -> JoinHandle<(Grant, RedisLock)> {
 
 /// Who holds `n`, and when that was granted, by the server's clock, which is that of this machine.
 pub(crate) async fn holder(server: &Server) -> (OwnerId, SystemTime) {
-    let held = server.client().await.holder(&name("n")).await.unwrap().unwrap();
+    let held = server.client().await.holders(&name("n")).await.unwrap().pop().unwrap();
     (held.owner.unwrap(), held.acquired_at.unwrap())
 }
 

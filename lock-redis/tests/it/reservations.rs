@@ -15,7 +15,11 @@ pub(crate) fn reserving(length: Duration) -> Claim {
 }
 
 async fn holder(lock: &RedisLock) -> Holder {
-    lock.holder(&name("n")).await.unwrap().expect("the name is taken")
+    lock.holders(&name("n"))
+        .await
+        .unwrap()
+        .pop()
+        .expect("the name is taken")
 }
 
 /// What the name has left on the server, if it is taken.
@@ -105,7 +109,7 @@ async fn closing_leaves_what_is_reserved_and_frees_what_is_not_any_more() {
     lock.close().await.unwrap();
     let shown = holder(&other).await;
     assert!(shown.is_reserved && shown.remaining.unwrap() > HOUR - LONG);
-    assert!(other.holder(brief.name()).await.unwrap().is_none());
+    assert!(other.holders(brief.name()).await.unwrap().pop().is_none());
 }
 
 #[tokio::test]

@@ -11,11 +11,11 @@ async fn the_holder_is_shown_with_all_that_is_known() {
     let file = File::new();
     let (a, b) = (file.client().await, file.client().await);
     let claim = claim("n", LONG).with_label("nightly 'import'");
-    assert!(b.holder(claim.name()).await.unwrap().is_none());
+    assert!(b.holders(claim.name()).await.unwrap().pop().is_none());
     let grant = granted(&a, &claim).await;
     let held = busy(&b, &crate::file::claim("n", LONG)).await;
     assert!(held.retry_after.unwrap() > LONG * 3 / 4);
-    for holder in [b.holder(claim.name()).await.unwrap(), held.holder] {
+    for holder in [b.holders(claim.name()).await.unwrap().pop(), held.holder] {
         let holder = holder.unwrap();
         assert_eq!(holder.name.as_ref(), Some(claim.name()));
         assert_eq!(holder.owner, Some(claim.owner()));
@@ -35,7 +35,7 @@ async fn another_boot_frees_every_lock() {
     let (before, after) = (claim("n", LONG), claim("n", LONG));
     let grant = granted(&a, &before).await;
     file.sql("UPDATE lock SET boot = '00000000-0000-4000-8000-000000000000'");
-    assert!(b.holder(before.name()).await.unwrap().is_none());
+    assert!(b.holders(before.name()).await.unwrap().pop().is_none());
     assert!(b.list("").await.unwrap().is_empty());
     assert_eq!(a.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
     assert!(granted(&b, &after).await.token > grant.token);
@@ -122,7 +122,7 @@ async fn closing_frees_what_the_client_holds_and_ends_it_for_good() {
     ));
     assert!(matches!(a.release(&mine, None).await, Err(LockError::Closed { .. })));
     granted(&b, &next).await;
-    assert!(b.holder(other.name()).await.unwrap().is_some());
+    assert!(b.holders(other.name()).await.unwrap().pop().is_some());
 }
 
 #[tokio::test]

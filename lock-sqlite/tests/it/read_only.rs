@@ -41,7 +41,7 @@ async fn a_hundred_readers_use_up_no_token_and_the_writer_beside_them_goes_on() 
     for _ in 0..100 {
         let reader = reader(&file).connect().await.unwrap();
         assert_eq!(names(&reader).await, ["a"]);
-        let holder = reader.holder(&name("a")).await.unwrap().unwrap();
+        let holder = reader.holders(&name("a")).await.unwrap().pop().unwrap();
         assert_eq!(holder.token, Some(first.token));
     }
     let second = granted(&lock, &claim("b", LONG)).await;
@@ -82,8 +82,8 @@ async fn a_reader_shows_neither_what_has_expired_nor_what_another_boot_left() {
     file.sql("UPDATE lock SET boot = 'another' WHERE name = 'of another boot'");
     let reader = reader(&file).connect().await.unwrap();
     assert_eq!(names(&reader).await, ["held"]);
-    assert!(reader.holder(&name("expired")).await.unwrap().is_none());
-    let held = reader.holder(&name("held")).await.unwrap().unwrap();
+    assert!(reader.holders(&name("expired")).await.unwrap().pop().is_none());
+    let held = reader.holders(&name("held")).await.unwrap().pop().unwrap();
     assert!(held.remaining.unwrap() > LONG / 2 && held.remaining.unwrap() <= LONG);
 }
 

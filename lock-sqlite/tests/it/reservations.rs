@@ -26,10 +26,10 @@ async fn a_reboot_leaves_what_is_left_of_a_reservation_by_the_wall_clock() {
         file.sql(&format!("{REBOOT}, expires = 1, reserved = min(reserved, 1)"));
         let after = file.client().await;
         assert!(
-            after.holder(held.name()).await.unwrap().is_none(),
+            after.holders(held.name()).await.unwrap().pop().is_none(),
             "a reboot frees what is held"
         );
-        let shown = after.holder(job.name()).await.unwrap().unwrap();
+        let shown = after.holders(job.name()).await.unwrap().pop().unwrap();
         let left = shown.remaining.unwrap();
         assert!(shown.is_reserved && shown.token == Some(grant.token), "{shown:?}");
         assert!(
@@ -56,12 +56,19 @@ async fn a_wall_clock_that_was_set_back_across_a_reboot_lengthens_no_reservation
     ));
     file.sql(REBOOT);
     let after = file.client().await;
-    let left = after.holder(job.name()).await.unwrap().unwrap().remaining.unwrap();
+    let left = after
+        .holders(job.name())
+        .await
+        .unwrap()
+        .pop()
+        .unwrap()
+        .remaining
+        .unwrap();
     assert!(left <= HOUR + Duration::from_secs(60), "{left:?}");
     // And one that was set forward ends it.
     file.sql(&format!("UPDATE lock SET reserved_wall = reserved_wall - {year}"));
     file.sql(REBOOT);
-    assert!(file.client().await.holder(job.name()).await.unwrap().is_none());
+    assert!(file.client().await.holders(job.name()).await.unwrap().pop().is_none());
     assert_eq!(file.rows(), 0);
 }
 

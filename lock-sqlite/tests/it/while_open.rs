@@ -25,7 +25,7 @@ async fn a_damaged_entry_hides_no_other_and_can_be_forced_free() {
         assert!(matches!(failed, LockError::Configuration { .. }), "{failed}");
         assert!(format!("{failed:#}").contains("force the lock free"), "{failed}");
     }
-    let forced = lock.force_release(&name("b")).await.unwrap().unwrap();
+    let forced = lock.force_release(&name("b")).await.unwrap().pop().unwrap();
     assert_eq!(forced.name, Some(name("b")));
     granted(&lock, &claim("b", LONG)).await;
 }

@@ -71,8 +71,8 @@ async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
         }),
     );
     call(
-        "holder",
-        of(&client, held, async |c, claim| c.holder(claim.name()).await.map(drop)),
+        "holders",
+        of(&client, held, async |c, claim| c.holders(claim.name()).await.map(drop)),
     );
     call("list", of(&client, held, async |c, _| c.list("").await.map(drop)));
     call(

@@ -37,13 +37,13 @@ impl DistributedLock for Echo {
     async fn reserve(&self, _: &Claim, _: Duration) -> Result<Renewal, LockError> {
         echo("own reserve")
     }
-    async fn holder(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn holders(&self, _: &LockName) -> Result<Vec<Holder>, LockError> {
         echo("own holder")
     }
     async fn list(&self, _: &str) -> Result<Vec<Holder>, LockError> {
         echo("own list")
     }
-    async fn force_release(&self, _: &LockName) -> Result<Option<Holder>, LockError> {
+    async fn force_release(&self, _: &LockName) -> Result<Vec<Holder>, LockError> {
         echo("own force_release")
     }
     async fn server_info(&self) -> Result<ServerInfo, LockError> {
@@ -74,7 +74,7 @@ async fn forwards_everything(lock: impl DistributedLock) {
     assert_eq!(told(lock.acquire(&claim, Wait::until(None)).await), "own acquire");
     let second = Duration::from_secs(1);
     assert_eq!(told(lock.reserve(&claim, second).await), "own reserve");
-    assert_eq!(told(lock.holder(&name).await), "own holder");
+    assert_eq!(told(lock.holders(&name).await), "own holder");
     assert_eq!(told(lock.list("").await), "own list");
     assert_eq!(told(lock.force_release(&name).await), "own force_release");
     assert_eq!(told(lock.server_info().await), "own server_info");
@@ -144,7 +144,7 @@ async fn the_provided_wait_polls_until_an_answer_or_the_deadline() {
 async fn inspection_is_not_supported_unless_a_backend_says_otherwise() {
     let lock = Minimal { busy: 0.into() };
     let name: LockName = "a".parse().unwrap();
-    assert!(matches!(lock.holder(&name).await, Err(LockError::NotSupported { .. })));
+    assert!(matches!(lock.holders(&name).await, Err(LockError::NotSupported { .. })));
     assert!(matches!(lock.list("").await, Err(LockError::NotSupported { .. })));
     assert!(matches!(
         lock.force_release(&name).await,

@@ -127,7 +127,7 @@ async fn run(steps: Vec<Step>, shared: bool) {
                 let model = models.entry(name).or_default();
                 let victim = clients[client].force_release(NAMES[name]).await.unwrap();
                 assert_eq!(
-                    victim.map(|v| v.token.unwrap().get()),
+                    victim.first().map(|v| v.token.unwrap().get()),
                     (!model.free()).then_some(model.mark)
                 );
                 (model.held, model.stolen) = (false, false);

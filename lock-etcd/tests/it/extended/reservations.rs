@@ -48,7 +48,7 @@ async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_noth
             assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
         }
         granted(&other, &claim("n", LONG)).await;
-        other.force_release(late.name()).await.unwrap().unwrap();
+        other.force_release(late.name()).await.unwrap().pop().unwrap();
     }
     // Those of the holds, which are shared.
     assert_eq!(leases(&etcd).await, 2);
@@ -95,7 +95,7 @@ async fn a_reservation_and_a_release_whose_answers_are_lost_are_made_once() {
     // The claim was granted over another connection than the one of the first attempt, so what that came to is not known.
     assert!(lock.release(&held, Some(2 * SHORT)).await.is_err());
     assert!(trap.has_sprung());
-    let found = other.holder(held.name()).await.unwrap().unwrap();
+    let found = other.holders(held.name()).await.unwrap().pop().unwrap();
     assert!(found.is_reserved && found.owner == Some(held.owner()), "{found:?}");
     let taken = free(&other, "n").await - began;
     assert!(taken >= 2 * SHORT, "{taken:?}");
@@ -139,7 +139,7 @@ async fn a_name_stays_reserved_when_the_server_starts_again() {
     let granted = Instant::now();
     guard.release().await.unwrap();
     server.restart(Data::Kept).await.unwrap();
-    let found = other.holder(&"n".parse().unwrap()).await.unwrap().unwrap();
+    let found = other.holders(&"n".parse().unwrap()).await.unwrap().pop().unwrap();
     assert!(found.is_reserved, "{found:?}");
     let free = free(&other, "n").await;
     assert!(free - granted >= LENGTH, "{:?}", free - granted);

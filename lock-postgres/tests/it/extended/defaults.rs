@@ -42,7 +42,7 @@ async fn defaults_of_the_role_and_of_the_database_do_not_matter() {
             let lock = server.client().await;
             let claim = claim("Joe's \\", TTL);
             let token = granted(&lock, &claim).await.token;
-            let holder = lock.holder(claim.name()).await.unwrap().expect("a holder");
+            let holder = lock.holders(claim.name()).await.unwrap().pop().expect("a holder");
             assert_eq!(holder.token, Some(token), "{place} {setting}");
             lock.close().await.unwrap();
             let admin = server.plain().await;

@@ -11,7 +11,13 @@ const TTL: Duration = Duration::from_secs(3);
 const HOUR: i32 = 3600;
 
 async fn left(lock: &RedisLock) -> Duration {
-    lock.holder(&name("n")).await.unwrap().unwrap().remaining.unwrap()
+    lock.holders(&name("n"))
+        .await
+        .unwrap()
+        .pop()
+        .unwrap()
+        .remaining
+        .unwrap()
 }
 
 #[tokio::test]

@@ -46,7 +46,13 @@ async fn a_wait_outlasts_a_failover_behind_a_virtual_address() {
     proxy.until_accepted(6).await;
     assert!(!waiting.is_finished());
     proxy.lead_to(new.port());
-    new.client().await.force_release(&name("n")).await.unwrap().unwrap();
+    new.client()
+        .await
+        .force_release(&name("n"))
+        .await
+        .unwrap()
+        .pop()
+        .unwrap();
     assert!(waiting.await.unwrap().unwrap().is_held());
 }
 
@@ -68,7 +74,14 @@ async fn a_wait_outlasts_a_demotion_of_its_server() {
         proxy.until_accepted(4).await;
         assert!(!waiting.is_finished() && !behind.is_finished(), "{stale_data}");
         server.replicate(None).await;
-        server.client().await.force_release(&name("n")).await.unwrap().unwrap();
+        server
+            .client()
+            .await
+            .force_release(&name("n"))
+            .await
+            .unwrap()
+            .pop()
+            .unwrap();
         drop(waiting.await.unwrap().unwrap());
         assert!(behind.await.unwrap().unwrap().is_held());
     }

@@ -250,7 +250,7 @@ impl Crowd {
         // The scripts are known then, so that one request is all that each takes.
         let warm = claim("warm", LONG);
         granted(&lock, &warm).await;
-        assert!(lock.force_release(warm.name()).await.unwrap().is_some());
+        assert!(lock.force_release(warm.name()).await.unwrap().pop().is_some());
         assert_eq!(lock.release(&warm, None).await.unwrap(), Released::NotHeld);
         (lock, proxy)
     }
@@ -282,7 +282,7 @@ async fn a_release_that_was_carried_out_is_told_whatever_becomes_of_the_scripts_
     granted(&lock, &held).await;
     crowd.vanished("m", VANISHED).await;
     proxy.cut_after_answers(1);
-    let holder = lock.force_release(&name("m")).await.unwrap().unwrap();
+    let holder = lock.force_release(&name("m")).await.unwrap().pop().unwrap();
     assert_eq!(holder.owner, Some(held.owner()));
     let left = crowd.in_queue("m").await;
     assert!(0 < left && left < VANISHED, "{left}");

@@ -81,7 +81,7 @@ pub(crate) async fn stopped_inside() {
         let renewal = hasty.renew(&grant.lease).await;
         assert!(matches!(renewal, Err(LockError::Unavailable { .. })), "{renewal:?}");
         // Reading goes on.
-        assert!(lock.holder(held.name()).await.unwrap().is_some());
+        assert!(lock.holders(held.name()).await.unwrap().pop().is_some());
         stopped.signal(end);
         if end == Signal::CONT {
             assert_eq!(stopped.ask("commit"), "committed");
@@ -126,6 +126,7 @@ pub(crate) async fn full_disk() {
             lock.force_release(holder.name.as_ref().unwrap())
                 .await
                 .unwrap()
+                .pop()
                 .unwrap()
                 .owner,
             holder.owner,
@@ -203,5 +204,5 @@ pub(crate) async fn fill_disk(path: &Path) {
         assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
     }
     assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
-    assert!(lock.holder(held.name()).await.unwrap().is_none());
+    assert!(lock.holders(held.name()).await.unwrap().pop().is_none());
 }

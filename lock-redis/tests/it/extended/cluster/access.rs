@@ -112,7 +112,7 @@ async fn the_rights_in_the_documentation_are_enough() {
     cluster.close_slot(slot, from, to).await;
     assert_eq!(lock.release(&held.claim, None).await.unwrap(), Released::Released);
     let next = wait.await.unwrap();
-    lock.force_release(&name("n")).await.unwrap().unwrap();
+    lock.force_release(&name("n")).await.unwrap().pop().unwrap();
     assert_eq!(lock.renew(&next.lease).await.unwrap(), Renewal::NotHeld);
     let held = granted(&lock, &claim("n", TTL)).await;
     assert_eq!(lock.reserve(&held.claim, TTL * 2).await.unwrap(), Renewal::Renewed);

@@ -149,7 +149,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_who_may_only_look_ca
     let as_user = async |user: &str| config(&nodes).credentials(user, "hunter2").connect().await.unwrap();
     // The first client of new nodes is one that may not open them.
     let look = as_user("look").await;
-    assert_eq!(look.holder(&name("n")).await.unwrap().map(|_| ()), None);
+    assert_eq!(look.holders(&name("n")).await.unwrap().pop().map(|_| ()), None);
     let (one, other) = (as_user("locks").await, as_user("locks").await);
     let grant = granted(&one, &claim("n", TTL)).await;
     assert_eq!(one.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
@@ -159,7 +159,11 @@ async fn the_rights_in_the_documentation_are_enough_and_one_who_may_only_look_ca
         async move { other.acquire(&wanted, Wait::until(soon())).await.unwrap().granted() }
     });
     assert_eq!(
-        look.holder(&name("n")).await.unwrap().and_then(|holder| holder.token),
+        look.holders(&name("n"))
+            .await
+            .unwrap()
+            .pop()
+            .and_then(|holder| holder.token),
         Some(grant.token)
     );
     assert_eq!(look.list("").await.unwrap().len(), 1);
@@ -169,7 +173,7 @@ async fn the_rights_in_the_documentation_are_enough_and_one_who_may_only_look_ca
     let error = look.try_acquire(&claim("m", TTL)).await.unwrap_err();
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
     assert!(error.to_string().contains("lacks a right"), "{error}");
-    assert!(one.force_release(&name("n")).await.unwrap().is_some());
+    assert!(one.force_release(&name("n")).await.unwrap().pop().is_some());
 }
 
 #[cfg(feature = "tls")]
