@@ -295,7 +295,7 @@ async fn locks_of_another_type_or_without_text_are_named_and_hide_no_other_from_
     assert_eq!(listed, names);
     for (text, ..) in foreign {
         let key = format!("{{fencelock:{text}}}:lock");
-        assert_configuration(&lock.holder(&name(text)).await.unwrap_err(), &key);
+        assert_configuration(&lock.holders(&name(text)).await.unwrap_err(), &key);
         let refused = lock.try_acquire(&claim(text, LONG)).await.unwrap_err();
         assert_configuration(&refused, &format!("{{fencelock:{text}}}:"));
     }

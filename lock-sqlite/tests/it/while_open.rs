@@ -16,7 +16,7 @@ async fn a_damaged_entry_hides_no_other_and_can_be_forced_free() {
     file.sql("UPDATE lock SET owner = 'nobody' WHERE name = 'b'");
     assert_eq!(lock.list("").await.unwrap().len(), 2);
     for failed in [
-        lock.holder(&name("b")).await.map(drop).unwrap_err(),
+        lock.holders(&name("b")).await.map(drop).unwrap_err(),
         lock.acquire(&claim("b", LONG), Wait::until(None))
             .await
             .map(drop)

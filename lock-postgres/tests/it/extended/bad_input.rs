@@ -182,7 +182,7 @@ async fn a_session_whose_lock_is_not_to_be_renewed_is_asked_nothing_even_if_ther
             }
         }
     }
-    assert!(lock.holder(grant.claim.name()).await.is_err());
+    assert!(lock.holders(grant.claim.name()).await.is_err());
     let asked = format!("[{session}] LOG:  statement: SELECT l.pid");
     assert!(!server.log().contains(&asked), "it lengthened the lock");
 }

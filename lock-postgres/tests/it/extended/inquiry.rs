@@ -66,7 +66,7 @@ async fn a_forced_release_of_a_lock_that_its_client_is_busy_with_is_no_success_b
     // Mostly the client has answered by then that it could not. Whether it has or not, the outcome is the same.
     tokio::time::sleep(SHORT / 3).await;
     proxy.pass();
-    let hit = in_time(releasing).await.unwrap().unwrap().unwrap();
+    let hit = in_time(releasing).await.unwrap().unwrap().pop().unwrap();
     let next = granted(&other, &claim("a", TTL)).await;
     println!("{hit:?}");
     assert!(busy.await.unwrap().is_ok());
@@ -93,7 +93,7 @@ async fn a_client_that_does_not_answer_is_shown_by_its_session_within_a_bound() 
     // It may be of that prefix or not.
     assert_eq!(names(&in_time(looker.list("b")).await.unwrap()), ["b"]);
     // Who asks for a name knows it.
-    let holder = in_time(looker.holder(&name("a"))).await.unwrap().unwrap();
+    let holder = in_time(looker.holders(&name("a"))).await.unwrap().pop().unwrap();
     assert_eq!((holder.name, holder.token), (Some(name("a")), None));
     // Another role may lock, and may not end its session.
     let grants = lock_postgres::schema_sql("fencelock", Some("other_role")).unwrap();
