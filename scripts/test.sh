@@ -25,7 +25,7 @@ about() {
     command) echo "further tests of the command, on every backend" ;;
     servers) echo "the servers that tests start, failovers, moves between backends, forks" ;;
     examples) echo "the examples, and a backend of a third party under the suite" ;;
-    models) echo "models of the protocols, and recorded traces" ;;
+    models) echo "models of the protocols" ;;
     features) echo "clippy with no features and with each one, tests with few" ;;
     oldest) echo "the oldest Rust that the manifest promises" ;;
     docs) echo "rustdoc, and the recipes in docs/" ;;
@@ -48,7 +48,6 @@ needs() {
     etcd) echo etcd ;;
     command | examples) echo redis postgres etcd faketime ;;
     servers | torture) echo redis valkey redis70 postgres postgres15 etcd faketime ;;
-    models) echo redis ;;
     neighbours) echo redis-server ;;
     esac
 }
@@ -345,13 +344,13 @@ oldest() {
 
 docs() {
     RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps || return
-    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps -p models -p recorded-traces
+    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps -p models
 }
 
 package() {
     # A checkout under work may be packed too; one that is clean must be packed as it is. `make package` builds them too.
     if [ -z "$(git status --porcelain 2>/dev/null || echo none)" ]; then dirty=; else dirty=--allow-dirty; fi
-    cargo package --workspace --exclude doc-tests --exclude lock-bench --exclude models --exclude recorded-traces --offline --no-verify $dirty || return
+    cargo package --workspace --exclude doc-tests --exclude lock-bench --exclude models --offline --no-verify $dirty || return
     # What people read who have only the package.
     for crate in "$target"/package/*.crate; do
         for file in README.md:400 LICENSE-MIT:1000 LICENSE-APACHE:10000; do
@@ -380,13 +379,10 @@ part() {
         step tests-examples "examples" cargo_test -p fencelock -p conformance-tests --all-features --example http_shop --example third_party
         step demo "the demonstration" sh scripts/demo.sh
         ;;
-    models)
-        step tests-models "models" cargo_test -p models --all-features
-        step tests-recorded "recorded traces" cargo_test -p recorded-traces --all-features
-        ;;
+    models) step tests-models "models" cargo_test -p models --all-features ;;
     features)
         step features "clippy, no features and each one" features
-        step clippy-more "clippy, what is no default member" lint -p doc-tests -p models -p recorded-traces
+        step clippy-more "clippy, what is no default member" lint -p doc-tests -p models
         step tests-default "fencelock with its default features" cargo_test -p fencelock --lib
         step tests-none "fencelock with no features" cargo_test -p fencelock --no-default-features --lib
         ;;

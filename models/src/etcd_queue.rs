@@ -2,7 +2,7 @@
 //!
 //! Each claim is one of another client. A transaction arrives at any time after it was sent, or never, and its answer is lost or is there at
 //! once. Waiters are told late that the key before theirs has gone. The lease of a waiter, or of a claim that is over, ends at any time;
-//! that of a holder does not (see [`guard_deadline`](crate::guard_deadline)). The cluster may be restored from an older copy, which ends
+//! that of a holder does not: its client knows before the server (`lease` in lock-core). The cluster may be restored from an older copy, which ends
 //! all connections; the clock is above all tokens then.
 
 use stateright::{Model, Property};

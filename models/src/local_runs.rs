@@ -4,8 +4,7 @@
 //! claim from one of its holders to the next, each with the next token. Holders write to a resource that is fenced; those that have let
 //! go, or whose lease has ended without their knowing, write late. The server may lose its data, but not its clock. An answer may be lost.
 //!
-//! Clocks agree here ([`guard_deadline`](crate::guard_deadline) has those that do not), and a tick is as short as a grant takes: there is
-//! one at most in each.
+//! Clocks agree here, and a tick is as short as a grant takes: there is one at most in each.
 
 use stateright::{Model, Property};
 

@@ -4,14 +4,10 @@
 
 #[path = "exhaustive/etcd_queue.rs"]
 mod etcd_queue;
-#[path = "exhaustive/guard_deadline.rs"]
-mod guard_deadline;
 #[path = "exhaustive/local_runs.rs"]
 mod local_runs;
 #[path = "exhaustive/postgres_epoch.rs"]
 mod postgres_epoch;
-#[path = "exhaustive/redis_queue.rs"]
-mod redis_queue;
 #[path = "exhaustive/redlock.rs"]
 mod redlock;
 #[path = "exhaustive/report.rs"]
@@ -24,8 +20,6 @@ use libtest_mimic::Arguments;
 fn main() -> ExitCode {
     let trials = [
         redlock::trials(),
-        redis_queue::trials(),
-        guard_deadline::trials(),
         local_runs::trials(),
         etcd_queue::trials(),
         postgres_epoch::trials(),

@@ -16,6 +16,7 @@ mod engine;
 mod events;
 mod exit;
 mod extended;
+mod lease;
 mod modes;
 mod observe;
 mod paused;
