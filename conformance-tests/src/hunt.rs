@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_core::{Capabilities, LockError};
 
 use crate::broken::{BrokenHarness, Bug};
-use crate::cases::{Entry, full_name};
+use crate::cases::full_name;
 use crate::harness::{Harness, Namespace};
 use crate::outcome::{Outcome, Stop};
 use crate::run_case::{Limits, run_case};
@@ -33,57 +33,41 @@ pub(crate) enum Hunt {
     NotJudged(String),
 }
 
-/// Plants the bug.
+/// Plants the bug, and runs the case that is to catch it. A failure counts if its message is one that the bug leads to, and if the case
+/// passes without the bug right after it, and so on a server that answers.
 pub(crate) fn hunt(row: &Arc<str>, harness: &Arc<dyn Harness>, bug: Bug) -> Hunt {
     match capabilities(harness).map(|capabilities| bug.plantable(&capabilities, &**harness)) {
         Ok(Ok(())) => {}
         Ok(Err(reason)) => return Hunt::NotApplicable(reason.to_owned()),
         Err(stop) => return Hunt::NotJudged(format!("no client can be made: {}", stop.reason())),
     }
-    let mut reasons = Vec::new();
-    for &entry in bug.cases() {
-        match hunt_in(row, harness, bug, entry) {
-            None => {}
-            Some(Hunt::NotApplicable(reason)) => reasons.push(reason),
-            Some(hunt) => return hunt,
-        }
-    }
-    if reasons.len() == bug.cases().len() {
-        return Hunt::NotApplicable(reasons.join("; "));
-    }
-    Hunt::Escaped("every case passed".to_owned())
-}
-
-/// What one case says of a bug; `None` if it passes with it. A failure counts if its message is one that the bug leads to,
-/// and if the case passes without the bug right after it, and so on a server that answers.
-fn hunt_in(row: &Arc<str>, harness: &Arc<dyn Harness>, bug: Bug, entry: Entry) -> Option<Hunt> {
+    let Some(entry) = bug.case() else {
+        return Hunt::Escaped("no case is to catch it".to_owned());
+    };
     let run = |bug, limits| {
         let broken: Arc<dyn Harness> = Arc::new(BrokenHarness::new(Arc::clone(harness), bug));
         run_case(row, &broken, entry, limits)
     };
     let case = full_name(entry);
-    let mut hunted = None;
+    let mut hunted = Hunt::NotJudged(format!("{case} was not run"));
     for limits in LIMITS {
         let ran = run(bug, limits);
         let why = match ran.outcome {
-            Ok(()) if ran.findings.too_slow.is_empty() => return None,
+            Ok(()) if ran.findings.too_slow.is_empty() => return Hunt::Escaped(format!("{case} passed")),
             // It might have been caught on a machine that is less busy.
             Ok(()) => {
                 let slow = ran.findings.too_slow.join("; ");
-                hunted = Some(Hunt::NotJudged(format!("{case} was too slow to judge: {slow}")));
+                hunted = Hunt::NotJudged(format!("{case} was too slow to judge: {slow}"));
                 continue;
             }
-            Err(Stop::NotApplicable(reason)) => return Some(Hunt::NotApplicable(reason)),
+            Err(Stop::NotApplicable(reason)) => return Hunt::NotApplicable(reason),
             Err(Stop::Failed(why) | Stop::NotJudged(why)) => why,
         };
         match run(Bug::Nothing, limits).outcome {
-            Ok(()) if bug.leads_to(&why) => return Some(Hunt::Caught { by: case, why }),
-            Ok(()) => return Some(Hunt::Escaped(format!("{case} failed for another reason: {why}"))),
+            Ok(()) if bug.leads_to(&why) => return Hunt::Caught { by: case, why },
+            Ok(()) => return Hunt::Escaped(format!("{case} failed for another reason: {why}")),
             Err(stop) => {
-                hunted = Some(Hunt::NotJudged(format!(
-                    "{case} does not pass without it: {}",
-                    stop.reason()
-                )));
+                hunted = Hunt::NotJudged(format!("{case} does not pass without it: {}", stop.reason()));
             }
         }
     }

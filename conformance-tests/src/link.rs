@@ -1,4 +1,4 @@
-//! The way from a client to its backend: writes down what passes, and can be bad weather.
+//! The way from a client to its backend: writes down what passes, and can fail.
 
 use std::fmt;
 use std::future::Future;
@@ -18,20 +18,16 @@ use crate::history::History;
 use crate::oracle::Log;
 
 /// What happens to the calls of one client from now on.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Weather {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum FaultMode {
     /// Calls pass.
-    Fair,
-    /// Calls fail at once, as when nobody listens.
-    Refused,
-    /// Calls arrive when the weather has changed, if anyone still waits for them then.
+    None,
+    /// Calls arrive when the mode has changed, if their callers still wait for them then.
     Silent,
-    /// Calls arrive and are done; they are answered when the weather has changed.
-    Deaf,
-    /// Calls are done at once, and answered that much later.
-    Slow(Duration),
-    /// Renewals of this name do not arrive and are not answered; everything else passes.
-    OneNameSilent(LockName),
+    /// Calls arrive and are done; they are answered when the mode has changed.
+    RepliesLost,
+    /// Renewals fail without reaching the server; other calls pass.
+    RenewalsFail,
 }
 
 /// One client of the backend, as the suite uses it.
@@ -45,29 +41,18 @@ pub(crate) struct Link {
     /// Whether an acquisition may renew the leases that locks share.
     acquisitions_renew: bool,
     shared_leases: Mutex<Vec<Lease>>,
-    weather: watch::Sender<Weather>,
-    failing_renewals: AtomicUsize,
+    mode: watch::Sender<FaultMode>,
     counts: Arc<Counts>,
 }
 
 /// How often each call was made.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
-    pub(crate) try_acquire: AtomicUsize,
-    pub(crate) acquire: AtomicUsize,
-    pub(crate) renew: AtomicUsize,
-    pub(crate) release: AtomicUsize,
+    acquire: AtomicUsize,
+    renew: AtomicUsize,
 }
 
 impl Counts {
-    /// How often anything was asked of the backend that takes or keeps a lock.
-    pub(crate) fn requests(&self) -> usize {
-        [&self.try_acquire, &self.acquire, &self.renew, &self.release]
-            .into_iter()
-            .map(|count| count.load(Ordering::SeqCst))
-            .sum()
-    }
-
     /// How often it was waited at the backend.
     pub(crate) fn waits(&self) -> usize {
         self.acquire.load(Ordering::SeqCst)
@@ -88,8 +73,7 @@ impl Link {
             is_sent_once: true,
             acquisitions_renew: false,
             shared_leases: Mutex::default(),
-            weather: watch::Sender::new(Weather::Fair),
-            failing_renewals: AtomicUsize::new(0),
+            mode: watch::Sender::new(FaultMode::None),
             counts: Arc::default(),
         }
     }
@@ -102,15 +86,9 @@ impl Link {
         self
     }
 
-    pub(crate) fn set(&self, weather: Weather) {
-        self.history
-            .note(format!("client {}: weather {weather:?}", self.number));
-        self.weather.send_replace(weather);
-    }
-
-    /// The next `times` renewals fail without reaching the server.
-    pub(crate) fn fail_renewals(&self, times: usize) {
-        self.failing_renewals.store(times, Ordering::SeqCst);
+    pub(crate) fn set(&self, mode: FaultMode) {
+        self.note(format_args!("fault mode {mode:?}"));
+        self.mode.send_replace(mode);
     }
 
     pub(crate) fn counts(&self) -> &Counts {
@@ -122,20 +100,20 @@ impl Link {
         self.inner.try_acquire(claim).await
     }
 
-    fn weather(&self) -> Weather {
-        self.weather.borrow().clone()
+    fn mode(&self) -> FaultMode {
+        *self.mode.borrow()
     }
 
     fn note(&self, event: impl fmt::Display) {
         self.history.note(format!("client {}: {event}", self.number));
     }
 
-    /// Ends when the weather has changed, or with an error when a request has no more time.
-    async fn clears_up(&self, bad: &Weather, operation: &'static str) -> Result<(), LockError> {
+    /// Ends when the mode has changed, or with an error when a request has no more time.
+    async fn changed(&self, mode: FaultMode, operation: &'static str) -> Result<(), LockError> {
         let limit = self.inner.capabilities().op_timeout;
-        let mut weather = self.weather.subscribe();
-        let cleared = tokio::time::timeout(limit, weather.wait_for(|now| now != bad)).await;
-        cleared.map(drop).map_err(|_| LockError::no_answer(operation, limit))
+        let mut now = self.mode.subscribe();
+        let changed = tokio::time::timeout(limit, now.wait_for(|now| *now != mode)).await;
+        changed.map(drop).map_err(|_| LockError::no_answer(operation, limit))
     }
 
     async fn pass<T, F>(&self, operation: &'static str, what: String, call: F) -> Result<T, LockError>
@@ -143,29 +121,23 @@ impl Link {
         T: Shown,
         F: Future<Output = Result<T, LockError>>,
     {
-        let weather = self.weather();
-        let answer = match weather {
-            Weather::Fair | Weather::OneNameSilent(_) => call.await,
-            Weather::Refused => Err(LockError::unavailable(operation, "connection refused")),
-            Weather::Silent => match self.clears_up(&weather, operation).await {
+        let mode = self.mode();
+        let answer = match mode {
+            FaultMode::None | FaultMode::RenewalsFail => call.await,
+            FaultMode::Silent => match self.changed(mode, operation).await {
                 Ok(()) => call.await,
                 Err(error) => Err(error),
             },
-            Weather::Deaf => match call.await {
+            FaultMode::RepliesLost => match call.await {
                 Ok(done) => {
                     self.note(format_args!(
                         "{operation} {what}: done ({}), not answered",
                         done.shown()
                     ));
-                    self.clears_up(&weather, operation).await.map(|()| done)
+                    self.changed(mode, operation).await.map(|()| done)
                 }
                 Err(error) => Err(error),
             },
-            Weather::Slow(delay) => {
-                let answer = call.await;
-                tokio::time::sleep(delay).await;
-                answer
-            }
         };
         match &answer {
             Ok(done) => self.note(format_args!("{operation} {what}: {}", done.shown())),
@@ -174,7 +146,7 @@ impl Link {
         answer
     }
 
-    /// The call, with the time at which it set out: not before the weather lets it.
+    /// The call, with the time at which it set out: not before the mode lets it.
     async fn stamped<T>(&self, call: impl Future<Output = Result<T, LockError>>) -> Result<(Stamp, T), LockError> {
         let sent = self.clock().now();
         Ok((sent, call.await?))
@@ -217,7 +189,6 @@ impl DistributedLock for Link {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.counts.try_acquire.fetch_add(1, Ordering::SeqCst);
         let call = self.acquiring(self.inner.try_acquire(claim));
         let (sent, attempt) = self.pass("try_acquire", claim.shown(), call).await?;
         self.granted(&attempt, Some(sent));
@@ -227,20 +198,9 @@ impl DistributedLock for Link {
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         self.counts.renew.fetch_add(1, Ordering::SeqCst);
         let what = lease.claim().map_or_else(|| "a shared lease".to_owned(), Shown::shown);
-        let fails = |n: usize| n.checked_sub(1);
-        if self
-            .failing_renewals
-            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails)
-            .is_ok()
-        {
+        if self.mode() == FaultMode::RenewalsFail {
             self.note(format_args!("renew {what}: made to fail"));
             return Err(LockError::unavailable("renew", "made to fail by the suite"));
-        }
-        let weather = self.weather();
-        if let (Weather::OneNameSilent(name), Some(claim)) = (&weather, lease.claim())
-            && claim.name() == name
-        {
-            self.clears_up(&weather, "renew").await?;
         }
         let call = self.stamped(self.inner.renew(lease));
         let (sent, renewal) = self.pass("renew", what, call).await?;
@@ -251,14 +211,13 @@ impl DistributedLock for Link {
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        self.counts.release.fetch_add(1, Ordering::SeqCst);
         self.pass("release", claim.shown(), self.inner.release(claim, keep))
             .await
     }
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
-        if self.weather() != Weather::Fair {
-            // Bad weather is for one request at a time.
+        if matches!(self.mode(), FaultMode::Silent | FaultMode::RepliesLost) {
+            // A fault is for one request at a time.
             match self.try_acquire(claim).await? {
                 Attempt::Busy(found) => wait.busy(&found),
                 granted => return Ok(granted),
@@ -273,7 +232,6 @@ impl DistributedLock for Link {
             self.granted(&attempt, None);
             return Ok(attempt);
         }
-        self.counts.try_acquire.fetch_add(1, Ordering::SeqCst);
         let (counts, waits) = (Arc::clone(&self.counts), Arc::new(AtomicBool::new(false)));
         let (waiting, history) = (Arc::clone(&waits), Arc::clone(&self.history));
         let words = format!("client {}: busy, {} waits", self.number, claim.shown());
@@ -327,7 +285,7 @@ impl fmt::Debug for Link {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Link")
             .field("number", &self.number)
-            .field("weather", &self.weather())
+            .field("mode", &self.mode())
             .field("inner", &self.inner)
             .finish_non_exhaustive()
     }

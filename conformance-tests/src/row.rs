@@ -94,7 +94,7 @@ impl Row {
             let row = Arc::clone(self);
             let full = named(&bug_name(bug));
             let trial = Trial::ignorable_test(full.clone(), move || row.hunt(bug));
-            let is_heavy = bug.cases().iter().any(|&entry| cases::is_heavy(entry));
+            let is_heavy = bug.case().is_some_and(cases::is_heavy);
             let phase = if is_heavy { Phase::Few } else { Phase::Many };
             trials.push((phase, full, trial));
         }

@@ -7,7 +7,6 @@ use std::sync::Arc;
 use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
 
 use crate::broken::Bug;
-use crate::cases;
 use crate::child;
 use crate::harness::Harness;
 use crate::row::{Phase, Row};
@@ -56,17 +55,16 @@ impl Suite {
         Self::default()
     }
 
-    /// A row with every case and every planted bug, which shows the client library of `lock-core` too.
+    /// A row with every case and every planted bug.
     #[must_use]
     pub fn row(mut self, key: &str, harness: impl Harness) -> Self {
         let mut row = Row::new(key, Arc::new(harness));
-        row.bugs = Bug::ALL.to_vec();
+        row.bugs = Bug::all().collect();
         self.rows.push(row);
         self
     }
 
-    /// A row of the cases that show the backend, not of those that show the client library alone; and of the planted bugs with these
-    /// names.
+    /// A row with every case, and the planted bugs with these names.
     ///
     /// # Panics
     ///
@@ -74,9 +72,8 @@ impl Suite {
     #[must_use]
     pub fn backend_row(mut self, key: &str, harness: impl Harness, bugs: &[&str]) -> Self {
         let mut row = Row::new(key, Arc::new(harness));
-        row.cases.retain(|(_, entry)| !cases::shows_the_client_alone(*entry));
         for name in bugs {
-            let bug = Bug::ALL.iter().find(|bug| bug.words() == *name);
+            let bug = Bug::all().find(|bug| bug.words() == *name);
             assert!(bug.is_some(), "there is no planted bug that is called {name:?}");
             row.bugs.extend(bug);
         }
@@ -269,7 +266,7 @@ mod tests {
 
     fn run_of(filter: &str, clients: usize) -> (Conclusion, String) {
         let mut row = Row::new("gone", Arc::new(Gone(MemoryLock::new(), AtomicUsize::new(clients))));
-        row.bugs = Bug::ALL.to_vec();
+        row.bugs = Bug::all().collect();
         let row = Arc::new(row);
         let mut arguments = Arguments::from_iter(["suite", "--quiet", filter]);
         arguments.test_threads = Some(1);

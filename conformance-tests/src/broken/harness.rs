@@ -31,10 +31,9 @@ impl BrokenHarness {
         }
     }
 
-    fn broken(&self, inner: Arc<dyn DistributedLock>, runtime: Option<Handle>) -> Arc<dyn DistributedLock> {
+    fn broken(&self, inner: Arc<dyn DistributedLock>) -> Arc<dyn DistributedLock> {
         Arc::new(Broken {
             inner,
-            runtime,
             bug: self.bug,
             shared: Arc::clone(&self.shared),
             number: self.clients.fetch_add(1, Ordering::Relaxed),
@@ -50,7 +49,7 @@ impl Harness for BrokenHarness {
     }
 
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
-        Ok(self.broken(self.inner.client(namespace).await?, None))
+        Ok(self.broken(self.inner.client(namespace).await?))
     }
 
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
@@ -62,12 +61,11 @@ impl Harness for BrokenHarness {
         namespace: &Namespace,
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
-        Ok(self.broken(self.inner.client_at(namespace, address).await?, None))
+        Ok(self.broken(self.inner.client_at(namespace, address).await?))
     }
 
     async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let inner = self.inner.client_on(namespace, runtime.clone()).await?;
-        Ok(self.broken(inner, Some(runtime)))
+        Ok(self.broken(self.inner.client_on(namespace, runtime).await?))
     }
 
     fn committing_request(&self) -> &[u8] {
@@ -98,22 +96,12 @@ impl Harness for BrokenHarness {
     }
 
     async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
-        if matches!(fault, Fault::DeleteAll | Fault::RestartWithoutData) {
-            self.shared.lock().counters.clear();
-        }
-        let injected = self.inner.inject(namespace, fault).await?;
-        if matches!((fault, injected), (Fault::SetBackCounter(_), Injection::Done)) {
-            self.shared.lock().set_back = true;
-        }
-        Ok(injected)
+        self.inner.inject(namespace, fault).await
     }
 
     async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
         match self.bug {
-            Bug::FenceAdmitsWithoutAMark
-            | Bug::FenceChecksBeforeItWrites
-            | Bug::FenceRefusesItsHolder
-            | Bug::FenceTakesWhatDiffers => Ok(Some(Arc::new(BrokenFence::new(self.bug)))),
+            Bug::FenceAdmitsWithoutAMark | Bug::FenceTakesWhatDiffers => Ok(Some(Arc::new(BrokenFence::new(self.bug)))),
             _ => self.inner.resource(namespace, resource).await,
         }
     }

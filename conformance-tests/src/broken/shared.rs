@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use lock_core::{Claim, FencingToken, Holder, Lease, LockName, OwnerId};
+use lock_core::{Claim, FencingToken, LockName, OwnerId};
 
 /// What the clients of one namespace know of each other, for bugs that need it.
 #[derive(Default)]
@@ -11,34 +11,21 @@ pub(super) struct Shared(Mutex<State>);
 
 #[derive(Default)]
 pub(super) struct State {
-    pub(super) holders: HashMap<LockName, Held>,
-    /// What was answered when it was first asked who holds a name.
-    pub(super) remembered: HashMap<LockName, Vec<Holder>>,
+    /// The claim that was granted each name last, until it is released, and its token.
+    pub(super) holders: HashMap<LockName, (Claim, FencingToken)>,
     pub(super) tokens: HashMap<OwnerId, FencingToken>,
     /// What is sent instead of a claim.
     pub(super) stand_ins: HashMap<OwnerId, Claim>,
     pub(super) owners: HashMap<(usize, LockName), Claim>,
     pub(super) counters: HashMap<LockName, u64>,
-    /// Whether the counter of the backend was set back.
-    pub(super) set_back: bool,
     /// The tokens of those whose locks were released by force.
     pub(super) forced: HashMap<LockName, FencingToken>,
     pub(super) released: HashSet<OwnerId>,
     pub(super) abandoned: HashSet<OwnerId>,
-    /// The claims that have reserved their names, and the client of each.
-    pub(super) reserved: Vec<(usize, Claim)>,
-    /// The claims in the mode `Shared` that were granted.
-    pub(super) readers: Vec<Claim>,
     /// How many wait for each name.
     pub(super) in_line: HashMap<LockName, usize>,
     /// Who waits for each name behind whom, in the order in which they came.
     line: HashMap<LockName, Vec<OwnerId>>,
-}
-
-pub(super) struct Held {
-    pub(super) claim: Claim,
-    pub(super) token: FencingToken,
-    pub(super) lease: Lease,
 }
 
 impl Shared {
@@ -48,8 +35,9 @@ impl Shared {
 }
 
 impl State {
-    pub(super) fn holder(&self, name: &LockName) -> Option<&Held> {
-        self.holders.get(name)
+    /// The claim that holds the name, as far as the clients know.
+    pub(super) fn holder(&self, name: &LockName) -> Option<&Claim> {
+        self.holders.get(name).map(|(claim, _)| claim)
     }
 
     pub(super) fn count(&mut self, name: &LockName) -> u64 {
@@ -59,29 +47,7 @@ impl State {
     }
 }
 
-/// Somebody who waits for that name.
-pub(super) struct InLine<'a> {
-    shared: &'a Shared,
-    name: LockName,
-}
-
-impl<'a> InLine<'a> {
-    pub(super) fn new(shared: &'a Shared, name: &LockName) -> Self {
-        *shared.lock().in_line.entry(name.clone()).or_default() += 1;
-        let name = name.clone();
-        Self { shared, name }
-    }
-}
-
-impl Drop for InLine<'_> {
-    fn drop(&mut self) {
-        if let Some(in_line) = self.shared.lock().in_line.get_mut(&self.name) {
-            *in_line -= 1;
-        }
-    }
-}
-
-/// Somebody who waits behind somebody.
+/// A waiter, in the order in which they came.
 pub(super) struct Place<'a> {
     shared: &'a Shared,
     claim: Claim,
@@ -92,29 +58,32 @@ impl<'a> Place<'a> {
     /// Behind the last one who waits, or else the holder.
     pub(super) fn new(shared: &'a Shared, claim: &Claim) -> Self {
         let mut state = shared.lock();
-        let holder = state.holder(claim.name()).map(|held| held.claim.owner());
+        *state.in_line.entry(claim.name().clone()).or_default() += 1;
+        let holder = state.holder(claim.name()).map(Claim::owner);
         let line = state.line.entry(claim.name().clone()).or_default();
         let behind = line.last().copied().or(holder);
         line.push(claim.owner());
         drop(state);
-        Self {
-            shared,
-            claim: claim.clone(),
-            behind,
-        }
+        let claim = claim.clone();
+        Self { shared, claim, behind }
     }
 
-    pub(super) fn is_behind_somebody(&self) -> bool {
+    /// Whether the one that was before this waiter still waits or holds.
+    pub(super) fn is_behind_another(&self) -> bool {
         let state = self.shared.lock();
         let waits = |line: &Vec<OwnerId>| line.iter().any(|owner| Some(*owner) == self.behind);
-        let holds = |held: &Held| Some(held.claim.owner()) == self.behind;
-        state.line.get(self.claim.name()).is_some_and(waits) || state.holder(self.claim.name()).is_some_and(holds)
+        let holder = state.holder(self.claim.name()).map(Claim::owner);
+        self.behind.is_some() && (state.line.get(self.claim.name()).is_some_and(waits) || holder == self.behind)
     }
 }
 
 impl Drop for Place<'_> {
     fn drop(&mut self) {
-        if let Some(line) = self.shared.lock().line.get_mut(self.claim.name()) {
+        let mut state = self.shared.lock();
+        if let Some(in_line) = state.in_line.get_mut(self.claim.name()) {
+            *in_line -= 1;
+        }
+        if let Some(line) = state.line.get_mut(self.claim.name()) {
             line.retain(|owner| *owner != self.claim.owner());
         }
     }

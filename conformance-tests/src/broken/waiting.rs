@@ -6,23 +6,20 @@ use std::time::Duration;
 use lock_core::{Attempt, Claim, DistributedLock, LockError, Mode, Stamp, Wait};
 use tokio::sync::oneshot;
 
-use super::shared::{Abandoned, InLine, Place};
+use super::shared::{Abandoned, Place};
 use super::{Broken, Bug};
 
 impl Broken {
-    /// As [`DistributedLock::acquire`].
+    /// As [`DistributedLock::acquire`], after an attempt that found the name busy.
     pub(super) async fn wait(&self, claim: &Claim, deadline: Option<Stamp>) -> Result<Attempt, LockError> {
-        let now = || self.now();
-        let in_line = || InLine::new(&self.shared, claim.name());
-        // Whoever watches that one may act on it at once, so it must have its place by then.
-        let _in_line = (!self.is(Bug::OnlyItsOwnPlaceIsChecked)).then(in_line);
+        let is_over = || deadline.is_some_and(|deadline| self.now() >= deadline);
+        // Whoever watches the line may act on it at once, so this one must have its place by then.
+        let place = Place::new(&self.shared, claim);
         match self.bug {
-            Bug::WaitReturnsAtOnce | Bug::RefusalMayPass => self.try_acquire(claim).await,
-            Bug::WaitRunsPastItsDeadline => self.inner.acquire(claim, Wait::until(None)).await,
             Bug::WakeUpIsLost => match self.try_acquire(claim).await? {
                 Attempt::Busy(busy) => {
                     match deadline {
-                        Some(deadline) => tokio::time::sleep(deadline.since(now())).await,
+                        Some(deadline) => tokio::time::sleep(deadline.since(self.now())).await,
                         None => std::future::pending().await,
                     }
                     Ok(busy.into())
@@ -30,11 +27,8 @@ impl Broken {
                 granted => Ok(granted),
             },
             Bug::NoCheckAfterTheWait => {
-                if let granted @ Attempt::Granted(_) = self.try_acquire(claim).await? {
-                    return Ok(granted);
-                }
                 while self.shared.lock().holder(claim.name()).is_some() {
-                    if deadline.is_some_and(|deadline| now() >= deadline) {
+                    if is_over() {
                         return Ok(Attempt::busy());
                     }
                     tokio::time::sleep(Duration::from_millis(1)).await;
@@ -44,18 +38,13 @@ impl Broken {
                 Ok(self.made_up(claim))
             }
             Bug::OnlyItsOwnPlaceIsChecked => {
-                if let granted @ Attempt::Granted(_) = self.try_acquire(claim).await? {
-                    return Ok(granted);
-                }
-                let place = Place::new(&self.shared, claim);
-                let _in_line = in_line();
-                while place.is_behind_somebody() {
-                    if deadline.is_some_and(|deadline| now() >= deadline) {
+                while place.is_behind_another() {
+                    if is_over() {
                         return Ok(Attempt::busy());
                     }
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
-                // Whoever was before it is gone. That somebody before that one may still hold is not considered.
+                // The one before it is gone. That another one before that may still hold is not considered.
                 if self.shared.lock().holder(claim.name()).is_some() {
                     return Ok(self.made_up(claim));
                 }

@@ -145,31 +145,6 @@ impl Case {
         Ok(self.now().since(start))
     }
 
-    /// What should happen at once did so after these times. A machine may stand still once, so the median is judged; and it is
-    /// judged only if an uncontended lock of that party is quick at the moment.
-    pub(crate) async fn prompt(&self, party: &Party, what: &str, mut took: Vec<Duration>, limit: Duration) -> Outcome {
-        checked();
-        took.sort_unstable();
-        let median = took.get(took.len() / 2).copied().unwrap_or_default();
-        if median <= limit {
-            return Ok(());
-        }
-        let start = self.now();
-        party.locks.lock("uncontended").await?.release().await?;
-        let uncontended = self.now().since(start);
-        if uncontended > limit / 8 {
-            self.too_slow(format!(
-                "{what}: {median:.1?}, where an uncontended lock takes {uncontended:.1?}"
-            ));
-            return Ok(());
-        }
-        fail!(
-            "the backend",
-            "{what} within {limit:?}; the median of {} times is {median:.1?}, and an uncontended lock takes {uncontended:.1?}",
-            took.len()
-        )
-    }
-
     /// The holder must learn of a loss at the latest when the first renewal of each of the party's locks is answered. The server knew
     /// of it so long after the first of them was granted, which should be before any is renewed.
     pub(crate) async fn learns_by_a_renewal(

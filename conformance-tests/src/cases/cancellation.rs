@@ -1,14 +1,13 @@
 //! Whatever is given up, wherever it was, leaves nothing behind.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, LockError, LockGuard, Released};
+use lock_core::{Claim, DistributedLock, LockError, Released};
 
 use super::{Entry, cases, dropped};
 use crate::case::Case;
-use crate::link::Weather;
+use crate::link::FaultMode;
 use crate::outcome::{Outcome, Stop, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
@@ -20,8 +19,6 @@ pub(crate) const CASES: &[Entry] = cases![
     a_request_delivered_after_its_release_is_gone_after_a_ttl,
     dropped::a_request_for_a_lock_dropped_at_every_poll_leaves_nothing,
     a_dropped_guard_is_released,
-    a_guard_dropped_outside_a_runtime_is_released,
-    a_guard_dropped_while_the_server_is_silent_is_released_later,
     shutdown_releases_everything_and_ends_every_wait,
 ];
 
@@ -52,14 +49,14 @@ pub(crate) async fn what_is_left_on_the_server_can_be_seen(case: Arc<Case>) -> O
 pub(crate) async fn a_swallowed_reply_leaves_nothing_after_the_release(case: Arc<Case>) -> Outcome {
     let (client, other) = (case.client().await?, case.client().await?);
     let claim = Claim::new(case.name("n"), case.ttl_of(Duration::from_secs(30)));
-    client.set(Weather::Deaf);
+    client.set(FaultMode::RepliesLost);
     let lost = tokio::time::timeout(case.ttl() / 2, client.try_acquire(&claim)).await;
     ensure!(
         !matches!(lost, Ok(Ok(_))),
         "the suite",
         "the reply is swallowed; it came: {lost:?}"
     );
-    client.set(Weather::Fair);
+    client.set(FaultMode::None);
     let released = client.release(&claim, None).await?;
     ensure!(
         released == Released::Released,
@@ -69,14 +66,14 @@ pub(crate) async fn a_swallowed_reply_leaves_nothing_after_the_release(case: Arc
     case.is_free(&other, claim.name()).await?;
     // The same at the level of users: the caller is told that it failed, and nothing is left.
     let party = case.party().await?;
-    party.link.set(Weather::Deaf);
+    party.link.set(FaultMode::RepliesLost);
     let guard = tokio::time::timeout(case.ttl() / 2, party.locks.lock("m").into_future()).await;
     ensure!(
         !matches!(guard, Ok(Ok(_))),
         "the client",
         "no guard is made of a reply that never came; {guard:?}"
     );
-    party.link.set(Weather::Fair);
+    party.link.set(FaultMode::None);
     case.is_free_within(
         &other,
         &case.name("m"),
@@ -113,37 +110,6 @@ pub(crate) async fn a_dropped_guard_is_released(case: Arc<Case>) -> Outcome {
         std::panic::resume_unwind(Box::new("in the middle"));
     });
     ensure!(panicked.await.is_err(), "the suite", "the task panics");
-    case.is_free_within(&other, &case.name("n"), case.hang_limit()).await?;
-    Ok(())
-}
-
-pub(crate) async fn a_guard_dropped_outside_a_runtime_is_released(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    let ttl = case.kept_ttl();
-    let guard: LockGuard = party.locks.lock("n").ttl(ttl).await?;
-    let dropper = std::thread::spawn(move || drop(guard));
-    ensure!(
-        dropper.join().is_ok(),
-        "the guard",
-        "it can be dropped outside a runtime"
-    );
-    case.is_free_within(&other, &case.name("n"), case.hang_limit()).await?;
-    Ok(())
-}
-
-pub(crate) async fn a_guard_dropped_while_the_server_is_silent_is_released_later(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    let ttl = case.kept_ttl();
-    let guard = party.locks.lock("n").ttl(ttl).await?;
-    party.link.set(Weather::Refused);
-    let releases = party.link.counts().release.load(Ordering::SeqCst);
-    drop(guard);
-    let tried = || party.link.counts().release.load(Ordering::SeqCst) > releases;
-    case.eventually("the client", "a dropped guard is released", case.hang_limit(), tried)
-        .await?;
-    case.is_busy(&other, &case.name("n")).await?;
-    party.link.set(Weather::Fair);
-    // Tried again with growing pauses, a second apart at the most.
     case.is_free_within(&other, &case.name("n"), case.hang_limit()).await?;
     Ok(())
 }

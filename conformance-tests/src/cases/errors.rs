@@ -8,68 +8,17 @@ use lock_core::{Attempt, DistributedLock, LockError, LockGuard};
 use super::{Entry, cases};
 use crate::case::Case;
 use crate::harness::Fault;
-use crate::link::Weather;
 use crate::outcome::{Outcome, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
-    a_refusing_server_is_unavailable,
-    a_silent_server_is_unavailable_within_the_time_for_one_request,
     busy_is_never_reported_as_broken,
-    a_failure_after_busy_is_waited_out,
-    broken_to_the_end_of_the_wait_is_unavailable,
     a_wait_ends_with_a_failure_that_only_a_person_can_mend,
     a_full_server_keeps_and_releases_what_is_held,
     the_bounds_of_ttls_make_sense,
     what_the_backend_says_it_can_do_it_does,
     a_holder_is_shown_as_it_is,
     a_list_is_in_order_and_of_one_prefix,
-    scopes_are_folders_of_names,
 ];
-
-pub(crate) async fn a_refusing_server_is_unavailable(case: Arc<Case>) -> Outcome {
-    let party = case.party().await?;
-    party.link.set(Weather::Refused);
-    for wait in [Duration::ZERO, Duration::from_secs(5)] {
-        let answer = party.locks.lock("n").wait_for(wait).await;
-        let Err(error @ LockError::Unavailable { .. }) = answer else {
-            fail!(
-                "the client",
-                "a failure before the first answer is Unavailable; it said {answer:?}"
-            );
-        };
-        ensure!(
-            error.is_retryable(),
-            "the client",
-            "a server that is out of reach may come back"
-        );
-        ensure!(
-            error.to_string().contains(case.name("n").as_str()) && format!("{error:#}").contains("connection refused"),
-            "the client",
-            "it names the lock and says what happened; it said {error:#}"
-        );
-    }
-    party.link.set(Weather::Fair);
-    let guard = party.locks.lock("n").await?;
-    guard.release().await?;
-    Ok(())
-}
-
-pub(crate) async fn a_silent_server_is_unavailable_within_the_time_for_one_request(case: Arc<Case>) -> Outcome {
-    let party = case.party().await?;
-    party.link.set(Weather::Silent);
-    let limit = case.op_timeout() + case.hang_limit();
-    let asked = [party.locks.lock("n").no_wait(), party.locks.lock("m").wait_forever()];
-    for answer in asked.map(|request| tokio::spawn(request.into_future())) {
-        let answer = case.within(limit, "a silent server is given up", answer).await??;
-        ensure!(
-            matches!(answer, Err(LockError::Unavailable { .. })),
-            "the client",
-            "a silent server is Unavailable; it said {answer:?}"
-        );
-    }
-    party.link.set(Weather::Fair);
-    Ok(())
-}
 
 pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome {
     let (holder, other) = (case.party().await?, case.party().await?);
@@ -117,65 +66,6 @@ pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome
             );
         }
     }
-    guard.release().await?;
-    Ok(())
-}
-
-pub(crate) async fn a_failure_after_busy_is_waited_out(case: Arc<Case>) -> Outcome {
-    let (holder, waiter) = (case.party().await?.locks, case.party().await?);
-    let guard = holder.lock("n").await?;
-    let mut waiting = tokio::spawn(waiter.locks.lock("n").wait_for(case.hang_limit()).into_future());
-    case.eventually("the client", "the request is under way", case.hang_limit(), || {
-        waiter.locks.stats().waiting == 1
-    })
-    .await?;
-    // It awaits the answer that the request before it is given.
-    ensure!(
-        waiter.locks.try_lock("n").await?.is_none(),
-        "the backend",
-        "a held lock is busy"
-    );
-    waiter.link.set(Weather::Refused);
-    if let Ok(ended) = tokio::time::timeout(Duration::from_millis(300), &mut waiting).await {
-        fail!(
-            "the client",
-            "after one busy, failures are waited out; the wait ended with {:?}",
-            ended?
-        );
-    }
-    waiter.link.set(Weather::Fair);
-    guard.release().await?;
-    let limit = case.ttl() + case.hang_limit();
-    let next = case
-        .within(limit, "the waiter gets the lock when the server is back", waiting)
-        .await???;
-    next.release().await?;
-    Ok(())
-}
-
-pub(crate) async fn broken_to_the_end_of_the_wait_is_unavailable(case: Arc<Case>) -> Outcome {
-    let (holder, waiter) = (case.party().await?.locks, case.party().await?);
-    let guard = holder.lock("n").await?;
-    // The first answer is busy; whatever is asked after it fails.
-    let waiting = tokio::spawn(
-        waiter
-            .locks
-            .lock("n")
-            .wait_for(Duration::from_millis(900))
-            .into_future(),
-    );
-    let asked = || waiter.link.counts().requests() >= 2;
-    case.eventually("the client", "the waiter waits at the server", case.hang_limit(), asked)
-        .await?;
-    waiter.link.set(Weather::Refused);
-    let answer = waiting.await?;
-    // What waits at the server already may be told that it is busy by what it waits with.
-    ensure!(
-        matches!(answer, Err(LockError::Unavailable { .. } | LockError::TimedOut { .. })),
-        "the client",
-        "a wait that ends in failures is Unavailable, one that ends busy TimedOut; it said {answer:?}"
-    );
-    waiter.link.set(Weather::Fair);
     guard.release().await?;
     Ok(())
 }
@@ -395,28 +285,5 @@ pub(crate) async fn a_list_is_in_order_and_of_one_prefix(case: Arc<Case>) -> Out
     for guard in guards {
         guard.release().await?;
     }
-    Ok(())
-}
-
-pub(crate) async fn scopes_are_folders_of_names(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.party().await?);
-    let guard = party.locks.scoped("tenant").scoped("jobs").lock("n").await?;
-    ensure!(
-        guard.name().as_str() == "tenant/jobs/n",
-        "the client",
-        "a scope is part of the name; it is {:?}",
-        guard.name()
-    );
-    ensure!(
-        other.locks.try_lock("tenant/jobs/n").await?.is_none(),
-        "the client",
-        "a scope names the same lock from outside"
-    );
-    ensure!(
-        other.locks.scoped("other").try_lock("n").await?.is_some(),
-        "the client",
-        "scopes keep names apart"
-    );
-    guard.release().await?;
     Ok(())
 }

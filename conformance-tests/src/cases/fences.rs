@@ -8,7 +8,7 @@ use lock_core::{DistributedLock, FencingToken};
 use super::{Entry, cases};
 use crate::case::{Case, RESOURCE};
 use crate::harness::Resource;
-use crate::link::Weather;
+use crate::link::FaultMode;
 use crate::outcome::{Outcome, ensure};
 use crate::writers::{self, Written};
 
@@ -203,12 +203,12 @@ pub(crate) async fn a_holder_cut_off_past_its_ttl_cannot_write_after_its_success
     let resource = &*case.resource().await?;
     let guard = cut_off.locks.lock("n").ttl(case.ttl()).await?;
     write(resource, guard.token(), 1, true, 1).await?;
-    cut_off.link.set(Weather::Silent);
+    cut_off.link.set(FaultMode::Silent);
     let limit = 2 * guard.ttl() + case.hang_limit();
     let next = other.locks.lock("n").wait_for(limit).await?;
     write(resource, next.token(), 2, true, 2).await?;
     write(resource, guard.token(), 3, false, 2).await?;
-    cut_off.link.set(Weather::Fair);
+    cut_off.link.set(FaultMode::None);
     next.release().await?;
     Ok(())
 }

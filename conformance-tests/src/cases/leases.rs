@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, LockError, LockGuard, LossReason, Renew, Renewal};
+use lock_core::{Claim, DistributedLock, LockGuard, LossReason, Renew, Renewal};
 
 use super::{Entry, cases};
 use crate::case::{Case, Party};
-use crate::link::{Link, Weather};
-use crate::outcome::{Outcome, ensure, fail};
+use crate::link::{FaultMode, Link};
+use crate::outcome::{Outcome, ensure};
 
 pub(crate) const CASES: &[Entry] = cases![
     a_renewed_lock_is_held_past_three_ttls,
@@ -17,16 +17,10 @@ pub(crate) const CASES: &[Entry] = cases![
     renewing_keeps_the_lock_for_a_full_ttl,
     what_remains_is_never_more_than_the_server_keeps,
     a_lock_taken_late_is_not_believed_in_longer_than_the_server_keeps_it,
-    a_lease_counts_from_the_request_and_not_from_the_reply,
     the_granted_ttl_is_at_least_the_one_asked_for,
-    a_ttl_of_zero_or_beyond_the_bounds_is_refused,
     a_process_that_ends_frees_what_it_held,
     a_killed_holder_frees_its_lock_within_a_ttl,
     a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_loss_when_it_wakes,
-    the_longest_hold_ends_the_lock,
-    nothing_is_renewed_after_the_release,
-    a_lock_that_is_not_to_be_renewed_is_not,
-    a_blocked_runtime_loses_nothing,
 ];
 
 pub(crate) async fn a_renewed_lock_is_held_past_three_ttls(case: Arc<Case>) -> Outcome {
@@ -56,7 +50,7 @@ pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_h
         let next = case.claim("n");
         let believed = case.now() + guard.remaining();
         // The holder's own release, as soon as it knows of its loss, shall not be what frees the lock.
-        party.link.set(Weather::Refused);
+        party.link.set(FaultMode::Silent);
         let (_, at) = case.take_within(&other, &next, guard.ttl() + case.hang_limit()).await?;
         ensure!(
             !guard.is_held(),
@@ -64,7 +58,7 @@ pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_h
             "it is not held once the next one is granted"
         );
         case.margin(believed, at)?;
-        party.link.set(Weather::Fair);
+        party.link.set(FaultMode::None);
         let told = case
             .within(case.hang_limit(), "the loss is told", guard.lost().wait())
             .await?;
@@ -154,16 +148,15 @@ pub(crate) async fn a_lock_taken_late_is_not_believed_in_longer_than_the_server_
     let ttl = 3 * case.ttl();
     let early = party.locks.lock("early").ttl(ttl).await?;
     // A renewal would make the lease young again, and so may a client that finds it to be a third over.
-    party.link.fail_renewals(usize::MAX);
+    party.link.set(FaultMode::RenewalsFail);
     tokio::time::sleep(ttl / 5).await;
     let late = party.locks.lock("late").ttl(ttl).await?;
-    party.link.fail_renewals(0);
     lost_contact(&case, &party, &other, &[&early, &late]).await
 }
 
 /// Cuts a holder off, and measures how long before the server's end each guard stopped believing.
 async fn lost_contact(case: &Case, party: &Party, other: &Link, guards: &[&LockGuard]) -> Outcome {
-    party.link.set(Weather::Silent);
+    party.link.set(FaultMode::Silent);
     let believed: Vec<_> = guards.iter().map(|guard| case.now() + guard.remaining()).collect();
     for (guard, believed) in guards.iter().zip(believed) {
         let next = Claim::new(guard.name().clone(), case.ttl()).with_own_lease();
@@ -176,36 +169,7 @@ async fn lost_contact(case: &Case, party: &Party, other: &Link, guards: &[&LockG
         case.margin(believed, at)?;
         other.release(&next, None).await?;
     }
-    party.link.set(Weather::Fair);
-    Ok(())
-}
-
-pub(crate) async fn a_lease_counts_from_the_request_and_not_from_the_reply(case: Arc<Case>) -> Outcome {
-    let party = case.party().await?;
-    let delay = case.ttl() / 2;
-    party.link.set(Weather::Slow(delay));
-    let guard = party.locks.lock("n").ttl(case.ttl()).renew(Renew::Never).await?;
-    let left = guard.remaining();
-    ensure!(
-        left <= guard.ttl() - delay,
-        "the client",
-        "a reply that took {delay:?} leaves at most {:?}; it left {left:?}",
-        guard.ttl() - delay
-    );
-    party.link.set(Weather::Fair);
-    guard.release().await?;
-    // A reply that takes longer than the ttl grants nothing.
-    party.link.set(Weather::Slow(case.ttl() + case.ttl() / 10));
-    match party.locks.lock("n").ttl(case.ttl()).no_wait().await {
-        Err(LockError::Unavailable { .. }) => {}
-        other => fail!(
-            "the client",
-            "a grant that arrives after its ttl does not count; it gave {other:?}"
-        ),
-    }
-    party.link.set(Weather::Fair);
-    case.is_free_within(&party.link, &case.name("n"), 2 * case.ttl() + case.hang_limit())
-        .await?;
+    party.link.set(FaultMode::None);
     Ok(())
 }
 
@@ -242,29 +206,6 @@ pub(crate) async fn the_granted_ttl_is_at_least_the_one_asked_for(case: Arc<Case
         );
         guard.release().await?;
     }
-    Ok(())
-}
-
-pub(crate) async fn a_ttl_of_zero_or_beyond_the_bounds_is_refused(case: Arc<Case>) -> Outcome {
-    let party = case.party().await?;
-    let capabilities = case.capabilities();
-    let mut wrong = vec![Duration::ZERO, Duration::from_nanos(1)];
-    wrong.push(capabilities.min_ttl.saturating_sub(Duration::from_nanos(1)));
-    if let Some(above) = capabilities.max_ttl.checked_add(Duration::from_nanos(1)) {
-        wrong.extend([above, Duration::MAX]);
-    }
-    for ttl in wrong {
-        match party.locks.lock("n").ttl(ttl).await {
-            Err(LockError::InvalidTtl { .. }) => {}
-            other => fail!("the client", "a ttl of {ttl:?} is InvalidTtl; it gave {other:?}"),
-        }
-    }
-    let sent = party.link.counts().requests();
-    ensure!(
-        sent == 0,
-        "the client",
-        "nothing is sent for an unusable ttl; {sent} requests were"
-    );
     Ok(())
 }
 
@@ -337,97 +278,5 @@ pub(crate) async fn a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_lo
     // What the woken holder does about its loss harms nobody.
     case.is_busy(&other, next.name()).await?;
     other.release(&next, None).await?;
-    Ok(())
-}
-
-pub(crate) async fn the_longest_hold_ends_the_lock(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    // Far below the ttl, so that only the limit can end it.
-    let ttl = case.kept_ttl();
-    let guard = party.locks.lock("n").ttl(ttl).max_hold(case.ttl()).await?;
-    ensure!(
-        guard.remaining() <= case.ttl(),
-        "the guard",
-        "no more than its longest hold remains"
-    );
-    let told = case
-        .within(
-            case.ttl() + case.hang_limit(),
-            "the longest hold ends it",
-            guard.lost().wait(),
-        )
-        .await?;
-    ensure!(
-        told == LossReason::MaxHold,
-        "the guard",
-        "it says why it ended; it said {told:?}"
-    );
-    ensure!(!guard.is_held(), "the guard", "it is not held after its longest hold");
-    case.is_free_within(&other, guard.name(), case.hang_limit()).await?;
-    Ok(())
-}
-
-pub(crate) async fn nothing_is_renewed_after_the_release(case: Arc<Case>) -> Outcome {
-    let party = case.party().await?;
-    let guard = party.locks.lock("n").ttl(case.ttl()).await?;
-    let counts = party.link.counts();
-    let limit = case.ttl() + case.hang_limit();
-    case.eventually("the client", "a held lock is renewed", limit, || counts.renewals() > 0)
-        .await?;
-    guard.release().await?;
-    let renewals = counts.renewals();
-    tokio::time::sleep(case.ttl()).await;
-    let later = counts.renewals();
-    ensure!(
-        later == renewals,
-        "the client",
-        "a released lock is not renewed; {} renewals came after its release",
-        later - renewals
-    );
-    Ok(())
-}
-
-pub(crate) async fn a_lock_that_is_not_to_be_renewed_is_not(case: Arc<Case>) -> Outcome {
-    let party = case.party().await?;
-    let guard = party.locks.lock("n").ttl(case.ttl()).renew(Renew::Never).await?;
-    let refused = guard.renew_now().await;
-    ensure!(
-        matches!(refused, Err(LockError::NotSupported { .. })),
-        "the guard",
-        "it is not renewed by hand either; it said {refused:?}"
-    );
-    case.within(
-        case.ttl() + case.hang_limit(),
-        "its lease runs out",
-        guard.lost().wait(),
-    )
-    .await?;
-    let renewals = party.link.counts().renewals();
-    ensure!(
-        renewals == 0,
-        "the client",
-        "it is never renewed; it was, {renewals} times"
-    );
-    Ok(())
-}
-
-pub(crate) async fn a_blocked_runtime_loses_nothing(case: Arc<Case>) -> Outcome {
-    let locks = case.party().await?.locks;
-    let ttl = case.steady_ttl();
-    let blocked = std::thread::spawn(move || {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        Ok::<_, std::io::Error>(runtime.block_on(async move {
-            let guard = locks.lock("n").ttl(ttl).await?;
-            // Deliberately not an await: the only thread of this runtime does nothing else meanwhile.
-            std::thread::sleep(2 * ttl + ttl / 2);
-            let held = guard.is_held();
-            guard.release().await?;
-            Ok::<_, LockError>(held)
-        }))
-    });
-    let Ok(blocked) = tokio::task::spawn_blocking(move || blocked.join()).await? else {
-        fail!("the client", "it works on a runtime that is blocked");
-    };
-    ensure!(blocked??, "the client", "a runtime blocked for two ttls loses no lock");
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use lock_core::{DistributedLock, LockError, LockGuard};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::waiting::{PROMPT, long_ttl};
+use super::waiting::long_ttl;
 use crate::case::Case;
 use crate::child::Child;
 use crate::outcome::{Outcome, ensure, fail};
@@ -37,77 +37,61 @@ async fn one_leaves(
     case: &Arc<Case>,
     leave: impl AsyncFn(JoinHandle<Result<LockGuard, LockError>>) -> Outcome,
 ) -> Outcome {
-    let mut took = Vec::new();
-    for same_client in [true, false] {
-        for place in [0, 1, 3] {
-            case.note(format!("waiter {place} leaves; same client: {same_client}"));
-            let holder = case.party().await?;
-            let ttl = long_ttl(case);
-            let guard = holder.locks.lock("n").ttl(ttl).await?;
-            let mut parties = vec![holder.clone(); 4];
-            if !same_client {
-                for party in &mut parties {
-                    *party = case.party().await?;
-                    // Connected, so that a wait is one for the lock alone.
-                    party.locks.lock("another").ttl(ttl).await?.release().await?;
+    let (holder, ttl) = (case.party().await?, long_ttl(case));
+    for place in [0, 1, 3] {
+        case.note(format!("waiter {place} leaves"));
+        let guard = holder.locks.lock("n").ttl(ttl).await?;
+        let mut waiting = Vec::new();
+        for waiter in 0..4 {
+            let party = case.party().await?;
+            // Connected, so that a wait is one for the lock alone.
+            party.locks.lock("another").ttl(ttl).await?.release().await?;
+            let wait = if waiter == place {
+                Duration::from_millis(500)
+            } else {
+                case.hang_limit()
+            };
+            waiting.push(tokio::spawn(
+                party.locks.lock("n").ttl(ttl).wait_for(wait).into_future(),
+            ));
+            // The one that is to leave may have gone by the time of this look, and did not count any more then.
+            let is_over = |waiter| waiting.get(waiter).is_some_and(JoinHandle::is_finished);
+            let asked = || party.locks.stats().waiting > 0 || is_over(waiter) || is_over(place);
+            case.eventually("the client", "a waiter counts as waiting", case.hang_limit(), asked)
+                .await?;
+            let left = async {
+                while !is_over(place) {
+                    tokio::time::sleep(Duration::from_millis(2)).await;
                 }
+            };
+            tokio::select! {
+                seen = case.in_line("n", waiter + 1) => drop(seen?),
+                () = left => {}
             }
-            let mut waiting = Vec::new();
-            for (waiter, party) in parties.iter().enumerate() {
-                let wait = if waiter == place {
-                    Duration::from_millis(500)
-                } else {
-                    case.hang_limit()
-                };
-                let before = party.locks.stats().waiting;
-                let asking = party.locks.lock("n").ttl(ttl).wait_for(wait).into_future();
-                waiting.push(tokio::spawn(asking));
-                // The one that is to leave may have gone by the time of this look, and did not count any more then.
-                let is_over = |waiter| waiting.get(waiter).is_some_and(JoinHandle::is_finished);
-                let asked = || party.locks.stats().waiting > before || is_over(waiter) || is_over(place);
-                case.eventually("the client", "a waiter counts as waiting", case.hang_limit(), asked)
-                    .await?;
-                // Behind a holder of the same client nobody need be at the server. Whoever is to leave may do so early.
-                let in_line = if same_client { 0 } else { waiter + 1 };
-                let left = async {
-                    while waiting.get(place).is_none_or(|leaver| !leaver.is_finished()) {
-                        tokio::time::sleep(Duration::from_millis(2)).await;
-                    }
-                };
-                tokio::select! {
-                    seen = case.in_line("n", in_line) => drop(seen?),
-                    () = left => {}
-                }
-            }
-            leave(waiting.remove(place)).await?;
-            // Whoever stood behind it must not take its going for that of the holder.
-            tokio::time::sleep(case.ttl() / 8).await;
-            ensure!(
-                !waiting.iter().any(JoinHandle::is_finished),
-                "the backend",
-                "nobody is served while the lock is held; somebody was when a waiter left"
-            );
-            guard.release().await?;
-            took.extend(one_after_the_other(case, waiting).await?);
         }
+        leave(waiting.remove(place)).await?;
+        // Whoever stood behind it must not take its going for that of the holder.
+        tokio::time::sleep(case.ttl() / 8).await;
+        ensure!(
+            !waiting.iter().any(JoinHandle::is_finished),
+            "the backend",
+            "nobody is served while the lock is held; somebody was when a waiter left"
+        );
+        guard.release().await?;
+        one_after_the_other(case, waiting).await?;
     }
-    let judge = case.party().await?;
-    case.prompt(&judge, "the next waiter is served", took, PROMPT).await
+    Ok(())
 }
 
-/// Exactly one of the waiters gets the lock; then exactly one of the others; until none is left. Says how long each took.
-async fn one_after_the_other(
-    case: &Case,
-    mut waiting: Vec<JoinHandle<Result<LockGuard, LockError>>>,
-) -> Outcome<Vec<Duration>> {
-    let mut took = Vec::new();
+/// Exactly one of the waiters gets the lock; then exactly one of the others; until none is left.
+async fn one_after_the_other(case: &Case, mut waiting: Vec<JoinHandle<Result<LockGuard, LockError>>>) -> Outcome {
     while !waiting.is_empty() {
         let served = |waiting: &[JoinHandle<_>]| waiting.iter().filter(|task| task.is_finished()).count();
         let soon = case.hang_limit();
-        let each = case.eventually("the backend", "the next waiter is served", soon, || {
+        case.eventually("the backend", "the next waiter is served", soon, || {
             served(&waiting) > 0
-        });
-        took.push(each.await?);
+        })
+        .await?;
         let together = served(&waiting);
         let Some(at) = waiting.iter().position(JoinHandle::is_finished) else {
             continue;
@@ -122,7 +106,7 @@ async fn one_after_the_other(
         ensure!(guard.is_held(), "the client", "what a waiter gets is held");
         guard.release().await?;
     }
-    Ok(took)
+    Ok(())
 }
 
 pub(crate) async fn a_killed_waiter_holds_nobody_up(case: Arc<Case>) -> Outcome {

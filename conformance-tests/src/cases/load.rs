@@ -11,12 +11,12 @@ use tokio::task::JoinSet;
 use super::{Entry, cases};
 use crate::case::{Case, Party};
 use crate::child::Child;
-use crate::link::Weather;
+use crate::link::FaultMode;
 use crate::oracle::{Event, Log};
 use crate::outcome::{Outcome, ensure};
 
 pub(crate) const CASES: &[Entry] = cases![
-    a_mixed_load_with_bad_weather_keeps_every_invariant,
+    a_mixed_load_with_faults_keeps_every_invariant,
     processes_that_are_killed_and_stopped_keep_every_invariant,
 ];
 
@@ -34,7 +34,7 @@ struct Field {
     resources: Vec<Mutex<Fence<u64>>>,
 }
 
-pub(crate) async fn a_mixed_load_with_bad_weather_keeps_every_invariant(case: Arc<Case>) -> Outcome {
+pub(crate) async fn a_mixed_load_with_faults_keeps_every_invariant(case: Arc<Case>) -> Outcome {
     let log = Arc::new(Log::new());
     let names: Vec<_> = (0..NAMES).map(|i| case.name(&format!("n {i}"))).collect();
     let resources = names
@@ -68,10 +68,12 @@ pub(crate) async fn a_mixed_load_with_bad_weather_keeps_every_invariant(case: Ar
     }
     while case.now() < end {
         let party = &parties[fastrand::usize(..CLIENTS)];
-        log.record(usize::MAX, &field.names[0], Event::fault("weather"));
-        party.link.set(weather(&case));
+        log.record(usize::MAX, &field.names[0], Event::fault("network"));
+        party
+            .link
+            .set([FaultMode::Silent, FaultMode::RepliesLost][fastrand::usize(..2)]);
         tokio::time::sleep(case.ttl().mul_f64(fastrand::f64() * 1.2)).await;
-        party.link.set(Weather::Fair);
+        party.link.set(FaultMode::None);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     while let Some(ended) = tasks.join_next().await {
@@ -95,26 +97,12 @@ pub(crate) async fn a_mixed_load_with_bad_weather_keeps_every_invariant(case: Ar
         "the backend",
         "its history is one that locks may have; {verdict}"
     );
-    ensure!(
-        verdict.operations > 100 && verdict.faults > 3,
-        "the suite",
-        "something happened; {verdict}"
-    );
     Ok(())
 }
 
 /// Long enough for several faults, each of which may outlast a ttl.
 fn time(case: &Case) -> Duration {
     TIME.max(case.ttl() * 6)
-}
-
-fn weather(case: &Case) -> Weather {
-    match fastrand::u8(..4) {
-        0 => Weather::Refused,
-        1 => Weather::Silent,
-        2 => Weather::Deaf,
-        _ => Weather::Slow(case.ttl().mul_f64(fastrand::f64() * 0.5)),
-    }
 }
 
 /// Asks for a lock in some way, and does something with it if it comes.
@@ -224,11 +212,6 @@ pub(crate) async fn processes_that_are_killed_and_stopped_keep_every_invariant(c
         verdict.violations.is_empty(),
         "the backend",
         "its history is one that locks may have; {verdict}"
-    );
-    ensure!(
-        verdict.operations > 10 && verdict.faults > 3,
-        "the suite",
-        "something happened; {verdict}"
     );
     Ok(())
 }

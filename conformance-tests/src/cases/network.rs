@@ -34,4 +34,3 @@ pub(crate) const CASES: &[Entry] = cases![
 ];
 
 pub(crate) use late::late_replies_shorten_what_is_believed;
-pub(crate) use silence::every_call_ends_in_time_on_a_connection_that_fell_silent;

@@ -7,7 +7,7 @@ use lock_core::{Attempt, Claim, DistributedLock, LossReason, ReleaseOutcome, Rel
 
 use super::{Entry, cases};
 use crate::case::Case;
-use crate::link::{Link, Weather};
+use crate::link::Link;
 use crate::outcome::{Outcome, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
@@ -18,8 +18,6 @@ pub(crate) const CASES: &[Entry] = cases![
     a_late_renewal_does_not_lengthen_the_successors_lease,
     renewal_never_brings_back_an_expired_lock,
     renewal_after_release_brings_nothing_back,
-    a_guard_whose_deadline_has_passed_is_not_revived,
-    release_after_loss_is_already_lost,
     a_forced_release_tells_the_victim_within_one_renewal,
     a_forced_release_of_a_free_name_finds_nobody,
 ];
@@ -139,72 +137,6 @@ pub(crate) async fn renewal_after_release_brings_nothing_back(case: Arc<Case>) -
         "a released lock is not renewed; it said {renewal:?}"
     );
     case.is_free(&second, claim.name()).await
-}
-
-pub(crate) async fn a_guard_whose_deadline_has_passed_is_not_revived(case: Arc<Case>) -> Outcome {
-    let party = case.party().await?;
-    let guard = party.locks.lock("n").ttl(case.ttl()).await?;
-    // The server acknowledges every renewal, but nobody hears it in time.
-    party.link.set(Weather::Slow(2 * case.ttl()));
-    let limit = case.ttl() + case.hang_limit();
-    case.eventually("the guard", "it stops believing at its deadline", limit, || {
-        !guard.is_held()
-    })
-    .await?;
-    let watched = case.now();
-    while case.now().since(watched) < 2 * case.ttl() {
-        ensure!(!guard.is_held(), "the guard", "what is lost stays lost");
-        ensure!(
-            guard.remaining().is_zero(),
-            "the guard",
-            "nothing remains of what is lost"
-        );
-        tokio::time::sleep(case.ttl() / 50).await;
-    }
-    party.link.set(Weather::Fair);
-    ensure!(
-        guard.renew_now().await.is_err(),
-        "the guard",
-        "what is lost cannot be renewed"
-    );
-    let other = case.party().await?.locks;
-    let next = other.lock("n").wait_for(case.hang_limit()).await?;
-    ensure!(
-        !guard.is_held() && next.is_held(),
-        "the client",
-        "what was lost locally is released on the server"
-    );
-    next.release().await?;
-    Ok(())
-}
-
-pub(crate) async fn release_after_loss_is_already_lost(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.party().await?);
-    let guard = party
-        .locks
-        .lock("n")
-        .ttl(case.ttl())
-        .renew(lock_core::Renew::Never)
-        .await?;
-    let successor = other.locks.lock("n").wait_for(case.ttl() + case.hang_limit()).await?;
-    let outcome = guard.release().await?;
-    ensure!(
-        outcome == ReleaseOutcome::AlreadyLost,
-        "the guard",
-        "its release says that it was lost before; it said {outcome:?}"
-    );
-    ensure!(
-        successor.is_held(),
-        "the client",
-        "the late release spares the successor"
-    );
-    let outcome = successor.release().await?;
-    ensure!(
-        outcome == ReleaseOutcome::Released,
-        "the guard",
-        "what is held is released; it said {outcome:?}"
-    );
-    Ok(())
 }
 
 pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: Arc<Case>) -> Outcome {

@@ -22,7 +22,6 @@ pub(crate) const CASES: &[Entry] = cases![
     the_wall_clock_of_a_holder_changes_no_reservation,
     a_claim_that_is_released_for_good_reserves_nothing,
     a_reservation_is_shown_and_ends_by_force,
-    a_job_of_many_clients_runs_once_per_period,
 ];
 
 impl Case {
@@ -292,49 +291,4 @@ async fn is_shown(client: &Link, name: &LockName, reserved: bool) -> Outcome {
         );
     }
     Ok(())
-}
-
-pub(crate) async fn a_job_of_many_clients_runs_once_per_period(case: Arc<Case>) -> Outcome {
-    const CLIENTS: usize = 6;
-    case.needs_reservations()?;
-    let period = case.reservation() * 10 / 9 + Duration::from_millis(1);
-    let mut parties = Vec::new();
-    for _ in 0..CLIENTS {
-        parties.push(case.party().await?.locks);
-    }
-    let mut last = None;
-    for _ in 0..2 {
-        // The clock of each client strikes at another moment.
-        let mut begun = None;
-        let start = case.now();
-        while begun.is_none_or(|at: Stamp| case.now().since(at) < period / 2) {
-            for locks in &parties {
-                let asked = case.now();
-                let ran = locks.run_once_per("job", period, async |guard| guard.token()).await?;
-                let Some(token) = ran else { continue };
-                if begun.is_some_and(|at| case.now().since(at) >= case.reservation()) {
-                    case.too_slow("how often a job runs, since an answer came after its period was over");
-                    return Ok(());
-                }
-                ensure!(
-                    begun.is_none() && Some(token) > last,
-                    "the backend",
-                    "the job runs once per period; it ran with {token:?} after {last:?}, {:?} after it had begun",
-                    begun.map(|at| asked.since(at))
-                );
-                (begun, last) = (Some(asked), Some(token));
-            }
-            ensure!(
-                begun.is_some() || case.now().since(start) < period + case.hang_limit(),
-                "the backend",
-                "the job runs again when the period is over"
-            );
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    }
-    // Some backends remove what has ended when the name is taken again.
-    let observer = case.client().await?;
-    case.is_free_within(&observer, &case.name("job"), period + case.hang_limit())
-        .await
-        .map(drop)
 }

@@ -1,27 +1,22 @@
 //! Several locks at once, and leaders.
 
 use std::collections::HashMap;
-use std::future::IntoFuture;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lock_core::fence::Fence;
-use lock_core::{DistributedLock, FencingToken, Leadership, LockError, Observation};
-use tokio::sync::{mpsc, oneshot};
+use lock_core::{DistributedLock, FencingToken, LockError};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
 use super::{Entry, cases};
 use crate::case::Case;
-use crate::outcome::{Outcome, Stop, ensure, fail};
+use crate::outcome::{Outcome, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
     fifty_tasks_that_take_random_pairs_of_five_names_all_get_their_turns,
-    of_all_or_none_nothing_is_left_when_one_is_busy,
-    the_loss_of_one_of_several_locks_ends_them_all,
     one_leads_at_a_time_over_two_hundred_forced_changes,
-    a_dead_leader_is_replaced_when_its_ttl_is_over,
-    those_who_observe_see_each_leader,
 ];
 
 const NAMES: [&str; 5] = ["a", "b", "c", "d", "e"];
@@ -73,84 +68,6 @@ pub(crate) async fn fifty_tasks_that_take_random_pairs_of_five_names_all_get_the
         all,
     )
     .await?
-}
-
-pub(crate) async fn of_all_or_none_nothing_is_left_when_one_is_busy(case: Arc<Case>) -> Outcome {
-    let (here, there) = (case.party().await?.locks, case.party().await?);
-    let held = here.lock("c").await?;
-    for limit in [Duration::ZERO, Duration::from_millis(50)] {
-        match there.locks.lock_all(NAMES).wait_for(limit).await {
-            Err(busy) if busy.is_busy() => {}
-            other => fail!(
-                "the client",
-                "a request of which one lock is held is busy; it said {other:?}"
-            ),
-        }
-    }
-    let given_up = there.locks.lock_all(NAMES).into_future();
-    let given_up = tokio::time::timeout(Duration::from_millis(50), given_up).await;
-    ensure!(
-        given_up.is_err(),
-        "the client",
-        "it waits for what is held; it said {given_up:?}"
-    );
-    there.locks.drain().await;
-    for name in NAMES.iter().filter(|name| **name != "c") {
-        case.is_free(&there.link, &case.name(name)).await?;
-    }
-    held.release().await?;
-    let all = there.locks.lock_all(NAMES).wait_for(case.hang_limit()).await?;
-    for name in NAMES {
-        let again = here.try_lock(name).await?;
-        ensure!(
-            again.is_none(),
-            "the backend",
-            "{name:?} is held with the others; it gave {again:?}"
-        );
-    }
-    Ok(all.release().await?)
-}
-
-pub(crate) async fn the_loss_of_one_of_several_locks_ends_them_all(case: Arc<Case>) -> Outcome {
-    case.needs(case.capabilities().force_release, "the backend cannot release by force")?;
-    let (party, other) = (case.party().await?, case.client().await?);
-    let ttl = case.ttl_of(Duration::from_secs(12));
-    let taken = case.now();
-    let (begin, mut begun) = mpsc::unbounded_channel();
-    let request = party.locks.lock_all(["a", "b", "c"]).ttl(ttl);
-    let runs = tokio::spawn(request.with(async move |_| {
-        let _ = begin.send(());
-        std::future::pending::<()>().await;
-    }));
-    case.within(case.hang_limit(), "three free locks are granted", begun.recv())
-        .await?;
-    other.force_release(&case.name("b")).await?;
-    let lost_after = case.now().since(taken);
-    let ended = case.within(case.hang_limit(), "the loss is seen", runs).await??;
-    let sent = party.link.counts().renewals();
-    if lost_after > ttl / 4 {
-        case.too_slow(format!(
-            "how many renewals a loss takes, since it came after {lost_after:.1?}"
-        ));
-    } else {
-        ensure!(
-            sent <= 3,
-            "the client",
-            "the loss of one of three locks is seen within one renewal of each; it took {sent}"
-        );
-    }
-    match ended {
-        Err(LockError::Lost { name, .. }) if name.as_str() == "b" => {}
-        other => fail!(
-            "the client",
-            "the body ends with the loss of \"b\"; it ended with {other:?}"
-        ),
-    }
-    party.locks.drain().await;
-    for name in ["a", "c"] {
-        case.is_free(&other, &case.name(name)).await?;
-    }
-    Ok(())
 }
 
 /// The resource: which candidate wrote with each token, and whether two did with the same.
@@ -223,103 +140,4 @@ pub(crate) async fn one_leads_at_a_time_over_two_hundred_forced_changes(case: Ar
     let shared = resource.read().shared;
     ensure!(!shared, "the backend", "no two leaders write with one token");
     Ok(())
-}
-
-pub(crate) async fn a_dead_leader_is_replaced_when_its_ttl_is_over(case: Arc<Case>) -> Outcome {
-    let (dead, party) = (case.client().await?, case.party().await?);
-    // Nothing renews it.
-    let claim = case.brief_claim("leader");
-    let old = case.take(&dead, &claim).await?;
-    let lead = party.locks.lock("leader").lead(|term| async move { term.token() });
-    let limit = claim.ttl() + case.hang_limit();
-    let new = case
-        .within(limit, "the next leader leads when the ttl is over", lead)
-        .await??;
-    ensure!(
-        new > old.token,
-        "the backend",
-        "the next leader's token is higher; {new:?} came after {old:?}"
-    );
-    Ok(())
-}
-
-pub(crate) async fn those_who_observe_see_each_leader(case: Arc<Case>) -> Outcome {
-    const TERMS: usize = 3;
-    case.needs(case.capabilities().holder, "the backend cannot tell holders")?;
-    let (candidates, observer) = ([case.party().await?, case.party().await?], case.party().await?);
-    let mut leaders = observer.locks.observe("leader");
-    let mut took = Vec::new();
-    let first = case
-        .within(case.hang_limit(), "the holder is told", leaders.next())
-        .await?
-        .transpose()?;
-    ensure!(
-        first == Some(Leadership::Vacant),
-        "the backend",
-        "there is no leader before the first one; it said {first:?}"
-    );
-    for term in 0..TERMS {
-        let label = format!("term {term}");
-        let (begin, begun) = oneshot::channel();
-        let (end, ended) = oneshot::channel::<()>();
-        let mut ends = Some((begin, ended));
-        let request = candidates[term % candidates.len()]
-            .locks
-            .lock("leader")
-            .label(label.as_str());
-        let leads = tokio::spawn(request.lead(move |_| {
-            let ends = ends.take();
-            async move {
-                if let Some((begin, ended)) = ends {
-                    let _ = begin.send(());
-                    let _ = ended.await;
-                }
-            }
-        }));
-        case.within(case.hang_limit(), "a candidate leads", begun)
-            .await?
-            .map_err(|_| Stop::Failed("expected of the client: a term begins".to_owned()))?;
-        let start = case.now();
-        let seen = case
-            .within(
-                case.hang_limit(),
-                "those who observe see the new leader",
-                leaders.next(),
-            )
-            .await?
-            .transpose()?;
-        took.push(case.now().since(start));
-        let leader = seen.as_ref().and_then(Leadership::holder);
-        let shown = leader.and_then(|leader| leader.label.as_deref());
-        ensure!(
-            shown == Some(label.as_str()),
-            "the backend",
-            "those who observe see the leader of {label:?}; they see {seen:?}"
-        );
-        let _ = end.send(());
-        case.within(case.hang_limit(), "a term ends with its body", leads)
-            .await???;
-        let start = case.now();
-        let seen = case
-            .within(
-                case.hang_limit(),
-                "those who observe see the end of a term",
-                leaders.next(),
-            )
-            .await?
-            .transpose()?;
-        took.push(case.now().since(start));
-        ensure!(
-            seen == Some(Leadership::Vacant),
-            "the backend",
-            "there is no leader between two terms; they see {seen:?}"
-        );
-    }
-    case.prompt(
-        &observer,
-        "those who observe see a change",
-        took,
-        2 * Observation::DEFAULT_INTERVAL,
-    )
-    .await
 }

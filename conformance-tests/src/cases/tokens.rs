@@ -9,7 +9,7 @@ use lock_core::{Attempt, Claim, DistributedLock, FencingToken, Grant, Renewal, W
 use super::{Entry, cases};
 use crate::case::Case;
 use crate::harness::Fault;
-use crate::link::{Link, Weather};
+use crate::link::{FaultMode, Link};
 use crate::oracle::{Event, Log};
 use crate::outcome::{Outcome, ensure, fail};
 
@@ -410,14 +410,14 @@ async fn same_token(case: &Case, client: &Link, grant: &Grant) -> Outcome {
 pub(crate) async fn after_a_lost_reply_the_same_token_is_given_or_the_claim_is_gone(case: Arc<Case>) -> Outcome {
     let (client, other) = (case.client().await?, case.client().await?);
     let claim = case.claim("n");
-    client.set(Weather::Deaf);
+    client.set(FaultMode::RepliesLost);
     let lost = tokio::time::timeout(case.ttl() / 4, client.try_acquire(&claim)).await;
     ensure!(
         !matches!(lost, Ok(Ok(_))),
         "the suite",
         "the reply is lost; it came: {lost:?}"
     );
-    client.set(Weather::Fair);
+    client.set(FaultMode::None);
     let grant = case.take(&client, &claim).await?;
     same_token(&case, &client, &grant).await?;
     client.release(&claim, None).await?;

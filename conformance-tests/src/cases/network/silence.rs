@@ -11,7 +11,7 @@ use crate::faults::{Direction, Traffic};
 use crate::link::Link;
 use crate::outcome::{Outcome, ensure, fail};
 
-pub(crate) async fn every_call_ends_in_time_on_a_connection_that_fell_silent(case: Arc<Case>) -> Outcome {
+pub(super) async fn every_call_ends_in_time_on_a_connection_that_fell_silent(case: Arc<Case>) -> Outcome {
     every_call_ends(&case, Direction::Both).await
 }
 
