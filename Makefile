@@ -27,8 +27,8 @@ test-parts: ## list the parts of make test-all
 matrix: ## docs/conformance.md, from what the last runs of the suite showed
 	@sh "$(top)"/scripts/matrix.sh
 
-soak: ## torture, with faults of the server too: on each backend and version (SECONDS=60 KINDS="sqlite etcd" for less)
-	@sh "$(top)"/scripts/cargo.sh run -p conformance-tests --features servers,torture --example soak -- $${SECONDS:-600} $${KINDS:-}
+soak: ## torture, with faults of the server too: on each backend and version (SECONDS=60 KINDS="sqlite etcd" for less), or at an address (URL=...)
+	@sh "$(top)"/scripts/cargo.sh run -p soak -- $${SECONDS:-600} $${KINDS:-} $${URL:+--url "$$URL"}
 
 bench: ## what locks cost, beside other libraries and bare round trips, into docs/performance.md (BACKENDS="redis etcd" for less)
 	@sh "$(top)"/scripts/bench.sh $${BACKENDS:-}

@@ -5,4 +5,4 @@ set -eu
 
 # cargo unpacks a version once: without this, what an earlier run packed would be built again.
 rm -rf "${CARGO_HOME:-${HOME:-/root}/.cargo}"/registry/src/-*/
-exec cargo package --workspace --exclude lock-bench --exclude models "$@"
+exec cargo package --workspace --exclude lock-bench --exclude models --exclude soak "$@"

@@ -344,13 +344,13 @@ oldest() {
 
 docs() {
     RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps || return
-    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps -p models
+    RUSTDOCFLAGS="${RUSTDOCFLAGS:-} -D warnings" cargo doc --all-features --no-deps -p models -p soak
 }
 
 package() {
     # A checkout under work may be packed too; one that is clean must be packed as it is. `make package` builds them too.
     if [ -z "$(git status --porcelain 2>/dev/null || echo none)" ]; then dirty=; else dirty=--allow-dirty; fi
-    cargo package --workspace --exclude doc-tests --exclude lock-bench --exclude models --offline --no-verify $dirty || return
+    cargo package --workspace --exclude doc-tests --exclude lock-bench --exclude models --exclude soak --offline --no-verify $dirty || return
     # What people read who have only the package.
     for crate in "$target"/package/*.crate; do
         for file in README.md:400 LICENSE-MIT:1000 LICENSE-APACHE:10000; do
@@ -382,7 +382,7 @@ part() {
     models) step tests-models "models" cargo_test -p models --all-features ;;
     features)
         step features "clippy, no features and each one" features
-        step clippy-more "clippy, what is no default member" lint -p doc-tests -p models
+        step clippy-more "clippy, what is no default member" lint -p doc-tests -p models -p soak
         step tests-default "fencelock with its default features" cargo_test -p fencelock --lib
         step tests-none "fencelock with no features" cargo_test -p fencelock --no-default-features --lib
         ;;
@@ -395,7 +395,8 @@ part() {
     neighbours) step neighbours "beside other users of SQLite" sh scripts/neighbours.sh ;;
     held) step held "10 000 held locks" cargo_test -p fencelock --all-features --bench held ;;
     torture)
-        step torture "torture" cargo run -p conformance-tests --features servers,torture --example soak -- 60
+        step tests-soak "torture: its own tests" cargo_test -p soak
+        step torture "torture" cargo run -p soak -- "${FENCELOCK_TEST_SOAK_SECONDS:-60}"
         ;;
     esac
 }

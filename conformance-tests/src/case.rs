@@ -162,8 +162,8 @@ impl Case {
     }
 
     /// The same, with that wall clock.
-    #[cfg(all(unix, feature = "torture"))]
-    pub(crate) async fn child_with_clock(&self, clock: &crate::torture::WallClock) -> Outcome<Child> {
+    #[cfg(all(unix, feature = "faults"))]
+    pub(crate) async fn child_with_clock(&self, clock: &crate::faults::WallClock) -> Outcome<Child> {
         self.needs_processes()?;
         let environment = self.harness.child_environment(&self.namespace);
         Child::start_with(

@@ -31,6 +31,10 @@
 mod connection;
 mod proxy;
 mod trap;
+#[cfg(unix)]
+mod wall_clock;
 
 pub use proxy::{Counts, Direction, Proxy, Traffic};
 pub use trap::{Held, Then, Trap};
+#[cfg(unix)]
+pub use wall_clock::WallClock;

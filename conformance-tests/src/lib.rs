@@ -44,8 +44,7 @@
 //! and stops, kills and restarts them; `faults` is a TCP proxy that is bad weather between a client and its server. With
 //! `faults` there is one more group of cases, `network`, for harnesses that say where their server is.
 //!
-//! The feature `torture` is what `fencelock torture` runs: processes that share locks while faults come and go. Its
-//! histories, and those from elsewhere, are judged by the [`oracle`].
+//! A history of locks, from wherever it is, is judged by the [`oracle`].
 
 #[cfg(any(feature = "faults", feature = "servers"))]
 mod background;
@@ -73,8 +72,6 @@ pub mod servers;
 mod skips;
 mod suite;
 mod summary;
-#[cfg(all(unix, feature = "torture"))]
-pub mod torture;
 mod writers;
 
 pub use harness::{Fault, Harness, Injection, Namespace, Resource};

@@ -26,11 +26,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! A [`History`] is written as JSON and read from it.
+//! With serde a [`Record`] is text: docs/torture.md has its JSON.
 
 mod belief;
 mod healing;
-mod json;
 mod log;
 mod loss;
 mod register;
@@ -41,43 +40,26 @@ use std::fmt;
 use std::time::Duration;
 
 use lock_core::{FencingToken, LockName};
+use serde::{Deserialize, Serialize};
 
-pub use json::Damaged;
 pub(crate) use log::Log;
 
 /// How many violations are shown; the first ones tell the most.
 const SHOWN: usize = 10;
 
-/// Everything that happened, and under which circumstances.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct History {
-    /// For people: what was run, where, with which seed. Names and values, in the order in which they are shown.
-    pub about: Vec<(String, String)>,
-    /// In the order of their times.
-    pub records: Vec<Record>,
-}
-
-impl History {
-    /// A history of these records, in any order.
-    #[must_use]
-    pub fn new(mut records: Vec<Record>) -> Self {
-        records.sort_by_key(|record| record.at);
-        let about = Vec::new();
-        Self { about, records }
-    }
-}
-
 /// One thing that happened.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Record {
     /// When, since the start of the history. For what was done, not before it was done; for a look at what is believed,
     /// not after the look.
+    #[serde(rename = "at_ns", with = "nanos")]
     pub at: Duration,
     /// Who saw it; an actor does one thing at a time. [`Record::NOBODY`] for what no actor saw.
+    #[serde(default = "nobody", skip_serializing_if = "is_nobody")]
     pub actor: usize,
     /// The lock; `None` for what concerns all of them.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<LockName>,
     /// What happened.
     pub event: Event,
@@ -96,7 +78,8 @@ impl Record {
 }
 
 /// What can happen.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[non_exhaustive]
 pub enum Event {
     /// The actor asks for the name.
@@ -118,8 +101,10 @@ pub enum Event {
         /// The grant.
         token: FencingToken,
         /// When the request was sent.
+        #[serde(rename = "sent_ns", with = "nanos")]
         sent: Duration,
         /// For how long from then on the server keeps the grant.
+        #[serde(rename = "ttl_ns", with = "nanos")]
         ttl: Duration,
     },
     /// A fenced register took a write, or refused it.
@@ -141,13 +126,31 @@ pub enum Event {
         /// Which one.
         what: String,
     },
-    /// The actor's wall clock has stepped, as the actor itself sees it. Locks do not depend on it, so it is not judged.
-    Clock {
-        /// How far ahead of the true time it is, in nanoseconds; behind if negative.
-        ahead_ns: i64,
-    },
     /// All faults are over. From here on every name can be acquired again.
     Healed,
+}
+
+fn nobody() -> usize {
+    Record::NOBODY
+}
+
+fn is_nobody(actor: &usize) -> bool {
+    *actor == Record::NOBODY
+}
+
+/// Times as whole numbers of nanoseconds.
+mod nanos {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_u64(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Duration, D::Error> {
+        u64::deserialize(from).map(Duration::from_nanos)
+    }
 }
 
 impl Event {
@@ -284,5 +287,36 @@ mod hand_made {
             verdict.to_string(),
             "5 operations / 1 faults / 1.0 seconds / 0 violations"
         );
+    }
+
+    #[test]
+    fn a_record_is_read_as_it_was_written() {
+        let (sent, ttl) = (Duration::from_nanos(7), Duration::from_secs(1));
+        for (record, text) in [
+            (
+                at(1, 0, Event::Ok(token(5))),
+                r#"{"at_ns":1000000,"actor":0,"name":"n","event":{"ok":5}}"#,
+            ),
+            (
+                Record::new(ttl, Record::NOBODY, None, Event::Healed),
+                r#"{"at_ns":1000000000,"event":"healed"}"#,
+            ),
+            (
+                Record::new(
+                    sent,
+                    1,
+                    None,
+                    Event::Refreshed {
+                        token: token(5),
+                        sent,
+                        ttl,
+                    },
+                ),
+                r#"{"at_ns":7,"actor":1,"event":{"refreshed":{"token":5,"sent_ns":7,"ttl_ns":1000000000}}}"#,
+            ),
+        ] {
+            assert_eq!(serde_json::to_string(&record).unwrap(), text);
+            assert_eq!(serde_json::from_str::<Record>(text).unwrap(), record);
+        }
     }
 }

@@ -51,8 +51,6 @@ pub(crate) enum Command {
     Check(Check),
     #[cfg(feature = "postgres")]
     Schema(Schema),
-    #[cfg(feature = "torture")]
-    Torture(crate::torture::Torture),
     /// Print completions for a shell.
     #[command(
         after_help = "Example:\n  fencelock completions bash > ~/.local/share/bash-completion/completions/fencelock"

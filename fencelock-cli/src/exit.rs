@@ -12,9 +12,6 @@ use crate::timing::shown;
 pub(crate) const USAGE: u8 = 64;
 /// The backend cannot be reached, or the system refuses a process, a thread or a file. It may work later.
 pub(crate) const UNAVAILABLE: u8 = 69;
-/// The locks did what locks must not do.
-#[cfg(feature = "torture")]
-pub(crate) const VIOLATION: u8 = 70;
 /// What was asked for could not be written out.
 pub(crate) const OUTPUT: u8 = 74;
 /// The lock stayed busy.

@@ -28,8 +28,6 @@ mod streams;
 mod supervisor;
 mod terminal;
 mod timing;
-#[cfg(feature = "torture")]
-mod torture;
 mod waiting;
 
 use std::env;
@@ -50,8 +48,6 @@ fn main() -> ExitCode {
     match args.next() {
         Some(name) if name == supervisor::NAME => return supervisor::main(args),
         Some(name) if name == starter::NAME => return starter::main(args),
-        #[cfg(feature = "torture")]
-        Some(name) if name == torture::CLIENT => return torture::client(args),
         _ => {}
     }
     let arguments = match Arguments::try_parse() {
@@ -74,8 +70,6 @@ fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
         Command::Man { command } => return manual::page(command.as_deref()),
         #[cfg(feature = "postgres")]
         Command::Schema(of) => return schema::print_it(&of),
-        #[cfg(feature = "torture")]
-        Command::Torture(ref torture) if torture.check.is_some() => return torture::check(torture),
         _ => {}
     }
     let place = Place::find(arguments.common.url)?;
@@ -92,8 +86,6 @@ fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
             Command::Check(check) => check::check(&place, check.json).await,
             #[cfg(feature = "postgres")]
             Command::Schema(_) => Ok(ExitCode::SUCCESS),
-            #[cfg(feature = "torture")]
-            Command::Torture(torture) => torture::torture(&place, &torture).await,
             Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
         }
     })

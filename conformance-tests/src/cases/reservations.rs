@@ -188,18 +188,17 @@ pub(crate) async fn a_name_stays_taken_when_its_holder_hangs_and_renewals_do_not
     case.is_taken_for(&other, "job", asked, length).await
 }
 
-#[cfg(all(unix, feature = "torture"))]
+#[cfg(all(unix, feature = "faults"))]
 pub(crate) async fn the_wall_clock_of_a_holder_changes_no_reservation(case: Arc<Case>) -> Outcome {
-    use crate::torture::WallClocks;
+    use crate::faults::WallClock;
 
     const HOUR: i32 = 3600;
     case.needs_reservations()?;
     case.needs_processes()?;
-    let clocks = WallClocks::new().map_err(|error| Stop::not_applicable(error.to_string()))?;
+    let clock = WallClock::new().map_err(|error| Stop::not_applicable(error.to_string()))?;
     let (other, length) = (case.client().await?, case.reservation());
     // Where the clock stands at the grant, and at the release.
-    for (number, steps) in [[-HOUR, HOUR], [HOUR, -HOUR], [HOUR, HOUR]].into_iter().enumerate() {
-        let clock = clocks.of_client(number)?;
+    for steps in [[-HOUR, HOUR], [HOUR, -HOUR], [HOUR, HOUR]] {
         clock.set(steps[0])?;
         let mut child = case.child_with_clock(&clock).await?;
         let asked = case.now();
@@ -212,11 +211,9 @@ pub(crate) async fn the_wall_clock_of_a_holder_changes_no_reservation(case: Arc<
     Ok(())
 }
 
-#[cfg(not(all(unix, feature = "torture")))]
+#[cfg(not(all(unix, feature = "faults")))]
 pub(crate) async fn the_wall_clock_of_a_holder_changes_no_reservation(_: Arc<Case>) -> Outcome {
-    Err(Stop::not_applicable(
-        "the suite was built without its feature `torture`",
-    ))
+    Err(Stop::not_applicable("the suite was built without its feature `faults`"))
 }
 
 pub(crate) async fn a_claim_that_is_released_for_good_reserves_nothing(case: Arc<Case>) -> Outcome {

@@ -17,8 +17,6 @@ mod redis;
 mod sentinel;
 mod surroundings;
 mod terminal;
-#[cfg(feature = "torture")]
-mod torture;
 mod turns;
 
 #[cfg(feature = "redis")]

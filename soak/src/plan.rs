@@ -1,0 +1,155 @@
+//! Which fault happens when, and to which client: all of it follows from the seed.
+
+use std::fmt;
+use std::time::Duration;
+
+use conformance_tests::faults::{Direction, Traffic};
+use fastrand::Rng;
+
+use crate::run::Config;
+
+/// What can happen to a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Its process is stopped for up to two ttl.
+    Pause,
+    /// Its process is killed, and another one takes its place.
+    Kill,
+    /// What it sends, what it is answered, or both, arrives late or never; or its connections are reset and refused.
+    Partition,
+    /// Everything takes up to half a ttl longer, each way.
+    Latency,
+}
+
+/// A fault of a server, and whether two clients may believe in one lock because of it.
+pub(crate) type ServerFault = (&'static str, bool);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum What {
+    Pause,
+    Kill,
+    Traffic(Direction, Traffic),
+    Refused,
+    Server(ServerFault),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Planned {
+    /// Since the start.
+    pub(crate) at: Duration,
+    pub(crate) until: Duration,
+    /// Whom it strikes; `None` for the server.
+    pub(crate) client: Option<usize>,
+    pub(crate) what: What,
+}
+
+/// Faults in the order of their times. No client has two at once, and neither has the server. There is one in half a ttl on the average, so
+/// that there are calm times too.
+pub(crate) fn plan(config: &Config, server: &[ServerFault]) -> Vec<Planned> {
+    let mut rng = Rng::with_seed(config.seed);
+    let mut free_at = vec![Duration::ZERO; config.clients + 1];
+    let (mut plan, mut at) = (Vec::new(), Duration::ZERO);
+    let kinds = config.faults.len() + usize::from(!server.is_empty());
+    while kinds > 0 {
+        at += config.ttl.mul_f64(rng.f64()) + Duration::from_millis(1);
+        if at >= config.time {
+            break;
+        }
+        let kind = config.faults.get(rng.usize(..kinds));
+        let (what, least, most) = match kind {
+            Some(Kind::Pause) => (What::Pause, 0.3, 2.0),
+            Some(Kind::Kill) => (What::Kill, 0.0, 0.5),
+            Some(Kind::Partition) => (partition(&mut rng), 0.3, 1.8),
+            Some(Kind::Latency) => {
+                let delay = Duration::from_millis(config.ttl.mul_f64(0.5 * rng.f64()).as_millis() as u64);
+                (What::Traffic(Direction::Both, Traffic::Delayed(delay)), 0.1, 1.6)
+            }
+            None => (What::Server(server[rng.usize(..server.len())]), 0.0, 1.5),
+        };
+        let until = (at + config.ttl.mul_f64(least + (most - least) * rng.f64())).min(config.time);
+        let (choices, rest) = match kind {
+            Some(_) => (0..config.clients, Duration::ZERO),
+            None => (config.clients..config.clients + 1, config.server_rest),
+        };
+        let free: Vec<_> = choices.filter(|i| free_at[*i] < at).collect();
+        let Some(struck) = rng.choice(free) else { continue };
+        let client = (struck < config.clients).then_some(struck);
+        free_at[struck] = until + rest;
+        plan.push(Planned {
+            at,
+            until,
+            client,
+            what,
+        });
+    }
+    plan
+}
+
+fn partition(rng: &mut Rng) -> What {
+    let direction = [Direction::ToServer, Direction::ToClient, Direction::Both][rng.usize(..3)];
+    match rng.u8(..3) {
+        0 => What::Traffic(direction, Traffic::Stalled),
+        1 => What::Traffic(direction, Traffic::Lost),
+        _ => What::Refused,
+    }
+}
+
+/// The kind, and perhaps a colon and more.
+impl fmt::Display for What {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Pause => f.write_str("pause"),
+            Self::Kill => f.write_str("kill"),
+            Self::Traffic(_, Traffic::Delayed(delay)) => write!(f, "latency: {delay:?}"),
+            Self::Traffic(direction, traffic) => write!(f, "partition: {traffic:?}, {direction:?}"),
+            Self::Refused => f.write_str("partition: connections refused"),
+            Self::Server((fault, _)) => write!(f, "server {fault}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config(seed: u64, faults: &[Kind]) -> Config {
+        Config {
+            faults: faults.to_vec(),
+            ..Config::new(Duration::from_secs(60), seed)
+        }
+    }
+
+    const ALL: [Kind; 4] = [Kind::Pause, Kind::Kill, Kind::Partition, Kind::Latency];
+
+    #[test]
+    fn no_client_has_two_faults_at_once_and_all_end_in_time() {
+        let config = config(1, &ALL);
+        let plan = plan(&config, &[("kill", true)]);
+        for (i, first) in plan.iter().enumerate() {
+            assert!(first.at < first.until && first.until <= config.time, "{first:?}");
+            for second in &plan[i + 1..] {
+                assert!(second.at >= first.at);
+                assert!(
+                    first.client != second.client || first.until < second.at,
+                    "{first:?} {second:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_that_is_wanted_happens_and_no_other() {
+        let plan_of = |faults: &[Kind], server: &[ServerFault]| plan(&config(2, faults), server);
+        let all = plan_of(&ALL, &[("kill", true)]);
+        for word in ["pause", "kill", "partition", "latency", "server kill"] {
+            assert!(
+                all.iter().any(|planned| planned.what.to_string().starts_with(word)),
+                "{word}"
+            );
+        }
+        let kills = plan_of(&[Kind::Kill], &[]);
+        assert!(kills.len() > 20 && kills.iter().all(|planned| planned.what == What::Kill));
+        assert!(plan_of(&[], &[]).is_empty());
+        assert_ne!(plan(&config(3, &ALL), &[]), plan(&config(4, &ALL), &[]));
+    }
+}

@@ -1,0 +1,464 @@
+//! The servers that keep the locks, and what can happen to them.
+
+use std::io;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use conformance_tests::faults::Proxy;
+use conformance_tests::servers::{Data, Kind, RedisCluster, RedisSentinels, Server};
+use lock_redis::redis::{self, FromRedisValue};
+use tempfile::TempDir;
+
+use crate::plan::ServerFault;
+
+const PAUSE: &str = "pause";
+const RESTART: &str = "kill, restart";
+const EMPTY: &str = "kill, restart without data";
+const FAILOVER: &str = "planned failover";
+const REPLICA: &str = "pause of a replica";
+const SENTINEL: &str = "kill, restart of a sentinel";
+const SLOTS: &str = "move of slots";
+
+/// The longest ttl of Redlock: for so long a node that was restarted grants nothing.
+const MAX_TTL: Duration = Duration::from_secs(3);
+
+/// After what time without an answer a primary is replaced.
+const DOWN_AFTER: Duration = Duration::from_millis(800);
+
+/// What can be soaked: a product, perhaps its version, perhaps its topology.
+pub(crate) const KINDS: [&str; 14] = [
+    "sqlite",
+    "redis",
+    "redis-7.0",
+    "valkey",
+    "redis-sentinel",
+    "redis-7.0-sentinel",
+    "valkey-sentinel",
+    "redis-cluster",
+    "redis-7.0-cluster",
+    "valkey-cluster",
+    "redlock",
+    "postgres",
+    "postgres-15",
+    "etcd",
+];
+
+/// The servers that have been started.
+enum Running {
+    /// None: the locks are in a file.
+    File(TempDir),
+    /// An address of the user, whose server has no faults.
+    Elsewhere(String),
+    /// None knows the others.
+    Servers(Vec<Server>),
+    /// A primary and replicas that sentinels watch.
+    Sentinels(RedisSentinels),
+    /// Three primaries, each with a replica.
+    Cluster(RedisCluster),
+}
+
+pub(crate) struct Group {
+    name: String,
+    running: Running,
+    /// The numbers of the servers that have a fault or had the last one.
+    struck: Mutex<Vec<usize>>,
+    /// Since when the last ones that were restarted are back.
+    restarted: Mutex<Option<Instant>>,
+    failovers: AtomicUsize,
+}
+
+impl Group {
+    pub(crate) async fn start(name: &str) -> io::Result<Self> {
+        let failed = io::Error::other;
+        let kind = match name.split_once('-').unwrap_or((name, "")) {
+            ("postgres", "") => &Kind::POSTGRES,
+            ("postgres", _) => &Kind::POSTGRES_15,
+            ("etcd", _) => &Kind::ETCD,
+            ("valkey", _) => &Kind::VALKEY,
+            (_, version) if version.starts_with("7.0") => &Kind::REDIS_7_0,
+            _ => &Kind::REDIS,
+        };
+        let running = if name == "sqlite" {
+            Running::File(tempfile::tempdir()?)
+        } else if name.ends_with("-sentinel") {
+            let arguments = ["--repl-diskless-sync-delay", "0"];
+            let group = RedisSentinels::start(kind, 2, 3, DOWN_AFTER, &arguments).await;
+            Running::Sentinels(group.map_err(failed)?)
+        } else if name.ends_with("-cluster") {
+            let group = RedisCluster::start_replicated(kind, 3, DOWN_AFTER, &[]).await;
+            Running::Cluster(group.map_err(failed)?)
+        } else {
+            let mut servers = Vec::new();
+            for _ in 0..if name == "redlock" { 5 } else { 1 } {
+                servers.push(Server::start_own(kind, &[]).await.map_err(failed)?);
+            }
+            Running::Servers(servers)
+        };
+        Ok(Self::of(name, running))
+    }
+
+    /// Locks at an address of the user.
+    pub(crate) fn elsewhere(url: &str) -> Self {
+        Self::of("elsewhere", Running::Elsewhere(url.to_owned()))
+    }
+
+    fn of(name: &str, running: Running) -> Self {
+        Self {
+            name: name.to_owned(),
+            running,
+            struck: Mutex::default(),
+            restarted: Mutex::default(),
+            failovers: AtomicUsize::new(0),
+        }
+    }
+
+    fn servers(&self) -> &[Server] {
+        match &self.running {
+            Running::File(_) | Running::Elsewhere(_) => &[],
+            Running::Servers(servers) => servers,
+            Running::Sentinels(group) => group.servers(),
+            Running::Cluster(group) => group.nodes(),
+        }
+    }
+
+    /// The address for clients.
+    pub(crate) fn url(&self) -> String {
+        let hosts: Vec<_> = self.servers().iter().map(Server::authority).collect();
+        let hosts = hosts.join(",");
+        match &self.running {
+            Running::File(folder) => format!("sqlite://{}", folder.path().join("locks.db").display()),
+            Running::Elsewhere(url) => url.clone(),
+            Running::Servers(_) if self.name == "etcd" => format!("etcd://{hosts}"),
+            Running::Servers(servers) if servers.len() == 1 => servers[0].url().to_owned(),
+            Running::Servers(_) => format!("redlock://{hosts}?max_ttl={}s", MAX_TTL.as_secs()),
+            Running::Sentinels(group) => group.url(),
+            Running::Cluster(_) => format!("redis+cluster://{hosts}"),
+        }
+    }
+
+    /// For people, without what may be secret in an address.
+    pub(crate) fn title(&self) -> String {
+        match self.servers() {
+            [] => self.name.clone(),
+            [first, others @ ..] => format!("{}, {} x {}", self.name, others.len() + 1, first.version()),
+        }
+    }
+
+    /// Whether there are several, so that most faults are theirs.
+    pub(crate) fn is_several(&self) -> bool {
+        self.servers().len() > 1
+    }
+
+    /// How often a primary was replaced.
+    pub(crate) fn failovers(&self) -> usize {
+        self.failovers.load(Ordering::Relaxed)
+    }
+
+    /// Whether proxies can stand between a client and what keeps the locks: not where servers tell clients of each other, nor where
+    /// certificates name them.
+    pub(crate) fn has_route(&self) -> bool {
+        route(&self.url()).is_some() && !self.is_several()
+    }
+
+    /// The address through a proxy for each server, and the proxies.
+    pub(crate) async fn through_proxies(&self, url: &str) -> io::Result<(String, Vec<Proxy>)> {
+        let Some((before, hosts, after, port)) = route(url).filter(|_| self.has_route()) else {
+            return Ok((url.to_owned(), Vec::new()));
+        };
+        let (mut proxies, mut addresses) = (Vec::new(), Vec::new());
+        for host in hosts.split(',') {
+            // An IPv6 address has colons of its own, within brackets.
+            let has_port = host[host.rfind(']').unwrap_or(0)..].contains(':');
+            let port = if has_port { String::new() } else { format!(":{port}") };
+            let proxy = Proxy::start(format!("{host}{port}")).await?;
+            addresses.push(proxy.address().to_string());
+            proxies.push(proxy);
+        }
+        Ok((format!("{before}{}{after}", addresses.join(",")), proxies))
+    }
+
+    /// What can happen to the servers, and whether two clients may believe because of it.
+    pub(crate) fn faults(&self) -> &'static [ServerFault] {
+        match &self.running {
+            Running::File(_) | Running::Elsewhere(_) => &[],
+            Running::Servers(servers) if servers.len() > 1 => &[(PAUSE, false), (RESTART, false), (EMPTY, false)],
+            // The locks of Postgres are its sessions', which no restart survives.
+            Running::Servers(_) if self.name.starts_with("postgres") => &[(PAUSE, false), (RESTART, true)],
+            Running::Servers(_) if self.name == "etcd" => &[(PAUSE, false), (RESTART, false)],
+            Running::Servers(_) => &[(PAUSE, false), (RESTART, false), (EMPTY, true)],
+            // What a replica lacks is lost, except if the primary waits for it first.
+            Running::Sentinels(_) => &[
+                (PAUSE, true),
+                (RESTART, true),
+                (FAILOVER, true),
+                (REPLICA, false),
+                (SENTINEL, false),
+            ],
+            Running::Cluster(_) => &[(PAUSE, true), (RESTART, true), (FAILOVER, false), (SLOTS, false)],
+        }
+    }
+
+    /// Does the first part of a fault, and returns when it has been done.
+    pub(crate) async fn begin(&self, fault: &str) -> io::Result<()> {
+        self.until_whole().await?;
+        let struck = self.next(fault).await?;
+        for server in &struck {
+            let server = self.server(fault, *server);
+            match fault {
+                PAUSE | REPLICA => server.pause().await.map_err(io::Error::other)?,
+                RESTART | EMPTY | SENTINEL => server.kill().await.map_err(io::Error::other)?,
+                // One is under way if it is refused.
+                FAILOVER => drop(self.order_failover(server).await),
+                _ => self.move_slots(server).await?,
+            }
+        }
+        *lock(&self.struck) = struck;
+        Ok(())
+    }
+
+    /// Undoes it, and returns when clients can connect and all servers know each other again.
+    pub(crate) async fn end(&self, fault: &str) -> io::Result<()> {
+        let struck = lock(&self.struck).clone();
+        for server in &struck {
+            let server = self.server(fault, *server);
+            match fault {
+                PAUSE | REPLICA => server.resume().await.map_err(io::Error::other)?,
+                RESTART | SENTINEL => server.restart(Data::Kept).await.map_err(io::Error::other)?,
+                EMPTY => server.restart(Data::Lost).await.map_err(io::Error::other)?,
+                _ => {}
+            }
+        }
+        *lock(&self.restarted) = [RESTART, EMPTY].contains(&fault).then(Instant::now);
+        self.until_whole().await?;
+        if let (Running::Sentinels(_) | Running::Cluster(_), PAUSE | RESTART | FAILOVER) = (&self.running, fault) {
+            let primaries = self.primaries().await?;
+            let replaced = struck.iter().filter(|struck| !primaries.contains(struck)).count();
+            self.failovers.fetch_add(replaced, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn server(&self, fault: &str, number: usize) -> &Server {
+        match &self.running {
+            Running::Sentinels(group) if fault == SENTINEL => &group.sentinels()[number],
+            _ => &self.servers()[number],
+        }
+    }
+
+    /// The servers that the next fault strikes.
+    async fn next(&self, fault: &str) -> io::Result<Vec<usize>> {
+        let count = self.servers().len();
+        Ok(match &self.running {
+            Running::Sentinels(group) if fault == SENTINEL => vec![fastrand::usize(..group.sentinels().len())],
+            Running::Sentinels(_) if fault == REPLICA => vec![(self.primaries().await?[0] + 1) % count],
+            Running::Sentinels(_) | Running::Cluster(_) => {
+                fastrand::choice(self.primaries().await?).into_iter().collect()
+            }
+            // A minority: others than the last time, unless those were restarted a short time ago and take no part yet.
+            _ => {
+                let last = lock(&self.struck).first().copied().unwrap_or(0);
+                let stay = lock(&self.restarted).is_some_and(|since| since.elapsed() <= MAX_TTL);
+                let first = if stay { last } else { last + 1 };
+                (0..count.div_ceil(2).max(2) - 1).map(|i| (first + i) % count).collect()
+            }
+        })
+    }
+
+    /// The numbers of the primaries: by the word of most sentinels, or by that of the nodes of a cluster.
+    async fn primaries(&self) -> io::Result<Vec<usize>> {
+        let mut votes = vec![0; self.servers().len()];
+        match &self.running {
+            Running::Sentinels(group) => {
+                let question = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", RedisSentinels::SERVICE);
+                for sentinel in group.sentinels() {
+                    let Ok((host, port)) = ask::<(String, u16)>(sentinel, &question).await else {
+                        continue;
+                    };
+                    let is_named = |server: &Server| server.authority() == format!("{host}:{port}");
+                    let named = self.servers().iter().position(is_named);
+                    named.into_iter().for_each(|server| votes[server] += 1);
+                }
+            }
+            _ => {
+                for (vote, node) in votes.iter_mut().zip(self.servers()) {
+                    let own = own_line(node).await.unwrap_or_default();
+                    *vote = if own.contains("master") && own.split(' ').nth(8).is_some() {
+                        2
+                    } else {
+                        0
+                    };
+                }
+            }
+        }
+        Ok((0..votes.len()).filter(|server| votes[*server] >= 2).collect())
+    }
+
+    async fn order_failover(&self, primary: &Server) -> io::Result<redis::Value> {
+        let Running::Sentinels(group) = &self.running else {
+            let id: String = ask(primary, "CLUSTER MYID").await?;
+            for node in self.servers() {
+                if own_line(node).await?.contains(&format!("slave {id}")) {
+                    return ask(node, "CLUSTER FAILOVER").await;
+                }
+            }
+            return Err(io::Error::other("a primary has no replica"));
+        };
+        let order = format!("SENTINEL FAILOVER {}", RedisSentinels::SERVICE);
+        let answer = ask(&group.sentinels()[0], &order).await;
+        // It begins some time after the order.
+        let before = primary.authority();
+        let changed = async || -> io::Result<bool> {
+            let primaries = self.primaries().await?;
+            Ok(primaries.iter().any(|it| self.servers()[*it].authority() != before))
+        };
+        let _ = until(Duration::from_secs(10), changed).await;
+        answer
+    }
+
+    /// Moves the slots of a primary that have keys of counters to the next primary, key by key.
+    async fn move_slots(&self, from: &Server) -> io::Result<()> {
+        let primaries = self.primaries().await?;
+        let others = primaries.iter().map(|it| &self.servers()[*it]);
+        let Some(to) = others.clone().find(|it| it.authority() != from.authority()) else {
+            return Ok(());
+        };
+        let (source, target): (String, String) = (ask(from, "CLUSTER MYID").await?, ask(to, "CLUSTER MYID").await?);
+        let place = to.authority().replacen(':', " ", 1);
+        let mut slots = Vec::<u16>::new();
+        for key in ask::<Vec<String>>(from, "KEYS *:fence").await? {
+            slots.push(ask(from, &format!("CLUSTER KEYSLOT {key}")).await?);
+        }
+        slots.sort_unstable();
+        slots.dedup();
+        for slot in slots {
+            let _: redis::Value = ask(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}")).await?;
+            let _: redis::Value = ask(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}")).await?;
+            // Clients meet a slot of which a part has been moved.
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            while let [key, ..] = &ask::<Vec<String>>(from, &format!("CLUSTER GETKEYSINSLOT {slot} 1")).await?[..] {
+                let _: redis::Value = ask(from, &format!("MIGRATE {place} {key} 0 5000")).await?;
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+            for node in [to, from] {
+                let _: redis::Value = ask(node, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until every primary has a replica and, in a cluster, all nodes say that all slots are served.
+    async fn until_whole(&self) -> io::Result<()> {
+        let expected = match &self.running {
+            Running::Sentinels(_) => 1,
+            Running::Cluster(_) => self.servers().len() / 2,
+            _ => return Ok(()),
+        };
+        let is_whole = async || -> io::Result<bool> {
+            let primaries = self.primaries().await?;
+            for (number, server) in self.servers().iter().enumerate() {
+                let replication: String = ask(server, "INFO replication").await?;
+                let is_primary = primaries.contains(&number);
+                let wanted = if is_primary {
+                    ["role:master", "state=online"]
+                } else {
+                    ["role:slave", "link_status:up"]
+                };
+                let is_linked = wanted.iter().all(|wanted| replication.contains(wanted));
+                let is_served = expected == 1 || {
+                    let info: String = ask(server, "CLUSTER INFO").await?;
+                    info.contains("cluster_state:ok") && info.contains("cluster_slots_ok:16384")
+                };
+                // With several replicas one may be late.
+                if !is_served || (!is_linked && (is_primary || expected > 1)) {
+                    return Ok(false);
+                }
+            }
+            Ok(primaries.len() == expected)
+        };
+        until(Duration::from_secs(60), is_whole).await
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What is before the hosts of an address, the hosts, what is after them, and the port where they name none: if proxies can stand there.
+fn route(url: &str) -> Option<(&str, &str, &str, u16)> {
+    let port = match url.split("://").next()? {
+        "redis" | "valkey" | "redlock" => 6379,
+        "postgres" | "postgresql" => 5432,
+        "etcd" => 2379,
+        _ => return None,
+    };
+    let start = url.find("://")? + 3;
+    let end = url[start..].find(['/', '?']).map_or(url.len(), |end| start + end);
+    let start = url[..end].rfind('@').map_or(start, |at| at + 1);
+    let (before, hosts, after) = (&url[..start], &url[start..end], &url[end..]);
+    let elsewhere = ["sslmode", "host=", "hostaddr=", "port="];
+    let is_plain = !hosts.is_empty() && !before.contains(',') && !elsewhere.iter().any(|it| after.contains(it));
+    is_plain.then_some((before, hosts, after, port))
+}
+
+/// The answer to a command, of which spaces separate the words.
+async fn ask<T: FromRedisValue>(server: &Server, command: &str) -> io::Result<T> {
+    let asking = async {
+        let client = redis::Client::open(server.url())?;
+        let mut connection = client.get_multiplexed_async_connection().await?;
+        let mut words = redis::Cmd::new();
+        words.arg(command.split(' ').collect::<Vec<_>>());
+        words.query_async(&mut connection).await
+    };
+    asking.await.map_err(io::Error::other)
+}
+
+/// What a node of a cluster says of itself.
+async fn own_line(node: &Server) -> io::Result<String> {
+    let nodes: String = ask(node, "CLUSTER NODES").await?;
+    Ok(nodes
+        .lines()
+        .find(|line| line.contains("myself"))
+        .unwrap_or_default()
+        .to_owned())
+}
+
+/// Waits until it is so. A server that does not answer is asked again.
+async fn until(longest: Duration, is_so: impl AsyncFn() -> io::Result<bool>) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        let answer = is_so().await;
+        if matches!(answer, Ok(true)) {
+            return Ok(());
+        }
+        if start.elapsed() > longest {
+            return Err(io::Error::other(format!("the servers are not whole again: {answer:?}")));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn proxies_stand_before_servers_that_are_reached_without_tls_and_name_no_others() {
+        for (url, wanted) in [
+            ("redis://redis", Some(("redis://", "redis", "", 6379))),
+            (
+                "redis://joe:p@ss@h:1/0?x=1",
+                Some(("redis://joe:p@ss@", "h:1", "/0?x=1", 6379)),
+            ),
+            ("etcd://a,[::1]:2?x", Some(("etcd://", "a,[::1]:2", "?x", 2379))),
+            ("sqlite:/a.db", None),
+            ("rediss://h", None),
+            ("redis+sentinel://a,b/s", None),
+            ("redlock://:p@a,:q@b,:r@c", None),
+            ("postgres://h/shop?sslmode=verify-full", None),
+            ("postgres:///shop?host=/run/postgresql", None),
+        ] {
+            assert_eq!(route(url), wanted, "{url}");
+        }
+    }
+}
