@@ -125,6 +125,8 @@ pub enum LockError {
         source: Option<Arc<dyn Error + Send + Sync>>,
         /// Whether the server refused the connection.
         refused: bool,
+        /// Whether that cannot pass while this client is set up as it is.
+        lasting: bool,
         /// Whether the request cannot have reached the server, because the connection was refused.
         unsent: bool,
     },
@@ -206,6 +208,7 @@ impl LockError {
             message: message.into(),
             source: None,
             refused: false,
+            lasting: false,
             unsent: false,
         }
     }
@@ -275,6 +278,17 @@ impl LockError {
         self
     }
 
+    /// Adds that another answer cannot be hoped for while this client is set up as it is, as when the server wants to see a certificate
+    /// and the client has none. Then [`unsent`](Self::unsent) does not make the error one that may pass. Only
+    /// [`Configuration`](Self::Configuration) can tell that; others stay as they are.
+    #[must_use]
+    pub fn lasting(mut self) -> Self {
+        if let Self::Configuration { lasting, .. } = &mut self {
+            *lasting = true;
+        }
+        self
+    }
+
     /// Whether the request cannot have reached the server, because there was no connection.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
@@ -292,6 +306,7 @@ impl LockError {
                 message,
                 source,
                 refused: true,
+                lasting: false,
                 unsent,
             } => Self::Unavailable {
                 name,

@@ -1,0 +1,469 @@
+//! TLS by rustls with ring: certificates, keys, and what is wrong with them.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use lock_core::LockError;
+use sha2::{Digest, Sha256};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use tokio_rustls::rustls::client::{ResolvesClientCert, WebPkiServerVerifier, verify_server_name};
+use tokio_rustls::rustls::crypto::{self, CryptoProvider, ring};
+use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use tokio_rustls::rustls::server::ParsedCertificate;
+use tokio_rustls::rustls::sign::CertifiedKey;
+use tokio_rustls::rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, ProtocolVersion,
+    RootCertStore, SignatureScheme,
+};
+
+use crate::{Endpoint, Pin, TlsFiles};
+
+/// What the server's certificate must prove.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Verify {
+    /// That it is of a trusted authority, and for that host.
+    #[default]
+    Full,
+    /// That it is of a trusted authority.
+    Authority,
+    /// Nothing but what [`TlsFiles::pin`] asks for.
+    Nothing,
+}
+
+/// What the other side did in the handshakes of one configuration.
+#[derive(Debug, Default)]
+pub struct Handshake {
+    shown: AtomicBool,
+    asked: AtomicBool,
+    anonymous: bool,
+}
+
+impl Handshake {
+    /// Whether the server showed its certificate.
+    pub fn was_shown(&self) -> bool {
+        self.shown.load(Ordering::Acquire)
+    }
+
+    /// Whether the server asked for a certificate of the client.
+    pub fn was_asked(&self) -> bool {
+        self.asked.load(Ordering::Acquire)
+    }
+}
+
+/// Words about a server, for errors.
+#[derive(Clone, Copy, Debug)]
+pub struct Peer {
+    /// The product: `Redis`.
+    pub product: &'static str,
+    /// What to do about a server without TLS: `use redis: instead of rediss:`.
+    pub plain: &'static str,
+    /// What else to do about a server that wants client certificates, in parentheses with a blank before it, or nothing.
+    pub client_auth: &'static str,
+}
+
+/// Reads the files, and makes a configuration of them. It may block for as long as reading files does.
+///
+/// A server certificate that is in [`TlsFiles::ca`] itself is trusted, also if it is that of an authority, as `openssl req -x509` makes it.
+/// If it names no host at all, it is taken for the host that it is trusted for.
+///
+/// # Errors
+///
+/// [`LockError::Configuration`] if a file cannot be read or used.
+pub fn client_config(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, Arc<Handshake>), LockError> {
+    // Named, as another crate in the program may bring a provider of its own.
+    let provider = Arc::new(ring::default_provider());
+    let mut trusted = Vec::new();
+    let mut roots = RootCertStore::empty();
+    if let Some(file) = &files.ca {
+        trusted = certificates(file)?;
+        for certificate in &trusted {
+            let added = roots.add(certificate.clone());
+            added.map_err(|e| wrong(format!("a certificate in {} cannot be used", file.display()), e))?;
+        }
+    } else if verify != Verify::Nothing && files.pin.is_none() {
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        if roots.is_empty() {
+            return Err(LockError::configuration(
+                "this system has no trusted certificates; install them (ca-certificates), or name the authority with ca=FILE",
+            ));
+        }
+    }
+    let webpki = match roots.is_empty() {
+        true => None,
+        false => {
+            let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
+            let built = builder.build();
+            Some(built.map_err(|e| wrong("the trusted certificates cannot be used".to_owned(), e))?)
+        }
+    };
+    let own = own(files, &provider)?;
+    let handshake = Arc::new(Handshake {
+        anonymous: own.is_none(),
+        ..Handshake::default()
+    });
+    let verifier = Verifier {
+        webpki,
+        trusted,
+        names: verify == Verify::Full,
+        pin: files.pin,
+        provider: Arc::clone(&provider),
+        handshake: Arc::clone(&handshake),
+    };
+    let own = Own {
+        key: own,
+        handshake: Arc::clone(&handshake),
+    };
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|e| wrong("TLS cannot be set up".to_owned(), e))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_cert_resolver(Arc::new(own));
+    Ok((config, handshake))
+}
+
+/// Begins TLS on a connection to `endpoint`, with the protocols `alpn` to choose from, and waits for the server's verdict on the client's
+/// certificate if it asked for one.
+///
+/// # Errors
+///
+/// [`LockError::Configuration`] if a file cannot be used, or a certificate of one side does not convince the other;
+/// [`LockError::Unavailable`] if the connection ends, or takes three quarters of `op_timeout`.
+pub async fn connect(
+    stream: TcpStream,
+    endpoint: &Endpoint,
+    files: &TlsFiles,
+    alpn: &[&[u8]],
+    peer: &Peer,
+    op_timeout: Duration,
+) -> Result<TlsStream<TcpStream>, LockError> {
+    let read = files.clone();
+    // Not on the thread that renews locks: there may be hundreds of files.
+    let reading = tokio::task::spawn_blocking(move || client_config(&read, Verify::Full)).await;
+    let (mut config, handshake) = reading.map_err(|e| wrong("the certificates cannot be read".to_owned(), e))??;
+    config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
+    let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| {
+        wrong(
+            "the host in the address is not one that a certificate can name".to_owned(),
+            e,
+        )
+    })?;
+    let connecting = async {
+        let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
+        if handshake.was_asked() && stream.get_ref().1.protocol_version() == Some(ProtocolVersion::TLSv1_3) {
+            // A server that is content and silent costs this time.
+            if let Ok(verdict) = timeout((op_timeout / 8).min(VERDICT), verdict(&mut stream)).await {
+                verdict?;
+            }
+        }
+        Ok(stream)
+    };
+    // A server without TLS waits for more. Sooner than the caller gives up, so that the caller gets the reason.
+    match timeout(op_timeout * 3 / 4, connecting).await {
+        Ok(connected) => connected.map_err(|error: io::Error| explain(error, &handshake, endpoint, peer)),
+        Err(_) => Err(LockError::unavailable(
+            "connecting",
+            format!(
+                "{} at {endpoint} does not answer to TLS; if it has none, {}",
+                peer.product, peer.plain
+            ),
+        )),
+    }
+}
+
+/// How long the verdict on a client's certificate is waited for. Most servers send a session ticket with it.
+const VERDICT: Duration = Duration::from_millis(250);
+
+/// In TLS 1.3 the server looks at the client's certificate when the handshake is over for the client. Reads the first record after that,
+/// and leaves what is in it for later reads.
+async fn verdict(stream: &mut TlsStream<TcpStream>) -> io::Result<()> {
+    struct Read<'a>(&'a TcpStream);
+
+    impl io::Read for Read<'_> {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            self.0.try_read(buffer)
+        }
+    }
+
+    loop {
+        stream.get_ref().0.readable().await?;
+        let (tcp, session) = stream.get_mut();
+        match session.read_tls(&mut Read(tcp)) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(_) => return session.process_new_packets().map(drop).map_err(io::Error::other),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Returns why TLS with the server failed, and what to do.
+///
+/// [`LockError::Configuration`] if a certificate of one side does not convince the other, or they cannot agree how to encrypt; it is
+/// [`lasting`](LockError::lasting) if this client has no certificate to show. [`LockError::Unavailable`] if the connection just ended.
+pub fn explain(
+    error: impl std::error::Error + Send + Sync + 'static,
+    handshake: &Handshake,
+    endpoint: &Endpoint,
+    peer: &Peer,
+) -> LockError {
+    let product = peer.product;
+    let at = format!("{product} at {endpoint}");
+    let asked = handshake.was_asked() && handshake.anonymous;
+    let message = match find(&error) {
+        Some(Error::InvalidCertificate(reason)) => {
+            let why = untrusted(reason, &endpoint.host);
+            format!("the certificate of {at} {why}")
+        }
+        Some(Error::InvalidMessage(_)) => format!("{at} does not speak TLS; {}", peer.plain),
+        Some(Error::AlertReceived(alert)) if asked && refuses(*alert) => {
+            return LockError::configuration(format!(
+                "{at} wants to see a certificate of the client; give one with cert=FILE and key=FILE{}",
+                peer.client_auth
+            ))
+            .with_source(error)
+            .lasting();
+        }
+        Some(Error::AlertReceived(alert)) if handshake.was_asked() && refuses(*alert) => format!(
+            "{at} refused the client's certificate; correct cert=FILE and key=FILE: the server must trust its authority, and it must not have \
+             expired"
+        ),
+        Some(
+            Error::AlertReceived(
+                AlertDescription::HandshakeFailure
+                | AlertDescription::ProtocolVersion
+                | AlertDescription::InsufficientSecurity,
+            )
+            | Error::PeerIncompatible(_),
+        ) => format!(
+            "{at} and this client have no way to encrypt in common; the server needs TLS 1.2 or 1.3, and a certificate with a key of RSA \
+             (2048 bits or more), P-256, P-384 or Ed25519: P-521 and DSA are not supported"
+        ),
+        _ => {
+            let hint = match asked {
+                true => {
+                    "; perhaps it wants to see a certificate of the client: then give one with cert=FILE and key=FILE"
+                }
+                false => "; it may be starting or stopping, or not speak TLS",
+            };
+            return LockError::unavailable("connecting", format!("TLS with {at} failed{hint}")).with_source(error);
+        }
+    };
+    LockError::configuration(message).with_source(error)
+}
+
+/// The error of rustls among the causes. One in an `io::Error` is none of its sources.
+fn find<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
+    if let Some(found) = error.downcast_ref() {
+        return Some(found);
+    }
+    if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        return find(inner);
+    }
+    find(error.source()?)
+}
+
+/// Whether the alert may be about the client's certificate, if the server asked for one.
+fn refuses(alert: AlertDescription) -> bool {
+    use AlertDescription as Alert;
+    matches!(
+        alert,
+        Alert::CertificateRequired
+            | Alert::NoCertificate
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::UnknownCA
+            | Alert::AccessDenied
+            | Alert::DecryptError
+            | Alert::HandshakeFailure
+    )
+}
+
+/// Why the server's certificate is not taken, and what to do.
+fn untrusted(reason: &CertificateError, host: &str) -> String {
+    use CertificateError as Reason;
+    match reason {
+        Reason::Expired | Reason::ExpiredContext { .. } => {
+            "has expired; renew it at the server, or correct the clock of this machine".to_owned()
+        }
+        Reason::NotValidYet | Reason::NotValidYetContext { .. } => {
+            "is not valid yet; correct the clock of this machine or of the one that made it".to_owned()
+        }
+        Reason::NotValidForNameContext { presented, .. } if !presented.is_empty() => {
+            let names = presented.join(", ");
+            format!("is not for the host {host}, but for {names}; use a host that it names, or make one for {host}")
+        }
+        Reason::NotValidForName | Reason::NotValidForNameContext { .. } => {
+            format!("names no host; make one for {host} (openssl req -x509 -addext subjectAltName=DNS:{host})")
+        }
+        Reason::UnknownIssuer => {
+            "is of no authority that is trusted; name its authority, or itself if it signed itself, with ca=FILE".to_owned()
+        }
+        Reason::Revoked => "was revoked; replace it at the server".to_owned(),
+        Reason::InvalidPurpose | Reason::InvalidPurposeContext { .. } => {
+            "is not for servers; make one with the extended key usage serverAuth".to_owned()
+        }
+        Reason::ApplicationVerificationFailure => "is not the one that pin= names; correct the pin or the host".to_owned(),
+        Reason::UnsupportedSignatureAlgorithmContext { .. }
+        | Reason::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            "is signed in a way that is not supported; make one whose authority has a key of RSA, P-256, P-384 or Ed25519: P-521, DSA and \
+             SHA-1 are not supported"
+                .to_owned()
+        }
+        // The reasons of webpki, which rustls passes on as they are.
+        Reason::Other(other) => match format!("{other:?}") {
+            text if text.contains("UnsupportedCertVersion") => {
+                "is of the old format X.509 version 1, which is not supported; make one of version 3 (openssl req -x509)".to_owned()
+            }
+            text if text.contains("CaUsedAsEndEntity") => {
+                "is that of an authority, and not one that is trusted as a server; name this certificate itself with ca=FILE".to_owned()
+            }
+            _ => "cannot be used; replace it at the server".to_owned(),
+        },
+        _ => "cannot be used; replace it at the server".to_owned(),
+    }
+}
+
+/// What the client shows of itself.
+fn own(files: &TlsFiles, provider: &CryptoProvider) -> Result<Option<Arc<CertifiedKey>>, LockError> {
+    let (Some(cert), Some(key)) = (&files.cert, &files.key) else {
+        return Ok(None);
+    };
+    let chain = certificates(cert)?;
+    let (cert, key_shown) = (cert.display(), key.display());
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| {
+        wrong(
+            format!("no private key can be read from {key_shown}; it must be a PEM file and not encrypted"),
+            e,
+        )
+    })?;
+    let certified = CertifiedKey::from_der(chain, key, provider).map_err(|e| match e {
+        Error::InconsistentKeys(_) => wrong(format!("the private key in {key_shown} is not that of the certificate in {cert}"), e),
+        _ => wrong(
+            format!("the certificate in {cert} with the key in {key_shown} cannot be used; it must have a key of RSA, P-256, P-384 or Ed25519"),
+            e,
+        ),
+    })?;
+    Ok(Some(Arc::new(certified)))
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, LockError> {
+    let unreadable = |e| wrong(format!("no certificate can be read from {}", path.display()), e);
+    let found = CertificateDer::pem_file_iter(path).map_err(unreadable)?;
+    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(unreadable)?;
+    match found.is_empty() {
+        true => Err(LockError::configuration(format!(
+            "there is no certificate in {}",
+            path.display()
+        ))),
+        false => Ok(found),
+    }
+}
+
+fn wrong(message: String, source: impl Into<lock_core::Source>) -> LockError {
+    LockError::configuration(message).with_source(source)
+}
+
+/// Judges the server's certificate.
+#[derive(Debug)]
+struct Verifier {
+    /// `None` trusts every authority.
+    webpki: Option<Arc<WebPkiServerVerifier>>,
+    /// The certificates in the file of trusted ones.
+    trusted: Vec<CertificateDer<'static>>,
+    /// Whether the certificate must be for that host.
+    names: bool,
+    pin: Option<Pin>,
+    provider: Arc<CryptoProvider>,
+    handshake: Arc<Handshake>,
+}
+
+impl ServerCertVerifier for Verifier {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.handshake.shown.store(true, Ordering::Release);
+        if self
+            .pin
+            .is_some_and(|Pin(pin)| pin[..] != Sha256::digest(end_entity)[..])
+        {
+            return Err(CertificateError::ApplicationVerificationFailure.into());
+        }
+        let Some(webpki) = &self.webpki else {
+            return Ok(ServerCertVerified::assertion());
+        };
+        let verified = webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
+        let itself = self.trusted.iter().any(|trusted| trusted == end_entity);
+        let named = match verified {
+            // A certificate of an authority is that of no server, for webpki. Trusted as it is, there is nothing more to know of it: its
+            // dates were looked at before, and have errors of their own.
+            Err(Error::InvalidCertificate(CertificateError::Other(OtherError(_)))) if itself => {
+                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)
+            }
+            verified => verified.map(drop),
+        };
+        match named {
+            Err(Error::InvalidCertificate(CertificateError::NotValidForName)) if !self.names => {}
+            Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }))
+                if !self.names || itself && presented.is_empty() => {}
+            named => named?,
+        }
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        crypto::verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        crypto::verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.provider.signature_verification_algorithms.supported_schemes()
+    }
+}
+
+/// Notes that the server asked for a certificate, and shows the one that there is.
+#[derive(Debug)]
+struct Own {
+    key: Option<Arc<CertifiedKey>>,
+    handshake: Arc<Handshake>,
+}
+
+impl ResolvesClientCert for Own {
+    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.handshake.asked.store(true, Ordering::Release);
+        self.key.clone()
+    }
+
+    fn has_certs(&self) -> bool {
+        self.key.is_some()
+    }
+}

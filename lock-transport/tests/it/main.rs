@@ -1,0 +1,186 @@
+//! TLS with servers of OpenSSL, as most servers use it.
+
+#![cfg(feature = "tls")]
+#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use lock_core::LockError;
+use lock_transport::{Endpoint, Pin, TlsFiles, tcp, tls};
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+
+const LIMIT: Duration = Duration::from_secs(60);
+const PEER: tls::Peer = tls::Peer {
+    product: "Example",
+    plain: "use example: instead of examples:",
+    client_auth: "",
+};
+
+fn openssl(folder: &TempDir, arguments: &str) -> String {
+    let mut command = Command::new("openssl");
+    command.current_dir(folder.path()).args(arguments.split_whitespace());
+    let done = command.stderr(Stdio::null()).output().expect("openssl is installed");
+    assert!(done.status.success(), "openssl {arguments}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+/// A certificate that signed itself, in `NAME.pem`, and its key.
+fn self_signed(folder: &TempDir, name: &str, more: &str) {
+    let made = "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2";
+    openssl(
+        folder,
+        &format!("{made} -subj /CN={name} -out {name}.pem -keyout {name}.key {more}"),
+    );
+}
+
+/// A server of OpenSSL that sends back each line in reverse. It ends when dropped.
+struct Server(Child, Endpoint);
+
+impl Server {
+    async fn start(folder: &TempDir, name: &str, more: &str) -> Self {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = Endpoint::new("localhost", listener.local_addr().unwrap().port());
+        drop(listener);
+        let arguments = format!(
+            "s_server -4 -rev -accept {} -cert {name}.pem -key {name}.key {more}",
+            endpoint.port
+        );
+        let mut command = Command::new("openssl");
+        command.current_dir(folder.path()).args(arguments.split_whitespace());
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let server = Self(child, endpoint);
+        let listening = async {
+            while tcp::connect(&server.1, LIMIT).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(LIMIT, listening)
+            .await
+            .expect("the server listens");
+        server
+    }
+
+    /// What comes back for a line that is sent.
+    async fn ask(&self, files: &TlsFiles) -> Result<String, LockError> {
+        let stream = tcp::connect(&self.1, LIMIT).await.unwrap();
+        let mut stream = tls::connect(stream, &self.1, files, &[], &PEER, LIMIT).await?;
+        stream.write_all(b"abc\n").await.unwrap();
+        let mut line = String::new();
+        BufReader::new(stream).read_line(&mut line).await.unwrap();
+        Ok(line)
+    }
+
+    async fn refused(&self, files: &TlsFiles, says: &str) {
+        let error = self.ask(files).await.expect_err(says);
+        assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
+        assert!(error.to_string().contains(says), "{error:#}");
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn ca(folder: &TempDir, name: &str) -> TlsFiles {
+    let path = |name: String| folder.path().join(name);
+    TlsFiles {
+        ca: Some(path(format!("{name}.pem"))),
+        ..TlsFiles::default()
+    }
+}
+
+#[tokio::test]
+async fn a_certificate_that_signed_itself_is_trusted_by_itself_and_for_its_host() {
+    let folder = tempfile::tempdir().unwrap();
+    self_signed(&folder, "named", "-addext subjectAltName=DNS:localhost");
+    self_signed(&folder, "nameless", "");
+    self_signed(&folder, "elsewhere", "-addext subjectAltName=DNS:elsewhere");
+    for name in ["named", "nameless"] {
+        let server = Server::start(&folder, name, "").await;
+        assert_eq!(server.ask(&ca(&folder, name)).await.unwrap(), "cba\n", "{name}");
+        server
+            .refused(&ca(&folder, "elsewhere"), "this certificate itself with ca=FILE")
+            .await;
+    }
+    let server = Server::start(&folder, "elsewhere", "").await;
+    server
+        .refused(&ca(&folder, "elsewhere"), "is not for the host localhost, but for")
+        .await;
+}
+
+#[tokio::test]
+async fn a_pinned_certificate_is_trusted_and_no_other_one() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["one", "other"] {
+        self_signed(&folder, name, "");
+    }
+    let pin = |name| {
+        let printed = openssl(&folder, &format!("x509 -in {name}.pem -noout -fingerprint -sha256"));
+        let pin: Pin = format!("sha256:{}", printed.trim().split_once('=').unwrap().1)
+            .parse()
+            .unwrap();
+        Some(pin)
+    };
+    let server = Server::start(&folder, "one", "").await;
+    let pinned = |name| TlsFiles {
+        pin: pin(name),
+        ..TlsFiles::default()
+    };
+    assert_eq!(server.ask(&pinned("one")).await.unwrap(), "cba\n");
+    server.refused(&pinned("other"), "not the one that pin= names").await;
+    let both = TlsFiles {
+        pin: pin("one"),
+        ..ca(&folder, "other")
+    };
+    server.refused(&both, "ca=FILE").await;
+}
+
+#[tokio::test]
+async fn a_server_that_wants_a_certificate_gets_it_or_the_error_says_so() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["server", "client", "stranger"] {
+        self_signed(&folder, name, "");
+    }
+    let named = |name: &str, key: &str| {
+        let path = |name: String| -> Option<PathBuf> { Some(folder.path().join(name)) };
+        TlsFiles {
+            cert: path(format!("{name}.pem")),
+            key: path(format!("{key}.key")),
+            ..ca(&folder, "server")
+        }
+    };
+    for version in ["-tls1_2", "-tls1_3", "-tls1_3 -num_tickets 0"] {
+        let server = Server::start(
+            &folder,
+            "server",
+            &format!("-Verify 1 -verify_return_error -CAfile client.pem {version}"),
+        )
+        .await;
+        assert_eq!(
+            server.ask(&named("client", "client")).await.unwrap(),
+            "cba\n",
+            "{version}"
+        );
+        server.refused(&ca(&folder, "server"), "cert=FILE and key=FILE").await;
+        server
+            .refused(&named("stranger", "stranger"), "refused the client's certificate")
+            .await;
+        server
+            .refused(&named("client", "stranger"), "is not that of the certificate")
+            .await;
+        server.refused(&named("client", "none"), "no private key").await;
+    }
+    let optional = Server::start(&folder, "server", "-verify 1 -CAfile client.pem").await;
+    assert_eq!(optional.ask(&ca(&folder, "server")).await.unwrap(), "cba\n");
+}
