@@ -1,6 +1,4 @@
-use std::fmt;
 use std::path::PathBuf;
-use std::str::FromStr;
 
 use lock_core::LockError;
 
@@ -31,14 +29,10 @@ impl TlsFiles {
         if cert.is_some() != key.is_some() {
             return Err(params.wrong("gives only one of cert and key; a certificate needs its private key"));
         }
-        let pin = match params.text("pin")? {
-            Some(text) => Some(text.parse().map_err(|Malformed| {
-                params.wrong(
-                    "has a wrong pin; give sha256: and the fingerprint that `openssl x509 -fingerprint -sha256` prints",
-                )
-            })?),
-            None => None,
-        };
+        let pin = params
+            .text("pin")?
+            .map(|text| Pin::parse(&text).ok_or_else(|| params.wrong(Pin::WRONG)));
+        let pin = pin.transpose()?;
         Ok(Self { ca, cert, key, pin })
     }
 }
@@ -47,31 +41,22 @@ impl TlsFiles {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pin(pub [u8; 32]);
 
-/// The text is not a pin.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed;
-
-impl fmt::Display for Malformed {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a pin is sha256: and 64 hexadecimal digits")
-    }
-}
-
-impl std::error::Error for Malformed {}
-
-/// `sha256:` and 64 hexadecimal digits, between which there may be colons, as OpenSSL prints them.
-impl FromStr for Pin {
-    type Err = Malformed;
-
-    fn from_str(text: &str) -> Result<Self, Malformed> {
-        let digits = text.strip_prefix("sha256:").ok_or(Malformed)?.replace(':', "");
+impl Pin {
+    /// Reads `sha256:` and 64 hexadecimal digits, between which there may be colons, as OpenSSL prints them. `None` if it is none of these.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let digits = text.strip_prefix("sha256:")?.replace(':', "");
         if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return Err(Malformed);
+            return None;
         }
         let mut pin = [0; 32];
         for (byte, at) in pin.iter_mut().zip((0..).step_by(2)) {
-            *byte = u8::from_str_radix(&digits[at..at + 2], 16).map_err(|_| Malformed)?;
+            *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
         }
-        Ok(Self(pin))
+        Some(Self(pin))
     }
+
+    /// What a wrong `pin` is told.
+    pub const WRONG: &str =
+        "has a wrong pin; give sha256: and the fingerprint that `openssl x509 -fingerprint -sha256` prints";
 }

@@ -1,4 +1,3 @@
-use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -82,26 +81,8 @@ impl PartialEq for Secret {
 
 impl Eq for Secret {}
 
-impl From<String> for Secret {
-    fn from(text: String) -> Self {
-        Self::new(text)
-    }
-}
-
-impl From<&String> for Secret {
-    fn from(text: &String) -> Self {
-        Self::new(text)
-    }
-}
-
-impl From<&str> for Secret {
-    fn from(text: &str) -> Self {
-        Self::new(text)
-    }
-}
-
-impl From<Cow<'_, str>> for Secret {
-    fn from(text: Cow<'_, str>) -> Self {
+impl<T: Into<String>> From<T> for Secret {
+    fn from(text: T) -> Self {
         Self::new(text)
     }
 }

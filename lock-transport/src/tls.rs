@@ -51,11 +51,6 @@ impl Handshake {
     pub fn was_shown(&self) -> bool {
         self.shown.load(Ordering::Acquire)
     }
-
-    /// Whether the server asked for a certificate of the client.
-    pub fn was_asked(&self) -> bool {
-        self.asked.load(Ordering::Acquire)
-    }
 }
 
 /// Words about a server, for errors.
@@ -158,7 +153,9 @@ pub async fn connect(
     })?;
     let connecting = async {
         let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-        if handshake.was_asked() && stream.get_ref().1.protocol_version() == Some(ProtocolVersion::TLSv1_3) {
+        if handshake.asked.load(Ordering::Acquire)
+            && stream.get_ref().1.protocol_version() == Some(ProtocolVersion::TLSv1_3)
+        {
             // A server that is content and silent costs this time.
             if let Ok(verdict) = timeout((op_timeout / 8).min(VERDICT), verdict(&mut stream)).await {
                 verdict?;
@@ -217,14 +214,15 @@ pub fn explain(
 ) -> LockError {
     let product = peer.product;
     let at = format!("{product} at {endpoint}");
-    let asked = handshake.was_asked() && handshake.anonymous;
+    let asked = handshake.asked.load(Ordering::Acquire);
+    let lacking = asked && handshake.anonymous;
     let message = match find(&error) {
         Some(Error::InvalidCertificate(reason)) => {
             let why = untrusted(reason, &endpoint.host);
             format!("the certificate of {at} {why}")
         }
         Some(Error::InvalidMessage(_)) => format!("{at} does not speak TLS; {}", peer.plain),
-        Some(Error::AlertReceived(alert)) if asked && refuses(*alert) => {
+        Some(Error::AlertReceived(alert)) if lacking && refuses(*alert) => {
             return LockError::configuration(format!(
                 "{at} wants to see a certificate of the client; give one with cert=FILE and key=FILE{}",
                 peer.client_auth
@@ -232,7 +230,7 @@ pub fn explain(
             .with_source(error)
             .lasting();
         }
-        Some(Error::AlertReceived(alert)) if handshake.was_asked() && refuses(*alert) => format!(
+        Some(Error::AlertReceived(alert)) if asked && refuses(*alert) => format!(
             "{at} refused the client's certificate; correct cert=FILE and key=FILE: the server must trust its authority, and it must not have \
              expired"
         ),
@@ -248,16 +246,22 @@ pub fn explain(
              (2048 bits or more), P-256, P-384 or Ed25519: P-521 and DSA are not supported"
         ),
         _ => {
-            let hint = match asked {
+            let hint = match lacking {
                 true => {
-                    "; perhaps it wants to see a certificate of the client: then give one with cert=FILE and key=FILE"
+                    "perhaps it wants to see a certificate of the client: then give one with cert=FILE and key=FILE"
+                        .to_owned()
                 }
-                false => "; it may be starting or stopping, or not speak TLS",
+                false => format!("it may be starting or stopping, or not speak TLS: then {}", peer.plain),
             };
-            return LockError::unavailable("connecting", format!("TLS with {at} failed{hint}")).with_source(error);
+            return LockError::unavailable("connecting", format!("TLS with {at} failed; {hint}")).with_source(error);
         }
     };
     LockError::configuration(message).with_source(error)
+}
+
+/// Whether the error is one of TLS: about a certificate, or that the other side does not speak it, or not in this way.
+pub fn is_cause_of(error: &(dyn std::error::Error + 'static)) -> bool {
+    find(error).is_some()
 }
 
 /// The error of rustls among the causes. One in an `io::Error` is none of its sources.
@@ -329,7 +333,7 @@ fn untrusted(reason: &CertificateError, host: &str) -> String {
             text if text.contains("CaUsedAsEndEntity") => {
                 "is that of an authority, and not one that is trusted as a server; name this certificate itself with ca=FILE".to_owned()
             }
-            _ => "cannot be used; replace it at the server".to_owned(),
+            text => format!("cannot be used ({text}); replace it at the server"),
         },
         _ => "cannot be used; replace it at the server".to_owned(),
     }

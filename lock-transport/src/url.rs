@@ -28,8 +28,6 @@ pub struct Spec {
 /// An address that was read.
 #[derive(Clone, Debug)]
 pub struct Address {
-    /// The scheme, as in [`Spec::schemes`].
-    pub scheme: &'static str,
     /// Whether the scheme means TLS.
     pub tls: bool,
     /// The user, decoded, if there is one that is not empty.
@@ -55,14 +53,12 @@ pub fn parse(text: &str, spec: &Spec) -> Result<Address, LockError> {
     let wrong = |why: &dyn fmt::Display| wrong(spec.product, why);
     let known = text.split_once("://").and_then(|(scheme, rest)| {
         let known = spec.schemes.iter().find(|(known, _)| *known == scheme);
-        known.map(|&(scheme, tls)| (scheme, tls, rest))
+        known.map(|&(_, tls)| (tls, rest))
     });
-    let Some((scheme, tls, rest)) = known else {
-        let schemes: Vec<_> = spec.schemes.iter().map(|(scheme, _)| format!("{scheme}://")).collect();
+    let Some((tls, rest)) = known else {
         return Err(wrong(&format_args!(
-            "must start with {}, as in {}",
-            schemes.join(" or "),
-            spec.form
+            "must start with {}:// or the like, as in {}",
+            spec.schemes[0].0, spec.form
         )));
     };
     if rest.contains('#') {
@@ -77,18 +73,11 @@ pub fn parse(text: &str, spec: &Spec) -> Result<Address, LockError> {
         Some((login, hosts)) => (Some(login), hosts),
         None => (None, authority),
     };
-    let (mut user, mut password) = (None, None);
-    if let Some(login) = login {
-        let (name, secret) = match login.split_once(':') {
-            Some((name, secret)) => (name, Some(secret)),
-            None => (login, None),
-        };
-        user = Some(decoded(spec.product, name)?.into_owned()).filter(|name| !name.is_empty());
-        password = match secret {
-            Some(secret) => Some(Secret::from(decoded(spec.product, secret)?)),
-            None => None,
-        };
-    }
+    let decoded = |text| decoded(spec.product, text).map(Cow::into_owned);
+    let (user, password) = login.map_or((None, None), |login| match login.split_once(':') {
+        Some((user, password)) => (Some(user), Some(password)),
+        None => (Some(login), None),
+    });
     let hosts = hosts.split(',').map(|host| {
         let unusable = || match host {
             "" => wrong(&format_args!(
@@ -103,10 +92,9 @@ pub fn parse(text: &str, spec: &Spec) -> Result<Address, LockError> {
         Endpoint::parse(host, spec.port).ok_or_else(unusable)
     });
     Ok(Address {
-        scheme,
         tls,
-        user,
-        password,
+        user: user.filter(|user| !user.is_empty()).map(decoded).transpose()?,
+        password: password.map(decoded).transpose()?.map(Secret::new),
         hosts: hosts.collect::<Result<_, _>>()?,
         path: path.to_owned(),
         params: Params::parse(spec.product, query)?,
@@ -114,6 +102,8 @@ pub fn parse(text: &str, spec: &Spec) -> Result<Address, LockError> {
 }
 
 /// The parameters of an address. Each is taken once; what is left in the end is unknown.
+///
+/// Each method fails with [`LockError::Configuration`] if the parameter is given twice or its value is wrong.
 #[derive(Clone)]
 pub struct Params {
     product: &'static str,
@@ -122,10 +112,6 @@ pub struct Params {
 
 impl Params {
     /// Reads `NAME=VALUE&NAME=VALUE`.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if a value is not UTF-8.
     pub fn parse(product: &'static str, query: &str) -> Result<Self, LockError> {
         let mut given = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
@@ -136,10 +122,6 @@ impl Params {
     }
 
     /// Takes the value of that name.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if it is given twice.
     pub fn text(&mut self, name: &str) -> Result<Option<String>, LockError> {
         let mut found: Vec<_> = self.given.extract_if(.., |(given, _)| given == name).collect();
         match found.len() {
@@ -149,10 +131,6 @@ impl Params {
     }
 
     /// Takes a time above zero, such as `example`.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if it is given twice, zero, or no time.
     pub fn duration(&mut self, name: &str, example: &str) -> Result<Option<Duration>, LockError> {
         let Some(value) = self.text(name)? else { return Ok(None) };
         let time = humantime::parse_duration(&value).ok().filter(|time| !time.is_zero());
@@ -165,10 +143,6 @@ impl Params {
     }
 
     /// Takes `true` or `false`.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if it is given twice, or something else.
     pub fn flag(&mut self, name: &str) -> Result<Option<bool>, LockError> {
         let Some(value) = self.text(name)? else { return Ok(None) };
         let wrong = |_| self.wrong(format_args!("has a wrong {name}; give true or false"));
@@ -176,10 +150,6 @@ impl Params {
     }
 
     /// Takes `password_file`, which stands in for the password before the host.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if it is given twice, or beside a password.
     pub fn password(&mut self, password: Option<Secret>) -> Result<Option<Secret>, LockError> {
         match (password, self.text("password_file")?) {
             (Some(_), Some(_)) => Err(self.wrong("gives a password and password_file; give one of them")),
@@ -188,10 +158,6 @@ impl Params {
     }
 
     /// Fails if a parameter is left, which is not shown: a password with a `&` in it would look like one.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] that lists the `known` ones.
     pub fn finish(self, known: &str) -> Result<(), LockError> {
         match self.given.is_empty() {
             true => Ok(()),
@@ -226,7 +192,7 @@ fn wrong(product: &str, why: &dyn fmt::Display) -> LockError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::TlsFiles;
+    use crate::{Pin, TlsFiles};
 
     const SPEC: Spec = Spec {
         product: "the server",
@@ -256,7 +222,7 @@ mod tests {
         let text =
             "somes://j%C3%B6e:p%40ss%3A@a,b.example:1,[::1]:2,10.0.0.1/x/y?time=500ms&flag=true&text=a%20b&ca=/c";
         let mut address = parse(text, &SPEC).unwrap();
-        assert_eq!((address.scheme, address.tls, &*address.path), ("somes", true, "x/y"));
+        assert_eq!((address.tls, &*address.path), (true, "x/y"));
         assert_eq!(address.user.as_deref(), Some("j\u{f6}e"));
         assert_eq!(address.password.clone().unwrap().get().await.unwrap(), "p@ss:");
         let hosts: Vec<_> = address.hosts.iter().map(Endpoint::to_string).collect();
@@ -291,7 +257,7 @@ mod tests {
         for (text, says) in [
             (
                 "hunter2://joe:hunter2@h",
-                "start with some:// or somes://, as in some://localhost:7",
+                "start with some:// or the like, as in some://localhost:7",
             ),
             ("some:hunter2", "must start with"),
             ("some://joe:hunter2@", "names no host"),
@@ -321,11 +287,11 @@ mod tests {
     #[test]
     fn a_pin_is_read_as_openssl_prints_it() {
         let colons = format!("sha256:0A:ff{}", ":00".repeat(30));
-        let pin: crate::Pin = colons.parse().unwrap();
+        let pin = Pin::parse(&colons).unwrap();
         assert_eq!(pin.0[..3], [10, 255, 0]);
-        assert_eq!(colons.replace("A:f", "af").parse(), Ok(pin));
+        assert_eq!(Pin::parse(&colons.replace("A:f", "af")), Some(pin));
         for text in ["", "sha256:", "sha1:00", &format!("sha256:{}", "\u{e9}".repeat(32))] {
-            assert!(text.parse::<crate::Pin>().is_err(), "{text}");
+            assert!(Pin::parse(text).is_none(), "{text}");
         }
     }
 }
