@@ -1,137 +1,118 @@
 //! What an address means.
 
-use std::borrow::Cow;
+#[cfg(unix)]
 use std::path::PathBuf;
 
 use lock_core::LockError;
+use lock_transport::url::{self, Address, Params, Spec};
+use lock_transport::{Endpoint, Namespace};
 use percent_encoding::percent_decode_str;
-use url::{Host, Url};
 
 use crate::transport::Place;
 use crate::{RedisConfig, sentinel};
 
-const PARAMETERS: &str = "namespace, op_timeout (such as 5s), min_replicas, counter_retention (such as 10m), allow_unsafe_configuration (true or false), ca (with rediss:), \
-                          user, password and db (with redis+unix:), and sentinel_user and sentinel_password (with redis+sentinel:)";
+const PARAMETERS: &str = "namespace, op_timeout (such as 5s), min_replicas, counter_retention (such as 10m), allow_unsafe_configuration (true or false), \
+                          password_file, ca, cert, key and pin (with rediss:), user, password and db (with redis+unix:), and sentinel_user, \
+                          sentinel_password and sentinel_password_file (with redis+sentinel:)";
 
-const SPECIAL: &str = "in a user or password, write # as %23, / as %2F, @ as %40";
+const PRODUCT: &str = "the Redis server";
+
+const SPEC: Spec = Spec {
+    product: PRODUCT,
+    schemes: &[("redis", false), ("valkey", false), ("rediss", true), ("valkeys", true)],
+    form: "redis://localhost:6379; others are redis+unix:, redis+sentinel://, redis+cluster:// and redlock://",
+    port: 6379,
+};
 
 /// Reads an address. No error shows any of it but the names of parameters.
 pub(crate) fn read(url: &str) -> Result<RedisConfig, LockError> {
     if let Some((scheme, rest)) = url.split_once("+sentinel:") {
         return sentinel::read(scheme, rest);
     }
-    let url = Url::parse(url).map_err(|e| wrong(format!("cannot be read: {e}; {SPECIAL}")))?;
-    if url.fragment().is_some() {
-        return Err(wrong("holds a #; write it as %23"));
+    #[cfg(unix)]
+    if let Some(("redis+unix" | "valkey+unix", rest)) = url.split_once(':') {
+        return at_socket(rest);
     }
-    let mut config = match url.scheme() {
-        "redis" | "valkey" => {
-            let (host, port) = host(&url, 6379)?;
-            RedisConfig::at(Place::Tcp(host, port))
-        }
+    let Address {
+        tls,
+        user,
+        password,
+        mut hosts,
+        path,
+        mut params,
+        ..
+    } = url::parse(url, &SPEC)?;
+    let (Some(Endpoint { host, port }), true) = (hosts.pop(), hosts.is_empty()) else {
+        return Err(wrong(
+            "names several hosts; begin it with redis+sentinel://, redis+cluster:// or redlock:// if they belong together",
+        ));
+    };
+    let mut config = RedisConfig::at(match tls {
+        false => Place::Tcp(host, port),
         #[cfg(feature = "tls")]
-        "rediss" | "valkeys" => {
-            let (host, port) = host(&url, 6379)?;
-            RedisConfig::at(Place::Tls(host, port, None))
-        }
+        true => Place::Tls(host, port, lock_transport::TlsFiles::from_params(&mut params)?),
         #[cfg(not(feature = "tls"))]
-        "rediss" | "valkeys" => return Err(wrong("asks for TLS; turn on the feature \"tls\"")),
-        #[cfg(unix)]
-        "redis+unix" | "valkey+unix" => RedisConfig::at(Place::Unix(socket(&url)?)),
-        _ => {
-            return Err(wrong(
-                "must start with redis:, rediss:, redis+unix:, redis+sentinel: or rediss+sentinel:, as in redis://localhost:6379",
-            ));
-        }
-    };
-    let by_socket = url.scheme().ends_with("+unix");
-    if !by_socket {
-        if !url.username().is_empty() {
-            config.login.user = Some(decoded(url.username())?.into_owned());
-            // A user without a password logs in, too: with an empty one.
-            config = config.password("");
-        }
-        if let Some(password) = url.password() {
-            config = config.password(decoded(password)?);
-        }
-        match url.path().trim_matches('/') {
-            "" => {}
-            number => config.database = database(number)?,
-        }
+        true => return Err(wrong("asks for TLS; turn on the feature \"tls\"")),
+    });
+    config.login.password = params.password(password)?;
+    if user.is_some() && config.login.password.is_none() {
+        // A user without a password logs in, too: with an empty one.
+        config = config.password("");
     }
-    let mut given = Vec::new();
-    for pair in url
-        .query()
-        .unwrap_or_default()
-        .split('&')
-        .filter(|pair| !pair.is_empty())
-    {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = decoded(value)?;
-        if given.contains(&name) {
-            return Err(wrong(format!("gives {name} twice; give it once")));
-        }
-        given.push(name);
-        config = match name {
-            "namespace" => config.namespace(value),
-            "op_timeout" => match humantime::parse_duration(&value) {
-                Ok(limit) if !limit.is_zero() => config.op_timeout(limit),
-                _ => {
-                    return Err(wrong(
-                        "has a wrong op_timeout; give a time above zero, such as 5s or 500ms",
-                    ));
-                }
-            },
-            "min_replicas" => match value.parse() {
-                Ok(replicas) => config.min_replicas(replicas),
-                Err(_) => return Err(wrong("has a wrong min_replicas; give a number")),
-            },
-            "counter_retention" => match humantime::parse_duration(&value) {
-                Ok(time) => config.counter_retention(time),
-                Err(_) => {
-                    return Err(wrong(
-                        "has a wrong counter_retention; give a time of 1s to 365days, such as 10m",
-                    ));
-                }
-            },
-            "allow_unsafe_configuration" => match value.parse() {
-                Ok(allow) => config.allow_unsafe_configuration(allow),
-                Err(_) => return Err(wrong(format!("has a wrong {name}; give true or false"))),
-            },
-            #[cfg(feature = "tls")]
-            "ca" if matches!(config.target, crate::discovery::Target::Server(Place::Tls(..))) => {
-                config.trust(value.into_owned())
-            }
-            "user" if by_socket => {
-                config.login.user = Some(value.into_owned());
-                config
-            }
-            "password" if by_socket => config.password(value),
-            "db" if by_socket => config.database(database(&value)?),
-            // A password with a & in it would look like a name here.
-            _ => return Err(wrong(format!("has an unknown parameter; known are {PARAMETERS}"))),
-        };
+    config.login.user = user;
+    match path.trim_matches('/') {
+        "" => {}
+        number => config.database = database(number)?,
     }
-    crate::keys::Keys::new(&config.namespace)?;
-    Ok(config)
-}
-
-/// The host and the port that the URL names.
-pub(crate) fn host(url: &Url, default_port: u16) -> Result<(String, u16), LockError> {
-    let host = match url.host() {
-        Some(Host::Domain(host)) if !host.is_empty() => decoded(host)?.into_owned(),
-        Some(Host::Ipv4(address)) => address.to_string(),
-        Some(Host::Ipv6(address)) => address.to_string(),
-        _ => return Err(wrong("names no host, as in redis://localhost:6379")),
-    };
-    Ok((host, url.port().unwrap_or(default_port)))
+    read_others(config, params)
 }
 
 #[cfg(unix)]
-fn socket(url: &Url) -> Result<PathBuf, LockError> {
+fn at_socket(rest: &str) -> Result<RedisConfig, LockError> {
+    if rest.contains('#') {
+        return Err(wrong("holds a #; write it as %23"));
+    }
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let mut config = RedisConfig::at(Place::Unix(socket(path)?));
+    let mut params = Params::parse(PRODUCT, query)?;
+    config.login.user = params.text("user")?;
+    let password = params.text("password")?.map(Into::into);
+    config.login.password = params.password(password)?;
+    if let Some(number) = params.text("db")? {
+        config.database = database(&number)?;
+    }
+    read_others(config, params)
+}
+
+fn read_others(mut config: RedisConfig, mut params: Params) -> Result<RedisConfig, LockError> {
+    if let Some(namespace) = params.text("namespace")? {
+        config = config.namespace(Namespace::new(namespace)?.as_str());
+    }
+    if let Some(limit) = params.duration("op_timeout", "5s or 500ms")? {
+        config = config.op_timeout(limit);
+    }
+    if let Some(time) = params.duration("counter_retention", "10m (1s to 365days)")? {
+        config = config.counter_retention(time);
+    }
+    if let Some(replicas) = params.text("min_replicas")? {
+        let replicas = replicas
+            .parse()
+            .map_err(|_| wrong("has a wrong min_replicas; give a number"))?;
+        config = config.min_replicas(replicas);
+    }
+    if let Some(allow) = params.flag("allow_unsafe_configuration")? {
+        config = config.allow_unsafe_configuration(allow);
+    }
+    params.finish(PARAMETERS)?;
+    Ok(config)
+}
+
+#[cfg(unix)]
+fn socket(path: &str) -> Result<PathBuf, LockError> {
     use std::os::unix::ffi::OsStringExt;
-    let path: Vec<u8> = percent_decode_str(url.path()).collect();
-    if url.host_str().is_some_and(|host| !host.is_empty()) || !path.starts_with(b"/") || path.contains(&0) {
+    // As URLs without a host may have it.
+    let path: Vec<u8> = percent_decode_str(path.strip_prefix("//").unwrap_or(path)).collect();
+    if !path.starts_with(b"/") || path.contains(&0) {
         return Err(wrong(
             "needs the socket's path from the root, as in redis+unix:/run/redis.sock",
         ));
@@ -144,7 +125,7 @@ fn database(number: &str) -> Result<u32, LockError> {
     number.ok_or_else(|| wrong("has a database that is not a number, as in redis://localhost/0"))
 }
 
-pub(crate) fn decoded(text: &str) -> Result<Cow<'_, str>, LockError> {
+pub(crate) fn decoded(text: &str) -> Result<std::borrow::Cow<'_, str>, LockError> {
     let decoded = percent_decode_str(text).decode_utf8();
     decoded.map_err(|_| wrong("holds bytes that are not UTF-8 after decoding"))
 }
@@ -157,9 +138,10 @@ pub(crate) fn wrong(why: impl std::fmt::Display) -> LockError {
 mod tests {
     use std::time::Duration;
 
+    use lock_transport::Secret;
+
     use super::*;
     use crate::discovery::Target;
-    use crate::login::Secret;
 
     fn good(url: &str) -> RedisConfig {
         read(url).unwrap()
@@ -178,10 +160,18 @@ mod tests {
         assert_eq!(good("redis://10.0.0.1:7000/").target, tcp("10.0.0.1", 7000));
         assert_eq!(good("valkey://[::1]:7000").target, tcp("::1", 7000));
         #[cfg(feature = "tls")]
-        assert_eq!(
-            good("rediss://db.example?ca=/etc/my%20ca.pem").target,
-            Target::Server(Place::Tls("db.example".into(), 6379, Some("/etc/my ca.pem".into())))
-        );
+        {
+            let files = lock_transport::TlsFiles {
+                ca: Some("/etc/my ca.pem".into()),
+                cert: Some("c".into()),
+                key: Some("k".into()),
+                pin: None,
+            };
+            assert_eq!(
+                good("rediss://db.example?ca=/etc/my%20ca.pem&cert=c&key=k").target,
+                Target::Server(Place::Tls("db.example".into(), 6379, files))
+            );
+        }
         for url in [
             "redis+unix:/run/a%20b.sock",
             "redis+unix:///run/a%20b.sock",
@@ -201,8 +191,8 @@ mod tests {
             "redis://j%C3%B6e:p%40ss%3A@h/3?namespace=shop&op_timeout=500ms&min_replicas=2&counter_retention=1h&allow_unsafe_configuration=true",
         );
         assert_eq!(config.login.user.as_deref(), Some("jöe"));
-        assert_eq!(config.login.password, Some(Secret("p@ss:".into())));
-        assert_eq!(good("redis://joe@h").login.password, Some(Secret(String::new())));
+        assert_eq!(config.login.password, Some(Secret::new("p@ss:")));
+        assert_eq!(good("redis://joe@h").login.password, Some(Secret::new("")));
         assert_eq!(config.database, 3);
         assert_eq!(config.namespace, "shop");
         assert_eq!(config.op_timeout, Duration::from_millis(500));
@@ -212,11 +202,15 @@ mod tests {
         let config = good("redis://:secret@h");
         assert_eq!(
             (config.login.user, config.login.password),
-            (None, Some(Secret("secret".into())))
+            (None, Some(Secret::new("secret")))
+        );
+        assert_eq!(
+            good("redis://joe@h?password_file=/p").login.password,
+            Some(Secret::file("/p"))
         );
         let config = good("redis+unix:/s?user=joe&password=p%26&db=2");
         assert_eq!(config.login.user.as_deref(), Some("joe"));
-        assert_eq!(config.login.password, Some(Secret("p&".into())));
+        assert_eq!(config.login.password, Some(Secret::new("p&")));
         assert_eq!(config.database, 2);
     }
 
@@ -224,6 +218,7 @@ mod tests {
     fn a_wrong_address_is_refused_with_what_is_known() {
         assert!(refusal("postgres://h").contains("redis://localhost"));
         assert!(refusal("redis:").contains("host"));
+        assert!(refusal("redis://a,b").contains("several hosts"));
         assert!(refusal("redis://").contains("host"));
         assert!(refusal("redis://joe:a#b@h").contains("# as %23"));
         assert!(refusal("redis://joe:a/b@h").contains("/ as %2F"));

@@ -5,12 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Executor, LockError, Options};
+use lock_transport::Secret;
+#[cfg(feature = "tls")]
+use lock_transport::{Pin, TlsFiles};
 use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 
 use crate::discovery::{Discovery, Target};
 use crate::keys::Keys;
-use crate::login::{Login, Secret};
+use crate::login::Login;
 use crate::redlock::Membership;
 use crate::sentinel::Service;
 use crate::session::{Session, Settings};
@@ -57,7 +60,7 @@ impl RedisConfig {
     /// trusts or that [`trust`](Self::trust) names.
     #[cfg(feature = "tls")]
     pub fn tls(host: impl Into<String>, port: u16) -> Self {
-        Self::at(Place::Tls(host.into(), port, None))
+        Self::at(Place::Tls(host.into(), port, TlsFiles::default()))
     }
 
     /// The server that listens on that socket of this machine.
@@ -89,7 +92,7 @@ impl RedisConfig {
     ) -> Self {
         let sentinels = sentinels
             .into_iter()
-            .map(|(host, port)| Place::Tls(host.into(), port, None));
+            .map(|(host, port)| Place::Tls(host.into(), port, TlsFiles::default()));
         Self::of(Service::new(service, sentinels.collect()))
     }
 
@@ -135,7 +138,10 @@ impl RedisConfig {
     /// | `min_replicas` | see [`min_replicas`](Self::min_replicas) | `0` |
     /// | `counter_retention` | see [`counter_retention`](Self::counter_retention); `1m`, `1h` | `10m` |
     /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
-    /// | `ca` | with `rediss:` and `rediss+sentinel:`, see [`trust`](Self::trust) | what the system trusts |
+    /// | `ca` | with TLS, see [`trust`](Self::trust) | what the system trusts |
+    /// | `cert`, `key` | with TLS, see [`client_certificate`](Self::client_certificate) | none |
+    /// | `pin` | with TLS, see [`pin`](Self::pin); `sha256:` and what `openssl x509 -fingerprint -sha256` prints | none |
+    /// | `password_file` | a file with the password, read at each connect | |
     /// | `sentinel_user`, `sentinel_password` | see [`sentinel_credentials`](Self::sentinel_credentials) | none |
     /// | `user`, `password`, `db` | with `redis+unix:`, which has no other place for them | |
     ///
@@ -169,7 +175,7 @@ impl RedisConfig {
         let login = info.redis_settings();
         let mut config = Self::at(place);
         config.login.user = login.username().map(str::to_owned);
-        config.login.password = login.password().map(|password| Secret(password.to_owned()));
+        config.login.password = login.password().map(Secret::from);
         config.database = u32::try_from(login.db())
             .map_err(|_| LockError::configuration("the client has a database number below zero"))?;
         Ok(config)
@@ -177,22 +183,22 @@ impl RedisConfig {
 
     /// The user to work as, and the password. [`password`](Self::password) alone means the default user.
     #[must_use]
-    pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+    pub fn credentials(mut self, user: impl Into<String>, password: impl Into<Secret>) -> Self {
         self.login.user = Some(user.into());
         self.password(password)
     }
 
-    /// The password.
+    /// The password: a text, or a [`Secret`] that is asked for at each connect.
     #[must_use]
-    pub fn password(mut self, password: impl Into<String>) -> Self {
-        self.login.password = Some(Secret(password.into()));
+    pub fn password(mut self, password: impl Into<Secret>) -> Self {
+        self.login.password = Some(password.into());
         self
     }
 
     /// The user to ask the sentinels as, and the password. [`sentinel_password`](Self::sentinel_password) alone means their default
     /// user. Without sentinels it has no effect.
     #[must_use]
-    pub fn sentinel_credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
+    pub fn sentinel_credentials(mut self, user: impl Into<String>, password: impl Into<Secret>) -> Self {
         if let Target::Service(service) = &mut self.target {
             service.login.user = Some(user.into());
         }
@@ -201,9 +207,9 @@ impl RedisConfig {
 
     /// The password of the sentinels. Without sentinels it has no effect.
     #[must_use]
-    pub fn sentinel_password(mut self, password: impl Into<String>) -> Self {
+    pub fn sentinel_password(mut self, password: impl Into<Secret>) -> Self {
         if let Target::Service(service) = &mut self.target {
-            service.login.password = Some(Secret(password.into()));
+            service.login.password = Some(password.into());
         }
         self
     }
@@ -260,14 +266,37 @@ impl RedisConfig {
         self
     }
 
-    /// Trusts the authorities in that PEM file, read at each connect, and no others. Without TLS it has no effect.
+    /// Trusts the certificates in that PEM file, read at each connect, and no others: those of authorities, and the server's own
+    /// if it signed that itself. Without TLS it has no effect.
     #[cfg(feature = "tls")]
     #[must_use]
-    pub fn trust(mut self, file: impl Into<PathBuf>) -> Self {
+    pub fn trust(self, file: impl Into<PathBuf>) -> Self {
         let file = file.into();
+        self.with_files(|files| files.ca = Some(file.clone()))
+    }
+
+    /// Shows the certificate in one PEM file, whose private key is in the other, if the server asks for one; both are read at each
+    /// connect. Redis wants one unless its `tls-auth-clients` is off. Without TLS it has no effect.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn client_certificate(self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
+        let (certificate, key) = (certificate.into(), key.into());
+        self.with_files(|files| (files.cert, files.key) = (Some(certificate.clone()), Some(key.clone())))
+    }
+
+    /// Takes no other certificate of the server than the one with that fingerprint. Unless [`trust`](Self::trust) is used too, its
+    /// authority, name and dates do not count then. Without TLS it has no effect.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn pin(self, fingerprint: Pin) -> Self {
+        self.with_files(|files| files.pin = Some(fingerprint))
+    }
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn with_files(mut self, set: impl Fn(&mut TlsFiles)) -> Self {
         for place in self.target.places_mut() {
-            if let Place::Tls(_, _, ca) = place {
-                *ca = Some(file.clone());
+            if let Place::Tls(_, _, files) = place {
+                set(files);
             }
         }
         self

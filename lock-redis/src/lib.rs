@@ -72,8 +72,6 @@ mod scripts;
 mod sentinel;
 mod server_time;
 mod session;
-#[cfg(feature = "tls")]
-mod tls;
 mod transport;
 mod wait;
 

@@ -100,6 +100,7 @@ impl Link {
         let guard = broken.clone().drop_guard();
         let heard = Arc::new(AtomicU64::new(0));
         let channel = feed.channel().map(str::to_owned);
+        let greeting = settings.login.greeting().await?;
         let stream = place.connect(settings.op_timeout).await?;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
@@ -111,8 +112,8 @@ impl Link {
                 clock: clock.clone(),
                 opened,
             });
-        let greeted = MultiplexedConnection::new_with_config(&settings.login.greeting(), stream, config).await;
-        let (mut con, driver) = greeted.map_err(|error| unwelcome(place, settings.node.is_some(), error))?;
+        let greeted = MultiplexedConnection::new_with_config(&greeting, stream, config).await;
+        let (mut con, driver) = greeted.map_err(|error| unwelcome(place, error))?;
         let ended = broken.clone();
         // Also when the runtime ends, and drops this task.
         let closing = broken.clone().drop_guard();
@@ -397,18 +398,15 @@ impl Drop for Asked<'_> {
 }
 
 /// Why the server did not let us in.
-fn unwelcome(place: &Place, is_node: bool, error: RedisError) -> Failure {
+fn unwelcome(place: &Place, error: RedisError) -> Failure {
     if !error.is_connection_dropped() {
         return error.into();
     }
-    let tls = if is_node { "redlocks:" } else { "rediss:" };
-    let told = format!("Redis at {place} closed the connection; if it wants TLS, use {tls}");
+    let told = format!(
+        "what is at {place} closed the connection before it answered; {}",
+        place.hung_up()
+    );
     Failure::Known(LockError::unavailable("connecting", told).with_source(error))
-}
-
-/// The connection was not there in time.
-pub(crate) fn no_connection(limit: Duration) -> LockError {
-    LockError::no_answer("connecting", limit)
 }
 
 #[cfg(test)]

@@ -1,21 +1,10 @@
 //! What is stored of a holder.
 
-use std::fmt::Write;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lock_core::{Claim, Holder, LockName};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
-
+use lock_core::{Holder, LockName};
 /// The part of a lock's value that its scripts only pass on: process, host and label.
-pub(crate) fn info(claim: &Claim) -> String {
-    let holder = Holder::of(claim);
-    let mut info = holder.pid.unwrap_or_default().to_string();
-    for text in [holder.host.as_deref(), claim.label()].into_iter().flatten() {
-        // Writing to a string cannot fail.
-        let _ = write!(info, " {}", utf8_percent_encode(text, NON_ALPHANUMERIC));
-    }
-    info
-}
+pub(crate) use lock_transport::holder::encode as info;
 
 /// Stands before the owner once the claim was released and the name is only reserved. The scripts write it.
 const RESERVED: &str = "reserved:";
@@ -36,41 +25,28 @@ pub(crate) fn holder(name: &LockName, value: &str, remaining: Option<Duration>) 
     if format == Some("1") {
         let micros = parts.next().and_then(|text| text.parse().ok());
         holder.acquired_at = micros.map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
-        let mut parts = parts.skip(1);
-        holder.pid = parts.next().and_then(|text| text.parse().ok());
-        holder.host = parts.next().map(decoded);
-        holder.label = parts.next().map(decoded);
+        lock_transport::holder::decode(parts.skip(1), &mut holder);
     }
     holder
 }
 
-fn decoded(text: &str) -> String {
-    percent_decode_str(text).decode_utf8_lossy().into_owned()
-}
-
 #[cfg(test)]
 mod tests {
+    use lock_core::Claim;
+
     use super::*;
 
     #[test]
     fn what_is_stored_of_a_holder_can_be_read_again() {
-        for label in [None, Some("nightly 'import' 100 %"), Some("")] {
-            let mut claim = Claim::new("n".parse().unwrap(), Duration::from_secs(1));
-            if let Some(label) = label {
-                claim = claim.with_label(label);
-            }
-            let value = format!("1 {} 42 1700000000000000 client {}", claim.owner(), info(&claim));
-            let holder = holder(claim.name(), &value, None);
-            assert_eq!((holder.owner, holder.is_reserved), (Some(claim.owner()), false));
-            assert_eq!(holder.token.unwrap().get(), 42);
-            assert_eq!(holder.label.as_deref(), claim.label());
-            assert_eq!(holder.host, Holder::of(&claim).host);
-            assert_eq!(holder.pid, Some(std::process::id()));
-            assert_eq!(
-                holder.acquired_at,
-                Some(UNIX_EPOCH + Duration::from_secs(1_700_000_000))
-            );
-        }
+        let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(1)).with_label("a b");
+        let value = format!("1 {} 42 1700000000000000 client {}", claim.owner(), info(&claim));
+        let holder = holder(claim.name(), &value, None);
+        assert_eq!((holder.owner, holder.is_reserved), (Some(claim.owner()), false));
+        assert_eq!(holder.token.unwrap().get(), 42);
+        assert_eq!(holder.label.as_deref(), claim.label());
+        assert_eq!(holder.pid, Some(std::process::id()));
+        let acquired = UNIX_EPOCH + Duration::from_secs(1_700_000_000);
+        assert_eq!(holder.acquired_at, Some(acquired));
     }
 
     #[test]

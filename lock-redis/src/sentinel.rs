@@ -211,12 +211,20 @@ impl Sentinels {
     fn explained(&self, place: &Place, error: LockError) -> LockError {
         let which = self.named(place);
         match error {
-            LockError::Configuration { message, source, .. } => {
+            LockError::Configuration {
+                message,
+                source,
+                lasting,
+                ..
+            } => {
                 let message = format!(
                     "{message}. This is {which}; USER:PASSWORD@ in the address is for the servers, sentinel_user and sentinel_password \
                      are for the sentinels"
                 );
-                let error = LockError::configuration(message);
+                let mut error = LockError::configuration(message);
+                if lasting {
+                    error = error.lasting();
+                }
                 match source {
                     Some(source) => error.with_source(source),
                     None => error,

@@ -1,13 +1,16 @@
 //! The socket under a connection.
 
+use std::fmt;
 use std::io;
+#[cfg(unix)]
 use std::path::PathBuf;
 use std::time::Duration;
 
 use lock_core::LockError;
-use socket2::{SockRef, TcpKeepalive};
+use lock_transport::{Endpoint, tcp};
+#[cfg(feature = "tls")]
+use lock_transport::{TlsFiles, tls};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 
 use crate::failure::Failure;
 
@@ -16,10 +19,17 @@ use crate::failure::Failure;
 pub(crate) enum Place {
     Tcp(String, u16),
     #[cfg(feature = "tls")]
-    Tls(String, u16, Option<PathBuf>),
+    Tls(String, u16, TlsFiles),
     #[cfg(unix)]
     Unix(PathBuf),
 }
+
+#[cfg(feature = "tls")]
+const PEER: tls::Peer = tls::Peer {
+    product: "Redis",
+    plain: "use redis: instead of rediss: (so for the other schemes), or its TLS port",
+    client_auth: ". Servers do by default: tls-auth-clients",
+};
 
 /// Whatever carries the bytes.
 pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -27,38 +37,32 @@ pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
 impl Place {
-    /// Connects. `patience` is how long the network may leave data unacknowledged.
-    pub(crate) async fn connect(&self, patience: Duration) -> Result<Box<dyn Transport>, Failure> {
-        match self {
-            Self::Tcp(host, port) => Ok(Box::new(
-                tcp(host, *port, patience).await.map_err(|e| self.unreachable(e))?,
-            )),
+    /// Connects. `op_timeout` is how long the network may leave data unacknowledged.
+    pub(crate) async fn connect(&self, op_timeout: Duration) -> Result<Box<dyn Transport>, Failure> {
+        let unreachable = |error: io::Error| {
+            LockError::unavailable("connecting", format!("Redis cannot be reached at {self}")).with_source(error)
+        };
+        Ok(match self {
+            Self::Tcp(host, port) => {
+                let stream = tcp::connect(&Endpoint::new(host, *port), op_timeout).await;
+                Box::new(stream.map_err(unreachable)?)
+            }
             #[cfg(feature = "tls")]
-            Self::Tls(host, port, ca) => {
-                let stream = tcp(host, *port, patience).await.map_err(|e| self.unreachable(e))?;
-                let wrapping = crate::tls::wrap(stream, host, ca.as_deref());
-                // A server without TLS waits for more. Sooner than the caller gives up, so that it hears why.
-                match tokio::time::timeout(patience * 3 / 4, wrapping).await {
-                    Ok(wrapped) => Ok(Box::new(wrapped?)),
-                    Err(_) => Err(self.unreachable(io::Error::new(
-                        io::ErrorKind::TimedOut,
-                        "it does not answer to TLS; use redis: instead of rediss: if it has none",
-                    ))),
-                }
+            Self::Tls(host, port, files) => {
+                let endpoint = Endpoint::new(host, *port);
+                let stream = tcp::connect(&endpoint, op_timeout).await.map_err(unreachable)?;
+                Box::new(tls::connect(stream, &endpoint, files, &[], &PEER, op_timeout).await?)
             }
             #[cfg(unix)]
-            Self::Unix(path) => {
-                let stream = tokio::net::UnixStream::connect(path).await;
-                Ok(Box::new(stream.map_err(|e| self.unreachable(e))?))
-            }
-        }
+            Self::Unix(path) => Box::new(tokio::net::UnixStream::connect(path).await.map_err(unreachable)?),
+        })
     }
 
     /// Another place that is talked to in the same way. A socket of this machine has no other.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         match self {
             #[cfg(feature = "tls")]
-            Self::Tls(_, _, ca) => Self::Tls(host.to_owned(), port, ca.clone()),
+            Self::Tls(_, _, files) => Self::Tls(host.to_owned(), port, files.clone()),
             _ => Self::Tcp(host.to_owned(), port),
         }
     }
@@ -66,64 +70,34 @@ impl Place {
     /// The address that leads there: `redis` or `rediss`, `suffix`, host and port.
     pub(crate) fn url(&self, suffix: &str) -> String {
         match self {
-            Self::Tcp(host, port) => format!("redis{suffix}://{}", Authority(host, *port)),
+            Self::Tcp(host, port) => format!("redis{suffix}://{}", Endpoint::new(host, *port)),
             #[cfg(feature = "tls")]
-            Self::Tls(host, port, _) => format!("rediss{suffix}://{}", Authority(host, *port)),
+            Self::Tls(host, port, _) => format!("rediss{suffix}://{}", Endpoint::new(host, *port)),
             #[cfg(unix)]
             Self::Unix(_) => format!("redis{suffix}://HOST:PORT"),
         }
     }
 
-    fn unreachable(&self, error: io::Error) -> Failure {
-        Failure::Known(
-            LockError::unavailable("connecting", format!("Redis cannot be reached at {self}")).with_source(error),
-        )
+    /// What to do if the server hangs up before it has said anything.
+    pub(crate) fn hung_up(&self) -> &'static str {
+        match self {
+            Self::Tcp(..) => {
+                "see that host and port are those of a Redis server; one with TLS is reached by a rediss address (redlocks, \
+                 rediss+sentinel, rediss+cluster)"
+            }
+            _ => "see that this is the address of a Redis server, and that it runs",
+        }
     }
 }
 
-impl std::fmt::Display for Place {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(host, port) => Authority(host, *port).fmt(f),
+            Self::Tcp(host, port) => Endpoint::new(host, *port).fmt(f),
             #[cfg(feature = "tls")]
-            Self::Tls(host, port, _) => write!(f, "{} (TLS)", Authority(host, *port)),
+            Self::Tls(host, port, _) => write!(f, "{} (TLS)", Endpoint::new(host, *port)),
             #[cfg(unix)]
             Self::Unix(path) => write!(f, "{}", path.display()),
         }
     }
-}
-
-/// A host and a port as addresses have them.
-struct Authority<'a>(&'a str, u16);
-
-impl std::fmt::Display for Authority<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self(host, port) = self;
-        match host.contains(':') {
-            true => write!(f, "[{host}]:{port}"),
-            false => write!(f, "{host}:{port}"),
-        }
-    }
-}
-
-async fn tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> {
-    const PROBES: u32 = 3;
-    let stream = TcpStream::connect((host, port)).await?;
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(&stream);
-    // Whatever has not been sent when the socket is closed shall not be sent after that: the claims in it were given up.
-    socket.set_linger(Some(Duration::ZERO))?;
-    let pause = (patience / PROBES).max(Duration::from_secs(1));
-    let keepalive = TcpKeepalive::new().with_time(pause).with_interval(pause);
-    #[cfg(any(
-        target_os = "linux",
-        target_os = "android",
-        target_os = "macos",
-        target_os = "freebsd"
-    ))]
-    let keepalive = keepalive.with_retries(PROBES);
-    socket.set_tcp_keepalive(&keepalive)?;
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    socket.set_tcp_user_timeout(Some(patience))?;
-    Ok(stream)
 }

@@ -88,7 +88,7 @@ mod tests {
         #[cfg(feature = "tls")]
         assert!(matches!(
             read("valkeys+cluster://a?ca=/x").unwrap().seeds[0].target,
-            Target::Server(Place::Tls(_, 6379, Some(_)))
+            Target::Server(Place::Tls(_, 6379, lock_transport::TlsFiles { ca: Some(_), .. }))
         ));
     }
 

@@ -1,12 +1,11 @@
 //! What an address of sentinels means.
 
-use url::Url;
+use lock_transport::{Endpoint, Secret};
 
 use super::service::Service;
 use crate::RedisConfig;
-use crate::address::{decoded, host, wrong};
+use crate::address::{decoded, wrong};
 use crate::discovery::Target;
-use crate::login::Secret;
 use crate::transport::Place;
 
 const FORM: &str = "names no service, as in redis+sentinel://host1,host2,host3/SERVICE";
@@ -38,13 +37,14 @@ pub(crate) fn read(scheme: &str, rest: &str) -> Result<RedisConfig, lock_core::L
     if service.is_empty() {
         return Err(wrong(FORM));
     }
-    let (mut user, mut password) = (None, None);
+    let (mut user, mut password, mut file) = (None, None, None);
     let mut others = Vec::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         let given = match name {
             "sentinel_user" => &mut user,
             "sentinel_password" => &mut password,
+            "sentinel_password_file" => &mut file,
             _ => {
                 others.push(pair);
                 continue;
@@ -64,20 +64,27 @@ pub(crate) fn read(scheme: &str, rest: &str) -> Result<RedisConfig, lock_core::L
         sentinels.push(place(sentinel, server)?);
     }
     let mut service = Service::new(service, sentinels);
-    if user.is_some() && password.is_none() {
+    if password.is_some() && file.is_some() {
+        return Err(wrong(
+            "gives sentinel_password and sentinel_password_file; give one of them",
+        ));
+    }
+    if user.is_some() && password.is_none() && file.is_none() {
         // A user without a password logs in, too: with an empty one.
         password = Some(String::new());
     }
-    (service.login.user, service.login.password) = (user, password.map(Secret));
+    (service.login.user, service.login.password) = (user, password.map(Secret::new).or(file.map(Secret::file)));
     config.target = Target::Service(service);
     Ok(config)
 }
 
 /// The sentinel at `HOST:PORT`, which is talked to as the servers are.
 fn place(sentinel: &str, server: &Place) -> Result<Place, lock_core::LockError> {
-    let url = Url::parse(&format!("redis://{sentinel}"))
-        .map_err(|error| wrong(format!("has a host that cannot be read: {error}")))?;
-    let (host, port) = host(&url, 26379)?;
+    let unusable = || match sentinel {
+        "" => wrong("names no host, or none beside a comma"),
+        _ => wrong("has a host that cannot be read"),
+    };
+    let Endpoint { host, port } = Endpoint::parse(sentinel, 26379).ok_or_else(unusable)?;
     Ok(server.at(&host, port))
 }
 
@@ -103,9 +110,9 @@ mod tests {
         assert_eq!(service(&config).sentinels, sentinels);
         assert_eq!(service(&config).name, "my/master");
         assert_eq!(service(&config).login.user.as_deref(), Some("wächter"));
-        assert_eq!(service(&config).login.password, Some(Secret("s&".into())));
+        assert_eq!(service(&config).login.password, Some(Secret::new("s&")));
         assert_eq!(config.login.user.as_deref(), Some("joe"));
-        assert_eq!(config.login.password, Some(Secret("p@ss".into())));
+        assert_eq!(config.login.password, Some(Secret::new("p@ss")));
         assert_eq!((config.database, config.namespace.as_str()), (3, "shop"));
         let config = RedisConfig::from_url("valkey+sentinel://a/s?sentinel_password=x").unwrap();
         assert_eq!(service(&config).login.user, None);
@@ -116,7 +123,11 @@ mod tests {
     #[test]
     fn sentinels_and_servers_are_talked_to_by_tls_alike() {
         let config = RedisConfig::from_url("rediss+sentinel://a,b:1/s?ca=/etc/ca.pem").unwrap();
-        let tls = |host: &str, port| Place::Tls(host.to_owned(), port, Some("/etc/ca.pem".into()));
+        let files = lock_transport::TlsFiles {
+            ca: Some("/etc/ca.pem".into()),
+            ..Default::default()
+        };
+        let tls = |host: &str, port| Place::Tls(host.to_owned(), port, files.clone());
         assert_eq!(service(&config).sentinels, [tls("a", 26379), tls("b", 1)]);
         assert_eq!(service(&config).sentinels[0].at("c", 2), tls("c", 2));
     }

@@ -206,12 +206,13 @@ impl Sentinel {
         let broken = self.closed.child_token();
         // Should this future be dropped, so is the socket.
         let guard = broken.clone().drop_guard();
+        let greeting = self.login.greeting().await?;
         let stream = self.place.connect(self.op_timeout).await?;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_push_sender(Announcements(self.announcements.clone()));
-        let (mut con, driver) = MultiplexedConnection::new_with_config(&self.login.greeting(), stream, config).await?;
+        let (mut con, driver) = MultiplexedConnection::new_with_config(&greeting, stream, config).await?;
         let ended = broken.clone();
         // Also when the runtime ends, and drops this task.
         let closing = broken.clone().drop_guard();
@@ -250,8 +251,8 @@ impl Sentinel {
             ),
             _ => {
                 let hint = match error.is_connection_dropped() {
-                    true => "; if it wants TLS, use rediss+sentinel:",
-                    false => "",
+                    true => format!("; {}", place.hung_up()),
+                    false => String::new(),
                 };
                 let what = format!("the sentinel at {place} cannot be asked{hint}");
                 return LockError::unavailable("connecting", what).with_source(error);

@@ -388,6 +388,7 @@ async fn a_client_of_the_redis_crate_tells_where_its_server_is() {
 #[cfg(feature = "tls")]
 mod tls {
     use super::*;
+    use crate::server::{Certificate, until_queued};
 
     const LIMIT: Duration = Duration::from_secs(1);
 
@@ -401,9 +402,9 @@ mod tls {
         busy(&server.client().await, &claim("n", LONG)).await;
         // Not trusted; not the name in the certificate; no TLS on one side or the other; no such file.
         let strange = refused(RedisConfig::tls("localhost", port)).await;
-        assert_configuration(&strange, "not trusted");
+        assert_configuration(&strange, "ca=FILE");
         let other_name = refused(RedisConfig::tls("127.0.0.1", port).trust(&ca)).await;
-        assert_configuration(&other_name, "not trusted");
+        assert_configuration(&other_name, "is not for the host 127.0.0.1, but for");
         let plain = refused(
             RedisConfig::tls("localhost", server.port())
                 .trust(&ca)
@@ -412,7 +413,7 @@ mod tls {
         .await;
         assert!(format!("{plain:#}").contains("instead of rediss:"), "{plain:#}");
         let no_tls = refused(RedisConfig::new("localhost", port)).await;
-        assert!(no_tls.to_string().contains("use rediss:"), "{no_tls:?}");
+        assert!(no_tls.to_string().contains("by a rediss address"), "{no_tls:?}");
         let no_file = refused(RedisConfig::tls("localhost", port).trust(folder.join("none"))).await;
         assert_configuration(&no_file, "none");
         let empty = folder.join("empty.pem");
@@ -422,6 +423,91 @@ mod tls {
             "no certificate",
         );
     }
+
+    #[tokio::test]
+    async fn a_certificate_that_signed_itself_as_an_authority_is_trusted() {
+        let (_server, certificate, port) = Server::secure_by_authority();
+        let config = RedisConfig::tls("localhost", port).trust(certificate.file());
+        granted(&config.connect().await.unwrap(), &claim("n", LONG)).await;
+        let other = Certificate::new(&[]);
+        let strange = refused(RedisConfig::tls("localhost", port).trust(other.file())).await;
+        assert_configuration(&strange, "name this certificate itself with ca=FILE");
+    }
+
+    #[tokio::test]
+    async fn a_server_that_wants_certificates_of_clients_gets_one_and_ends_waits_without_any() {
+        let (server, certificate, port) = Server::secure();
+        let (ca, key) = (certificate.file(), certificate.folder().join("key.pem"));
+        let config = || RedisConfig::tls("localhost", port).trust(&ca);
+        let locks = Locks::new(config().connect().await.unwrap());
+        let _held = Locks::new(server.client().await).lock("n").await.unwrap();
+        let waiting = tokio::spawn(locks.lock("n").into_future());
+        until_queued(&server, "n", 1).await;
+        let _: String = server.command("CONFIG SET tls-auth-clients yes").await;
+        let bare = refused(config()).await;
+        assert_configuration(&bare, "give one with cert=FILE and key=FILE");
+        assert_configuration(&bare, "tls-auth-clients");
+        let url = format!(
+            "rediss://localhost:{port}?ca={}&cert={}&key={}",
+            ca.display(),
+            ca.display(),
+            key.display()
+        );
+        granted(&RedisLock::connect(&url).await.unwrap(), &claim("m", LONG)).await;
+        let stranger = Certificate::new(&[]);
+        let strange = config().client_certificate(stranger.file(), stranger.folder().join("key.pem"));
+        assert_configuration(&refused(strange).await, "refused the client's certificate");
+        // Only a person can mend it, so a wait without a limit ends.
+        let _: u32 = server.command("CLIENT KILL TYPE normal").await;
+        let _: u32 = server.command("CLIENT KILL TYPE pubsub").await;
+        let ended = tokio::time::timeout(HANG_LIMIT, waiting).await.expect("the wait ends");
+        assert_configuration(&ended.unwrap().unwrap_err(), "cert=FILE and key=FILE");
+    }
+}
+
+#[tokio::test]
+async fn what_hangs_up_may_be_another_service() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // As Postgres does when it is greeted by a client of Redis.
+    tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+    let error = refused(RedisConfig::new("127.0.0.1", port)).await;
+    let said = format!("{error:#}");
+    assert!(
+        said.contains("see that host and port are those of a Redis server"),
+        "{said}"
+    );
+    assert!(!said.contains("::"), "{said}");
+}
+
+#[tokio::test]
+async fn a_password_file_is_read_at_each_connect() {
+    let server = Server::with(&["--requirepass", "one"]);
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("password");
+    std::fs::write(&file, "one\n").unwrap();
+    let url = format!("redis://127.0.0.1:{}?password_file={}", server.port(), file.display());
+    let lock = RedisLock::connect(&url).await.unwrap();
+    granted(&lock, &claim("a", LONG)).await;
+    std::fs::write(&file, "two\n").unwrap();
+    let _: String = redis_with_password(&server, "one", "CONFIG SET requirepass two").await;
+    granted(&RedisLock::connect(&url).await.unwrap(), &claim("b", LONG)).await;
+    std::fs::remove_file(&file).unwrap();
+    assert_configuration(
+        &refused(RedisConfig::from_url(&url).unwrap()).await,
+        "the password cannot be read from",
+    );
+}
+
+/// Runs a command on a server with a password.
+async fn redis_with_password(server: &Server, password: &str, command: &str) -> String {
+    let url = format!("redis://:{password}@127.0.0.1:{}", server.port());
+    let client = lock_redis::redis::Client::open(url).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let mut words = command.split(' ');
+    let mut asked = lock_redis::redis::cmd(words.next().unwrap());
+    words.for_each(|word| drop(asked.arg(word)));
+    asked.query_async(&mut connection).await.unwrap()
 }
 
 #[tokio::test]

@@ -185,7 +185,7 @@ mod tls {
         assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
         replica.until_locked("n", false).await;
         let untrusted = RedisConfig::sentinel_tls([("localhost", port)], SERVICE);
-        assert_configuration(&refused(untrusted).await, &["not trusted"]);
+        assert_configuration(&refused(untrusted).await, &["ca=FILE"]);
         let plain = RedisConfig::sentinel([("localhost", port)], SERVICE).op_timeout(Duration::from_secs(2));
         let error = refused(plain).await;
         assert!(format!("{error:#}").contains("rediss"), "{error:#}");

@@ -102,7 +102,17 @@ impl Server {
     /// A server with a certificate for `localhost`, that certificate, and the port for TLS.
     #[cfg(feature = "tls")]
     pub(crate) fn secure() -> (Self, Certificate, u16) {
-        let certificate = Certificate::new(&[]);
+        Self::secured(Certificate::new(&[]))
+    }
+
+    /// The same, with a certificate that is that of an authority.
+    #[cfg(feature = "tls")]
+    pub(crate) fn secure_by_authority() -> (Self, Certificate, u16) {
+        Self::secured(Certificate::of_authority())
+    }
+
+    #[cfg(feature = "tls")]
+    fn secured(certificate: Certificate) -> (Self, Certificate, u16) {
         let (arguments, port) = certificate.arguments();
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         (Self::with(&arguments), certificate, port)
