@@ -1,129 +1,58 @@
 //! What an address means.
 
-use std::borrow::Cow;
-
 use lock_core::LockError;
-use percent_encoding::percent_decode_str;
-use url::Url;
+use lock_transport::url::{self, Spec};
+use lock_transport::{Namespace, TlsFiles};
 
 use crate::EtcdConfig;
-use crate::config::{Host, Secret};
 
-const PARAMETERS: &str = "namespace, op_timeout (such as 5s), allow_unsafe_configuration (true or false), and ca, cert and key \
-                          (with etcds:)";
+const PARAMETERS: &str = "namespace, op_timeout (such as 5s), allow_unsafe_configuration (true or false), password_file, and ca, cert, key and \
+                          pin (with etcds:)";
 
-const PORT: u16 = 2379;
+const SPEC: Spec = Spec {
+    product: "etcd",
+    schemes: &[("etcd", false), ("etcds", true)],
+    form: "etcd://localhost:2379 or etcd://etcd-1:2379,etcd-2:2379",
+    port: 2379,
+};
 
 /// Reads an address. No error shows any of it but the names of parameters.
 pub(crate) fn read(url: &str) -> Result<EtcdConfig, LockError> {
-    if url.contains('#') {
-        return Err(wrong("holds a #; write it as %23"));
+    let mut address = url::parse(url, &SPEC)?;
+    let params = &mut address.params;
+    if address.tls && !cfg!(feature = "tls") {
+        return Err(params.wrong("asks for TLS; turn on the feature \"tls\""));
     }
-    let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
-    let tls = match scheme {
-        "etcd" => false,
-        #[cfg(feature = "tls")]
-        "etcds" => true,
-        #[cfg(not(feature = "tls"))]
-        "etcds" => return Err(wrong("asks for TLS; turn on the feature \"tls\"")),
-        _ => {
-            return Err(wrong(
-                "must start with etcd:// or etcds://, as in etcd://localhost:2379",
-            ));
-        }
+    if !address.path.is_empty() {
+        return Err(params.wrong("has a path, and etcd has none; see the parameter namespace"));
+    }
+    let mut config = EtcdConfig::at(address.hosts);
+    if address.tls {
+        config.tls = Some(TlsFiles::from_params(params)?);
+    }
+    config.login = match (address.user, params.password(address.password)?) {
+        (Some(user), Some(password)) => Some((user, password)),
+        (None, None) => None,
+        _ => return Err(params.wrong("has a user without a password, or the other way round")),
     };
-    let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
-    let (authority, path) = place.split_once('/').unwrap_or((place, ""));
-    if !path.is_empty() {
-        return Err(wrong("has a path, and etcd has none; see the parameter namespace"));
+    if let Some(namespace) = params.text("namespace")? {
+        config.namespace = Namespace::new(namespace)?.to_string();
     }
-    let (login, hosts) = match authority.rsplit_once('@') {
-        Some((login, hosts)) => (Some(login), hosts),
-        None => (None, authority),
-    };
-    let mut config = EtcdConfig::at(hosts.split(',').map(host).collect::<Result<_, _>>()?);
-    if tls {
-        config.tls = Some(crate::config::Tls::default());
+    if let Some(limit) = params.duration("op_timeout", "5s or 500ms")? {
+        config.op_timeout = limit;
     }
-    if let Some(login) = login {
-        let Some((user, password)) = login.split_once(':').filter(|(user, _)| !user.is_empty()) else {
-            return Err(wrong("has a user without a password, or the other way round"));
-        };
-        config.login = Some((decoded(user)?.into_owned(), Secret(decoded(password)?.into_owned())));
+    if let Some(allow) = params.flag("allow_unsafe_configuration")? {
+        config.allow_unsafe = allow;
     }
-    let mut given = Vec::new();
-    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-        let value = decoded(value)?;
-        if given.contains(&name) {
-            return Err(wrong(format!("gives {name} twice; give it once")));
-        }
-        match (name, &mut config.tls) {
-            ("namespace", _) => config.namespace = value.into_owned(),
-            ("op_timeout", _) => match humantime::parse_duration(&value) {
-                Ok(limit) if !limit.is_zero() => config.op_timeout = limit,
-                _ => {
-                    return Err(wrong(
-                        "has a wrong op_timeout; give a time above zero, such as 5s or 500ms",
-                    ));
-                }
-            },
-            ("allow_unsafe_configuration", _) => match value.parse() {
-                Ok(allow) => config.allow_unsafe = allow,
-                Err(_) => return Err(wrong(format!("has a wrong {name}; give true or false"))),
-            },
-            ("ca", Some(tls)) => tls.ca = Some(value.into_owned().into()),
-            ("cert", Some(tls)) => tls.certificate = Some(value.into_owned().into()),
-            ("key", Some(tls)) => tls.key = Some(value.into_owned().into()),
-            // A password with a & in it would look like a name here.
-            _ => return Err(wrong(format!("has an unknown parameter; known are {PARAMETERS}"))),
-        }
-        given.push(name);
-    }
-    if let Some(tls) = &config.tls
-        && tls.certificate.is_some() != tls.key.is_some()
-    {
-        return Err(wrong(
-            "gives only one of cert and key; a certificate needs its private key",
-        ));
-    }
-    crate::keys::Keys::new(&config.namespace)?;
+    address.params.finish(PARAMETERS)?;
     Ok(config)
-}
-
-fn host(text: &str) -> Result<Host, LockError> {
-    let unusable = || {
-        wrong(
-            "names a host that cannot be used; write hosts as in etcd://etcd-1:2379,etcd-2:2379; in a user or password, write # as %23, / as %2F, @ as %40",
-        )
-    };
-    let url = Url::parse(&format!("etcd://{text}")).map_err(|_| unusable())?;
-    // Whatever else the text has in it belongs to no host.
-    if url.host_str().is_none_or(str::is_empty) || url.has_authority() && url.username() != "" {
-        return Err(unusable());
-    }
-    let name = match url.host() {
-        Some(url::Host::Domain(name)) => decoded(name)?.into_owned(),
-        Some(url::Host::Ipv4(address)) => address.to_string(),
-        Some(url::Host::Ipv6(address)) => address.to_string(),
-        None => return Err(unusable()),
-    };
-    let port = url.port().unwrap_or(PORT);
-    Ok(Host { name, port })
-}
-
-fn decoded(text: &str) -> Result<Cow<'_, str>, LockError> {
-    let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map_err(|_| wrong("holds bytes that are not UTF-8 after decoding"))
-}
-
-fn wrong(why: impl std::fmt::Display) -> LockError {
-    LockError::configuration(format!("the address of etcd {why}"))
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
+
+    use lock_transport::Secret;
 
     use super::*;
 
@@ -138,7 +67,7 @@ mod tests {
     }
 
     fn hosts(url: &str) -> Vec<(String, u16)> {
-        good(url).hosts.into_iter().map(|host| (host.name, host.port)).collect()
+        good(url).hosts.into_iter().map(|host| (host.host, host.port)).collect()
     }
 
     #[test]
@@ -160,7 +89,7 @@ mod tests {
     fn credentials_and_parameters_are_read() {
         let config =
             good("etcd://j%C3%B6e:p%40ss%3A%2F@h?namespace=shop&op_timeout=500ms&allow_unsafe_configuration=true");
-        assert_eq!(config.login, Some(("jöe".into(), Secret("p@ss:/".into()))));
+        assert_eq!(config.login, Some(("jöe".into(), Secret::new("p@ss:/"))));
         assert_eq!(config.namespace, "shop");
         assert_eq!(config.op_timeout, Duration::from_millis(500));
         assert!(config.allow_unsafe && config.tls.is_none());
@@ -171,7 +100,7 @@ mod tests {
     fn with_tls_an_address_names_certificates() {
         let tls = good("etcds://h?ca=/etc/my%20ca.pem&cert=c.pem&key=k.pem").tls.unwrap();
         assert_eq!(tls.ca, Some("/etc/my ca.pem".into()));
-        assert_eq!((tls.certificate, tls.key), (Some("c.pem".into()), Some("k.pem".into())));
+        assert_eq!((tls.cert, tls.key), (Some("c.pem".into()), Some("k.pem".into())));
         assert!(refusal("etcds://h?cert=c.pem").contains("private key"));
     }
 

@@ -1,11 +1,14 @@
 //! How a client is set up.
 
-use std::fmt;
+#[cfg(feature = "tls")]
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Executor, LockError, Options};
+#[cfg(feature = "tls")]
+use lock_transport::Pin;
+use lock_transport::{Endpoint, Secret, TlsFiles};
 use tokio::runtime::Handle;
 
 use crate::keys::Keys;
@@ -29,8 +32,8 @@ use crate::{EtcdLock, address};
 /// ```
 #[derive(Clone, Debug)]
 pub struct EtcdConfig {
-    pub(crate) hosts: Vec<Host>,
-    pub(crate) tls: Option<Tls>,
+    pub(crate) hosts: Vec<Endpoint>,
+    pub(crate) tls: Option<TlsFiles>,
     pub(crate) login: Option<(String, Secret)>,
     pub(crate) namespace: String,
     pub(crate) op_timeout: Duration,
@@ -38,51 +41,13 @@ pub struct EtcdConfig {
     runtime: Option<Handle>,
 }
 
-/// Where a member listens for clients.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Host {
-    pub(crate) name: String,
-    pub(crate) port: u16,
-}
-
-/// How members and this client show who they are.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Tls {
-    pub(crate) ca: Option<PathBuf>,
-    pub(crate) certificate: Option<PathBuf>,
-    pub(crate) key: Option<PathBuf>,
-}
-
-/// A text that is never shown.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(pub(crate) String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
-impl fmt::Display for Host {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.name.contains(':') {
-            write!(f, "[{}]:{}", self.name, self.port)
-        } else {
-            write!(f, "{}:{}", self.name, self.port)
-        }
-    }
-}
-
 impl EtcdConfig {
     /// The cluster with a member that listens for clients at that host and port.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
-        Self::at(vec![Host {
-            name: host.into(),
-            port,
-        }])
+        Self::at(vec![Endpoint::new(host, port)])
     }
 
-    pub(crate) fn at(hosts: Vec<Host>) -> Self {
+    pub(crate) fn at(hosts: Vec<Endpoint>) -> Self {
         Self {
             hosts,
             tls: None,
@@ -110,6 +75,8 @@ impl EtcdConfig {
     /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
     /// | `ca` | with `etcds:`, see [`trust`](Self::trust) | what the system trusts |
     /// | `cert`, `key` | with `etcds:`, see [`identity`](Self::identity) | none |
+    /// | `pin` | with `etcds:`, see [`pin`](Self::pin); `sha256:` and what `openssl x509 -fingerprint -sha256` prints | none |
+    /// | `password_file` | a file with the password, read at each connect | |
     ///
     /// # Errors
     ///
@@ -123,10 +90,7 @@ impl EtcdConfig {
     /// cannot be used any more.
     #[must_use]
     pub fn endpoint(mut self, host: impl Into<String>, port: u16) -> Self {
-        self.hosts.push(Host {
-            name: host.into(),
-            port,
-        });
+        self.hosts.push(Endpoint::new(host, port));
         self
     }
 
@@ -139,7 +103,8 @@ impl EtcdConfig {
         self
     }
 
-    /// Uses TLS, and trusts the authorities in that PEM file, read at each connect, and no others.
+    /// Uses TLS, and trusts the certificates in that PEM file, read at each connect, and no others: those of authorities, and those
+    /// of members that signed their own.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn trust(mut self, file: impl Into<PathBuf>) -> Self {
@@ -152,14 +117,23 @@ impl EtcdConfig {
     #[must_use]
     pub fn identity(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         let tls = self.tls.get_or_insert_default();
-        (tls.certificate, tls.key) = (Some(certificate.into()), Some(key.into()));
+        (tls.cert, tls.key) = (Some(certificate.into()), Some(key.into()));
         self
     }
 
-    /// The user to work as, and the password.
+    /// Uses TLS, and takes no other certificate of a member than the one with that fingerprint. Unless [`trust`](Self::trust) is used
+    /// too, its authority, name and dates do not count then.
+    #[cfg(feature = "tls")]
     #[must_use]
-    pub fn credentials(mut self, user: impl Into<String>, password: impl Into<String>) -> Self {
-        self.login = Some((user.into(), Secret(password.into())));
+    pub fn pin(mut self, fingerprint: Pin) -> Self {
+        self.tls.get_or_insert_default().pin = Some(fingerprint);
+        self
+    }
+
+    /// The user to work as, and the password: a text, or a [`Secret`] that is asked for at each connect.
+    #[must_use]
+    pub fn credentials(mut self, user: impl Into<String>, password: impl Into<Secret>) -> Self {
+        self.login = Some((user.into(), password.into()));
         self
     }
 

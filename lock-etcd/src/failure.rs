@@ -2,6 +2,7 @@
 
 use etcd_client::Error;
 use lock_core::LockError;
+use lock_transport::error_chain;
 use tonic::{Code, Status};
 
 /// What etcd says when it has no room.
@@ -208,74 +209,17 @@ fn explain(operation: &'static str, error: Error) -> LockError {
     }
 }
 
-/// Why no connection was made, to whoever knows where it should have led.
-pub(crate) fn not_connected(endpoint: &str, tls: bool, error: tonic::transport::Error) -> Failure {
-    let shown = chain(&error);
-    let wrong = |message: String, error: tonic::transport::Error| {
-        Failure::Known(LockError::configuration(message).with_source(error))
-    };
-    if shown.contains("invalid peer certificate") {
-        return wrong(
-            format!(
-                "the certificate of etcd at {endpoint} is not trusted; name its authority with ca=FILE, and it by \
-                 a name that is in the certificate"
-            ),
-            error,
-        );
-    }
-    if refuses_certificate(&shown) {
-        return wrong(
-            format!("etcd at {endpoint} refused this client; {GIVE_CERTIFICATE}"),
-            error,
-        );
-    }
-    if tls && (shown.contains("corrupt message") || shown.contains("InvalidContentType")) {
-        return wrong(
-            format!("etcd at {endpoint} does not speak TLS; use etcd: instead of etcds:, or its TLS port"),
-            error,
-        );
-    }
-    let hint = if tls && shown.contains("tls handshake eof") {
-        "; it may be starting or stopping, or not speak TLS: then use etcd:"
-    } else {
-        ""
-    };
-    Failure::Known(
-        LockError::unavailable("connecting", format!("etcd cannot be reached at {endpoint}{hint}")).with_source(error),
-    )
-}
-
 /// Why the member at that endpoint ended the connection before it let us in.
-pub(crate) fn not_let_in(endpoint: &str, tls: bool, error: Error) -> Failure {
-    let shown = shown(&error);
-    if refuses_certificate(&shown) {
-        return Failure::Known(
-            LockError::configuration(format!("etcd at {endpoint} refused this client; {GIVE_CERTIFICATE}"))
-                .with_source(error),
-        );
-    }
-    // A handshake may be over for the client when the server looks at its certificate, and why it hangs up may be lost.
+pub(crate) fn not_let_in(endpoint: &str, tls: bool, error: &Error) -> Failure {
+    let shown = shown(error);
     let hint = if tls {
-        format!("it may be starting or stopping, or want to know its clients: then {GIVE_CERTIFICATE}")
+        ""
     } else {
-        "it may be starting or stopping, or want TLS: then use etcds:".to_owned()
+        ", or want TLS: then use an etcds: address"
     };
-    Failure::Member(format!("{endpoint} ended the connection ({shown}); {hint}"))
-}
-
-/// What to do for a server that wants to know its clients.
-const GIVE_CERTIFICATE: &str = "give the certificate that it wants with cert=FILE and key=FILE";
-
-/// Whether a TLS alert speaks of the client's certificate.
-fn refuses_certificate(shown: &str) -> bool {
-    let alerts = [
-        "CertificateRequired",
-        "HandshakeFailure",
-        "BadCertificate",
-        "UnknownCA",
-        "DecryptError",
-    ];
-    alerts.iter().any(|alert| shown.contains(alert))
+    Failure::Member(format!(
+        "{endpoint} ended the connection ({shown}); it may be starting or stopping{hint}"
+    ))
 }
 
 /// One error for all endpoints: the one that a person can do something about, or all of them together.
@@ -295,7 +239,7 @@ pub(crate) fn no_endpoint(mut failures: Vec<LockError>) -> LockError {
                 source,
                 ..
             } => match source {
-                Some(source) => format!("{message}: {}", chain(&**source)),
+                Some(source) => format!("{message}: {}", error_chain(&**source)),
                 None => message.clone(),
             },
             other => format!("{other:#}"),
@@ -311,13 +255,13 @@ pub(crate) fn no_endpoint(mut failures: Vec<LockError>) -> LockError {
 pub(crate) fn shown(error: &Error) -> String {
     match error {
         Error::GRpcStatus(status) => {
-            let cause = std::error::Error::source(status).map(chain);
+            let cause = std::error::Error::source(status).map(|cause| error_chain(cause));
             cause.map_or_else(
                 || status.message().to_owned(),
                 |cause| format!("{}: {cause}", status.message()),
             )
         }
-        other => chain(other),
+        other => error_chain(other),
     }
 }
 
@@ -334,20 +278,6 @@ fn says(error: &Error, words: &str) -> bool {
         Error::LeaseKeepAliveError(message) => message.contains(words),
         _ => false,
     }
-}
-
-/// An error with its causes, which say more than it does.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut shown = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        let cause_shown = cause.to_string();
-        if !shown.ends_with(&cause_shown) {
-            shown = format!("{shown}: {cause_shown}");
-        }
-        next = cause.source();
-    }
-    shown
 }
 
 pub(crate) fn unavailable(operation: &'static str, message: &str) -> LockError {

@@ -78,7 +78,6 @@ mod session;
 mod slots;
 mod state;
 mod table;
-mod tls;
 mod tokens;
 mod transport;
 mod wait;

@@ -9,12 +9,12 @@ use etcd_client::{
     LeaseRevokeResponse, LeaseTimeToLiveResponse, ResponseHeader, Txn, TxnResponse,
 };
 use lock_core::{Clock, ServerInfo, Stamp};
+use lock_transport::Endpoint as Host;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::config::{Host, Secret};
 use crate::failure::{self, Failure};
 use crate::keys::Keys;
 use crate::patience::Patience;
@@ -57,9 +57,6 @@ pub(crate) struct Link {
 /// How many logins one request is worth: users are set up by several changes in a row.
 const LOGINS: u32 = 3;
 
-/// How often a connection on which nothing happens is tried. Members do not suffer more than one trial every five seconds.
-const HEARTBEAT: Duration = Duration::from_secs(10);
-
 /// How long a request waits at most before the member is asked whether it is there.
 const FIRST_PROBE: Duration = Duration::from_secs(1);
 
@@ -83,25 +80,13 @@ impl Link {
         let broken = CancellationToken::new();
         // Should this future be dropped, so is the socket.
         let guard = broken.clone().drop_guard();
-        let endpoint = settings
-            .endpoint(host)
-            .await?
-            .http2_keep_alive_interval(HEARTBEAT)
-            .keep_alive_timeout(settings.op_timeout)
-            .keep_alive_while_idle(true);
-        let connecting = transport::connect(
-            endpoint,
-            host.name.clone(),
-            host.port,
-            settings.op_timeout,
-            broken.clone(),
-            runtime.clone(),
-        );
-        let channel = connecting
-            .await
-            .map_err(|error| failure::not_connected(&host.to_string(), settings.tls.is_some(), error))?;
+        let login = match &settings.login {
+            Some((user, password)) => Some((user.as_str(), password.get().await?)),
+            None => None,
+        };
+        let channel = transport::connect(settings, host, broken.clone(), runtime.clone()).await?;
         let greeted = async {
-            let (client, nameless) = log_in(channel, settings.login.as_ref()).await?;
+            let (client, nameless) = log_in(channel, login).await?;
             let state = State::default();
             let member = match client.maintenance_client().status().await {
                 Ok(status) => {
@@ -410,11 +395,11 @@ impl Drop for Link {
 }
 
 /// A client that is logged in, and whether it is not because the server knows no users, as one that was set up anew.
-async fn log_in(channel: tonic::transport::Channel, login: Option<&(String, Secret)>) -> Result<(Client, bool), Error> {
+async fn log_in(channel: tonic::transport::Channel, login: Option<(&str, String)>) -> Result<(Client, bool), Error> {
     let options = ConnectOptions::new()
         .with_require_leader(true)
         .with_auto_token_refresh(true);
-    let Some((user, Secret(password))) = login else {
+    let Some((user, password)) = login else {
         let client = Client::from_channel(Channel::Tonic(channel), Some(options)).await?;
         return Ok((client, false));
     };
@@ -436,5 +421,5 @@ fn unwelcome(settings: &Settings, host: &Host, error: Error) -> Failure {
     if !failure::ends_connection(&error) {
         return error.into();
     }
-    failure::not_let_in(&host.to_string(), settings.tls.is_some(), error)
+    failure::not_let_in(&host.to_string(), settings.tls.is_some(), &error)
 }

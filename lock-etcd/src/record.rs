@@ -1,17 +1,15 @@
 //! What is stored of a claim.
 
-use std::fmt::Write;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use lock_core::{Claim, Holder, OwnerId};
-use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use lock_transport::holder;
 
 use crate::tokens;
 
 /// The value of a claim's key: a claim that takes a free name holds it from now on, one that joins a queue does not. Without a base
 /// its token cannot be read from it.
 pub(crate) fn value(claim: &Claim, base: Option<u64>, held: bool) -> String {
-    let holder = Holder::of(claim);
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let since = if held {
         now.as_micros().to_string()
@@ -19,12 +17,7 @@ pub(crate) fn value(claim: &Claim, base: Option<u64>, held: bool) -> String {
         "-".to_owned()
     };
     let base = base.map_or_else(|| "-".to_owned(), |base| base.to_string());
-    let mut value = format!("1 {base} {} {since} {}", claim.owner(), holder.pid.unwrap_or_default());
-    for text in [holder.host.as_deref(), claim.label()].into_iter().flatten() {
-        // Writing to a string cannot fail.
-        let _ = write!(value, " {}", utf8_percent_encode(text, NON_ALPHANUMERIC));
-    }
-    value
+    format!("1 {base} {} {since} {}", claim.owner(), holder::encode(claim))
 }
 
 /// The base that a claim's token counts from, if it is known by now.
@@ -49,15 +42,9 @@ pub(crate) fn holder(value: &[u8], created: i64) -> Holder {
         let mut parts = parts.skip(2);
         let micros = parts.next().and_then(|text| text.parse().ok());
         holder.acquired_at = micros.map(|micros| UNIX_EPOCH + Duration::from_micros(micros));
-        holder.pid = parts.next().and_then(|text| text.parse().ok());
-        holder.host = parts.next().map(decoded);
-        holder.label = parts.next().map(decoded);
+        holder::decode(parts, &mut holder);
     }
     holder
-}
-
-fn decoded(text: &str) -> String {
-    percent_decode_str(text).decode_utf8_lossy().into_owned()
 }
 
 #[cfg(test)]

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use etcd_client::{Compare, CompareOp, ResponseHeader};
 use lock_core::{Claim, Clock, Executor, ExitDelay, LockError, LockGuard};
+use lock_transport::{Endpoint, Secret, TlsFiles};
 use tokio::sync::Mutex;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::config::{Host, Secret, Tls};
 use crate::failure::{self, Failure};
 use crate::keys::Keys;
 use crate::leases::Kept;
-use crate::line::Line;
+use crate::line::{Line, line};
 use crate::link::Link;
 use crate::patience::Patience;
 use crate::requests::After;
@@ -25,8 +25,8 @@ use crate::tokens;
 /// What the client was configured with.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    pub(crate) hosts: Vec<Host>,
-    pub(crate) tls: Option<Tls>,
+    pub(crate) hosts: Vec<Endpoint>,
+    pub(crate) tls: Option<TlsFiles>,
     pub(crate) login: Option<(String, Secret)>,
     pub(crate) keys: Keys,
     pub(crate) op_timeout: Duration,
@@ -63,7 +63,7 @@ impl Session {
         let table = Arc::new(Table::default());
         let patience = Patience::new(settings.op_timeout, Arc::clone(&table));
         Self {
-            line: Line::new(Arc::clone(&settings), patience.clone()),
+            line: line(&settings, patience.clone()),
             patience,
             settings,
             clock: Clock::system(),
@@ -164,7 +164,7 @@ impl Session {
             if self.is_closed() {
                 return Err(LockError::closed().into());
             }
-            match self.line.link().await {
+            match self.line.get().await.map_err(Failure::from) {
                 Err(failure)
                     if failure::awaits_an_election(&failure)
                         && self.clock.now().since(began) < self.settings.op_timeout * 3 / 4 =>

@@ -1,84 +1,94 @@
 //! The socket under a connection.
 
-use std::future::Future;
+use std::future::{Future, ready};
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{self, Context, Poll};
 use std::time::Duration;
 
 use hyper::rt::Executor;
 use hyper_util::rt::TokioIo;
-use socket2::{SockRef, TcpKeepalive};
+use lock_core::{LockError, Source};
+use lock_transport::{Endpoint as Host, tcp};
 use tokio::io::{AsyncRead, AsyncWrite, BufWriter, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::{Channel, Endpoint, Uri};
+use tonic::transport::{Channel, Uri};
+
+use crate::failure::Failure;
+use crate::session::Settings;
+
+/// Whatever carries the bytes.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+#[cfg(feature = "tls")]
+const PEER: lock_transport::tls::Peer = lock_transport::tls::Peer {
+    product: "etcd",
+    plain: "use etcd: instead of etcds:, or its TLS port",
+    client_auth: "",
+};
 
 /// A channel over one TCP connection, which is never made a second time: a request on it can reach no other state of the
-/// server than the requests before it. `patience` is how long the network may leave data unacknowledged.
+/// server than the requests before it.
 ///
 /// `broken` is told when the connection ends, and ends it when it is told. Must be called on `runtime`.
 pub(crate) async fn connect(
-    endpoint: Endpoint,
-    host: String,
-    port: u16,
-    patience: Duration,
+    settings: &Settings,
+    host: &Host,
     broken: CancellationToken,
     runtime: Handle,
-) -> Result<Channel, tonic::transport::Error> {
-    // Under TLS each frame is sent as it comes: not all versions of rustls' stream come again for what is kept.
-    let room = if endpoint.uri().scheme_str() == Some("http") {
-        ROOM
-    } else {
-        0
+) -> Result<Channel, Failure> {
+    let op_timeout = settings.op_timeout;
+    let tcp = tcp::connect(host, op_timeout).await.map_err(|error| {
+        LockError::unavailable("connecting", format!("etcd cannot be reached at {host}")).with_source(error)
+    })?;
+    let stream: Box<dyn Stream> = match &settings.tls {
+        #[cfg(feature = "tls")]
+        Some(files) => Box::new(lock_transport::tls::connect(tcp, host, files, &[b"h2"], &PEER, op_timeout).await?),
+        _ => Box::new(tcp),
     };
-    let used = Arc::new(AtomicBool::new(false));
+    let unusable = |e| LockError::configuration("a host in the address of etcd cannot be used").with_source(e);
+    let scheme = if settings.tls.is_some() { "https" } else { "http" };
+    // The stream is encrypted already; requests name the scheme that the server is reached by.
+    let origin = Uri::try_from(format!("{scheme}://{host}")).map_err(|e| unusable(e.into()))?;
+    let endpoint =
+        tonic::transport::Endpoint::from_shared(format!("http://{host}")).map_err(|e| unusable(Source::from(e)))?;
+    let endpoint = endpoint
+        .origin(origin)
+        .http2_keep_alive_interval(HEARTBEAT)
+        .keep_alive_timeout(op_timeout)
+        .keep_alive_while_idle(true);
     let driver = Driver {
         runtime,
         broken: broken.clone(),
     };
+    let stream = Arc::new(Mutex::new(Some(Watched {
+        stream: BufWriter::with_capacity(ROOM, stream),
+        kept: 0,
+        turns: 0,
+        broken,
+    })));
     let connector = tower::service_fn(move |_: Uri| {
-        let (host, used, broken) = (host.clone(), Arc::clone(&used), broken.clone());
-        async move {
-            if used.swap(true, Ordering::AcqRel) {
-                return Err(io::Error::from(io::ErrorKind::BrokenPipe));
-            }
-            let stream = tcp(&host, port, patience).await?;
-            Ok(TokioIo::new(Watched {
-                stream: BufWriter::with_capacity(room, stream),
-                kept: 0,
-                turns: 0,
-                broken,
-            }))
-        }
+        let stream = stream.lock().unwrap_or_else(PoisonError::into_inner).take();
+        ready(
+            stream
+                .map(TokioIo::new)
+                .ok_or(io::Error::from(io::ErrorKind::BrokenPipe)),
+        )
     });
-    endpoint.executor(driver).connect_with_connector(connector).await
+    let connected = endpoint.executor(driver).connect_with_connector(connector).await;
+    connected.map_err(|error| {
+        LockError::unavailable("connecting", format!("etcd cannot be reached at {host}"))
+            .with_source(error)
+            .into()
+    })
 }
 
-async fn tcp(host: &str, port: u16, patience: Duration) -> io::Result<TcpStream> {
-    const PROBES: u32 = 3;
-    let stream = TcpStream::connect((host, port)).await?;
-    stream.set_nodelay(true)?;
-    let socket = SockRef::from(&stream);
-    // Whatever has not been sent when the socket is closed shall not be sent after that: the claims in it were given up.
-    socket.set_linger(Some(Duration::ZERO))?;
-    let pause = (patience / PROBES).max(Duration::from_secs(1));
-    let keepalive = TcpKeepalive::new().with_time(pause).with_interval(pause);
-    #[cfg(any(
-        target_os = "linux",
-        target_os = "android",
-        target_os = "macos",
-        target_os = "freebsd"
-    ))]
-    let keepalive = keepalive.with_retries(PROBES);
-    socket.set_tcp_keepalive(&keepalive)?;
-    #[cfg(any(target_os = "linux", target_os = "android"))]
-    socket.set_tcp_user_timeout(Some(patience))?;
-    Ok(stream)
-}
+/// How often a connection on which nothing happens is tried. Members do not suffer more than one trial every five seconds.
+const HEARTBEAT: Duration = Duration::from_secs(10);
 
 /// Runs what works the connection, for as long as it is to live. Dropping that closes the socket at once.
 struct Driver {
@@ -110,7 +120,7 @@ const ROOM: usize = 8 << 10;
 /// A request is three frames, by two tasks, and each would be sent by itself. What is written is kept until those who are ready
 /// have had their turn, and is sent as one: the server reads it in one go, too.
 struct Watched {
-    stream: BufWriter<TcpStream>,
+    stream: BufWriter<Box<dyn Stream>>,
     /// How much was kept when it was to be sent last.
     kept: usize,
     /// How often it was to be sent, and was not.
@@ -137,7 +147,7 @@ impl Drop for Watched {
 impl AsyncRead for Watched {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let (before, room) = (buffer.filled().len(), buffer.remaining() > 0);
-        let outcome = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
+        let outcome = task::ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
         if room && buffer.filled().len() == before {
             self.broken.cancel();
         }
@@ -147,7 +157,7 @@ impl AsyncRead for Watched {
 
 impl AsyncWrite for Watched {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let outcome = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
+        let outcome = task::ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
         Poll::Ready(self.told(outcome))
     }
 
@@ -158,13 +168,13 @@ impl AsyncWrite for Watched {
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let outcome = ready!(Pin::new(&mut self.stream).poll_flush(cx));
+        let outcome = task::ready!(Pin::new(&mut self.stream).poll_flush(cx));
         (self.kept, self.turns) = (0, 0);
         Poll::Ready(self.told(outcome))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let outcome = ready!(Pin::new(&mut self.stream).poll_shutdown(cx));
+        let outcome = task::ready!(Pin::new(&mut self.stream).poll_shutdown(cx));
         Poll::Ready(self.told(outcome))
     }
 
@@ -173,7 +183,7 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bytes: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let outcome = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bytes));
+        let outcome = task::ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bytes));
         Poll::Ready(self.told(outcome))
     }
 
@@ -186,7 +196,7 @@ impl AsyncWrite for Watched {
 mod tests {
     use futures_util::task::noop_waker;
     use tokio::io::AsyncReadExt as _;
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
 
     use super::*;
 
@@ -196,7 +206,7 @@ mod tests {
         let stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (mut server, _) = listener.accept().await.unwrap();
         let mut watched = Watched {
-            stream: BufWriter::with_capacity(ROOM, stream),
+            stream: BufWriter::with_capacity(ROOM, Box::new(stream)),
             kept: 0,
             turns: 0,
             broken: CancellationToken::new(),
