@@ -4,6 +4,9 @@ use std::borrow::Cow;
 use std::time::Duration;
 
 use lock_core::LockError;
+#[cfg(feature = "tls")]
+use lock_transport::Pin;
+use lock_transport::Secret;
 use percent_encoding::percent_decode_str;
 use tokio_postgres::config::TargetSessionAttrs;
 
@@ -15,7 +18,7 @@ use crate::schema::Schema;
 use crate::tls::Roots;
 
 const OURS: &str = "namespace, schema, op_timeout (such as 5s), pool_mode (session), allow_unsafe_configuration (true or \
-                    false)";
+                    false), ca, cert, key, pin, password_file";
 
 /// Parameters of libpq that are read here.
 const LIBPQ: &str = "application_name, channel_binding, client_encoding, connect_timeout, dbname, \
@@ -128,6 +131,24 @@ pub(crate) fn read(url: &str) -> Result<PostgresConfig, LockError> {
     if given.contains(&"ssl") && given.contains(&"sslmode") {
         return Err(wrong("gives ssl and sslmode; give sslmode alone"));
     }
+    for (one, other) in [
+        ("ca", "sslrootcert"),
+        ("cert", "sslcert"),
+        ("key", "sslkey"),
+        ("password", "password_file"),
+    ] {
+        if given.contains(&one) && given.contains(&other) {
+            return Err(wrong(format!(
+                "gives {one} and {other}, which mean the same; give one of them"
+            )));
+        }
+    }
+    if given.contains(&"password_file") && config.server.get_password().is_some() {
+        return Err(wrong("gives a password and password_file; give one of them"));
+    }
+    if (given.contains(&"ca") || given.contains(&"pin")) && !given.contains(&"sslmode") && !given.contains(&"ssl") {
+        config = config.tls(tls("verify-full")?);
+    }
     for (name, value) in &ours {
         config = read_one(config, name, value)?;
     }
@@ -153,6 +174,11 @@ fn is_known(name: &str) -> bool {
             "op_timeout",
             "pool_mode",
             "allow_unsafe_configuration",
+            "ca",
+            "cert",
+            "key",
+            "password_file",
+            "pin",
         ]
         .contains(&name)
 }
@@ -164,6 +190,7 @@ fn read_one(mut config: PostgresConfig, name: &str, value: &str) -> Result<Postg
     };
     match name {
         "namespace" => config = config.namespace(value),
+        "password_file" => config = config.password(Secret::file(value)),
         "schema" => config = config.schema(value),
         "op_timeout" => match humantime::parse_duration(value) {
             Ok(limit) if !limit.is_zero() => config = config.op_timeout(limit),
@@ -192,13 +219,15 @@ fn read_one(mut config: PostgresConfig, name: &str, value: &str) -> Result<Postg
         #[cfg(feature = "tls")]
         "sslrootcert" if value == "system" => config.certificates.roots = Roots::System,
         #[cfg(feature = "tls")]
-        "sslrootcert" => config = config.trust(value),
+        "sslrootcert" | "ca" => config = config.trust(value),
         #[cfg(feature = "tls")]
-        "sslcert" => config.certificates.own = Some(value.into()),
+        "sslcert" | "cert" => config.certificates.own = Some(value.into()),
         #[cfg(feature = "tls")]
-        "sslkey" => config.certificates.key = Some(value.into()),
+        "sslkey" | "key" => config.certificates.key = Some(value.into()),
+        #[cfg(feature = "tls")]
+        "pin" => config = config.pin(Pin::parse(value).ok_or_else(|| wrong(Pin::WRONG))?),
         #[cfg(not(feature = "tls"))]
-        "sslrootcert" | "sslcert" | "sslkey" => return Err(without_tls()),
+        "sslrootcert" | "sslcert" | "sslkey" | "ca" | "cert" | "key" | "pin" => return Err(without_tls()),
         // Sessions have names of their own, by which they are found.
         "application_name" | "fallback_application_name" => {}
         "client_encoding" => {
@@ -344,6 +373,17 @@ mod tests {
             assert_eq!(config.certificates.roots, Roots::File("/ca.pem".into()));
             assert_eq!(config.certificates.own, Some("/my cert".into()));
             assert_eq!(config.certificates.key, Some("/key".into()));
+            let config = good("postgres://h?ca=/ca.pem&cert=/cert&key=/key&password_file=/p");
+            assert_eq!(config.certificates.roots, Roots::File("/ca.pem".into()));
+            assert_eq!(
+                (config.certificates.own, config.certificates.key),
+                (Some("/cert".into()), Some("/key".into()))
+            );
+            assert_eq!(
+                (config.tls, config.password),
+                (Tls::VerifyFull, Some(Secret::file("/p")))
+            );
+            assert_eq!(good("postgres://h?ca=/ca.pem&sslmode=verify-ca").tls, Tls::VerifyCa);
             let config = good("postgres://h?sslrootcert=system");
             assert_eq!(
                 (config.certificates.roots, config.tls),
@@ -417,6 +457,8 @@ mod tests {
             let url = format!("postgres://h?sslrootcert=system&{weaker}");
             assert!(refusal(&url).contains("verify-full"), "{weaker}");
         }
+        assert!(refusal("postgres://h?ca=x&sslrootcert=x").contains("mean the same"));
+        assert!(refusal("postgres://u:p@h?password_file=x").contains("one of them"));
         assert!(refusal("postgres://h#x").contains("%23"));
     }
 

@@ -1,12 +1,14 @@
 //! How a client is set up.
 
-use std::fmt;
 #[cfg(feature = "tls")]
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Executor, LockError, Options};
+#[cfg(feature = "tls")]
+use lock_transport::Pin;
+use lock_transport::Secret;
 use tokio::runtime::Handle;
 
 use crate::connect::Tcp;
@@ -32,6 +34,7 @@ use crate::{PostgresLock, address};
 #[derive(Clone, Debug)]
 pub struct PostgresConfig {
     pub(crate) server: tokio_postgres::Config,
+    pub(crate) password: Option<Secret>,
     pub(crate) tls: Tls,
     #[cfg(feature = "tls")]
     pub(crate) certificates: Certificates,
@@ -68,16 +71,6 @@ pub enum Tls {
     VerifyFull,
 }
 
-/// A text that is never shown.
-#[derive(Clone, PartialEq, Eq)]
-pub(crate) struct Secret(pub(crate) String);
-
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("***")
-    }
-}
-
 impl PostgresConfig {
     /// The servers, credentials and database of a configuration of `tokio-postgres`, whose own way to encrypt is kept
     /// unless [`tls`](Self::tls) is called. Of several servers, and of several addresses of one, the first primary is used. What
@@ -91,6 +84,7 @@ impl PostgresConfig {
         };
         Self {
             server,
+            password: None,
             tls,
             #[cfg(feature = "tls")]
             certificates: Certificates::default(),
@@ -123,7 +117,10 @@ impl PostgresConfig {
     /// | `sslmode` | `disable`, `allow`, `prefer`, `require`, `verify-ca`, `verify-full`; see [`Tls`] | `prefer` |
     /// | `ssl` | `true`, as in JDBC: the same as `sslmode=require` | |
     /// | `sslrootcert` | see [`trust`](Self::trust); `system`: what the system trusts, and `sslmode` is `verify-full` | `~/.postgresql/root.crt` |
-    /// | `sslcert`, `sslkey` | see [`client_certificate`](Self::client_certificate) | `postgresql.crt`, `postgresql.key` in `~/.postgresql` |
+    /// | `ca` | the same as `sslrootcert`, and `sslmode` is `verify-full` unless it is given | |
+    /// | `sslcert`, `sslkey`, or `cert`, `key` | see [`client_certificate`](Self::client_certificate) | `postgresql.crt`, `postgresql.key` in `~/.postgresql` |
+    /// | `pin` | see [`pin`](Self::pin); `sha256:` and what `openssl x509 -fingerprint -sha256` prints. `sslmode` is `verify-full` unless it is given | none |
+    /// | `password_file` | a file with the password alone, read at each connect | |
     /// | `sslnegotiation` | `postgres`, `direct` | `postgres` |
     /// | `connect_timeout` | seconds that one address has for the TCP connection; never more than its share of `op_timeout` | its share |
     /// | `keepalives` | `1` or `0`: whether the system probes an idle connection | `1` |
@@ -205,6 +202,23 @@ impl PostgresConfig {
         self
     }
 
+    /// Takes no other certificate of the server than the one with that fingerprint, in each mode that encrypts. Unless
+    /// [`trust`](Self::trust) is used too, its authority, name and dates do not count then.
+    #[cfg(feature = "tls")]
+    #[must_use]
+    pub fn pin(mut self, fingerprint: Pin) -> Self {
+        self.certificates.pin = Some(fingerprint);
+        self
+    }
+
+    /// The password: a text, or a [`Secret`] that is asked for at each connect. It replaces that of the configuration of
+    /// `tokio-postgres`.
+    #[must_use]
+    pub fn password(mut self, password: impl Into<Secret>) -> Self {
+        self.password = Some(password.into());
+        self
+    }
+
     /// Turns what would be refused, because locks might not exclude or tokens might repeat, into a warning: a pooler that
     /// shares sessions, `fsync = off`, a sequence that hands out numbers ahead. A standby, and a server older than 14, cannot
     /// keep locks at all and are refused in any case.
@@ -266,6 +280,7 @@ impl PostgresConfig {
     pub fn connect_lazy(self) -> Result<PostgresLock, LockError> {
         Ok(PostgresLock::new(Settings {
             server: self.server,
+            password: self.password,
             tls: self.tls,
             #[cfg(feature = "tls")]
             certificates: self.certificates,

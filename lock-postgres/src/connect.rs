@@ -59,7 +59,11 @@ impl Wire {
     ///
     /// Locks are kept by primaries alone. So of several hosts, and of several addresses of one host, standbys are passed over.
     pub(crate) async fn open(settings: &Settings, runtime: &Handle) -> Result<Self, Failure> {
-        let hosts = hosts(&settings.server);
+        let mut server = settings.server.clone();
+        if let Some(password) = &settings.password {
+            server.password(password.get().await?);
+        }
+        let hosts = hosts(&server);
         let limit = share(settings.op_timeout, hosts.len());
         let mut failures = Vec::new();
         for host in &hosts {
@@ -176,6 +180,7 @@ async fn open_place(settings: &Settings, place: &Place, runtime: &Handle) -> Res
 /// Whether the other choice, with or without TLS, may be let in: the handshake failed, or no line of `pg_hba.conf` fits.
 fn is_about_encryption(failure: &Failure) -> bool {
     match failure {
+        Failure::Tls(_) => true,
         Failure::Postgres(error) => {
             error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) || failure::is_about_tls(error)
         }
@@ -198,12 +203,20 @@ async fn open_as(settings: &Settings, place: &Place, mode: SslMode, runtime: &Ha
             Ok(connector) => connector,
             Err(failure) => return (true, Err(failure)),
         };
-        let shook_hands = connector.shook_hands;
+        let handshake = connector.handshake;
         let connected = config.connect(connector.connector).await;
-        let encrypted = shook_hands.load(std::sync::atomic::Ordering::Acquire)
-            || connected.as_ref().is_err_and(failure::is_about_tls);
+        let encrypted = handshake.was_shown() || connected.as_ref().is_err_and(failure::is_about_tls);
         let driven = connected.map(|(client, connection)| Wire::drive(client, connection, runtime));
-        return (encrypted, driven.map_err(unreached));
+        let failed = |error| match lock_transport::tls::is_cause_of(&error) {
+            true => Failure::Tls(lock_transport::tls::explain(
+                error,
+                &handshake,
+                &place.endpoint(),
+                &crate::tls::PEER,
+            )),
+            false => unreached(error),
+        };
+        return (encrypted, driven.map_err(failed));
     }
     #[cfg(not(feature = "tls"))]
     if mode == SslMode::Require {
@@ -295,12 +308,12 @@ impl Place {
         if let Some(password) = all.get_password() {
             place.config.password(password);
         } else if let Some(password) = place.find_password() {
-            place.config.password(password.0);
+            place.config.password(password);
         }
         place
     }
 
-    fn find_password(&self) -> Option<crate::config::Secret> {
+    fn find_password(&self) -> Option<String> {
         let config = &self.config;
         let host = match config.get_hosts().first() {
             Some(Host::Tcp(host)) => host.as_str(),
@@ -309,6 +322,15 @@ impl Place {
         let port = config.get_ports().first().copied().unwrap_or(5432);
         let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
         password::find(host, port, database, config.get_user().unwrap_or_default())
+    }
+
+    #[cfg(feature = "tls")]
+    fn endpoint(&self) -> lock_transport::Endpoint {
+        let host = match self.config.get_hosts() {
+            [Host::Tcp(host)] => host.as_str(),
+            _ => "localhost",
+        };
+        lock_transport::Endpoint::new(host, self.config.get_ports().first().copied().unwrap_or(5432))
     }
 
     fn is_socket(&self) -> bool {

@@ -4,6 +4,7 @@ use std::error::Error as _;
 use std::io;
 
 use lock_core::LockError;
+use lock_transport::error_chain;
 use tokio_postgres::error::{Error, SqlState};
 
 use crate::proof::elsewhere;
@@ -19,6 +20,8 @@ pub(crate) enum Failure {
     Nonsense,
     /// Known in the caller's words already.
     Known(LockError),
+    /// Client and server did not agree on encryption, or on who the other is.
+    Tls(LockError),
     /// A commit is not confirmed, which need not be waited for.
     Stuck,
     /// The server is a standby: locks would seem to be free there that are held on the primary.
@@ -58,7 +61,7 @@ impl Failure {
                 operation,
                 "Postgres answered with something else than what was asked for",
             ),
-            Self::Known(error) => error,
+            Self::Known(error) | Self::Tls(error) => error,
             Self::Several(failures) => explain_all(operation, failures),
         }
     }
@@ -152,6 +155,13 @@ fn explain(operation: &'static str, error: Error) -> LockError {
             None => LockError::failed(operation, error),
         };
     };
+    if code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION && shown.contains("client certificate") {
+        return configuration(
+            "Postgres wants to see a certificate of the client; give one with cert=FILE and key=FILE".to_owned(),
+            error,
+        )
+        .lasting();
+    }
     // The server names the file in every language.
     if code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION && shown.contains("pg_hba.conf") {
         return configuration(
@@ -269,10 +279,7 @@ fn reason(error: &Error) -> Option<&'static str> {
     }
     let text = error.to_string();
     if is_about_tls(error) {
-        return Some(
-            "TLS with Postgres failed; correct sslmode, or the server's certificate, or give the file with the one to \
-             trust as sslrootcert=FILE",
-        );
+        return Some("TLS with Postgres failed; correct sslmode: require is encrypted, disable is not");
     }
     if text.starts_with("invalid configuration") || text.starts_with("authentication error") {
         return Some("Postgres cannot be logged in to; give user and password");
@@ -282,17 +289,12 @@ fn reason(error: &Error) -> Option<&'static str> {
 
 /// Whether client and server did not agree on encryption, or on who the other is.
 pub(crate) fn is_about_tls(error: &Error) -> bool {
-    if error.to_string().starts_with("error performing TLS handshake") {
-        return true;
-    }
     // A server that wants another certificate of the client may say so after the handshake.
     #[cfg(feature = "tls")]
-    if let Some(error) = error.source().and_then(|source| source.downcast_ref::<io::Error>())
-        && let Some(error) = error.get_ref().and_then(|inner| inner.downcast_ref())
-    {
-        return matches!(error, tokio_rustls::rustls::Error::AlertReceived(_));
+    if lock_transport::tls::is_cause_of(error) {
+        return true;
     }
-    false
+    error.to_string().starts_with("error performing TLS handshake")
 }
 
 /// Why no connection was made, to whoever knows where it should have led.
@@ -317,13 +319,11 @@ fn shown(error: &Error) -> String {
     with_causes(&error.to_string(), error.source())
 }
 
-fn with_causes(message: &str, mut cause: Option<&(dyn std::error::Error + 'static)>) -> String {
-    let mut text = message.to_owned();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
+fn with_causes(message: &str, cause: Option<&(dyn std::error::Error + 'static)>) -> String {
+    match cause {
+        Some(cause) => format!("{message}: {}", error_chain(cause)),
+        None => message.to_owned(),
     }
-    text
 }
 
 fn unavailable(operation: &'static str, message: &str) -> LockError {

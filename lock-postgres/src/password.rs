@@ -3,12 +3,10 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
-use crate::config::Secret;
-
 /// The password for that server: `PGPASSWORD`, or what the password file says. As libpq, in that order.
-pub(crate) fn find(host: &str, port: u16, database: &str, user: &str) -> Option<Secret> {
+pub(crate) fn find(host: &str, port: u16, database: &str, user: &str) -> Option<String> {
     if let Some(password) = env::var("PGPASSWORD").ok().filter(|password| !password.is_empty()) {
-        return Some(Secret(password));
+        return Some(password);
     }
     let file = file()?;
     let text = fs::read_to_string(&file).ok()?;
@@ -16,7 +14,7 @@ pub(crate) fn find(host: &str, port: u16, database: &str, user: &str) -> Option<
         tracing::warn!(target: "fencelock", file = %file.display(), "others can read the password file, so it is not used; make it 0600");
         return None;
     }
-    look(&text, [host, &port.to_string(), database, user]).map(Secret)
+    look(&text, [host, &port.to_string(), database, user])
 }
 
 fn file() -> Option<PathBuf> {

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lock_core::{Clock, Executor, LockError, Outages, Stamp};
+use lock_transport::Secret;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
@@ -31,6 +32,8 @@ use crate::tokens::NotBefore;
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) server: tokio_postgres::Config,
+    /// In place of the one in `server`.
+    pub(crate) password: Option<Secret>,
     pub(crate) tls: Tls,
     #[cfg(feature = "tls")]
     pub(crate) certificates: Certificates,

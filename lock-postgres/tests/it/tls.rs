@@ -142,18 +142,15 @@ async fn a_connection_is_encrypted_as_the_address_wants_it() {
     let socket = server.folder().to_str().unwrap().replace('/', "%2F");
     assert!(!is_encrypted(&server, &url(&server, &socket, "sslmode=require")).await);
     // Not trusted; not the name in the certificate; no such file; nothing in it.
-    assert!(refusal(&plain("localhost", "verify-ca")).await.contains("TLS"));
-    let refused = refusal(&plain("localhost", "verify-full")).await;
-    assert!(
-        refused.contains("TLS") && refused.contains("sslrootcert=FILE"),
-        "{refused}"
-    );
-    assert!(
-        refusal(&url(&server, "localhost", "sslrootcert=system"))
-            .await
-            .contains("TLS")
-    );
-    assert!(refusal(&with_root("127.0.0.1", "verify-full")).await.contains("TLS"));
+    for query in ["sslmode=verify-ca", "sslmode=verify-full", "sslrootcert=system"] {
+        let refused = refusal(&url(&server, "localhost", query)).await;
+        assert!(refused.contains("ca=FILE"), "{refused}");
+    }
+    let refused = refusal(&with_root("127.0.0.1", "verify-full")).await;
+    assert!(refused.contains("is not for the host 127.0.0.1, but for"), "{refused}");
+    // The names that all backends have.
+    let ours = url(&server, "localhost", &format!("ca={}", root.display()));
+    assert!(is_encrypted(&server, &ours).await);
     let from = |file: &Path| {
         let query = format!("sslmode=verify-full&sslrootcert={}", file.display());
         url(&server, "localhost", &query)
@@ -177,9 +174,13 @@ async fn a_root_certificate_is_verified_with_require_too_and_prefer_falls_back()
     let with = |mode: &str, root: &str| url(&server, "127.0.0.1", &format!("sslmode={mode}&sslrootcert={root}"));
     for mode in ["require", "verify-ca"] {
         assert!(is_encrypted(&server, &with(mode, &right)).await, "{mode}");
-        assert!(refusal(&with(mode, &wrong)).await.contains("TLS"), "{mode}");
+        assert!(refusal(&with(mode, &wrong)).await.contains("ca=FILE"), "{mode}");
     }
-    assert!(refusal(&with("verify-full", &right)).await.contains("TLS"));
+    assert!(
+        refusal(&with("verify-full", &right))
+            .await
+            .contains("is not for the host")
+    );
     assert!(is_encrypted(&server, &with("prefer", &right)).await);
     assert!(!is_encrypted(&server, &with("prefer", &wrong)).await);
 }
@@ -239,10 +240,15 @@ async fn a_server_that_signed_its_certificate_itself_is_trusted_by_that_certific
     ] {
         assert!(is_encrypted(&server, &with(host, mode, &root)).await, "{mode}");
     }
-    assert!(refusal(&with("127.0.0.1", "verify-full", &root)).await.contains("TLS"));
+    let refused = refusal(&with("127.0.0.1", "verify-full", &root)).await;
+    assert!(refused.contains("is not for the host"), "{refused}");
     // Another one of the same name is another one.
     let other = write(&folder, "other.pem", &self_signed(&params("localhost", true)).0, 0o644);
-    assert!(refusal(&with("localhost", "verify-ca", &other)).await.contains("TLS"));
+    assert!(
+        refusal(&with("localhost", "verify-ca", &other))
+            .await
+            .contains("ca=FILE")
+    );
     drop(server);
 
     let mut expired = params("localhost", true);
@@ -270,7 +276,7 @@ async fn a_client_shows_its_certificate() {
     let files = |name: &str, (certificate, key): (String, String), mode: u32| {
         let certificate = write(&folder, &format!("{name}.crt"), &certificate, 0o644);
         let key = write(&folder, &format!("{name}.key"), &key, mode);
-        format!("sslcert={}&sslkey={}", certificate.display(), key.display())
+        format!("cert={}&key={}", certificate.display(), key.display())
     };
     let joe = params("joe", false);
     let as_joe = |query: &str| {
@@ -280,12 +286,15 @@ async fn a_client_shows_its_certificate() {
     let good = files("joe", clients.signs(&joe), 0o600);
     assert!(is_encrypted(&server, &as_joe(&good)).await);
     for (query, said) in [
-        ("", "certificate"),
+        ("", "give one with cert=FILE and key=FILE"),
         (
             &*files("jim", clients.signs(&params("jim", false)), 0o600),
             "certificate authentication failed",
         ),
-        (&*files("stranger", others.signs(&joe), 0o600), "TLS"),
+        (
+            &*files("stranger", others.signs(&joe), 0o600),
+            "refused the client's certificate",
+        ),
         (&*files("shown", clients.signs(&joe), 0o644), "0600"),
         (
             &*files("broken", (clients.signs(&joe).0, String::new()), 0o600),
