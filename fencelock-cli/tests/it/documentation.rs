@@ -230,6 +230,7 @@ fn the_messages_are_those_of_the_code() {
         "lock-postgres",
         "lock-redis",
         "lock-sqlite",
+        "lock-transport",
     ];
     let sources: Vec<_> = packages
         .iter()

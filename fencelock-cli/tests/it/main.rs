@@ -7,6 +7,8 @@ mod backends;
 
 mod at_least;
 mod bad_input;
+#[cfg(all(feature = "etcd", feature = "postgres", feature = "redis"))]
+mod certificates;
 mod documentation;
 mod exit_codes;
 mod extended;
