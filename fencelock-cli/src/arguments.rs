@@ -70,47 +70,51 @@ pub(crate) enum Command {
 
 /// Run a command while holding a lock.
 ///
-/// Waits for the lock, runs the command, and lets go. The command gets stdin, stdout and stderr as they are, and finds
-/// the lock's name in FENCELOCK_NAME and the fencing token in FENCELOCK_TOKEN. Send the token along with every write to
-/// what the lock protects, so that a write that comes too late can be refused.
+/// Waits for the lock, runs the command, and releases the lock. The command gets stdin, stdout and stderr as they are. It finds the lock's
+/// name in FENCELOCK_NAME and the fencing token in FENCELOCK_TOKEN: send the token with every write to what the lock protects, so that a
+/// write that comes too late can be refused. Signals are passed on to the command.
 ///
-/// A supervisor ends the command, and everything that the command has started, before the lock can pass to somebody
-/// else: also if fencelock itself is killed or stopped. If it is killed, the supervisor also releases the lock once all has
-/// ended, unless --at-least is given. Signals are passed on to the command. On Postgres alone the lock of a fencelock that is killed is free at once, while
-/// the command has its grace.
+/// If the lock is about to end, the command and what it has started get SIGTERM, and SIGKILL after --grace, before another can be granted the
+/// lock: also if fencelock is killed or stopped. What leaves the command's process group, such as a daemon, is not ended.
 #[derive(Args, Debug)]
-#[command(override_usage = "fencelock run [OPTIONS] NAME -- COMMAND [ARG]...", after_help = RUN_EXAMPLES)]
+#[command(override_usage = "fencelock run [OPTIONS] NAME -- COMMAND [ARG]...\n       fencelock run [OPTIONS] NAME -c LINE", after_help = RUN_EXAMPLES)]
 pub(crate) struct Run {
-    /// How long the lock outlives this process and its supervisor, should both be killed: 100ms, 30s, 5m. A number alone means
-    /// seconds.
-    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time, allow_hyphen_values = true)]
-    pub(crate) ttl: Duration,
-    /// Give up when the lock is busy for that long. Without it, wait as long as it takes.
-    #[arg(short, long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    /// Give up when the lock has been busy for that long: 5 (seconds), 500ms, 10m. Without it, wait as long as it takes.
+    #[arg(short, long, visible_alias = "timeout", value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
     pub(crate) wait: Option<Duration>,
-    /// Give up at once when the lock is busy, or when another process has kept the SQLite file to itself for 1 s.
-    #[arg(short, long, conflicts_with = "wait")]
+    /// Give up at once when the lock is busy.
+    #[arg(short, long, visible_aliases = ["nonblock", "nb"], conflicts_with = "wait")]
     pub(crate) no_wait: bool,
-    /// Keep the lock taken for that long after it was granted, also if the command ends before, or this process is killed.
-    ///
-    /// For a command that a scheduler starts on several machines: with --no-wait it runs on the first of them, and the others are
-    /// told that the lock is busy. Give somewhat less than the time between two starts, and more than the clocks of the machines differ. The
-    /// exit code of the command does not matter, nor whether it could be executed at all. `fencelock release --force` frees the lock.
-    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
-    pub(crate) at_least: Option<Duration>,
-    /// When the lock is lost: the time that the command has between SIGTERM and SIGKILL. 5s, or less if the ttl is short.
-    ///
-    /// At most a third of the ttl, less a tenth of it or 1s.
-    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
-    pub(crate) grace: Option<Duration>,
     /// The exit code if the lock stays busy.
     #[arg(short = 'E', long, value_name = "CODE", default_value_t = crate::exit::BUSY)]
     pub(crate) conflict_exit_code: u8,
+    /// Share the lock with others that ask for it with --shared: for commands that only read.
+    #[arg(short, long, conflicts_with_all = ["max_holders", "min_hold"])]
+    pub(crate) shared: bool,
+    /// Let up to N commands hold the lock at once. All have to give the same N. There is no FENCELOCK_TOKEN then.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with = "min_hold")]
+    pub(crate) max_holders: Option<u32>,
+    /// End the command when it has held the lock for that long.
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    pub(crate) max_hold: Option<Duration>,
+    /// Keep the lock taken for at least that long, also if the command ends before, or fencelock is killed.
+    ///
+    /// For a command that a scheduler starts on several machines: with --no-wait it runs on the first of them, and the lock is busy for the
+    /// others. Give less than the time between two starts, and more than the clocks of the machines differ. `fencelock release --force` frees
+    /// the lock.
+    #[arg(long, visible_alias = "at-least", value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    pub(crate) min_hold: Option<Duration>,
+    /// How long the lock stays taken if this machine crashes. It is renewed while the command runs.
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = time, allow_hyphen_values = true)]
+    pub(crate) ttl: Duration,
+    /// The time between SIGTERM and SIGKILL when the lock is about to end. 5s, or what fits into a third of the ttl.
+    #[arg(long, value_name = "TIME", value_parser = time, allow_hyphen_values = true)]
+    pub(crate) grace: Option<Duration>,
     /// A text for people who ask who holds the lock.
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
     /// COMMAND is a line for /bin/sh; further arguments are its $1, $2 and so on.
-    #[arg(long)]
+    #[arg(short = 'c', long)]
     pub(crate) shell: bool,
     /// The lock: up to 512 bytes of UTF-8, without control characters.
     pub(crate) name: String,
@@ -124,8 +128,10 @@ Examples:
   fencelock run backup -- /usr/local/bin/backup --full
   fencelock run --wait 10s --label nightly report -- make report
   fencelock run -n -E 0 cleanup -- find /tmp -mtime +7 -delete
-  fencelock run -n --at-least 55m hourly -- /usr/local/bin/report   (from cron, on every host)
-  fencelock run --shell counter -- 'n=$(cat n); echo $((n + 1)) > n'
+  fencelock run -n --min-hold 55m hourly -- /usr/local/bin/report   (from cron, on every host)
+  fencelock run counter -c 'n=$(cat n); echo $((n + 1)) > n'
+  fencelock run --shared book -- grep -c x book.txt
+  fencelock run --max-holders 4 download -- curl -O https://example.org/big
 
 Exit codes:
   the command's own, or 128 + the signal that ended it
@@ -133,7 +139,7 @@ Exit codes:
   69   the locks cannot be reached, or the system refuses a process or thread; worth a retry
   75   the lock stayed busy (-E changes it)
   76   the lock was lost while the command ran, and the command was ended
-  78   a wrong configuration, such as a password or the rights to a file; not worth a retry
+  78   a wrong configuration, such as a password or the rights to a file, or locks that cannot do this; not worth a retry
   126  the command cannot be executed
   127  the command was not found
   128 + signal if a signal ended the wait for the lock";

@@ -1,11 +1,10 @@
 //! Whether locks can be kept at a place, and everything that it takes is allowed there.
 
 use std::fmt::Write;
-use std::future::Future;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use fencelock::{Capabilities, LockError, LockGuard, LockRequest, Locks, Options, OwnerId, Scope, ServerInfo};
+use fencelock::{Capabilities, LockError, LockGuard, Locks, Options, OwnerId, Scope, ServerInfo};
 use serde_json::{Value, json};
 
 use crate::exit::{CONFIGURATION, Failure, UNAVAILABLE};
@@ -16,29 +15,17 @@ use crate::timing::shown;
 
 /// Tries everything on locks of its own, and prints what came of it.
 pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure> {
-    let locks = place.client()?;
-    let other = place.client()?;
+    let (locks, other) = (place.client()?, place.client()?);
     let (steps, server) = try_all(&locks, &other).await;
     leave(&other).await;
     leave(&locks).await;
     let capabilities = locks.capabilities();
-    let ok = steps
-        .iter()
-        .all(|step| !matches!(step.outcome, Outcome::Refused { .. }));
-    print(&if json {
-        format!("{}\n", in_json(place, server.as_ref(), &capabilities, &steps, ok))
-    } else {
-        in_words(place, server.as_ref(), &capabilities, &steps)
+    print(&match json {
+        true => format!("{}\n", in_json(place, server.as_ref(), &capabilities, &steps)),
+        false => in_words(place, server.as_ref(), &capabilities, &steps),
     })?;
-    let codes = || {
-        steps.iter().filter_map(|step| match step.outcome {
-            Outcome::Refused { code, .. } => Some(code),
-            _ => None,
-        })
-    };
     // One thing that a person has to change is enough.
-    let code = codes().find(|code| *code == CONFIGURATION).or_else(|| codes().next());
-    Ok(code.map_or(ExitCode::SUCCESS, ExitCode::from))
+    Ok(ExitCode::from(steps.iter().filter_map(Step::code).max().unwrap_or(0)))
 }
 
 struct Step {
@@ -49,11 +36,17 @@ struct Step {
 enum Outcome {
     Done(Duration),
     NotSupported,
-    Refused {
-        why: String,
-        /// The exit code that it calls for.
-        code: u8,
-    },
+    /// Why, and the exit code that it calls for.
+    Refused(String, u8),
+}
+
+impl Step {
+    fn code(&self) -> Option<u8> {
+        match self.outcome {
+            Outcome::Refused(_, code) => Some(code),
+            _ => None,
+        }
+    }
 }
 
 /// How long the wait for a lock lasts at most once it has been released. Well below the ttl, within which the server would pass on
@@ -63,12 +56,14 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 /// How long a waiter may take to arrive at the server, at least.
 const ARRIVAL: Duration = Duration::from_millis(250);
 
+const DOES_NOT_EXCLUDE: &str = "another client was granted the lock while it was held; locks do not exclude here";
+
 /// Tries everything, with two clients that share nothing but the server.
 async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>) {
     let name = format!("fencelock-check/{}", OwnerId::random());
     let capabilities = locks.capabilities();
     let ttl = Options::DEFAULT_TTL.clamp(capabilities.min_ttl, capabilities.max_ttl);
-    let request = |locks: &Locks, limit| locks.lock(&name).ttl(ttl).wait_for(limit);
+    let request = |locks: &Locks, limit| locks.lock(&name).ttl(ttl).wait_for(limit).into_future();
     let mut steps = Steps {
         done: Vec::new(),
         limit: capabilities.op_timeout.saturating_mul(2).saturating_add(HAND_OVER),
@@ -77,25 +72,39 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>
     if steps.run("connect", locks.try_lock(&name)).await.is_none() {
         return (steps.done, None);
     }
-    let guard = steps.run("acquire", request(locks, HAND_OVER).into_future()).await;
-    if let Some(guard) = guard {
+    if let Some(guard) = steps.run("acquire", request(locks, HAND_OVER)).await {
         steps.run("renew", guard.renew_now()).await;
         steps.run("ask for holder", locks.holder(&name)).await;
         steps.run("list", locks.list(&name)).await;
-        let refused = steps.run("refuse others", refuse(other, &name)).await.is_some();
-        let waiting = tokio::spawn(request(other, ARRIVAL * 2 + HAND_OVER).into_future());
+        let refused = steps.run("refuse others", async {
+            other
+                .try_lock(&name)
+                .await?
+                .map_or(Ok(()), |_| Err(Problem::refused(DOES_NOT_EXCLUDE)))
+        });
+        refused.await;
+        let waiting = tokio::spawn(request(other, ARRIVAL * 2 + HAND_OVER));
         // There is nothing to see of a waiter before it is granted the lock. The step before shows how long a request takes.
         tokio::time::sleep(ARRIVAL.max(steps.last() * 4).min(ARRIVAL * 2)).await;
-        if !refused || waiting.is_finished() {
-            let ended = waiting.await;
-            steps.run("wait", async { granted_too_soon(ended) }).await;
-            steps.run("release", guard.release()).await;
-        } else {
-            steps.run("release", guard.release()).await;
-            let waited = steps.run("wait", async { granted(waiting.await) }).await;
-            if let Some(guard) = waited {
-                hand_over(&mut steps, guard, request(other, HAND_OVER)).await;
+        let too_soon = waiting.is_finished();
+        steps.run("release", guard.release()).await;
+        let waited = async {
+            let guard = granted(waiting.await)?;
+            if too_soon {
+                Err(Problem::refused(DOES_NOT_EXCLUDE))
+            } else {
+                Ok(guard)
             }
+        };
+        if let Some(guard) = steps.run("wait", waited).await {
+            // The next request of the same client is granted what the client held.
+            let next = tokio::spawn(request(other, HAND_OVER));
+            tokio::task::yield_now().await;
+            let handing = async {
+                guard.release().await?;
+                Ok::<_, Problem>(granted(next.await)?.release().await?)
+            };
+            steps.run("hand over", handing).await;
         }
     }
     if let Ok(victim) = request(locks, HAND_OVER).await {
@@ -106,50 +115,17 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>
     (steps.done, server)
 }
 
-/// Another client asks for what is held.
-async fn refuse(other: &Locks, name: &str) -> Result<(), Problem> {
-    match other.try_lock(name).await? {
-        None => Ok(()),
-        Some(_) => Err(Problem::Refused(
-            "another client was granted the lock while it was held; locks do not exclude here".to_owned(),
-        )),
-    }
-}
-
-type Waited = Result<Result<LockGuard, LockError>, tokio::task::JoinError>;
-
 /// What a wait came to after the release.
-fn granted(waited: Waited) -> Result<LockGuard, Problem> {
+fn granted(waited: Result<Result<LockGuard, LockError>, tokio::task::JoinError>) -> Result<LockGuard, Problem> {
     match waited {
-        Ok(Err(LockError::TimedOut { .. })) => Err(Problem::Refused(format!(
+        Ok(Err(LockError::TimedOut { .. })) => Err(Problem::refused(format!(
             "a waiting client was not granted the lock within {} after its release; it may lack the right to be told, or \
              something between the client and the server holds such messages back",
             shown(HAND_OVER)
         ))),
         Ok(done) => Ok(done?),
-        Err(error) => Err(Problem::Refused(format!("the wait ended by itself: {error:#}"))),
+        Err(error) => Err(Problem::refused(format!("the wait ended by itself: {error:#}"))),
     }
-}
-
-/// What a wait came to before the release.
-fn granted_too_soon(waited: Waited) -> Result<(), Problem> {
-    match waited {
-        Ok(Err(error)) => Err(error.into()),
-        _ => Err(Problem::Refused(
-            "a waiting client was granted the lock before its release; locks do not exclude here".to_owned(),
-        )),
-    }
-}
-
-/// The next request of the same client is granted what the client held.
-async fn hand_over(steps: &mut Steps, guard: LockGuard, next: LockRequest) {
-    let next = tokio::spawn(next.into_future());
-    tokio::task::yield_now().await;
-    let handing = async {
-        guard.release().await?;
-        Ok::<_, Problem>(granted(next.await)?.release().await?)
-    };
-    steps.run("hand over", handing).await;
 }
 
 struct Steps {
@@ -159,19 +135,28 @@ struct Steps {
 }
 
 /// Why a step did not do what it should.
-enum Problem {
-    NotSupported,
+struct Problem(Outcome);
+
+impl Problem {
     /// Another answer than expected: what keeps the locks does not do what locks need.
-    Refused(String),
-    Failed(Failure),
+    fn refused(why: impl Into<String>) -> Self {
+        Self(Outcome::Refused(why.into(), CONFIGURATION))
+    }
 }
 
 impl From<LockError> for Problem {
     fn from(error: LockError) -> Self {
-        match error {
-            LockError::NotSupported { .. } => Self::NotSupported,
-            error => Self::Failed(error.into()),
+        if let LockError::NotSupported { .. } = error {
+            return Self(Outcome::NotSupported);
         }
+        let failure = Failure::from(error);
+        // A lock of the check itself that is busy, or lost, is not what its user asked for.
+        let code = if failure.code == CONFIGURATION {
+            CONFIGURATION
+        } else {
+            UNAVAILABLE
+        };
+        Self(Outcome::Refused(failure.to_string(), code))
     }
 }
 
@@ -182,27 +167,13 @@ impl Steps {
         work: impl Future<Output = Result<T, E>>,
     ) -> Option<T> {
         let started = Instant::now();
-        let done = tokio::time::timeout(self.limit, work).await;
-        let (outcome, value) = match done.map(|done| done.map_err(Into::into)) {
+        let (outcome, value) = match tokio::time::timeout(self.limit, work).await {
             Ok(Ok(value)) => (Outcome::Done(started.elapsed()), Some(value)),
-            Ok(Err(Problem::NotSupported)) => (Outcome::NotSupported, None),
-            Ok(Err(Problem::Refused(why))) => (
-                Outcome::Refused {
-                    why,
-                    code: CONFIGURATION,
-                },
+            Ok(Err(problem)) => (problem.into().0, None),
+            Err(_) => (
+                Outcome::Refused(format!("no end within {}", shown(self.limit)), UNAVAILABLE),
                 None,
             ),
-            Ok(Err(Problem::Failed(failure))) => {
-                let (why, code) = (failure.to_string(), failure.code);
-                // A lock of the check itself that is busy, or lost, is not what its user asked for.
-                let code = if code == CONFIGURATION { code } else { UNAVAILABLE };
-                (Outcome::Refused { why, code }, None)
-            }
-            Err(_) => {
-                let why = format!("no end within {}", shown(self.limit));
-                (Outcome::Refused { why, code: UNAVAILABLE }, None)
-            }
         };
         self.done.push(Step { name, outcome });
         value
@@ -210,11 +181,8 @@ impl Steps {
 
     /// How long the last step took.
     fn last(&self) -> Duration {
-        match self.done.last() {
-            Some(Step {
-                outcome: Outcome::Done(time),
-                ..
-            }) => *time,
+        match self.done.last().map(|step| &step.outcome) {
+            Some(Outcome::Done(time)) => *time,
             _ => Duration::ZERO,
         }
     }
@@ -227,7 +195,7 @@ fn in_words(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilit
         let outcome = match &step.outcome {
             Outcome::Done(time) => format!("ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
             Outcome::NotSupported => "not supported here".to_owned(),
-            Outcome::Refused { why, .. } => format!("refused  {why}"),
+            Outcome::Refused(why, _) => format!("refused  {why}"),
         };
         let _ = writeln!(text, "  {:17} {outcome}", step.name);
     }
@@ -239,9 +207,15 @@ fn in_words(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilit
     } else {
         "in no particular order"
     };
+    let modes = match (capabilities.shared, capabilities.permits) {
+        (true, true) => "; locks can be shared (--shared, --max-holders)",
+        (true, false) => "; locks can be shared (--shared)",
+        (false, true) => "; locks can be shared (--max-holders)",
+        (false, false) => "",
+    };
     let _ = writeln!(
         text,
-        "  locks exclude {}; waiters are served {order}; a ttl is {} to {}",
+        "  locks exclude {}; waiters are served {order}; a ttl is {} to {}{modes}",
         scope(capabilities),
         shown(capabilities.min_ttl),
         shown(capabilities.max_ttl),
@@ -249,25 +223,27 @@ fn in_words(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilit
     text
 }
 
-fn in_json(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step], ok: bool) -> Value {
-    let steps: Vec<Value> = steps
+fn in_json(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> Value {
+    let shown: Vec<Value> = steps
         .iter()
         .map(|step| match &step.outcome {
             Outcome::Done(time) => json!({ "step": step.name, "outcome": "ok", "ms": time.as_secs_f64() * 1_000.0 }),
             Outcome::NotSupported => json!({ "step": step.name, "outcome": "not supported" }),
-            Outcome::Refused { why, .. } => json!({ "step": step.name, "outcome": "refused", "why": why }),
+            Outcome::Refused(why, _) => json!({ "step": step.name, "outcome": "refused", "why": why }),
         })
         .collect();
     json!({
-        "ok": ok,
+        "ok": steps.iter().all(|step| step.code().is_none()),
         "version": env!("CARGO_PKG_VERSION"),
         "location": place.to_string(),
         "backend": server.map(|server| json!({ "product": server.product, "version": server.version })),
         "scope": scope(capabilities),
         "fair": capabilities.fair,
+        "shared": capabilities.shared,
+        "permits": capabilities.permits,
         "min_ttl_ms": capabilities.min_ttl.as_millis() as u64,
         "max_ttl_ms": capabilities.max_ttl.as_millis() as u64,
-        "steps": steps,
+        "steps": shown,
         "warnings": server.map(|server| server.warnings.as_slice()).unwrap_or_default(),
     })
 }

@@ -88,10 +88,13 @@ impl From<LockError> for Failure {
                     "a ttl of {ttl} is not possible here; choose one from {min} to {max}"
                 ));
             }
-            LockError::Configuration { .. }
-            | LockError::InvalidMode { .. }
-            | LockError::UnsafeConfiguration { .. }
-            | LockError::NotSupported { .. } => CONFIGURATION,
+            LockError::NotSupported { .. } => {
+                let advice = "`fencelock check` tells what the locks in that place can do";
+                return Self::new(CONFIGURATION, format!("{error:#}; {advice}"));
+            }
+            LockError::Configuration { .. } | LockError::InvalidMode { .. } | LockError::UnsafeConfiguration { .. } => {
+                CONFIGURATION
+            }
             _ => UNAVAILABLE,
         };
         Self::new(code, format!("{error:#}"))

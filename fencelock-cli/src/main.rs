@@ -1,23 +1,22 @@
 //! The `fencelock` command: run a command while holding a distributed lock, on any backend.
 //!
-//! `fencelock run` is three processes in a row: the *locker*, which holds and renews the lock; the *supervisor*, which
-//! ends the command when the lock ends; and the command. All three are started from the same file. How they work
-//! together is described in `docs/run.md`.
+//! `fencelock run` holds the lock and is the parent of the command. A process beside it, the *watchdog*, ends the command in time if
+//! `fencelock` cannot. How they work together is described in `docs/run.md`.
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-compile_error!("the fencelock command needs Linux: subreapers, timers that run on in suspend, and /proc");
+compile_error!(
+    "the fencelock command needs Linux: timers that run on in suspend, signals and processes as descriptors, and /proc"
+);
 
 mod arguments;
-mod channel;
 mod check;
 mod completions;
 mod exit;
-mod inspect;
-mod locker;
+mod guard;
+mod locks;
+mod log;
 mod manual;
-mod outages;
 mod place;
-mod processes;
 mod run;
 mod say;
 #[cfg(feature = "postgres")]
@@ -25,28 +24,26 @@ mod schema;
 mod signals;
 mod starter;
 mod streams;
-mod supervisor;
-mod terminal;
+mod target;
 mod timing;
-mod waiting;
+mod watchdog;
 
 use std::env;
 use std::process::ExitCode;
 
 use clap::Parser;
 use tokio::runtime::Builder;
-use tracing_subscriber::EnvFilter;
 
 use arguments::{Arguments, Command};
 use exit::Failure;
 use place::Place;
-use say::{be_quiet, is_quiet};
+use say::be_quiet;
 
 fn main() -> ExitCode {
     streams::keep_closed();
     let mut args = env::args_os();
     match args.next() {
-        Some(name) if name == supervisor::NAME => return supervisor::main(args),
+        Some(name) if name == watchdog::NAME => return watchdog::main(args),
         Some(name) if name == starter::NAME => return starter::main(args),
         _ => {}
     }
@@ -57,7 +54,7 @@ fn main() -> ExitCode {
     if arguments.common.quiet {
         be_quiet();
     }
-    log(arguments.common.verbose);
+    log::start(arguments.common.verbose);
     carry_out(arguments).unwrap_or_else(|failure| {
         failure.tell();
         ExitCode::from(failure.code)
@@ -80,28 +77,13 @@ fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
     runtime.block_on(async {
         match arguments.command {
             Command::Run(run) => run::run(&place, run).await,
-            Command::Holder(of) => inspect::holder(&place, &of).await,
-            Command::List(list) => inspect::list(&place, &list).await,
-            Command::Release(release) => inspect::release(&place, &release).await,
+            Command::Holder(of) => locks::holder(&place, &of).await,
+            Command::List(list) => locks::list(&place, &list).await,
+            Command::Release(release) => locks::release(&place, &release).await,
             Command::Check(check) => check::check(&place, check.json).await,
             #[cfg(feature = "postgres")]
             Command::Schema(_) => Ok(ExitCode::SUCCESS),
             Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
         }
     })
-}
-
-fn log(verbose: u8) {
-    let filter = match verbose {
-        // An outage that passes is no error; one that does not comes out as one.
-        0 if is_quiet() => return,
-        0 => return outages::tell(),
-        1 => "warn,fencelock=debug",
-        _ => "trace",
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
-        .init();
 }

@@ -62,14 +62,6 @@ impl Place {
         )))
     }
 
-    /// The address that another process needs if it is not in the environment that it has from this one.
-    pub(crate) fn needed_elsewhere(&self) -> Option<&str> {
-        match self {
-            Self::Address(url) if env::var_os(ENV).is_none_or(|known| known != url.as_str()) => Some(url),
-            _ => None,
-        }
-    }
-
     /// A client that connects with its first request.
     pub(crate) fn client(&self) -> Result<Locks, Failure> {
         self.client_with(Options::new())

@@ -1,94 +1,106 @@
 //! `fencelock run`: a command under a lock.
 
+use std::env;
 use std::ffi::OsString;
+use std::io::{self, IsTerminal, stderr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use fencelock::{LockError, LockGuard, LockName, Locks, LossReason, ReleaseOutcome};
-use rustix::process::{Signal, kill_current_process_group};
+use fencelock::{LockError, LockName, Locks, LossReason, Mode, ReleaseOutcome};
+use nix::unistd::getpgrp;
+use rustix::fs::{Mode as Permissions, OFlags, open};
+use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, setpgid, wait};
+use tokio::signal::unix::{Signal as Children, SignalKind, signal};
+use tokio::time::{MissedTickBehavior, interval, sleep, sleep_until, timeout};
 
 use crate::arguments::Run;
-use crate::channel::{End, Why};
-use crate::exit::{Failure, LOST, UNAVAILABLE, by_signal};
-use crate::locker::{Locker, Outcome};
+use crate::exit::{Failure, LOST, by_signal};
+use crate::guard::Guard;
+use crate::locks::held_by;
 use crate::manual::NO_COMMAND;
 use crate::place::Place;
-use crate::processes::proc_is_ours;
-use crate::say::{remark, say};
-use crate::signals::Signals;
-use crate::terminal::Terminal;
-use crate::timing::{Timing, shown};
-use crate::waiting::{self, Waited};
+use crate::say::{is_quiet, remark, say};
+use crate::signals::{Received, Signals, die_of_interrupt, write_from_background};
+use crate::starter::Starter;
+use crate::target::Target;
+use crate::timing::{Instant, Timing, shown};
+use crate::watchdog::{self, KILL_TAKES, Watchdog};
 
-/// Waits for the lock, runs the command under it, lets go.
+/// The acquisitions that the command runs under, separated by blanks: those of each `fencelock run` around it.
+const OWNERS: &str = "FENCELOCK_OWNER";
+
+/// For how long what the command left behind may take to end by itself.
+const SETTLE: Duration = Duration::from_millis(200);
+
+/// Between looks at whether anything is left of the command.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// Waits for the lock, runs the command under it, and releases it.
 pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
     let name = LockName::new(&run.name).map_err(LockError::from)?;
-    let timing = Timing::fit(run.ttl, run.grace)?;
-    let command = command(run.command, run.shell)?;
-    if !proc_is_ours() {
-        return Err(Failure::configuration(
-            "/proc does not show the processes of this pid namespace, so that what the command leaves behind could not be found \
-             and ended; mount it anew, as `unshare --mount-proc` does",
+    if run.max_hold.is_some_and(|longest| longest.is_zero()) {
+        return Err(Failure::usage(
+            "--max-hold is zero, so that the command would have no time",
         ));
     }
-    let failed = |e| Failure::unavailable(format!("signals cannot be received: {e}"));
+    let timing = Timing::fit(run.ttl.min(run.max_hold.unwrap_or(Duration::MAX)), run.grace)?;
+    let command = command(run.command.clone(), run.shell)?;
+    let failed = |e: io::Error| Failure::unavailable(format!("signals cannot be received: {e}"));
     let mut signals = Signals::listen().map_err(failed)?;
+    // It also has the system keep the exit codes of children, where the caller ignores this signal.
+    let children = signal(SignalKind::child()).map_err(failed)?;
     let patience = if run.no_wait { Some(Duration::ZERO) } else { run.wait };
     let locks = place.patient_client(patience.unwrap_or(Duration::MAX))?;
-
-    let mut request = locks.lock(&run.name).ttl(run.ttl);
-    if let Some(label) = run.label {
-        request = request.label(label);
-    }
-    request = match run.wait {
-        _ if run.no_wait => request.no_wait(),
-        Some(limit) => request.wait_for(limit),
-        None => request.wait_forever(),
-    };
-    if let Some(length) = run.at_least {
-        request = request.at_least(length);
-    }
-    let guard = match waiting::acquire(&locks, &name, place, request, &mut signals).await {
-        Ok(Waited::Got(guard)) => guard,
-        Ok(Waited::Left(signal)) => {
+    refuse_own_lock(&locks, &run).await?;
+    let guard = match acquire(&locks, &run, place, &mut signals).await {
+        Ok(Ok(guard)) => guard,
+        Ok(Err(signal)) => {
             leave(&locks).await;
-            return Ok(died(signal, signal == Signal::INT.as_raw()));
+            if signal.typed && signal.number == Signal::INT.as_raw() {
+                die_of_interrupt();
+            }
+            return Ok(ExitCode::from(by_signal(signal.number)));
         }
         Err(LockError::TimedOut { holder, .. }) => {
-            // Not every server says who it is in the answer. Who cannot be told is left out.
+            // Not every server says in its answer who the holder is.
             let holder = match holder {
                 Some(holder) => Some(*holder),
-                None => locks.holder(name.as_str()).await.ok().flatten(),
+                None => locks.holder(&run.name).await.ok().flatten(),
             };
-            let by = holder.map(|holder| waiting::held_by(&holder)).unwrap_or_default();
-            let code = run.conflict_exit_code;
-            return Err(Failure::remark(code, format!("{name} is busy{by}")));
+            let by = holder.map(|holder| held_by(&holder)).unwrap_or_default();
+            return Err(Failure::remark(run.conflict_exit_code, format!("{name} is busy{by}")));
         }
         Err(error) => return Err(error.into()),
     };
-
-    let locker = match Locker::start(guard, place, &command, timing, signals, run.at_least.is_some()).await {
-        Ok(locker) => locker,
+    let job = Job::start(&guard, place, &run, &command, timing, signals, children).await;
+    let mut job = match job {
+        Ok(job) => job,
         Err(failure) => {
-            leave(&locks).await;
+            let _ = timeout(LEAVING, guard.release()).await;
             return Err(failure);
         }
     };
-    let (mut outcome, guard, afterwards) = locker.run().await;
-    let ttl = guard.ttl();
-    let released = let_go(guard).await;
-    afterwards.over();
-    match &released {
-        Ok(lost) if outcome.lost.is_none() && outcome.is_own_end() => outcome.lost = *lost,
-        Err(error) if outcome.is_own_end() => {
-            say(format_args!("{error:#}; the lock frees itself within {}", shown(ttl)));
-        }
-        _ => {}
+    let mut end = job.run(&guard).await;
+    let (ttl, signal) = (guard.ttl(), guard.lost());
+    let released = guard.release().await;
+    if let (Ok(ReleaseOutcome::AlreadyLost), None) = (&released, &end.cause) {
+        // The command had ended by then.
+        end.cause = match timeout(Duration::ZERO, signal.wait()).await {
+            Ok(LossReason::Expired) | Err(_) => None,
+            Ok(LossReason::Released) => Some(Cause::Lost(LossReason::NotHeld)),
+            Ok(reason) => Some(Cause::Lost(reason)),
+        };
+        end.ended_before = true;
     }
-    if outcome.lost.is_some() {
+    job.watchdog.done();
+    if let (Err(error), None) = (&released, &end.cause) {
+        let failure = Failure::from(error.clone());
+        say(format_args!("{failure}; the lock frees itself within {}", shown(ttl)));
+    }
+    if end.cause.is_some() {
         leave(&locks).await;
     }
-    Ok(report(&name, &outcome, released.err()))
+    Ok(report(&name, &end, released.err()))
 }
 
 fn command(mut given: Vec<OsString>, shell: bool) -> Result<Vec<OsString>, Failure> {
@@ -108,138 +120,376 @@ fn command(mut given: Vec<OsString>, shell: bool) -> Result<Vec<OsString>, Failu
     Ok(words.chain(line.next()).chain(["sh".into()]).chain(line).collect())
 }
 
-/// Lets go of the lock. Says why if it turns out that it was lost while the command ran.
-async fn let_go(guard: LockGuard) -> Result<Option<LossReason>, Failure> {
-    let signal = guard.lost();
-    Ok(match guard.release().await? {
-        ReleaseOutcome::AlreadyLost => match signal.wait().await {
-            // The command was gone by then: the supervisor sees to it.
-            LossReason::Expired => None,
-            // The server did not know us any more.
-            LossReason::Released => Some(LossReason::NotHeld),
-            reason => Some(reason),
-        },
-        _ => None,
-    })
+/// Fails if the lock is held by a `fencelock run` that this one runs inside of: waiting for it would never end.
+async fn refuse_own_lock(locks: &Locks, run: &Run) -> Result<(), Failure> {
+    let owners = env::var(OWNERS).unwrap_or_default();
+    if owners.is_empty() {
+        return Ok(());
+    }
+    // What keeps the holder from being seen is told by the request.
+    let Ok(Some(holder)) = locks.holder(&run.name).await else {
+        return Ok(());
+    };
+    let is_own = holder
+        .owner
+        .is_some_and(|owner| owners.split(' ').any(|own| own == owner.to_string()));
+    let together = match holder.mode {
+        Mode::Shared => run.shared,
+        Mode::Permit { .. } => run.max_holders.is_some(),
+        _ => false,
+    };
+    if is_own && !holder.is_reserved && !together {
+        return Err(Failure::new(
+            run.conflict_exit_code,
+            format!(
+                "{} is held by the `fencelock run` that this one runs inside of, and would wait for itself; locks are not re-entrant",
+                run.name
+            ),
+        ));
+    }
+    Ok(())
 }
 
-/// Takes back on the server what is under way there. Not for long: it ends by itself.
+/// Waits for the lock, or for a signal. Tells a person at a terminal after a second what is waited for.
+async fn acquire(
+    locks: &Locks,
+    run: &Run,
+    place: &Place,
+    signals: &mut Signals,
+) -> Result<Result<Guard, Received>, LockError> {
+    let mut acquiring = Guard::acquire(locks, run);
+    let mut is_told = is_quiet() || !stderr().is_terminal();
+    let second = tokio::time::Instant::now() + Duration::from_secs(1);
+    loop {
+        tokio::select! {
+            biased;
+            signal = signals.receive() => return Ok(Err(signal)),
+            answer = &mut acquiring => return answer.map(Ok),
+            () = sleep_until(second), if !is_told => {
+                is_told = true;
+                let holder = locks.holder(&run.name).await.ok().flatten();
+                let by = holder.map(|holder| held_by(&holder)).unwrap_or_default();
+                say(format_args!("waiting for {}{by}, in {place}", run.name));
+            }
+        }
+    }
+}
+
+/// For how long what is under way on the server is taken back at most: it ends by itself.
+const LEAVING: Duration = Duration::from_secs(2);
+
 pub(crate) async fn leave(locks: &Locks) {
-    let _ = tokio::time::timeout(Duration::from_secs(2), locks.shutdown()).await;
+    let _ = timeout(LEAVING, locks.shutdown()).await;
 }
 
-/// Says what became of the command, and of its lock if `trouble` came up in letting go of it.
-fn report(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> ExitCode {
-    let Some((how, why)) = outcome.end else {
-        return without_supervisor(outcome);
-    };
-    match (why, outcome.lost) {
-        (Why::Deadline, _) => {
-            say(at_deadline(name, outcome, trouble));
-            ExitCode::from(LOST)
+/// Why a command is ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Cause {
+    Lost(LossReason),
+    /// The lock could not be renewed before the command had to be ended.
+    Late,
+    /// The watchdog cannot be replaced.
+    Unwatched,
+}
+
+/// What became of the command.
+#[derive(Clone, Copy)]
+struct End {
+    /// None if it runs on.
+    status: Option<WaitStatus>,
+    cause: Option<Cause>,
+    /// The command ended before the cause came.
+    ended_before: bool,
+    /// Processes that it left behind were ended with it.
+    had_leftovers: bool,
+    /// Why processes are left that got SIGKILL.
+    left: Option<&'static str>,
+    /// Ctrl-C was typed.
+    interrupted: bool,
+}
+
+/// A command that runs under a lock.
+struct Job {
+    watchdog: Watchdog,
+    target: Target,
+    timing: Timing,
+    max_hold: Option<Instant>,
+    signals: Signals,
+    children: Children,
+    end: End,
+}
+
+impl Job {
+    async fn start(
+        guard: &Guard,
+        place: &Place,
+        run: &Run,
+        command: &[OsString],
+        timing: Timing,
+        signals: Signals,
+        children: Children,
+    ) -> Result<Self, Failure> {
+        // A lock on a lease that others use as well may come with little time left.
+        if guard.remaining() < guard.ttl() / 2 && run.max_hold.is_none() {
+            guard.renew_now().await?;
         }
-        (Why::Lost | Why::Orphaned, lost) | (_, lost @ Some(_)) => {
-            let lost = lost.unwrap_or(LossReason::Expired);
-            let ended = if why == Why::Lost {
-                "the command was ended"
-            } else {
-                "the command had just ended"
-            };
-            say(format_args!("the lock {name} was lost: {lost}; {ended}"));
-            ExitCode::from(LOST)
-        }
-        (why, None) => {
-            if why == Why::Leftovers {
-                remark("the command left processes behind in its session; they were ended with it");
+        let failed = |e: io::Error| Failure::unavailable(format!("no process can be started: {e}"));
+        let times = timing.times(lease_end(guard));
+        let mut watchdog = Watchdog::start(guard, place, run.min_hold.is_some(), times).map_err(failed)?;
+        let inherited = env::var(OWNERS).map(|owners| owners + " ").unwrap_or_default();
+        let mut set = vec![
+            ("FENCELOCK_NAME", guard.name().to_string()),
+            (OWNERS, format!("{inherited}{}", guard.owner())),
+        ];
+        set.extend(guard.token().map(|token| ("FENCELOCK_TOKEN", token.to_string())));
+        // Without a terminal the command has a group of its own.
+        let shared = has_terminal().then(own_group).flatten();
+        let starter = match Starter::start(command, &set, &signals.blocked(), shared.is_none()) {
+            Ok(starter) => starter,
+            Err(error) => {
+                watchdog.done();
+                return Err(failed(error));
             }
-            match how {
-                End::Exited(code) => ExitCode::from(code),
-                End::Killed(signal) => {
-                    let typed = signal == Signal::INT.as_raw() && outcome.typed_interrupt;
-                    if typed && outcome.lent {
-                        // Only the command has seen Ctrl-C so far. Scripts and pipelines around it are to end with it.
-                        let _ = kill_current_process_group(Signal::INT);
-                    }
-                    died(signal, typed)
-                }
-            }
-        }
-    }
-}
-
-/// Says what became of a command whose supervisor ended first.
-fn without_supervisor(outcome: &Outcome) -> ExitCode {
-    let command = if outcome.started {
-        "the command was killed, too"
-    } else {
-        "the command was not started"
-    };
-    match outcome.supervisor_killed_by {
-        Some(signal) => {
-            say(format_args!(
-                "the supervisor of the command was killed by signal {signal}, so {command}"
-            ));
-            ExitCode::from(by_signal(Signal::KILL.as_raw()))
-        }
-        None => {
-            // It has said why.
-            let command = command.trim_end_matches(", too");
-            say(format_args!(
-                "the supervisor of the command ended too early, so {command}"
-            ));
-            ExitCode::from(UNAVAILABLE)
-        }
-    }
-}
-
-/// What the supervisor's end of the command at the lock's deadline was due to.
-fn at_deadline(name: &LockName, outcome: &Outcome, trouble: Option<Failure>) -> String {
-    match outcome.lost {
-        // The deadline of a lock that is lost has come at once.
-        Some(lost) if !outcome.started => format!("the lock {name} was lost: {lost}; the command was not started"),
-        None if !outcome.started => {
-            format!("the command could not be started before the lock {name} might have ended; it was not started")
-        }
-        _ => {
-            // What keeps it from being released has most likely kept it from being renewed.
-            let trouble = trouble.map(|failure| format!(" ({failure})")).unwrap_or_default();
-            format!("the lock {name} could not be renewed in time{trouble}; the command was ended before it ran out")
-        }
-    }
-}
-
-/// The exit code for an end by `signal`. If Ctrl-C was typed, this process does not exit but dies of it as well: shells
-/// show the same 130 for both, and go on with a loop or a script unless they see the latter.
-fn died(signal: i32, typed: bool) -> ExitCode {
-    if typed && Terminal::own().is_some_and(|terminal| terminal.is_home()) {
-        let _ = signal_hook::low_level::emulate_default_handler(signal);
-    }
-    ExitCode::from(by_signal(signal))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lock_that_ended_before_the_command_began_was_not_renewed_too_late() {
-        let name = "a".parse().unwrap();
-        let mut outcome = Outcome {
-            end: Some((End::Killed(Signal::KILL.as_raw()), Why::Deadline)),
-            supervisor_killed_by: None,
-            started: false,
-            lost: Some(LossReason::Revoked),
-            typed_interrupt: false,
-            lent: false,
         };
-        let said = at_deadline(&name, &outcome, None);
-        assert!(
-            said.contains("ended the session") && said.contains("not started"),
-            "{said}"
-        );
-        outcome.lost = None;
-        assert!(at_deadline(&name, &outcome, None).contains("not started"));
-        outcome.started = true;
-        assert!(at_deadline(&name, &outcome, None).contains("could not be renewed in time"));
+        let target = Target {
+            command: starter.pid,
+            group: shared.unwrap_or(starter.pid),
+        };
+        watchdog.watch(target);
+        if Instant::now() >= times.term_at || !guard.is_held() {
+            watchdog.done();
+            let name = guard.name();
+            let why = match timeout(Duration::ZERO, guard.lost().wait()).await {
+                Ok(reason) => format!("the lock {name} was lost: {reason}"),
+                Err(_) => format!("the lock {name} might have ended before the command was started"),
+            };
+            return Err(Failure::new(LOST, format!("{why}; the command was not started")));
+        }
+        starter.go();
+        tracing::debug!(target: "fencelock", pid = %target.command.as_raw_nonzero(), owner = %guard.owner(), "command started");
+        Ok(Self {
+            watchdog,
+            target,
+            timing,
+            max_hold: run.max_hold.map(|longest| Instant::now().after(longest)),
+            signals,
+            children,
+            end: End {
+                status: None,
+                cause: None,
+                ended_before: false,
+                had_leftovers: false,
+                left: None,
+                interrupted: false,
+            },
+        })
+    }
+
+    /// Keeps the lock until the command, and what it has left in its group, has ended.
+    async fn run(&mut self, guard: &Guard) -> End {
+        let loss = guard.lost();
+        let mut look = interval((guard.ttl() / 20).clamp(Duration::from_millis(5), Duration::from_secs(1)));
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        while self.end.status.is_none() && !self.is_given_up() {
+            tokio::select! {
+                biased;
+                _ = self.children.recv() => self.reap(),
+                signal = self.signals.receive() => self.pass_on(signal),
+                reason = loss.wait(), if self.end.cause.is_none() => self.ended_by(match reason {
+                    LossReason::Expired => Cause::Late,
+                    reason => Cause::Lost(reason),
+                }),
+                _ = look.tick() => {}
+            }
+            self.look_at_time(guard);
+        }
+        self.end_leftovers(guard).await;
+        self.end
+    }
+
+    /// Tells the watchdog of a renewal, or notices that it acts by now.
+    fn look_at_time(&mut self, guard: &Guard) {
+        if self.end.cause.is_some() || self.end.status.is_some() {
+            return;
+        }
+        if Instant::now() >= self.watchdog.times.term_at {
+            return self.ended_by(Cause::Late);
+        }
+        let times = self.timing.times(lease_end(guard));
+        // What is left falls as time passes, so a difference is a renewal, or the inaccuracy of two readings.
+        if guard.is_held() && times.kill_at.since(self.watchdog.times.kill_at) > Duration::from_millis(1) {
+            let without_grace =
+                self.watchdog.times.term_at == self.watchdog.times.kill_at && self.timing.grace > Duration::ZERO;
+            self.watchdog
+                .set(if without_grace { times.without_grace() } else { times });
+        }
+    }
+
+    /// The command has to go.
+    fn ended_by(&mut self, mut cause: Cause) {
+        let end = self.watchdog.times.kill_at.after(self.timing.margin);
+        if cause == Cause::Late && self.max_hold.is_some_and(|longest| end.after(KILL_TAKES) >= longest) {
+            cause = Cause::Lost(LossReason::MaxHold);
+        }
+        self.end.cause = Some(cause);
+        self.watchdog.set(self.watchdog.times.now());
+        if self.target.is_shared() {
+            // This process outlives the group, to say what has happened, and to release the lock.
+            write_from_background();
+            let _ = setpgid(None, self.watchdog.pid());
+        }
+    }
+
+    /// Whether even SIGKILL had no effect.
+    fn is_given_up(&self) -> bool {
+        self.end.cause.is_some() && Instant::now() >= self.watchdog.times.kill_at.after(KILL_TAKES)
+    }
+
+    /// Takes note of children that have ended, or of a watchdog that was stopped.
+    fn reap(&mut self) {
+        while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG | WaitOptions::UNTRACED) {
+            if Some(pid) == self.watchdog.pid() {
+                self.look_after_watchdog(pid, status);
+            } else if pid == self.target.command && !status.stopped() {
+                self.end.status = Some(status);
+            }
+        }
+    }
+
+    fn look_after_watchdog(&mut self, pid: Pid, status: WaitStatus) {
+        if status.stopped() {
+            return watchdog::go_on(pid);
+        }
+        tracing::warn!(target: "fencelock", ?status, "the watchdog of the command was ended; another one is started");
+        if let Err(error) = self.watchdog.replace() {
+            say(format_args!(
+                "no process can be started that would end the command in time: {error}"
+            ));
+            self.ended_by(Cause::Unwatched);
+            let _ = match own_group() == Some(self.target.group) {
+                true => kill_process(self.target.command, Signal::KILL),
+                false => self.target.signal(Signal::KILL),
+            };
+        }
+    }
+
+    fn pass_on(&mut self, signal: Received) {
+        self.end.interrupted |= signal.typed && signal.number == Signal::INT.as_raw();
+        let Some(named) = Signal::from_named_raw(signal.number) else {
+            return;
+        };
+        let passed_on = match self.target.is_shared() {
+            // It has got it from the terminal.
+            true if signal.typed => return,
+            true => kill_process(self.target.command, named),
+            false => self.target.signal(named),
+        };
+        tracing::debug!(target: "fencelock", signal = signal.number, ?passed_on, "passed on");
+        if named == Signal::TERM && self.end.cause.is_none() {
+            // Whoever kills this process next has waited for the end of the command. A `fencelock run` around this one does that
+            // when its own lock ends, and everything below it has to go then.
+            self.watchdog.set(self.watchdog.times.without_grace());
+        }
+    }
+
+    /// The command has ended: what it has left in a group of its own ends with it.
+    async fn end_leftovers(&mut self, guard: &Guard) {
+        let is_ended = self.end.cause.is_some();
+        if self.target.is_shared() && (!is_ended || own_group() == Some(self.target.group)) {
+            // The group is the whole job, and this process is in it.
+            self.end.left = (self.end.status.is_none()).then(|| self.target.why_left());
+            return;
+        }
+        let settled = Instant::now().after(SETTLE);
+        while self.target.is_left() {
+            if self.end.cause.is_none() && !self.end.had_leftovers && Instant::now() >= settled {
+                self.end.had_leftovers = true;
+                self.watchdog.set(self.watchdog.times.now());
+            }
+            let is_told = self.end.cause.is_some() || self.end.had_leftovers;
+            if is_told && Instant::now() >= self.watchdog.times.kill_at.after(KILL_TAKES) {
+                self.end.left = Some(self.target.why_left());
+                return;
+            }
+            tokio::select! {
+                signal = self.signals.receive() => self.pass_on(signal),
+                () = sleep(LOOK) => {}
+            }
+            self.reap();
+            if !guard.is_held() && self.end.cause.is_none() && !self.end.had_leftovers {
+                self.end.had_leftovers = true;
+                self.watchdog.set(self.watchdog.times.now());
+            }
+        }
+    }
+}
+
+/// When the lock ends unless it is renewed. The clock is read first, so that it is never later than in truth.
+fn lease_end(guard: &Guard) -> Instant {
+    let now = Instant::now();
+    now.after(guard.remaining())
+}
+
+/// The group of this process, if it has a number in this pid namespace.
+fn own_group() -> Option<Pid> {
+    Pid::from_raw(getpgrp().as_raw())
+}
+
+/// Whether this process has a terminal.
+fn has_terminal() -> bool {
+    open(
+        "/dev/tty",
+        OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC,
+        Permissions::empty(),
+    )
+    .is_ok()
+}
+
+/// Says what became of the command, and of its lock if `trouble` came up in its release.
+fn report(name: &LockName, end: &End, trouble: Option<LockError>) -> ExitCode {
+    if let Some(cause) = end.cause {
+        let what = match cause {
+            Cause::Lost(LossReason::MaxHold) => format!("the lock {name} was held for as long as --max-hold permits"),
+            Cause::Lost(reason) => format!("the lock {name} was lost: {reason}"),
+            Cause::Unwatched => format!("the lock {name} could not be guarded any more"),
+            Cause::Late => {
+                // What keeps it from being released has most likely kept it from being renewed.
+                let trouble = trouble
+                    .map(|error| format!(" ({})", Failure::from(error)))
+                    .unwrap_or_default();
+                format!("the lock {name} could not be renewed in time{trouble}")
+            }
+        };
+        let fate = match (end.left, end.status) {
+            (Some(why), None) => format!("the command was told to end, and runs on without the lock: {why}"),
+            (Some(why), Some(_)) => format!("the command was ended, but processes that it had started run on: {why}"),
+            _ if end.ended_before => "the command had just ended".to_owned(),
+            _ => "the command was ended".to_owned(),
+        };
+        say(format_args!("{what}; {fate}"));
+        return ExitCode::from(LOST);
+    }
+    match (end.had_leftovers, end.left) {
+        (true, None) => remark(
+            "the command ended, but processes that it had started still ran, such as jobs in the background; they were ended, as the lock \
+             ends with the command (start with setsid what is to stay)",
+        ),
+        (true, Some(why)) => say(format_args!(
+            "the command ended, but processes that it had started run on without the lock: {why}"
+        )),
+        (false, _) => {}
+    }
+    let Some(status) = end.status else {
+        return ExitCode::from(LOST);
+    };
+    match status.terminating_signal() {
+        Some(signal) => {
+            if end.interrupted && signal == Signal::INT.as_raw() {
+                // A shell shows 130 either way, and ends its loop or script only if this process dies of the signal.
+                die_of_interrupt();
+            }
+            ExitCode::from(by_signal(signal))
+        }
+        None => ExitCode::from(status.exit_status().unwrap_or_default() as u8),
     }
 }

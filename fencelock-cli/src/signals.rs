@@ -1,130 +1,130 @@
 //! Signals that are meant for the command.
 
-use std::collections::VecDeque;
-use std::io;
-use std::sync::Arc;
+use std::{fs, io};
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal as StopSignal, raise};
-use rustix::process::{Signal, getpid, kill_process};
-use signal_hook::consts;
-use signal_hook::flag::register;
-use signal_hook::iterator::backend::SignalDelivery;
-use signal_hook::iterator::exfiltrator::SignalOnly;
-use tokio::net::UnixStream;
+use nix::libc;
+use nix::sys::signal::{SigSet, Signal, raise};
+use nix::sys::signalfd::{SfdFlags, SignalFd};
+use tokio::io::unix::AsyncFd;
 
-use crate::processes::ignored_signals;
-
-/// What is passed on to the command, and ends the wait for a lock: everything that asks a process to end, or would end it, except
-/// what the kernel sends for a mistake of the process itself.
-pub(crate) const FORWARDED: &[i32] = &[
-    consts::SIGHUP,
-    consts::SIGINT,
-    consts::SIGQUIT,
-    consts::SIGTERM,
-    consts::SIGUSR1,
-    consts::SIGUSR2,
-    consts::SIGABRT,
-    consts::SIGALRM,
-    consts::SIGIO,
-    consts::SIGPROF,
-    consts::SIGTRAP,
-    consts::SIGVTALRM,
-    consts::SIGXCPU,
-    StopSignal::SIGPWR as i32,
-    StopSignal::SIGSTKFLT as i32,
+/// What is passed on to the command, and ends the wait for a lock: every signal that ends a process by default, except SIGKILL and those
+/// that the kernel sends for a mistake of the process itself.
+const FORWARDED: [Signal; 15] = [
+    Signal::SIGHUP,
+    Signal::SIGINT,
+    Signal::SIGQUIT,
+    Signal::SIGTERM,
+    Signal::SIGUSR1,
+    Signal::SIGUSR2,
+    Signal::SIGABRT,
+    Signal::SIGALRM,
+    Signal::SIGIO,
+    Signal::SIGPROF,
+    Signal::SIGTRAP,
+    Signal::SIGVTALRM,
+    Signal::SIGXCPU,
+    Signal::SIGPWR,
+    Signal::SIGSTKFLT,
 ];
 
-/// Survives a limit for the size of files: what is written beyond it fails, and is told as an error.
-pub(crate) fn survive_file_size_limit() -> io::Result<()> {
-    not_ignored(&[consts::SIGXFSZ]).try_for_each(|signal| register(signal, Arc::default()).map(drop))
+/// A signal to this process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Received {
+    pub(crate) number: i32,
+    /// Ctrl-C or Ctrl-\ at the terminal: every process of the job has got it.
+    pub(crate) typed: bool,
 }
 
-/// Signals as they come in, except those that this process was started to ignore. None is missed from the moment on in
-/// which its handler is there.
+/// The signals that are passed on, except those that this process was started to ignore, as by `nohup`. They are blocked, and read from a
+/// descriptor, so none is missed.
 #[derive(Debug)]
 pub(crate) struct Signals {
-    delivery: SignalDelivery<UnixStream, SignalOnly>,
-    heard: VecDeque<i32>,
+    descriptor: AsyncFd<SignalFd>,
+    /// What the command must not find blocked.
+    blocked: SigSet,
 }
 
 impl Signals {
-    /// Listens to what is forwarded, from now on.
+    /// Listens from now on. Before this process has other threads, as they inherit what is blocked.
     pub(crate) fn listen() -> io::Result<Self> {
-        survive_file_size_limit()?;
-        let (read, write) = UnixStream::pair()?;
-        let write = write.into_std()?;
-        Ok(Self {
-            delivery: SignalDelivery::with_pipe(read, write, SignalOnly, not_ignored(FORWARDED))?,
-            heard: VecDeque::new(),
-        })
+        let ignored = ignored();
+        let mut wanted = SigSet::empty();
+        for signal in FORWARDED {
+            if ignored & (1 << (signal as i32 - 1)) == 0 {
+                wanted.add(signal);
+            }
+        }
+        let mut blocked = wanted;
+        // With a limit for the size of files, a write beyond it is an error then, and not the end of this process.
+        blocked.add(Signal::SIGXFSZ);
+        let before = SigSet::thread_get_mask()?;
+        blocked.thread_block()?;
+        for signal in before.iter() {
+            blocked.remove(signal);
+        }
+        let descriptor = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
+        #[expect(deprecated, reason = "what took its place is unsafe, and a SignalFd keeps its descriptor open")]
+        let descriptor = AsyncFd::new(descriptor)?;
+        Ok(Self { descriptor, blocked })
     }
 
-    /// Listens to these too.
-    pub(crate) fn also(&mut self, wanted: &[i32]) -> io::Result<()> {
-        not_ignored(wanted).try_for_each(|signal| self.delivery.handle().add_signal(signal))
-    }
-
-    /// The next one. Cancellation-safe.
-    pub(crate) async fn next(&mut self) -> i32 {
+    /// The next signal. Cancellation-safe.
+    pub(crate) async fn receive(&mut self) -> Received {
         loop {
-            if let Some(signal) = self.heard.pop_front() {
-                return signal;
-            }
-            let wake = self.delivery.get_read();
-            if wake.readable().await.is_err() {
+            let Ok(mut ready) = self.descriptor.readable().await else {
                 return std::future::pending().await;
+            };
+            if let Ok(Some(info)) = ready.get_inner().read_signal() {
+                let number = info.ssi_signo as i32;
+                return Received {
+                    number,
+                    typed: info.ssi_code == libc::SI_KERNEL && [libc::SIGINT, libc::SIGQUIT].contains(&number),
+                };
             }
-            // First the bell, then who has rung it: whoever comes in between rings it again.
-            while wake.try_read(&mut [0; 64]).is_ok_and(|length| length > 0) {}
-            self.heard.extend(self.delivery.pending());
+            ready.clear_ready();
         }
     }
-}
 
-/// A stop of this process that is under way, but held back. Whoever continues the process meanwhile takes it away, so
-/// that a SIGCONT never comes before the stop that it is to end: the kernel sees to it for signals that are pending.
-#[derive(Debug)]
-pub(crate) struct HeldStop {
-    mask_before: SigSet,
-}
-
-impl HeldStop {
-    /// Holds back a stop by `signal`, which has no handler. `None` if the signal is ignored, or nothing can be held back.
-    pub(crate) fn new(signal: StopSignal) -> Option<Self> {
-        not_ignored(&[signal as i32]).next()?;
-        let mask_before = SigSet::from(signal).thread_swap_mask(SigmaskHow::SIG_BLOCK).ok()?;
-        let held = Self { mask_before };
-        raise(signal).ok()?;
-        Some(held)
+    /// The number of the next signal. Cancellation-safe.
+    pub(crate) async fn next(&mut self) -> i32 {
+        self.receive().await.number
     }
 
-    /// Stops unless this process was continued since.
-    pub(crate) fn carry_out(self) {
-        drop(self);
-    }
-
-    /// Does not stop.
-    pub(crate) fn call_off(self) {
-        let _ = kill_process(getpid(), Signal::CONT);
+    /// The numbers of the signals that a process started from here has to unblock, for [`unblock`].
+    pub(crate) fn blocked(&self) -> String {
+        let numbers: Vec<String> = self.blocked.iter().map(|signal| (signal as i32).to_string()).collect();
+        numbers.join(",")
     }
 }
 
-impl Drop for HeldStop {
-    fn drop(&mut self) {
-        let _ = self.mask_before.thread_set_mask();
-    }
+/// Unblocks what [`Signals::blocked`] lists.
+pub(crate) fn unblock(numbers: &str) {
+    let signals = numbers
+        .split(',')
+        .filter_map(|number| Signal::try_from(number.parse::<i32>().ok()?).ok());
+    let _ = signals.collect::<SigSet>().thread_unblock();
 }
 
-/// Those of `wanted` that this process was not started to ignore, as `nohup` or `&` in a script do it.
-pub(crate) fn not_ignored(wanted: &[i32]) -> impl Iterator<Item = i32> {
-    let ignored = ignored_signals().unwrap_or(0);
-    wanted
-        .iter()
-        .copied()
-        .filter(move |signal| ignored & (1 << (signal - 1)) == 0)
+/// Blocks all signals, so that only SIGKILL and SIGSTOP have an effect on this process.
+pub(crate) fn block_all() {
+    let _ = SigSet::all().thread_block();
 }
 
-/// A signal by its number.
-pub(crate) fn named(signal: i32) -> Option<Signal> {
-    Signal::from_named_raw(signal)
+/// Lets this process write to a terminal that is set to stop writers in the background.
+pub(crate) fn write_from_background() {
+    let _ = SigSet::from(Signal::SIGTTOU).thread_block();
+}
+
+/// Ends this process by SIGINT, as Ctrl-C does without a handler.
+pub(crate) fn die_of_interrupt() {
+    let _ = SigSet::from(Signal::SIGINT).thread_unblock();
+    let _ = raise(Signal::SIGINT);
+}
+
+/// The signals that this process was started to ignore, as bits: bit 0 is signal 1. None if `/proc` does not tell.
+fn ignored() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
 }

@@ -1,5 +1,7 @@
 //! When a command has to go so that it is gone before its lock is.
 
+use std::fmt;
+use std::str::FromStr;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -14,12 +16,7 @@ pub(crate) struct Instant(pub(crate) u64);
 impl Instant {
     pub(crate) fn now() -> Self {
         let now = clock_gettime(ClockId::Boottime);
-        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-        Self(
-            seconds
-                .saturating_mul(1_000_000_000)
-                .saturating_add(u64::try_from(now.tv_nsec).unwrap_or(0)),
-        )
+        Self(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
     }
 
     pub(crate) fn after(self, by: Duration) -> Self {
@@ -39,11 +36,56 @@ fn nanos(d: Duration) -> u64 {
     u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
 }
 
+/// When a command gets SIGTERM, and when SIGKILL.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Times {
+    pub(crate) term_at: Instant,
+    pub(crate) kill_at: Instant,
+}
+
+impl Times {
+    /// Both now or earlier than so far: SIGTERM at once, and the same grace as so far.
+    pub(crate) fn now(self) -> Self {
+        let term_at = Instant::now();
+        let grace = self.kill_at.since(self.term_at);
+        Self {
+            term_at,
+            kill_at: self.kill_at.min(term_at.after(grace)),
+        }
+    }
+
+    /// The same end, without SIGTERM before it.
+    pub(crate) fn without_grace(self) -> Self {
+        Self {
+            term_at: self.kill_at,
+            ..self
+        }
+    }
+}
+
+impl fmt::Display for Times {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.term_at.0, self.kill_at.0)
+    }
+}
+
+impl FromStr for Times {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let (term_at, kill_at) = text.split_once(' ').ok_or(())?;
+        Ok(Self {
+            term_at: Instant(term_at.parse().map_err(drop)?),
+            kill_at: Instant(kill_at.parse().map_err(drop)?),
+        })
+    }
+}
+
 /// How a command is ended: SIGTERM, then SIGKILL after `grace`, and the last `margin` of the lease for SIGKILL to do its
 /// work.
 ///
 /// **Invariant.** `grace + margin` is at most a third of the ttl. A renewal is due when two thirds are left, so it may
-/// fail and be tried again for a third of the ttl before the command has to be told.
+/// fail and be tried again for a third of the ttl before the command gets SIGTERM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Timing {
     pub(crate) grace: Duration,
@@ -56,32 +98,29 @@ const USUAL_GRACE: Duration = Duration::from_secs(5);
 impl Timing {
     /// The timing for a ttl: with the grace given if it fits, or else with the usual one, cut to what fits.
     pub(crate) fn fit(ttl: Duration, grace: Option<Duration>) -> Result<Self, Failure> {
-        let margin = margin(ttl);
         let largest = largest_grace(ttl);
-        let grace = match grace {
-            Some(grace) if grace > largest => {
-                return Err(Failure::usage(format!(
-                    "a grace of {} does not fit into a ttl of {}: at most {}, or a ttl of at least {}",
-                    shown(grace),
-                    shown(ttl),
-                    shown(largest),
-                    shown(smallest_ttl(grace)),
-                )));
-            }
-            Some(grace) => grace,
-            None => USUAL_GRACE.min(largest),
-        };
-        Ok(Self { grace, margin })
+        match grace {
+            Some(grace) if grace > largest => Err(Failure::usage(format!(
+                "a grace of {} does not fit into {}: at most {}, or a --ttl (and --max-hold) of at least {}",
+                shown(grace),
+                shown(ttl),
+                shown(largest),
+                shown(smallest_ttl(grace)),
+            ))),
+            _ => Ok(Self {
+                grace: grace.unwrap_or(USUAL_GRACE.min(largest)),
+                margin: margin(ttl),
+            }),
+        }
     }
 
-    /// When the command is told to go if the lease still ends at `deadline`.
-    pub(crate) fn term_at(self, deadline: Instant) -> Instant {
-        self.kill_at(deadline).before(self.grace)
-    }
-
-    /// When it is killed at the latest.
-    pub(crate) fn kill_at(self, deadline: Instant) -> Instant {
-        deadline.before(self.margin)
+    /// The times for a lock that ends at `end` unless it is renewed.
+    pub(crate) fn times(self, end: Instant) -> Times {
+        let kill_at = end.before(self.margin);
+        Times {
+            term_at: kill_at.before(self.grace),
+            kill_at,
+        }
     }
 }
 
@@ -90,7 +129,8 @@ fn margin(ttl: Duration) -> Duration {
 }
 
 fn largest_grace(ttl: Duration) -> Duration {
-    whole_millis((ttl / 3).saturating_sub(margin(ttl)))
+    let grace = (ttl / 3).saturating_sub(margin(ttl));
+    Duration::new(grace.as_secs(), grace.subsec_millis() * 1_000_000)
 }
 
 /// The next whole second of a ttl into which that grace fits.
@@ -102,26 +142,13 @@ fn smallest_ttl(grace: Duration) -> Duration {
     ttl
 }
 
-/// A time as people write it, to the millisecond: `1d 1h 1m 1s 1ms`. The options take it in the same form.
+/// A time as people write it, to the second, or to the millisecond if it is shorter: `1m 3s`. The options take the same form.
 pub(crate) fn shown(d: Duration) -> String {
-    let (seconds, millis) = (d.as_secs(), u64::from(d.subsec_millis()));
-    let parts = [
-        (seconds / 86_400, "d"),
-        (seconds / 3_600 % 24, "h"),
-        (seconds / 60 % 60, "m"),
-        (seconds % 60, "s"),
-        (millis, "ms"),
-    ];
-    let parts = parts.iter().filter(|(count, _)| *count > 0);
-    let parts: Vec<String> = parts.map(|(count, unit)| format!("{count}{unit}")).collect();
-    if parts.is_empty() {
-        return "0s".to_owned();
-    }
-    parts.join(" ")
-}
-
-fn whole_millis(d: Duration) -> Duration {
-    Duration::new(d.as_secs(), d.subsec_millis() * 1_000_000)
+    let whole = match d.as_secs() {
+        0 => Duration::from_millis(u64::from(d.subsec_millis())),
+        seconds => Duration::from_secs(seconds),
+    };
+    humantime::format_duration(whole).to_string()
 }
 
 #[cfg(test)]
@@ -133,54 +160,30 @@ mod tests {
     }
 
     #[test]
-    fn the_usual_grace_is_cut_to_what_fits() {
+    fn a_grace_is_cut_to_what_fits_or_refused_with_the_largest_that_does() {
         for (ttl, grace) in [(30_000, 5_000), (15_000, 4_000), (1_000, 233), (100, 13), (1, 0)] {
             assert_eq!(Timing::fit(ms(ttl), None).unwrap().grace, ms(grace), "{ttl}");
         }
-    }
-
-    #[test]
-    fn a_grace_that_does_not_fit_is_refused_with_the_largest_that_does() {
         assert_eq!(Timing::fit(ms(30_000), Some(ms(9_000))).unwrap().grace, ms(9_000));
         let refused = Timing::fit(ms(30_000), Some(ms(20_000))).unwrap_err();
         assert_eq!(refused.code, 64);
-        assert_eq!(
-            refused.to_string(),
-            "a grace of 20s does not fit into a ttl of 30s: at most 9s, or a ttl of at least 1m 3s"
-        );
+        assert!(refused.to_string().contains("at most 9s"), "{refused}");
         assert!(Timing::fit(ms(63_000), Some(ms(20_000))).is_ok());
         assert!(Timing::fit(ms(62_000), Some(ms(20_000))).is_err());
-    }
-
-    #[test]
-    fn everything_is_over_before_the_deadline_and_leaves_a_third_for_renewals() {
-        for ttl in [100, 500, 1_000, 7_000, 30_000, 600_000] {
-            let ttl = ms(ttl);
-            let timing = Timing::fit(ttl, Some(largest_grace(ttl))).unwrap();
-            let deadline = Instant::now().after(ttl);
-            assert!(timing.kill_at(deadline) < deadline);
-            assert!(timing.term_at(deadline) <= timing.kill_at(deadline));
-            assert!(deadline.since(timing.term_at(deadline)) <= ttl / 3, "{ttl:?}");
-        }
-    }
-
-    #[test]
-    fn a_time_is_shown_in_units_that_the_options_take() {
-        for (millis, text) in [
-            (0, "0s"),
-            (100, "100ms"),
-            (63_000, "1m 3s"),
-            (86_400_000, "1d"),
-            (90_061_001, "1d 1h 1m 1s 1ms"),
-            (863_999_913_600_000, "9999999d"),
-        ] {
-            assert_eq!(shown(ms(millis)), text);
-            assert_eq!(crate::arguments::time(text), Ok(ms(millis)));
-        }
-    }
-
-    #[test]
-    fn an_absurd_grace_is_refused_at_once() {
         assert!(Timing::fit(ms(1_000), Some(Duration::MAX)).is_err());
+    }
+
+    #[test]
+    fn everything_is_over_before_the_end_and_leaves_a_third_for_renewals() {
+        for ttl in [100, 500, 1_000, 7_000, 30_000, 600_000] {
+            let timing = Timing::fit(ms(ttl), Some(largest_grace(ms(ttl)))).unwrap();
+            let end = Instant::now().after(ms(ttl));
+            let times = timing.times(end);
+            assert!(times.term_at <= times.kill_at && times.kill_at < end);
+            assert!(end.since(times.term_at) <= ms(ttl) / 3, "{ttl}");
+            let now = times.now();
+            assert!(now.kill_at <= times.kill_at && now.term_at <= now.kill_at);
+            assert_eq!(times.to_string().parse(), Ok(times));
+        }
     }
 }

@@ -39,7 +39,8 @@ _fencelock_with_names() {
                 [[ $command == run ]] && break
                 ;;
             : | =) skip=1 ;;
-            --url | --ttl | --wait | -w | --grace | --label | -E | --conflict-exit-code) skip=1 ;;
+            --url | --ttl | --wait | --timeout | -w | --grace | --label | -E | --conflict-exit-code) skip=1 ;;
+            --max-hold | --max-holders | --min-hold | --at-least) skip=1 ;;
             -*) ;;
             *) if [[ -z $command ]]; then command=$word; else (( names++ )); fi ;;
         esac

@@ -1,41 +1,40 @@
 //! What takes long, needs several servers or one of a test's own, or needs what not every user may do.
 
-mod at_least;
+/// Makes a test of each function, on each backend.
+macro_rules! on_every_backend {
+    ($($test:ident),* $(,)?) => {
+        on_every_backend! { @ $($test)*; sqlite: Sqlite, "sqlite"; etcd: Etcd, "etcd"; postgres: Postgres, "postgres"; redis: Redis, "redis" }
+    };
+    (@ $($test:ident)*; $name:ident: $backend:ident, $feature:literal $($rest:tt)*) => {
+        #[cfg(feature = $feature)]
+        mod $name {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(crate::world::Backend::$backend);
+                }
+            )*
+        }
+        on_every_backend! { @ $($test)* $($rest)* }
+    };
+    (@ $($test:ident)*) => {};
+}
+
 #[cfg(target_os = "linux")]
 mod containers;
 #[cfg(feature = "etcd")]
 mod etcd;
-mod losing;
 #[cfg(target_os = "linux")]
 mod overlay;
-#[cfg(feature = "postgres")]
-mod postgres;
-mod read_only;
+mod privileged;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "redis")]
 mod sentinel;
-mod surroundings;
-mod terminal;
-mod turns;
+mod slow;
 
 #[cfg(feature = "redis")]
 use crate::world::{Done, World};
-
-#[cfg(feature = "etcd")]
-mod on_etcd {
-    tests_of_every_backend!(Etcd);
-}
-
-#[cfg(feature = "postgres")]
-mod on_postgres {
-    tests_of_every_backend!(Postgres);
-}
-
-#[cfg(feature = "redis")]
-mod on_redis {
-    tests_of_every_backend!(Redis);
-}
 
 /// What no output shows.
 #[cfg(feature = "redis")]

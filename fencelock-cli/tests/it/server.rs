@@ -101,6 +101,12 @@ impl Server {
         self.block_on(self.running.server.kill()).unwrap();
     }
 
+    /// Starts it again after a kill.
+    #[cfg(feature = "redis")]
+    pub(crate) fn restart(&self) {
+        self.block_on(self.running.server.restart(servers::Data::Kept)).unwrap();
+    }
+
     /// Runs a command of Redis, written with spaces between its words, and gives the first line of the answer.
     #[cfg(feature = "redis")]
     pub(crate) fn ask(&self, command: &str) -> String {

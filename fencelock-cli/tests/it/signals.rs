@@ -1,11 +1,10 @@
 //! Signals reach the command.
 
-use std::io::Read;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use rustix::process::Signal;
 
-use crate::world::{Backend, Process, World, wait_until};
+use crate::world::{Done, Process, World, binary, wait_until};
 
 const FORWARDED: [(&str, Signal); 15] = [
     ("TERM", Signal::TERM),
@@ -27,28 +26,31 @@ const FORWARDED: [(&str, Signal); 15] = [
 
 #[test]
 fn every_forwarded_signal_reaches_the_command_which_decides() {
+    let world = World::new();
+    let traps: String = FORWARDED
+        .iter()
+        .map(|(name, signal)| format!("trap 'touch {name}' {}; ", signal.as_raw()))
+        .collect();
+    let running = world.start(
+        &[],
+        &format!("{traps} touch ready; while ! test -e end; do sleep 0.01; done; exit 5"),
+    );
+    wait_until("the traps", || world.path("ready").exists());
     for (name, signal) in FORWARDED {
-        let world = World::new();
-        let number = signal.as_raw();
-        let script = format!("trap 'echo {name} came; exit 5' {number}; touch ready; while :; do sleep 0.01; done");
-        let running = world.start(&[], &script);
-        wait_until("the trap", || world.path("ready").exists());
-        running.locker().signal(signal);
-        let done = running.end();
-        assert_eq!(
-            (done.code, done.stdout.as_str()),
-            (Some(5), format!("{name} came\n").as_str()),
-            "{done:?}"
-        );
+        running.fencelock().signal(signal);
+        wait_until(name, || world.path(name).exists());
     }
+    std::fs::write(world.path("end"), "").unwrap();
+    let done = running.end();
+    assert_eq!((done.code, done.stderr.as_str()), (Some(5), ""));
 }
 
 #[test]
-fn a_command_that_dies_of_a_forwarded_signal_gives_its_code() {
-    for (name, signal) in FORWARDED {
+fn a_command_that_dies_of_a_forwarded_signal_gives_its_code_and_frees_the_lock() {
+    for (name, signal) in [("TERM", Signal::TERM), ("INT", Signal::INT), ("XCPU", Signal::XCPU)] {
         let world = World::new();
         let running = world.start(&[], "exec sleep 600");
-        running.locker().signal(signal);
+        running.fencelock().signal(signal);
         let done = running.end();
         assert_eq!(
             (done.code, done.stderr.as_str()),
@@ -60,88 +62,53 @@ fn a_command_that_dies_of_a_forwarded_signal_gives_its_code() {
 }
 
 #[test]
-fn a_limit_for_the_size_of_files_is_an_error_and_kills_nobody() {
-    let world = World::new();
-    let mut shell = std::process::Command::new("sh");
-    shell.args([
-        "-c",
-        r#"ulimit -f 0; exec "$0" run -n lock -- true"#,
-        crate::world::binary(),
-    ]);
-    let done = crate::world::Done::of(shell.env("FENCELOCK_URL", world.url()).current_dir(world.dir()));
-    assert!(done.one_line(69).contains("there is no room to write"), "{done:?}");
-}
-
-#[test]
-fn signals_to_the_supervisor_change_nothing() {
+fn a_signal_ends_the_wait_and_leaves_nothing_behind() {
     let world = World::new();
     let running = world.start(&[], "exec sleep 600");
-    let supervisor = running.supervisor();
-    for (_, signal) in FORWARDED {
-        supervisor.signal(signal);
-    }
-    wait_until("the signals to be taken", || supervisor.mask("ShdPnd:") == 0);
-    assert!(supervisor.is_alive() && running.command.is_alive());
-    running.locker().signal(Signal::HUP);
-    assert_eq!(running.end().code, Some(129));
-}
-
-pub(crate) fn a_signal_ends_the_wait_and_leaves_nothing_behind(backend: Backend) {
-    let world = World::on(backend);
     for (name, signal) in FORWARDED {
-        let running = world.start(&[], "exec sleep 600");
-        let mut waiting = world
-            .fencelock()
-            .args(["-v", "run", "lock", "--", "touch", "ran"])
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        // It listens to signals before it asks for the lock.
-        let mut told = waiting.stderr.take().unwrap();
-        let mut heard = Vec::new();
-        while !String::from_utf8_lossy(&heard).contains("the locks are kept") {
-            let mut part = [0; 256];
-            let length = told.read(&mut part).unwrap();
-            assert!(length > 0, "{}", String::from_utf8_lossy(&heard));
-            heard.extend_from_slice(&part[..length]);
-        }
+        let mut waiting = world.fencelock();
+        waiting.args(["run", "lock", "--", "touch", "ran"]);
+        let mut waiting = waiting.spawn().unwrap();
         let process = Process(waiting.id() as i32);
-        wait_until("the signals to be listened to", || catches(process, signal));
+        let bit = 1 << (signal.as_raw() - 1);
+        wait_until("the signals to be listened to", || process.mask("SigBlk:") & bit != 0);
         process.signal(signal);
-        let status = waiting.wait().unwrap();
-        assert_eq!(status.code(), Some(128 + signal.as_raw()), "{name}");
-        running.stop();
-        assert_eq!(world.run(["holder", "lock"]).code, Some(1), "{name}");
-        assert!(!world.path("ran").exists());
-        std::fs::remove_file(world.path("pid")).unwrap();
+        assert_eq!(waiting.wait().unwrap().code(), Some(128 + signal.as_raw()), "{name}");
     }
-}
-
-/// Whether a process has a handler for the signal.
-fn catches(process: Process, signal: Signal) -> bool {
-    process.mask("SigCgt:") & (1 << (signal.as_raw() - 1)) != 0
+    running.stop();
+    assert_eq!(world.run(["holder", "lock"]).code, Some(1));
+    assert!(!world.path("ran").exists());
 }
 
 #[test]
-fn what_the_caller_ignores_the_command_ignores_too() {
+fn a_limit_for_the_size_of_files_is_an_error_and_kills_nobody() {
     let world = World::new();
-    let mut command = std::process::Command::new("sh");
-    let script = r#"trap '' HUP INT; "$0" run lock -- sh -c 'echo $$ > pid.new; mv pid.new pid; exec sleep 600'"#;
-    command
-        .args(["-c", script, crate::world::binary()])
+    let mut shell = Command::new("sh");
+    shell.args(["-c", r#"ulimit -f 0; exec "$0" run -n lock -- true"#, binary()]);
+    let done = Done::of(shell.env("FENCELOCK_URL", world.url()).current_dir(world.dir()));
+    assert_eq!(done.code, Some(69), "{done:?}");
+}
+
+#[test]
+fn what_the_caller_ignores_the_command_ignores_too_and_nothing_of_ours_is_blocked() {
+    let world = World::new();
+    let script =
+        r#"trap '' HUP INT; exec setsid "$0" run lock -- sh -c 'echo $$ > pid.new; mv pid.new pid; exec sleep 600'"#;
+    let mut caller = Command::new("sh");
+    caller
+        .args(["-c", script, binary()])
         .env("FENCELOCK_URL", world.url())
         .current_dir(world.dir());
-    let mut caller = command.spawn().unwrap();
-    let child = world.asleep();
-    let locker = child.parent().parent();
+    let mut caller = caller.stdin(Stdio::null()).spawn().unwrap();
+    let (command, fencelock) = (world.asleep(), Process(caller.id() as i32));
     for signal in [Signal::HUP, Signal::INT] {
         let bit = 1 << (signal.as_raw() - 1);
-        assert_ne!(child.mask("SigIgn:") & bit, 0);
-        assert_ne!(locker.mask("SigIgn:") & bit, 0);
+        assert_ne!(command.mask("SigIgn:") & bit, 0);
+        assert_ne!(fencelock.mask("SigIgn:") & bit, 0);
     }
-    // Neither the handlers nor the blocked signals of ours are passed on.
-    assert_eq!(child.mask("SigBlk:"), 0);
-    assert_eq!(child.mask("SigIgn:") & (1 << (Signal::PIPE.as_raw() - 1)), 0);
-    locker.signal(Signal::TERM);
+    assert_eq!(command.mask("SigBlk:"), 0);
+    assert_eq!(command.mask("SigIgn:") & (1 << (Signal::PIPE.as_raw() - 1)), 0);
+    fencelock.signal(Signal::HUP);
+    fencelock.signal(Signal::TERM);
     assert_eq!(caller.wait().unwrap().code(), Some(143));
 }

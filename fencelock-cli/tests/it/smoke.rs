@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 
+use crate::modes;
 use crate::world::{Backend, World};
 
 #[cfg(feature = "etcd")]
@@ -32,24 +33,27 @@ fn works_on(backend: Backend) {
     };
     let first = token();
     let running = world.start(&["--label", "nightly"], "exec sleep 600");
-    let pid = running.locker().0;
+    let holder = format!(":{} (nightly) for ", running.fencelock().0);
     let busy = world.run(["run", "-n", "lock", "--", "true"]);
-    assert!(
-        busy.one_line(75).contains(&format!(":{pid} (nightly) for ")),
-        "{busy:?}"
-    );
-    let holder = world.run(["holder", "lock"]);
-    assert_eq!(holder.code, Some(0), "{holder:?}");
-    assert!(holder.stdout.contains(&format!(":{pid} (nightly) for ")), "{holder:?}");
-    running.locker().signal(Signal::TERM);
+    assert!(busy.one_line(75).contains(&holder), "{busy:?}");
+    let shown = world.run(["holder", "lock"]);
+    assert!(shown.code == Some(0) && shown.stdout.contains(&holder), "{shown:?}");
+    running.fencelock().signal(Signal::TERM);
     assert_eq!(running.end().code, Some(143));
 
-    let holder = world.run(["holder", "lock"]);
-    assert_eq!((holder.code, holder.stdout.as_str()), (Some(1), "lock is free\n"));
-    let reserved = world.run(["run", "-n", "--at-least", "1h", "lock", "--", "true"]);
+    let shown = world.run(["holder", "lock"]);
+    assert_eq!((shown.code, shown.stdout.as_str()), (Some(1), "lock is free\n"));
+    let reserved = world.run(["run", "-n", "--min-hold", "1h", "lock", "--", "true"]);
     assert_eq!(reserved.code, Some(0), "{reserved:?}");
     assert_eq!(world.run(["run", "-n", "lock", "--", "true"]).code, Some(75));
     let forced = world.run(["release", "--force", "lock"]);
     assert_eq!(forced.code, Some(0), "{forced:?}");
     assert!(token() > first);
+    let check = world.run(["check"]);
+    assert!(
+        check.code == Some(0) && check.stdout.contains(&backend.product()),
+        "{check:?}"
+    );
+    modes::readers_share_a_lock_and_exclude_a_writer(backend);
+    modes::a_number_of_holders_are_let_in_at_once(backend);
 }

@@ -1,11 +1,11 @@
-//! Job control, as somebody at a terminal meets it.
+//! Job control, as somebody at a terminal meets it: as without `fencelock`.
 
 use std::fs;
 
 use rustix::process::Signal;
 
 use crate::session::{CTRL_C, CTRL_Z, Session};
-use crate::world::{Backend, World, wait_until};
+use crate::world::{SHORT_TTL, World, wait_until};
 
 /// A session in which `fencelock run` with `options` runs a script.
 pub(crate) fn running(world: &World, options: &str, script: &str) -> Session {
@@ -16,145 +16,116 @@ pub(crate) fn running(world: &World, options: &str, script: &str) -> Session {
     session
 }
 
-#[test]
-fn ctrl_c_ends_the_command_and_gives_130() {
-    let world = World::new();
-    let mut session = running(&world, "", "exec sleep 600");
-    let command = world.asleep();
-    assert!(!command.has_terminal());
-    session.type_in(CTRL_C);
+#[track_caller]
+fn ends_with(mut session: Session, code: i32) {
     session.see("PROMPT> ");
-    assert!(session.line("echo code=$?").contains("code=130"));
-    assert!(!command.is_alive());
+    assert!(session.line("echo code=$?").contains(&format!("code={code}")));
 }
 
 #[test]
-fn ctrl_c_reaches_a_command_that_has_read_the_terminal() {
+fn ctrl_c_ends_the_command_and_gives_130_also_after_it_has_read_the_terminal() {
     let world = World::new();
     let mut session = running(&world, "", "read x; echo got-$x; exec sleep 600");
     session.type_in("hello\n");
     session.see("got-hello");
-    assert!(world.asleep().has_terminal());
+    let command = world.asleep();
     session.type_in(CTRL_C);
-    session.see("PROMPT> ");
-    assert!(session.line("echo code=$?").contains("code=130"));
+    ends_with(session, 130);
+    assert!(!command.is_alive());
+    assert_eq!(world.run(["holder", "lock"]).code, Some(1));
 }
 
 #[test]
 fn ctrl_c_ends_a_script_and_not_only_the_command_in_it() {
-    for reads in ["", "read x;"] {
-        for shell in ["sh", "bash"] {
-            let world = World::new();
-            world.script("job", &format!("{reads} exec sleep 600"));
-            fs::write(
-                world.path("script"),
-                "for i in 1 2 3; do fencelock run lock -- sh job; done",
-            )
-            .unwrap();
-            let mut session = Session::new(&world);
-            session.start(&format!("{shell} script"));
-            session.see("ready");
-            if !reads.is_empty() {
-                session.type_in("x\n");
-            }
-            world.asleep();
-            session.type_in(CTRL_C);
-            let rest = session.see("PROMPT> ");
-            assert!(!rest.contains("ready"), "{shell} {reads}: {rest}");
-        }
+    for shell in ["sh", "bash"] {
+        let world = World::new();
+        world.script("job", "exec sleep 600");
+        fs::write(
+            world.path("script"),
+            "for i in 1 2 3; do fencelock run lock -- sh job; done",
+        )
+        .unwrap();
+        let mut session = Session::new(&world);
+        session.start(&format!("{shell} script"));
+        session.see("ready");
+        world.asleep();
+        session.type_in(CTRL_C);
+        let rest = session.see("PROMPT> ");
+        assert!(!rest.contains("ready"), "{shell}: {rest}");
     }
 }
 
-pub(crate) fn ctrl_c_ends_the_wait_for_a_lock(backend: Backend) {
-    let world = World::on(backend);
-    let holder = world.start(&[], "exec sleep 600");
+#[test]
+fn ctrl_c_reaches_the_command_once_and_it_may_go_on() {
+    let world = World::new();
+    let script = "trap 'echo caught' INT; echo set; while ! test -e end; do sleep 0.01; done; exit 3";
+    let mut session = running(&world, "", script);
+    session.see("set");
+    session.type_in(CTRL_C);
+    session.see("caught");
+    fs::write(world.path("end"), "").unwrap();
+    let rest = session.see("PROMPT> ");
+    assert!(!rest.contains("caught"), "{rest}");
+    assert!(session.line("echo code=$?").contains("code=3"));
+}
+
+#[test]
+fn a_person_who_waits_is_told_for_whom_and_ctrl_c_ends_the_wait() {
+    let world = World::new();
+    let holder = world.start(&["--label", "nightly"], "exec sleep 600");
     let mut session = Session::new(&world);
     session.start("fencelock run lock -- touch ran");
-    session.see("waiting for lock");
+    session.see("waiting for lock, held by ");
+    session.see(&format!(":{} (nightly) for ", holder.fencelock().0));
+    session.see(&format!(", in {}", world.url()));
     session.type_in(CTRL_C);
-    session.see("PROMPT> ");
-    assert!(session.line("echo code=$?").contains("code=130"));
+    ends_with(session, 130);
     assert!(!world.path("ran").exists());
     holder.stop();
 }
 
 #[test]
-fn a_command_that_ignores_ctrl_c_goes_on() {
+fn ctrl_z_stops_the_command_and_fg_and_bg_continue_it() {
     let world = World::new();
-    let mut session = running(&world, "", "trap '' INT; echo set; read x; echo got-$x; exit 3");
-    session.see("set");
-    session.type_in(CTRL_C);
-    session.type_in("hello\n");
-    session.see("got-hello");
-    session.see("PROMPT> ");
-    assert!(session.line("echo code=$?").contains("code=3"));
-}
-
-#[test]
-fn ctrl_z_stops_the_command_and_fg_continues_it() {
-    let world = World::new();
-    let mut session = running(&world, "", "exec sleep 600");
+    let mut session = running(&world, "", "read x; echo got-$x; exec sleep 600");
+    session.type_in("one\n");
+    session.see("got-one");
     let command = world.asleep();
-    for _ in 0..3 {
+    for go_on in ["fg", "fg", "bg"] {
         session.type_in(CTRL_Z);
-        session.see("stopped; if it is not continued within ");
         session.see("PROMPT> ");
-        assert_eq!(command.state(), Some('T'));
+        wait_until("the command to stop", || command.state() == Some('T'));
         assert!(session.line("jobs").contains("Stopped"));
-        session.start("fg");
+        session.start(go_on);
         wait_until("the command to go on", || command.state() == Some('S'));
     }
     command.signal(Signal::TERM);
-    session.see("PROMPT> ");
-    assert!(session.line("echo code=$?").contains("code=143"));
+    session.start("wait; echo over-$((1 + 1))");
+    session.see("over-2");
 }
 
 #[test]
-fn ctrl_z_and_fg_work_for_a_command_that_has_read_the_terminal() {
+fn ctrl_z_stops_a_script_too_and_the_script_has_the_terminal_afterwards() {
     let world = World::new();
-    let mut session = running(&world, "", "read x; echo got-$x; read y; echo and-$y");
-    session.type_in("one\n");
-    session.see("got-one");
-    let command = world.pid("pid");
-    for _ in 0..3 {
-        assert!(command.has_terminal());
-        session.type_in(CTRL_Z);
-        session.see("PROMPT> ");
-        assert_eq!(command.state(), Some('T'));
-        session.start("fg");
-        wait_until("the command to have the terminal", || {
-            command.has_terminal() && command.state() == Some('S')
-        });
-    }
+    world.script("job", "read x; exec sleep 600");
+    fs::write(
+        world.path("script"),
+        "fencelock run lock -- sh job; echo after-$?; read y; echo and-$y",
+    )
+    .unwrap();
+    let mut session = Session::new(&world);
+    session.start("sh script");
+    session.see("ready");
+    session.type_in("x\n");
+    let command = world.asleep();
+    session.type_in(CTRL_Z);
+    session.see("PROMPT> ");
+    session.start("fg");
+    wait_until("the command to go on", || command.state() == Some('S'));
+    command.signal(Signal::TERM);
+    session.see("after-143");
     session.type_in("two\n");
     session.see("and-two");
-    session.see("PROMPT> ");
-    // The terminal is the shell's again.
-    session.start("read z; echo $z-$z");
-    session.type_in("three\n");
-    session.see("three-three");
-}
-
-#[test]
-fn ctrl_z_stops_a_script_too() {
-    for reads in ["", "read x;"] {
-        let world = World::new();
-        world.script("job", &format!("{reads} exec sleep 600"));
-        fs::write(world.path("script"), "fencelock run lock -- sh job; echo after-$?").unwrap();
-        let mut session = Session::new(&world);
-        session.start("sh script");
-        session.see("ready");
-        if !reads.is_empty() {
-            session.type_in("x\n");
-        }
-        let command = world.asleep();
-        session.type_in(CTRL_Z);
-        session.see("PROMPT> ");
-        session.start("fg");
-        wait_until("the command to go on", || command.state() == Some('S'));
-        command.signal(Signal::TERM);
-        session.see("after-143");
-    }
 }
 
 #[test]
@@ -167,20 +138,6 @@ fn a_job_in_the_background_stops_when_it_reads_and_reads_in_the_foreground() {
     session.type_in("hello\n");
     session.see("got-hello");
     session.see("PROMPT> ");
-}
-
-#[test]
-fn bg_lets_a_stopped_command_go_on() {
-    let world = World::new();
-    let mut session = running(&world, "", "exec sleep 600");
-    let command = world.asleep();
-    session.type_in(CTRL_Z);
-    session.see("PROMPT> ");
-    session.line("bg");
-    wait_until("the command to go on", || command.state() == Some('S'));
-    command.signal(Signal::TERM);
-    session.start("wait $!; wait; echo over-$((1 + 1))");
-    session.see("over-2");
 }
 
 #[test]
@@ -197,20 +154,6 @@ fn a_pager_beside_the_command_keeps_the_keyboard() {
 }
 
 #[test]
-fn a_script_has_the_terminal_again_after_a_command_that_read_it() {
-    let world = World::new();
-    let script = "fencelock run lock -- sh -c 'read x; echo got-$x'; read y; echo and-$y";
-    fs::write(world.path("script"), script).unwrap();
-    let mut session = Session::new(&world);
-    session.start("sh script");
-    session.type_in("one\n");
-    session.see("got-one");
-    session.type_in("two\n");
-    session.see("and-two");
-    session.see("PROMPT> ");
-}
-
-#[test]
 fn a_shell_as_the_command_is_a_shell() {
     let world = World::new();
     let mut session = Session::new(&world);
@@ -220,31 +163,41 @@ fn a_shell_as_the_command_is_a_shell() {
     for key in [CTRL_C, CTRL_Z] {
         session.start("sh job");
         session.see("ready");
-        world.asleep();
+        let job = world.asleep();
         session.type_in(key);
         session.see("inner> ");
-        fs::rename(world.path("pid"), world.path("last")).unwrap();
+        job.clean_up();
+        fs::remove_file(world.path("pid")).unwrap();
     }
-    // It warns of the stopped job first, and leaves it behind then.
     session.start("exit 9");
     session.see("inner> ");
     session.start("exit 9");
-    session.see("left processes behind");
-    session.see("PROMPT> ");
-    assert!(session.line("echo code=$?").contains("code=9"));
-    assert!(!world.pid("last").is_alive());
+    ends_with(session, 9);
 }
 
 #[test]
-fn a_killed_locker_takes_a_command_that_has_the_terminal_along() {
+fn one_that_is_killed_takes_its_command_along_and_leaves_the_shell_alone() {
     let world = World::new();
     let mut session = running(&world, "--grace 300ms", "trap '' TERM; read x; exec sleep 600");
     session.type_in("x\n");
     let command = world.asleep();
-    command.parent().parent().signal(Signal::KILL);
-    wait_until("the end of the command", || !command.is_alive());
+    command.parent().signal(Signal::KILL);
     session.see("PROMPT> ");
+    wait_until("the end of the command", || !command.is_alive());
     assert!(session.line("echo still-$((1 + 1))").contains("still-2"));
+}
+
+#[test]
+fn lost_is_76_on_a_terminal_too_and_an_interactive_shell_is_ended() {
+    for script in ["trap '' TERM; exec sleep 600", "PS1='inner> ' exec sh -i"] {
+        let world = World::new();
+        let mut session = running(&world, &SHORT_TTL.join(" "), script);
+        let command = world.pid("pid");
+        assert_eq!(world.run(["release", "--force", "lock"]).code, Some(0));
+        session.see("the lock lock was lost");
+        assert!(!command.is_alive());
+        ends_with(session, 76);
+    }
 }
 
 #[test]
@@ -255,4 +208,22 @@ fn a_hung_up_terminal_ends_command_and_lock() {
     drop(session);
     wait_until("the end of the command", || !command.is_alive());
     wait_until("the lock to be free", || world.run(["holder", "lock"]).code == Some(1));
+}
+
+#[test]
+fn a_job_that_stays_stopped_is_warned_of_and_ended_before_its_lock() {
+    let world = World::new();
+    let mut session = running(&world, "--ttl 4s", "exec sleep 600");
+    let command = world.asleep();
+    session.type_in(CTRL_Z);
+    session.see("PROMPT> ");
+    // Somebody else can have the lock, and sees that the command has ended.
+    session.start(&format!(
+        "fencelock run lock -- sh -c 'kill -0 {} || echo mine-$((1 + 1))'",
+        command.0
+    ));
+    session.see("unless the lock lock is renewed");
+    session.see("could not be renewed in time; the command was ended");
+    session.see("mine-2");
+    session.see("PROMPT> ");
 }

@@ -136,9 +136,7 @@ impl World {
     pub(crate) fn renewed(&self) {
         let mut last = u64::MAX;
         wait_until("a renewal", || {
-            let shown = self.run(["holder", "lock", "--json"]).stdout;
-            let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
-            let remaining = shown["remaining_ms"].as_u64().unwrap_or_else(|| panic!("{shown}"));
+            let remaining = self.holder()["remaining_ms"].as_u64().unwrap();
             let is_more = remaining > last;
             last = remaining;
             is_more
@@ -170,16 +168,34 @@ impl World {
         }
     }
 
-    /// `fencelock`, to be given its arguments. It keeps its locks in this world.
+    /// `fencelock`, to be given its arguments. It keeps its locks in this world, and has no terminal: on that of whoever runs the tests, what
+    /// ends a command would end the tests.
     pub(crate) fn fencelock(&self) -> Command {
-        let mut command = Command::new(binary());
+        let setsid = ["/usr/bin/setsid", "/bin/setsid"]
+            .into_iter()
+            .find(|path| Path::new(path).exists());
+        let mut command = Command::new(setsid.expect("setsid of util-linux"));
         command
+            .arg(binary())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("FENCELOCK_URL", self.url())
             .current_dir(self.dir())
             .stdin(Stdio::null());
         command
+    }
+
+    /// The holder of the lock, as `fencelock holder --json` shows it.
+    pub(crate) fn holder(&self) -> serde_json::Value {
+        serde_json::from_str(&self.run(["holder", "lock", "--json"]).stdout).unwrap()
+    }
+
+    /// A transaction that nobody can write beside, until it is committed.
+    pub(crate) fn keep_file_to_itself(&self) -> rusqlite::Connection {
+        let others = rusqlite::Connection::open(self.path("locks.db")).unwrap();
+        others.busy_timeout(HANG_LIMIT).unwrap();
+        others.execute_batch("BEGIN IMMEDIATE").unwrap();
+        others
     }
 
     /// Runs `fencelock` to its end.
@@ -298,16 +314,33 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn locker(&self) -> Process {
+    pub(crate) fn fencelock(&self) -> Process {
         Process(self.child.id() as i32)
     }
 
-    /// The process between `fencelock` and the command.
-    pub(crate) fn supervisor(&self) -> Process {
-        self.command.parent()
+    /// The watchdog of the command.
+    pub(crate) fn watchdog(&self) -> Process {
+        let mut found = Vec::new();
+        wait_until("one watchdog", || {
+            found = self.watchdogs();
+            found.len() == 1
+        });
+        found[0]
     }
 
-    /// Ends the command, and waits for the end of the locker.
+    pub(crate) fn watchdogs(&self) -> Vec<Process> {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Process));
+        let is_watchdog = |process: &Process| {
+            let name = fs::read(format!("/proc/{}/cmdline", process.0)).unwrap_or_default();
+            name.starts_with(b"lock-watchdog")
+                && process.is_alive()
+                && process.word(1) == Some(self.child.id().to_string())
+        };
+        processes.filter(is_watchdog).collect()
+    }
+
+    /// Ends the command, and waits for the end of `fencelock`.
     #[track_caller]
     pub(crate) fn stop(self) -> Done {
         self.command.signal(Signal::TERM);
@@ -360,11 +393,6 @@ impl Process {
             fs::read_to_string(&comm).is_ok_and(|name| name.trim() == program)
         });
         self
-    }
-
-    /// Whether its group is in the foreground of its terminal.
-    pub(crate) fn has_terminal(self) -> bool {
-        self.word(2) == self.word(5)
     }
 
     pub(crate) fn parent(self) -> Self {

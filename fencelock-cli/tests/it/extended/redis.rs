@@ -192,6 +192,25 @@ fn a_server_that_stops_for_a_while_costs_nothing() {
     thread::spawn(move || told.for_each(drop));
     world.renewed();
     assert!(running.command.is_alive());
-    running.locker().signal(Signal::TERM);
+    running.fencelock().signal(Signal::TERM);
     assert_eq!(running.end().code, Some(143));
+}
+
+#[test]
+fn a_wait_reaches_a_server_that_comes_up_later() {
+    let world = World::on_own(Backend::Redis);
+    world.server().kill();
+    let mut waiting = world.fencelock();
+    waiting.args(["run", "--wait", "60s", "lock", "--", "true"]);
+    let mut waiting = waiting.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let mut told = BufReader::new(waiting.stderr.take().unwrap()).lines();
+    let line = told.next().unwrap().unwrap();
+    assert!(line.contains("waiting goes on"), "{line}");
+    world.server().restart();
+    assert_eq!(crate::world::wait_for(&mut waiting), Some(0));
+    let rest: Vec<_> = told.map(Result::unwrap).collect();
+    assert!(
+        rest.len() == 1 && rest[0].contains("answers those who wait again"),
+        "{rest:?}"
+    );
 }

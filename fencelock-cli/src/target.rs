@@ -1,0 +1,60 @@
+//! The processes of a command.
+
+use std::fmt;
+use std::str::FromStr;
+
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+
+/// The command, and the process group in which it and what it starts are. Whatever leaves the group is not reached.
+///
+/// Without a terminal the command is the head of a group of its own. On a terminal it shares the group of `fencelock`, the job that the
+/// shell knows: so the keyboard, Ctrl-C and Ctrl-Z work as they do without `fencelock`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Target {
+    pub(crate) command: Pid,
+    pub(crate) group: Pid,
+}
+
+impl Target {
+    pub(crate) fn is_shared(self) -> bool {
+        self.command != self.group
+    }
+
+    /// Sends a signal to the whole group. Fails if that reaches none of its processes.
+    pub(crate) fn signal(self, signal: Signal) -> Result<(), Errno> {
+        kill_process_group(self.group, signal)
+    }
+
+    /// Whether a process of the group is left.
+    pub(crate) fn is_left(self) -> bool {
+        test_kill_process_group(self.group) != Err(Errno::SRCH)
+    }
+
+    /// Why processes that got SIGKILL are left.
+    pub(crate) fn why_left(self) -> &'static str {
+        match test_kill_process_group(self.group) {
+            Err(Errno::PERM) => "they run as another user, who may not be signalled",
+            _ => "SIGKILL has no effect on them so far: they hang in the kernel, or run as another user",
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.command.as_raw_nonzero(), self.group.as_raw_nonzero())
+    }
+}
+
+impl FromStr for Target {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let pid = |text: &str| Pid::from_raw(text.parse().ok()?);
+        let (command, group) = text.split_once(' ').ok_or(())?;
+        Ok(Self {
+            command: pid(command).ok_or(())?,
+            group: pid(group).ok_or(())?,
+        })
+    }
+}
