@@ -44,6 +44,10 @@ impl<S: Subscriber> Layer<S> for Warnings {
         }
         let mut text = Text::default();
         event.record(&mut text);
+        // It follows a failure that is told.
+        if text.message.starts_with("releases are tried again") {
+            return;
+        }
         // One line without secrets.
         say(Failure::unavailable(text.message + &text.fields));
     }

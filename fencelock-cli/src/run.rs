@@ -32,8 +32,9 @@ const OWNERS: &str = "FENCELOCK_OWNER";
 /// For how long what the command left behind may take to end by itself.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Between looks at whether anything is left of the command.
-const LOOK: Duration = Duration::from_millis(5);
+/// Between looks at whether anything is left of the command, at first and later.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Waits for the lock, runs the command under it, and releases it.
 pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
@@ -70,7 +71,13 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
             let by = holder.map(|holder| held_by(&holder)).unwrap_or_default();
             return Err(Failure::remark(run.conflict_exit_code, format!("{name} is busy{by}")));
         }
-        Err(error) => return Err(error.into()),
+        Err(error) => {
+            if !error.is_retryable() {
+                // A release of what may have been asked for fails in the same way, and is not to be tried again until this process ends.
+                leave(&locks).await;
+            }
+            return Err(error.into());
+        }
     };
     let job = Job::start(&guard, place, &run, &command, timing, signals, children).await;
     let mut job = match job {
@@ -309,7 +316,7 @@ impl Job {
 
     /// Tells the watchdog of a renewal, or notices that it acts by now.
     fn look_at_time(&mut self, guard: &Guard) {
-        if self.end.cause.is_some() || self.end.status.is_some() {
+        if self.end.cause.is_some() {
             return;
         }
         if Instant::now() >= self.watchdog.times.term_at {
@@ -401,6 +408,7 @@ impl Job {
             return;
         }
         let settled = Instant::now().after(SETTLE);
+        let mut look = FIRST_LOOK;
         while self.target.is_left() {
             if self.end.cause.is_none() && !self.end.had_leftovers && Instant::now() >= settled {
                 self.end.had_leftovers = true;
@@ -413,7 +421,7 @@ impl Job {
             }
             tokio::select! {
                 signal = self.signals.receive() => self.pass_on(signal),
-                () = sleep(LOOK) => {}
+                () = sleep(look) => look = LOOK.min(look * 2),
             }
             self.reap();
             if !guard.is_held() && self.end.cause.is_none() && !self.end.had_leftovers {

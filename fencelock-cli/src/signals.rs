@@ -63,7 +63,10 @@ impl Signals {
             blocked.remove(signal);
         }
         let descriptor = SignalFd::with_flags(&wanted, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)?;
-        #[expect(deprecated, reason = "what took its place is unsafe, and a SignalFd keeps its descriptor open")]
+        #[expect(
+            deprecated,
+            reason = "what took its place is unsafe, and a SignalFd keeps its descriptor open"
+        )]
         let descriptor = AsyncFd::new(descriptor)?;
         Ok(Self { descriptor, blocked })
     }

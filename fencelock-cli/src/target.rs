@@ -1,10 +1,11 @@
 //! The processes of a command.
 
-use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
+use std::{fmt, fs};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, kill_process_group, test_kill_process_group};
+use rustix::process::{Pid, Signal, getpid, kill_process_group, test_kill_process_group};
 
 /// The command, and the process group in which it and what it starts are. Whatever leaves the group is not reached.
 ///
@@ -26,9 +27,20 @@ impl Target {
         kill_process_group(self.group, signal)
     }
 
-    /// Whether a process of the group is left.
+    /// Whether a process of the group is left. The system also counts those that have ended, until their parent asks about them, which
+    /// the init of many a container never does: `/proc` tells them apart, where it shows the processes of this pid namespace.
     pub(crate) fn is_left(self) -> bool {
-        test_kill_process_group(self.group) != Err(Errno::SRCH)
+        if test_kill_process_group(self.group) == Err(Errno::SRCH) {
+            return false;
+        }
+        let own = getpid().as_raw_nonzero().to_string();
+        let is_ours = fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == own.as_str());
+        match fs::read_dir("/proc") {
+            Ok(mut entries) if is_ours => {
+                entries.any(|entry| entry.is_ok_and(|entry| is_alive_in(&entry.path(), self.group)))
+            }
+            _ => true,
+        }
     }
 
     /// Why processes that got SIGKILL are left.
@@ -38,6 +50,17 @@ impl Target {
             _ => "SIGKILL has no effect on them so far: they hang in the kernel, or run as another user",
         }
     }
+}
+
+/// Whether the process with that folder in `/proc` is of the group, and has not ended.
+fn is_alive_in(process: &Path, group: Pid) -> bool {
+    let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+    // The name may hold anything.
+    let Some((_, rest)) = stat.rsplit_once(") ") else {
+        return false;
+    };
+    let words: Vec<&str> = rest.splitn(4, ' ').collect();
+    words.len() > 2 && words[2] == group.as_raw_nonzero().to_string() && !matches!(words[0], "Z" | "X")
 }
 
 impl fmt::Display for Target {

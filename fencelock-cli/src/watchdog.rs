@@ -37,8 +37,8 @@ pub(crate) const NAME: &str = "lock-watchdog";
 /// The owner of a lock that stays reserved: nothing is released.
 const NOBODY: &str = "-";
 
-/// Between looks at whether the command has ended, when nothing tells that.
-const LOOK: Duration = Duration::from_millis(10);
+/// Between looks at whether the command has ended, and between tries to release its lock.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// For how long SIGKILL may take.
 pub(crate) const KILL_TAKES: Duration = Duration::from_secs(1);
@@ -350,7 +350,7 @@ fn release(name: &str, owner: OwnerId) {
 async fn until_answered(locks: &Locks, name: &str, owner: OwnerId) -> Result<(), LockError> {
     loop {
         match locks.release_owned(name, owner).await {
-            Err(error) if error.is_retryable() => tokio::time::sleep(LOOK * 25).await,
+            Err(error) if error.is_retryable() => tokio::time::sleep(LOOK).await,
             answered => return answered.map(drop),
         }
     }

@@ -92,6 +92,14 @@ fn a_wrong_configuration_is_78_and_a_file_that_others_keep_is_69() {
     let done = world.run(["run", "--url", &letter, "lock", "--", "true"]);
     assert!(done.one_line(78).contains("is not an SQLite database"), "{done:?}");
     assert_eq!(world.run(["check", "--url", &letter]).code, Some(78));
+    // Nothing is waited for, not even the half second in which a program at its end releases its locks.
+    let refusal = || {
+        let since = Instant::now();
+        world.run(["run", "--url", &letter, "lock", "--", "true"]);
+        since.elapsed()
+    };
+    let fastest = (0..10).map(|_| refusal()).min().unwrap();
+    assert!(fastest < Duration::from_millis(450), "{fastest:?}");
 
     assert_eq!(world.run(["run", "lock", "--", "true"]).code, Some(0));
     let _others = world.keep_file_to_itself();
@@ -225,6 +233,7 @@ fn nothing_of_ours_is_left_open_in_the_command_and_what_was_closed_is_closed() {
 #[test]
 fn output_that_cannot_be_written_is_74_and_a_reader_that_leaves_is_no_error() {
     let world = World::new();
+    assert_eq!(world.run(["run", "lock", "--", "true"]).code, Some(0));
     for output in [
         "completions bash",
         "--help",
@@ -311,6 +320,7 @@ fn a_command_stopped_without_a_terminal_keeps_its_lock() {
 #[test]
 fn where_files_run_out_it_says_so_and_leaves_no_lock() {
     let world = World::new();
+    assert_eq!(world.run(["run", "lock", "--", "true"]).code, Some(0));
     let mut failed = 0;
     // It needs more files one after the other: where they run out differs.
     for files in 8..40 {
