@@ -2,6 +2,7 @@
 
 use std::fmt::{Debug, Write as _};
 use std::io::{IsTerminal, stderr};
+use std::sync::{Mutex, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::{Event, Level, Subscriber};
@@ -18,7 +19,7 @@ pub(crate) fn start(verbose: u8) {
         0 if is_quiet() => return,
         0 => {
             // There is no other one.
-            let _ = tracing::subscriber::set_global_default(Registry::default().with(Warnings));
+            let _ = tracing::subscriber::set_global_default(Registry::default().with(Warnings(Mutex::default())));
             return;
         }
         1 => "warn,fencelock=debug",
@@ -31,7 +32,8 @@ pub(crate) fn start(verbose: u8) {
         .init();
 }
 
-struct Warnings;
+/// What was told last.
+struct Warnings(Mutex<String>);
 
 impl<S: Subscriber> Layer<S> for Warnings {
     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
@@ -44,10 +46,12 @@ impl<S: Subscriber> Layer<S> for Warnings {
         }
         let mut text = Text::default();
         event.record(&mut text);
-        // It follows a failure that is told.
-        if text.message.starts_with("releases are tried again") {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // What repeats itself is told once. A release that fails follows a failure that is told.
+        if *last == text.message || text.message.starts_with("releases are tried again") {
             return;
         }
+        last.clone_from(&text.message);
         // One line without secrets.
         say(Failure::unavailable(text.message + &text.fields));
     }

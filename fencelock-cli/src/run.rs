@@ -24,7 +24,7 @@ use crate::signals::{Received, Signals, die_of_interrupt, write_from_background}
 use crate::starter::Starter;
 use crate::target::Target;
 use crate::timing::{Instant, Timing, shown};
-use crate::watchdog::{self, KILL_TAKES, Watchdog};
+use crate::watchdog::{KILL_TAKES, Watchdog};
 
 /// The acquisitions that the command runs under, separated by blanks: those of each `fencelock run` around it.
 const OWNERS: &str = "FENCELOCK_OWNER";
@@ -365,7 +365,9 @@ impl Job {
 
     fn look_after_watchdog(&mut self, pid: Pid, status: WaitStatus) {
         if status.stopped() {
-            return watchdog::go_on(pid);
+            // It guards nothing until it goes on.
+            let _ = kill_process(pid, Signal::CONT);
+            return;
         }
         tracing::warn!(target: "fencelock", ?status, "the watchdog of the command was ended; another one is started");
         if let Err(error) = self.watchdog.replace() {

@@ -17,7 +17,7 @@ use std::time::Duration;
 use fencelock::{ENV, LockError, Locks, OwnerId};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
@@ -99,9 +99,16 @@ impl Watchdog {
         self.write(format_args!("{times}\n"));
     }
 
-    /// Ends it, as nothing is left to do.
+    /// Ends it, as nothing is left to do. It is waited for: not every init would do so.
     pub(crate) fn done(mut self) {
         self.write(format_args!("done\n"));
+        if let Some(pid) = self.pid()
+            && matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None))
+        {
+            // It may be stopped.
+            let _ = kill_process(pid, Signal::KILL);
+            let _ = waitpid(Some(pid), WaitOptions::empty());
+        }
     }
 
     /// It was ended by someone: another one takes its place.
@@ -354,9 +361,4 @@ async fn until_answered(locks: &Locks, name: &str, owner: OwnerId) -> Result<(),
             answered => return answered.map(drop),
         }
     }
-}
-
-/// Continues a watchdog that was stopped: it guards nothing then.
-pub(crate) fn go_on(pid: Pid) {
-    let _ = kill_process(pid, Signal::CONT);
 }

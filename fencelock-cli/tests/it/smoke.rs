@@ -49,9 +49,11 @@ fn works_on(backend: Backend) {
     let forced = world.run(["release", "--force", "lock"]);
     assert_eq!(forced.code, Some(0), "{forced:?}");
     assert!(token() > first);
-    let check = world.run(["check"]);
+    let check = world.run(["check", "--json"]);
+    let report: serde_json::Value = serde_json::from_str(&check.stdout).unwrap();
+    let product = report["backend"]["product"].as_str().unwrap();
     assert!(
-        check.code == Some(0) && check.stdout.contains(&backend.product()),
+        check.code == Some(0) && product.eq_ignore_ascii_case(&backend.product()),
         "{check:?}"
     );
     modes::readers_share_a_lock_and_exclude_a_writer(backend);

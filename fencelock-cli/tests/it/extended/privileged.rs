@@ -107,7 +107,10 @@ fn a_command_that_cannot_be_signalled_is_not_called_ended() {
     );
     fs::set_permissions(&raise, fs::Permissions::from_mode(0o4755)).unwrap();
     let pid = world.path("pid");
-    let script = format!("echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600", pid.display());
+    let script = format!(
+        "exec > /dev/null 2>&1; echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600",
+        pid.display()
+    );
     let mut running = user.runs(user.fencelock.to_str().unwrap());
     running.args(["run", "--ttl", "2s", "lock", "--"]).arg(&raise);
     running.args(["--reuid=0", "--regid=0", "--clear-groups", "sh", "-c", &script]);

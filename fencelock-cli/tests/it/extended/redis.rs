@@ -172,10 +172,16 @@ fn a_server_that_dies_ends_the_command_before_its_lease() {
     world.server().kill();
     let done = running.end();
     assert!(!command.is_alive());
-    let line = done.one_line(76);
+    assert_eq!(done.code, Some(76), "{done:?}");
+    // A warning first, once.
+    let lines: Vec<_> = done.stderr.lines().collect();
     assert!(
-        line.contains("could not be renewed in time (") && line.contains("cannot be reached"),
-        "{line}"
+        lines.len() == 2 && lines[0].contains("renewal failed; trying again"),
+        "{done:?}"
+    );
+    assert!(
+        lines[1].contains("could not be renewed in time (") && lines[1].contains("cannot be reached"),
+        "{done:?}"
     );
 }
 
