@@ -23,7 +23,7 @@ use crate::say::{is_quiet, remark, say};
 use crate::signals::{Received, Signals, die_of_interrupt, write_from_background};
 use crate::starter::Starter;
 use crate::target::Target;
-use crate::timing::{Instant, Timing, shown};
+use crate::timing::{Instant, Times, Timing, shown};
 use crate::watchdog::{KILL_TAKES, Watchdog};
 
 /// The acquisitions that the command runs under, separated by blanks: those of each `fencelock run` around it.
@@ -339,12 +339,19 @@ impl Job {
             cause = Cause::Lost(LossReason::MaxHold);
         }
         self.end.cause = Some(cause);
-        self.watchdog.set(self.watchdog.times.now());
+        self.end_now();
         if self.target.is_shared() {
             // This process outlives the group, to say what has happened, and to release the lock.
             write_from_background();
             let _ = setpgid(None, self.watchdog.pid());
         }
+    }
+
+    /// SIGTERM now, and the grace from now on.
+    fn end_now(&mut self) {
+        let kill_at = self.watchdog.times.kill_at;
+        let term_at = kill_at.before(self.timing.grace);
+        self.watchdog.set(Times { term_at, kill_at }.now());
     }
 
     /// Whether even SIGKILL had no effect.
@@ -394,7 +401,9 @@ impl Job {
             false => self.target.signal(named),
         };
         tracing::debug!(target: "fencelock", signal = signal.number, ?passed_on, "passed on");
-        if named == Signal::TERM && self.end.cause.is_none() {
+        // The watchdog's own SIGTERM reaches this process too if it shares the group.
+        let is_late = Instant::now() >= self.watchdog.times.term_at;
+        if named == Signal::TERM && self.end.cause.is_none() && !is_late {
             // Whoever kills this process next has waited for the end of the command. A `fencelock run` around this one does that
             // when its own lock ends, and everything below it has to go then.
             self.watchdog.set(self.watchdog.times.without_grace());
@@ -412,9 +421,10 @@ impl Job {
         let settled = Instant::now().after(SETTLE);
         let mut look = FIRST_LOOK;
         while self.target.is_left() {
-            if self.end.cause.is_none() && !self.end.had_leftovers && Instant::now() >= settled {
+            let is_due = Instant::now() >= settled || !guard.is_held();
+            if self.end.cause.is_none() && !self.end.had_leftovers && is_due {
                 self.end.had_leftovers = true;
-                self.watchdog.set(self.watchdog.times.now());
+                self.end_now();
             }
             let is_told = self.end.cause.is_some() || self.end.had_leftovers;
             if is_told && Instant::now() >= self.watchdog.times.kill_at.after(KILL_TAKES) {
@@ -426,10 +436,6 @@ impl Job {
                 () = sleep(look) => look = LOOK.min(look * 2),
             }
             self.reap();
-            if !guard.is_held() && self.end.cause.is_none() && !self.end.had_leftovers {
-                self.end.had_leftovers = true;
-                self.watchdog.set(self.watchdog.times.now());
-            }
         }
     }
 }

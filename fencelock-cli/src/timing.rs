@@ -101,11 +101,10 @@ impl Timing {
         let largest = largest_grace(ttl);
         match grace {
             Some(grace) if grace > largest => Err(Failure::usage(format!(
-                "a grace of {} does not fit into {}: at most {}, or a --ttl (and --max-hold) of at least {}",
+                "a grace of {} does not fit into {}: give at most {}, or a longer --ttl (and --max-hold)",
                 shown(grace),
                 shown(ttl),
                 shown(largest),
-                shown(smallest_ttl(grace)),
             ))),
             _ => Ok(Self {
                 grace: grace.unwrap_or(USUAL_GRACE.min(largest)),
@@ -131,15 +130,6 @@ fn margin(ttl: Duration) -> Duration {
 fn largest_grace(ttl: Duration) -> Duration {
     let grace = (ttl / 3).saturating_sub(margin(ttl));
     Duration::new(grace.as_secs(), grace.subsec_millis() * 1_000_000)
-}
-
-/// The next whole second of a ttl into which that grace fits.
-fn smallest_ttl(grace: Duration) -> Duration {
-    let mut ttl = Duration::from_secs(grace.as_secs().saturating_mul(3));
-    while largest_grace(ttl) < grace && ttl < Duration::MAX / 2 {
-        ttl += Duration::from_secs(1);
-    }
-    ttl
 }
 
 /// A time as people write it, to the second, or to the millisecond if it is shorter: `1m 3s`. The options take the same form.

@@ -59,10 +59,7 @@ fn times_and_numbers_that_cannot_be_are_refused_with_their_option() {
         let says = format!("a ttl of {shown} is not possible here; choose one from 100ms to 1day");
         run_refused(&["--ttl", ttl], &says);
     }
-    run_refused(
-        &["--grace", "20s"],
-        "at most 9s, or a --ttl (and --max-hold) of at least 1m 3s",
-    );
+    run_refused(&["--grace", "20s"], "give at most 9s, or a longer --ttl");
     run_refused(&["--ttl", "3s", "--grace", "3s"], "at most 700ms");
 }
 
