@@ -76,11 +76,11 @@
 //! |---|---|
 //! | an inherited client: `lock`, `holder`, `list`, `shutdown` and the other requests | [`LockError::Configuration`], which says to connect anew |
 //! | an inherited guard: `run`, `renew_now()`, `release()` | [`LockError::Configuration`] |
-//! | an inherited guard: `is_held()`, `remaining()`; `lost()` | valid until the lease that it was copied with is over, as nothing renews it; [`LossReason::Expired`] |
+//! | an inherited guard: `is_held()`, `remaining()` | valid until the lease that it was copied with is over, as nothing renews it |
 //! | an inherited client or guard that is dropped | nothing changes for the parent |
 //! | a new client | works, with a background thread of its own. A store `memory:NAME` is a new one. SQLite is refused if the parent had a file open at the fork: see [`sqlite`](https://docs.rs/lock-sqlite) |
 //!
-//! A request that was under way at the fork never completes in the child, and a backend that is used without [`Locks`] does not notice
+//! A request that was under way at the fork and `lost()` never complete in the child, and a backend that is used without [`Locks`] does not notice
 //! the fork.
 //!
 //! A child keeps the parent's sockets open until it ends or starts another program (`exec`). If the parent is killed before that, the

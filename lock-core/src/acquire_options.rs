@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{Claim, LockName, Mode};
+use crate::{Claim, LockName, Mode, OwnerId};
 
 /// The operation, in the words of [`LockError::NotSupported`](crate::LockError::NotSupported).
 pub(crate) const SHARES: &str = "locks that several share (shared, downgrade)";
@@ -62,8 +62,8 @@ impl AcquireOptions {
     }
 
     /// A claim of its own for every acquisition.
-    pub(crate) fn claim(&self) -> Claim {
-        let mut claim = Claim::new(self.name.clone(), self.ttl).with_mode(self.mode);
+    pub(crate) fn claim(&self, owner: OwnerId) -> Claim {
+        let mut claim = Claim::of(owner, self.name.clone(), self.ttl).with_mode(self.mode);
         if let Some(label) = &self.label {
             claim = claim.with_printable_label(Arc::clone(label));
         }

@@ -2,12 +2,11 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::time;
 
-use crate::sync::time;
 use crate::{
     Attempt, Capabilities, Claim, Clock, Holder, Lease, LockError, LockName, Released, Renewal, ServerInfo, Wait,
 };
@@ -181,61 +180,58 @@ async fn poll<L: DistributedLock + ?Sized>(lock: &L, claim: &Claim, mut wait: Wa
     }
 }
 
-// A pointer must forward the provided methods too, or a boxed backend would fall back to polling.
-macro_rules! forward {
-    ($pointer:ident) => {
-        #[async_trait]
-        impl<T: DistributedLock + ?Sized> DistributedLock for $pointer<T> {
-            fn capabilities(&self) -> Capabilities {
-                self.deref().capabilities()
-            }
+/// A pointer to a backend is one, as `Arc<dyn DistributedLock>`.
+// It forwards the provided methods too, or a backend behind a pointer would fall back to polling.
+#[async_trait]
+impl<P> DistributedLock for P
+where
+    P: Deref<Target: DistributedLock> + fmt::Debug + Send + Sync + 'static,
+{
+    fn capabilities(&self) -> Capabilities {
+        self.deref().capabilities()
+    }
 
-            async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-                self.deref().try_acquire(claim).await
-            }
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        self.deref().try_acquire(claim).await
+    }
 
-            async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-                self.deref().renew(lease).await
-            }
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        self.deref().renew(lease).await
+    }
 
-            async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-                self.deref().release(claim, keep).await
-            }
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        self.deref().release(claim, keep).await
+    }
 
-            async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
-                self.deref().acquire(claim, wait).await
-            }
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        self.deref().acquire(claim, wait).await
+    }
 
-            async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-                self.deref().reserve(claim, length).await
-            }
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        self.deref().reserve(claim, length).await
+    }
 
-            async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-                self.deref().holders(name).await
-            }
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        self.deref().holders(name).await
+    }
 
-            async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-                self.deref().list(prefix).await
-            }
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        self.deref().list(prefix).await
+    }
 
-            async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-                self.deref().force_release(name).await
-            }
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        self.deref().force_release(name).await
+    }
 
-            async fn server_info(&self) -> Result<ServerInfo, LockError> {
-                self.deref().server_info().await
-            }
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
+        self.deref().server_info().await
+    }
 
-            async fn close(&self) -> Result<(), LockError> {
-                self.deref().close().await
-            }
+    async fn close(&self) -> Result<(), LockError> {
+        self.deref().close().await
+    }
 
-            fn clock(&self) -> Clock {
-                self.deref().clock()
-            }
-        }
-    };
+    fn clock(&self) -> Clock {
+        self.deref().clock()
+    }
 }
-
-forward!(Arc);
-forward!(Box);

@@ -6,8 +6,9 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use tokio::time;
+
 use crate::LockError;
-use crate::sync::time;
 
 /// Waits for the response of the backend for at most `limit`.
 pub(crate) async fn call<T>(

@@ -69,9 +69,13 @@ impl Claim {
     /// A claim of `name` for a fresh owner; the server shall keep it for `ttl` after the last sign of life.
     #[must_use]
     pub fn new(name: LockName, ttl: Duration) -> Self {
+        Self::of(OwnerId::random(), name, ttl)
+    }
+
+    pub(crate) fn of(owner: OwnerId, name: LockName, ttl: Duration) -> Self {
         Self(Arc::new(Inner {
             name,
-            owner: OwnerId::random(),
+            owner,
             ttl,
             label: None,
             own_lease: false,

@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore, oneshot};
+use tokio::time;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::acquire_options::AcquireOptions;
 use crate::call::{call, catch_panic};
-use crate::exit::{self, ExitDelay};
+use crate::exit::{self, AtExit, ExitDelay};
 use crate::guard::LockGuard;
 use crate::names::Names;
-use crate::process::{AtExit, Process};
-use crate::release::Releasing;
-use crate::release_slots::{self, ReleaseSlots};
+use crate::release::{ReleaseSlots, Releases, Releasing};
 use crate::stats::Counters;
-use crate::sync::{CancellationToken, Semaphore, TaskTracker, oneshot, time};
 use crate::watchdog::Watchdog;
 use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Options, Outages};
 
@@ -33,7 +33,8 @@ type Caller<T> = oneshot::Sender<Result<T, LockError>>;
 
 /// What all clones of a client share. It belongs to the process in which it was made.
 pub(crate) struct ClientInner {
-    pub(crate) process: Arc<Process>,
+    /// The process in which it was made.
+    process: u32,
     pub(crate) backend: Arc<dyn DistributedLock>,
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
@@ -43,21 +44,19 @@ pub(crate) struct ClientInner {
     /// How long claims are kept without a guard.
     pub(crate) linger: Duration,
     pub(crate) executor: Executor,
-    pub(crate) names: Arc<Names>,
+    pub(crate) names: Names,
     pub(crate) watchdog: Watchdog,
     pub(crate) stats: Counters,
     pub(crate) outages: Outages,
     pub(crate) release_outages: Outages,
     pub(crate) release_slots: ReleaseSlots,
-    pub(crate) retry_slots: ReleaseSlots,
     /// Looks of observers that are under way: on Postgres each takes a session.
     pub(crate) looks: Semaphore,
     tasks: TaskTracker,
-    /// Releases under way. Closed from the beginning, so that waiting for it ends whenever there is none.
-    releases: TaskTracker,
+    releases: Releases,
     /// Whether the server has ever answered.
     was_connected: AtomicBool,
-    pub(crate) closing: Arc<CancellationToken>,
+    pub(crate) closing: CancellationToken,
     /// How many locks could not be released at the end.
     closed: OnceCell<u64>,
 }
@@ -65,15 +64,15 @@ pub(crate) struct ClientInner {
 impl ClientInner {
     pub(crate) fn new(backend: impl DistributedLock, options: Options) -> Self {
         let capabilities = backend.capabilities();
-        let releases = TaskTracker::new();
-        releases.close();
         let op_timeout = options.op_timeout.unwrap_or(capabilities.op_timeout);
         let op_timeout = op_timeout.min(Options::MAX_OP_TIMEOUT);
         // Where the server has no queue, those who poll would ask in vain for as long.
         let longest = if capabilities.fair { Duration::MAX } else { TENURE };
         let linger = options.linger.min(longest);
+        let process = std::process::id();
+        exit::has_clients(process);
         Self {
-            process: Process::current(),
+            process,
             clock: backend.clock(),
             ttl: options
                 .ttl
@@ -84,18 +83,17 @@ impl ClientInner {
             executor: Executor::new(options.runtime),
             capabilities,
             backend: Arc::new(backend),
-            names: Arc::new(Names::new(op_timeout, !linger.is_zero())),
+            names: Names::new(op_timeout, !linger.is_zero()),
             watchdog: Watchdog::default(),
             stats: Counters::default(),
             outages: Outages::default(),
             release_outages: Outages::of_releases(),
-            release_slots: ReleaseSlots::new(release_slots::FIRST_ATTEMPTS),
-            retry_slots: ReleaseSlots::new(release_slots::RETRIES),
+            release_slots: ReleaseSlots::default(),
             looks: Semaphore::new(LOOKS),
             tasks: TaskTracker::new(),
-            releases,
+            releases: Releases::default(),
             was_connected: AtomicBool::new(false),
-            closing: Arc::default(),
+            closing: CancellationToken::new(),
             closed: OnceCell::new(),
         }
     }
@@ -114,8 +112,8 @@ impl ClientInner {
     pub(crate) fn releasing(&self) -> Releasing {
         Releasing {
             _counted: self.stats.releasing.hold(),
-            _drained: self.releases.token(),
-            _exit: ExitDelay::of(Arc::clone(&self.process)),
+            _drained: self.releases.begin(),
+            _exit: ExitDelay::begin(),
         }
     }
 
@@ -125,7 +123,7 @@ impl ClientInner {
     ///
     /// [`LockError::Closed`] as soon as the client is shut down, [`LockError::Unavailable`] as [`Executor::run`].
     pub(crate) async fn sleep(&self, pause: Duration) -> Result<(), LockError> {
-        let closing = Arc::clone(&self.closing);
+        let closing = self.closing.clone();
         let (_caller, caller_gone) = oneshot::channel::<()>();
         let closed = self
             .executor
@@ -140,15 +138,15 @@ impl ClientInner {
         if closed { Err(LockError::closed()) } else { Ok(()) }
     }
 
-    /// Waits until no release is under way. Those that a forked child has inherited never end there.
+    /// Waits for the releases that are under way. Those that a forked child has inherited never end there.
     pub(crate) async fn drain(&self) {
-        if !self.process.is_current() {
+        if !self.is_of_this_process() {
             return;
         }
         let _none = self.end_lingering();
         // If nothing can be spawned, no request is under way.
         let _ = self.executor.run("drain", exit::after_others()).await;
-        self.releases.wait().await;
+        self.releases.drain().await;
     }
 
     /// What an answer to a request to acquire says. Credentials that are refused to a client that was connected before may be right
@@ -171,9 +169,14 @@ impl ClientInner {
         self.wait_for(options).await
     }
 
-    /// Fails in a forked child.
+    /// False in a forked child. A system call.
+    pub(crate) fn is_of_this_process(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Fails in a forked child, where no task of the client runs. Once for each operation.
     pub(crate) fn check_process(&self) -> Result<(), LockError> {
-        if self.process.is_current() {
+        if self.is_of_this_process() {
             return Ok(());
         }
         Err(LockError::configuration(
@@ -212,7 +215,7 @@ impl ClientInner {
         operation: &'static str,
         request: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
-        let closing = Arc::clone(&self.closing);
+        let closing = self.closing.clone();
         let work = move |mut caller: Caller<T>| async move {
             let answer = tokio::select! {
                 biased;
@@ -286,20 +289,18 @@ impl ClientInner {
 
 impl AtExit for ClientInner {
     fn at_exit(&self) {
-        // For good: nothing is to be kept any more.
-        std::mem::forget(self.end_lingering());
+        if self.is_of_this_process() {
+            // For good: nothing is to be kept any more.
+            std::mem::forget(self.end_lingering());
+        }
     }
 }
 
 impl fmt::Debug for ClientInner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let stats = self.stats.snapshot();
-        let mut shown = f.debug_struct("ClientInner");
-        // In a forked child a mutex of the backend may be locked for ever.
-        if self.process.is_current() {
-            shown.field("backend", &self.backend);
-        }
-        shown
+        f.debug_struct("ClientInner")
+            .field("backend", &self.backend)
             .field("held", &stats.held)
             .field("waiting", &stats.waiting)
             .finish_non_exhaustive()
@@ -308,16 +309,11 @@ impl fmt::Debug for ClientInner {
 
 impl Drop for ClientInner {
     fn drop(&mut self) {
-        if self.process.is_current() {
+        if self.is_of_this_process() {
             return self.watchdog.wake();
         }
-        // A forked child keeps what does something when it is dropped: the connections, which are its parent's, and what takes a mutex.
-        std::mem::forget((
-            Arc::clone(&self.backend),
-            Arc::clone(&self.names),
-            Arc::clone(&self.closing),
-        ));
-        std::mem::forget((self.executor.clone(), self.tasks.clone(), self.releases.clone()));
+        // The connections are those of the parent of a forked child.
+        std::mem::forget(Arc::clone(&self.backend));
     }
 }
 

@@ -85,6 +85,11 @@ impl Stamp {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 
+    /// The last multiple of `step` until then.
+    pub(crate) fn rounded_down(self, step: Duration) -> Self {
+        Self(self.0 - self.0 % nanos(step).max(1))
+    }
+
     pub(crate) fn as_nanos(self) -> u64 {
         self.0
     }

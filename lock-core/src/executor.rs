@@ -2,36 +2,30 @@
 
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::OnceLock;
 
 use tokio::runtime::Handle;
 
 use crate::LockError;
-use crate::process::Process;
+use crate::background::{background, started};
 
 /// Runs a client's tasks: on the runtime that the user chose, or on the [background thread](crate::background()).
 ///
 /// A backend that keeps connections has one of these, and opens every connection in a task that it [spawns](Self::spawn). Cloning is cheap.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct Executor {
-    runtime: Option<Handle>,
-    process: Arc<Process>,
-}
-
-impl Default for Executor {
-    fn default() -> Self {
-        Self::new(None)
-    }
+    /// Empty until the background thread is needed.
+    handle: OnceLock<Handle>,
+    is_chosen: bool,
 }
 
 impl Executor {
     /// Runs tasks on `runtime`, or on the background thread if it is `None`.
     #[must_use]
     pub fn new(runtime: Option<Handle>) -> Self {
-        Self {
-            runtime,
-            process: Process::current(),
-        }
+        let is_chosen = runtime.is_some();
+        let handle = runtime.map(OnceLock::from).unwrap_or_default();
+        Self { handle, is_chosen }
     }
 
     /// Starts a task. Callable from any thread. If the chosen runtime has ended, the task is dropped.
@@ -65,30 +59,28 @@ impl Executor {
     /// Why a task was dropped before its end: [`LockError::Configuration`] if there is a chosen runtime, which has ended then.
     #[must_use]
     pub fn dropped(&self, operation: &'static str) -> LockError {
-        match self.runtime {
-            Some(_) => LockError::configuration(format!(
-                "{operation}: the runtime that this client was given has ended; connect a new client"
-            )),
-            None => panicked(operation),
+        if !self.is_chosen {
+            return panicked(operation);
         }
+        LockError::configuration(format!(
+            "{operation}: the runtime that this client was given has ended; connect a new client"
+        ))
     }
 
     /// The runtime of the tasks.
-    pub(crate) fn handle(&self) -> Result<Handle, LockError> {
-        match &self.runtime {
-            Some(runtime) => Ok(runtime.clone()),
-            None => self.process.background(),
+    pub(crate) fn handle(&self) -> Result<&Handle, LockError> {
+        match self.handle.get() {
+            Some(handle) => Ok(handle),
+            None => background().map(|started| self.handle.get_or_init(|| started)),
         }
     }
 
     /// Whether the caller runs where [`spawn`](Self::spawn) would start a task.
     #[must_use]
     pub fn is_current(&self) -> bool {
-        let Ok(here) = Handle::try_current() else {
-            return false;
-        };
-        let there = self.runtime.clone().or_else(|| self.process.started());
-        there.is_some_and(|there| there.id() == here.id())
+        let there = self.handle.get().cloned().or_else(started);
+        let here = Handle::try_current();
+        here.is_ok_and(|here| there.is_some_and(|there| there.id() == here.id()))
     }
 }
 
@@ -98,9 +90,10 @@ fn panicked(operation: &'static str) -> LockError {
 
 impl fmt::Debug for Executor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.runtime {
-            Some(_) => "Executor::Chosen",
-            None => "Executor::Background",
+        f.write_str(if self.is_chosen {
+            "Executor::Chosen"
+        } else {
+            "Executor::Background"
         })
     }
 }

@@ -25,9 +25,9 @@ impl Grant {
         Self {
             claim,
             token,
-            lease,
             first_token: token,
-            revocation: Revocation::new(),
+            revocation: lease.revocation().child(),
+            lease,
         }
     }
 
@@ -55,7 +55,7 @@ impl Grant {
         self.revocation.revoker()
     }
 
-    /// Whether this one grant was taken back.
+    /// Whether this one grant was taken back, or its lease has ended.
     #[must_use]
     pub fn revocation(&self) -> &Revocation {
         &self.revocation
@@ -64,7 +64,7 @@ impl Grant {
     /// Why the grant no longer stands, leaving the clock aside.
     #[must_use]
     pub fn revoked(&self) -> Option<LossReason> {
-        self.revocation.reason().or_else(|| self.lease.revocation().reason())
+        self.revocation.reason()
     }
 
     /// Whether it is a grant of `claim` that is good at `now`.

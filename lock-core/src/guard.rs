@@ -5,9 +5,11 @@ use std::future::{Future, IntoFuture, poll_fn};
 use std::pin::pin;
 use std::slice;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire_options::SHARES;
@@ -15,8 +17,6 @@ use crate::background::block_on;
 use crate::call::call;
 use crate::held::Held;
 use crate::release::Reservation;
-use crate::sync::atomic::Ordering;
-use crate::sync::oneshot;
 use crate::{Attempt, FencingToken, LockError, LockName, LossReason, LossSignal, Mode, OwnerId, Released, Renewal};
 
 /// A lock that is held, and renewed until it is released, dropped or lost.
@@ -29,8 +29,7 @@ use crate::{Attempt, FencingToken, LockError, LockName, LossReason, LossSignal, 
 /// released, call [`release`](Self::release).
 ///
 /// A child made by `fork` cannot use the guard that it inherits: [`run`](Self::run), [`renew_now`](Self::renew_now) and
-/// [`release`](Self::release) fail with [`LockError::Configuration`], [`lost`](Self::lost) completes at once, and dropping it does
-/// nothing. The copy stops being valid when the lease that it was copied with is over, as nothing renews it in the child.
+/// [`release`](Self::release) fail with [`LockError::Configuration`], and dropping it does nothing.
 ///
 /// `let _ = locks.lock("job").await?` drops the guard at once, without a warning of the compiler. Give it a name, if only `_guard`.
 #[must_use = "dropping a guard releases its lock at once"]
@@ -125,8 +124,8 @@ impl LockGuard {
 
     /// Cancelled as soon as the lock is not held any more: lost, released, or its guard dropped. For code that takes such tokens.
     ///
-    /// Each call starts a small task, which ends with the hold. Where it can, use [`run`](Self::run), which also reads the clock: like
-    /// [`lost`](Self::lost), the token is late if the machine was suspended.
+    /// Where it can, use [`run`](Self::run), which also reads the clock: like [`lost`](Self::lost), the token is late if the machine was
+    /// suspended.
     #[must_use]
     pub fn cancellation_token(&self) -> CancellationToken {
         self.held.cancellation_token()
@@ -291,9 +290,8 @@ impl LockGuard {
         let key = core.names.new_key(&held.key);
         let task = core.names.vacate(&held.key, &key);
         core.start(&held.key, task);
-        core.watchdog.forget(&held);
         let shared = held.shared(grant, key);
-        core.watchdog.watch(&shared);
+        core.watch(&shared, Some(&held));
         drop(counted);
         let guard = Self::new(shared);
         if core.names.is_closed() {
@@ -375,7 +373,7 @@ impl Drop for LockGuard {
         if self.released {
             return;
         }
-        if self.held.core.process.is_current() {
+        if self.held.core.is_of_this_process() {
             self.held.let_go(LossReason::Released, None);
         }
     }

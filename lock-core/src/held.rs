@@ -1,17 +1,18 @@
 //! The state of a guard: the hold of a claim, which the watchdog shares.
 
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire_options::{AcquireOptions, Renew};
-use crate::alarm::Alarm;
 use crate::client::ClientInner;
+use crate::lease::new_serial;
+use crate::loss::{Alarm, Revoked};
 use crate::release::{Release, Releasing, Reservation};
-use crate::sync::atomic::{AtomicBool, Ordering};
-use crate::sync::{Mutex, oneshot};
 use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
 
 /// How long after a grant by the server other waiters of the client get its claim without a request. Those of other clients wait for that much
@@ -20,6 +21,7 @@ const LONGEST_RUN: Duration = Duration::from_millis(5);
 
 /// A hold of a claim.
 pub(crate) struct Held {
+    id: u64,
     pub(crate) core: Arc<ClientInner>,
     pub(crate) grant: Grant,
     /// One of the grant's block.
@@ -61,7 +63,7 @@ impl Held {
         let own = if grant.first_token() == grant.token {
             grant.revocation().clone()
         } else {
-            Revocation::new()
+            grant.revocation().child()
         };
         let run = Run {
             until: now + LONGEST_RUN,
@@ -72,7 +74,7 @@ impl Held {
 
     /// The hold after this one, by the same grant.
     pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
-        let numbers = (token, Revocation::new());
+        let numbers = (token, self.grant.revocation().child());
         Self::build(
             &self.core,
             numbers,
@@ -101,6 +103,7 @@ impl Held {
             limit = Some(end);
         }
         Arc::new(Self {
+            id: new_serial(),
             core: Arc::clone(core),
             grant,
             token,
@@ -128,10 +131,11 @@ impl Held {
         }
         self.token_until(run.until, now)?;
         Some(Arc::new(Self {
+            id: new_serial(),
             core: Arc::clone(&self.core),
             grant: self.grant.clone(),
             token: self.token,
-            own: Revocation::new(),
+            own: self.grant.revocation().child(),
             renews: self.renews,
             may_linger: self.may_linger,
             run,
@@ -148,6 +152,7 @@ impl Held {
     pub(crate) fn shared(&self, grant: Grant, key: Arc<str>) -> Arc<Self> {
         self.core.stats.held.add();
         Arc::new(Self {
+            id: new_serial(),
             core: Arc::clone(&self.core),
             own: grant.revocation().clone(),
             token: self.token,
@@ -184,8 +189,9 @@ impl Held {
         FencingToken::new(self.token.get() + 1).ok().filter(|_| may_run)
     }
 
-    pub(crate) fn core(&self) -> &Arc<ClientInner> {
-        &self.core
+    /// Tells it from all other holds and leases.
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     pub(crate) fn lease(&self) -> &Lease {
@@ -222,18 +228,16 @@ impl Held {
         &self.key
     }
 
-    /// Has `alarm` raised when the hold is revoked, alone or with its grant.
-    pub(crate) fn raise(&self, alarm: &Arc<Alarm>) {
-        let (lease, id) = (self.grant.lease.serial(), self.grant.revocation().id());
-        self.grant.revocation().alarm(alarm, lease, id);
-        if self.own.id() != id {
-            self.own.alarm(alarm, lease, id);
+    /// Has `alarm` raised when the hold is revoked, alone or with its grant or lease.
+    pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
+        let (hold, lease) = (Revoked::Hold(self.id), &self.grant.lease);
+        self.own.watch(alarm, hold);
+        if !self.own.is(self.grant.revocation()) {
+            self.grant.revocation().watch(alarm, hold);
         }
-    }
-
-    /// Whether the hold was revoked, alone or with its grant or lease.
-    pub(crate) fn is_revoked(&self) -> bool {
-        self.own.reason().is_some() || self.grant.revoked().is_some()
+        // The lease of a claim has one hold at a time.
+        let revoked = lease.claim().map_or(Revoked::Lease(lease.serial()), |_| hold);
+        lease.revocation().watch(alarm, revoked);
     }
 
     pub(crate) fn reservation(&self) -> Reservation {
@@ -253,23 +257,12 @@ impl Held {
     }
 
     pub(crate) fn signal(&self) -> LossSignal {
-        LossSignal {
-            own: self.own.clone(),
-            grant: self.grant.revocation().clone(),
-            lease: self.grant.lease.revocation().clone(),
-            process: Arc::clone(&self.core.process),
-        }
+        LossSignal(self.own.clone())
     }
 
+    /// Cancelled when the hold has ended. Cancelling it ends nothing.
     pub(crate) fn cancellation_token(&self) -> CancellationToken {
-        let token = CancellationToken::new();
-        let (signal, cancelled) = (self.signal(), token.clone().drop_guard());
-        // A task that cannot be started, or is dropped with its runtime, cancels as well: nothing else would tell the loss.
-        let _ = self.core.executor.spawn(async move {
-            signal.wait().await;
-            drop(cancelled);
-        });
-        token
+        self.own.token().child_token()
     }
 
     /// The error that says that the lock was lost.
@@ -291,27 +284,17 @@ impl Held {
         self.limit().map_or(deadline, |limit| limit.min(deadline))
     }
 
-    /// Why the lock is not held any more. A deadline that has passed is made final by the look, except in a forked child, where a mutex
-    /// that this takes may be locked for ever.
+    /// Why the lock is not held any more. A deadline that has passed is made final by the look.
     pub(crate) fn lost(&self, now: Stamp) -> Option<LossReason> {
-        let (own, lease) = (&self.own, &self.grant.lease);
-        if let Some(reason) = own.reason() {
+        if let Some(reason) = self.own.settle() {
             return Some(reason);
         }
-        let limit = self.limit.filter(|(at, _)| now >= *at).map(|(_, reason)| reason);
-        let ended = self.grant.revocation().reason().or(limit);
-        if ended.is_none() && lease.is_valid(now) {
+        if let Some((_, reason)) = self.limit.filter(|(at, _)| now >= *at) {
+            self.own.fire(reason);
+        } else if self.grant.lease.expire(now) {
             return None;
         }
-        if !self.core.process.is_current() {
-            return Some(ended.unwrap_or(LossReason::Expired));
-        }
-        if let Some(reason) = ended {
-            own.fire(reason);
-        } else if !lease.expire(now) {
-            own.fire(lease.revocation().reason().unwrap_or(LossReason::Expired));
-        }
-        own.reason()
+        self.own.settle()
     }
 
     /// Ends the hold for that reason. Its claim goes to the next waiter of this client, is kept, or is released. Returns false if it has ended
@@ -365,7 +348,6 @@ impl Held {
             reservation,
             shared: lease.claim().is_none().then(|| lease.clone()),
             reply,
-            is_repeated: false,
             is_clean_up: self.is_idle(),
             kept: self.idle.clone().map(CancellationToken::drop_guard),
             _counted: counted,
@@ -375,8 +357,8 @@ impl Held {
 
     fn end_for(&self, reason: LossReason) {
         self.lost(self.core.clock.now());
-        // Quietly: the watchdog is about to forget this guard.
-        self.own.fire_quietly(reason);
+        // Without the alarm: the watchdog is about to forget this hold.
+        let _ = self.own.fire_quietly(reason);
         if self.is_idle() {
             return;
         }

@@ -1,11 +1,10 @@
 //! What must be kept alive for locks to be held.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::{Claim, LossReason, Revocation, Revoker, Stamp};
 
 /// What keeps locks alive on the server: renewed at a third of its ttl, believed in until its deadline.
@@ -26,6 +25,19 @@ struct Inner {
     ttl: Duration,
     deadline: AtomicU64,
     revocation: Revocation,
+    watched: Mutex<Watched>,
+}
+
+/// What the watchdog keeps with a lease.
+#[derive(Default)]
+pub(crate) struct Watched {
+    pub(crate) holds: u32,
+    /// The one that came last.
+    pub(crate) last: u64,
+    /// How many of these want it renewed.
+    pub(crate) renew: u32,
+    /// When the lease is to be looked at.
+    pub(crate) due: Option<Stamp>,
 }
 
 /// What a lease belongs to.
@@ -62,13 +74,13 @@ impl Lease {
     }
 
     fn new(id: LeaseId, ttl: Duration, sent: Stamp) -> Self {
-        static SERIAL: atomic::AtomicU64 = atomic::AtomicU64::new(0);
         Self(Arc::new(Inner {
-            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            serial: new_serial(),
             id,
             ttl,
             deadline: AtomicU64::new(deadline(sent, ttl).as_nanos()),
             revocation: Revocation::new(),
+            watched: Mutex::default(),
         }))
     }
 
@@ -142,6 +154,18 @@ impl Lease {
     pub(crate) fn serial(&self) -> u64 {
         self.0.serial
     }
+
+    /// For the watchdog, under its own mutex.
+    pub(crate) fn watched(&self) -> MutexGuard<'_, Watched> {
+        // Nothing panics while holding the mutex.
+        self.0.watched.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A number that no other lease and no hold of this process has.
+pub(crate) fn new_serial() -> u64 {
+    static SERIAL: AtomicU64 = AtomicU64::new(0);
+    SERIAL.fetch_add(1, Ordering::Relaxed)
 }
 
 fn deadline(sent: Stamp, ttl: Duration) -> Stamp {

@@ -10,7 +10,6 @@
 pub mod fence;
 
 mod acquire_options;
-mod alarm;
 mod backend;
 mod background;
 mod call;
@@ -38,15 +37,13 @@ mod observe;
 mod options;
 mod outages;
 mod owner;
-mod process;
 mod release;
-mod release_slots;
+mod renew;
 mod request;
 mod run_once_per;
 mod semaphore;
 mod server_info;
 mod stats;
-mod sync;
 mod token;
 mod wait;
 mod waiters;

@@ -1,8 +1,9 @@
 //! What users hold: a client for locks.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::client::ClientInner;
+use crate::exit::{self, AtExit};
 use crate::{
     Capabilities, Claim, DistributedLock, Holder, InvalidName, LockError, LockName, Options, OwnerId, Released,
     ServerInfo, Stats,
@@ -44,7 +45,7 @@ impl Locks {
     pub fn with_options(backend: impl DistributedLock, options: Options) -> Self {
         let core = Arc::new(ClientInner::new(backend, options));
         if !core.linger.is_zero() {
-            core.process.at_exit(Arc::downgrade(&core) as _);
+            exit::at_exit(&(Arc::downgrade(&core) as Weak<dyn AtExit>));
         }
         Self { core, scope: None }
     }
@@ -189,8 +190,8 @@ impl Locks {
         self.core.shut_down().await
     }
 
-    /// Waits until no release of this client or its clones is under way: of dropped guards, and of requests that were dropped. The
-    /// client goes on; what is released meanwhile is waited for, too. In a forked child it returns at once.
+    /// Waits for the releases of this client and its clones that are under way: of dropped guards, and of requests that were dropped. The
+    /// client goes on; what is released after the call is not waited for. In a forked child it returns at once.
     ///
     /// A release that fails is tried again until the ttl is over, or for as long as the request would have
     /// [reserved](crate::LockRequest::at_least) the name, and `drain` waits as long. To wait for less, put it into

@@ -3,162 +3,193 @@
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use crate::alarm::Alarm;
-use crate::process::Process;
-use crate::sync::Notify;
-use crate::sync::atomic::{AtomicU8, Ordering, fence};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 /// Why a lock is no longer held. Terminal: a lost guard never comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
-#[repr(u8)]
 pub enum LossReason {
     /// The lease was not renewed in time; the server may have let go by now.
     #[error("the lease ran out before it could be renewed")]
-    Expired = 1,
+    Expired,
     /// The server said that this owner does not hold the lock: it was taken away, deleted, or forced free.
     #[error("it was released by force or deleted, or it expired where it is kept")]
-    NotHeld = 2,
+    NotHeld,
     /// What kept the lock alive ended early: a session was closed or a lease revoked.
     #[error("the server ended the session or lease that kept the lock")]
-    Revoked = 3,
+    Revoked,
     /// The time set with `max_hold` is over.
     #[error("the longest permitted hold is over")]
-    MaxHold = 4,
+    MaxHold,
     /// The client was shut down while the lock was held.
     #[error("the lock client was shut down")]
-    Shutdown = 5,
+    Shutdown,
     /// The holder itself let go: the guard was released or dropped.
     #[error("the guard was released")]
-    Released = 6,
+    Released,
     /// The runtime that the client was given ([`Options::runtime`](crate::Options::runtime)) has ended, and nothing renews the lock.
     #[error("the runtime of the lock client has ended")]
-    RuntimeEnded = 7,
+    RuntimeEnded,
 }
 
-impl LossReason {
-    fn from_code(code: u8) -> Option<Self> {
-        [
-            Self::Expired,
-            Self::NotHeld,
-            Self::Revoked,
-            Self::MaxHold,
-            Self::Shutdown,
-            Self::Released,
-            Self::RuntimeEnded,
-        ]
-        .into_iter()
-        .find(|reason| *reason as u8 == code)
-    }
-}
-
-/// Whether something has been revoked, and why. Only whoever holds the [`Revoker`] can fire it, once.
+/// Whether something has been revoked, and why: a lease, a grant or one hold of it. What revokes a lease revokes its grants and their holds.
+/// Only a [`Revoker`] can fire it, once.
 #[derive(Clone)]
 pub struct Revocation(Arc<Cell>);
 
 /// Fires a [`Revocation`]: the backend's way to say that the server let go early.
 #[derive(Clone)]
-pub struct Revoker(Arc<Cell>);
+pub struct Revoker(Revocation);
 
 struct Cell {
-    code: AtomicU8,
-    notify: Notify,
-    /// What to raise, and the lease and the guard or lease on it that it is about.
-    alarm: OnceLock<(Arc<Alarm>, u64, usize)>,
+    reason: OnceLock<LossReason>,
+    /// That of the lease, for a grant; that of the grant, for a hold.
+    parent: Option<Revocation>,
+    listeners: Mutex<Listeners>,
+}
+
+/// What is told when it fires. Most locks are released before there is any but the alarm.
+#[derive(Default)]
+struct Listeners {
+    token: Option<CancellationToken>,
+    alarm: Option<(Arc<Alarm>, Revoked)>,
+}
+
+/// What was revoked, by its serial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Revoked {
+    Hold(u64),
+    /// With all holds that it keeps.
+    Lease(u64),
+}
+
+/// Wakes the watchdog because something was revoked.
+#[derive(Debug, Default)]
+pub(crate) struct Alarm {
+    pub(crate) notify: Notify,
+    revoked: Mutex<Vec<Revoked>>,
+}
+
+impl Alarm {
+    fn raise(&self, revoked: Revoked) {
+        self.lock().push(revoked);
+        self.notify.notify_one();
+    }
+
+    /// What was revoked since the last call.
+    pub(crate) fn take(&self) -> Vec<Revoked> {
+        std::mem::take(&mut self.lock())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Revoked>> {
+        // Nothing here panics while holding the mutex.
+        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Revocation {
     pub(crate) fn new() -> Self {
+        Self::of(None)
+    }
+
+    /// One that also fires when this one does.
+    pub(crate) fn child(&self) -> Self {
+        Self::of(Some(self.clone()))
+    }
+
+    fn of(parent: Option<Self>) -> Self {
         Self(Arc::new(Cell {
-            code: AtomicU8::new(0),
-            notify: Notify::new(),
-            alarm: OnceLock::new(),
+            reason: OnceLock::new(),
+            parent,
+            listeners: Mutex::default(),
         }))
     }
 
     pub(crate) fn revoker(&self) -> Revoker {
-        Revoker(Arc::clone(&self.0))
+        Revoker(self.clone())
     }
 
-    /// Tells it from all others that are alive.
-    pub(crate) fn id(&self) -> usize {
-        Arc::as_ptr(&self.0).addr()
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Has `alarm` raised when it fires, or now if it has fired already: `about` is the [`id`](Self::id) of that lease's revocation, or of the
-    /// grant's on it.
-    pub(crate) fn alarm(&self, alarm: &Arc<Alarm>, lease: u64, about: usize) {
-        let _ = self.0.alarm.set((Arc::clone(alarm), lease, about));
-        fence(Ordering::SeqCst);
-        if self.reason().is_some() {
-            alarm.revoked(lease, about);
+    /// Has `alarm` raised when it fires by itself, or now if it has fired. The last call counts.
+    pub(crate) fn watch(&self, alarm: &Arc<Alarm>, revoked: Revoked) {
+        self.listeners().alarm = Some((Arc::clone(alarm), revoked));
+        if self.0.reason.get().is_some() {
+            alarm.raise(revoked);
         }
     }
 
-    /// Fires; the first reason stays. True if it was this call that fired.
-    pub(crate) fn fire(&self, reason: LossReason) -> bool {
-        let first = self.fire_quietly(reason);
-        if first {
-            raise(&self.0);
+    /// Fires; the first reason stays.
+    pub(crate) fn fire(&self, reason: LossReason) {
+        if let Some((alarm, revoked)) = self.fire_quietly(reason) {
+            alarm.raise(revoked);
         }
-        first
     }
 
-    /// Fires without raising the alarm.
-    pub(crate) fn fire_quietly(&self, reason: LossReason) -> bool {
-        self.0.fire(reason)
+    /// Fires without raising the alarm, which is returned by the call that fired.
+    pub(crate) fn fire_quietly(&self, reason: LossReason) -> Option<(Arc<Alarm>, Revoked)> {
+        self.0.reason.set(reason).ok()?;
+        // A listener that comes later than this look finds the reason.
+        let (token, alarm) = {
+            let listeners = self.listeners();
+            (listeners.token.clone(), listeners.alarm.clone())
+        };
+        if let Some(token) = token {
+            token.cancel();
+        }
+        alarm
     }
 
     /// Why it was revoked, or `None` if it was not.
     #[must_use]
     pub fn reason(&self) -> Option<LossReason> {
-        LossReason::from_code(self.0.code.load(Ordering::Acquire))
+        let own = self.0.reason.get().copied();
+        own.or_else(|| self.0.parent.as_ref()?.reason())
+    }
+
+    /// The same. A reason that it has from its lease stays, whatever fires it later: all that ask are told the same.
+    pub(crate) fn settle(&self) -> Option<LossReason> {
+        let reason = self.reason()?;
+        Some(*self.0.reason.get_or_init(|| reason))
+    }
+
+    /// Cancelled when it fires.
+    pub(crate) fn token(&self) -> CancellationToken {
+        let token = {
+            let mut listeners = self.listeners();
+            let new = || match &self.0.parent {
+                Some(parent) => parent.token().child_token(),
+                None => CancellationToken::new(),
+            };
+            listeners.token.get_or_insert_with(new).clone()
+        };
+        if self.0.reason.get().is_some() {
+            token.cancel();
+        }
+        token
     }
 
     /// Completes when it is revoked. Cancellation-safe.
     pub async fn revoked(&self) -> LossReason {
-        loop {
-            let notified = self.0.notify.notified();
-            tokio::pin!(notified);
-            // Registered before the look, so that a revocation between the two is not missed.
-            notified.as_mut().enable();
-            if let Some(reason) = self.reason() {
-                return reason;
-            }
-            notified.await;
-        }
+        self.token().cancelled().await;
+        self.settle().unwrap_or(LossReason::Revoked)
+    }
+
+    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+        // Nothing here panics while holding the mutex.
+        self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Revoker {
     /// Revokes for that reason. Later calls change nothing.
     pub fn revoke(&self, reason: LossReason) {
-        if self.0.fire(reason) {
-            raise(&self.0);
-        }
-    }
-}
-
-fn raise(cell: &Arc<Cell>) {
-    // So that this look and the one in `alarm` do not both miss the other's write.
-    fence(Ordering::SeqCst);
-    if let Some((alarm, lease, about)) = cell.alarm.get() {
-        alarm.revoked(*lease, *about);
-    }
-}
-
-impl Cell {
-    fn fire(&self, reason: LossReason) -> bool {
-        let first = self
-            .code
-            .compare_exchange(0, reason as u8, Ordering::AcqRel, Ordering::Acquire)
-            .is_ok();
-        if first {
-            self.notify.notify_waiters();
-        }
-        first
+        self.0.fire(reason);
     }
 }
 
@@ -179,33 +210,17 @@ impl fmt::Debug for Revoker {
 /// It borrows nothing and may be cloned into other tasks. It also ends, with [`LossReason::Released`], when the guard
 /// is released, so that a task that watches it never outlives the lock.
 #[derive(Clone, Debug)]
-pub struct LossSignal {
-    pub(crate) own: Revocation,
-    pub(crate) grant: Revocation,
-    pub(crate) lease: Revocation,
-    pub(crate) process: Arc<Process>,
-}
+pub struct LossSignal(pub(crate) Revocation);
 
 impl LossSignal {
-    /// Waits for the loss. Cancellation-safe. In a forked child it is [`LossReason::Expired`] at once, as nothing renews the lease there.
+    /// Waits for the loss. Cancellation-safe.
     pub async fn wait(&self) -> LossReason {
-        if !self.process.is_current() {
-            return LossReason::Expired;
-        }
-        let reason = tokio::select! {
-            biased;
-            reason = self.own.revoked() => return reason,
-            reason = self.grant.revoked() => reason,
-            reason = self.lease.revoked() => reason,
-        };
-        // A release at the same time finds the guard lost, or has ended it before: all are told the same.
-        self.own.fire(reason);
-        self.own.reason().unwrap_or(reason)
+        self.0.revoked().await
     }
 
     /// Why the lock was lost before it was released, for a release that found it lost.
     pub(crate) fn before_release(&self) -> LossReason {
-        let reason = self.own.reason().filter(|reason| *reason != LossReason::Released);
+        let reason = self.0.settle().filter(|reason| *reason != LossReason::Released);
         reason.unwrap_or(LossReason::NotHeld)
     }
 }
@@ -225,26 +240,48 @@ mod tests {
 
     #[test]
     fn the_first_reason_stays() {
-        let revocation = Revocation::new();
-        assert_eq!(revocation.reason(), None);
-        assert!(revocation.fire(LossReason::NotHeld));
-        assert!(!revocation.fire(LossReason::Expired));
-        assert_eq!(revocation.reason(), Some(LossReason::NotHeld));
+        let lease = Revocation::new();
+        let (one, other) = (lease.child(), lease.child());
+        one.fire(LossReason::NotHeld);
+        assert_eq!(
+            (one.reason(), other.reason(), lease.reason()),
+            (Some(LossReason::NotHeld), None, None)
+        );
+        lease.fire(LossReason::Expired);
+        lease.fire(LossReason::Revoked);
+        assert_eq!(one.settle(), Some(LossReason::NotHeld));
+        assert_eq!(other.settle(), Some(LossReason::Expired));
+        other.fire(LossReason::Released);
+        assert_eq!(other.reason(), Some(LossReason::Expired));
     }
 
     #[tokio::test]
-    async fn everyone_who_waits_is_told() {
-        let revocation = Revocation::new();
+    async fn all_that_wait_are_told_of_the_end_of_their_lease() {
+        let lease = Revocation::new();
         let waiting: Vec<_> = (0..3)
             .map(|_| {
-                let revocation = revocation.clone();
-                tokio::spawn(async move { revocation.revoked().await })
+                let hold = lease.child().child();
+                tokio::spawn(async move { hold.revoked().await })
             })
             .collect();
         tokio::task::yield_now().await;
-        revocation.revoker().revoke(LossReason::Revoked);
+        lease.revoker().revoke(LossReason::Revoked);
         for task in waiting {
             assert_eq!(task.await.unwrap(), LossReason::Revoked);
         }
+        assert_eq!(lease.child().revoked().await, LossReason::Revoked);
+    }
+
+    #[test]
+    fn the_alarm_is_raised_for_what_fires_before_and_after() {
+        let alarm = Arc::new(Alarm::default());
+        let (before, after) = (Revocation::new(), Revocation::new());
+        before.fire(LossReason::NotHeld);
+        before.watch(&alarm, Revoked::Hold(1));
+        after.watch(&alarm, Revoked::Lease(2));
+        assert_eq!(alarm.take(), [Revoked::Hold(1)]);
+        after.fire(LossReason::NotHeld);
+        assert_eq!(alarm.take(), [Revoked::Lease(2)]);
+        assert_eq!(alarm.take(), []);
     }
 }

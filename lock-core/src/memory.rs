@@ -4,14 +4,14 @@ mod store;
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::oneshot;
+use tokio::time;
 
-use crate::sync::{Mutex, time};
 use crate::{
     Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Holder, Lease, LockError, LockName,
     LossReason, Released, Renewal, Scope, ServerInfo, Wait,

@@ -23,14 +23,16 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::{Notify, oneshot};
+use tokio::time;
+
 use crate::acquire_options::AcquireOptions;
 use crate::call::{call, catch_panic};
 use crate::client::{ClientInner, TENURE};
 use crate::guard::LockGuard;
 use crate::held::Held;
 use crate::names::{Ask, AskWait, Entered, Names, Step};
-use crate::release::{Releasable, Release, Releasing, Reservation};
-use crate::sync::{Notify, oneshot, time};
+use crate::release::{Release, Releasing, Reservation};
 use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE, Waiter};
 use crate::{
     Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LossReason, Mode, Outage, Released, Stamp, Wait,
@@ -119,7 +121,7 @@ impl ClientInner {
         self.answer(self.names.resumed(key, &idle.grant().claim, token, now));
         self.stats.handed_over.add();
         let next = idle.next(token, options, now);
-        self.watchdog.replace(&idle, &next);
+        self.watch(&next, Some(&idle));
         idle.resume();
         Some(self.guard(next, Duration::ZERO, span))
     }
@@ -132,9 +134,9 @@ impl ClientInner {
         let Some(idle) = ended.linger(self.linger, self.clock.now()) else {
             return false;
         };
-        self.watchdog.replace(ended, &idle);
+        self.watch(&idle, Some(ended));
         if !self.names.keep(ended.key(), &idle) && idle.finish(LossReason::Released).is_some() {
-            self.watchdog.replace(&idle, ended);
+            self.watch(ended, Some(&idle));
             return false;
         }
         self.stats.released.add();
@@ -174,7 +176,7 @@ impl ClientInner {
         }
         self.stats.handed_over.add();
         let next = ended.next(token, &waiter.options, now);
-        self.watchdog.replace(ended, &next);
+        self.watch(&next, Some(ended));
         ended.resume();
         self.give(*waiter, next, now);
         true
@@ -264,7 +266,6 @@ impl ClientInner {
             reservation: Reservation::None,
             shared,
             reply: None,
-            is_repeated: false,
             is_clean_up: true,
             kept: None,
             _counted: counted.unwrap_or_else(|| self.releasing()),
@@ -277,25 +278,15 @@ impl ClientInner {
         self.release(&key, release);
     }
 
-    async fn send_release(
-        &self,
-        claim: &Claim,
-        reservation: Reservation,
-        is_repeated: bool,
-    ) -> Result<Released, LockError> {
-        let slots = if is_repeated {
-            &self.retry_slots
-        } else {
-            &self.release_slots
-        };
-        let _slot = slots.take(self.op_timeout).await?;
+    async fn send_release(&self, claim: &Claim, reservation: Reservation) -> Result<Released, LockError> {
+        let _slot = self.release_slots.take(self.op_timeout).await?;
         let keep = self.rest(reservation);
         let outcome = call("release", self.op_timeout, async {
             self.backend.release(claim, keep).await
         })
         .await;
         if outcome.is_ok() {
-            slots.answered();
+            self.release_slots.answered();
         }
         outcome
     }
@@ -353,10 +344,9 @@ impl Caller<'_> {
 impl Drop for Caller<'_> {
     fn drop(&mut self) {
         let Some(outcome) = self.outcome.take() else { return };
-        if !self.core.process.is_current() {
-            // In a forked child a mutex may be locked for ever, and the task runs in the parent.
-            std::mem::forget(outcome);
-            return;
+        // In a forked child a mutex may be locked for ever, and the task runs in the parent.
+        if !self.core.is_of_this_process() {
+            return std::mem::forget(outcome);
         }
         let left = self.core.names.leave(self.key, self.serial, || self.core.releasing());
         if left.is_some() {
@@ -507,7 +497,7 @@ impl NameTask {
         self.pause = FIRST_RETRY;
         core.answer(refused);
         let held = Held::new(&core, grant, &self.key, &waiter.options, now);
-        core.watchdog.watch(&held);
+        core.watch(&held, None);
         core.give(*waiter, held, now);
         Ok(true)
     }
@@ -530,15 +520,10 @@ impl NameTask {
     /// Sends one request to release, and tells the caller what came of it.
     async fn release(&mut self) {
         let core = Arc::clone(&self.core);
-        let Some(Releasable {
-            claim,
-            reservation,
-            is_repeated,
-        }) = core.names.releasable(&self.key)
-        else {
+        let Some((claim, reservation)) = core.names.releasable(&self.key) else {
             return;
         };
-        let released = self.serve(core.send_release(&claim, reservation, is_repeated)).await;
+        let released = self.serve(core.send_release(&claim, reservation)).await;
         match core.heard(released) {
             Ok(released) => self.released(released).await,
             Err(error) => self.release_failed(error).await,

@@ -10,12 +10,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use foldhash::fast::RandomState;
+use tokio::sync::{Notify, oneshot};
+
 use crate::held::Held;
-use crate::release::{Releasable, Release, Releasing};
-use crate::sync::{Mutex, MutexGuard, Notify, oneshot};
+use crate::owner::Owners;
+use crate::release::{Release, Releasing, Reservation};
 use crate::waiters::{Answers, GRACE, Queue, SHORTEST_RESPONSE, Waiter};
 use crate::{Busy, Claim, FencingToken, Holder, Lease, LockError, Released, Stamp};
 
@@ -29,16 +32,17 @@ pub(crate) struct Names {
     op_timeout: Duration,
     /// Every claim asks for tokens for later holders.
     lingers: bool,
+    owners: Owners,
 }
 
 #[derive(Default)]
 struct State {
     // Boxed: a table keeps a third of its places empty.
-    names: HashMap<Arc<str>, Box<Name>>,
+    names: HashMap<Arc<str>, Box<Name>, RandomState>,
     last_serial: u64,
     closed: bool,
     /// How many requests of this client wait for a name to share it, each under a key of its own.
-    sharing: HashMap<Arc<str>, usize>,
+    sharing: HashMap<Arc<str>, usize, RandomState>,
     /// Callers of a drain, while which nothing is kept.
     draining: usize,
 }
@@ -132,6 +136,7 @@ impl Names {
             state: Mutex::default(),
             op_timeout,
             lingers,
+            owners: Owners::default(),
         }
     }
 
@@ -385,7 +390,7 @@ impl Names {
             name.releasing = Some(Box::new(clean_up(asking.claim.clone(), shared, counted)));
             return Step::Release;
         }
-        match name.ask(self.lingers) {
+        match name.ask(&self.owners, self.lingers) {
             Some(ask) => Step::Ask(ask),
             None => {
                 state.names.remove(key);
@@ -395,14 +400,10 @@ impl Names {
     }
 
     /// What is to be sent to release the claim of a name.
-    pub(crate) fn releasable(&self, key: &str) -> Option<Releasable> {
+    pub(crate) fn releasable(&self, key: &str) -> Option<(Claim, Reservation)> {
         let state = self.lock();
         let release = state.names.get(key)?.releasing.as_deref()?;
-        Some(Releasable {
-            claim: release.claim.clone(),
-            reservation: release.reservation,
-            is_repeated: release.is_repeated,
-        })
+        Some((release.claim.clone(), release.reservation))
     }
 
     /// The release of the claim of a name is confirmed, or given up.
@@ -448,7 +449,6 @@ impl Names {
         let Some(release) = state.names.get_mut(key).and_then(|name| name.releasing.as_mut()) else {
             return (None, true);
         };
-        release.is_repeated = true;
         _kept = release.kept.take();
         let is_kept = release.shared.as_ref().is_some_and(|lease| lease.is_valid(now));
         (release.reply.take(), now >= release.until && !is_kept)
@@ -693,11 +693,11 @@ impl Name {
     }
 
     /// The next request for the first waiter.
-    fn ask(&mut self, lingers: bool) -> Option<Ask> {
+    fn ask(&mut self, owners: &Owners, lingers: bool) -> Option<Ask> {
         let queue = self.queue.as_ref()?;
         let serial = queue.waiters.keys().next()?;
         if self.asking.is_none() {
-            let claim = queue.claim(lingers || self.is_contended)?;
+            let claim = queue.claim(owners.next(), lingers || self.is_contended)?;
             self.asking = Some(Box::new(Asking::new(claim)));
         }
         let asking = self.asking.as_mut()?;

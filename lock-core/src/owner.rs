@@ -1,7 +1,8 @@
-//! Who asks.
+//! Identifiers of acquisitions.
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
@@ -19,10 +20,41 @@ impl OwnerId {
         Self(Uuid::new_v4())
     }
 
+    fn plus(self, count: u64) -> Self {
+        // The bits behind those that say which kind of UUID it is.
+        const COUNTED: u64 = u64::MAX >> 2;
+        let (high, low) = self.0.as_u64_pair();
+        let counted = low.wrapping_add(count) & COUNTED;
+        Self(Uuid::from_u64_pair(high, low & !COUNTED | counted))
+    }
+
     /// The 128 bits, most significant byte first.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
+    }
+}
+
+/// Makes the owners of one client: a random one, and those that follow it. A system call for each would cost more than all else that the client
+/// does for a lock. A forked child cannot use it, so that no two processes have the same.
+#[derive(Debug)]
+pub(crate) struct Owners {
+    first: OwnerId,
+    made: AtomicU64,
+}
+
+impl Default for Owners {
+    fn default() -> Self {
+        Self {
+            first: OwnerId::random(),
+            made: AtomicU64::new(0),
+        }
+    }
+}
+
+impl Owners {
+    pub(crate) fn next(&self) -> OwnerId {
+        self.first.plus(self.made.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -54,6 +86,20 @@ impl FromStr for OwnerId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_owners_of_a_client_are_uuids_and_differ() {
+        let owners = Owners {
+            first: OwnerId(Uuid::from_u64_pair(0x4000, 0xbfff_ffff_ffff_fffe)),
+            made: AtomicU64::new(0),
+        };
+        let made: std::collections::BTreeSet<_> = (0..9).map(|_| owners.next()).collect();
+        assert_eq!(made.len(), 9);
+        assert!(
+            made.iter()
+                .all(|owner| owner.0.get_version_num() == 4 && owner.0.get_variant() == uuid::Variant::RFC4122)
+        );
+    }
 
     #[test]
     fn owners_differ_and_survive_text() {

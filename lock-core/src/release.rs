@@ -1,11 +1,18 @@
-//! A claim that is being released.
+//! A claim that is being released, and how many releases are under way at once.
 
+use std::pin::pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use tokio::time::timeout;
 use tokio_util::sync::DropGuard;
+use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::exit::ExitDelay;
 use crate::stats::Gauge;
-use crate::sync::oneshot;
 use crate::{Claim, Lease, LockError, Released, Stamp};
 
 /// A claim whose release is not confirmed.
@@ -18,7 +25,6 @@ pub(crate) struct Release {
     pub(crate) reply: Option<oneshot::Sender<Result<Released, LockError>>>,
     /// By then the server has let go by itself, unless the lease is shared.
     pub(crate) until: Stamp,
-    pub(crate) is_repeated: bool,
     /// The claim never became a guard. Its release undoes whatever the server may have done with it.
     pub(crate) is_clean_up: bool,
     /// Lets those go on that wait for the first response about a claim that was kept.
@@ -36,16 +42,85 @@ pub(crate) enum Reservation {
     Until(Stamp),
 }
 
-/// A request to release.
-pub(crate) struct Releasable {
-    pub(crate) claim: Claim,
-    pub(crate) reservation: Reservation,
-    pub(crate) is_repeated: bool,
-}
-
 /// A release that is under way: for [`Stats`](crate::Stats), for [`Locks::drain`](crate::Locks::drain), and for the end of the process.
 pub(crate) struct Releasing {
     pub(crate) _counted: Gauge,
     pub(crate) _drained: TaskTrackerToken,
     pub(crate) _exit: ExitDelay,
+}
+
+/// Bounds the releases that are under way. Each backend works on its requests one after the other in the end, and a request that waits
+/// there uses up its own time limit: with thousands at once most would run out of time.
+#[derive(Debug)]
+pub(crate) struct ReleaseSlots {
+    free: Semaphore,
+    /// How many releases were answered so far.
+    answered: AtomicU64,
+}
+
+impl Default for ReleaseSlots {
+    fn default() -> Self {
+        Self {
+            free: Semaphore::new(128),
+            answered: AtomicU64::new(0),
+        }
+    }
+}
+
+impl ReleaseSlots {
+    /// Waits for a slot, for as long as other releases are answered. The slot is free again when the result is dropped.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Unavailable`] if no release was answered for `limit`.
+    pub(crate) async fn take(&self, limit: Duration) -> Result<SemaphorePermit<'_>, LockError> {
+        let mut free = pin!(self.free.acquire());
+        loop {
+            let before = self.answered.load(Ordering::Relaxed);
+            match timeout(limit, &mut free).await {
+                Ok(slot) => return slot.map_err(|_| LockError::closed()),
+                Err(_) if self.answered.load(Ordering::Relaxed) != before => {}
+                Err(_) => return Err(LockError::no_answer("release", limit)),
+            }
+        }
+    }
+
+    pub(crate) fn answered(&self) {
+        self.answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The releases that are under way.
+#[derive(Debug, Default)]
+pub(crate) struct Releases(Mutex<Vec<TaskTracker>>);
+
+impl Releases {
+    /// Counts a release as under way for as long as the result lives.
+    pub(crate) fn begin(&self) -> TaskTrackerToken {
+        let mut trackers = self.lock();
+        if trackers.is_empty() {
+            trackers.push(TaskTracker::new());
+        }
+        trackers[trackers.len() - 1].token()
+    }
+
+    /// Waits for those that are under way. What begins later is counted apart, so that this ends under steady releases.
+    pub(crate) async fn drain(&self) {
+        let before = {
+            let mut trackers = self.lock();
+            trackers.retain(|tracker| !tracker.is_empty());
+            let before = trackers.clone();
+            trackers.push(TaskTracker::new());
+            before
+        };
+        for tracker in before {
+            tracker.close();
+            tracker.wait().await;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<TaskTracker>> {
+        // Nothing here panics while holding the mutex.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }

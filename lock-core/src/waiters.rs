@@ -5,11 +5,12 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 use crate::acquire_options::AcquireOptions;
 use crate::guard::LockGuard;
 use crate::stats::Gauge;
-use crate::sync::oneshot;
-use crate::{Busy, Claim, LockError, Stamp};
+use crate::{Busy, Claim, LockError, OwnerId, Stamp};
 
 /// Shortest time limit of a first response, however short the wait is, so that a server that responds late is told from a lock that is
 /// busy.
@@ -88,9 +89,9 @@ impl Queue {
     }
 
     /// The claim for the first waiter. It asks for tokens for others that wait, or that are likely to come.
-    pub(crate) fn claim(&self, are_likely: bool) -> Option<Claim> {
+    pub(crate) fn claim(&self, owner: OwnerId, are_likely: bool) -> Option<Claim> {
         let options = &self.front()?.options;
-        let claim = options.claim();
+        let claim = options.claim(owner);
         let may_run = (self.waiters.len() > 1 || are_likely) && options.may_run();
         let claim = if may_run {
             claim.with_tokens_wanted(BLOCK)

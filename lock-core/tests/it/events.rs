@@ -1,7 +1,8 @@
 //! What the client tells a subscriber of `tracing`.
 
-use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::fmt::{self, Write};
+use std::future::IntoFuture;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use lock_core::{Locks, MemoryLock};
@@ -10,17 +11,27 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::child;
+use crate::engine::scripted::{Fate, Op, TTL, World};
 
-/// Level and message of each event with the target of the project.
+/// Level and message of each event with the target of the project, and whether it tells of an outage.
 #[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<(Level, String)>>>);
+struct Events(Arc<Mutex<Vec<(Level, String, bool)>>>);
+
+impl Events {
+    /// The subscriber of the whole process, as the background thread tells it, too.
+    fn of_this_process() -> Self {
+        let events = Self::default();
+        tracing::subscriber::set_global_default(events.clone()).unwrap();
+        events
+    }
+}
 
 struct Message(String);
 
 impl Visit for Message {
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
         if field.name() == "message" {
-            self.0 = format!("{value:?}");
+            let _ = write!(self.0, "{value:?}");
         }
     }
 }
@@ -41,8 +52,9 @@ impl Subscriber for Events {
     fn event(&self, event: &Event<'_>) {
         let mut message = Message(String::new());
         event.record(&mut message);
-        let told = (*event.metadata().level(), message.0);
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(told);
+        let is_outage = event.metadata().fields().field("outage").is_some();
+        let told = (*event.metadata().level(), message.0, is_outage);
+        self.0.lock().unwrap().push(told);
     }
 
     fn enter(&self, _: &Id) {}
@@ -52,29 +64,22 @@ impl Subscriber for Events {
 
 #[test]
 fn one_target_shows_what_becomes_of_a_lock() {
-    // The subscriber is that of the whole process, as the background thread tells it, too.
     child::alone("events::one_target_shows_what_becomes_of_a_lock", tell_of_locks);
 }
 
-fn tell_of_locks() {
-    let events = Events::default();
-    tracing::subscriber::set_global_default(events.clone()).unwrap();
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let memory = MemoryLock::new();
-        let locks = Locks::new(memory.client());
-        let guard = locks.lock("a").ttl(Duration::from_secs(30)).await.unwrap();
-        guard.renew_now().await.unwrap();
-        guard.release().await.unwrap();
-        let stolen = locks.lock("b").await.unwrap();
-        memory.steal(stolen.name()).unwrap();
-        stolen.lost().await;
-        drop(stolen);
-        locks.shutdown().await.unwrap();
-    });
+#[tokio::main(flavor = "current_thread")]
+async fn tell_of_locks() {
+    let events = Events::of_this_process();
+    let memory = MemoryLock::new();
+    let locks = Locks::new(memory.client());
+    let guard = locks.lock("a").ttl(TTL).await.unwrap();
+    guard.renew_now().await.unwrap();
+    guard.release().await.unwrap();
+    let stolen = locks.lock("b").await.unwrap();
+    memory.steal(stolen.name()).unwrap();
+    stolen.lost().await;
+    drop(stolen);
+    locks.shutdown().await.unwrap();
     let told = events.0.lock().unwrap();
     for expected in [
         (Level::DEBUG, "acquired"),
@@ -84,7 +89,47 @@ fn tell_of_locks() {
     ] {
         let found = told
             .iter()
-            .any(|(level, message)| (*level, message.as_str()) == expected);
+            .any(|(level, message, _)| (*level, message.as_str()) == expected);
         assert!(found, "{expected:?} is not among {told:?}");
     }
+}
+
+#[test]
+fn an_outage_is_told_once_with_its_reason_and_so_is_its_end() {
+    let test = "events::an_outage_is_told_once_with_its_reason_and_so_is_its_end";
+    child::alone(test, fail_and_answer);
+}
+
+#[tokio::main(flavor = "current_thread", start_paused = true)]
+async fn fail_and_answer() {
+    let events = Events::of_this_process();
+    let world = World::new();
+    for name in ["a", "b"] {
+        world.server.occupy(name, 10 * TTL);
+    }
+    let waits = ["a", "b"].map(|name| tokio::spawn(world.locks.lock(name).into_future()));
+    world.settle().await;
+    // Both fail several times.
+    world.server.next(Op::Acquire, [Fate::Fail; 2]);
+    world.server.next(Op::Try, [Fate::Fail; 8]);
+    world.pass(Duration::from_secs(5)).await;
+    world.server.heal();
+    for name in ["a", "b"] {
+        world.server.take_away(name);
+    }
+    for wait in waits {
+        wait.await.unwrap().unwrap().release().await.unwrap();
+    }
+    let told = events.0.lock().unwrap();
+    let outages: Vec<_> = told
+        .iter()
+        .filter(|(level, _, is_outage)| *is_outage && *level <= Level::INFO)
+        .collect();
+    let [(Level::WARN, begins, _), (Level::INFO, ends, _)] = outages.as_slice() else {
+        panic!("{outages:?}")
+    };
+    assert!(
+        begins.contains("refused") && ends.contains("answers"),
+        "{begins}, {ends}"
+    );
 }

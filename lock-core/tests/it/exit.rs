@@ -89,24 +89,6 @@ fn the_end_waits_for_a_release() {
 }
 
 #[test]
-#[cfg(unix)]
-fn time_in_which_the_process_stood_still_does_not_count() {
-    use rustix::process::{Pid, Signal, kill_process};
-    let test = "exit::time_in_which_the_process_stood_still_does_not_count";
-    if is_child(test) {
-        return take_and_drop(Some(Duration::from_millis(100)));
-    }
-    let released = releases_at_its_end(test, |child| {
-        let child = Pid::from_raw(child.try_into().unwrap()).unwrap();
-        kill_process(child, Signal::STOP).unwrap();
-        // Longer than the end waits for a release.
-        std::thread::sleep(Duration::from_secs(1));
-        kill_process(child, Signal::CONT).unwrap();
-    });
-    assert!(released);
-}
-
-#[test]
 fn the_end_does_not_wait_for_a_server_that_does_not_answer() {
     let test = "exit::the_end_does_not_wait_for_a_server_that_does_not_answer";
     if is_child(test) {

@@ -23,7 +23,6 @@ mod paused;
 mod reservations;
 mod together;
 mod usage;
-mod waiting_errors;
 
 /// Longest real time for what must happen. A test that waits longer fails.
 const HANG_LIMIT: Duration = Duration::from_secs(60);

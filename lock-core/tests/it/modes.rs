@@ -3,48 +3,18 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use lock_core::fence::Fence;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, LockError, LockGuard, Locks, LossReason, MemoryLock, Mode, Options,
-    Released, Renewal, Scope, async_trait,
+    Attempt, Capabilities, Claim, DistributedLock, LockError, Locks, MemoryLock, Options, Released, Renewal, Scope,
+    async_trait,
 };
-use tokio::task::JoinHandle;
 
 use crate::{paused, until};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn waits(locks: &Locks, shared: bool) -> JoinHandle<Result<LockGuard, LockError>> {
-    let request = locks.lock("a");
-    tokio::spawn(if shared { request.shared() } else { request }.into_future())
-}
-
 /// Waits until that many claims wait at the store.
 async fn queued(memory: &MemoryLock, claims: usize) {
     until(|| memory.waiters() == claims).await;
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_semaphore_has_as_many_permits_as_it_was_given() {
-    let memory = paused::memory();
-    let (one, other) = (paused::client(memory.client()), paused::client(memory.client()));
-    let mut permits = Vec::new();
-    for turn in 0..3 {
-        let locks = if turn == 1 { &other } else { &one };
-        permits.push(locks.semaphore("a", 3).no_wait().await.unwrap());
-    }
-    assert!(other.semaphore("a", 3).no_wait().await.unwrap_err().is_busy());
-    let next = tokio::spawn(other.semaphore("a", 3).into_future());
-    queued(&memory, 1).await;
-    permits.remove(1).release().await.unwrap();
-    permits.push(next.await.unwrap().unwrap());
-    assert!(one.semaphore("a", 3).no_wait().await.unwrap_err().is_busy());
-    drop(permits);
-    one.drain().await;
-    other.drain().await;
-    assert_eq!(one.semaphore("a", 1).with(async || 5).await.unwrap(), 5);
-    let refused = one.semaphore("a", 0).await.unwrap_err();
-    assert!(matches!(refused, LockError::Configuration { .. }), "{refused}");
 }
 
 #[test]
@@ -76,85 +46,6 @@ async fn several_locks_are_shared_together() {
     readers.release().await.unwrap();
     beside.release().await.unwrap();
     assert!(other.lock_all(["b"]).no_wait().await.unwrap().is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_name_has_one_kind_while_it_is_used() {
-    let locks = paused::client(paused::memory());
-    let asked = |mode: &str| {
-        let locks = locks.clone();
-        let mode = mode.to_owned();
-        async move {
-            match mode.as_str() {
-                "exclusive" => locks.lock("a").no_wait().await.map(drop),
-                "shared" => locks.lock("a").shared().no_wait().await.map(drop),
-                permits => locks.semaphore("a", permits.parse().unwrap()).no_wait().await.map(drop),
-            }
-        }
-    };
-    let permit = locks.semaphore("a", 2).await.unwrap();
-    for mode in ["exclusive", "shared", "3"] {
-        let error = asked(mode).await.unwrap_err();
-        assert!(
-            matches!(
-                error,
-                LockError::InvalidMode {
-                    found: Mode::Permit { of: 2 },
-                    ..
-                }
-            ),
-            "{mode}: {error}"
-        );
-    }
-    let error = locks.lock("b").shared().lead(async |_| {}).await.unwrap_err();
-    assert!(matches!(error, LockError::Configuration { .. }), "{error}");
-    let error = locks.lock("a").await.unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "lock \"a\": it is in use as a semaphore of 2, and was asked for as an exclusive lock; use another name for one of them"
-    );
-    permit.release().await.unwrap();
-    let guard = locks.lock("a").shared().await.unwrap();
-    assert!(matches!(
-        asked("2").await,
-        Err(LockError::InvalidMode {
-            found: Mode::Shared,
-            ..
-        })
-    ));
-    guard.release().await.unwrap();
-    asked("2").await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_downgrade_lets_no_writer_in_between() {
-    let memory = paused::memory();
-    let (one, other) = (paused::client(memory.client()), paused::client(memory.client()));
-    let fence = Fence::new("a", 0);
-    let guard = one.lock("a").max_hold(600 * SECOND).await.unwrap();
-    fence.admit(guard.token()).unwrap();
-    let (signal, token) = (guard.lost(), guard.token());
-    let (elsewhere, here) = (waits(&other, false), waits(&one, false));
-    let reader = waits(&other, true);
-    queued(&memory, 2).await;
-    let guard = guard.downgrade().await.unwrap();
-    assert_eq!(signal.await, LossReason::Released);
-    assert!(guard.is_held() && guard.token() == token);
-    fence.admit_shared(guard.token()).unwrap();
-    // The writer that came before it keeps the reader out.
-    queued(&memory, 3).await;
-    assert!(!elsewhere.is_finished() && !here.is_finished() && !reader.is_finished());
-    assert_eq!(one.stats().held, 1);
-    let guard = guard.downgrade().await.unwrap();
-    // It is renewed as any other.
-    tokio::time::sleep(100 * SECOND).await;
-    assert!(guard.is_held());
-    guard.release().await.unwrap();
-    let writer = elsewhere.await.unwrap().unwrap();
-    assert!(writer.token() > token);
-    drop(writer);
-    drop(reader.await.unwrap().unwrap());
-    assert!(here.await.unwrap().unwrap().is_held());
 }
 
 #[tokio::test(start_paused = true)]

@@ -162,41 +162,6 @@ fn fail_if_told(times: &AtomicU32) -> Result<(), LockError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_is_taken_until_its_time_has_passed() {
-    let world = World::new();
-    let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
-    guard.release().await.unwrap();
-    let shown = world.other.holder("job").await.unwrap().unwrap();
-    assert!(shown.is_reserved && shown.remaining == Some(HOUR), "{shown:?}");
-    world.hand.advance(HOUR - Duration::from_millis(1));
-    assert!(!world.is_free().await);
-    world.hand.advance(Duration::from_millis(1));
-    assert!(world.is_free().await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_hold_that_outlasts_its_reservation_is_released_as_any_other() {
-    let world = World::new();
-    let guard = world.locks.lock("job").ttl(3 * HOUR).at_least(HOUR).await.unwrap();
-    world.hand.advance(2 * HOUR);
-    guard.release().await.unwrap();
-    assert!(world.is_free().await);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_lost_lock_stays_reserved() {
-    let world = World::new();
-    let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
-    world.hand.advance(2 * TTL);
-    assert!(!guard.is_held());
-    drop(guard);
-    world.locks.drain().await;
-    assert!(!world.is_free().await);
-    world.hand.advance(HOUR);
-    assert!(world.is_free().await);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_request_that_is_dropped_before_its_guard_reserves_nothing() {
     for fate in [Fate::Hangs, Fate::LosesItsReply] {
         let world = World::new();
@@ -292,18 +257,6 @@ async fn a_failed_release_is_tried_again_and_leaves_the_reservation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_waiter_of_the_same_client_is_handed_a_reserved_name() {
-    let world = World::new();
-    let guard = world.locks.lock("job").at_least(HOUR).await.unwrap();
-    let waits = tokio::spawn(world.locks.lock("job").into_future());
-    until(|| world.locks.stats().waiting > 0).await;
-    guard.release().await.unwrap();
-    assert!(world.other.holder("job").await.unwrap().unwrap().is_reserved);
-    world.hand.advance(HOUR);
-    assert!(waits.await.unwrap().unwrap().is_held());
-}
-
-#[tokio::test(start_paused = true)]
 async fn what_cannot_be_reserved_is_refused_before_anything_is_sent() {
     let world = World::with(false);
     let refused = world.locks.lock("job").at_least(HOUR).await.unwrap_err();
@@ -329,20 +282,4 @@ async fn what_cannot_be_reserved_is_refused_before_anything_is_sent() {
         "{refused}"
     );
     assert_eq!(world.locks.stats().acquired, 0);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_job_runs_once_per_period_whatever_it_returns() {
-    let world = World::new();
-    let run = async |locks: &Locks| {
-        let ran = locks.run_once_per("job", HOUR, async |_| Err::<(), _>("failed")).await;
-        ran.unwrap().is_some()
-    };
-    assert!(run(&world.locks).await);
-    assert!(!run(&world.locks).await && !run(&world.other).await);
-    world.hand.advance(HOUR * 9 / 10 - Duration::from_millis(1));
-    assert!(!run(&world.other).await);
-    world.hand.advance(Duration::from_millis(1));
-    assert!(run(&world.other).await);
-    assert!(!run(&world.locks).await);
 }

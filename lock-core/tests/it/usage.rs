@@ -1,88 +1,12 @@
 //! The forms in which people use locks compile and work.
 
-use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use async_trait::async_trait;
-use lock_core::{
-    Claim, DistributedLock, LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome, Renew, Wait,
-};
+use lock_core::{LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome};
 
-use crate::{block_until, paused, until};
-
-#[tokio::test]
-async fn a_spawned_task_runs_a_body_under_the_lock() {
-    let locks = Locks::new(MemoryLock::new());
-    let name = String::from("job");
-    let task = tokio::spawn(async move {
-        let mut count = 0;
-        let token = locks
-            .lock(name)
-            .with(async |guard| {
-                tokio::task::yield_now().await;
-                count += 1;
-                guard.token()
-            })
-            .await;
-        (token, count)
-    });
-    let (token, count) = task.await.unwrap();
-    assert!(token.unwrap().get() > 0);
-    assert_eq!(count, 1);
-}
-
-#[async_trait]
-trait Shop {
-    async fn sell(&self) -> Result<u64, LockError>;
-}
-
-struct Till(Locks);
-
-#[async_trait]
-impl Shop for Till {
-    async fn sell(&self) -> Result<u64, LockError> {
-        let guard = self.0.lock("stock").await?;
-        self.0
-            .lock("other")
-            .with(async |inner| (inner.token() != guard.token()) as u64)
-            .await
-    }
-}
-
-#[tokio::test]
-async fn locks_work_inside_async_trait_methods() {
-    assert!(Till(Locks::new(MemoryLock::new())).sell().await.is_ok());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_request_can_be_raced_and_given_up() {
-    let locks = paused::client(paused::memory());
-    let guard = locks.lock("a").await.unwrap();
-    tokio::select! {
-        _ = locks.lock("a") => panic!("it is held"),
-        () = tokio::time::sleep(Duration::from_millis(5)) => {}
-    }
-    assert!(
-        tokio::time::timeout(Duration::from_millis(5), locks.lock("a"))
-            .await
-            .is_err()
-    );
-    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
-    assert!(locks.try_lock("a").await.unwrap().is_some());
-}
-
-#[test]
-fn no_runtime_is_needed_by_the_caller() {
-    let locks = Locks::new(MemoryLock::new());
-    let guard = futures_executor(async { locks.lock("a").await.unwrap() });
-    assert!(guard.is_held());
-    drop(guard);
-    // The release is under way: this waits for its answer.
-    assert!(futures_executor(locks.try_lock("a")).unwrap().is_some());
-}
+use crate::until;
 
 #[test]
 fn threads_without_a_runtime_take_turns() {
@@ -120,95 +44,6 @@ async fn a_task_that_would_block_panics_and_a_thread_that_may_block_does_not() {
     assert_eq!(waits.await.unwrap().unwrap(), ReleaseOutcome::Released);
 }
 
-/// The simplest executor there is: it parks the thread.
-fn futures_executor<F: Future>(work: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: std::sync::Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = std::task::Waker::from(std::sync::Arc::new(Unpark(std::thread::current())));
-    let mut work = std::pin::pin!(work);
-    loop {
-        match work.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
-            std::task::Poll::Ready(output) => return output,
-            std::task::Poll::Pending => std::thread::park(),
-        }
-    }
-}
-
-/// Of locks that the background thread renews in real time, for the first time after 1.5 to 3 s. They are lost if it gets no processor for
-/// the rest of it.
-const TTL: Duration = Duration::from_secs(9);
-
-static SHARED: LazyLock<Locks> = LazyLock::new(|| Locks::new(MemoryLock::new()));
-
-/// Two tests, two runtimes, one client: whichever ends first takes nothing from the other.
-async fn hold_in_a_runtime_of_its_own(name: &str) {
-    let guard = SHARED.lock(name).ttl(TTL).await.unwrap();
-    let last = Cell::new(guard.remaining());
-    // The statistics would count renewals of the other lock, too.
-    let is_renewed = || {
-        let remaining = guard.remaining();
-        remaining > last.replace(remaining)
-    };
-    until(is_renewed).await;
-    assert!(guard.is_held());
-    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
-}
-
-#[tokio::test]
-async fn a_static_client_outlives_the_first_runtime() {
-    hold_in_a_runtime_of_its_own("first").await;
-}
-
-#[tokio::test]
-async fn a_static_client_outlives_the_second_runtime() {
-    hold_in_a_runtime_of_its_own("second").await;
-}
-
-#[test]
-fn a_guard_taken_in_a_runtime_that_ended_is_still_held() {
-    let locks = Locks::new(MemoryLock::new());
-    let take = async { locks.lock("a").ttl(TTL).await.unwrap() };
-    let guard = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap()
-        .block_on(take);
-    let renewed = locks.stats().renewed;
-    block_until(|| locks.stats().renewed > renewed);
-    assert!(guard.is_held());
-}
-
-#[tokio::test(flavor = "current_thread")]
-async fn a_lock_is_renewed_while_the_runtime_of_its_holder_is_blocked() {
-    let locks = Locks::new(MemoryLock::new());
-    let guard = locks.lock("a").ttl(TTL).await.unwrap();
-    block_until(|| locks.stats().renewed > 0);
-    assert!(guard.is_held());
-    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
-}
-
-#[tokio::test]
-async fn a_body_is_cancelled_when_its_lock_is_lost() {
-    let memory = MemoryLock::new();
-    let locks = Locks::new(memory.client());
-    let name: LockName = "a".parse().unwrap();
-    let outcome = locks
-        .lock(name.as_str())
-        .with(async |_| {
-            memory.steal(&name).unwrap();
-            std::future::pending::<()>().await;
-        })
-        .await;
-    assert!(
-        matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == LossReason::NotHeld),
-        "{outcome:?}"
-    );
-}
-
 #[tokio::test]
 async fn every_error_about_a_lock_names_it() {
     let memory = MemoryLock::new();
@@ -240,18 +75,6 @@ async fn every_error_about_a_lock_names_it() {
 }
 
 #[tokio::test]
-async fn a_body_that_outlives_its_lock_without_awaiting_is_told() {
-    let memory = MemoryLock::new();
-    let locks = Locks::new(memory.client());
-    let name: LockName = "a".parse().unwrap();
-    let outcome = locks
-        .lock(name.as_str())
-        .with(async |_| assert!(memory.expire(&name)))
-        .await;
-    assert!(matches!(outcome, Err(LockError::Lost { .. })), "{outcome:?}");
-}
-
-#[tokio::test]
 async fn work_that_ends_after_its_lock_without_awaiting_is_told() {
     let memory = MemoryLock::new();
     let guard = Locks::new(memory.client()).lock("a").await.unwrap();
@@ -261,104 +84,6 @@ async fn work_that_ends_after_its_lock_without_awaiting_is_told() {
         matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == LossReason::Expired),
         "{outcome:?}"
     );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_in_memory_that_is_dropped_leaves_the_queue() {
-    let memory = paused::memory();
-    let (first, second) = (claim("a"), claim("a"));
-    assert!(memory.try_acquire(&first).await.unwrap().granted().is_some());
-    assert!(
-        tokio::time::timeout(Duration::from_millis(1), memory.acquire(&second, Wait::until(None)))
-            .await
-            .is_err()
-    );
-    assert_eq!(memory.waiters(), 0);
-}
-
-fn claim(name: &str) -> Claim {
-    Claim::new(name.parse().unwrap(), Duration::from_secs(30))
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_lock_without_renewal_ends_with_its_ttl() {
-    let memory = paused::memory();
-    for locks in [paused::client(memory.client()), paused::client(memory.sharing_leases())] {
-        let kept = locks.lock("kept").await.unwrap();
-        let guard = locks.lock("a").renew(Renew::Never).await.unwrap();
-        assert!(matches!(guard.renew_now().await, Err(LockError::NotSupported { .. })));
-        assert_eq!(guard.lost().await, LossReason::Expired);
-        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
-        assert!(kept.is_held());
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_longest_hold_ends_a_living_holder() {
-    let locks = paused::client(paused::memory());
-    let guard = locks.lock("a").max_hold(Duration::from_millis(50)).await.unwrap();
-    assert!(guard.remaining() <= Duration::from_millis(50));
-    assert_eq!(guard.lost().await, LossReason::MaxHold);
-    assert!(!guard.is_held());
-    let next = locks.lock("a").wait_for(Duration::from_secs(10)).await.unwrap();
-    assert!(next.token() > guard.token());
-}
-
-#[tokio::test]
-async fn scopes_are_prefixes() {
-    let memory = MemoryLock::new();
-    let locks = Locks::new(memory.client());
-    let tenant = locks.scoped("tenant").scoped("7");
-    let guard = tenant.lock("a").await.unwrap();
-    assert_eq!(guard.name().as_str(), "tenant/7/a");
-    assert!(locks.try_lock("tenant/7/a").await.unwrap().is_none());
-    let listed = tenant.list("").await.unwrap();
-    assert_eq!(listed[0].name.as_ref().unwrap().as_str(), "a");
-    assert_eq!(
-        tenant.force_release("a").await.unwrap().pop().unwrap().token,
-        Some(guard.token())
-    );
-    assert!(!guard.is_held());
-    assert!(matches!(
-        locks.scoped("").lock("a").await,
-        Err(LockError::InvalidName { .. })
-    ));
-    assert!(matches!(tenant.lock("").await, Err(LockError::InvalidName { .. })));
-}
-
-#[tokio::test]
-async fn bad_input_is_refused_before_anything_is_sent() {
-    let locks = Locks::new(MemoryLock::new());
-    for name in ["", "a\nb", &"x".repeat(513)] {
-        assert!(matches!(locks.try_lock(name).await, Err(LockError::InvalidName { .. })));
-    }
-    for ttl in [Duration::ZERO, Duration::MAX] {
-        assert!(matches!(
-            locks.lock("a").ttl(ttl).await,
-            Err(LockError::InvalidTtl { .. })
-        ));
-    }
-    assert_eq!(locks.stats().acquired, 0);
-}
-
-#[tokio::test]
-async fn a_client_that_was_shut_down_releases_and_refuses() {
-    let memory = MemoryLock::new();
-    let locks = Locks::new(memory.client());
-    let guard = locks.lock("a").await.unwrap();
-    let waiting = tokio::spawn({
-        let locks = locks.clone();
-        async move { locks.lock("a").await }
-    });
-    until(|| locks.stats().waiting > 0).await;
-    locks.shutdown().await.unwrap();
-    assert!(matches!(waiting.await.unwrap(), Err(LockError::Closed { .. })));
-    assert_eq!(guard.lost().await, LossReason::Shutdown);
-    assert!(matches!(locks.lock("a").await, Err(LockError::Closed { .. })));
-    assert!(matches!(locks.holder("a").await, Err(LockError::Closed { .. })));
-    locks.shutdown().await.unwrap();
-    assert!(Locks::new(memory).try_lock("a").await.unwrap().is_some());
-    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
 }
 
 #[tokio::test]

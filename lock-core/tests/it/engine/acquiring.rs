@@ -5,40 +5,13 @@ use std::time::Duration;
 use lock_core::{LockError, LockGuard, Locks};
 use tokio::task::JoinHandle;
 
-use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+use super::scripted::{Fate, OP_TIMEOUT, Op, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
 fn ask(locks: &Locks, name: &'static str) -> JoinHandle<Result<LockGuard, LockError>> {
     let locks = locks.clone();
     tokio::spawn(async move { locks.lock(name).await })
-}
-
-#[tokio::test(start_paused = true)]
-async fn siblings_are_served_in_the_order_in_which_they_came() {
-    let world = World::new();
-    let mut guard = world.locks.lock("a").await.unwrap();
-    let mut waiting = Vec::new();
-    for _ in 0..20 {
-        waiting.push(ask(&world.locks, "a"));
-        world.settle().await;
-    }
-    for task in waiting {
-        assert!(!task.is_finished());
-        drop(guard);
-        guard = task.await.unwrap().unwrap();
-    }
-    assert_eq!((world.server.count(Op::Try), world.server.crossed()), (21, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn at_most_one_claim_of_a_name_is_at_the_server() {
-    let world = World::new();
-    world.server.occupy("a", TTL);
-    let waiting: Vec<_> = (0..5).map(|_| ask(&world.locks, "a")).collect();
-    world.pass(SECOND).await;
-    assert_eq!(world.server.count(Op::Try), 1);
-    drop(waiting);
 }
 
 #[tokio::test(start_paused = true)]
@@ -79,49 +52,6 @@ async fn a_held_name_is_refused_to_a_sibling_without_asking() {
         (Some("nightly"), Some(guard.token()))
     );
     assert_eq!(world.server.count(Op::Try), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_waiter_that_goes_away_in_the_middle_is_skipped() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    let (first, middle, last) = (ask(&world.locks, "a"), ask(&world.locks, "a"), ask(&world.locks, "a"));
-    world.settle().await;
-    middle.abort();
-    world.settle().await;
-    drop(guard);
-    drop(first.await.unwrap().unwrap());
-    assert!(last.await.unwrap().unwrap().is_held());
-    assert_eq!(world.server.count(Op::Try), 3);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_ends_on_time_and_says_who_holds() {
-    let world = World::new();
-    world.server.occupy("a", TTL);
-    let started = world.now();
-    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
-    let LockError::TimedOut {
-        holder: Some(holder),
-        waited,
-        ..
-    } = error
-    else {
-        panic!("{error}")
-    };
-    assert_eq!(holder.label.as_deref(), Some("elsewhere"));
-    assert!(waited >= 3 * SECOND && world.now().since(started) < 4 * SECOND);
-    assert_eq!(world.locks.stats().timed_out, 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_in_the_local_queue_ends_on_time_too() {
-    let world = World::new();
-    let _guard = world.locks.lock("a").await.unwrap();
-    let started = world.now();
-    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
-    assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
-    assert!(world.now().since(started) < 4 * SECOND);
 }
 
 #[tokio::test(start_paused = true)]
@@ -211,43 +141,6 @@ async fn credentials_that_are_refused_end_a_new_client_and_not_one_that_was_conn
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_never_answers_is_unavailable_within_the_op_timeout_for_all_who_wait() {
-    let world = World::new();
-    world.server.next(Op::Try, [Fate::Hang; 9]);
-    let started = world.now();
-    let waiting: Vec<_> = (0..5).map(|_| ask(&world.locks, "a")).collect();
-    for task in waiting {
-        let error = task.await.unwrap().unwrap_err();
-        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
-    }
-    assert!(world.now().since(started) < OP_TIMEOUT + SECOND);
-}
-
-#[tokio::test(start_paused = true)]
-async fn after_one_busy_failures_are_retried_until_the_lock_is_free() {
-    let world = World::new();
-    let other = world.server.occupy("a", TTL);
-    world.server.next(Op::Acquire, [Fate::Fail, Fate::Fail, Fate::Fail]);
-    let waiting = ask(&world.locks, "a");
-    world.pass(SECOND).await;
-    world.server.take_away(other.name().as_str());
-    assert!(waiting.await.unwrap().unwrap().is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_that_ends_in_failures_is_unavailable() {
-    let world = World::new();
-    world.server.occupy("a", TTL);
-    world.server.next(Op::Acquire, [Fate::Fail]);
-    let waiting = tokio::spawn(world.locks.lock("a").wait_for(3 * SECOND).into_future());
-    // The first answer is busy.
-    world.settle().await;
-    world.server.next(Op::Try, [Fate::Fail; 500]);
-    let error = waiting.await.unwrap().unwrap_err();
-    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_grant_that_arrives_after_its_lease_ran_out_does_not_count() {
     let world = World::new();
     world.server.next(Op::Try, [Fate::AnswerAfter(2 * SECOND); 9]);
@@ -267,17 +160,6 @@ async fn a_lost_reply_leaves_nothing_behind() {
     world.settle().await;
     assert!(!world.server.keeps("a"));
     assert_eq!(world.locks.stats().abandoned, 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_clean_up_that_fails_is_tried_again() {
-    let world = World::new();
-    world.server.next(Op::Try, [Fate::LoseReply]);
-    world.server.next(Op::Release, [Fate::Fail, Fate::Fail]);
-    assert!(world.locks.lock("a").await.is_err());
-    assert!(world.server.keeps("a"));
-    world.pass(SECOND).await;
-    assert!(!world.server.keeps("a"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -301,38 +183,9 @@ async fn a_caller_that_goes_away_leaves_nothing_behind_wherever_it_stood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_waiter_at_the_server_that_goes_away_is_cleaned_up() {
-    let world = World::new();
-    world.server.occupy("a", TTL);
-    let waiting = ask(&world.locks, "a");
-    world.pass(SECOND).await;
-    waiting.abort();
-    world.settle().await;
-    assert_eq!(world.server.count(Op::Release), 1);
-    let polls = world.server.count(Op::Acquire);
-    world.pass(SECOND).await;
-    assert_eq!(world.server.count(Op::Acquire), polls, "nobody asks any more");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_backend_that_panics_fails_one_request_only() {
     let world = World::new();
     world.server.next(Op::Try, [Fate::Panic]);
     assert!(world.locks.lock("a").await.unwrap().is_held());
     assert_eq!((world.server.count(Op::Try), world.locks.stats().waiting), (2, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_thousand_waiters_all_get_their_turn() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    let waiting: Vec<_> = (0..1000).map(|_| ask(&world.locks, "a")).collect();
-    world.settle().await;
-    drop(guard);
-    let mut last = 0;
-    for task in waiting {
-        let token = task.await.unwrap().unwrap().token().get();
-        assert!(token > last);
-        last = token;
-    }
 }

@@ -139,17 +139,3 @@ async fn the_provided_wait_polls_until_an_answer_or_the_deadline() {
         Ok(Attempt::Busy(_))
     ));
 }
-
-#[tokio::test]
-async fn inspection_is_not_supported_unless_a_backend_says_otherwise() {
-    let lock = Minimal { busy: 0.into() };
-    let name: LockName = "a".parse().unwrap();
-    assert!(matches!(lock.holders(&name).await, Err(LockError::NotSupported { .. })));
-    assert!(matches!(lock.list("").await, Err(LockError::NotSupported { .. })));
-    assert!(matches!(
-        lock.force_release(&name).await,
-        Err(LockError::NotSupported { .. })
-    ));
-    assert!(matches!(lock.server_info().await, Err(LockError::NotSupported { .. })));
-    assert!(lock.close().await.is_ok());
-}

@@ -168,19 +168,6 @@ async fn a_lock_that_is_kept_is_renewed() {
     assert!(guard.is_held() && world.server.count(Op::Try) == 1);
 }
 
-#[tokio::test]
-async fn another_client_gets_it_in_time() {
-    let memory = MemoryLock::new();
-    let keeper = Locks::with_options(memory.client(), Options::new().linger(SECOND / 5));
-    let other = Locks::new(memory.client());
-    has_counted(&memory).await;
-    use_once(&keeper).await;
-    assert!(other.try_lock("a").await.unwrap().is_none());
-    let guard = other.lock("a").wait_for(60 * SECOND).await.unwrap();
-    assert!(keeper.try_lock("a").await.unwrap().is_none());
-    guard.release().await.unwrap();
-}
-
 /// A caller that leaves at about the moment of its grant.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_lock_that_only_a_caller_has_that_is_gone_is_not_busy() {

@@ -8,6 +8,6 @@ mod queueing;
 mod releasing;
 mod renewing;
 mod runs;
-mod scripted;
+pub(crate) mod scripted;
 mod trouble;
 mod waiters;

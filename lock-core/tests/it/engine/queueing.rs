@@ -123,15 +123,6 @@ async fn a_first_request_that_fails_is_followed_by_a_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_request_that_is_not_answered_is_an_error() {
-    let (_elsewhere, _, locks, calls) = held_elsewhere(false, First::IsNotAnswered).await;
-    let error = locks.lock("a").await.unwrap_err();
-    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
-    Calls::reach(&calls.releases, 1).await;
-    assert_eq!(calls.waits.load(Ordering::SeqCst), 0);
-}
-
-#[tokio::test(start_paused = true)]
 async fn who_does_not_want_to_wait_is_refused_while_another_task_waits() {
     let (_elsewhere, _, locks, calls) = held_elsewhere(true, First::IsNotAnswered).await;
     let waiting = tokio::spawn(locks.lock("a").into_future());

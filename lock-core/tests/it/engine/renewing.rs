@@ -87,26 +87,6 @@ async fn ten_thousand_guards_on_one_lease_are_one_renewal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_guard_taken_late_on_a_shared_lease_has_only_what_is_left_of_it() {
-    let world = World::with(|server| server.sharing());
-    let _first = world.locks.lock("a").await.unwrap();
-    world.pass(BEAT - SECOND).await;
-    let late = world.locks.lock("b").await.unwrap();
-    assert!(late.remaining() < TTL - BEAT + 2 * SECOND, "{:?}", late.remaining());
-}
-
-#[tokio::test(start_paused = true)]
-async fn transient_errors_do_not_lose_the_lock() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    world.server.next(Op::Renew, [Fate::Fail, Fate::Hang, Fate::Fail]);
-    world.pass(2 * TTL).await;
-    assert!(guard.is_held());
-    assert_eq!(world.locks.stats().renewal_errors, 3);
-    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_lock_that_cannot_be_renewed_is_lost_before_the_server_lets_go() {
     for fate in [Fate::Fail, Fate::Hang] {
         let world = World::new();
@@ -123,18 +103,6 @@ async fn a_lock_that_cannot_be_renewed_is_lost_before_the_server_lets_go() {
         world.pass(SECOND / 50).await;
         assert!(!world.server.keeps("a"), "and a lost lock is still released");
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn not_held_is_final_at_once() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    world.server.take_away("a");
-    let started = world.now();
-    assert_eq!(guard.lost().await, LossReason::NotHeld);
-    assert!(world.now().since(started) <= BEAT + SECOND);
-    assert_eq!(world.locks.stats().lost, 1);
-    assert_eq!(world.locks.stats().held, 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -174,36 +142,6 @@ async fn a_renewal_that_is_answered_after_the_deadline_revives_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_slow_renewal_delays_no_other() {
-    let world = World::new();
-    let started = world.now();
-    let slow = world.locks.lock("slow").ttl(TTL / 2).await.unwrap();
-    world.server.next(Op::Renew, [Fate::Hang; 2]);
-    let others: Vec<_> = {
-        let mut others = Vec::new();
-        for n in 0..100 {
-            others.push(world.locks.lock(format!("n{n}")).ttl(TTL / 2).await.unwrap());
-        }
-        others
-    };
-    world.pass(TTL).await;
-    assert!(others.iter().all(|guard| guard.is_held()) && slow.is_held());
-    let renewals = world.server.times(Op::Renew);
-    let first_hundred = renewals[99].since(started);
-    assert!(first_hundred < BEAT / 2 + SECOND / 10, "{first_hundred:?}");
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_machine_that_slept_past_the_ttl_sees_the_loss_at_its_first_look() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    world.pass(SECOND).await;
-    world.hand.advance(TTL);
-    assert!(!guard.is_held());
-    assert_eq!(guard.remaining(), Duration::ZERO);
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_machine_that_slept_past_the_ttl_is_told_within_a_second() {
     let world = World::new();
     let guard = world.locks.lock("a").await.unwrap();
@@ -212,17 +150,6 @@ async fn a_machine_that_slept_past_the_ttl_is_told_within_a_second() {
     let woken = world.now();
     assert_eq!(guard.lost().await, LossReason::Expired);
     assert!(world.now().since(woken) <= SECOND + SECOND / 10);
-}
-
-#[tokio::test(start_paused = true)]
-async fn nothing_is_renewed_after_the_release() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    world.pass(BEAT + SECOND).await;
-    guard.release().await.unwrap();
-    let renewals = world.server.count(Op::Renew);
-    world.pass(2 * TTL).await;
-    assert_eq!(world.server.count(Op::Renew), renewals);
 }
 
 #[tokio::test(start_paused = true)]
@@ -238,19 +165,6 @@ async fn renewing_now_moves_the_deadline_and_tells_a_loss() {
     world.server.take_away("a");
     assert!(matches!(guard.renew_now().await, Err(LockError::Lost { .. })));
     assert!(!guard.is_held());
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_loss_of_one_lock_leaves_the_others_held() {
-    let world = World::new();
-    let (a, b) = (
-        world.locks.lock("a").await.unwrap(),
-        world.locks.lock("b").await.unwrap(),
-    );
-    world.server.take_away("a");
-    a.lost().await;
-    world.pass(TTL).await;
-    assert!(b.is_held());
 }
 
 #[tokio::test(start_paused = true)]

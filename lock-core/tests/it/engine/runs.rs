@@ -130,34 +130,6 @@ async fn a_hold_whose_owner_was_asked_for_shares_it_with_no_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_term_of_a_leader_has_the_token_of_its_hold() {
-    let world = world();
-    let before = world.locks.lock("a").await.unwrap();
-    let (tell, told) = std::sync::mpsc::channel();
-    let lead = || {
-        let tell = tell.clone();
-        tokio::spawn(world.locks.lock("a").lead(move |term| {
-            let _ = tell.send(term.token());
-            std::future::ready(())
-        }))
-    };
-    let leaders = [lead(), lead()];
-    world.settle().await;
-    let last = tokio::spawn(world.locks.lock("a").into_future());
-    world.settle().await;
-    let first = before.token();
-    before.release().await.unwrap();
-    for leader in leaders {
-        leader.await.unwrap().unwrap();
-    }
-    let (one, other, last) = (told.recv().unwrap(), told.recv().unwrap(), last.await.unwrap().unwrap());
-    assert!(
-        first < one && one < other && other < last.token(),
-        "{first} {one} {other}"
-    );
-}
-
-#[tokio::test(start_paused = true)]
 async fn each_hold_has_its_own_end() {
     let world = world();
     let (guard, second) = world.granted_with_a_waiter(same, |request| request.max_hold(TTL)).await;

@@ -309,15 +309,6 @@ async fn credentials_that_are_refused_to_a_release_end_no_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_refused_connection_did_not_send_needs_no_release() {
-    let world = World::new();
-    world.server.next(Op::Try, [Fate::Deny]);
-    assert!(world.locks.try_lock("a").await.is_err());
-    world.locks.drain().await;
-    assert_eq!((world.server.count(Op::Release), world.locks.stats().abandoned), (0, 0));
-}
-
-#[tokio::test(start_paused = true)]
 async fn who_waits_for_a_release_of_the_same_client_is_not_refused_by_what_it_releases() {
     let world = World::new();
     let guard = world.locks.lock("a").await.unwrap();
