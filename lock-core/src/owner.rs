@@ -35,8 +35,8 @@ impl OwnerId {
     }
 }
 
-/// Makes the owners of one client: a random one, and those that follow it. A system call for each would cost more than all else that the client
-/// does for a lock. A forked child cannot use it, so that no two processes have the same.
+/// Makes the owners of one client: a random one, and those that follow it, which saves a system call for each lock. They are no secrets. A forked
+/// child cannot use it, so that no two processes have the same.
 #[derive(Debug)]
 pub(crate) struct Owners {
     first: OwnerId,

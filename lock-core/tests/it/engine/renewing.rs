@@ -190,3 +190,23 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
         .to_string();
     assert!(error.contains("raise the ttl"), "{error}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn all_guards_on_a_lease_are_told_when_it_ends() {
+    for reason in [LossReason::NotHeld, LossReason::Expired] {
+        let world = World::with(|server| server.sharing());
+        let mut guards = Vec::new();
+        for n in 0..10 {
+            guards.push(world.locks.lock(format!("n{n}")).await.unwrap());
+        }
+        match reason {
+            LossReason::NotHeld => world.server.end_shared_lease(),
+            _ => world.server.next(Op::Renew, [Fate::Fail; 1000]),
+        }
+        for guard in &guards {
+            assert_eq!(guard.lost().await, reason);
+        }
+        crate::until(|| world.locks.stats().held == 0).await;
+        assert_eq!(world.locks.stats().lost, 10);
+    }
+}

@@ -213,6 +213,11 @@ impl Scripted {
         self.server.lock().unwrap().held.remove(name);
     }
 
+    /// Ends the lease that all locks share.
+    pub(crate) fn end_shared_lease(&self) {
+        self.server.lock().unwrap().shared_until = None;
+    }
+
     async fn request<T: Send + 'static>(
         &self,
         op: Op,
