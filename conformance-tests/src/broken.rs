@@ -125,6 +125,8 @@ impl Broken {
         match (self.bug, right.id()) {
             #[cfg(feature = "faults")]
             (Bug::DeadlineFromALateReply, _) => Lease::for_claim(claim, self.now()),
+            // One that the backend does not know, and so cannot end by itself.
+            (Bug::LossIsNeverTold, lock_core::LeaseId::Claim(_)) => Lease::for_claim(claim, self.now()),
             (Bug::ExpiredIsStillHeld, _) => Lease::for_claim(claim, self.now() + claim.ttl()),
             (Bug::DeadlineFromTheAcquireOnASharedLease, lock_core::LeaseId::Shared(id)) => {
                 Lease::shared(Arc::clone(id), right.ttl(), self.now())

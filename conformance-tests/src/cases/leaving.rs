@@ -70,6 +70,15 @@ async fn one_leaves(
             }
         }
         leave(waiting.remove(place)).await?;
+        let served = async {
+            while !waiting.iter().any(JoinHandle::is_finished) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::select! {
+            seen = case.in_line("n", 3) => drop(seen?),
+            () = served => {}
+        }
         // Whoever stood behind it must not take its going for that of the holder.
         tokio::time::sleep(case.ttl() / 8).await;
         ensure!(
