@@ -174,7 +174,7 @@ impl World {
         let setsid = ["/usr/bin/setsid", "/bin/setsid"]
             .into_iter()
             .find(|path| Path::new(path).exists());
-        let mut command = Command::new(setsid.expect("setsid of util-linux"));
+        let mut command = Command::new(setsid.unwrap());
         command
             .arg(binary())
             .env_clear()
