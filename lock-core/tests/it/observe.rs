@@ -1,5 +1,6 @@
 //! Observing who holds a lock, on the backend in memory.
 
+use std::future::IntoFuture;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use lock_core::{
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
-use crate::paused;
+use crate::{paused, until};
 
 /// Paused time within which a change is noticed.
 const SOON: Duration = Duration::from_millis(1_100);
@@ -127,4 +128,35 @@ async fn a_hundred_observers_of_a_silent_server_are_told_within_one_limit() {
         assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
     }
     assert!(began.elapsed() < limit + SOON, "{:?}", began.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn holders_are_told_one_after_the_other() {
+    let memory = paused::memory();
+    let (locks, other) = (
+        paused::client(memory.client()).scoped("shop"),
+        paused::client(memory.client()),
+    );
+    let mut leaders = locks.observe("job");
+    assert_eq!(next(&mut leaders).await, Leadership::Vacant);
+    let mut last = None;
+    for _ in 0..3 {
+        let guard = other.lock("shop/job").await.unwrap();
+        let Leadership::Held(seen) = next(&mut leaders).await else {
+            panic!("the new holder is seen")
+        };
+        assert_eq!(seen.token, Some(guard.token()));
+        assert!(seen.token > last);
+        assert_eq!(seen.name.unwrap().as_str(), "job");
+        last = seen.token;
+        // From one holder to the next it is one change.
+        let waiting = tokio::spawn(other.lock("shop/job").into_future());
+        until(|| other.stats().waiting > 0).await;
+        guard.release().await.unwrap();
+        let guard = waiting.await.unwrap().unwrap();
+        // What the server shows is the last token of a block.
+        assert!(next(&mut leaders).await.holder().unwrap().token >= Some(guard.token()));
+        guard.release().await.unwrap();
+        assert_eq!(next(&mut leaders).await, Leadership::Vacant);
+    }
 }

@@ -283,3 +283,19 @@ async fn what_cannot_be_reserved_is_refused_before_anything_is_sent() {
     );
     assert_eq!(world.locks.stats().acquired, 0);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_job_runs_once_per_period_whatever_it_returns() {
+    let world = World::new();
+    let run = async |locks: &Locks| {
+        let ran = locks.run_once_per("job", HOUR, async |_| Err::<(), _>("failed")).await;
+        ran.unwrap().is_some()
+    };
+    assert!(run(&world.locks).await);
+    assert!(!run(&world.locks).await && !run(&world.other).await);
+    world.hand.advance(HOUR * 9 / 10 - Duration::from_millis(1));
+    assert!(!run(&world.other).await);
+    world.hand.advance(Duration::from_millis(1));
+    assert!(run(&world.other).await);
+    assert!(!run(&world.locks).await);
+}

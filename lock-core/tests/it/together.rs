@@ -1,8 +1,10 @@
 //! Several locks at once, leading, repeated attempts, and the token of cancellation, on the backend in memory.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_core::{LockError, Locks};
+use lock_core::{LockError, Locks, LossReason};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -180,4 +182,79 @@ async fn a_cancellation_token_is_cancelled_with_the_hold() {
     let token = guard.cancellation_token();
     guard.release().await.unwrap();
     token.cancelled().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_all_or_none_none_is_left_when_one_is_busy_or_unusable() {
+    let locks = locks();
+    let held = locks.lock("b").await.unwrap();
+    let busy = locks.lock_all(["a", "b", "c"]).no_wait().await.unwrap_err();
+    assert_eq!(busy.to_string(), "lock \"b\" is already held");
+    let limit = Duration::from_millis(20);
+    let busy = locks.lock_all(["a", "b"]).wait_for(limit).await.unwrap_err();
+    assert!(busy.is_busy(), "{busy}");
+    let unusable = locks.lock_all(["a", "two\nlines"]).await.unwrap_err();
+    assert!(matches!(unusable, LockError::InvalidName { .. }), "{unusable}");
+    let short = locks.lock_all(["a"]).ttl(Duration::ZERO).await.unwrap_err();
+    assert!(matches!(short, LockError::InvalidTtl { .. }), "{short}");
+    let given_up = tokio::time::timeout(limit, locks.lock_all(["a", "b"]).into_future()).await;
+    assert!(given_up.is_err());
+    locks.drain().await;
+    let names: Vec<_> = locks
+        .list("")
+        .await
+        .unwrap()
+        .into_iter()
+        .filter_map(|h| h.name)
+        .collect();
+    assert_eq!(names, [held.name().clone()]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_loss_ends_the_whole_and_a_release_tells_it() {
+    let locks = locks();
+    let all = locks.lock_all(["a", "b"]).await.unwrap();
+    locks.force_release("b").await.unwrap();
+    let (name, reason) = all.lost().await;
+    assert_eq!((name.as_str(), reason), ("b", LossReason::NotHeld));
+    assert!(!all.is_held() && all.remaining().is_zero());
+    let lost = all.release().await.unwrap_err();
+    assert!(
+        matches!(&lost, LockError::Lost { name, .. } if name.as_str() == "b"),
+        "{lost}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_leads_again_after_a_loss_until_its_body_returns() {
+    let locks = locks();
+    let terms = Arc::new(AtomicUsize::new(0));
+    let (own, led) = (locks.clone(), Arc::clone(&terms));
+    let leads = tokio::spawn(async move {
+        let mut tokens = Vec::new();
+        let request = own.lock("leader");
+        request
+            .lead(|term| {
+                assert!(term.is_held());
+                tokens.push(term.token());
+                let (last, tokens) = (led.fetch_add(1, Ordering::SeqCst) == 2, tokens.clone());
+                async move {
+                    if !last {
+                        term.lost().await;
+                        assert!(!term.is_held());
+                        std::future::pending::<()>().await;
+                    }
+                    tokens
+                }
+            })
+            .await
+    });
+    for term in 1..3 {
+        until(|| terms.load(Ordering::SeqCst) >= term).await;
+        locks.force_release("leader").await.unwrap();
+    }
+    let tokens = leads.await.unwrap().unwrap();
+    assert_eq!(tokens.len(), 3);
+    assert!(tokens.is_sorted_by(|a, b| a < b), "{tokens:?}");
+    assert!(locks.holder("leader").await.unwrap().is_none());
 }

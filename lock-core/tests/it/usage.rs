@@ -4,9 +4,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lock_core::{LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome};
+use lock_core::{LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome, Renew};
 
-use crate::until;
+use crate::{block_until, paused, until};
 
 #[test]
 fn threads_without_a_runtime_take_turns() {
@@ -146,4 +146,123 @@ async fn a_label_that_is_cut_is_that_of_its_own_claim() {
     let label = locks.holder("a").await.unwrap().unwrap().label.unwrap();
     assert_eq!(label.chars().count(), lock_core::Claim::MAX_LABEL);
     assert!(guard.is_held());
+}
+
+#[test]
+fn no_runtime_is_needed_by_the_caller() {
+    let locks = Locks::new(MemoryLock::new());
+    let guard = futures_executor(async { locks.lock("a").await.unwrap() });
+    assert!(guard.is_held());
+    drop(guard);
+    // The release is under way: this waits for its answer.
+    assert!(futures_executor(locks.try_lock("a")).unwrap().is_some());
+}
+
+/// The simplest executor there is: it parks the thread.
+fn futures_executor<F: Future>(work: F) -> F::Output {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: std::sync::Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = std::task::Waker::from(std::sync::Arc::new(Unpark(std::thread::current())));
+    let mut work = std::pin::pin!(work);
+    loop {
+        match work.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
+            std::task::Poll::Ready(output) => return output,
+            std::task::Poll::Pending => std::thread::park(),
+        }
+    }
+}
+
+/// Of a lock that the background thread renews in real time, for the first time after 1.5 to 3 s.
+const TTL: Duration = Duration::from_secs(9);
+
+#[tokio::test(flavor = "current_thread")]
+async fn a_lock_is_renewed_while_the_runtime_of_its_holder_is_blocked() {
+    let locks = Locks::new(MemoryLock::new());
+    let guard = locks.lock("a").ttl(TTL).await.unwrap();
+    block_until(|| locks.stats().renewed > 0);
+    assert!(guard.is_held());
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+}
+
+#[tokio::test]
+async fn a_body_is_cancelled_when_its_lock_is_lost() {
+    let memory = MemoryLock::new();
+    let locks = Locks::new(memory.client());
+    let name: LockName = "a".parse().unwrap();
+    let outcome = locks
+        .lock(name.as_str())
+        .with(async |_| {
+            memory.steal(&name).unwrap();
+            std::future::pending::<()>().await;
+        })
+        .await;
+    assert!(
+        matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == LossReason::NotHeld),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_without_renewal_ends_with_its_ttl() {
+    let memory = paused::memory();
+    for locks in [paused::client(memory.client()), paused::client(memory.sharing_leases())] {
+        let kept = locks.lock("kept").await.unwrap();
+        let guard = locks.lock("a").renew(Renew::Never).await.unwrap();
+        assert!(matches!(guard.renew_now().await, Err(LockError::NotSupported { .. })));
+        assert_eq!(guard.lost().await, LossReason::Expired);
+        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
+        assert!(kept.is_held());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_longest_hold_ends_a_living_holder() {
+    let locks = paused::client(paused::memory());
+    let guard = locks.lock("a").max_hold(Duration::from_millis(50)).await.unwrap();
+    assert!(guard.remaining() <= Duration::from_millis(50));
+    assert_eq!(guard.lost().await, LossReason::MaxHold);
+    assert!(!guard.is_held());
+    let next = locks.lock("a").wait_for(Duration::from_secs(10)).await.unwrap();
+    assert!(next.token() > guard.token());
+}
+
+#[tokio::test]
+async fn scopes_are_prefixes() {
+    let memory = MemoryLock::new();
+    let locks = Locks::new(memory.client());
+    let tenant = locks.scoped("tenant").scoped("7");
+    let guard = tenant.lock("a").await.unwrap();
+    assert_eq!(guard.name().as_str(), "tenant/7/a");
+    assert!(locks.try_lock("tenant/7/a").await.unwrap().is_none());
+    let listed = tenant.list("").await.unwrap();
+    assert_eq!(listed[0].name.as_ref().unwrap().as_str(), "a");
+    assert_eq!(
+        tenant.force_release("a").await.unwrap().pop().unwrap().token,
+        Some(guard.token())
+    );
+    assert!(!guard.is_held());
+    assert!(matches!(
+        locks.scoped("").lock("a").await,
+        Err(LockError::InvalidName { .. })
+    ));
+    assert!(matches!(tenant.lock("").await, Err(LockError::InvalidName { .. })));
+}
+
+#[tokio::test]
+async fn bad_input_is_refused_before_anything_is_sent() {
+    let locks = Locks::new(MemoryLock::new());
+    for name in ["", "a\nb", &"x".repeat(513)] {
+        assert!(matches!(locks.try_lock(name).await, Err(LockError::InvalidName { .. })));
+    }
+    for ttl in [Duration::ZERO, Duration::MAX] {
+        assert!(matches!(
+            locks.lock("a").ttl(ttl).await,
+            Err(LockError::InvalidTtl { .. })
+        ));
+    }
+    assert_eq!(locks.stats().acquired, 0);
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lock_core::{LockError, LockGuard, Locks};
 use tokio::task::JoinHandle;
 
-use super::scripted::{Fate, OP_TIMEOUT, Op, World};
+use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -188,4 +188,92 @@ async fn a_backend_that_panics_fails_one_request_only() {
     world.server.next(Op::Try, [Fate::Panic]);
     assert!(world.locks.lock("a").await.unwrap().is_held());
     assert_eq!((world.server.count(Op::Try), world.locks.stats().waiting), (2, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn siblings_are_served_in_the_order_in_which_they_came() {
+    let world = World::new();
+    let mut guard = world.locks.lock("a").await.unwrap();
+    let mut waiting = Vec::new();
+    for _ in 0..20 {
+        waiting.push(ask(&world.locks, "a"));
+        world.settle().await;
+    }
+    for task in waiting {
+        assert!(!task.is_finished());
+        drop(guard);
+        guard = task.await.unwrap().unwrap();
+    }
+    assert_eq!((world.server.count(Op::Try), world.server.crossed()), (21, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_ends_on_time_and_says_who_holds() {
+    let world = World::new();
+    world.server.occupy("a", TTL);
+    let started = world.now();
+    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
+    let LockError::TimedOut {
+        holder: Some(holder),
+        waited,
+        ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(holder.label.as_deref(), Some("elsewhere"));
+    assert!(waited >= 3 * SECOND && world.now().since(started) < 4 * SECOND);
+    assert_eq!(world.locks.stats().timed_out, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_thousand_waiters_all_get_their_turn() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let waiting: Vec<_> = (0..1000).map(|_| ask(&world.locks, "a")).collect();
+    world.settle().await;
+    drop(guard);
+    let mut last = 0;
+    for task in waiting {
+        let token = task.await.unwrap().unwrap().token().get();
+        assert!(token > last);
+        last = token;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn after_one_busy_failures_are_retried_until_the_lock_is_free() {
+    let world = World::new();
+    let other = world.server.occupy("a", TTL);
+    world.server.next(Op::Acquire, [Fate::Fail, Fate::Fail, Fate::Fail]);
+    let waiting = ask(&world.locks, "a");
+    world.pass(SECOND).await;
+    world.server.take_away(other.name().as_str());
+    assert!(waiting.await.unwrap().unwrap().is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_in_failures_is_unavailable() {
+    let world = World::new();
+    world.server.occupy("a", TTL);
+    world.server.next(Op::Acquire, [Fate::Fail]);
+    let waiting = tokio::spawn(world.locks.lock("a").wait_for(3 * SECOND).into_future());
+    // The first answer is busy.
+    world.settle().await;
+    world.server.next(Op::Try, [Fate::Fail; 500]);
+    let error = waiting.await.unwrap().unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_never_answers_is_unavailable_within_the_op_timeout_for_all_who_wait() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Hang; 9]);
+    let started = world.now();
+    let waiting: Vec<_> = (0..5).map(|_| ask(&world.locks, "a")).collect();
+    for task in waiting {
+        let error = task.await.unwrap().unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    }
+    assert!(world.now().since(started) < OP_TIMEOUT + SECOND);
 }

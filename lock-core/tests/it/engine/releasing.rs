@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, Locks, MemoryLock, ReleaseOutcome,
-    Released, Renewal,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, Locks, LossReason, MemoryLock,
+    ReleaseOutcome, Released, Renewal,
 };
 use tokio::sync::Mutex;
 use tokio::time::Instant;
@@ -373,4 +373,14 @@ async fn a_drain_ends_under_steady_releases() {
     tokio::join!(world.locks.drain(), world.locks.drain());
     assert!(!world.server.keeps("first") && world.locks.stats().releasing > 0);
     steady.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_signal_that_outlives_its_guard_says_released() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    let signal = guard.lost();
+    drop(guard);
+    assert_eq!(signal.await, LossReason::Released);
+    assert_eq!(world.locks.stats().lost, 0);
 }

@@ -210,3 +210,58 @@ async fn all_guards_on_a_lease_are_told_when_it_ends() {
         assert_eq!(world.locks.stats().lost, 10);
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn transient_errors_do_not_lose_the_lock() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::Renew, [Fate::Fail, Fate::Hang, Fate::Fail]);
+    world.pass(2 * TTL).await;
+    assert!(guard.is_held());
+    assert_eq!(world.locks.stats().renewal_errors, 3);
+    assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_slow_renewal_delays_no_other() {
+    let world = World::new();
+    let started = world.now();
+    let slow = world.locks.lock("slow").ttl(TTL / 2).await.unwrap();
+    world.server.next(Op::Renew, [Fate::Hang; 2]);
+    let others: Vec<_> = {
+        let mut others = Vec::new();
+        for n in 0..100 {
+            others.push(world.locks.lock(format!("n{n}")).ttl(TTL / 2).await.unwrap());
+        }
+        others
+    };
+    world.pass(TTL).await;
+    assert!(others.iter().all(|guard| guard.is_held()) && slow.is_held());
+    let renewals = world.server.times(Op::Renew);
+    let first_hundred = renewals[99].since(started);
+    assert!(first_hundred < BEAT / 2 + SECOND / 10, "{first_hundred:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_renewed_after_the_release() {
+    let world = World::new();
+    let guard = world.locks.lock("a").await.unwrap();
+    world.pass(BEAT + SECOND).await;
+    guard.release().await.unwrap();
+    let renewals = world.server.count(Op::Renew);
+    world.pass(2 * TTL).await;
+    assert_eq!(world.server.count(Op::Renew), renewals);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_loss_of_one_lock_leaves_the_others_held() {
+    let world = World::new();
+    let (a, b) = (
+        world.locks.lock("a").await.unwrap(),
+        world.locks.lock("b").await.unwrap(),
+    );
+    world.server.take_away("a");
+    a.lost().await;
+    world.pass(TTL).await;
+    assert!(b.is_held());
+}

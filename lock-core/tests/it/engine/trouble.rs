@@ -360,3 +360,17 @@ fn a_shutdown_in_the_middle_of_rough_use_leaves_nothing_behind() {
         assert!(own.block_on(memory.list("")).unwrap().is_empty());
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn nobody_waits_longer_than_an_op_timeout_for_a_server_that_never_answers() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::Hang; 100]);
+    world.server.next(Op::Release, [Fate::Hang; 100]);
+    for _ in 0..5 {
+        let started = world.now();
+        let error = world.locks.try_lock("a").await.unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+        let waited = world.now().since(started);
+        assert!(waited <= OP_TIMEOUT + 2 * SECOND, "{waited:?}");
+    }
+}
