@@ -28,7 +28,7 @@ pub(crate) enum Place {
 const PEER: tls::Peer = tls::Peer {
     product: "Redis",
     plain: "use redis: instead of rediss: (so for the other schemes), or its TLS port",
-    client_auth: ". Servers do by default: tls-auth-clients",
+    client_auth: ". Redis wants one unless its tls-auth-clients is off",
 };
 
 /// Whatever carries the bytes.

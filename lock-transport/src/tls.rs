@@ -305,13 +305,14 @@ fn untrusted(reason: &CertificateError, host: &str) -> String {
             "is not valid yet; correct the clock of this machine or of the one that made it".to_owned()
         }
         Reason::NotValidForNameContext { presented, .. } if !presented.is_empty() => {
-            let names = presented.join(", ");
+            let names = presented.join(", ").replace("DnsName(", "").replace("IpAddress(", "").replace(')', "");
             format!("is not for the host {host}, but for {names}; use a host that it names, or make one for {host}")
         }
         Reason::NotValidForName | Reason::NotValidForNameContext { .. } => {
             format!("names no host; make one for {host} (openssl req -x509 -addext subjectAltName=DNS:{host})")
         }
-        Reason::UnknownIssuer => {
+        // With another key than that of the trusted authority of the same name, it is of another authority.
+        Reason::UnknownIssuer | Reason::BadSignature | Reason::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
             "is of no authority that is trusted; name its authority, or itself if it signed itself, with ca=FILE".to_owned()
         }
         Reason::Revoked => "was revoked; replace it at the server".to_owned(),
@@ -319,8 +320,7 @@ fn untrusted(reason: &CertificateError, host: &str) -> String {
             "is not for servers; make one with the extended key usage serverAuth".to_owned()
         }
         Reason::ApplicationVerificationFailure => "is not the one that pin= names; correct the pin or the host".to_owned(),
-        Reason::UnsupportedSignatureAlgorithmContext { .. }
-        | Reason::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+        Reason::UnsupportedSignatureAlgorithmContext { .. } => {
             "is signed in a way that is not supported; make one whose authority has a key of RSA, P-256, P-384 or Ed25519: P-521, DSA and \
              SHA-1 are not supported"
                 .to_owned()

@@ -506,7 +506,7 @@ async fn redis_with_password(server: &Server, password: &str, command: &str) -> 
     let mut connection = client.get_multiplexed_async_connection().await.unwrap();
     let mut words = command.split(' ');
     let mut asked = lock_redis::redis::cmd(words.next().unwrap());
-    words.for_each(|word| drop(asked.arg(word)));
+    asked.arg(words.collect::<Vec<_>>());
     asked.query_async(&mut connection).await.unwrap()
 }
 
