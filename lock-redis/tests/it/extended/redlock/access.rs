@@ -189,7 +189,10 @@ async fn nodes_are_talked_to_by_tls_if_their_certificates_are_trusted() {
     // One node whose certificate is not trusted is named, although the others would do.
     let url = format!("redlocks://{}?ca={}&node2.ca={}", hosts.join(","), ca(0), ca(1));
     let text = refusal(RedlockConfig::from_url(&url).unwrap()).await;
-    assert!(text.contains("not trusted") && text.contains(&hosts[2]), "{text}");
+    assert!(
+        text.contains("is of no authority that is trusted") && text.contains(&hosts[2]),
+        "{text}"
+    );
     let plain = format!("redlock://{}", hosts.join(","));
     let error = RedlockLock::connect(&plain).await.unwrap_err();
     assert!(error.to_string().contains("by a rediss address (redlocks"), "{error}");
