@@ -2,7 +2,7 @@
 # Gets the servers that the tests run against, under the names that the tests ask for.
 #
 #   scripts/servers.sh [NAME]...         images: redis, valkey, redis70, postgres, postgres15, etcd;
-#                                        programs: redis-server, postgresql, pgbouncer, faketime; all of them by default
+#                                        programs: redis-server, postgresql, pgbouncer, faketime, openssl; all of them by default
 #   scripts/servers.sh check [NAME]...   says within seconds what is missing and could not be got, and gets nothing
 #
 # With a container engine: images. What is there stays; what a registry has is pulled; the rest is made from Debian
@@ -102,7 +102,7 @@ can_install() {
 
 # is_program NAME: whether that is a package of programs that the tests of single crates start from the PATH, and not an image.
 is_program() {
-    case $1 in redis-server | postgresql | pgbouncer | faketime) return 0 ;; esac
+    case $1 in faketime | openssl | pgbouncer | postgresql | redis-server) return 0 ;; esac
     return 1
 }
 
@@ -288,7 +288,7 @@ unpack() {
 
 checks=no
 [ "${1:-}" != check ] || { checks=yes; shift; }
-[ $# -gt 0 ] || set -- redis valkey redis70 postgres postgres15 etcd redis-server postgresql pgbouncer faketime
+[ $# -gt 0 ] || set -- redis valkey redis70 postgres postgres15 etcd redis-server postgresql pgbouncer faketime openssl
 keyring=/usr/share/keyrings/debian-archive-keyring.gpg
 roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
 silent=

@@ -71,7 +71,7 @@ began_all=$(date +%s)
 cargo fmt --version >/dev/null 2>&1 || die "rustfmt is missing: run \`rustup component add rustfmt\`."
 cargo clippy --version >/dev/null 2>&1 || die "clippy is missing: run \`rustup component add clippy\`."
 case $tier in
-first) wanted_servers='redis-server postgresql faketime redis postgres etcd' ;;
+first) wanted_servers='redis-server postgresql faketime openssl redis postgres etcd' ;;
 *) wanted_servers=$(for part; do needs "$part"; done | tr ' ' '\n' | sort -u) ;;
 esac
 # shellcheck disable=SC2086 # several words

@@ -88,11 +88,6 @@ impl Signals {
         }
     }
 
-    /// The number of the next signal. Cancellation-safe.
-    pub(crate) async fn next(&mut self) -> i32 {
-        self.receive().await.number
-    }
-
     /// The numbers of the signals that a process started from here has to unblock, for [`unblock`].
     pub(crate) fn blocked(&self) -> String {
         let numbers: Vec<String> = self.blocked.iter().map(|signal| (signal as i32).to_string()).collect();

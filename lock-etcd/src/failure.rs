@@ -255,7 +255,7 @@ pub(crate) fn no_endpoint(mut failures: Vec<LockError>) -> LockError {
 pub(crate) fn shown(error: &Error) -> String {
     match error {
         Error::GRpcStatus(status) => {
-            let cause = std::error::Error::source(status).map(|cause| error_chain(cause));
+            let cause = std::error::Error::source(status).map(error_chain);
             cause.map_or_else(
                 || status.message().to_owned(),
                 |cause| format!("{}: {cause}", status.message()),

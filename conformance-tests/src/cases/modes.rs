@@ -88,7 +88,7 @@ pub(crate) async fn an_exclusive_lock_excludes_readers_and_writers_and_readers_a
     for (client, reader) in clients.iter().zip(&readers) {
         admitted(client, reader, "readers admit each other").await?;
     }
-    for (client, reader) in clients.iter().zip(&readers) {
+    for (client, reader) in clients.into_iter().zip(&readers) {
         refused(
             &case,
             &second,
@@ -416,7 +416,7 @@ pub(crate) async fn tokens_rise_over_both_modes_in_the_order_of_grants(case: Arc
             rising.grant(&admitted(client, reader, "readers admit each other").await?)?;
         }
         for (client, reader) in &readers {
-            client.release(reader, None).await?;
+            (*client).release(reader, None).await?;
         }
         let (client, writer) = (&clients[turn % 2], case.claim_as(Mode::Exclusive));
         rising.grant(&case.take(client, &writer).await?)?;

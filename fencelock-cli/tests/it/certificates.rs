@@ -21,32 +21,32 @@ const BACKENDS: [&str; 6] = [
 
 const NAMES: [&str; 3] = ["localhost", "127.0.0.1", "127.0.0.2"];
 
-/// A server of OpenSSL that talks TLS and nothing else. It ends when dropped.
-struct Server(Child, u16);
+/// A server of OpenSSL that talks TLS and nothing else, at the same port of two addresses. It ends when dropped.
+struct Server(Vec<Child>, u16);
 
 impl Server {
     fn start(folder: &Path, name: &str, more: &[&str]) -> Self {
-        let listener = std::net::TcpListener::bind("0.0.0.0:0").unwrap();
-        let port = listener.local_addr().unwrap().port();
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut server = Self(Vec::new(), listener.local_addr().unwrap().port());
         drop(listener);
-        let (cert, key) = (format!("{name}.pem"), format!("{name}.key"));
-        let accept = port.to_string();
-        let mut command = Command::new("openssl");
-        command.args(["s_server", "-4", "-rev", "-alpn", "h2,postgresql", "-accept", &accept]);
-        command
-            .args(["-cert", &cert, "-key", &key])
-            .args(more)
-            .current_dir(folder);
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn();
-        let server = Self(child.expect("openssl is installed"), port);
-        let began = Instant::now();
-        while TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(began.elapsed() < HANG_LIMIT, "{name}");
-            std::thread::sleep(Duration::from_millis(10));
+        for host in ["127.0.0.1", "127.0.0.2"] {
+            let accept = format!("{host}:{}", server.1);
+            let (cert, key) = (format!("{name}.pem"), format!("{name}.key"));
+            let mut command = Command::new("openssl");
+            command.args(["s_server", "-4", "-rev", "-alpn", "h2,postgresql", "-accept", &accept]);
+            command
+                .args(["-cert", &cert, "-key", &key])
+                .args(more)
+                .current_dir(folder)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(Stdio::null());
+            server.0.push(command.spawn().unwrap());
+            let began = Instant::now();
+            while TcpStream::connect((host, server.1)).is_err() {
+                assert!(began.elapsed() < HANG_LIMIT, "{name}");
+                std::thread::sleep(Duration::from_millis(10));
+            }
         }
         server
     }
@@ -59,8 +59,10 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
+        for child in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
     }
 }
 
@@ -82,7 +84,7 @@ fn openssl(folder: &Path, arguments: &str) {
         .args(arguments.split(' '))
         .current_dir(folder)
         .output();
-    let done = done.expect("openssl is installed");
+    let done = done.unwrap();
     assert!(done.status.success(), "{arguments}: {done:?}");
 }
 

@@ -45,7 +45,7 @@ impl Server {
         let endpoint = Endpoint::new("localhost", listener.local_addr().unwrap().port());
         drop(listener);
         let arguments = format!(
-            "s_server -4 -rev -accept {} -cert {name}.pem -key {name}.key {more}",
+            "s_server -4 -rev -accept 127.0.0.1:{} -cert {name}.pem -key {name}.key {more}",
             endpoint.port
         );
         let mut command = Command::new("openssl");
