@@ -53,12 +53,14 @@
 //! | `USER`, `PASSWORD` | write special characters as `%` and two hexadecimal digits; `:PASSWORD@` alone is for the default user |
 //! | `SOCKET` | the absolute path; user, password and database are the parameters `user`, `password` and `db` |
 //! | `?namespace=fencelock` | etcd, Redis: prefix of the keys; Postgres: part of the keys. Locks in different namespaces are independent |
-//! | `?ca=FILE` | etcd and Redis with TLS: trusts the authorities in that PEM file instead of the system's |
-//! | `?cert=FILE`, `?key=FILE` | etcd with TLS: the client's certificate and its private key, as PEM files |
+//! | `?ca=FILE` | etcd, Postgres, Redis with TLS: trusts the certificates in that PEM file instead of the system's |
+//! | `?cert=FILE`, `?key=FILE` | etcd, Postgres, Redis with TLS: the client's certificate and its private key, as PEM files |
+//! | `?pin=sha256:FINGERPRINT` | etcd, Postgres, Redis with TLS: the server's certificate has that fingerprint, as `openssl x509 -fingerprint -sha256` prints it |
+//! | `?password_file=FILE` | etcd, Postgres, Redis: a file with the password, read at each connect |
 //! | `?sslmode=prefer`, `?sslrootcert=FILE` and others of libpq | Postgres: see [`postgres::PostgresConfig::from_url`](https://docs.rs/lock-postgres/latest/lock_postgres/struct.PostgresConfig.html#method.from_url) |
 //! | `?schema=fencelock` | Postgres: the schema of the token counter |
 //! | `?pool_mode=session` | Postgres: a pooler before the server gives each client a session of its own |
-//! | `?sentinel_user=USER`, `?sentinel_password=PASSWORD` | Redis Sentinel: credentials for the Sentinels; `USER:PASSWORD@` are those for the servers |
+//! | `?sentinel_user=USER`, `?sentinel_password=PASSWORD`, `?sentinel_password_file=FILE` | Redis Sentinel: credentials for the Sentinels; `USER:PASSWORD@` are those for the servers |
 //! | `?min_replicas=0` | Redis, Sentinel, Cluster: a grant or renewal counts only after that many replicas have confirmed it; see [docs/redis.md](https://github.com/fencelock/fencelock/blob/main/docs/redis.md#replicas) |
 //! | `?counter_retention=10m` | Redis: how long after its last use the server keeps a name's token counter |
 //! | `?max_ttl=1m` | Redlock: the longest ttl of a lock, the same for all clients; a server that has lost its data grants nothing for this time |

@@ -70,7 +70,7 @@ impl ClientInner {
         let longest = if capabilities.fair { Duration::MAX } else { TENURE };
         let linger = options.linger.min(longest);
         let process = std::process::id();
-        exit::has_clients(process);
+        exit::belongs_to(process);
         Self {
             process,
             clock: backend.clock(),
@@ -113,7 +113,7 @@ impl ClientInner {
         Releasing {
             _counted: self.stats.releasing.hold(),
             _drained: self.releases.begin(),
-            _exit: ExitDelay::begin(),
+            _exit: ExitDelay::of_client(),
         }
     }
 

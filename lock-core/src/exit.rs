@@ -18,7 +18,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Enough turns at the background thread for every task there that was woken before.
 const TURNS: usize = 8;
 
-/// How many [`ExitDelay`]s there are, and the process that has made a client.
+/// How many [`ExitDelay`]s there are, and the process that has made them.
 static DELAYS: AtomicUsize = AtomicUsize::new(0);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Clients that have something to do at the end. Not behind a mutex, which a forked child could find locked.
@@ -42,6 +42,12 @@ impl ExitDelay {
     /// Delays the end of the process from now on.
     #[must_use]
     pub fn begin() -> Self {
+        belongs_to(process::id());
+        Self::of_client()
+    }
+
+    /// The same for a client, which has told its process when it was made.
+    pub(crate) fn of_client() -> Self {
         DELAYS.fetch_add(1, Ordering::AcqRel);
         Self(())
     }
@@ -53,8 +59,8 @@ impl Drop for ExitDelay {
     }
 }
 
-/// A client is made in this process. What a forked child inherits does not delay its end, unless it makes a client of its own.
-pub(crate) fn has_clients(process: u32) {
+/// What is counted belongs to this process. What a forked child inherits does not delay its end, unless it makes a client of its own.
+pub(crate) fn belongs_to(process: u32) {
     PROCESS.store(process, Ordering::Release);
 }
 

@@ -20,12 +20,18 @@ impl OwnerId {
         Self(Uuid::new_v4())
     }
 
-    fn plus(self, count: u64) -> Self {
-        // The bits behind those that say which kind of UUID it is.
-        const COUNTED: u64 = u64::MAX >> 2;
+    /// Another owner for each count. Both halves of it are others too, as backends make shorter identifiers of them.
+    fn varied(self, count: u64) -> Self {
+        // All but those that say which kind of UUID it is.
+        const HIGH: u64 = !0xf000;
+        const LOW: u64 = u64::MAX >> 2;
+        // Odd, so no two counts have the same product: 2^64 divided by the golden ratio.
+        let bits = count.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let (high, low) = self.0.as_u64_pair();
-        let counted = low.wrapping_add(count) & COUNTED;
-        Self(Uuid::from_u64_pair(high, low & !COUNTED | counted))
+        Self(Uuid::from_u64_pair(
+            high ^ bits & HIGH,
+            low ^ bits.rotate_left(32) & LOW,
+        ))
     }
 
     /// The 128 bits, most significant byte first.
@@ -35,7 +41,7 @@ impl OwnerId {
     }
 }
 
-/// Makes the owners of one client: a random one, and those that follow it, which saves a system call for each lock. They are no secrets. A forked
+/// Makes the owners of one client: a random one, and variations of it, which saves a system call for each lock. They are no secrets. A forked
 /// child cannot use it, so that no two processes have the same.
 #[derive(Debug)]
 pub(crate) struct Owners {
@@ -54,7 +60,7 @@ impl Default for Owners {
 
 impl Owners {
     pub(crate) fn next(&self) -> OwnerId {
-        self.first.plus(self.made.fetch_add(1, Ordering::Relaxed))
+        self.first.varied(self.made.fetch_add(1, Ordering::Relaxed))
     }
 }
 
@@ -89,15 +95,17 @@ mod tests {
 
     #[test]
     fn the_owners_of_a_client_are_uuids_and_differ() {
-        let owners = Owners {
-            first: OwnerId(Uuid::from_u64_pair(0x4000, 0xbfff_ffff_ffff_fffe)),
-            made: AtomicU64::new(0),
-        };
-        let made: std::collections::BTreeSet<_> = (0..9).map(|_| owners.next()).collect();
-        assert_eq!(made.len(), 9);
+        const COUNT: usize = 10_000;
+        let owners = Owners::default();
+        let made: Vec<_> = (0..COUNT).map(|_| owners.next().0).collect();
+        let halves = [0, 1].map(|half| {
+            let half = |owner: &Uuid| <[u64; 2]>::from(owner.as_u64_pair())[half];
+            made.iter().map(half).collect::<std::collections::BTreeSet<_>>().len()
+        });
+        assert_eq!(halves, [COUNT; 2]);
         assert!(
             made.iter()
-                .all(|owner| owner.0.get_version_num() == 4 && owner.0.get_variant() == uuid::Variant::RFC4122)
+                .all(|owner| owner.get_version_num() == 4 && owner.get_variant() == uuid::Variant::RFC4122)
         );
     }
 
