@@ -95,7 +95,7 @@ end oldest 0.32 test -p lock-sqlite --tests
 end newest 0.43 check -p lock-sqlite --tests --no-default-features
 # Later ones link with SQLite 3.44 or later only.
 if pkg-config --exists 'sqlite3 >= 3.37' 2>/dev/null; then
-    end system 0.40 test -p lock-sqlite --no-default-features --test it -- contract:: log::
+    end system 0.40 test -p lock-sqlite --no-default-features --test it -- contract:: tokens::
 fi
 
 # The program of a user, with the versions of this workspace where it can have them.

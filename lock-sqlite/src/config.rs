@@ -10,8 +10,7 @@ use lock_core::{Executor, LockError, Options};
 use percent_encoding::percent_decode_str;
 
 use crate::SqliteLock;
-use crate::session::{Session, Settings};
-use crate::wait::PLANNED_LOOKS;
+use crate::client::{Client, Settings};
 
 /// The file that holds the locks, and how to work it.
 ///
@@ -64,9 +63,8 @@ impl SqliteConfig {
     /// [`LockError::Configuration`] if the address is not one of these, or a parameter is unknown, repeated or wrong.
     pub fn from_url(url: &str) -> Result<Self, LockError> {
         let wrong = |why: String| {
-            Err(LockError::configuration(format!(
-                "the address of the SQLite file {why}"
-            )))
+            let message = format!("the address of the SQLite file {why}");
+            Err(LockError::configuration(message))
         };
         let Some(rest) = url.strip_prefix("sqlite:") else {
             return wrong("must start with sqlite:, as in sqlite:locks.db or sqlite:///var/lib/locks.db".to_owned());
@@ -130,7 +128,7 @@ impl SqliteConfig {
     }
 
     /// Turns what would be refused, because locks might not exclude, into a warning: a network or FUSE file system, a
-    /// file with several hard links or mounted on its own, a boot id of the container's own.
+    /// file with several hard links or mounted on its own, a boot id or boot clock of the container's own.
     #[must_use]
     pub fn allow_unsafe_configuration(mut self, allow: bool) -> Self {
         self.allow_unsafe = allow;
@@ -166,9 +164,9 @@ impl SqliteConfig {
     /// - [`LockError::Unavailable`] if it did not answer in time, or the disk is full.
     pub async fn connect(self) -> Result<SqliteLock, LockError> {
         let lock = self.connect_lazy()?;
-        let session = Arc::clone(lock.session());
+        let client = Arc::clone(&lock.client);
         // The caller may be outside of a runtime.
-        let connecting = async move { session.read("opening the database", |_| Ok(())).await };
+        let connecting = async move { client.read("opening the database", |_| Ok(())).await };
         Executor::default().run("connecting", connecting).await??;
         Ok(lock)
     }
@@ -182,13 +180,15 @@ impl SqliteConfig {
     pub fn connect_lazy(self) -> Result<SqliteLock, LockError> {
         let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
         let path = self.absolute()?;
-        Ok(SqliteLock::new(Session::start(Settings {
+        let client = Client::start(Settings {
             path,
             op_timeout,
             allow_unsafe: self.allow_unsafe,
             read_only: self.read_only,
-            planned_looks: PLANNED_LOOKS,
-        })?))
+        })?;
+        Ok(SqliteLock {
+            client: Arc::new(client),
+        })
     }
 
     /// The path from the root. SQLite would give a meaning of its own to some relative ones, such as `:memory:`.
@@ -199,22 +199,21 @@ impl SqliteConfig {
             ));
         }
         let text = self.path.as_os_str().as_bytes();
+        let shown = self.path.display();
+        let wrong = |message| Err(LockError::configuration(message));
         if text.contains(&0) {
-            return Err(LockError::configuration(format!(
+            let shown = shown.to_string();
+            return wrong(format!(
                 "{} holds a nul byte, which no path can; remove it",
-                self.path.display().to_string().escape_debug()
-            )));
+                shown.escape_debug()
+            ));
         }
-        // The system drops a last slash at times and at times does not, so it would not be the same file to everybody.
+        // The system drops a last slash at times and at times does not, so it would not be the same file to every process.
         if matches!(text.rsplit(|&b| b == b'/').next(), Some(b"" | b"." | b"..")) {
-            return Err(LockError::configuration(format!(
-                "{} is the path of a directory; give the path of a file",
-                self.path.display()
-            )));
+            return wrong(format!("{shown} is the path of a directory; give the path of a file"));
         }
-        path::absolute(&self.path).map_err(|e| {
-            LockError::configuration(format!("{} cannot be made absolute", self.path.display())).with_source(e)
-        })
+        let wrong = |e| LockError::configuration(format!("{shown} cannot be made absolute")).with_source(e);
+        path::absolute(&self.path).map_err(wrong)
     }
 }
 
@@ -222,78 +221,51 @@ impl SqliteConfig {
 mod tests {
     use super::*;
 
-    fn path(url: &str) -> PathBuf {
-        SqliteConfig::from_url(url).unwrap().path
-    }
-
-    fn refusal(url: &str) -> String {
-        SqliteConfig::from_url(url).unwrap_err().to_string()
-    }
-
     #[test]
-    fn an_address_names_a_relative_or_an_absolute_file() {
-        for url in ["sqlite:a/b.db", "sqlite://a/b.db", "sqlite:a%2Fb.db?op_timeout=1s"] {
-            assert_eq!(path(url), Path::new("a/b.db"), "{url}");
+    fn an_address_names_a_file_and_parameters() {
+        for (url, path) in [
+            ("sqlite:a/b.db", &b"a/b.db"[..]),
+            ("sqlite://a/b.db", b"a/b.db"),
+            ("sqlite:a%2Fb.db?", b"a/b.db"),
+            ("sqlite:/a/b c.db", b"/a/b c.db"),
+            ("sqlite:///a/b%20c.db", b"/a/b c.db"),
+            ("sqlite:100%25%3F.db", b"100%?.db"),
+            ("sqlite:%FF.db", b"\xFF.db"),
+        ] {
+            let wanted = SqliteConfig::new(OsString::from_vec(path.to_vec()));
+            assert_eq!(SqliteConfig::from_url(url).unwrap(), wanted, "{url}");
         }
-        for url in ["sqlite:/a/b c.db", "sqlite:///a/b%20c.db"] {
-            assert_eq!(path(url), Path::new("/a/b c.db"), "{url}");
-        }
-        assert_eq!(path("sqlite:100%25%3F.db"), Path::new("100%?.db"));
-        assert_eq!(path("sqlite:%FF.db").into_os_string().into_vec(), b"\xFF.db");
-    }
-
-    #[test]
-    fn parameters_are_read() {
-        let config = SqliteConfig::from_url("sqlite:a.db?op_timeout=500ms&allow_unsafe_configuration=true").unwrap();
-        assert_eq!(
-            config,
-            SqliteConfig::new("a.db")
-                .op_timeout(Duration::from_millis(500))
-                .allow_unsafe_configuration(true)
-        );
-        assert_eq!(
-            SqliteConfig::from_url("sqlite:a.db?mode=ro").unwrap(),
-            SqliteConfig::new("a.db").read_only(true)
-        );
-        assert_eq!(
-            SqliteConfig::from_url("sqlite:a.db?").unwrap(),
-            SqliteConfig::new("a.db")
-        );
+        let all =
+            SqliteConfig::from_url("sqlite:a.db?op_timeout=500ms&mode=ro&allow_unsafe_configuration=true").unwrap();
+        let wanted = SqliteConfig::new("a.db").op_timeout(Duration::from_millis(500));
+        assert_eq!(all, wanted.read_only(true).allow_unsafe_configuration(true));
     }
 
     #[test]
     fn a_wrong_address_is_refused_with_what_is_known() {
-        assert!(refusal("redis://a").contains("sqlite:locks.db"));
-        assert!(refusal("sqlite:a.db?timeout=1s").contains("known are op_timeout"));
-        assert!(refusal("sqlite:a.db?op_timeout=0s").contains("such as 5s"));
-        assert!(refusal("sqlite:a.db?op_timeout=soon").contains("such as 5s"));
-        for mode in ["", "rw", "rwc", "memory"] {
-            assert!(
-                refusal(&format!("sqlite:a.db?mode={mode}")).contains("give ro"),
-                "{mode}"
-            );
-        }
-        assert!(refusal("sqlite:a.db?op_timeout=1s&op_timeout=1s").contains("twice"));
-        assert!(refusal("sqlite:a.db?allow_unsafe_configuration").contains("true or false"));
-        assert!(refusal("sqlite:a#b.db").contains("%23"));
-        for url in ["sqlite:a.db\n", "sqlite:a.db ", "sqlite:a\tb.db"] {
-            assert!(refusal(url).contains("white space"), "{url:?}");
-        }
-        assert!(refusal("sqlite:a%00b.db").contains("nul byte"));
-        assert!(refusal("sqlite://joe:x@host/a.db").contains("%40"));
-        for url in [
-            "sqlite:/",
-            "sqlite:/tmp/a.db/",
-            "sqlite:a/.",
-            "sqlite:a/..",
-            "sqlite:.",
-            "sqlite:..",
+        for (url, told) in [
+            ("redis://a", "sqlite:locks.db"),
+            ("sqlite:a.db?timeout=1s", "known are op_timeout"),
+            ("sqlite:a.db?op_timeout=0s", "such as 5s"),
+            ("sqlite:a.db?op_timeout=soon", "such as 5s"),
+            ("sqlite:a.db?mode=", "give ro"),
+            ("sqlite:a.db?mode=rwc", "give ro"),
+            ("sqlite:a.db?op_timeout=1s&op_timeout=1s", "twice"),
+            ("sqlite:a.db?allow_unsafe_configuration", "true or false"),
+            ("sqlite:a#b.db", "%23"),
+            ("sqlite:a.db\n", "white space"),
+            ("sqlite:a\tb.db", "white space"),
+            ("sqlite:a%00b.db", "nul byte"),
+            ("sqlite://joe:x@host/a.db", "%40"),
+            ("sqlite:/", "give the path of a file"),
+            ("sqlite:/tmp/a.db/", "give the path of a file"),
+            ("sqlite:a/..", "give the path of a file"),
+            ("sqlite://", "names no file"),
+            ("sqlite:?op_timeout=1s", "names no file"),
+            ("sqlite::memory:", "in memory"),
         ] {
-            assert!(refusal(url).contains("give the path of a file"), "{url}");
+            let refused = SqliteConfig::from_url(url).unwrap_err().to_string();
+            assert!(refused.contains(told), "{url:?}: {refused}");
         }
-        for url in ["sqlite:", "sqlite://", "sqlite:?op_timeout=1s"] {
-            assert!(refusal(url).contains("names no file"), "{url}");
-        }
-        assert!(refusal("sqlite::memory:").contains("in memory"));
     }
 }

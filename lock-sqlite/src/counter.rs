@@ -2,62 +2,46 @@
 //!
 //! **Invariant.** Every token ever handed out is at most the ceiling that was on the disk *before* it was handed out.
 //!
-//! Lock operations do not wait for the disk (`synchronous = NORMAL`), so a power loss or a crash of the system can take
-//! back the last of them, and the counter with them. The ceiling is different: it is raised in a transaction of its own
-//! that waits for the disk (`synchronous = FULL`), and tokens are drawn up to it and no further. Every session starts
-//! above the ceiling that it finds, so above everything that was ever handed out, whatever was lost and whatever the
-//! wall clock says. It also starts no lower than the wall clock in microseconds: tokens go on rising when the file is
-//! removed, replaced by an older copy, or when the locks move to another backend.
+//! Lock operations do not wait for the disk (`synchronous = NORMAL`), so a power loss or a crash of the system can take back the last of them, and
+//! the counter with them. The ceiling is raised in a transaction of its own that waits for the disk (`synchronous = FULL`), and tokens are drawn up
+//! to it and no further. Every client starts above the ceiling that it finds, so above everything that was ever handed out, whatever was lost and
+//! whatever the wall clock says. It also starts no lower than the wall clock in microseconds: tokens go on rising when the file is removed, replaced
+//! by an older copy, or when the locks move to another backend.
 
 use std::num::NonZeroU32;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use lock_core::{FencingToken, LockError};
-use rusqlite::{Connection, TransactionBehavior};
+use lock_core::FencingToken;
+use rusqlite::Connection;
 
-use crate::failure::Failure;
-use crate::place::Place;
+use crate::boot_clock;
+use crate::error::Failure;
 
-/// How many tokens one wait for the disk is good for. A session uses up one chunk at least, so it is small: counters
-/// shall grow slower than microseconds pass, or the clock would not outrun a lost one.
+/// How many tokens one wait for the disk is good for. A client uses up one chunk at least, so it is small: counters must grow slower than
+/// microseconds pass, or the clock would not outrun a lost one.
 const CHUNK: u64 = 1 << 10;
 
-/// How many tokens one grant gets at most. Larger blocks would use up a chunk within a few grants, and each chunk costs a wait for the disk.
+/// How many tokens one grant gets at most. Larger blocks would use up a chunk within a few grants.
 const BLOCK: u32 = 16;
 
-/// Makes a higher ceiling durable and starts above the old one, the wall clock and `seen`. Returns where: every token
-/// drawn from now on is higher.
-pub(crate) fn raise(conn: &mut Connection, place: Option<&Place>, seen: u64) -> Result<u64, Failure> {
-    conn.pragma_update(None, "synchronous", "FULL")?;
-    let raised = raise_durably(conn, place, seen);
-    conn.pragma_update(None, "synchronous", "NORMAL")?;
-    raised
-}
-
-fn raise_durably(conn: &mut Connection, place: Option<&Place>, seen: u64) -> Result<u64, Failure> {
-    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+/// Raises the ceiling, in a transaction that waits for the disk, and starts above the old one, the wall clock and `seen`. Returns the start: every
+/// token drawn from now on is higher.
+pub(crate) fn raise(tx: &Connection, seen: u64) -> Result<u64, Failure> {
     let ceiling: i64 = tx.query_row("SELECT max(token, ceiling) FROM counter", [], |row| row.get(0))?;
-    let ceiling = u64::try_from(ceiling).unwrap_or(0);
-    let start = ceiling.max(seen).max(wall_clock());
+    let start = u64::try_from(ceiling).unwrap_or(0).max(seen).max(wall_clock());
     if start >= FencingToken::MAX.get() {
-        return Err(Failure::Refused(LockError::configuration(
-            "the counter of fencing tokens has reached its end, 2^53; use a new file, and reset the marks that the \
-             resources keep",
-        )));
+        return Err(Failure::configuration(
+            "the counter of fencing tokens has reached its end, 2^53; use a new file, and reset the marks that the resources keep",
+        ));
     }
     let ceiling = (start + CHUNK).min(FencingToken::MAX.get());
     tx.execute(
         "UPDATE counter SET token = ?1, ceiling = ?2",
         [start as i64, ceiling as i64],
     )?;
-    if let Some(place) = place {
-        place.check()?;
-    }
-    tx.commit()?;
     Ok(start)
 }
 
-/// The first and the last of the next tokens, in the transaction of the grant; none if the ceiling must be raised first.
+/// The first and the last of the next tokens, in the transaction of the grant; `None` if the ceiling must be raised first.
 ///
 /// More than one only as far as the wall clock has passed them: a counter that is lost starts at the clock, so above them.
 pub(crate) fn draw(tx: &Connection, wanted: NonZeroU32) -> Result<Option<(FencingToken, FencingToken)>, Failure> {
@@ -74,18 +58,13 @@ pub(crate) fn draw(tx: &Connection, wanted: NonZeroU32) -> Result<Option<(Fencin
         .min(wall_clock() as i64)
         .max(token + 1);
     tx.prepare_cached("UPDATE counter SET token = ?1")?.execute([last])?;
-    // Somebody may have written nonsense into the file; a raise puts it right, or says why it cannot.
+    // Another program may have written nonsense into the file; a raise puts it right, or says why it cannot.
     let tokens = [token + 1, last].map(|token| FencingToken::try_from(token).ok());
     Ok(tokens[0].zip(tokens[1]))
 }
 
 /// Microseconds of Unix time; nothing if the clock is set to where tokens do not reach.
 fn wall_clock() -> u64 {
-    let micros = SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .map_or(0, |d| d.as_micros());
-    u64::try_from(micros)
-        .ok()
-        .filter(|&now| now < FencingToken::MAX.get())
-        .unwrap_or(0)
+    let now = u64::try_from(boot_clock::wall_clock()).unwrap_or(0);
+    if now < FencingToken::MAX.get() { now } else { 0 }
 }

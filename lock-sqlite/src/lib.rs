@@ -33,14 +33,14 @@
 //!   Linux can this be checked.
 //! - **Several users** share a file through a common group. Give them the directory (`chgrp locks DIR; chmod 2770 DIR`)
 //!   and make the file before the first client starts: `touch DIR/locks.db; chmod 660 DIR/locks.db`. The `-wal`, `-shm`
-//!   and `-wake` files take their mode from it, whatever the umask. A file that a client makes has mode 600, or 660 if the umask
-//!   admits the group. Do not let users read it who may not write to it: whoever can open the `-shm` file can lock bytes in it, and so
-//!   hold up every request until the locks that are held have ended. Clients and `fencelock check` warn of such files.
+//!   and `.…-wake` files take their mode from it, whatever the umask. A file that a client makes has mode 600, or 660 if the umask
+//!   admits the group. Do not let users read it who may not write to it: a user who can open the `-shm` file can lock bytes in it, and so
+//!   hold up every request until the locks that are held have ended.
 //! - **Containers.** A file in a container's own layer (overlayfs) excludes the processes of that container only, also if other
 //!   containers of the same image have a file at the same path. Clients and `fencelock check` warn of it. A mount that is private
 //!   to a container, such as a tmpfs, has the same effect and is not noticed.
 //! - **Looking at locks** takes the right to read alone: see [`SqliteConfig::read_only`]. Such a client makes no file and changes
-//!   none. But users who may read can hold up others, as said above.
+//!   none.
 //! - **A process stopped inside a transaction** (by SIGSTOP or a debugger) blocks
 //!   every name in the file until it goes on or is killed. Others get [`Unavailable`](lock_core::LockError::Unavailable)
 //!   after their [`op_timeout`](SqliteConfig::op_timeout) and recover by themselves. [`try_lock`](lock_core::Locks::try_lock) and
@@ -48,8 +48,8 @@
 //!   blocks nobody. Most transactions last microseconds; one per connect and one per 1 024 grants wait for the disk, and
 //!   others wait with them for that long.
 //! - **Removing or replacing the file while it is in use** loses the locks in it. Every operation checks that the path
-//!   still leads to the open file: a renewal then says that the lock is lost, anything else fails once, and the next
-//!   request opens what is there. Between the replacement and its next renewal a holder may believe in its lock while
+//!   still leads to the open file, and while something is held a client looks once a second: its guards then say that the lock is lost, a
+//!   request fails once, and the next one opens what is there. In between a holder may believe in its lock while
 //!   another has it; the fencing token tells them apart. The same goes for the `-wal` and `-shm` files.
 //! - **Copying over the file while it is in use** (rather than replacing it) changes SQLite's data under its feet, and may
 //!   damage it. A client notices it only when it draws a token that is not above all
@@ -58,7 +58,7 @@
 //! - **A virtual machine that is set back to a snapshot while clients run** sets back their memory with the file: they
 //!   repeat tokens, and nothing inside the machine can tell. Restart them after such a restore; a new client starts no
 //!   lower than the wall clock.
-//! - **SQLite 3.37.0 or later** is needed. With the feature `bundled` (on by default) it is compiled from the source that comes with
+//! - **SQLite 3.37.0 or later** is needed, but not 3.51.0 or 3.51.1. With the feature `bundled` (on by default) it is compiled from the source that comes with
 //!   `libsqlite3-sys`; without it the SQLite of the system is linked. Any `rusqlite` from 0.32 to 0.43 will do, so that cargo can take
 //!   the one that goes with the other users of SQLite in the program:
 //!   [docs/sqlite.md](https://github.com/fencelock/fencelock/blob/main/docs/sqlite.md) has a table.
@@ -68,10 +68,10 @@
 //!   believed in the parent, and not its locks. Otherwise the child gets [`Configuration`](lock_core::LockError::Configuration) at once.
 //!   Connect after the fork, [shut down](lock_core::Locks::shutdown) before it, or start a new program in the child.
 //! - **A full disk**: what finds no room fails with [`Unavailable`](lock_core::LockError::Unavailable), and no new client
-//!   can connect. Renewals and releases of open clients go on in the space that the file and its log have already, which
-//!   is some 64 KiB at first and grows with use; those that cannot leave the lock to its expiry.
-//! - **Waiters** of different processes are served in no particular order. They notice a release mostly within 15 ms. On Linux
-//!   they are woken through a named pipe beside the database (`-wake`), and look by themselves 4 times a second.
+//!   can connect. Requests of open clients go on in the space that the file and its log have already, as far as that goes.
+//! - **Waiters** of different processes are served in no particular order, but a claim that was passed by 32 others goes next, and new readers
+//!   wait behind a writer that waits. They notice a release mostly within 15 ms. On Linux they are woken through a named pipe beside the
+//!   database (`.locks.db-wake`), and look by themselves 3 to 8 times a second.
 //! - **Systems other than Linux** offer no boot clock with a boot id. There leases follow the wall clock.
 //!
 //! The resource's side for SQLite is in [`fence`].
@@ -81,29 +81,17 @@ compile_error!("lock-sqlite needs a Unix system: it tells files apart by device 
 
 pub mod fence;
 
-mod boot;
-mod checkpoint;
+mod boot_clock;
+mod client;
+mod commands;
 mod config;
+mod connection;
 mod counter;
-mod database;
-mod failure;
-mod file_system;
-mod files;
-mod patience;
-mod place;
-mod reader;
-mod records;
-mod reservations;
+mod error;
+mod file_identity;
+mod read_only;
 mod schema;
-mod session;
-mod store;
-mod turns;
 mod wait;
-#[cfg(test)]
-mod waiting_costs;
-#[cfg_attr(not(any(target_os = "linux", target_os = "android")), path = "no_wake.rs")]
-mod wake;
-mod worker;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -111,7 +99,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
     ServerInfo, Wait,
 };
 
@@ -119,15 +107,15 @@ pub use config::SqliteConfig;
 /// The version of rusqlite that [`fence`] works with: the one that cargo has chosen for the program.
 pub use rusqlite;
 
-use session::Session;
+use client::Client;
 
 /// Locks in an SQLite file.
 ///
-/// Every client has two connections, one of them for checkpoints, and one thread that works them; clones share them. Dropping the last clone closes the
-/// file in the background and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
+/// Every client has one connection and one thread that works it; clones share them. Dropping the last clone closes the file in the background
+/// and leaves what it held to expire; [`close`](DistributedLock::close) releases it.
 #[derive(Clone, Debug)]
 pub struct SqliteLock {
-    session: Arc<Session>,
+    client: Arc<Client>,
 }
 
 impl SqliteLock {
@@ -139,87 +127,67 @@ impl SqliteLock {
     pub async fn open(path: impl Into<PathBuf>) -> Result<Self, LockError> {
         SqliteConfig::new(path).connect().await
     }
-
-    pub(crate) fn new(session: Session) -> Self {
-        Self {
-            session: Arc::new(session),
-        }
-    }
-
-    pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
-    }
 }
 
 #[async_trait]
 impl DistributedLock for SqliteLock {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new(Scope::Machine)
-            .with_op_timeout(self.session.settings().op_timeout)
-            .with_give_way(Duration::from_millis(20))
+            .with_op_timeout(self.client.settings().op_timeout)
+            // A claim that was passed over goes first.
+            .with_give_way(Duration::ZERO)
             .with_inspection()
             .with_reservations()
+            .with_shared()
+            .with_permits()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.session.attempt(claim, false).await
+        self.client.try_acquire(claim).await
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         match lease.claim() {
-            Some(claim) => self.session.renew(claim).await,
+            Some(claim) => self.client.renew(claim).await,
             // Not one of ours.
             None => Ok(Renewal::NotHeld),
         }
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        match keep {
-            Some(rest) => self.session.release_reserved(claim, rest).await,
-            None => self.session.release(claim).await,
-        }
+        self.client.release(claim, keep).await
     }
 
-    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
-        let attempt = self.session.attempt(claim, true).await?;
-        if let Attempt::Busy(found) = &attempt {
-            wait.busy(found);
-        }
-        match attempt {
-            Attempt::Busy(_) if !wait.is_over(Clock::system().now()) => self.session.wait(claim, wait.deadline()).await,
-            done => Ok(done),
-        }
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        self.client.acquire(claim, wait).await
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        self.session.reserve(claim, length).await
+        self.client.reserve(claim, length).await
     }
 
     async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let name = name.clone();
-        let asking = self
-            .session
-            .read("asking who holds a lock", move |records| records.holder(&name));
-        Ok(asking.await?.into_iter().collect())
+        self.client
+            .read("asking who holds a lock", move |view| view.holders(&name))
+            .await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
         let prefix = prefix.to_owned();
-        self.session
-            .read("listing locks", move |records| records.list(&prefix))
-            .await
+        self.client.read("listing locks", move |view| view.list(&prefix)).await
     }
 
     async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        Ok(self.session.force_release(name).await?.into_iter().collect())
+        self.client.force_release(name).await
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {
-        let warnings = place::warnings(&self.session.settings().path);
+        let warnings = file_identity::warnings(&self.client.settings().path);
         Ok(ServerInfo::new("SQLite", rusqlite::version()).with_warnings(warnings))
     }
 
     async fn close(&self) -> Result<(), LockError> {
-        self.session.close().await
+        self.client.close().await
     }
 }

@@ -1,45 +1,54 @@
-//! What the database looks like, and how it is opened.
+//! What the database looks like.
 
 use std::path::Path;
 
-use lock_core::LockError;
-use rusqlite::{Connection, Transaction, TransactionBehavior};
+use rusqlite::{Transaction, TransactionBehavior};
 
-use crate::checkpoint::Checkpointer;
-use crate::database::Database;
-use crate::failure::{self, Failure};
-use crate::patience;
+use crate::connection::Connection;
+use crate::error::Failure;
 
 /// Marks the file as ours (`fncl`), so that no other program's database is ever written to.
 const APPLICATION_ID: i32 = 0x666e_636c;
 
-/// The format of the tables below. A file with a higher one is refused, so clients that know of no reservations are, too.
-const FORMAT: i32 = 2;
+/// The format of the tables below. A file with another one is refused.
+const FORMAT: i32 = 3;
 
-/// Makes that of format 1.
-const FROM_FORMAT_1: &str = "
-ALTER TABLE lock ADD COLUMN reserved INTEGER NOT NULL DEFAULT 0;
-ALTER TABLE lock ADD COLUMN reserved_wall INTEGER NOT NULL DEFAULT 0;
-";
-
-/// `lock`: who holds what. A row counts while its boot is this one and its expiry is ahead; all others are free.
-/// `expires` is a reading of the boot clock in nanoseconds, `ttl` in nanoseconds, `acquired_at` in microseconds of Unix
-/// time. `reserved`, `reserved_wall`, and an empty `client`: [`crate::reservations`]. `counter`: the last token drawn, and the durable ceiling below which tokens may be drawn.
+/// - `lock`: a row per hold. It counts while its `boot` is this one and `expires`, a reading of the boot clock in nanoseconds, is ahead. `mode`
+///   and `permits`: see `commands.rs`. `acquired_at` is in microseconds of Unix time. `reserved` and `reserved_wall` are the end of a
+///   reservation by the boot clock and by the wall clock in microseconds, 0 without one; `expires` is never below `reserved`. A row without a
+///   `client` is only reserved: its owner has released it.
+/// - `waiter`: a row per claim that waits, for as long as its client keeps it up. `place` is its place among the waiters of the name, `passed`
+///   how many later claims were granted before it.
+/// - `counter`: the last token drawn, and the durable ceiling below which tokens may be drawn.
 const TABLES: &str = "
 CREATE TABLE lock (
-    name TEXT NOT NULL PRIMARY KEY,
+    name TEXT NOT NULL,
     owner TEXT NOT NULL,
     client TEXT NOT NULL,
+    mode INTEGER NOT NULL,
+    permits INTEGER NOT NULL,
     token INTEGER NOT NULL,
     boot TEXT NOT NULL,
     expires INTEGER NOT NULL,
-    ttl INTEGER NOT NULL,
     label TEXT,
     host TEXT,
     pid INTEGER,
     acquired_at INTEGER NOT NULL,
     reserved INTEGER NOT NULL DEFAULT 0,
-    reserved_wall INTEGER NOT NULL DEFAULT 0
+    reserved_wall INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (name, owner)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE waiter (
+    name TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    client TEXT NOT NULL,
+    mode INTEGER NOT NULL,
+    permits INTEGER NOT NULL,
+    boot TEXT NOT NULL,
+    expires INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    passed INTEGER NOT NULL DEFAULT 0,
+    PRIMARY KEY (name, owner)
 ) STRICT, WITHOUT ROWID;
 CREATE TABLE counter (
     only_row INTEGER NOT NULL PRIMARY KEY CHECK (only_row = 1),
@@ -49,94 +58,51 @@ CREATE TABLE counter (
 INSERT INTO counter (only_row, token, ceiling) VALUES (1, 0, 0);
 ";
 
-/// Pages that are written once and then free. On a full disk the log is emptied into the database and begun again, so
-/// the database must have room for what is in the log without growing.
-const ROOM: &str = "CREATE TABLE room (filler BLOB); INSERT INTO room VALUES (zeroblob(65536));";
-
-/// Opens the database, and lays out the tables if the file is new.
-pub(crate) fn open(path: &Path) -> Result<(Database, Checkpointer), Failure> {
-    let mut conn = Database::open(path, true)?;
-    conn.set_prepared_statement_cache_capacity(32);
+/// Sets the journal mode, and lays out the tables if the file is new.
+pub(crate) fn prepare(conn: &mut Connection, path: &Path) -> Result<(), Failure> {
     // Before the journal mode, which is stored in the file: another program's database must stay untouched.
-    let found = Found::look(&conn.transaction()?, path)?;
-    write_ahead(&conn, path)?;
-    let mut checkpointer = Checkpointer::open(path)?;
-    if found == Found::Format1 {
-        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        if Found::look(&tx, path)? == Found::Format1 {
-            tx.execute_batch(FROM_FORMAT_1)?;
-            tx.pragma_update(None, "user_version", FORMAT)?;
-            tx.commit()?;
-        }
-    }
-    if found == Found::Nothing {
-        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-        // Another process may have been faster.
-        if Found::look(&tx, path)? == Found::Nothing {
-            tx.execute_batch(TABLES)?;
-            tx.execute_batch(ROOM)?;
-            tx.pragma_update(None, "application_id", APPLICATION_ID)?;
-            tx.pragma_update(None, "user_version", FORMAT)?;
-            tx.commit()?;
-            checkpointer.run(&conn)?;
-            conn.execute_batch("DROP TABLE IF EXISTS room")?;
-            checkpointer.run(&conn)?;
-        }
-    }
-    Ok((conn, checkpointer))
-}
-
-/// The journal in which readers and one writer do not block each other.
-fn write_ahead(conn: &Connection, path: &Path) -> Result<(), Failure> {
-    let mut tries = 0;
-    let mode: String = loop {
-        // Two processes that switch the same new file at once would deadlock; SQLite tells one of them without asking
-        // the busy handler.
-        match conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0)) {
-            Err(e) if failure::contention(&e) && patience::wait_for_the_other(tries) => tries += 1,
-            other => break other?,
-        }
-    };
+    let is_ours = is_ours(&conn.transaction()?, path)?;
+    let mode: String = conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
     if mode != "wal" {
-        return Err(Failure::Refused(LockError::configuration(format!(
-            "SQLite keeps {} in journal mode {mode}, and locks need the write-ahead log; put the file on a disk with \
-             shared memory between processes",
+        return Err(Failure::configuration(format!(
+            "SQLite keeps {} in journal mode {mode}, and locks need the write-ahead log; put the file on a disk with shared memory between \
+             processes",
             path.display()
-        ))));
+        )));
     }
-    conn.pragma_update(None, "synchronous", "NORMAL")?;
-    Checkpointer::prepare(conn)?;
+    conn.set_durable(false)?;
+    if is_ours {
+        return Ok(());
+    }
+    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    // Another process may have been faster.
+    if !self::is_ours(&tx, path)? {
+        tx.execute_batch(TABLES)?;
+        tx.pragma_update(None, "application_id", APPLICATION_ID)?;
+        tx.pragma_update(None, "user_version", FORMAT)?;
+        tx.commit()?;
+    }
     Ok(())
 }
 
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Found {
-    Nothing,
-    /// Ours, of a version without reservations.
-    Format1,
-    Ours,
-}
-
-impl Found {
-    /// In a transaction, or another process could lay out its tables between one question and the next.
-    pub(crate) fn look(tx: &Transaction<'_>, path: &Path) -> Result<Self, Failure> {
-        let pragma = |name| tx.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
-        let (id, format) = (pragma("application_id")?, pragma("user_version")?);
-        let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
-        let refused = |message| Err(Failure::Refused(LockError::configuration(message)));
-        match (id, format, tables) {
-            (APPLICATION_ID, FORMAT, _) => Ok(Self::Ours),
-            (APPLICATION_ID, 1, _) => Ok(Self::Format1),
-            (APPLICATION_ID, _, _) => refused(format!(
-                "{} has format {format}, and this version of fencelock knows format {FORMAT}; update this program, or \
-                 use another file",
-                path.display()
-            )),
-            (0, 0, 0) => Ok(Self::Nothing),
-            _ => refused(format!(
-                "{} is the database of another program; give locks a file of their own",
-                path.display()
-            )),
-        }
+/// Whether the database has our tables. False if it is empty. In a transaction, or another process could lay out its tables meanwhile.
+pub(crate) fn is_ours(tx: &Transaction<'_>, path: &Path) -> Result<bool, Failure> {
+    let pragma = |name| tx.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
+    let (id, format) = (pragma("application_id")?, pragma("user_version")?);
+    let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;
+    let at = path.display();
+    match (id, format, tables) {
+        (APPLICATION_ID, FORMAT, _) => Ok(true),
+        (APPLICATION_ID, ..FORMAT, _) => Err(Failure::configuration(format!(
+            "{at} has format {format}, of an earlier version of fencelock; stop all its users, then remove it with its -wal and -shm files. \
+             Tokens go on above the old ones"
+        ))),
+        (APPLICATION_ID, _, _) => Err(Failure::configuration(format!(
+            "{at} has format {format}, and this version of fencelock knows format {FORMAT}; update this program, or use another file"
+        ))),
+        (0, 0, 0) => Ok(false),
+        _ => Err(Failure::configuration(format!(
+            "{at} is the database of another program; give locks a file of their own"
+        ))),
     }
 }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::{Attempt, Busy, Claim, DistributedLock, Grant, LockError, LockName, Wait};
+use lock_core::{Attempt, Busy, Claim, DistributedLock, Grant, LockName, Mode};
 use lock_sqlite::SqliteLock;
 use rusqlite::Connection;
 use tempfile::TempDir;
@@ -39,13 +39,18 @@ impl File {
 
     /// Changes the file behind the backend's back.
     pub(crate) fn sql(&self, sql: &str) {
-        Connection::open(self.path()).unwrap().execute_batch(sql).unwrap();
+        self.connection().execute_batch(sql).unwrap();
     }
 
     /// The first value that `sql` yields.
     pub(crate) fn number(&self, sql: &str) -> i64 {
+        self.connection().query_row(sql, [], |row| row.get(0)).unwrap()
+    }
+
+    pub(crate) fn connection(&self) -> Connection {
         let conn = Connection::open(self.path()).unwrap();
-        conn.query_row(sql, [], |row| row.get(0)).unwrap()
+        conn.busy_timeout(HANG_LIMIT).unwrap();
+        conn
     }
 
     pub(crate) fn rows(&self) -> i64 {
@@ -54,14 +59,28 @@ impl File {
 
     /// Copies the database as a whole to another file.
     pub(crate) fn copy_to(&self, path: PathBuf) {
-        let conn = Connection::open(self.path()).unwrap();
-        conn.execute("VACUUM INTO ?1", [path.to_str().unwrap()]).unwrap();
-        // A copy of this kind loses the journal mode, which the backend sets again.
+        self.connection()
+            .execute("VACUUM INTO ?1", [path.to_str().unwrap()])
+            .unwrap();
+    }
+
+    /// The names of the files in the directory.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.0.path()).unwrap();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
     }
 }
 
 pub(crate) fn claim(name: &str, ttl: Duration) -> Claim {
     Claim::new(name.parse().unwrap(), ttl)
+}
+
+pub(crate) fn claim_as(name: &str, mode: Mode) -> Claim {
+    claim(name, LONG).with_mode(mode)
 }
 
 pub(crate) fn name(name: &str) -> LockName {
@@ -80,11 +99,8 @@ pub(crate) async fn busy(lock: &SqliteLock, claim: &Claim) -> Busy {
     }
 }
 
-/// Waits for the lock, which it has to get.
-pub(crate) async fn waited(lock: &SqliteLock, claim: &Claim) -> Grant {
-    let attempt = tokio::time::timeout(HANG_LIMIT, lock.acquire(claim, Wait::until(None))).await;
-    let attempt = attempt.expect("the lock becomes free").unwrap();
-    attempt.granted().expect("a wait without end")
+pub(crate) async fn in_time<T>(work: impl Future<Output = T>) -> T {
+    tokio::time::timeout(HANG_LIMIT, work).await.expect("it ends in time")
 }
 
 /// For a thread of its own.
@@ -93,25 +109,7 @@ pub(crate) fn runtime() -> tokio::runtime::Runtime {
     builder.enable_all().build().unwrap()
 }
 
-/// Repeats a request until it is done, for a client whose limit for one is so short that a busy machine can miss it.
-pub(crate) async fn until_done<T>(mut request: impl AsyncFnMut() -> Result<T, LockError>) -> T {
-    let repeating = async {
-        loop {
-            match request().await {
-                Ok(done) => return done,
-                Err(error) => assert!(matches!(error, LockError::Unavailable { .. }), "{error}"),
-            }
-        }
-    };
-    tokio::time::timeout(HANG_LIMIT, repeating)
-        .await
-        .expect("it is done in time")
-}
-
-/// Drives an `acquire` of a name that is held to where it waits.
-///
-/// Requests of one client are worked in order, so once a later one is answered the ones before it are done: first the
-/// attempt, then the entry among those who wait.
+/// Drives an `acquire` of a name that is held to where it waits: its client works requests in order.
 pub(crate) async fn until_waiting<T>(lock: &SqliteLock, mut acquire: Pin<&mut impl Future<Output = T>>) {
     let mut context = Context::from_waker(Waker::noop());
     for _ in 0..2 {

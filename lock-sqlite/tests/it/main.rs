@@ -4,14 +4,12 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
-mod abandoned;
 mod bad_input;
 mod contract;
 mod extended;
 mod file;
-mod log;
 mod processes;
 mod read_only;
-mod reservations;
+mod replaced;
 mod tokens;
-mod while_open;
+mod waiting;

@@ -1,16 +1,18 @@
 //! Clients that only look: they change nothing, and see what is held whoever comes and goes meanwhile.
 
 use std::fs;
+use std::thread;
 
-use crate::file::{File, LONG, claim, granted, name};
 use lock_core::{DistributedLock, LockError, Wait};
 use lock_sqlite::{SqliteConfig, SqliteLock};
 
-pub(crate) fn reader(file: &File) -> SqliteConfig {
-    SqliteConfig::new(file.path()).read_only(true)
+use crate::file::{File, LONG, claim, granted, name, runtime};
+
+fn reader(file: &File) -> SqliteLock {
+    SqliteConfig::new(file.path()).read_only(true).connect_lazy().unwrap()
 }
 
-pub(crate) async fn names(lock: &SqliteLock) -> Vec<String> {
+async fn names(lock: &SqliteLock) -> Vec<String> {
     let held = lock.list("").await.unwrap();
     held.into_iter()
         .map(|holder| holder.name.unwrap().to_string())
@@ -24,28 +26,17 @@ fn refusal<T: std::fmt::Debug>(done: Result<T, LockError>) -> String {
     }
 }
 
-pub(crate) fn names_in(file: &File) -> Vec<String> {
-    let entries = fs::read_dir(file.path().parent().unwrap()).unwrap();
-    let mut names: Vec<_> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
-
-#[tokio::test]
-async fn a_hundred_readers_use_up_no_token_and_the_writer_beside_them_goes_on() {
-    let file = File::new();
-    let lock = file.client().await;
-    let first = granted(&lock, &claim("a", LONG)).await;
-    for _ in 0..100 {
-        let reader = reader(&file).connect().await.unwrap();
-        assert_eq!(names(&reader).await, ["a"]);
-        let holder = reader.holders(&name("a")).await.unwrap().pop().unwrap();
-        assert_eq!(holder.token, Some(first.token));
-    }
-    let second = granted(&lock, &claim("b", LONG)).await;
-    assert_eq!(second.token.get(), first.token.get() + 1);
+/// The files of the directory with their content and the times of their last change.
+fn contents(file: &File) -> Vec<(String, Vec<u8>, std::time::SystemTime)> {
+    let look = |name: String| {
+        let path = file.beside(&name);
+        (
+            name,
+            fs::read(&path).unwrap(),
+            fs::metadata(&path).unwrap().modified().unwrap(),
+        )
+    };
+    file.names().into_iter().map(look).collect()
 }
 
 #[tokio::test]
@@ -54,8 +45,7 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
     let lock = file.client().await;
     let held = claim("held", LONG);
     let grant = granted(&lock, &held).await;
-    let reader = reader(&file).connect().await.unwrap();
-    let free = claim("free", LONG);
+    let (reader, free) = (reader(&file), claim("free", LONG));
     for why in [
         refusal(reader.try_acquire(&free).await),
         refusal(reader.acquire(&free, Wait::until(None)).await),
@@ -66,64 +56,62 @@ async fn a_reader_takes_and_releases_nothing_and_says_what_to_do() {
         assert!(why.contains("read-only") && why.contains("without mode=ro"), "{why}");
     }
     assert_eq!(reader.server_info().await.unwrap().product, "SQLite");
-
-    reader.close().await.unwrap();
-    assert_eq!(names(&lock).await, ["held"]);
-}
-
-#[tokio::test]
-async fn a_reader_shows_neither_what_has_expired_nor_what_another_boot_left() {
-    let file = File::new();
-    let lock = file.client().await;
-    for n in ["expired", "held", "of another boot"] {
-        granted(&lock, &claim(n, LONG)).await;
+    for _ in 0..100 {
+        assert_eq!(names(&reader).await, ["held"]);
     }
-    file.sql("UPDATE lock SET expires = 1 WHERE name = 'expired'");
-    file.sql("UPDATE lock SET boot = 'another' WHERE name = 'of another boot'");
-    let reader = reader(&file).connect().await.unwrap();
-    assert_eq!(names(&reader).await, ["held"]);
-    assert!(reader.holders(&name("expired")).await.unwrap().pop().is_none());
-    let held = reader.holders(&name("held")).await.unwrap().pop().unwrap();
-    assert!(held.remaining.unwrap() > LONG / 2 && held.remaining.unwrap() <= LONG);
+    // No token was used up, and the writer beside them goes on.
+    let next = granted(&lock, &free).await;
+    assert_eq!(next.token.get(), grant.token.get() + 1);
 }
 
+/// In a directory of its own, so that no client of this process has the files open: reading them would drop its locks.
 #[tokio::test]
-async fn a_reader_sees_the_file_that_is_there_and_misses_one_that_is_gone() {
-    let file = File::new();
-    let reader = reader(&file).connect_lazy().unwrap();
+async fn a_reader_leaves_every_file_as_it_is() {
+    let (file, copy) = (File::new(), File::new());
+    let lock = file.client().await;
+    granted(&lock, &claim("n", LONG)).await;
+    let reader = reader(&copy);
     let why = refusal(reader.list("").await);
     assert!(
         why.contains("there is no file") && why.contains("check the path"),
         "{why}"
     );
-    assert_eq!(names_in(&file), [""; 0]);
-    fs::write(file.path(), "").unwrap();
+    assert_eq!(copy.names(), [""; 0]);
+    fs::write(copy.path(), "").unwrap();
     assert_eq!(names(&reader).await, [""; 0]);
-    assert_eq!(names_in(&file), ["locks.db"]);
-
-    let lock = file.client().await;
-    granted(&lock, &claim("first", LONG)).await;
-    assert_eq!(names(&reader).await, ["first"]);
-    // The copy is one that no client has opened yet, in another journal mode.
-    file.copy_to(file.beside("copy.db"));
-    granted(&lock, &claim("second", LONG)).await;
-    assert_eq!(names(&reader).await, ["first", "second"]);
-    lock.close().await.unwrap();
-    fs::rename(file.beside("copy.db"), file.path()).unwrap();
-    assert_eq!(names(&reader).await, ["first"]);
-    fs::remove_file(file.path()).unwrap();
-    refusal(reader.list("").await);
-}
-
-#[tokio::test]
-async fn places_where_locks_do_not_exclude_are_refused_to_readers_too() {
-    let file = File::new();
-    drop(file.client().await);
-    fs::hard_link(file.path(), file.beside("other.db")).unwrap();
-    let refused = reader(&file).connect().await.unwrap_err();
-    assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused}");
-    let allowed = reader(&file).allow_unsafe_configuration(true).connect().await.unwrap();
-    assert_eq!(names(&allowed).await, [""; 0]);
+    let of = |name: &str| (file.beside(name), copy.beside(name));
+    // As a client that was killed leaves them: with the log and its index, and without.
+    for names_of_files in [&["locks.db", "locks.db-wal", "locks.db-shm"][..], &["locks.db"]] {
+        for name in copy.names() {
+            fs::remove_file(copy.beside(&name)).unwrap();
+        }
+        for name in names_of_files {
+            let (from, to) = of(name);
+            assert!(
+                std::process::Command::new("cp")
+                    .args([from, to])
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        }
+        let before = contents(&copy);
+        assert_eq!(names(&reader).await, ["n"], "{names_of_files:?}");
+        assert!(contents(&copy) == before, "{names_of_files:?}");
+        file.sql("PRAGMA wal_checkpoint");
+    }
+    // An empty log is no obstacle, and what only a writer can put right is told.
+    fs::write(copy.beside("locks.db-wal"), "").unwrap();
+    assert_eq!(names(&reader).await, ["n"]);
+    fs::remove_file(copy.beside("locks.db-wal")).unwrap();
+    for unfinished in ["locks.db-wal", "locks.db-journal"] {
+        fs::write(copy.beside(unfinished), "something").unwrap();
+        let before = contents(&copy);
+        let why = refusal(reader.list("").await);
+        assert!(why.contains(unfinished) && why.contains("fencelock check"), "{why}");
+        assert!(contents(&copy) == before);
+        fs::remove_file(copy.beside(unfinished)).unwrap();
+    }
 }
 
 #[tokio::test]
@@ -138,30 +126,29 @@ async fn a_path_that_sqlite_would_take_for_an_address_is_read_as_it_is() {
     assert_eq!(names(&reader).await, [""; 0]);
 }
 
-#[tokio::test]
-async fn what_only_a_writer_can_put_right_is_told_and_left_as_it_is() {
-    for unfinished in ["locks.db-wal", "locks.db-journal"] {
-        let file = File::new();
-        file.client().await.close().await.unwrap();
-        fs::write(file.beside(unfinished), "something").unwrap();
-        let before = names_in(&file);
-        let why = refusal(reader(&file).connect().await);
-        assert!(why.contains(unfinished) && why.contains("fencelock check"), "{why}");
-        assert_eq!(names_in(&file), before);
-    }
-}
-
-#[tokio::test]
-async fn a_log_with_nothing_in_it_is_no_obstacle() {
+#[test]
+fn readers_see_what_is_held_while_clients_of_their_process_come_and_go() {
     let file = File::new();
-    let lock = file.client().await;
-    granted(&lock, &claim("n", LONG)).await;
-    file.copy_to(file.beside("copy.db"));
-    lock.close().await.unwrap();
-    fs::rename(file.beside("copy.db"), file.path()).unwrap();
-    fs::write(file.beside("locks.db-wal"), "").unwrap();
-    let before = names_in(&file);
-    let reader = reader(&file).connect().await.unwrap();
-    assert_eq!(names(&reader).await, ["n"]);
-    assert_eq!(names_in(&file), before);
+    runtime().block_on(async {
+        granted(&file.client().await, &claim("kept", LONG)).await;
+    });
+    thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            runtime().block_on(async {
+                for _ in 0..100 {
+                    let lock = file.client().await;
+                    granted(&lock, &claim("passing", LONG)).await;
+                    lock.close().await.unwrap();
+                }
+            });
+        });
+        runtime().block_on(async {
+            let reader = reader(&file);
+            while !writer.is_finished() {
+                let seen = names(&reader).await;
+                assert!(seen.contains(&"kept".to_owned()), "{seen:?}");
+            }
+        });
+        writer.join().unwrap();
+    });
 }

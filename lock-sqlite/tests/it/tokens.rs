@@ -1,13 +1,15 @@
 //! Tokens rise, whatever happens to clients, to the file and to the clock.
 
 use std::num::NonZeroU32;
+use std::path::PathBuf;
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::file::{File, LONG, claim, granted};
 use lock_core::{DistributedLock, FencingToken, LockError};
 use lock_sqlite::SqliteLock;
+
+use crate::file::{File, LONG, claim, granted};
 
 /// Draws that many tokens and returns the last.
 pub(crate) async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
@@ -32,31 +34,23 @@ fn micros(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-/// By another process: closing the file in this one would drop SQLite's locks on it.
-pub(crate) fn copy(from: &std::path::Path, to: &std::path::Path) {
-    assert!(Command::new("cp").arg(from).arg(to).status().unwrap().success());
-}
-
-#[tokio::test]
-async fn a_new_file_starts_at_the_wall_clock() {
-    let before = micros(SystemTime::now());
-    let file = File::new();
-    let token = draw(&file.client().await, 1).await;
-    assert!(token > before && token < before + 60_000_000, "{token} at {before}");
+fn with(file: &File, suffix: &str) -> PathBuf {
+    file.beside(&format!("locks.db{suffix}"))
 }
 
 #[tokio::test]
 async fn every_client_starts_above_all_tokens_before_it_also_when_the_clock_is_behind() {
+    let before = micros(SystemTime::now());
     let file = File::new();
     let first = file.client().await;
+    let token = draw(&first, 1).await;
+    assert!(token > before && token < before + 60_000_000, "{token} at {before}");
     far_ahead(&file);
     let mut last = draw(&first, 3).await;
     for _ in 0..5 {
-        let lock = file.client().await;
-        let token = draw(&lock, 2).await;
-        assert!(token > last, "{token} after {last}");
+        let token = draw(&file.client().await, 2).await;
         // Far less than the microseconds that pass, or the clock would never catch up.
-        assert!(token < last + 10_000, "{token} after {last}");
+        assert!(token > last && token < last + 10_000, "{token} after {last}");
         last = token;
     }
     assert!(draw(&first, 1).await > last);
@@ -65,18 +59,20 @@ async fn every_client_starts_above_all_tokens_before_it_also_when_the_clock_is_b
 #[tokio::test]
 async fn no_token_is_above_the_ceiling_that_was_made_durable_before() {
     let file = File::new();
-    let lock = file.client().await;
+    let (lock, conn) = (file.client().await, file.connection());
+    let ceiling = || {
+        let ceiling: i64 = conn
+            .query_row("SELECT ceiling FROM counter", [], |row| row.get(0))
+            .unwrap();
+        u64::try_from(ceiling).unwrap()
+    };
     for _ in 0..2100 {
-        let ceiling = u64::try_from(file.number("SELECT ceiling FROM counter")).unwrap();
+        let before = ceiling();
         let token = draw(&lock, 1).await;
-        let raised = u64::try_from(file.number("SELECT ceiling FROM counter")).unwrap();
-        assert!(token <= ceiling || raised > ceiling, "{token} above {ceiling}");
-        assert!(token <= raised);
+        let after = ceiling();
+        assert!(token <= before || after > before, "{token} above {before}");
+        assert!(token <= after);
     }
-}
-
-pub(crate) fn with(file: &File, suffix: &str) -> std::path::PathBuf {
-    file.beside(&format!("locks.db{suffix}"))
 }
 
 #[tokio::test]
@@ -102,43 +98,28 @@ async fn tokens_go_on_above_the_old_ones_when_the_file_is_removed_or_replaced_by
         last = draw(&lock, 1).await;
         assert!(last > fresh, "{last} after {fresh}");
     }
-}
-
-#[tokio::test]
-async fn a_client_never_repeats_its_own_tokens_even_without_file_and_clock() {
-    let file = File::new();
-    let lock = file.client().await;
+    // Without file and clock there is what the client has seen.
     far_ahead(&file);
     let last = draw(&lock, 2).await;
     for suffix in ["", "-wal", "-shm"] {
         std::fs::remove_file(with(&file, suffix)).unwrap();
     }
     lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    let token = draw(&lock, 1).await;
-    assert!(token > last, "{token} after {last}");
+    assert!(draw(&lock, 1).await > last);
 }
 
 #[tokio::test]
 async fn a_counter_that_went_back_under_an_open_file_is_noticed() {
     let file = File::new();
-    let lock = file.client().await;
-    let last = draw(&lock, 100).await;
-    file.sql("UPDATE counter SET token = token - 50");
-    let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    assert!(format!("{failed:#}").contains("older state"), "{failed}");
-    assert_eq!(file.rows(), 0);
-    assert!(draw(&lock, 1).await > last);
-}
-
-#[tokio::test]
-async fn a_counter_that_went_back_under_a_client_that_drew_nothing_yet_is_noticed() {
-    let file = File::new();
-    let lock = file.client().await;
-    file.sql("UPDATE counter SET token = token - 1");
-    let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    assert!(format!("{failed:#}").contains("older state"), "{failed}");
-    assert_eq!(file.rows(), 0);
-    granted(&lock, &claim("n", LONG)).await;
+    for drawn in [100, 0] {
+        let lock = file.client().await;
+        let last = draw(&lock, drawn).await;
+        file.sql("UPDATE counter SET token = token - 50");
+        let failed = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
+        assert!(format!("{failed:#}").contains("older state"), "{failed}");
+        assert_eq!(file.rows(), 0);
+        assert!(draw(&lock, 1).await > last);
+    }
 }
 
 #[tokio::test]
@@ -183,10 +164,35 @@ async fn a_block_goes_up_to_the_clock_and_the_ceiling() {
         lock.release(&claim, None).await.unwrap();
         last = next;
     }
-    // A lost file starts at the clock.
-    let file = File::new();
-    let claim = claim("n", LONG).with_tokens_wanted(NonZeroU32::new(8).unwrap());
-    let before = micros(SystemTime::now());
-    let grant = granted(&file.client().await, &claim).await;
-    assert!(grant.first_token().get() > before && grant.token.get() <= micros(SystemTime::now()));
+}
+
+/// Tokens after a loss of power: what is on the disk is at least everything up to the last raise of the ceiling.
+pub(crate) async fn grants_lost_with_the_power_are_not_granted_again() {
+    // By another process: closing the file in this one would drop SQLite's locks on it.
+    let copy = |from: PathBuf, to: PathBuf| {
+        assert!(Command::new("cp").args([from, to]).status().unwrap().success());
+    };
+    for before in [0, 1, 1000, 1024, 1030] {
+        let file = File::new();
+        let lock = file.client().await;
+        far_ahead(&file);
+        lock.close().await.unwrap();
+        let lock = file.client().await;
+        draw(&lock, before).await;
+        for suffix in ["", "-wal"] {
+            copy(with(&file, suffix), file.beside(&format!("disk{suffix}")));
+        }
+        let ceiling = file.number("SELECT ceiling FROM counter");
+        let mut lost = 0;
+        while file.number("SELECT token < ceiling FROM counter") == 1 {
+            lost = draw(&lock, 1).await;
+        }
+        assert_eq!(file.number("SELECT ceiling FROM counter"), ceiling);
+        lock.close().await.unwrap();
+        for suffix in ["", "-wal"] {
+            copy(file.beside(&format!("disk{suffix}")), with(&file, suffix));
+        }
+        let token = draw(&file.client().await, 1).await;
+        assert!(token > lost, "{token} after {lost}");
+    }
 }

@@ -75,7 +75,7 @@ fn namespaces(program: &str) -> Command {
     if !rustix::process::getuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
-    command.args(["--mount", "--pid", "--ipc", "--uts", "--time", "--boottime", "100000"]);
+    command.args(["--mount", "--pid", "--ipc", "--uts"]);
     command.args(["--fork", "--kill-child", "--mount-proc", "--", program]);
     command
 }

@@ -1,0 +1,157 @@
+//! Time and boots as every process of one machine sees them.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use lock_core::LockError;
+
+/// The clock by which locks expire, and the boot that it belongs to.
+///
+/// Every process of the machine must read the same clock, or one of them would free what another still holds. On Linux that is the time since
+/// boot, counting suspend: no setting of the wall clock changes it. A reading means nothing after a reboot, so the id of the boot is stored
+/// beside each one. A time namespace has a boot clock of its own and is refused.
+///
+/// Other systems have no boot id that can be read without unsafe code. There the wall clock is used.
+#[derive(Clone, Debug)]
+pub(crate) struct BootClock {
+    id: String,
+}
+
+impl BootClock {
+    /// Finds out which boot this is. `allow_unsafe` accepts one that other processes may see differently.
+    pub(crate) fn find(allow_unsafe: bool) -> Result<Self, LockError> {
+        system::boot_id(allow_unsafe).map(|id| Self { id })
+    }
+
+    /// The id of this boot.
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The machine's clock, in nanoseconds.
+    pub(crate) fn now(&self) -> i64 {
+        system::now()
+    }
+}
+
+/// A reading `length` later; at most the end of time.
+pub(crate) fn after(now: i64, length: Duration) -> i64 {
+    now.saturating_add(i64::try_from(length.as_nanos()).unwrap_or(i64::MAX))
+}
+
+/// The time from `now` until `then`; zero if it is past.
+pub(crate) fn until(now: i64, then: i64) -> Duration {
+    Duration::from_nanos(u64::try_from(then.saturating_sub(now)).unwrap_or(0))
+}
+
+/// Microseconds of Unix time.
+pub(crate) fn wall_clock() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+mod system {
+    use std::fs;
+    use std::io::ErrorKind;
+    use std::path::Path;
+
+    use lock_core::LockError;
+
+    use crate::error::unreadable;
+    use crate::file_identity::{is_mount_point, refuse};
+
+    pub(super) fn now() -> i64 {
+        let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        t.tv_sec.saturating_mul(1_000_000_000).saturating_add(t.tv_nsec)
+    }
+
+    pub(super) fn boot_id(allow_unsafe: bool) -> Result<String, LockError> {
+        find_in(Path::new("/proc"), allow_unsafe)
+    }
+
+    /// What cannot be read is never taken for something harmless: the wrong clock would free what others hold.
+    pub(super) fn find_in(proc: &Path, allow_unsafe: bool) -> Result<String, LockError> {
+        let path = proc.join("sys/kernel/random/boot_id");
+        let id = fs::read_to_string(&path).map_err(|e| unreadable(&path, e))?;
+        // systemd-nspawn and Incus give each container an id of its own that way.
+        if is_mount_point(proc, &path, allow_unsafe)? {
+            refuse(
+                allow_unsafe,
+                format!(
+                    "{} is replaced by a mount, so this container sees another boot than its neighbours and would free their locks; \
+                     remove that mount, or make sure that no process outside of the container uses the file",
+                    path.display()
+                ),
+            )?;
+        }
+        let path = proc.join("self/timens_offsets");
+        let offsets = match fs::read_to_string(&path) {
+            // The kernel knows no time namespaces.
+            Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
+            read => read.map_err(|e| unreadable(&path, e))?,
+        };
+        let mut boot = offsets.lines().map(|line| line.split_whitespace());
+        // Older kernels wrote the number of the clock.
+        let is_moved =
+            boot.any(|mut words| matches!(words.next(), Some("boottime" | "7")) && words.any(|word| word != "0"));
+        if is_moved {
+            refuse(
+                allow_unsafe,
+                "this process is in a time namespace whose boot clock is set off, so its leases would not end when other processes \
+                 think; start it outside of the namespace"
+                    .to_owned(),
+            )?;
+        }
+        Ok(id.trim().to_owned())
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+mod system {
+    pub(super) fn now() -> i64 {
+        super::wall_clock().saturating_mul(1_000)
+    }
+
+    pub(super) fn boot_id(_allow_unsafe: bool) -> Result<String, lock_core::LockError> {
+        Ok("wall clock".to_owned())
+    }
+}
+
+#[cfg(all(test, any(target_os = "linux", target_os = "android")))]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_boot_id_of_a_containers_own_and_a_clock_that_is_set_off_are_refused() {
+        assert!(BootClock::find(false).unwrap().id().len() >= 32);
+        let proc = tempfile::tempdir().unwrap();
+        let at = |path| proc.path().join(path);
+        let refused = system::find_in(proc.path(), false).unwrap_err();
+        assert!(refused.to_string().contains("cannot be read"), "{refused}");
+        fs::create_dir_all(at("sys/kernel/random")).unwrap();
+        fs::create_dir_all(at("self")).unwrap();
+        fs::write(at("sys/kernel/random/boot_id"), "an id\n").unwrap();
+        fs::write(at("self/mountinfo"), "").unwrap();
+        assert_eq!(system::find_in(proc.path(), false).unwrap(), "an id");
+        let mount = format!("36 35 98:0 / {} rw\n", at("sys/kernel/random/boot_id").display());
+        for (offsets, mounts, is_refused) in [
+            ("monotonic 0 0\nboottime 0 0\n", "", false),
+            ("monotonic 5 0\nboottime 0 0\n", "", false),
+            ("monotonic 0 0\nboottime 100 0\n", "", true),
+            ("1 0 0\n7 -5 0\n", "", true),
+            ("", mount.as_str(), true),
+        ] {
+            fs::write(at("self/timens_offsets"), offsets).unwrap();
+            fs::write(at("self/mountinfo"), mounts).unwrap();
+            let found = system::find_in(proc.path(), false);
+            assert_eq!(
+                matches!(found, Err(LockError::UnsafeConfiguration { .. })),
+                is_refused,
+                "{offsets:?} {found:?}"
+            );
+            system::find_in(proc.path(), true).unwrap();
+        }
+    }
+}
