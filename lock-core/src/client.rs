@@ -50,6 +50,8 @@ pub(crate) struct ClientInner {
     pub(crate) outages: Outages,
     pub(crate) release_outages: Outages,
     pub(crate) release_slots: ReleaseSlots,
+    /// For releases that failed before. Those that fail again and again, as on one hung session, do not delay other locks.
+    pub(crate) retry_slots: ReleaseSlots,
     /// Looks of observers that are under way: on Postgres each takes a session.
     pub(crate) looks: Semaphore,
     tasks: TaskTracker,
@@ -88,7 +90,8 @@ impl ClientInner {
             stats: Counters::default(),
             outages: Outages::default(),
             release_outages: Outages::of_releases(),
-            release_slots: ReleaseSlots::default(),
+            release_slots: ReleaseSlots::new(128),
+            retry_slots: ReleaseSlots::new(16),
             looks: Semaphore::new(LOOKS),
             tasks: TaskTracker::new(),
             releases: Releases::default(),
@@ -312,8 +315,10 @@ impl Drop for ClientInner {
         if self.is_of_this_process() {
             return self.watchdog.wake();
         }
-        // The connections are those of the parent of a forked child.
+        // A forked child keeps what does something when it is dropped: the connections, which are its parent's, and what takes a mutex.
         std::mem::forget(Arc::clone(&self.backend));
+        std::mem::forget(std::mem::replace(&mut self.names, Names::new(self.op_timeout, false)));
+        std::mem::forget(std::mem::take(&mut self.closing));
     }
 }
 

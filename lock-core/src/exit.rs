@@ -4,7 +4,7 @@ use std::process;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwapOption;
 
@@ -14,6 +14,9 @@ use crate::background::started;
 const LONGEST: Duration = Duration::from_millis(500);
 
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
+
+/// A poll that took longer counts as this: the machine or the process stood still, and no release went on either.
+const LONGEST_POLL: Duration = Duration::from_millis(20);
 
 /// Enough turns at the background thread for every task there that was woken before.
 const TURNS: usize = 8;
@@ -101,10 +104,10 @@ fn wait_for_releases() {
         });
     }
     let ended = || noticed.load(Ordering::Acquire) && DELAYS.load(Ordering::Acquire) == 0;
-    // Counted in polls: while the process stands still, no release goes on either.
-    let mut polls = LONGEST.as_millis();
-    while !ended() && polls > 0 {
+    let mut waited = Duration::ZERO;
+    while !ended() && waited < LONGEST {
+        let slept = Instant::now();
         thread::sleep(POLL_INTERVAL);
-        polls -= 1;
+        waited += slept.elapsed().min(LONGEST_POLL);
     }
 }

@@ -289,7 +289,15 @@ impl Held {
         if let Some(reason) = self.own.settle() {
             return Some(reason);
         }
-        if let Some((_, reason)) = self.limit.filter(|(at, _)| now >= *at) {
+        let limit = self.limit.filter(|(at, _)| now >= *at);
+        if limit.is_none() && self.grant.lease.is_valid(now) {
+            return None;
+        }
+        if !self.core.is_of_this_process() {
+            // A mutex that is taken to tell others may be locked for ever.
+            return Some(limit.map_or(LossReason::Expired, |(_, reason)| reason));
+        }
+        if let Some((_, reason)) = limit {
             self.own.fire(reason);
         } else if self.grant.lease.expire(now) {
             return None;

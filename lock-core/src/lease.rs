@@ -1,8 +1,8 @@
 //! What must be kept alive for locks to be held.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use crate::{Claim, LossReason, Revocation, Revoker, Stamp};
@@ -25,19 +25,6 @@ struct Inner {
     ttl: Duration,
     deadline: AtomicU64,
     revocation: Revocation,
-    watched: Mutex<Watched>,
-}
-
-/// What the watchdog keeps with a lease.
-#[derive(Default)]
-pub(crate) struct Watched {
-    pub(crate) holds: u32,
-    /// The one that came last.
-    pub(crate) last: u64,
-    /// How many of these want it renewed.
-    pub(crate) renew: u32,
-    /// When the lease is to be looked at.
-    pub(crate) due: Option<Stamp>,
 }
 
 /// What a lease belongs to.
@@ -80,7 +67,6 @@ impl Lease {
             ttl,
             deadline: AtomicU64::new(deadline(sent, ttl).as_nanos()),
             revocation: Revocation::new(),
-            watched: Mutex::default(),
         }))
     }
 
@@ -153,12 +139,6 @@ impl Lease {
     /// Tells leases apart within this process.
     pub(crate) fn serial(&self) -> u64 {
         self.0.serial
-    }
-
-    /// For the watchdog, under its own mutex.
-    pub(crate) fn watched(&self) -> MutexGuard<'_, Watched> {
-        // Nothing panics while holding the mutex.
-        self.0.watched.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

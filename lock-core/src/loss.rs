@@ -55,7 +55,43 @@ struct Cell {
 #[derive(Default)]
 struct Listeners {
     token: Option<CancellationToken>,
-    alarm: Option<(Arc<Alarm>, Revoked)>,
+    alarms: Alarms,
+}
+
+/// An alarm, and what is said to have been revoked.
+type Watching = (Arc<Alarm>, Revoked);
+
+/// Those of the clients that have holds on it: mostly it is one.
+#[derive(Clone, Default)]
+pub(crate) struct Alarms {
+    first: Option<Watching>,
+    #[expect(clippy::box_collection, reason = "every hold has the room for it")]
+    others: Option<Box<Vec<Watching>>>,
+}
+
+impl Alarms {
+    fn add(&mut self, alarm: &Arc<Alarm>, revoked: Revoked) {
+        let entry = (Arc::clone(alarm), revoked);
+        match &mut self.first {
+            Some((first, _)) if !Arc::ptr_eq(first, alarm) => {
+                let others = self.others.get_or_insert_default();
+                // Without those of clients that have ended.
+                others.retain(|(other, _)| !Arc::ptr_eq(other, alarm) && Arc::strong_count(other) > 1);
+                others.push(entry);
+            }
+            first => *first = Some(entry),
+        }
+    }
+
+    fn raise(self) {
+        for (alarm, revoked) in self
+            .first
+            .into_iter()
+            .chain(self.others.into_iter().flat_map(|others| *others))
+        {
+            alarm.raise(revoked);
+        }
+    }
 }
 
 /// What was revoked, by its serial.
@@ -116,9 +152,9 @@ impl Revocation {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Has `alarm` raised when it fires by itself, or now if it has fired. The last call counts.
+    /// Has `alarm` raised when it fires by itself, or now if it has fired. Of one alarm the last call counts.
     pub(crate) fn watch(&self, alarm: &Arc<Alarm>, revoked: Revoked) {
-        self.listeners().alarm = Some((Arc::clone(alarm), revoked));
+        self.listeners().alarms.add(alarm, revoked);
         if self.0.reason.get().is_some() {
             alarm.raise(revoked);
         }
@@ -126,23 +162,23 @@ impl Revocation {
 
     /// Fires; the first reason stays.
     pub(crate) fn fire(&self, reason: LossReason) {
-        if let Some((alarm, revoked)) = self.fire_quietly(reason) {
-            alarm.raise(revoked);
+        if let Some(alarms) = self.fire_quietly(reason) {
+            alarms.raise();
         }
     }
 
-    /// Fires without raising the alarm, which is returned by the call that fired.
-    pub(crate) fn fire_quietly(&self, reason: LossReason) -> Option<(Arc<Alarm>, Revoked)> {
+    /// Fires without raising the alarms, which are returned by the call that fired.
+    pub(crate) fn fire_quietly(&self, reason: LossReason) -> Option<Alarms> {
         self.0.reason.set(reason).ok()?;
         // A listener that comes later than this look finds the reason.
-        let (token, alarm) = {
+        let (token, alarms) = {
             let listeners = self.listeners();
-            (listeners.token.clone(), listeners.alarm.clone())
+            (listeners.token.clone(), listeners.alarms.clone())
         };
         if let Some(token) = token {
             token.cancel();
         }
-        alarm
+        Some(alarms)
     }
 
     /// Why it was revoked, or `None` if it was not.
@@ -283,5 +319,15 @@ mod tests {
         after.fire(LossReason::NotHeld);
         assert_eq!(alarm.take(), [Revoked::Lease(2)]);
         assert_eq!(alarm.take(), []);
+    }
+
+    #[test]
+    fn the_alarms_of_all_clients_on_a_lease_are_raised() {
+        let (alarms, lease) = ([(); 3].map(|()| Arc::new(Alarm::default())), Revocation::new());
+        for alarm in alarms.iter().chain(&alarms) {
+            lease.watch(alarm, Revoked::Lease(1));
+        }
+        lease.fire(LossReason::NotHeld);
+        assert!(alarms.iter().all(|alarm| alarm.take() == [Revoked::Lease(1)]));
     }
 }

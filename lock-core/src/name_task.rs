@@ -278,15 +278,25 @@ impl ClientInner {
         self.release(&key, release);
     }
 
-    async fn send_release(&self, claim: &Claim, reservation: Reservation) -> Result<Released, LockError> {
-        let _slot = self.release_slots.take(self.op_timeout).await?;
+    async fn send_release(
+        &self,
+        claim: &Claim,
+        reservation: Reservation,
+        is_repeated: bool,
+    ) -> Result<Released, LockError> {
+        let slots = if is_repeated {
+            &self.retry_slots
+        } else {
+            &self.release_slots
+        };
+        let _slot = slots.take(self.op_timeout).await?;
         let keep = self.rest(reservation);
         let outcome = call("release", self.op_timeout, async {
             self.backend.release(claim, keep).await
         })
         .await;
         if outcome.is_ok() {
-            self.release_slots.answered();
+            slots.answered();
         }
         outcome
     }
@@ -523,7 +533,8 @@ impl NameTask {
         let Some((claim, reservation)) = core.names.releasable(&self.key) else {
             return;
         };
-        let released = self.serve(core.send_release(&claim, reservation)).await;
+        let is_repeated = self.release_outage.is_some();
+        let released = self.serve(core.send_release(&claim, reservation, is_repeated)).await;
         match core.heard(released) {
             Ok(released) => self.released(released).await,
             Err(error) => self.release_failed(error).await,

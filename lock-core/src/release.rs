@@ -58,16 +58,14 @@ pub(crate) struct ReleaseSlots {
     answered: AtomicU64,
 }
 
-impl Default for ReleaseSlots {
-    fn default() -> Self {
+impl ReleaseSlots {
+    pub(crate) fn new(count: usize) -> Self {
         Self {
-            free: Semaphore::new(128),
+            free: Semaphore::new(count),
             answered: AtomicU64::new(0),
         }
     }
-}
 
-impl ReleaseSlots {
     /// Waits for a slot, for as long as other releases are answered. The slot is free again when the result is dropped.
     ///
     /// # Errors

@@ -98,8 +98,10 @@ async fn watch(watching: Watching) {
             core.spawn_renewal(lease);
         }
         for held in found.ended {
-            if let Some(reason) = held.lost(now) {
-                held.let_go(reason, None);
+            match held.lost(now) {
+                Some(reason) => drop(held.let_go(reason, None)),
+                // Renewed at the last moment.
+                None => core.watchdog.due(held.lease(), now),
             }
         }
         let nap = found

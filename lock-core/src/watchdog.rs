@@ -4,9 +4,11 @@
 //! third of its ttl, or somewhat sooner, so that leases that were taken at once are not renewed at once. The times are rounded to a
 //! thousandth of the ttl: what is due at about the same time is renewed together, and costs the client and its server less.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+use foldhash::fast::RandomState;
 
 use crate::held::Held;
 use crate::loss::{Alarm, Revoked};
@@ -36,6 +38,8 @@ pub(crate) struct Watchdog {
 struct State {
     /// By their identifiers.
     holds: BTreeMap<u64, Arc<Held>>,
+    /// By their serials. A lease may be that of several clients, each of which renews it.
+    leases: HashMap<u64, Watched, RandomState>,
     /// Each lease of a hold, and each hold that ends at a set time.
     schedule: BTreeMap<(Stamp, u64), Due>,
     /// When the task looks next. Never, once nothing was held at two looks in a row: what is held again soon after is mostly due later, and need
@@ -43,6 +47,18 @@ struct State {
     next_look: Option<Stamp>,
     /// Whether the task runs.
     is_running: bool,
+}
+
+/// A lease that has holds of this client.
+#[derive(Debug, Default)]
+struct Watched {
+    holds: u32,
+    /// The one that came last.
+    last: u64,
+    /// How many of these want it renewed.
+    renew: u32,
+    /// When the lease is to be looked at.
+    due: Option<Stamp>,
 }
 
 #[derive(Debug)]
@@ -66,20 +82,18 @@ impl State {
         if let Some(limit) = held.limit() {
             self.schedule.insert((limit, held.id()), Due::Hold(Arc::clone(held)));
         }
-        let due = {
-            let mut watched = lease.watched();
-            watched.holds += 1;
-            watched.last = held.id();
-            watched.renew += u32::from(held.renews());
-            match (watched.due, held.renews()) {
-                // The first to renew on a lease that none renewed so far.
-                (Some(_), true) if watched.renew == 1 => first_due(lease),
-                (Some(_), _) => return,
-                (None, true) => first_due(lease),
-                (None, false) => lease.deadline(),
-            }
+        let watched = self.leases.entry(lease.serial()).or_default();
+        watched.holds += 1;
+        watched.last = held.id();
+        watched.renew += u32::from(held.renews());
+        let due = match (watched.due, held.renews()) {
+            // The first to renew on a lease that none renewed so far.
+            (Some(_), true) if watched.renew == 1 => first_due(lease),
+            (Some(_), _) => return,
+            (None, true) => first_due(lease),
+            (None, false) => lease.deadline(),
         };
-        self.schedule(lease, Some(due));
+        self.schedule(lease, due);
     }
 
     fn remove(&mut self, held: &Held) {
@@ -90,34 +104,33 @@ impl State {
         if let Some(limit) = held.limit() {
             self.schedule.remove(&(limit, held.id()));
         }
-        let is_unused = {
-            let mut watched = lease.watched();
-            watched.holds -= 1;
-            watched.renew -= u32::from(held.renews());
-            watched.holds == 0
+        let Some(watched) = self.leases.get_mut(&lease.serial()) else {
+            return;
         };
-        if is_unused {
-            self.schedule(lease, None);
+        watched.holds -= 1;
+        watched.renew -= u32::from(held.renews());
+        if watched.holds == 0 {
+            let due = watched.due;
+            self.leases.remove(&lease.serial());
+            due.and_then(|due| self.schedule.remove(&(due, lease.serial())));
         }
     }
 
-    fn schedule(&mut self, lease: &Lease, due: Option<Stamp>) {
-        let before = std::mem::replace(&mut lease.watched().due, due);
-        if let Some(before) = before {
+    /// Sets when a lease that has holds is looked at.
+    fn schedule(&mut self, lease: &Lease, due: Stamp) {
+        let Some(watched) = self.leases.get_mut(&lease.serial()) else {
+            return;
+        };
+        if let Some(before) = watched.due.replace(due) {
             self.schedule.remove(&(before, lease.serial()));
         }
-        if let Some(due) = due {
-            self.schedule.insert((due, lease.serial()), Due::Lease(lease.clone()));
-        }
+        self.schedule.insert((due, lease.serial()), Due::Lease(lease.clone()));
     }
 
     /// Adds the holds of a lease to `ended`.
     fn end(&self, lease: &Lease, ended: &mut Vec<Arc<Held>>) {
-        let only = {
-            let watched = lease.watched();
-            (watched.holds == 1).then_some(watched.last)
-        };
-        match only.and_then(|only| self.holds.get(&only)) {
+        let only = self.leases.get(&lease.serial()).filter(|watched| watched.holds == 1);
+        match only.and_then(|only| self.holds.get(&only.last)) {
             Some(held) => ended.push(Arc::clone(held)),
             None => self.end_all(&[lease.serial()], ended),
         }
@@ -183,16 +196,19 @@ impl Watchdog {
             match entry.remove() {
                 Due::Hold(held) => found.ended.push(held),
                 Due::Lease(lease) => {
-                    lease.watched().due = None;
+                    let Some(watched) = state.leases.get_mut(&lease.serial()) else {
+                        continue;
+                    };
+                    watched.due = None;
+                    let is_renewed = watched.renew > 0;
                     // Made final without the mutex, as that tells others.
                     if !lease.is_valid(now) {
                         state.end(&lease, &mut found.ended);
                         continue;
                     }
                     // A renewal ends, and sets the next time, well before the deadline.
-                    let deadline = lease.deadline();
-                    state.schedule(&lease, Some(deadline));
-                    if lease.watched().renew > 0 {
+                    state.schedule(&lease, lease.deadline());
+                    if is_renewed {
                         found.to_renew.push(lease);
                     }
                 }
@@ -218,8 +234,7 @@ impl Watchdog {
 
     /// Whether the lease has holds.
     pub(crate) fn watches(&self, lease: &Lease) -> bool {
-        let _state = self.lock();
-        lease.watched().holds > 0
+        self.lock().leases.contains_key(&lease.serial())
     }
 
     /// A renewal that was sent at `sent` succeeded.
@@ -230,10 +245,7 @@ impl Watchdog {
     /// The lease is to be renewed at `due`, or is lost by then.
     pub(crate) fn due(&self, lease: &Lease, due: Stamp) {
         let mut state = self.lock();
-        if lease.watched().holds == 0 {
-            return;
-        }
-        state.schedule(lease, Some(due.min(lease.deadline())));
+        state.schedule(lease, due.min(lease.deadline()));
         if state.is_sooner() {
             self.wake();
         }
@@ -242,7 +254,7 @@ impl Watchdog {
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.lock();
-        state.holds.is_empty() && state.schedule.is_empty()
+        state.holds.is_empty() && state.leases.is_empty() && state.schedule.is_empty()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

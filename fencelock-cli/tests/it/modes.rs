@@ -50,7 +50,6 @@ pub(crate) fn a_number_of_holders_are_let_in_at_once(backend: Backend) {
         "echo ${FENCELOCK_TOKEN-none}",
     ];
     assert_eq!(world.run(second).stdout, "none\n");
-    std::fs::remove_file(world.path("pid")).unwrap();
     let other = world.start(&["--max-holders", "2"], "exec sleep 600");
     assert_eq!(world.run(second).code, Some(75));
     other.stop();

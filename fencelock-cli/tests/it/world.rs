@@ -206,6 +206,8 @@ impl World {
     /// Starts `fencelock run` with `options`, and a script as the command, and waits until the script has written its
     /// number to the file `pid`. If it ends in `exec sleep 600`, it sleeps by then.
     pub(crate) fn start(&self, options: &[&str], script: &str) -> Running {
+        // That of a command before it.
+        let _ = fs::remove_file(self.path("pid"));
         let script = format!("echo $$ > pid.new; mv pid.new pid; {script}");
         let mut command = self.fencelock();
         command

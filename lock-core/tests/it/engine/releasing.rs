@@ -245,6 +245,24 @@ fn listing_one_by_one(memory: &MemoryLock, listing: &Arc<()>) -> Locks {
 }
 
 #[tokio::test(start_paused = true)]
+async fn releases_that_hang_again_and_again_do_not_delay_others() {
+    let locks = one_by_one(&paused::memory());
+    let mut hanging = Vec::new();
+    for lock in 0..500 {
+        hanging.push(locks.lock(format!("{HANGING}{lock}")).await.unwrap());
+    }
+    drop(hanging);
+    // By then each has been tried once.
+    tokio::time::sleep(5 * OP_TIMEOUT).await;
+    for lock in 0..10 {
+        let guard = locks.lock(lock.to_string()).await.unwrap();
+        let started = Instant::now();
+        guard.release().await.unwrap();
+        assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_list_may_take_longer_than_one_request() {
     let locks = one_by_one(&paused::memory());
     let _guard = locks.lock("a").await.unwrap();

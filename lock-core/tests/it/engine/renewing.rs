@@ -212,6 +212,23 @@ async fn all_guards_on_a_lease_are_told_when_it_ends() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_lease_that_two_clients_share_is_renewed_when_one_of_them_has_ended() {
+    let backend: std::sync::Arc<dyn lock_core::DistributedLock> =
+        std::sync::Arc::new(crate::paused::memory().sharing_leases());
+    for first in [true, false] {
+        let [one, other] = [(); 2].map(|()| crate::paused::client(std::sync::Arc::clone(&backend)));
+        let (a, b) = (one.lock("a").await.unwrap(), other.lock("b").await.unwrap());
+        let (released, kept, ended, _client) = if first { (a, b, one, other) } else { (b, a, other, one) };
+        released.release().await.unwrap();
+        drop(ended);
+        tokio::time::sleep(3 * TTL).await;
+        assert!(kept.is_held());
+        backend.force_release(kept.name()).await.unwrap();
+        assert_eq!(kept.lost().await, LossReason::NotHeld);
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn transient_errors_do_not_lose_the_lock() {
     let world = World::new();
     let guard = world.locks.lock("a").await.unwrap();
