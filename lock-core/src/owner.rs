@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use uuid::Uuid;
 
-/// Names one acquisition, not a process or a client: a v4 UUID, made anew before anything is sent.
+/// Names one acquisition, not a process or a client: a v4 UUID, made anew before anything is sent, from random bits that are drawn for each client.
 ///
 /// Because every acquisition has its own owner, a stale guard can never release or renew what its successor holds.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
