@@ -253,7 +253,10 @@ impl Client {
             let forced = worker.with(|database| database.force_release(&name));
             worker.tell(forced)
         };
-        self.end("forced release", work).await
+        self.may_write()?;
+        // Not for a caller that has gone: by then another claim may hold the name.
+        self.ask("forced release", Order::First, self.settings.op_timeout, work)
+            .await
     }
 
     async fn end<T: Send + 'static>(
@@ -436,6 +439,8 @@ struct Queues {
     in_turn: VecDeque<Job>,
     /// Those that found the file busy in this round.
     busy: Vec<Job>,
+    /// How many others have their turn before these have another one: those that were there when the first of them found the file busy.
+    round: usize,
 }
 
 impl Queues {
@@ -446,10 +451,25 @@ impl Queues {
         }
     }
 
+    /// Keeps a request that found the file busy for the next round.
+    fn park(&mut self, job: Job) {
+        if self.busy.is_empty() {
+            self.round = self.first.len() + self.in_turn.len();
+        }
+        self.busy.push(job);
+    }
+
     /// The next request; `None` if there is none for now. The last one of a client ends the thread.
     fn next(&mut self, jobs: &mpsc::Receiver<Job>, idle: Option<Duration>) -> Option<Job> {
         while let Ok(job) = jobs.try_recv() {
             self.push(job);
+        }
+        if self.busy.is_empty() || self.round > 0 {
+            self.round = self.round.saturating_sub(1);
+        } else {
+            std::mem::take(&mut self.busy)
+                .into_iter()
+                .for_each(|job| self.push(job));
         }
         if let Some(job) = self.first.pop_front().or_else(|| self.in_turn.pop_front()) {
             return Some(job);
@@ -473,7 +493,7 @@ impl Worker {
         let mut queues = Queues::default();
         while !self.ended {
             self.watch();
-            let idle = (!self.held.is_empty()).then_some(WATCH);
+            let idle = (!self.held.is_empty()).then(|| WATCH.saturating_sub(self.watched.elapsed()));
             let Some(mut job) = queues.next(jobs, idle) else {
                 continue;
             };
@@ -482,7 +502,7 @@ impl Worker {
             connection::wait_until(Instant::now() + slice);
             match catch_unwind(AssertUnwindSafe(|| (job.work)(self))) {
                 Ok(true) => {}
-                Ok(false) => queues.busy.push(job),
+                Ok(false) => queues.park(job),
                 Err(_) => {
                     tracing::error!(target: "fencelock", "a request to SQLite panicked; please report it");
                     self.database = None;
@@ -585,6 +605,27 @@ mod tests {
         guard.renew_now().await.unwrap();
         guard.release().await.unwrap();
         locks.lock("n").await.unwrap().release().await.unwrap();
+    }
+
+    #[test]
+    fn a_request_that_found_the_file_busy_has_another_turn_though_others_keep_coming() {
+        let (jobs, received) = mpsc::channel();
+        let job = |order| Job {
+            order,
+            work: Box::new(|_| true),
+        };
+        let mut queues = Queues::default();
+        for _ in 0..10 {
+            queues.push(job(Order::InTurn));
+        }
+        queues.park(job(Order::First));
+        for turn in 1.. {
+            assert!(turn <= 11, "it is the turn of the renewal");
+            jobs.send(job(Order::InTurn)).unwrap();
+            if queues.next(&received, None).unwrap().order == Order::First {
+                break;
+            }
+        }
     }
 
     #[tokio::test]

@@ -135,7 +135,7 @@ impl SqliteConfig {
         self
     }
 
-    /// Only looks at locks: [`holder`](lock_core::DistributedLock::holder), [`list`](lock_core::DistributedLock::list) and
+    /// Only looks at locks: [`holders`](lock_core::DistributedLock::holders), [`list`](lock_core::DistributedLock::list) and
     /// [`server_info`](lock_core::DistributedLock::server_info) work. Everything that would take, renew or release a lock fails with
     /// [`LockError::Configuration`].
     ///
