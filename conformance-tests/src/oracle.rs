@@ -213,10 +213,9 @@ pub fn judge(records: &[Record]) -> Verdict {
         faults: count(|e| matches!(e, Event::Fault { .. })),
         seconds: records.last().map_or(0.0, |r| r.at.as_secs_f64()),
         permitted_overlaps: overlaps.permitted,
-        violations: invariants
-            .into_iter()
-            .flat_map(|invariant| invariant(records))
-            .chain(overlaps.violations)
+        // The worst first, as not all are shown.
+        violations: (overlaps.violations.into_iter())
+            .chain(invariants.into_iter().flat_map(|invariant| invariant(records)))
             .collect(),
     }
 }

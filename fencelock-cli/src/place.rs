@@ -125,6 +125,8 @@ impl Place {
 fn make_private(dir: &std::path::Path) -> Result<(), Failure> {
     use std::os::unix::fs::DirBuilderExt;
 
+    use crate::exit::CONFIGURATION;
+
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|e| {
         let dir = dir.display();
@@ -132,9 +134,10 @@ fn make_private(dir: &std::path::Path) -> Result<(), Failure> {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => Failure::unavailable(format!(
                 "the directory {dir} cannot be made: {e}; free some space, or give --url"
             )),
-            _ => Failure::configuration(format!(
-                "the directory {dir} cannot be made: {e}; make it writable, or give --url"
-            )),
+            _ => Failure::new(
+                CONFIGURATION,
+                format!("the directory {dir} cannot be made: {e}; make it writable, or give --url"),
+            ),
         }
     })
 }

@@ -13,7 +13,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const GUARDS: usize = 10_000;
-const CEILING: usize = 1024;
+const CEILING: usize = 1000;
 
 /// Longest time for what must happen.
 const HANG_LIMIT: Duration = Duration::from_secs(60);

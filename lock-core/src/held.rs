@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::acquire_options::{AcquireOptions, Renew};
 use crate::client::ClientInner;
 use crate::lease::new_serial;
-use crate::loss::{Alarm, Revoked};
+use crate::loss::Alarm;
 use crate::release::{Release, Releasing, Reservation};
 use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
 
@@ -30,7 +30,10 @@ pub(crate) struct Held {
     pub(crate) own: Revocation,
     renews: bool,
     may_linger: bool,
-    run: Run,
+    /// Until when the claim may go from one guard to another without a request.
+    run: Stamp,
+    /// The client has begun to keep the claim while no guard has it.
+    lingers: bool,
     /// No guard has it: the client keeps the claim for the next one, until this is cancelled.
     idle: Option<CancellationToken>,
     /// The owner of the claim may be known as that of this hold.
@@ -41,14 +44,6 @@ pub(crate) struct Held {
     /// The key under which the client queues for the name.
     pub(crate) key: Arc<str>,
     has_ended: AtomicBool,
-}
-
-/// The time in which a claim may go from one guard to another without a request.
-#[derive(Clone, Copy)]
-struct Run {
-    until: Stamp,
-    /// The client has begun to keep the claim while no guard has it.
-    lingers: bool,
 }
 
 impl Held {
@@ -65,10 +60,7 @@ impl Held {
         } else {
             grant.revocation().child()
         };
-        let run = Run {
-            until: now + LONGEST_RUN,
-            lingers: false,
-        };
+        let run = (now + LONGEST_RUN, false);
         Self::build(core, (grant.first_token(), own), grant, key, options, now, run)
     }
 
@@ -82,7 +74,7 @@ impl Held {
             &self.key,
             options,
             now,
-            self.run,
+            (self.run, self.lingers),
         )
     }
 
@@ -93,7 +85,7 @@ impl Held {
         key: &Arc<str>,
         options: &AcquireOptions,
         now: Stamp,
-        run: Run,
+        (run, lingers): (Stamp, bool),
     ) -> Arc<Self> {
         core.stats.held.add();
         let mut limit = options.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
@@ -111,6 +103,7 @@ impl Held {
             renews: options.renew == Renew::UntilReleased,
             may_linger: options.may_linger,
             run,
+            lingers,
             idle: None,
             owner_shown: AtomicBool::new(false),
             limit,
@@ -126,10 +119,10 @@ impl Held {
             return None;
         }
         let mut run = self.run;
-        if !std::mem::replace(&mut run.lingers, true) {
-            run.until = run.until.max(now + length.min(self.grant.lease.ttl() / 3));
+        if !self.lingers {
+            run = run.max(now + length.min(self.grant.lease.ttl() / 3));
         }
-        self.token_until(run.until, now)?;
+        self.token_until(run, now)?;
         Some(Arc::new(Self {
             id: new_serial(),
             core: Arc::clone(&self.core),
@@ -139,9 +132,10 @@ impl Held {
             renews: self.renews,
             may_linger: self.may_linger,
             run,
+            lingers: true,
             idle: Some(CancellationToken::new()),
             owner_shown: AtomicBool::new(false),
-            limit: Some((run.until, LossReason::Released)),
+            limit: Some((run, LossReason::Released)),
             reservation: Mutex::new(Reservation::None),
             key: Arc::clone(&self.key),
             has_ended: AtomicBool::new(false),
@@ -159,10 +153,8 @@ impl Held {
             grant,
             renews: self.renews,
             may_linger: self.may_linger,
-            run: Run {
-                until: self.run.until,
-                lingers: false,
-            },
+            run: self.run,
+            lingers: false,
             idle: None,
             owner_shown: AtomicBool::new(false),
             limit: self.limit,
@@ -175,7 +167,7 @@ impl Held {
     /// The token of the next hold, if the claim may go to another guard of this client without a request. A lease that is not renewed as it
     /// should be is released: the server knows more.
     pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
-        self.token_until(self.run.until, now)
+        self.token_until(self.run, now)
     }
 
     fn token_until(&self, end: Stamp, now: Stamp) -> Option<FencingToken> {
@@ -230,13 +222,13 @@ impl Held {
 
     /// Has `alarm` raised when the hold is revoked, alone or with its grant or lease.
     pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
-        let (hold, lease) = (Revoked::Hold(self.id), &self.grant.lease);
-        self.own.watch(alarm, hold);
+        let lease = &self.grant.lease;
+        self.own.watch(alarm, self.id);
         if !self.own.is(self.grant.revocation()) {
-            self.grant.revocation().watch(alarm, hold);
+            self.grant.revocation().watch(alarm, self.id);
         }
         // The lease of a claim has one hold at a time.
-        let revoked = lease.claim().map_or(Revoked::Lease(lease.serial()), |_| hold);
+        let revoked = lease.claim().map_or(lease.serial(), |_| self.id);
         lease.revocation().watch(alarm, revoked);
     }
 

@@ -58,8 +58,8 @@ struct Listeners {
     alarms: Alarms,
 }
 
-/// An alarm, and what is said to have been revoked.
-type Watching = (Arc<Alarm>, Revoked);
+/// An alarm, and the identifier of what is said to have been revoked: a hold, or a lease with all holds that it keeps.
+type Watching = (Arc<Alarm>, u64);
 
 /// Those of the clients that have holds on it: mostly it is one.
 #[derive(Clone, Default)]
@@ -70,7 +70,7 @@ pub(crate) struct Alarms {
 }
 
 impl Alarms {
-    fn add(&mut self, alarm: &Arc<Alarm>, revoked: Revoked) {
+    fn add(&mut self, alarm: &Arc<Alarm>, revoked: u64) {
         let entry = (Arc::clone(alarm), revoked);
         match &mut self.first {
             Some((first, _)) if !Arc::ptr_eq(first, alarm) => {
@@ -94,33 +94,25 @@ impl Alarms {
     }
 }
 
-/// What was revoked, by its serial.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Revoked {
-    Hold(u64),
-    /// With all holds that it keeps.
-    Lease(u64),
-}
-
 /// Wakes the watchdog because something was revoked.
 #[derive(Debug, Default)]
 pub(crate) struct Alarm {
     pub(crate) notify: Notify,
-    revoked: Mutex<Vec<Revoked>>,
+    revoked: Mutex<Vec<u64>>,
 }
 
 impl Alarm {
-    fn raise(&self, revoked: Revoked) {
+    fn raise(&self, revoked: u64) {
         self.lock().push(revoked);
         self.notify.notify_one();
     }
 
     /// What was revoked since the last call.
-    pub(crate) fn take(&self) -> Vec<Revoked> {
+    pub(crate) fn take(&self) -> Vec<u64> {
         std::mem::take(&mut self.lock())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Revoked>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
         // Nothing here panics while holding the mutex.
         self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -153,7 +145,7 @@ impl Revocation {
     }
 
     /// Has `alarm` raised when it fires by itself, or now if it has fired. Of one alarm the last call counts.
-    pub(crate) fn watch(&self, alarm: &Arc<Alarm>, revoked: Revoked) {
+    pub(crate) fn watch(&self, alarm: &Arc<Alarm>, revoked: u64) {
         self.listeners().alarms.add(alarm, revoked);
         if self.0.reason.get().is_some() {
             alarm.raise(revoked);
@@ -313,11 +305,11 @@ mod tests {
         let alarm = Arc::new(Alarm::default());
         let (before, after) = (Revocation::new(), Revocation::new());
         before.fire(LossReason::NotHeld);
-        before.watch(&alarm, Revoked::Hold(1));
-        after.watch(&alarm, Revoked::Lease(2));
-        assert_eq!(alarm.take(), [Revoked::Hold(1)]);
+        before.watch(&alarm, 1);
+        after.watch(&alarm, 2);
+        assert_eq!(alarm.take(), [1]);
         after.fire(LossReason::NotHeld);
-        assert_eq!(alarm.take(), [Revoked::Lease(2)]);
+        assert_eq!(alarm.take(), [2]);
         assert_eq!(alarm.take(), []);
     }
 
@@ -325,9 +317,9 @@ mod tests {
     fn the_alarms_of_all_clients_on_a_lease_are_raised() {
         let (alarms, lease) = ([(); 3].map(|()| Arc::new(Alarm::default())), Revocation::new());
         for alarm in alarms.iter().chain(&alarms) {
-            lease.watch(alarm, Revoked::Lease(1));
+            lease.watch(alarm, 1);
         }
         lease.fire(LossReason::NotHeld);
-        assert!(alarms.iter().all(|alarm| alarm.take() == [Revoked::Lease(1)]));
+        assert!(alarms.iter().all(|alarm| alarm.take() == [1]));
     }
 }

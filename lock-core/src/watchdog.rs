@@ -4,14 +4,15 @@
 //! third of its ttl, or somewhat sooner, so that leases that were taken at once are not renewed at once. The times are rounded to a
 //! thousandth of the ttl: what is due at about the same time is renewed together, and costs the client and its server less.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
 
 use crate::held::Held;
-use crate::loss::{Alarm, Revoked};
+use crate::loss::Alarm;
 use crate::{Lease, Stamp};
 
 /// The clock is read that often while anything is held, because timers stand still while the machine sleeps and the clock does not.
@@ -40,8 +41,8 @@ struct State {
     holds: BTreeMap<u64, Arc<Held>>,
     /// By their serials. A lease may be that of several clients, each of which renews it.
     leases: HashMap<u64, Watched, RandomState>,
-    /// Each lease of a hold, and each hold that ends at a set time.
-    schedule: BTreeMap<(Stamp, u64), Due>,
+    /// Each lease of a hold, by its serial, and each hold that ends at a set time, by its identifier: both are drawn from one series.
+    schedule: BTreeSet<(Stamp, u64)>,
     /// When the task looks next. Never, once nothing was held at two looks in a row: what is held again soon after is mostly due later, and need
     /// not wake the task.
     next_look: Option<Stamp>,
@@ -50,21 +51,16 @@ struct State {
 }
 
 /// A lease that has holds of this client.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Watched {
+    lease: Lease,
     holds: u32,
     /// The one that came last.
     last: u64,
     /// How many of these want it renewed.
     renew: u32,
     /// When the lease is to be looked at.
-    due: Option<Stamp>,
-}
-
-#[derive(Debug)]
-enum Due {
-    Lease(Lease),
-    Hold(Arc<Held>),
+    due: Stamp,
 }
 
 /// What a look at the schedule found.
@@ -80,20 +76,35 @@ impl State {
         let lease = held.lease();
         self.holds.insert(held.id(), Arc::clone(held));
         if let Some(limit) = held.limit() {
-            self.schedule.insert((limit, held.id()), Due::Hold(Arc::clone(held)));
+            self.schedule.insert((limit, held.id()));
         }
-        let watched = self.leases.entry(lease.serial()).or_default();
-        watched.holds += 1;
-        watched.last = held.id();
-        watched.renew += u32::from(held.renews());
-        let due = match (watched.due, held.renews()) {
-            // The first to renew on a lease that none renewed so far.
-            (Some(_), true) if watched.renew == 1 => first_due(lease),
-            (Some(_), _) => return,
-            (None, true) => first_due(lease),
-            (None, false) => lease.deadline(),
+        let due = if held.renews() {
+            first_due(lease)
+        } else {
+            lease.deadline()
         };
-        self.schedule(lease, due);
+        match self.leases.entry(lease.serial()) {
+            Entry::Vacant(entry) => {
+                entry.insert(Watched {
+                    lease: lease.clone(),
+                    holds: 1,
+                    last: held.id(),
+                    renew: u32::from(held.renews()),
+                    due,
+                });
+            }
+            Entry::Occupied(mut entry) => {
+                let watched = entry.get_mut();
+                watched.holds += 1;
+                watched.last = held.id();
+                watched.renew += u32::from(held.renews());
+                // Only the first to renew on a lease that none renewed so far changes when that is due.
+                if !held.renews() || watched.renew > 1 {
+                    return;
+                }
+            }
+        }
+        self.schedule(lease.serial(), due);
     }
 
     fn remove(&mut self, held: &Held) {
@@ -110,21 +121,19 @@ impl State {
         watched.holds -= 1;
         watched.renew -= u32::from(held.renews());
         if watched.holds == 0 {
-            let due = watched.due;
+            self.schedule.remove(&(watched.due, lease.serial()));
             self.leases.remove(&lease.serial());
-            due.and_then(|due| self.schedule.remove(&(due, lease.serial())));
         }
     }
 
     /// Sets when a lease that has holds is looked at.
-    fn schedule(&mut self, lease: &Lease, due: Stamp) {
-        let Some(watched) = self.leases.get_mut(&lease.serial()) else {
+    fn schedule(&mut self, lease: u64, due: Stamp) {
+        let Some(watched) = self.leases.get_mut(&lease) else {
             return;
         };
-        if let Some(before) = watched.due.replace(due) {
-            self.schedule.remove(&(before, lease.serial()));
-        }
-        self.schedule.insert((due, lease.serial()), Due::Lease(lease.clone()));
+        let before = std::mem::replace(&mut watched.due, due);
+        self.schedule.remove(&(before, lease));
+        self.schedule.insert((due, lease));
     }
 
     /// Adds the holds of a lease to `ended`.
@@ -143,8 +152,8 @@ impl State {
 
     /// Whether the task is to be woken for what is due first.
     fn is_sooner(&self) -> bool {
-        let first = self.schedule.first_key_value();
-        first.is_some_and(|((at, _), _)| self.next_look.is_none_or(|look| *at < look))
+        let first = self.schedule.first();
+        first.is_some_and(|(at, _)| self.next_look.is_none_or(|look| *at < look))
     }
 }
 
@@ -192,39 +201,36 @@ impl Watchdog {
     pub(crate) fn look(&self, now: Stamp) -> Found {
         let mut found = Found::default();
         let mut state = self.lock();
-        while let Some(entry) = state.schedule.first_entry().filter(|entry| entry.key().0 <= now) {
-            match entry.remove() {
-                Due::Hold(held) => found.ended.push(held),
-                Due::Lease(lease) => {
-                    let Some(watched) = state.leases.get_mut(&lease.serial()) else {
-                        continue;
-                    };
-                    watched.due = None;
-                    let is_renewed = watched.renew > 0;
-                    // Made final without the mutex, as that tells others.
-                    if !lease.is_valid(now) {
-                        state.end(&lease, &mut found.ended);
-                        continue;
-                    }
-                    // A renewal ends, and sets the next time, well before the deadline.
-                    state.schedule(&lease, lease.deadline());
-                    if is_renewed {
-                        found.to_renew.push(lease);
-                    }
-                }
+        while let Some((_, id)) = state.schedule.first().copied().filter(|(at, _)| *at <= now) {
+            state.schedule.pop_first();
+            let Some(watched) = state.leases.get(&id) else {
+                found.ended.extend(state.holds.get(&id).cloned());
+                continue;
+            };
+            let (lease, is_renewed) = (watched.lease.clone(), watched.renew > 0);
+            // Made final without the mutex, as that tells others.
+            if !lease.is_valid(now) {
+                state.end(&lease, &mut found.ended);
+                continue;
+            }
+            // A renewal ends, and sets the next time, well before the deadline.
+            state.schedule(id, lease.deadline());
+            if is_renewed {
+                found.to_renew.push(lease);
             }
         }
         let mut leases = Vec::new();
-        for revoked in self.alarm.take() {
-            match revoked {
-                Revoked::Hold(id) => found.ended.extend(state.holds.get(&id).cloned()),
-                Revoked::Lease(serial) => leases.push(serial),
+        for id in self.alarm.take() {
+            match state.holds.get(&id) {
+                Some(held) => found.ended.push(Arc::clone(held)),
+                None if state.leases.contains_key(&id) => leases.push(id),
+                None => {}
             }
         }
         if !leases.is_empty() {
             state.end_all(&leases, &mut found.ended);
         }
-        let first = state.schedule.first_key_value().map(|((at, _), _)| *at);
+        let first = state.schedule.first().map(|(at, _)| *at);
         let nap = first.map(|at| at.since(now).min(LONGEST_NAP));
         let nap = nap.or_else(|| state.next_look.is_none_or(|look| now < look).then_some(LONGEST_NAP));
         state.next_look = nap.map(|nap| now + nap);
@@ -245,7 +251,7 @@ impl Watchdog {
     /// The lease is to be renewed at `due`, or is lost by then.
     pub(crate) fn due(&self, lease: &Lease, due: Stamp) {
         let mut state = self.lock();
-        state.schedule(lease, due.min(lease.deadline()));
+        state.schedule(lease.serial(), due.min(lease.deadline()));
         if state.is_sooner() {
             self.wake();
         }

@@ -106,9 +106,14 @@ impl Connection {
     }
 }
 
+/// `&mut`, as newer versions of rusqlite want it.
+fn wait_when_busy(conn: &mut rusqlite::Connection) -> Result<(), rusqlite::Error> {
+    conn.busy_handler(Some(busy_handler))
+}
+
 fn open(path: &Path, flags: OpenFlags) -> Result<rusqlite::Connection, rusqlite::Error> {
-    let conn = rusqlite::Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
-    conn.busy_handler(Some(busy_handler))?;
+    let mut conn = rusqlite::Connection::open_with_flags(path, flags | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
+    wait_when_busy(&mut conn)?;
     // The user who made the file must not run code in our process.
     conn.pragma_update(None, "trusted_schema", false)?;
     // On macOS a plain fsync leaves the data in the drive's cache. Elsewhere it changes nothing.

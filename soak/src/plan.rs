@@ -50,7 +50,10 @@ pub(crate) fn plan(config: &Config, server: &[ServerFault]) -> Vec<Planned> {
     let mut free_at = vec![Duration::ZERO; config.clients + 1];
     let (mut plan, mut at) = (Vec::new(), Duration::ZERO);
     let kinds = config.faults.len() + usize::from(!server.is_empty());
-    while kinds > 0 {
+    if kinds == 0 {
+        return plan;
+    }
+    loop {
         at += config.ttl.mul_f64(rng.f64()) + Duration::from_millis(1);
         if at >= config.time {
             break;

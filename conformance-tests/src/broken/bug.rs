@@ -283,6 +283,9 @@ impl Bug {
             Self::QueueIsOutOfOrder | Self::ReadersPassAWriter if !capabilities.fair => {
                 Err("the backend promises no order among processes")
             }
+            Self::CancelLeavesItsEntry if !capabilities.list => {
+                Err("neither the harness nor the backend can list what is left")
+            }
             Self::TokenIsKeptByForce if !capabilities.force_release => Err("the backend cannot release by force"),
             Self::ReservationIsIgnored if !capabilities.reservations => Err("the backend has no reservations"),
             Self::AWriterIsGrantedBesideReaders | Self::DowngradeReleasesFirst | Self::ReadersPassAWriter

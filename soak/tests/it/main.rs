@@ -1,5 +1,7 @@
 //! Short runs of the program, and bugs that it has to find.
 
+#![allow(clippy::unwrap_used, reason = "clippy sees no tests in the helpers of a test")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
