@@ -376,7 +376,7 @@ part() {
         step tests-fork "forks" cargo_test -p conformance-tests --all-features --test fork
         ;;
     examples)
-        step tests-examples "examples" cargo_test -p fencelock -p conformance-tests --all-features --example http_shop --example third_party
+        step tests-examples "examples" cargo_test -p fencelock -p conformance-tests --all-features --example http --example third_party
         step demo "the demonstration" sh scripts/demo.sh
         ;;
     models) step tests-models "models" cargo_test -p models --all-features ;;

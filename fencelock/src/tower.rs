@@ -38,7 +38,7 @@
 //! If the handler reads a number from the path, read the same number for the name: `/orders/07` is order 7, too.
 //!
 //! The handler finds its [`FencingToken`](crate::FencingToken) and its [`LossSignal`] among the extensions of the request. Of two layers
-//! around each other, it finds the token of the inner one. The example `http_shop` has an extractor of the token for axum.
+//! around each other, it finds the token of the inner one. The example `http` has an extractor of the token for axum.
 //!
 //! | what happens | response |
 //! |---|---|

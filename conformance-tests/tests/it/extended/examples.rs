@@ -1,10 +1,13 @@
-//! The examples of `fencelock` that are programs of several processes, on every backend. They judge by themselves what they see.
+//! The examples of `fencelock` that end by themselves, on every backend. They judge what they see, and fail if it is not as it should be.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
 use conformance_tests::servers::{Kind, Server};
+
+/// A stock sold by several processes, a late write to the resource of each backend, leaders that take over.
+const EXAMPLES: [&str; 3] = ["stock", "fences", "leader"];
 
 #[test]
 fn the_examples_end_as_they_should_on_sqlite() {
@@ -33,19 +36,16 @@ async fn run_on(kind: &'static Kind) {
 }
 
 fn run_at(url: &str) {
-    for program in [&*STOCK, &*HTTP_SHOP] {
-        let run = Command::new(program).args(["--url", url]).output().unwrap();
+    for example in EXAMPLES {
+        let run = Command::new(FOLDER.join(example)).arg(url).output().unwrap();
         let said = [run.stdout, run.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        assert!(run.status.success(), "{program}: {}", said.concat());
+        assert!(run.status.success(), "{example}: {}", said.concat());
     }
 }
 
-static STOCK: LazyLock<String> = LazyLock::new(|| program("stock"));
-static HTTP_SHOP: LazyLock<String> = LazyLock::new(|| program("http_shop"));
-
-/// Path of the example, which cargo builds for tests only if it is asked to. It has been compiled with these features already: those
+/// The folder of the examples, which cargo builds for tests only if it is asked to. They have been compiled with these features already: those
 /// that the default members, which are what cargo takes in their folder, have together.
-fn program(example: &str) -> String {
+static FOLDER: LazyLock<PathBuf> = LazyLock::new(|| {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
     // What cargo tells a test of its package would have build scripts run again.
     let own = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
@@ -55,18 +55,13 @@ fn program(example: &str) -> String {
         }
     }
     let built = cargo
-        .args(["build", "--offline", "--all-features", "--example", example])
-        .args(["--message-format", "json-render-diagnostics"])
+        .args(["build", "--offline", "--all-features"])
+        .args(EXAMPLES.map(|example| format!("--example={example}")))
         .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join(".."))
-        .stderr(Stdio::inherit())
-        .output()
+        .stdin(Stdio::null())
+        .status()
         .unwrap();
-    assert!(built.status.success(), "the example does not compile");
-    let messages = String::from_utf8(built.stdout).unwrap();
-    let program = messages.lines().find_map(|line| {
-        let message: serde_json::Value = serde_json::from_str(line).ok()?;
-        let named = message["target"]["name"] == example;
-        message["executable"].as_str().filter(|_| named).map(str::to_owned)
-    });
-    program.expect("cargo says where the program is")
-}
+    assert!(built.success(), "the examples do not compile");
+    // Beside the folder of this program.
+    std::env::current_exe().unwrap().with_file_name("").join("../examples")
+});
