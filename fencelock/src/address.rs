@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::backend::DistributedLock;
 use crate::{LockError, Options};
 
-/// The configuration of an address, with the settings that have a value.
+/// The configuration of an address, with those settings of the options that the backend has and that were given.
 #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis", feature = "sqlite"))]
-macro_rules! configured {
+macro_rules! config {
     ($config:ty, $url:ident $(, $setting:ident)*) => {{
         let mut config = <$config>::from_url(&$url)?;
         $(if let Some(value) = $setting {
@@ -17,9 +17,9 @@ macro_rules! configured {
     }};
 }
 
-/// Makes the backend of an address: `$open` with the configuration that the address and the options give.
-macro_rules! open {
-    ($url:expr, $options:expr, $config:ident => $open:expr) => {{
+/// The backend of an address, opened with `$open`, such as `.connect().await`.
+macro_rules! backend {
+    ($url:expr, $options:expr, $($open:tt)*) => {{
         let (scheme, url) = read($url)?;
         let (op_timeout, runtime) = ($options.get_op_timeout(), $options.get_runtime().cloned());
         let read_only = $options.is_read_only().then_some(true);
@@ -27,48 +27,30 @@ macro_rules! open {
         let _ = (&url, op_timeout, &runtime, read_only);
         match feature(&scheme) {
             #[cfg(feature = "etcd")]
-            "etcd" => {
-                let $config = configured!(lock_etcd::EtcdConfig, url, op_timeout, runtime);
-                Ok(Arc::new($open))
-            }
+            "etcd" => Ok(Arc::new(config!(lock_etcd::EtcdConfig, url, op_timeout, runtime) $($open)* ?)),
             #[cfg(feature = "memory")]
             "memory" => Ok(Arc::new(crate::memory::store(&url[scheme.len() + 1..])?)),
             #[cfg(feature = "postgres")]
-            "postgres" => {
-                let $config = configured!(lock_postgres::PostgresConfig, url, op_timeout, runtime, read_only);
-                Ok(Arc::new($open))
-            }
+            "postgres" => Ok(Arc::new(config!(lock_postgres::PostgresConfig, url, op_timeout, runtime, read_only) $($open)* ?)),
             #[cfg(feature = "redis")]
-            "redis" if scheme.ends_with("+cluster") => {
-                let $config = configured!(lock_redis::ClusterConfig, url, op_timeout, runtime);
-                Ok(Arc::new($open))
-            }
+            "redis" if scheme.ends_with("+cluster") => Ok(Arc::new(config!(lock_redis::ClusterConfig, url, op_timeout, runtime) $($open)* ?)),
             #[cfg(feature = "redis")]
-            "redis" if scheme.starts_with("redlock") => {
-                let $config = configured!(lock_redis::RedlockConfig, url, op_timeout, runtime);
-                Ok(Arc::new($open))
-            }
+            "redis" if scheme.starts_with("redlock") => Ok(Arc::new(config!(lock_redis::RedlockConfig, url, op_timeout, runtime) $($open)* ?)),
             #[cfg(feature = "redis")]
-            "redis" => {
-                let $config = configured!(lock_redis::RedisConfig, url, op_timeout, runtime);
-                Ok(Arc::new($open))
-            }
+            "redis" => Ok(Arc::new(config!(lock_redis::RedisConfig, url, op_timeout, runtime) $($open)* ?)),
             #[cfg(feature = "sqlite")]
-            "sqlite" => {
-                let $config = configured!(lock_sqlite::SqliteConfig, url, op_timeout, read_only);
-                Ok(Arc::new($open))
-            }
+            "sqlite" => Ok(Arc::new(config!(lock_sqlite::SqliteConfig, url, op_timeout, read_only) $($open)* ?)),
             _ => Err(refused(&scheme)),
         }
     }};
 }
 
 pub(crate) async fn connect(url: &str, options: &Options) -> Result<Arc<dyn DistributedLock>, LockError> {
-    open!(url, options, config => config.connect().await?)
+    backend!(url, options, .connect().await)
 }
 
 pub(crate) fn connect_lazy(url: &str, options: &Options) -> Result<Arc<dyn DistributedLock>, LockError> {
-    open!(url, options, config => config.connect_lazy()?)
+    backend!(url, options, .connect_lazy())
 }
 
 /// The scheme in lower case, and the address with that scheme.
@@ -82,12 +64,13 @@ fn read(url: &str) -> Result<(String, String), LockError> {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
             && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.".contains(c))
     };
-    let Some((scheme, rest)) = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
-        return Err(LockError::configuration(format!(
+    let scheme = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme));
+    let (scheme, rest) = scheme.ok_or_else(|| {
+        LockError::configuration(format!(
             "the address does not start with a scheme such as \"sqlite:\". {}",
             possible()
-        )));
-    };
+        ))
+    })?;
     let scheme = scheme.to_ascii_lowercase();
     let url = format!("{scheme}:{rest}");
     Ok((scheme, url))
@@ -107,8 +90,8 @@ fn feature(scheme: &str) -> &str {
     match scheme {
         "etcds" => "etcd",
         "postgresql" => "postgres",
-        "rediss" | "redis+unix" | "redis+sentinel" | "rediss+sentinel" | "redlock" | "redlocks" => "redis",
-        "valkey" | "valkeys" | "valkey+unix" | "valkey+sentinel" | "valkeys+sentinel" => "redis",
+        "rediss" | "valkey" | "valkeys" | "redis+unix" | "valkey+unix" | "redlock" | "redlocks" => "redis",
+        "redis+sentinel" | "rediss+sentinel" | "valkey+sentinel" | "valkeys+sentinel" => "redis",
         "redis+cluster" | "rediss+cluster" | "valkey+cluster" | "valkeys+cluster" => "redis",
         other => other,
     }
@@ -117,35 +100,33 @@ fn feature(scheme: &str) -> &str {
 /// The error for a scheme that no backend of this build serves. It shows no more of the address than a known scheme: the rest may be
 /// secret, and so may be the first word of a text that is no address.
 fn refused(scheme: &str) -> LockError {
-    let known = |(name, _): &&(&str, bool)| *name == feature(scheme);
-    LockError::configuration(match BACKENDS.iter().find(known) {
-        Some((feature, _)) => format!(
-            "\"{scheme}:\" addresses need the feature \"{feature}\" of the crate fencelock, which is off in this program; \
-             turn it on in Cargo.toml. {}",
-            possible()
-        ),
-        None => format!(
-            "the address has a scheme that no backend of fencelock answers to. {}",
-            possible()
-        ),
-    })
+    let known = BACKENDS.iter().find(|(name, _)| *name == feature(scheme));
+    let why = known.map_or_else(
+        || "the address has a scheme that no backend of fencelock answers to".to_owned(),
+        |(feature, _)| {
+            format!(
+                "\"{scheme}:\" addresses need the feature \"{feature}\" of the crate fencelock, which is off in this program; \
+                 turn it on in Cargo.toml"
+            )
+        },
+    );
+    LockError::configuration(format!("{why}. {}", possible()))
 }
 
 /// What can be connected to, and what could be.
 fn possible() -> String {
-    let list = |compiled: bool, sign: &str| {
-        let names: Vec<_> = BACKENDS
-            .iter()
-            .filter(|(_, on)| *on == compiled)
-            .map(|(name, _)| format!("{name}{sign}"))
-            .collect();
-        names.join(", ")
+    let list = |compiled: bool| {
+        let names = BACKENDS.iter().filter(|(_, on)| *on == compiled).map(|(name, _)| *name);
+        match names.collect::<Vec<_>>().join(", ") {
+            none if none.is_empty() => "none".to_owned(),
+            names => names,
+        }
     };
-    match (list(true, ":"), list(false, "")) {
-        (on, off) if off.is_empty() => format!("It can be one of {on}"),
-        (on, off) if on.is_empty() => format!("No backend is compiled in; features to turn on: {off}"),
-        (on, off) => format!("Compiled in: {on}. Features to turn on for more: {off}"),
-    }
+    format!(
+        "Backends of this program: {}; features to turn on for more: {}",
+        list(true),
+        list(false)
+    )
 }
 
 #[cfg(test)]

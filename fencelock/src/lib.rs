@@ -172,18 +172,6 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Several locks at once, all or none; and a body that runs on one of many hosts for as long as that one leads:
-//!
-//! ```
-//! # async fn serve(token: fencelock::FencingToken) {}
-//! # async fn example(locks: fencelock::Locks) -> Result<(), fencelock::LockError> {
-//! let accounts = locks.lock_all(["account/2", "account/1"]).await?;
-//! accounts.release().await?;
-//!
-//! locks.lock("leader").lead(|term| async move { serve(term.token()).await }).await?;
-//! # Ok(()) }
-//! ```
-//!
 //! A long body that looks after its lock itself:
 //!
 //! ```

@@ -96,7 +96,7 @@ use percent_encoding::percent_decode_str;
 use tower_layer::Layer;
 use tower_service::Service;
 
-use crate::{LockError, LockGuard, Locks, LossSignal};
+use crate::{LockError, LockGuard, LockRequest, Locks, LossSignal};
 
 type Name = dyn Fn(&mut Parts) -> Option<String> + Send + Sync;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -167,28 +167,21 @@ pub fn decoded_path(request: &Parts) -> Cow<'_, str> {
 /// ```
 #[must_use]
 pub fn response(error: &LockError, retry_after: Duration) -> Response<String> {
-    let again = Some(retry_after);
-    match error {
-        LockError::TimedOut { .. } => problem(StatusCode::LOCKED, "another request holds the lock; try again", again),
-        LockError::Lost { .. } => problem(
-            StatusCode::SERVICE_UNAVAILABLE,
-            "the lock was lost while the request was under way",
-            None,
-        ),
-        LockError::InvalidName { .. } => problem(
+    let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+    let (status, detail, may_retry) = match error {
+        LockError::TimedOut { .. } => (StatusCode::LOCKED, "another request holds the lock; try again", true),
+        LockError::Lost { .. } => (unavailable, "the lock was lost while the request was under way", false),
+        LockError::InvalidName { .. } => (
             StatusCode::BAD_REQUEST,
             "the request names a lock that cannot be used",
-            None,
+            false,
         ),
         broken => {
             tracing::error!(target: "fencelock", error = format_args!("{broken:#}"), "a request could not get its lock");
-            problem(
-                StatusCode::SERVICE_UNAVAILABLE,
-                "the lock server cannot be used now",
-                again,
-            )
+            (unavailable, "the lock server cannot be used now", true)
         }
-    }
+    };
+    problem(status, detail, may_retry.then_some(retry_after))
 }
 
 fn problem(status: StatusCode, detail: &str, retry_after: Option<Duration>) -> Response<String> {
@@ -263,14 +256,9 @@ impl LockLayer {
     }
 
     async fn acquire(&self, name: &str) -> Result<LockGuard, LockError> {
-        let mut request = self.locks.lock(name).wait_for(self.wait);
-        if let Some(ttl) = self.ttl {
-            request = request.ttl(ttl);
-        }
-        if let Some(limit) = self.max_hold {
-            request = request.max_hold(limit);
-        }
-        request.await
+        let request = self.locks.lock(name).wait_for(self.wait);
+        let request = self.ttl.into_iter().fold(request, LockRequest::ttl);
+        self.max_hold.into_iter().fold(request, LockRequest::max_hold).await
     }
 
     fn refuse<R>(&self, error: &LockError) -> Response<LockBody<R>> {
@@ -332,7 +320,7 @@ where
             let Some(name) = (layer.name)(&mut parts) else {
                 let WithoutName::Refuse(status) = layer.without_name else {
                     let answer = inner.call(Request::from_parts(parts, body)).await?;
-                    return Ok(answer.map(LockBody::unlocked));
+                    return Ok(answer.map(|body| LockBody::of_service(body, None)));
                 };
                 tracing::warn!(target: "fencelock", path = parts.uri.path(), "a request names no lock and is refused");
                 return Ok(problem(status, "the request names no lock", None).map(LockBody::problem));
@@ -348,13 +336,13 @@ where
                 Err(error) => return Ok(layer.refuse(&error)),
             };
             if layer.until_end_of_body {
-                return Ok(answer.map(|body| LockBody::locked(body, guard)));
+                return Ok(answer.map(|body| LockBody::of_service(body, Some(guard))));
             }
             // The server frees the lock at its ttl if this fails.
             if let Err(error) = guard.release().await {
                 tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "the lock of a request could not be released");
             }
-            Ok(answer.map(LockBody::unlocked))
+            Ok(answer.map(|body| LockBody::of_service(body, None)))
         })
     }
 }
@@ -376,22 +364,15 @@ struct Held {
 }
 
 impl<R> LockBody<R> {
-    fn unlocked(body: R) -> Self {
+    fn of_service(inner: R, guard: Option<LockGuard>) -> Self {
+        let held = guard.map(|guard| {
+            let lost = guard.lost().into_future();
+            Held { guard, lost }
+        });
         Self {
-            inner: Some(body),
+            inner: Some(inner),
             problem: None,
-            held: None,
-        }
-    }
-
-    fn locked(body: R, guard: LockGuard) -> Self {
-        Self {
-            inner: Some(body),
-            problem: None,
-            held: Some(Held {
-                lost: guard.lost().into_future(),
-                guard,
-            }),
+            held,
         }
     }
 
@@ -401,16 +382,6 @@ impl<R> LockBody<R> {
             problem: Some(text.into()),
             held: None,
         }
-    }
-}
-
-impl Held {
-    /// The error if the lock was lost.
-    fn check(&mut self, cx: &mut Context<'_>) -> Result<(), BoxError> {
-        if self.lost.as_mut().poll(cx).is_ready() || !self.guard.is_held() {
-            return Err("the lock was lost before the body had ended".into());
-        }
-        Ok(())
     }
 }
 
@@ -424,12 +395,12 @@ where
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let mut this = self.project();
-        if let Some(held) = this.held
-            && let Err(lost) = held.check(cx)
+        if let Some(Held { guard, lost }) = this.held
+            && (lost.as_mut().poll(cx).is_ready() || !guard.is_held())
         {
             this.inner.set(None);
             *this.held = None;
-            return Poll::Ready(Some(Err(lost)));
+            return Poll::Ready(Some(Err("the lock was lost before the body had ended".into())));
         }
         let Some(inner) = this.inner.as_mut().as_pin_mut() else {
             return Poll::Ready(this.problem.take().map(|problem| Ok(Frame::data(problem))));

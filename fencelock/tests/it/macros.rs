@@ -1,5 +1,8 @@
 //! `#[fencelock::locked]`: what the attribute makes of functions and methods.
 
+use std::any::Any;
+use std::error::Error;
+use std::fmt::Debug;
 use std::future::Future;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -9,6 +12,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use fencelock::{LockError, LockGuard, Locks, LossReason, MemoryLock, locked};
 use futures_util::FutureExt;
+use tokio::sync::oneshot;
 
 #[derive(Debug)]
 enum ShopError {
@@ -52,109 +56,76 @@ async fn by_value(locks: &Locks, order: &Order) -> Result<String, LockError> {
     Ok(name_of(guard))
 }
 
+#[locked("{name}")]
+async fn by_text(locks: &Locks, name: &str) -> Result<(), LockError> {
+    Ok(())
+}
+
 #[tokio::test]
 async fn names_come_from_arguments_and_expressions() {
     let locks = locks();
     assert_eq!(by_argument(&locks, 7).await.unwrap(), "order/07/{}");
-    let order = Order { id: 7 };
-    assert_eq!(by_value(&locks, &order).await.unwrap(), "8");
-    assert_eq!(by_expression(locks, order).await.unwrap(), "{order}/0007");
+    assert_eq!(by_value(&locks, &Order { id: 7 }).await.unwrap(), "8");
+    for name in ["", "two\nlines"] {
+        let refused = by_text(&locks, name).await.unwrap_err();
+        assert!(matches!(refused, LockError::InvalidName { .. }), "{refused}");
+    }
+    assert_eq!(by_expression(locks, Order { id: 7 }).await.unwrap(), "{order}/0007");
 }
 
-mod coercions {
-    use std::any::Any;
-    use std::error::Error;
-    use std::fmt::Debug;
-
-    use super::*;
-
-    type Failure = Box<dyn Error + Send + Sync>;
-
-    #[locked("boxed")]
-    async fn boxed(locks: &Locks, early: bool) -> Result<u8, Failure> {
-        if early {
-            return Err(Box::new(std::fmt::Error));
-        }
-        Err(Box::new(std::fmt::Error))
+#[locked("boxed")]
+async fn boxed(locks: &Locks, early: bool) -> Result<u8, Box<dyn Error + Send + Sync>> {
+    if early {
+        return Err(Box::new(std::fmt::Error));
     }
+    Err(Box::new(std::fmt::Error))
+}
 
-    #[locked("closure")]
-    async fn closure(locks: &Locks, one: bool) -> Result<Box<dyn Fn() -> u8 + Send>, LockError> {
-        match one {
-            true => Ok(Box::new(|| 1)),
-            false => Ok(Box::new(|| 2)),
-        }
+#[locked("closure")]
+async fn closure(locks: &Locks, one: bool) -> Result<Box<dyn Fn() -> u8 + Send>, LockError> {
+    match one {
+        true => Ok(Box::new(|| 1)),
+        false => Ok(Box::new(|| 2)),
     }
+}
 
-    #[locked("slice")]
-    async fn slice(locks: &Locks) -> Result<&'static [u8], LockError> {
-        Ok(b"abc")
-    }
+#[locked("slice")]
+async fn slice(locks: &Locks) -> Result<&'static [u8], LockError> {
+    Ok(b"abc")
+}
 
-    #[locked("function")]
-    async fn function(locks: &Locks) -> Result<fn(u8) -> u8, LockError> {
-        Ok(|x| x + 1)
-    }
+#[locked("function")]
+async fn function(locks: &Locks) -> Result<fn(u8) -> u8, LockError> {
+    Ok(|x| x + 1)
+}
 
-    #[locked("any")]
-    async fn any(locks: &Locks, value: Arc<u8>) -> Result<Arc<dyn Any + Send + Sync>, LockError> {
-        Ok(value)
-    }
+#[locked("any")]
+async fn any(locks: &Locks, value: Arc<u8>) -> Result<Arc<dyn Any + Send + Sync>, LockError> {
+    Ok(value)
+}
 
-    #[locked("generic")]
-    async fn generic<T: Debug + Send>(locks: &Locks, value: &mut T) -> Result<String, LockError> {
-        Ok(format!("{value:?}"))
-    }
+#[locked("generic")]
+async fn generic<T: Debug + Send>(locks: &Locks, value: &mut T) -> Result<String, LockError> {
+    Ok(format!("{value:?}"))
+}
 
-    #[locked("never")]
-    async fn never(locks: &Locks) -> Result<u8, LockError> {
-        std::future::pending().await
-    }
-
-    struct Words {
-        locks: Locks,
-        words: Vec<String>,
-    }
-
-    impl Words {
-        #[locked("word/{i}")]
-        async fn word(&self, i: usize) -> Result<&str, LockError> {
-            Ok(&self.words[i])
-        }
-    }
-
-    #[tokio::test]
-    async fn values_are_coerced_to_the_return_type_as_without_the_attribute() {
-        let locks = locks();
-        boxed(&locks, true).await.unwrap_err();
-        boxed(&locks, false).await.unwrap_err();
-        assert_eq!(
-            closure(&locks, true).await.unwrap()() + closure(&locks, false).await.unwrap()(),
-            3
-        );
-        assert_eq!(slice(&locks).await.unwrap(), b"abc");
-        assert_eq!(function(&locks).await.unwrap()(1), 2);
-        assert!(any(&locks, Arc::new(7)).await.unwrap().is::<u8>());
-        assert_eq!(generic(&locks, &mut 7).await.unwrap(), "7");
-        assert!(never(&locks).now_or_never().is_none());
-        let words = Words {
-            locks,
-            words: vec!["pen".to_owned()],
-        };
-        assert_eq!(words.word(0).await.unwrap(), "pen");
-    }
+#[locked("never")]
+async fn never(locks: &Locks) -> Result<u8, LockError> {
+    std::future::pending().await
 }
 
 #[tokio::test]
-async fn a_name_that_cannot_be_used_is_the_functions_error() {
-    #[locked("{name}")]
-    async fn anything(locks: &Locks, name: &str) -> Result<(), LockError> {
-        panic!("ran without a lock")
-    }
-    for name in ["", "two\nlines"] {
-        let refused = anything(&locks(), name).await.unwrap_err();
-        assert!(matches!(refused, LockError::InvalidName { .. }), "{refused}");
-    }
+async fn values_are_coerced_to_the_return_type_as_without_the_attribute() {
+    let locks = locks();
+    boxed(&locks, true).await.unwrap_err();
+    boxed(&locks, false).await.unwrap_err();
+    assert_eq!(closure(&locks, true).await.unwrap()(), 1);
+    assert_eq!(closure(&locks, false).await.unwrap()(), 2);
+    assert_eq!(slice(&locks).await.unwrap(), b"abc");
+    assert_eq!(function(&locks).await.unwrap()(1), 2);
+    assert!(any(&locks, Arc::new(7)).await.unwrap().is::<u8>());
+    assert_eq!(generic(&locks, &mut 7).await.unwrap(), "7");
+    assert!(never(&locks).now_or_never().is_none());
 }
 
 #[locked("door")]
@@ -182,36 +153,12 @@ async fn or_none(locks: &Locks) -> Result<Option<u32>, ShopError> {
     Ok(Some(5))
 }
 
-#[fencelock::locked("hourly", at_least = "1h", busy = skip)]
-async fn hourly(locks: &Locks) -> Result<Option<u32>, LockError> {
-    Ok(Some(7))
-}
-
-#[fencelock::locked("rarely", at_least = pause, busy = skip)]
-async fn rarely(locks: &Locks, pause: Duration) -> Result<Option<u32>, LockError> {
-    Ok(Some(7))
-}
-
-#[tokio::test]
-async fn a_name_can_stay_taken_after_the_function() {
-    let locks = locks();
-    let hour = Duration::from_secs(3600);
-    let ran = [hourly(&locks).await, rarely(&locks, hour).await].map(Result::unwrap);
-    assert_eq!(ran, [Some(7), Some(7)]);
-    let ran = [hourly(&locks).await, rarely(&locks, hour).await].map(Result::unwrap);
-    assert_eq!(ran, [None, None]);
-    locks.force_release("hourly").await.unwrap();
-    assert_eq!(hourly(&locks).await.unwrap(), Some(7));
-}
-
 #[tokio::test]
 async fn a_busy_lock_is_an_error_or_skipped() {
     let locks = locks();
     assert_eq!(or_none(&locks).await.unwrap(), Some(5));
-    assert!(
-        matches!(or_not(&locks).await, Err(ShopError::SoldOut)),
-        "a free lock is not skipped"
-    );
+    let ran = or_not(&locks).await;
+    assert!(matches!(ran, Err(ShopError::SoldOut)), "a free lock is not skipped");
 
     let held = locks.lock("door").await.unwrap();
     assert!(matches!(at_once(&locks).await, Err(ShopError::Lock(busy)) if busy.is_busy()));
@@ -221,20 +168,39 @@ async fn a_busy_lock_is_an_error_or_skipped() {
     or_not(&locks).await.unwrap();
     assert_eq!(or_none(&locks).await.unwrap(), None);
 
-    let waits = tokio::spawn(async move { whenever(&locks).await });
+    let client = locks.clone();
+    let waits = tokio::spawn(async move { whenever(&client).await });
     let token = held.token().get();
     held.release().await.unwrap();
     assert!(waits.await.unwrap().unwrap() > token);
+
+    locks.shutdown().await.unwrap();
+    let closed = or_not(&locks).await.unwrap_err();
+    assert!(
+        matches!(closed, ShopError::Lock(LockError::Closed { .. })),
+        "not skipped"
+    );
+}
+
+#[locked("hourly", at_least = "1h", busy = skip)]
+async fn hourly(locks: &Locks) -> Result<Option<u32>, LockError> {
+    Ok(Some(7))
+}
+
+#[locked("rarely", at_least = pause, busy = skip)]
+async fn rarely(locks: &Locks, pause: Duration) -> Result<Option<u32>, LockError> {
+    Ok(Some(7))
 }
 
 #[tokio::test]
-async fn other_failures_are_not_skipped() {
+async fn a_name_can_stay_taken_after_the_function() {
     let locks = locks();
-    locks.shutdown().await.unwrap();
-    assert!(matches!(
-        or_not(&locks).await,
-        Err(ShopError::Lock(LockError::Closed { .. }))
-    ));
+    for ran in [Some(7), None] {
+        assert_eq!(hourly(&locks).await.unwrap(), ran);
+        assert_eq!(rarely(&locks, Duration::from_secs(3600)).await.unwrap(), ran);
+    }
+    locks.force_release("hourly").await.unwrap();
+    assert_eq!(hourly(&locks).await.unwrap(), Some(7));
 }
 
 #[locked("door", max_hold = "10ms")]
@@ -245,21 +211,22 @@ async fn too_long(locks: &Locks) -> Result<(), LockError> {
 #[tokio::test]
 async fn the_longest_hold_ends_the_function() {
     let lost = too_long(&locks()).await.unwrap_err();
-    assert!(
-        matches!(
-            lost,
-            LockError::Lost {
-                reason: LossReason::MaxHold,
-                ..
-            }
-        ),
-        "{lost}"
-    );
+    let LockError::Lost { reason, .. } = lost else {
+        panic!("{lost}")
+    };
+    assert_eq!(reason, LossReason::MaxHold);
 }
 
 struct Till {
     locks: Locks,
     ttl: Duration,
+}
+
+fn till() -> Till {
+    Till {
+        locks: locks(),
+        ttl: Duration::from_secs(70),
+    }
 }
 
 impl Till {
@@ -276,6 +243,11 @@ impl Till {
         Ok(guard.ttl())
     }
 
+    #[locked("till/{i}")]
+    async fn borrowed(&self, i: usize) -> Result<&Locks, LockError> {
+        Ok(&self.locks)
+    }
+
     /// The future is returned as a value.
     #[locked("till/{article}", guard = guard)]
     fn later(&self, article: u64) -> impl Future<Output = Result<String, LockError>> + Send {
@@ -290,12 +262,10 @@ impl Till {
 
 #[tokio::test]
 async fn methods_use_their_client_and_their_fields() {
-    let mut till = Till {
-        locks: locks(),
-        ttl: Duration::from_secs(70),
-    };
+    let mut till = till();
     assert_eq!(till.open().await.unwrap(), Duration::from_secs(70));
     assert_eq!(till.open().await.unwrap(), Duration::from_secs(71));
+    assert_eq!(till.borrowed(1).await.unwrap().list("").await.unwrap(), []);
     assert_eq!(till.later(3).await.unwrap(), "till/3");
     assert_eq!(till.boxed(4).await.unwrap(), "till/4");
     assert_eq!(till.into_ttl().await.unwrap(), Duration::from_secs(90));
@@ -347,10 +317,7 @@ impl Plain for Till {
 
 #[tokio::test]
 async fn methods_of_traits_are_locked_with_async_trait_and_without() {
-    let till = Till {
-        locks: locks(),
-        ttl: Duration::from_secs(70),
-    };
+    let till = till();
     let sells: &dyn Sells = &till;
     assert_eq!(sells.sell("pen", 1).await.unwrap(), "pen/70");
     assert!(matches!(sells.sell("pen", 0).await, Err(ShopError::SoldOut)));
@@ -359,27 +326,24 @@ async fn methods_of_traits_are_locked_with_async_trait_and_without() {
 }
 
 #[tokio::test]
-async fn futures_can_be_spawned_and_boxed() {
+async fn futures_can_be_spawned_boxed_and_dropped() {
     let locks = locks();
     let client = locks.clone();
-    tokio::spawn(async move { by_argument(&client, 1).await })
-        .await
-        .unwrap()
-        .unwrap();
+    let spawned = tokio::spawn(async move { by_argument(&client, 1).await });
+    spawned.await.unwrap().unwrap();
     let boxed: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(by_argument(&locks, 1));
     boxed.await.unwrap();
-}
 
-#[tokio::test]
-async fn nothing_runs_before_the_first_poll_and_a_drop_takes_the_request_back() {
-    let locks = locks();
     let held = locks.lock("door").await.unwrap();
     let mut waits = Box::pin(whenever(&locks));
     assert!(waits.as_mut().now_or_never().is_none());
     drop(waits);
     held.release().await.unwrap();
     locks.drain().await;
-    assert!(locks.try_lock("door").await.unwrap().is_some());
+    assert!(
+        locks.try_lock("door").await.unwrap().is_some(),
+        "the request was taken back"
+    );
 }
 
 #[tokio::test]
@@ -396,25 +360,19 @@ async fn a_panic_releases() {
 
 #[tokio::test]
 async fn a_loss_cancels_the_body_and_is_the_functions_error() {
-    struct Told(Option<tokio::sync::oneshot::Sender<()>>);
-    impl Drop for Told {
-        fn drop(&mut self) {
-            let _ = self.0.take().map(|tell| tell.send(()));
-        }
-    }
     #[locked("door")]
-    async fn endless(locks: &Locks, told: Told, begun: tokio::sync::oneshot::Sender<()>) -> Result<(), ShopError> {
-        let _told = told;
+    async fn endless(locks: &Locks, kept: oneshot::Sender<()>, begun: oneshot::Sender<()>) -> Result<(), ShopError> {
+        let _dropped_with_the_body = kept;
         let _ = begun.send(());
         std::future::pending().await
     }
     let locks = locks();
-    let ((tell, told), (begin, begun)) = (tokio::sync::oneshot::channel(), tokio::sync::oneshot::channel());
+    let ((kept, dropped), (begin, begun)) = (oneshot::channel(), oneshot::channel());
     let client = locks.clone();
-    let runs = tokio::spawn(async move { endless(&client, Told(Some(tell)), begin).await });
+    let runs = tokio::spawn(async move { endless(&client, kept, begin).await });
     begun.await.unwrap();
     locks.shutdown().await.unwrap();
-    told.await.unwrap();
+    dropped.await.unwrap_err();
     let lost = runs.await.unwrap().unwrap_err();
     let ShopError::Lock(LockError::Lost { name, reason, .. }) = lost else {
         panic!("{lost:?}")
