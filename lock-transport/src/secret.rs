@@ -39,25 +39,24 @@ impl Secret {
     ///
     /// [`LockError::Configuration`] if the file cannot be read, and those of the function.
     pub async fn get(&self) -> Result<String, LockError> {
-        let kind = match &self.0 {
-            Kind::Literal(text) => return Ok(text.clone()),
-            kind => kind.clone(),
-        };
+        if let Kind::Literal(text) = &self.0 {
+            return Ok(text.clone());
+        }
+        let kind = self.0.clone();
         // Not on the thread that renews locks.
         let reading = tokio::task::spawn_blocking(move || match kind {
             Kind::Literal(text) => Ok(text),
-            Kind::File(path) => match std::fs::read_to_string(&path) {
-                Ok(text) => Ok(text.trim_end_matches(['\n', '\r']).to_owned()),
-                Err(error) => {
-                    let message = format!("the password cannot be read from {}", path.display());
-                    Err(LockError::configuration(message).with_source(error))
-                }
-            },
+            Kind::File(path) => {
+                let read = std::fs::read_to_string(&path).map_err(|error| {
+                    LockError::configuration(format!("the password cannot be read from {}", path.display()))
+                        .with_source(error)
+                });
+                Ok(read?.trim_end_matches(['\n', '\r']).to_owned())
+            }
             Kind::Function(function) => function(),
         });
-        reading.await.map_err(|error| {
-            LockError::configuration("the function that gives the password failed").with_source(error)
-        })?
+        let failed = |error| LockError::configuration("the function that gives the password failed").with_source(error);
+        reading.await.map_err(failed)?
     }
 }
 

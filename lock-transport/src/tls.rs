@@ -1,7 +1,7 @@
 //! TLS by rustls with ring: certificates, keys, and what is wrong with them.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -75,15 +75,13 @@ pub struct Peer {
 pub fn client_config(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, Arc<Handshake>), LockError> {
     // Named, as another crate in the program may bring a provider of its own.
     let provider = Arc::new(ring::default_provider());
-    let mut trusted = Vec::new();
     let mut roots = RootCertStore::empty();
-    if let Some(file) = &files.ca {
-        trusted = certificates(file)?;
-        for certificate in &trusted {
-            let added = roots.add(certificate.clone());
-            added.map_err(|e| wrong(format!("a certificate in {} cannot be used", file.display()), e))?;
-        }
-    } else if verify != Verify::Nothing && files.pin.is_none() {
+    let trusted = files.ca.as_deref().map_or(Ok(Vec::new()), certificates)?;
+    for certificate in &trusted {
+        let added = roots.add(certificate.clone());
+        added.map_err(|e| wrong(format!("a certificate in {} cannot be used", shown(&files.ca)), e))?;
+    }
+    if files.ca.is_none() && files.pin.is_none() && verify != Verify::Nothing {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if roots.is_empty() {
             return Err(LockError::configuration(
@@ -91,29 +89,25 @@ pub fn client_config(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, 
             ));
         }
     }
-    let webpki = match roots.is_empty() {
-        true => None,
-        false => {
-            let builder = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider));
-            let built = builder.build();
-            Some(built.map_err(|e| wrong("the trusted certificates cannot be used".to_owned(), e))?)
-        }
-    };
-    let own = own(files, &provider)?;
+    let webpki = (!roots.is_empty())
+        .then(|| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build())
+        .transpose()
+        .map_err(|e| wrong("the trusted certificates cannot be used".to_owned(), e))?;
+    let key = own(files, &provider)?;
     let handshake = Arc::new(Handshake {
-        anonymous: own.is_none(),
+        anonymous: key.is_none(),
         ..Handshake::default()
     });
+    let own = Own {
+        key,
+        handshake: Arc::clone(&handshake),
+    };
     let verifier = Verifier {
         webpki,
         trusted,
         names: verify == Verify::Full,
         pin: files.pin,
         provider: Arc::clone(&provider),
-        handshake: Arc::clone(&handshake),
-    };
-    let own = Own {
-        key: own,
         handshake: Arc::clone(&handshake),
     };
     let config = ClientConfig::builder_with_provider(provider)
@@ -145,21 +139,15 @@ pub async fn connect(
     let reading = tokio::task::spawn_blocking(move || client_config(&read, Verify::Full)).await;
     let (mut config, handshake) = reading.map_err(|e| wrong("the certificates cannot be read".to_owned(), e))??;
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
-    let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| {
-        wrong(
-            "the host in the address is not one that a certificate can name".to_owned(),
-            e,
-        )
-    })?;
+    let unnamed = "the host in the address is not one that a certificate can name";
+    let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| wrong(unnamed.to_owned(), e))?;
     let connecting = async {
         let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
-        if handshake.asked.load(Ordering::Acquire)
-            && stream.get_ref().1.protocol_version() == Some(ProtocolVersion::TLSv1_3)
-        {
+        let version = stream.get_ref().1.protocol_version();
+        if handshake.asked.load(Ordering::Acquire) && version == Some(ProtocolVersion::TLSv1_3) {
             // A server that is content and silent costs this time.
-            if let Ok(verdict) = timeout((op_timeout / 8).min(VERDICT), verdict(&mut stream)).await {
-                verdict?;
-            }
+            let verdict = timeout((op_timeout / 8).min(VERDICT), verdict(&mut stream)).await;
+            verdict.unwrap_or(Ok(()))?;
         }
         Ok(stream)
     };
@@ -182,9 +170,10 @@ const VERDICT: Duration = Duration::from_millis(250);
 /// In TLS 1.3 the server looks at the client's certificate when the handshake is over for the client. Reads the first record after that,
 /// and leaves what is in it for later reads.
 async fn verdict(stream: &mut TlsStream<TcpStream>) -> io::Result<()> {
-    struct Read<'a>(&'a TcpStream);
+    /// What has arrived already.
+    struct Arrived<'a>(&'a TcpStream);
 
-    impl io::Read for Read<'_> {
+    impl io::Read for Arrived<'_> {
         fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
             self.0.try_read(buffer)
         }
@@ -193,7 +182,7 @@ async fn verdict(stream: &mut TlsStream<TcpStream>) -> io::Result<()> {
     loop {
         stream.get_ref().0.readable().await?;
         let (tcp, session) = stream.get_mut();
-        match session.read_tls(&mut Read(tcp)) {
+        match session.read_tls(&mut Arrived(tcp)) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(_) => return session.process_new_packets().map(drop).map_err(io::Error::other),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -212,34 +201,26 @@ pub fn explain(
     endpoint: &Endpoint,
     peer: &Peer,
 ) -> LockError {
-    let product = peer.product;
-    let at = format!("{product} at {endpoint}");
+    use AlertDescription as Alert;
+    let at = format!("{} at {endpoint}", peer.product);
     let asked = handshake.asked.load(Ordering::Acquire);
     let lacking = asked && handshake.anonymous;
+    let refused = asked && matches!(find(&error), Some(Error::AlertReceived(alert)) if refuses(*alert));
     let message = match find(&error) {
         Some(Error::InvalidCertificate(reason)) => {
-            let why = untrusted(reason, &endpoint.host);
-            format!("the certificate of {at} {why}")
+            format!("the certificate of {at} {}", untrusted(reason, &endpoint.host))
         }
         Some(Error::InvalidMessage(_)) => format!("{at} does not speak TLS; {}", peer.plain),
-        Some(Error::AlertReceived(alert)) if lacking && refuses(*alert) => {
-            return LockError::configuration(format!(
-                "{at} wants to see a certificate of the client; give one with cert=FILE and key=FILE{}",
-                peer.client_auth
-            ))
-            .with_source(error)
-            .lasting();
-        }
-        Some(Error::AlertReceived(alert)) if asked && refuses(*alert) => format!(
+        _ if refused && lacking => format!(
+            "{at} wants to see a certificate of the client; give one with cert=FILE and key=FILE{}",
+            peer.client_auth
+        ),
+        _ if refused => format!(
             "{at} refused the client's certificate; correct cert=FILE and key=FILE: the server must trust its authority, and it must not have \
              expired"
         ),
         Some(
-            Error::AlertReceived(
-                AlertDescription::HandshakeFailure
-                | AlertDescription::ProtocolVersion
-                | AlertDescription::InsufficientSecurity,
-            )
+            Error::AlertReceived(Alert::HandshakeFailure | Alert::ProtocolVersion | Alert::InsufficientSecurity)
             | Error::PeerIncompatible(_),
         ) => format!(
             "{at} and this client have no way to encrypt in common; the server needs TLS 1.2 or 1.3, and a certificate with a key of RSA \
@@ -249,14 +230,17 @@ pub fn explain(
             let hint = match lacking {
                 true => {
                     "perhaps it wants to see a certificate of the client: then give one with cert=FILE and key=FILE"
-                        .to_owned()
                 }
-                false => format!("it may be starting or stopping, or not speak TLS: then {}", peer.plain),
+                false => &format!("it may be starting or stopping, or not speak TLS: then {}", peer.plain),
             };
             return LockError::unavailable("connecting", format!("TLS with {at} failed; {hint}")).with_source(error);
         }
     };
-    LockError::configuration(message).with_source(error)
+    let failure = LockError::configuration(message).with_source(error);
+    match refused && lacking {
+        true => failure.lasting(),
+        false => failure,
+    }
 }
 
 /// Whether the error is one of TLS: about a certificate, or that the other side does not speak it, or not in this way.
@@ -269,10 +253,10 @@ fn find<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
     if let Some(found) = error.downcast_ref() {
         return Some(found);
     }
-    if let Some(inner) = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
-        return find(inner);
+    match error.downcast_ref::<io::Error>().and_then(io::Error::get_ref) {
+        Some(inner) => find(inner),
+        None => find(error.source()?),
     }
-    find(error.source()?)
 }
 
 /// Whether the alert may be about the client's certificate, if the server asked for one.
@@ -297,46 +281,51 @@ fn refuses(alert: AlertDescription) -> bool {
 /// Why the server's certificate is not taken, and what to do.
 fn untrusted(reason: &CertificateError, host: &str) -> String {
     use CertificateError as Reason;
-    match reason {
+    let why = match reason {
         Reason::Expired | Reason::ExpiredContext { .. } => {
-            "has expired; renew it at the server, or correct the clock of this machine".to_owned()
+            "has expired; renew it at the server, or correct the clock of this machine"
         }
         Reason::NotValidYet | Reason::NotValidYetContext { .. } => {
-            "is not valid yet; correct the clock of this machine or of the one that made it".to_owned()
+            "is not valid yet; correct the clock of this machine or of the one that made it"
         }
         Reason::NotValidForNameContext { presented, .. } if !presented.is_empty() => {
-            let names = presented.join(", ").replace("DnsName(", "").replace("IpAddress(", "").replace(')', "");
-            format!("is not for the host {host}, but for {names}; use a host that it names, or make one for {host}")
+            let names = presented
+                .join(", ")
+                .replace("DnsName(", "")
+                .replace("IpAddress(", "")
+                .replace(')', "");
+            &format!("is not for the host {host}, but for {names}; use a host that it names, or make one for {host}")
         }
         Reason::NotValidForName | Reason::NotValidForNameContext { .. } => {
-            format!("names no host; make one for {host} (openssl req -x509 -addext subjectAltName=DNS:{host})")
+            &format!("names no host; make one for {host} (openssl req -x509 -addext subjectAltName=DNS:{host})")
         }
         // With another key than that of the trusted authority of the same name, it is of another authority.
-        Reason::UnknownIssuer | Reason::BadSignature | Reason::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
-            "is of no authority that is trusted; name its authority, or itself if it signed itself, with ca=FILE".to_owned()
+        Reason::UnknownIssuer
+        | Reason::BadSignature
+        | Reason::UnsupportedSignatureAlgorithmForPublicKeyContext { .. } => {
+            "is of no authority that is trusted; name its authority, or itself if it signed itself, with ca=FILE"
         }
-        Reason::Revoked => "was revoked; replace it at the server".to_owned(),
         Reason::InvalidPurpose | Reason::InvalidPurposeContext { .. } => {
-            "is not for servers; make one with the extended key usage serverAuth".to_owned()
+            "is not for servers; make one with the extended key usage serverAuth"
         }
-        Reason::ApplicationVerificationFailure => "is not the one that pin= names; correct the pin or the host".to_owned(),
+        Reason::ApplicationVerificationFailure => "is not the one that pin= names; correct the pin or the host",
         Reason::UnsupportedSignatureAlgorithmContext { .. } => {
             "is signed in a way that is not supported; make one whose authority has a key of RSA, P-256, P-384 or Ed25519: P-521, DSA and \
              SHA-1 are not supported"
-                .to_owned()
         }
         // The reasons of webpki, which rustls passes on as they are.
         Reason::Other(other) => match format!("{other:?}") {
             text if text.contains("UnsupportedCertVersion") => {
-                "is of the old format X.509 version 1, which is not supported; make one of version 3 (openssl req -x509)".to_owned()
+                "is of the old format X.509 version 1, which is not supported; make one of version 3 (openssl req -x509)"
             }
             text if text.contains("CaUsedAsEndEntity") => {
-                "is that of an authority, and not one that is trusted as a server; name this certificate itself with ca=FILE".to_owned()
+                "is that of an authority, and not one that is trusted as a server; name this certificate itself with ca=FILE"
             }
-            text => format!("cannot be used ({text}); replace it at the server"),
+            text => &format!("cannot be used ({text}); replace it at the server"),
         },
-        _ => "cannot be used; replace it at the server".to_owned(),
-    }
+        _ => "cannot be used; replace it at the server",
+    };
+    why.to_owned()
 }
 
 /// What the client shows of itself.
@@ -345,34 +334,37 @@ fn own(files: &TlsFiles, provider: &CryptoProvider) -> Result<Option<Arc<Certifi
         return Ok(None);
     };
     let chain = certificates(cert)?;
-    let (cert, key_shown) = (cert.display(), key.display());
+    let (at, key_at) = (shown(&files.cert), shown(&files.key));
     let key = PrivateKeyDer::from_pem_file(key).map_err(|e| {
         wrong(
-            format!("no private key can be read from {key_shown}; it must be a PEM file and not encrypted"),
+            format!("no private key can be read from {key_at}; it must be a PEM file and not encrypted"),
             e,
         )
     })?;
     let certified = CertifiedKey::from_der(chain, key, provider).map_err(|e| match e {
-        Error::InconsistentKeys(_) => wrong(format!("the private key in {key_shown} is not that of the certificate in {cert}"), e),
+        Error::InconsistentKeys(_) => wrong(format!("the private key in {key_at} is not that of the certificate in {at}"), e),
         _ => wrong(
-            format!("the certificate in {cert} with the key in {key_shown} cannot be used; it must have a key of RSA, P-256, P-384 or Ed25519"),
+            format!("the certificate in {at} with the key in {key_at} cannot be used; it must have a key of RSA, P-256, P-384 or Ed25519"),
             e,
         ),
     })?;
     Ok(Some(Arc::new(certified)))
 }
 
+/// The certificates in a file: at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, LockError> {
-    let unreadable = |e| wrong(format!("no certificate can be read from {}", path.display()), e);
-    let found = CertificateDer::pem_file_iter(path).map_err(unreadable)?;
-    let found: Vec<_> = found.collect::<Result<_, _>>().map_err(unreadable)?;
-    match found.is_empty() {
-        true => Err(LockError::configuration(format!(
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read {
+        Ok(found) if found.is_empty() => Err(LockError::configuration(format!(
             "there is no certificate in {}",
             path.display()
         ))),
-        false => Ok(found),
+        read => read.map_err(|e| wrong(format!("no certificate can be read from {}", path.display()), e)),
     }
+}
+
+fn shown(file: &Option<PathBuf>) -> String {
+    file.iter().map(|file| file.display().to_string()).collect()
 }
 
 fn wrong(message: String, source: impl Into<lock_core::Source>) -> LockError {
@@ -403,10 +395,7 @@ impl ServerCertVerifier for Verifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         self.handshake.shown.store(true, Ordering::Release);
-        if self
-            .pin
-            .is_some_and(|Pin(pin)| pin[..] != Sha256::digest(end_entity)[..])
-        {
+        if self.pin.is_some_and(|pin| pin.0[..] != Sha256::digest(end_entity)[..]) {
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
         let Some(webpki) = &self.webpki else {

@@ -3,7 +3,6 @@
 //! No error shows any of an address but the names of parameters, as the rest may be secret, and so may be what an unescaped character in a
 //! password makes of it.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -50,54 +49,45 @@ const SPECIAL: &str = "in a user or password, write # as %23, / as %2F, @ as %40
 ///
 /// [`LockError::Configuration`] if it is none of this product.
 pub fn parse(text: &str, spec: &Spec) -> Result<Address, LockError> {
-    let wrong = |why: &dyn fmt::Display| wrong(spec.product, why);
+    let Spec { product, form, .. } = *spec;
+    let wrong = |why: String| wrong(product, &why);
     let known = text.split_once("://").and_then(|(scheme, rest)| {
         let known = spec.schemes.iter().find(|(known, _)| *known == scheme);
         known.map(|&(_, tls)| (tls, rest))
     });
-    let Some((tls, rest)) = known else {
-        return Err(wrong(&format_args!(
-            "must start with {}:// or the like, as in {}",
-            spec.schemes[0].0, spec.form
-        )));
-    };
+    let scheme = spec.schemes[0].0;
+    let (tls, rest) = known.ok_or_else(|| wrong(format!("must start with {scheme}:// or the like, as in {form}")))?;
     if rest.contains('#') {
-        return Err(wrong(&format_args!("holds a #; {SPECIAL}")));
+        return Err(wrong(format!("holds a #; {SPECIAL}")));
     }
     let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
     let (authority, path) = place.split_once('/').unwrap_or((place, ""));
     if path.contains('@') {
-        return Err(wrong(&format_args!("has a / before an @; {SPECIAL}")));
+        return Err(wrong(format!("has a / before an @; {SPECIAL}")));
     }
-    let (login, hosts) = match authority.rsplit_once('@') {
-        Some((login, hosts)) => (Some(login), hosts),
-        None => (None, authority),
-    };
-    let decoded = |text| decoded(spec.product, text).map(Cow::into_owned);
-    let (user, password) = login.map_or((None, None), |login| match login.split_once(':') {
-        Some((user, password)) => (Some(user), Some(password)),
-        None => (Some(login), None),
-    });
-    let hosts = hosts.split(',').map(|host| {
-        let unusable = || match host {
-            "" => wrong(&format_args!(
-                "names no host, or none beside a comma; write it as in {}",
-                spec.form
-            )),
-            _ => wrong(&format_args!(
-                "has a host or port that cannot be read; write it as in {}; {SPECIAL}",
-                spec.form
-            )),
-        };
-        Endpoint::parse(host, spec.port).ok_or_else(unusable)
+    let (login, hosts) = authority.rsplit_once('@').unwrap_or(("", authority));
+    let (user, password) = login
+        .split_once(':')
+        .map_or((login, None), |(user, password)| (user, Some(password)));
+    let hosts = hosts.split(',').map(|host| match Endpoint::parse(host, spec.port) {
+        Some(endpoint) => Ok(endpoint),
+        None if host.is_empty() => Err(wrong(format!(
+            "names no host, or none beside a comma; write it as in {form}"
+        ))),
+        None => Err(wrong(format!(
+            "has a host or port that cannot be read; write it as in {form}; {SPECIAL}"
+        ))),
     });
     Ok(Address {
         tls,
-        user: user.filter(|user| !user.is_empty()).map(decoded).transpose()?,
-        password: password.map(decoded).transpose()?.map(Secret::new),
+        user: Some(decoded(product, user)?).filter(|user| !user.is_empty()),
+        password: password
+            .map(|password| decoded(product, password))
+            .transpose()?
+            .map(Secret::new),
         hosts: hosts.collect::<Result<_, _>>()?,
         path: path.to_owned(),
-        params: Params::parse(spec.product, query)?,
+        params: Params::parse(product, query)?,
     })
 }
 
@@ -116,7 +106,7 @@ impl Params {
         let mut given = Vec::new();
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            given.push((name.to_owned(), decoded(product, value)?.into_owned()));
+            given.push((name.to_owned(), decoded(product, value)?));
         }
         Ok(Self { product, given })
     }
@@ -133,13 +123,10 @@ impl Params {
     /// Takes a time above zero, such as `example`.
     pub fn duration(&mut self, name: &str, example: &str) -> Result<Option<Duration>, LockError> {
         let Some(value) = self.text(name)? else { return Ok(None) };
-        let time = humantime::parse_duration(&value).ok().filter(|time| !time.is_zero());
-        let wrong = || {
-            self.wrong(format_args!(
-                "has a wrong {name}; give a time above zero, such as {example}"
-            ))
-        };
-        time.map(Some).ok_or_else(wrong)
+        match humantime::parse_duration(&value) {
+            Ok(time) if !time.is_zero() => Ok(Some(time)),
+            _ => Err(self.wrong(format!("has a wrong {name}; give a time above zero, such as {example}"))),
+        }
     }
 
     /// Takes `true` or `false`.
@@ -180,8 +167,8 @@ impl fmt::Debug for Params {
     }
 }
 
-fn decoded<'a>(product: &str, text: &'a str) -> Result<Cow<'a, str>, LockError> {
-    let decoded = percent_decode_str(text).decode_utf8();
+fn decoded(product: &str, text: &str) -> Result<String, LockError> {
+    let decoded = percent_decode_str(text).decode_utf8().map(String::from);
     decoded.map_err(|_| wrong(product, &"holds bytes that are not UTF-8 after decoding"))
 }
 
@@ -233,22 +220,16 @@ mod tests {
         assert_eq!(params.flag("flag").unwrap(), Some(true));
         assert_eq!(params.text("text").unwrap().as_deref(), Some("a b"));
         assert_eq!(TlsFiles::from_params(params).unwrap().ca, Some("/c".into()));
-        assert_eq!(
-            (params.text("text").unwrap(), params.flag("none").unwrap()),
-            (None, None)
-        );
+        let taken = (params.text("text").unwrap(), params.flag("none").unwrap());
+        assert_eq!(taken, (None, None));
         address.params.finish("").unwrap();
-        for (text, user, password) in [
-            ("some://h", false, false),
-            ("some://u@h/", true, false),
-            ("some://:p@h", false, true),
+        for (text, login) in [
+            ("some://h", (false, false)),
+            ("some://u@h/", (true, false)),
+            ("some://:p@h", (false, true)),
         ] {
             let address = parse(text, &SPEC).unwrap();
-            assert_eq!(
-                (address.user.is_some(), address.password.is_some()),
-                (user, password),
-                "{text}"
-            );
+            assert_eq!((address.user.is_some(), address.password.is_some()), login, "{text}");
         }
     }
 

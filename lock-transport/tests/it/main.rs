@@ -3,7 +3,6 @@
 #![cfg(feature = "tls")]
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
-use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
@@ -42,21 +41,13 @@ struct Server(Child, Endpoint);
 impl Server {
     async fn start(folder: &TempDir, name: &str, more: &str) -> Self {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = Endpoint::new("localhost", listener.local_addr().unwrap().port());
+        let port = listener.local_addr().unwrap().port();
         drop(listener);
-        let arguments = format!(
-            "s_server -4 -rev -accept 127.0.0.1:{} -cert {name}.pem -key {name}.key {more}",
-            endpoint.port
-        );
+        let arguments = format!("s_server -4 -rev -accept 127.0.0.1:{port} -cert {name}.pem -key {name}.key {more}");
         let mut command = Command::new("openssl");
         command.current_dir(folder.path()).args(arguments.split_whitespace());
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let server = Self(child, endpoint);
+        let quiet = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let server = Self(quiet.spawn().unwrap(), Endpoint::new("localhost", port));
         let listening = async {
             while tcp::connect(&server.1, LIMIT).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(10)).await;
@@ -93,9 +84,8 @@ impl Drop for Server {
 }
 
 fn ca(folder: &TempDir, name: &str) -> TlsFiles {
-    let path = |name: String| folder.path().join(name);
     TlsFiles {
-        ca: Some(path(format!("{name}.pem"))),
+        ca: Some(folder.path().join(format!("{name}.pem"))),
         ..TlsFiles::default()
     }
 }
@@ -149,34 +139,27 @@ async fn a_server_that_wants_a_certificate_gets_it_or_the_error_says_so() {
     for name in ["server", "client", "stranger"] {
         self_signed(&folder, name, "");
     }
-    let named = |name: &str, key: &str| {
-        let path = |name: String| -> Option<PathBuf> { Some(folder.path().join(name)) };
-        TlsFiles {
-            cert: path(format!("{name}.pem")),
-            key: path(format!("{key}.key")),
-            ..ca(&folder, "server")
-        }
+    let named = |name: &str, key: &str| TlsFiles {
+        cert: Some(folder.path().join(format!("{name}.pem"))),
+        key: Some(folder.path().join(format!("{key}.key"))),
+        ..ca(&folder, "server")
     };
     for version in ["-tls1_2", "-tls1_3", "-tls1_3 -num_tickets 0"] {
-        let server = Server::start(
-            &folder,
-            "server",
-            &format!("-Verify 1 -verify_return_error -CAfile client.pem {version}"),
-        )
-        .await;
+        let more = format!("-Verify 1 -verify_return_error -CAfile client.pem {version}");
+        let server = Server::start(&folder, "server", &more).await;
         assert_eq!(
             server.ask(&named("client", "client")).await.unwrap(),
             "cba\n",
             "{version}"
         );
-        server.refused(&ca(&folder, "server"), "cert=FILE and key=FILE").await;
-        server
-            .refused(&named("stranger", "stranger"), "refused the client's certificate")
-            .await;
-        server
-            .refused(&named("client", "stranger"), "is not that of the certificate")
-            .await;
-        server.refused(&named("client", "none"), "no private key").await;
+        for (files, says) in [
+            (ca(&folder, "server"), "cert=FILE and key=FILE"),
+            (named("stranger", "stranger"), "refused the client's certificate"),
+            (named("client", "stranger"), "is not that of the certificate"),
+            (named("client", "none"), "no private key"),
+        ] {
+            server.refused(&files, says).await;
+        }
     }
     let optional = Server::start(&folder, "server", "-verify 1 -CAfile client.pem").await;
     assert_eq!(optional.ask(&ca(&folder, "server")).await.unwrap(), "cba\n");
