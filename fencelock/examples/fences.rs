@@ -5,7 +5,7 @@
 //! cargo run --example fences --features full -- redis://localhost
 //! ```
 //!
-//! Locks and resource are at the address. The resource stays there: `example/stock`, in a database a table of that name.
+//! Locks and resource are at the address, where the resource stays: the key `example/resource`, or the table `example`.
 
 use std::error::Error;
 use std::sync::LazyLock;
@@ -13,7 +13,7 @@ use std::sync::LazyLock;
 use fencelock::FencingToken;
 use fencelock::fence::Fence;
 
-const NAME: &str = "example/stock";
+const NAME: &str = "example/resource";
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -53,11 +53,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-// Each function sells one article, and returns false if a later holder has been there.
+// Each function writes to the resource, and returns false if the fence refuses the token.
 
 fn memory(token: FencingToken) -> bool {
-    static STOCK: LazyLock<Fence<u64>> = LazyLock::new(|| Fence::new(NAME, 100));
-    STOCK.write(token, |left| *left -= 1).is_ok()
+    static RESOURCE: LazyLock<Fence<u64>> = LazyLock::new(|| Fence::new(NAME, 0));
+    RESOURCE.write(token, |value| *value = token.get()).is_ok()
 }
 
 #[cfg(feature = "sqlite")]
@@ -66,21 +66,17 @@ fn sqlite(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>> {
     use fencelock::sqlite::fence::{self, FenceError};
     use fencelock::sqlite::rusqlite::{Connection, TransactionBehavior};
 
-    let mut data = SqliteConfig::from_url(url)?.path().as_os_str().to_owned();
-    data.push("-stock");
+    let data = SqliteConfig::from_url(url)?.path().with_extension("example");
     let mut connection = Connection::open(data)?;
     connection.execute_batch(fence::CREATE_SQL)?;
-    connection.execute_batch("CREATE TABLE IF NOT EXISTS example (name TEXT PRIMARY KEY, amount INTEGER)")?;
+    connection.execute_batch("CREATE TABLE IF NOT EXISTS example (value INTEGER)")?;
     // IMMEDIATE: no other write comes between the check and the commit.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     match fence::admit(&transaction, NAME, token) {
         Err(FenceError::Stale(_)) => return Ok(false),
         admitted => admitted?,
     }
-    transaction.execute(
-        "INSERT INTO example VALUES (?1, 99) ON CONFLICT DO UPDATE SET amount = amount - 1",
-        [NAME],
-    )?;
+    transaction.execute("INSERT INTO example VALUES (?1)", [token.as_i64()])?;
     transaction.commit()?;
     Ok(true)
 }
@@ -94,15 +90,15 @@ async fn postgres(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>
     tokio::spawn(connection);
     client.batch_execute(fence::CREATE_SQL).await?;
     client
-        .batch_execute("CREATE TABLE IF NOT EXISTS example (name text PRIMARY KEY, amount bigint)")
+        .batch_execute("CREATE TABLE IF NOT EXISTS example (value bigint)")
         .await?;
     let transaction = client.transaction().await?;
     match fence::admit(&transaction, NAME, token).await {
         Err(FenceError::Stale(_)) => return Ok(false),
         admitted => admitted?,
     }
-    let sell = "INSERT INTO example VALUES ($1, 99) ON CONFLICT (name) DO UPDATE SET amount = example.amount - 1";
-    transaction.execute(sell, &[&NAME]).await?;
+    let write = "INSERT INTO example VALUES ($1)";
+    transaction.execute(write, &[&token.as_i64()]).await?;
     transaction.commit().await?;
     Ok(true)
 }
@@ -113,10 +109,10 @@ async fn redis(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>> {
     use fencelock::redis::redis::{Client, cmd};
 
     let mut connection = Client::open(url)?.get_multiplexed_async_connection().await?;
-    let sell = cmd("DECR").arg(NAME).clone();
-    match fence::write::<i64>(&mut connection, NAME, token, &sell).await {
+    let write = cmd("SET").arg(NAME).arg(token.get()).clone();
+    match fence::write::<()>(&mut connection, NAME, token, &write).await {
         Err(FenceError::Stale(_)) => Ok(false),
-        written => Ok(written.map(|_left| true)?),
+        written => Ok(written.map(|()| true)?),
     }
 }
 
@@ -126,18 +122,8 @@ async fn etcd(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>> {
     use fencelock::etcd::fence::{self, FenceError};
 
     let client = Client::connect([url.trim_start_matches("etcd://")], None).await?;
-    // Admitted before the read, so that no older holder writes between the read and the write.
-    match fence::admit(&client, NAME, token).await {
-        Err(FenceError::Stale(_)) => return Ok(false),
-        admitted => admitted?,
-    }
-    let read = client.kv_client().get(NAME, None).await?;
-    let left: i64 = read
-        .kvs()
-        .first()
-        .map_or(Ok(100), |found| found.value_str().unwrap_or_default().parse())?;
-    let sell = TxnOp::put(NAME, (left - 1).to_string(), None);
-    match fence::write(&client, NAME, token, [sell]).await {
+    let write = TxnOp::put(NAME, token.to_string(), None);
+    match fence::write(&client, NAME, token, [write]).await {
         Err(FenceError::Stale(_)) => Ok(false),
         written => Ok(written.map(|_| true)?),
     }
