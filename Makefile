@@ -30,14 +30,14 @@ matrix: ## docs/conformance.md, from what the last runs of the suite showed
 soak: ## torture, with faults of the server too: on each backend and version (SECONDS=60 KINDS="sqlite etcd" for less), or at an address (URL=...)
 	@sh "$(top)"/scripts/cargo.sh run -p soak -- $${SECONDS:-600} $${KINDS:-} $${URL:+--url "$$URL"}
 
-bench: ## what locks cost, beside other libraries and bare round trips, into docs/performance.md (BACKENDS="redis etcd" for less)
+bench: ## what locks cost, beside other libraries and raw round trips, into docs/performance.md (BACKENDS="redis etcd" for less)
 	@sh "$(top)"/scripts/bench.sh $${BACKENDS:-}
 
 bench-held: ## what a held lock costs in memory and in renewals
 	@sh "$(top)"/scripts/cargo.sh bench -p fencelock --bench held
 
 bench-instructions: ## what the client costs in instructions, the same in each run (needs valgrind)
-	@sh "$(top)"/scripts/cargo.sh run --release -p lock-bench -- instructions
+	@sh "$(top)"/scripts/cargo.sh run --release -p lock-bench -- memory --only instructions
 
 package: ## every crate as it would be published, built from that alone
 	@sh "$(top)"/scripts/package.sh

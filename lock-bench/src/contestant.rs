@@ -1,91 +1,65 @@
-//! What is measured: a way to do something under a lock.
+//! What is measured: fencelock, other libraries and raw round trips, all in the same form.
 
-use std::any::Any;
-use std::error::Error;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
+use fencelock::Options;
+use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 
-/// Whatever goes wrong, in a text for people.
-pub(crate) type Failure = Box<dyn Error + Send + Sync>;
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Result<T = ()> = std::result::Result<T, Error>;
 
-/// What is done under a lock.
-pub(crate) type Body = Pin<Box<dyn Future<Output = ()> + Send>>;
+/// What is done while a lock is held.
+pub(crate) type Body = BoxFuture<'static, ()>;
 
-/// A lock that is kept.
-pub(crate) type Kept = Box<dyn Any + Send>;
+/// A client of one library: waits for the lock of a name, runs a body while it is held, and releases it.
+pub(crate) type Contestant = Arc<dyn Fn(String, Body) -> BoxFuture<'static, Result> + Send + Sync>;
 
-/// A client of one library, or what stands for a bound on all of them.
-#[async_trait]
-pub(crate) trait Contestant: Send + Sync {
-    /// Waits for the lock, runs `body` under it, and lets go of it.
-    async fn section(&self, name: &str, body: Body) -> Result<(), Failure>;
+/// fencelock with default options: its background thread does the work.
+pub(crate) const OURS: &str = "fencelock";
+/// fencelock with `Options::runtime`.
+pub(crate) const OURS_HERE: &str = "fencelock, on the caller's runtime";
+/// fencelock with `Options::linger`: the client keeps the claim between two acquisitions.
+pub(crate) const OURS_LINGERING: &str = "fencelock, lingering";
 
-    /// The same, unless the lock stays busy for that long; says whether the body ran. None where the library knows no such
-    /// limit.
-    async fn within(&self, _name: &str, _limit: Duration, _body: Body) -> Option<Result<bool, Failure>> {
-        None
-    }
-
-    /// Takes the lock and keeps it, and keeps it alive, until the result is dropped. None where nobody keeps it alive.
-    async fn keep(&self, _name: &str) -> Option<Result<Kept, Failure>> {
-        None
-    }
-
-    /// How many leases were renewed so far, where the library tells.
-    fn renewals(&self) -> Option<u64> {
-        None
-    }
+/// A contestant that does this with a copy of its client.
+pub(crate) fn contestant<C, F>(client: C, section: impl Fn(C, String, Body) -> F + Send + Sync + 'static) -> Contestant
+where
+    C: Clone + Send + Sync + 'static,
+    F: Future<Output = Result> + Send + 'static,
+{
+    Arc::new(move |name, body| Box::pin(section(client.clone(), name, body)))
 }
 
-/// A body that does nothing.
-pub(crate) fn nothing() -> Body {
-    Box::pin(async {})
-}
-
-/// The two round trips that no lock on a server can do without, as bare as its client library makes them.
-#[async_trait]
-pub(crate) trait Trips: Send + Sync {
-    async fn first(&self, name: &str) -> Result<(), Failure>;
-    async fn second(&self, name: &str) -> Result<(), Failure>;
-}
-
-/// Where what stands beside fencelock is done, as fencelock does its own work: on the background thread, or where the caller
-/// is.
-pub(crate) fn threads(background: bool) -> Result<Handle, Failure> {
-    if background {
-        Ok(fencelock::backend::background()?)
-    } else {
-        Ok(Handle::current())
-    }
-}
-
-/// The bare trips, made where the caller is.
-pub(crate) struct Floor(pub(crate) Arc<dyn Trips>);
-
-#[async_trait]
-impl Contestant for Floor {
-    async fn section(&self, name: &str, body: Body) -> Result<(), Failure> {
-        self.0.first(name).await?;
+/// The raw round trips that no lock on a server can do without. `trip` is told whether it is the second of the two.
+pub(crate) fn round_trips<C, F>(client: C, trip: impl Fn(C, String, bool) -> F + Send + Sync + 'static) -> Contestant
+where
+    C: Clone + Send + Sync + 'static,
+    F: Future<Output = Result> + Send + 'static,
+{
+    let trip = Arc::new(trip);
+    contestant((client, trip), |(client, trip), name, body| async move {
+        trip(client.clone(), name.clone(), false).await?;
         body.await;
-        self.0.second(name).await
-    }
+        trip(client, name, true).await
+    })
 }
 
-/// The bare trips, made on the thread on which fencelock makes its own.
-pub(crate) struct BackgroundFloor(pub(crate) Arc<dyn Trips>);
-
-#[async_trait]
-impl Contestant for BackgroundFloor {
-    async fn section(&self, name: &str, body: Body) -> Result<(), Failure> {
-        let background = threads(true)?;
-        let (trips, to) = (Arc::clone(&self.0), name.to_owned());
-        background.spawn(async move { trips.first(&to).await }).await??;
+/// fencelock, as its users call it. `None` if the name is that of another contestant.
+pub(crate) async fn fencelock(who: &str, url: &str, ttl: Duration) -> Result<Option<Contestant>> {
+    let options = Options::new().ttl(ttl);
+    let options = match who {
+        OURS => options,
+        OURS_HERE => options.runtime(Handle::current()),
+        OURS_LINGERING => options.linger(ttl),
+        _ => return Ok(None),
+    };
+    let locks = fencelock::connect_with(url, options).await?;
+    Ok(Some(contestant(locks, |locks, name, body| async move {
+        let guard = locks.lock(name).await?;
         body.await;
-        let (trips, to) = (Arc::clone(&self.0), name.to_owned());
-        background.spawn(async move { trips.second(&to).await }).await?
-    }
+        guard.release().await?;
+        Ok(())
+    })))
 }

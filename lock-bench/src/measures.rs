@@ -1,112 +1,93 @@
 //! What is measured, one file each.
 
-pub(crate) mod check;
-pub(crate) mod growth;
-pub(crate) mod held;
-pub(crate) mod killed;
-pub(crate) mod many_names;
-pub(crate) mod nodes_down;
-pub(crate) mod one_name;
-pub(crate) mod pair;
-pub(crate) mod processes;
-pub(crate) mod wait;
+mod crowd;
+mod growth;
+mod hand_over;
+mod held;
+mod instructions;
+mod pair;
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::{Backend, OURS, OURS_HERE, Site};
-use crate::contestant::{BackgroundFloor, Contestant, Failure, Floor};
-use crate::figures::{Check, Kind};
+use clap::ValueEnum;
 
-/// How long a lock lives without a sign of its holder, where it does not matter.
-pub(crate) const TTL: Duration = Duration::from_secs(30);
+pub(crate) use instructions::repeat;
+pub(crate) use pair::PAIR;
+
+use crate::backend::{Backend, Site};
+use crate::contestant::{Contestant, OURS, OURS_HERE, Result};
+use crate::report::Report;
+
+/// The ttl where it does not matter.
+const TTL: Duration = Duration::from_secs(30);
+
+/// How many tasks are at work at the same time, where there are many.
+const TASKS: usize = 64;
+
+/// A kind of measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Measure {
+    Pair,
+    Crowd,
+    HandOver,
+    Held,
+    Growth,
+    Instructions,
+}
 
 /// What all measures work on.
-pub(crate) struct Arena {
+pub(crate) struct Bench {
     pub(crate) site: Site,
     pub(crate) quick: bool,
-    pub(crate) checks: Vec<Check>,
 }
 
-/// Somebody who takes part.
-pub(crate) struct Entry {
-    pub(crate) who: String,
-    pub(crate) kind: Kind,
-    pub(crate) contestant: Arc<dyn Contestant>,
-}
+/// A contestant with its name.
+type Entry = (&'static str, Contestant);
 
-impl Arena {
-    pub(crate) fn backend(&self) -> Backend {
+impl Bench {
+    pub(crate) async fn run(&self, measure: Measure, report: &mut Report) -> Result {
+        let is_in_memory = self.backend() == Backend::Memory;
+        match measure {
+            Measure::Pair => pair::measure(self, report).await,
+            Measure::Crowd => crowd::measure(self, report).await,
+            Measure::Growth => growth::measure(self, report).await,
+            Measure::HandOver if !is_in_memory => hand_over::measure(self, report).await,
+            Measure::Held => held::measure(self, report).await,
+            Measure::Instructions if is_in_memory => instructions::measure(report),
+            Measure::HandOver | Measure::Instructions => Ok(()),
+        }
+    }
+
+    fn backend(&self) -> Backend {
         self.site.place.backend
     }
 
-    /// One of two, as time allows.
-    pub(crate) fn either<T>(&self, full: T, quick: T) -> T {
+    fn floor(&self) -> &'static str {
+        self.backend().floor()
+    }
+
+    /// Full or quick.
+    fn either<T>(&self, full: T, quick: T) -> T {
         if self.quick { quick } else { full }
     }
 
-    /// fencelock, both ways, with a client each.
-    pub(crate) async fn ours(&self) -> Result<Vec<Entry>, Failure> {
+    /// fencelock both ways, and the other libraries.
+    fn locks(&self) -> Vec<&'static str> {
+        [&[OURS, OURS_HERE], self.backend().peers()].concat()
+    }
+
+    /// A client of each.
+    async fn connect(&self, names: &[&'static str]) -> Result<Vec<Entry>> {
         let mut entries = Vec::new();
-        for who in [OURS, OURS_HERE] {
-            entries.push(self.entry(who, Kind::Ours, TTL).await?);
+        for who in names {
+            entries.push((*who, self.site.place.connect(who, TTL).await?));
         }
         Ok(entries)
-    }
-
-    /// The bare trips, made where either of ours makes its own.
-    pub(crate) async fn floors(&self) -> Result<Vec<Entry>, Failure> {
-        let place = self.site.place.clone();
-        // A connection is worked where it was made.
-        let background = fencelock::backend::background()?;
-        let there = background.spawn(async move { place.trips().await }).await??;
-        let here = self.site.place.trips().await?;
-        let entry = |who, contestant| Entry {
-            who,
-            kind: Kind::Floor,
-            contestant,
-        };
-        Ok(vec![
-            entry(self.backend().background_floor(), Arc::new(BackgroundFloor(there))),
-            entry(self.backend().floor().to_owned(), Arc::new(Floor(here))),
-        ])
-    }
-
-    /// All that can do a pair, with a client each.
-    pub(crate) async fn entries(&self) -> Result<Vec<Entry>, Failure> {
-        let mut entries = self.ours().await?;
-        entries.extend(self.floors().await?);
-        entries.extend(self.peers(|_| true).await?);
-        Ok(entries)
-    }
-
-    /// Each peer that `fit` lets take part.
-    pub(crate) async fn peers(&self, fit: impl Fn(&Check) -> bool) -> Result<Vec<Entry>, Failure> {
-        let mut entries = Vec::new();
-        for who in self.fit_peers(fit) {
-            entries.push(self.entry(who, Kind::Peer, TTL).await?);
-        }
-        Ok(entries)
-    }
-
-    /// The names of those.
-    pub(crate) fn fit_peers(&self, fit: impl Fn(&Check) -> bool) -> Vec<&'static str> {
-        let is_fit = |name: &str| self.checks.iter().any(|check| check.who == name && fit(check));
-        let peers = self.backend().peers().iter().map(|peer| peer.name);
-        peers.filter(|name| is_fit(name)).collect()
-    }
-
-    pub(crate) async fn entry(&self, who: &str, kind: Kind, ttl: Duration) -> Result<Entry, Failure> {
-        Ok(Entry {
-            who: who.to_owned(),
-            kind,
-            contestant: self.site.place.connect(who, ttl).await?,
-        })
     }
 }
 
-/// A name that no two contestants share, since some of them keep their locks at the same place.
-pub(crate) fn name_for(who: &str, what: &str) -> String {
+/// A name of a lock that no two contestants share, since some keep their locks at the same place.
+fn name(what: &str, who: &str) -> String {
     let who: String = who.chars().filter(char::is_ascii_alphanumeric).collect();
     format!("{what}-{who}")
 }

@@ -1,113 +1,107 @@
-//! The page that people read: docs/performance.md.
+//! Figures as a table, and the page that shows those of all backends: docs/performance.md.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-use clap::ValueEnum as _;
+use crate::chart::chart;
+use crate::contestant::Result;
+use crate::report::Report;
 
-use crate::backend::Backend;
-use crate::contestant::Failure;
-use crate::figures::Report;
-use crate::instructions::Count;
-use crate::table;
+/// What stands before this line in the page is written by hand.
+const MARK: &str = "<!-- Below: written by make bench. -->\n";
 
-const INTRODUCTION: &str = "# What locks cost
-
-Each table is of one run of `make bench` on one machine, on which the servers ran too, in containers if it is not said otherwise. Contestants took turns,
-so that whatever else the machine did hit all of them: compare them with each other, not with figures from elsewhere. A section that was measured for a short time says so; compare
-nothing there.
-
-- The **floor** is the least that any lock on that server costs: two bare round trips by the same client library; on
-  several servers, to all at once until a majority has answered. It is measured twice, since fencelock does its work on a thread of its own by default, and on the caller's runtime if it is told to.
-- A **peer** is a library that one would use instead. None of those on Redis gives a fencing token. What is no lock, by the
-  tables at the end of each section, takes no part where many want one name.
-- A **bar** is what a figure should be.
-- **p50** is the median; one in a hundred takes longer than **p99**.
-
-`distributed-lock` 0.2 and `distributed-lock-postgres` 0.2 are not among the peers: they need sqlx 0.8, which links another
-SQLite than this workspace does, and cargo resolves only one. `distributed-lock-redis` is the same library for Redis.
-
-To measure on your machine: `make bench`, or for one backend
-`cargo run --release -p lock-bench -- --backend redis` (`--quick` to see that it works). Figures and pictures are kept in `bench`
-in cargo's target folder.
-";
-
-/// Why a backend misses bars in most runs, and how that is known.
-fn reasons(backend: Backend) -> Option<&'static str> {
-    match backend {
-        Backend::Redis => Some(REDIS),
-        Backend::Postgres => Some(POSTGRES),
-        Backend::Etcd => Some(ETCD),
-        Backend::RedisCluster | Backend::Redlock | Backend::Sqlite => None,
+/// A section of the page, with the table of a run.
+pub(crate) fn section(report: &Report) -> String {
+    let mut page = format!(
+        "## {}\n\n{}; {}; load {:.1} before and {:.1} after.{}\n\n| |",
+        report.backend,
+        report.server,
+        report.machine,
+        report.load[0],
+        report.load[1],
+        if report.quick {
+            " **Measured for a short time.**"
+        } else {
+            ""
+        },
+    );
+    for who in &report.contestants {
+        let _ = write!(page, " {who} |");
     }
-}
-
-const REDIS: &str = "### Bars that are missed in most runs, and why
-
-- **B1 on the caller's runtime and beside the fastest peer, and B2.** A lock is a script here, and its release another: a token takes the server's clock and a
-  counter that survives, who waits in the queue comes first, and only the owner may release. The peers set a key that ends by
-  itself, and have neither token nor queue. The server runs one script after the other. Sent over one connection without a
-  pause, a PING took it 1.3 µs, a script that returns at once 2.7 µs, and the mean of a lock and its release 11.9 µs
-  (the least of 25 rounds of 2000 commands each; AMD EPYC, Redis 8.0.2). So where the server is the bound, two scripts that did nothing would come to half
-  the rate of the floor. The columns of B2 tell what else a pair takes of the processors.
-- **B3.** These figures are older than [local runs](architecture.md#local-runs), by which a section mostly takes no request.
-";
-
-const POSTGRES: &str = "### Bars that are missed in most runs, and why
-
-- **B1 beside the fastest peer.** That is the floor itself, the two bare statements, sent by another client library, and takes less
-  time than they do through ours. It has neither a token nor a lease that the server ends.
-- **B2.** Two differences to the floor are known; how much either costs was not measured. The locks of a client share a session, on
-  which at most eight statements are under way at a time, so that a heartbeat never waits for many; the floor has all 64. And the
-  statement that locks draws the token, too.
-";
-
-const ETCD: &str = "### Bars that are missed in most runs, and why
-
-- **B1 beside the fastest peer** is at the bar: 0.58 in one run and 0.60 in the next, with the thread of its own.
-- **B2 on the caller's runtime.** A lock is a transaction that compares three things and not a put: what it takes of the processors
-  beside a put is in the columns of B2.
-- **B4, commands.** Three are the least: to enqueue, to verify and to release. Without the verification two could hold at once
-  (docs/etcd.md), and with 2 and 10 processes it is little more. Who waits behind another one than in the three seconds before asks
-  for a watch, ends another, and looks once more whether anything was written in between; each of a hundred processes keeps a lease
-  alive besides. How much either adds was not measured.
-";
-
-/// All that was measured last.
-pub(crate) fn page(results: &Path) -> Result<String, Failure> {
-    let mut page = INTRODUCTION.to_owned();
-    for backend in Backend::value_variants().iter().copied() {
-        let kept = results.join(format!("{}.json", backend.key()));
-        if kept.exists() {
-            let report: Report = serde_json::from_slice(&std::fs::read(kept)?)?;
-            let _ = write!(page, "\n{}", table::page(&report));
-            // Who asks for one looks for the reason.
-            if let Some(reasons) = reasons(backend).filter(|_| report.bars.iter().any(|bar| !bar.met)) {
-                let _ = write!(page, "\n{reasons}");
-            }
+    let _ = writeln!(page, "\n|---|{}", "--:|".repeat(report.contestants.len()));
+    for row in &report.rows {
+        let comma = if row.unit.is_empty() { "" } else { ", " };
+        let _ = write!(page, "| {}{comma}{} |", row.title, row.unit);
+        for who in &report.contestants {
+            let _ = match (row.median(who), row.ratio(who)) {
+                (Some(value), Some(ratio)) => write!(page, " {} ({}) |", number(value), number(ratio)),
+                (Some(value), None) => write!(page, " {} |", number(value)),
+                (None, _) => write!(page, " |"),
+            };
         }
+        page.push('\n');
     }
-    let kept = results.join("instructions.json");
-    if kept.exists() {
-        let counts: Vec<Count> = serde_json::from_slice(&std::fs::read(kept)?)?;
-        let _ = write!(page, "\n{}", instructions(&counts));
-    }
-    Ok(page)
-}
-
-/// The table of instructions.
-pub(crate) fn instructions(counts: &[Count]) -> String {
-    let mut page = "## Instructions of the client
-
-Counted by callgrind on the backend in memory, everything on one thread and without a look at the clock: what the client itself
-costs beside the round trips. Much the same in each run, so that a change shows: `make bench-instructions`.
-
-| | instructions |
-|---|--:|
-"
-    .to_owned();
-    for count in counts {
-        let _ = writeln!(page, "| {} | {} |", count.case, count.instructions);
+    for note in &report.notes {
+        let _ = write!(page, "\n{note}\n");
     }
     page
+}
+
+/// Writes the runs below what is written by hand, and the chart beside the page.
+pub(crate) fn write(path: &Path, reports: &[Report]) -> Result {
+    let page = std::fs::read_to_string(path)?;
+    std::fs::write(path, below(&page, reports)?)?;
+    Ok(std::fs::write(path.with_extension("svg"), chart(reports))?)
+}
+
+fn below(page: &str, reports: &[Report]) -> Result<String> {
+    let (by_hand, _) = page
+        .split_once(MARK)
+        .ok_or_else(|| format!("the page has no line {MARK}"))?;
+    let sections: Vec<_> = reports.iter().map(section).collect();
+    Ok(format!("{by_hand}{MARK}\n{}", sections.join("\n")))
+}
+
+/// With as many digits as mean something.
+pub(crate) fn number(value: f64) -> String {
+    match value.abs() {
+        100.0.. => format!("{value:.0}"),
+        10.0.. => format!("{value:.1}"),
+        _ if value == value.trunc() => format!("{value:.0}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::tests::report;
+
+    #[test]
+    fn a_cell_is_a_median_with_its_ratio_to_the_reference() {
+        let page = section(&report());
+        assert!(
+            page.contains("| | fencelock | 2 x PING | a & b |\n|---|--:|--:|--:|\n"),
+            "{page}"
+        );
+        assert!(page.ends_with("| pair, µs | 20.0 (2) | 10.0 | |\n"), "{page}");
+    }
+
+    #[test]
+    fn what_is_written_by_hand_stays() {
+        let page = format!("# Title\n\nText.\n\n{MARK}\nold\n");
+        let once = below(&page, &[report()]).unwrap();
+        assert!(
+            once.starts_with(&format!("# Title\n\nText.\n\n{MARK}\n## Redis\n")),
+            "{once}"
+        );
+        assert_eq!(below(&once, &[report()]).unwrap(), once);
+        assert!(below("no mark", &[]).is_err());
+    }
+
+    #[test]
+    fn numbers_have_as_many_digits_as_mean_something() {
+        let texts = [0.0, 1.234, -0.5, 12.34, 123.4, 98_765.4].map(number);
+        assert_eq!(texts, ["0", "1.23", "-0.50", "12.3", "123", "98765"]);
+    }
 }

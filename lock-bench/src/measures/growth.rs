@@ -1,75 +1,36 @@
-//! B8: what changes with the number of names that the server has seen.
+//! Lock and release after the server has seen many names.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::stream::{StreamExt as _, TryStreamExt as _, iter};
 
 use super::pair::alternate;
-use super::processes::contend;
-use super::{Arena, TTL};
-use crate::backend::OURS;
-use crate::contestant::{Failure, nothing};
-use crate::figures::{Kind, MICRO, Measure};
+use super::{Bench, TASKS};
+use crate::contestant::{OURS, Result};
+use crate::report::{ROUNDS, Report, quantile};
 
-const NAMES: [usize; 3] = [10, 1_000, 100_000];
-const PROCESSES: usize = 10;
-
-pub(crate) async fn measure(arena: &Arena) -> Result<Measure, Failure> {
-    let mut measure = Measure::new(
-        "B8",
-        "Growth with the names that the server has seen",
-        &[
-            ("lock + release p50", "µs"),
-            ("lock + release p99", "µs"),
-            ("hand-over p50", "µs"),
-            ("hand-over p99", "µs"),
-        ],
-    );
-    let mut entries = vec![arena.entry(OURS, Kind::Ours, TTL).await?];
-    entries.extend(arena.floors().await?);
+pub(super) async fn measure(bench: &Bench, report: &mut Report) -> Result {
+    let entries = bench.connect(&[OURS, bench.floor()]).await?;
+    let name = |n: usize| format!("growth-{n}");
     let mut known = 0;
-    for names in arena.either(&NAMES[..], &NAMES[..2]) {
-        introduce(&*entries[0].contestant, known..*names).await?;
+    for names in bench.either(&[10, 1_000, 100_000][..], &[10, 1_000][..]) {
+        let client = &entries[0].1;
+        iter(known..*names)
+            .map(|n| client(name(n), Box::pin(async {})))
+            .buffer_unordered(TASKS)
+            .try_collect::<Vec<_>>()
+            .await?;
         known = *names;
-        // In an order that no cache foresees, the same for each run.
-        let at = AtomicUsize::new(0);
-        let times = alternate(arena, &entries, |_| {
-            let n = at.fetch_add(7_919, Ordering::Relaxed) % names;
-            name(n)
-        })
-        .await?;
-        let seen = contend(arena, OURS, &name(names / 2), PROCESSES).await?.values();
-        for (entry, times) in entries.iter().zip(&times) {
-            let [p50, p99] = [0.5, 0.99].map(|quantile| times.quantile(quantile, MICRO));
-            let (hand_over, late) = if entry.kind == Kind::Ours {
-                (seen[0], seen[1])
-            } else {
-                (None, None)
-            };
-            measure.row(&entry.who, entry.kind, &case(*names), &[p50, p99, hand_over, late]);
+        // What servers do in the background after that.
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        for _ in 0..ROUNDS {
+            // In an order that no cache foresees, the same in each run.
+            let all = alternate(bench, &entries, |_, n| name(n * 7_919 % names)).await?;
+            for ((who, _), mut times) in entries.iter().zip(all) {
+                let title = format!("lock + release among {names} names, p50");
+                report.add(&title, "µs", Some(bench.floor()), who, quantile(&mut times, 0.5)?);
+            }
         }
     }
-    measure
-        .notes
-        .push(format!("The hand-overs are those of {PROCESSES} processes."));
-    Ok(measure)
-}
-
-pub(crate) fn case(names: usize) -> String {
-    format!("{names} names")
-}
-
-fn name(n: usize) -> String {
-    format!("b8-{n}")
-}
-
-async fn introduce(client: &dyn crate::contestant::Contestant, names: std::ops::Range<usize>) -> Result<(), Failure> {
-    let sections = futures_util::stream::iter(names)
-        .map(|n| async move { client.section(&name(n), nothing()).await })
-        .buffer_unordered(super::many_names::TASKS);
-    sections.try_collect::<Vec<()>>().await?;
-    // What the server does after that is done.
-    tokio::time::sleep(Duration::from_secs(1)).await;
     Ok(())
 }

@@ -1,71 +1,81 @@
-//! B1: taking a lock that is free, and letting go of it.
+//! Lock and release without contention, by one task.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::{Arena, Entry, TTL};
-use crate::backend::{OURS, OURS_LINGERING};
-use crate::contestant::{Failure, nothing};
-use crate::figures::{Kind, MICRO, Measure, Times};
+use super::{Bench, Entry, name};
+use crate::backend::Backend;
+use crate::contestant::{OURS_LINGERING, Result};
+use crate::report::{ROUNDS, Report, quantile};
 
-pub(crate) async fn measure(arena: &Arena) -> Result<Measure, Failure> {
-    let entries = arena.entries().await?;
-    let mut measure = Measure::new(
-        "B1",
-        "Uncontended lock + release, one task",
-        &[("p50", "µs"), ("p99", "µs"), ("p50 / floor", "x"), ("pairs", "")],
-    );
-    let times = alternate(arena, &entries, |_| "b1".to_owned()).await?;
-    // Whoever works on the background thread is compared with who does the same.
-    let background = arena.backend().background_floor();
-    let floor = |who: &str| {
-        let floor = if who == OURS || who == background {
-            &background
-        } else {
-            arena.backend().floor()
-        };
-        let at = entries.iter().position(|entry| entry.who == floor)?;
-        times[at].quantile(0.5, MICRO)
-    };
-    // A name of its own: it has the lock between two pairs.
-    let lingering = [arena.entry(OURS_LINGERING, Kind::Ours, TTL).await?];
-    let kept = alternate(arena, &lingering, |_| "b1-lingering".to_owned()).await?;
-    for (entry, times) in entries.iter().chain(&lingering).zip(times.iter().chain(&kept)) {
-        let count = Some(times.count() as f64);
-        let [p50, p99] = [0.5, 0.99].map(|quantile| times.quantile(quantile, MICRO));
-        let ratio = p50.zip(floor(&entry.who)).map(|(p50, floor)| p50 / floor);
-        measure.row(&entry.who, entry.kind, "", &[p50, p99, ratio, count]);
+pub(crate) const PAIR: &str = "lock + release, p50";
+
+pub(crate) async fn measure(bench: &Bench, report: &mut Report) -> Result {
+    let mut names = bench.locks();
+    names.insert(2, OURS_LINGERING);
+    names.insert(3, bench.floor());
+    let entries = bench.connect(&names).await?;
+    rounds(bench, report, &entries, "").await?;
+    if bench.backend() == Backend::Redlock {
+        let down = &bench.site.servers[..2];
+        for server in down {
+            server.pause().await?;
+        }
+        rounds(bench, report, &entries, "2 of 5 stopped: ").await?;
+        for server in down {
+            server.resume().await?;
+        }
     }
-    Ok(measure)
+    Ok(())
 }
 
-/// Some pairs of each, in turns, so that whatever else the machine does hits all. `name` is asked for the name of the
-/// `n`th pair.
-pub(crate) async fn alternate(
-    arena: &Arena,
+async fn rounds(bench: &Bench, report: &mut Report, entries: &[Entry], prefix: &str) -> Result {
+    for _ in 0..ROUNDS {
+        let all = alternate(bench, entries, |who, _| name("pair", who)).await?;
+        for ((who, _), mut times) in entries.iter().zip(all) {
+            for (what, q) in [("p50", 0.5), ("p99", 0.99)] {
+                let title = format!("{prefix}lock + release, {what}");
+                report.add(&title, "µs", Some(bench.floor()), who, quantile(&mut times, q)?);
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The times of pairs, in microseconds: some of each contestant in turn, so that whatever else the machine does hits all. `name` is
+/// asked for the name of the lock of each pair.
+pub(super) async fn alternate(
+    bench: &Bench,
     entries: &[Entry],
-    name: impl Fn(usize) -> String,
-) -> Result<Vec<Times>, Failure> {
+    mut name: impl FnMut(&str, usize) -> String,
+) -> Result<Vec<Vec<f64>>> {
     /// So few that a disturbance hits more than one contestant, so many that the first after a switch do not decide.
-    const BATCH: usize = 10;
-    let rounds = arena.either(300, 30);
-    let mut times = entries.iter().map(|_| Times::new()).collect::<Result<Vec<_>, _>>()?;
-    let mut n = 0;
-    for round in 0..rounds + rounds / 10 {
-        for i in 0..entries.len() {
-            // Whoever comes after the slowest is not always the same.
-            let i = (i + round) % entries.len();
-            for _ in 0..BATCH {
-                let name = name(n);
+    const TURN: usize = 10;
+    /// For a contestant that is much slower than the others.
+    const LONGEST_TURN: Duration = Duration::from_secs(1);
+    let time = bench.either(Duration::from_secs(8), Duration::from_millis(1500));
+    let mut times = vec![Vec::new(); entries.len()];
+    let (start, mut n) = (Instant::now(), 0);
+    for first in (0..entries.len()).cycle() {
+        if start.elapsed() > time && times.iter().all(|times| !times.is_empty()) {
+            break;
+        }
+        // The one after the slowest is not always the same.
+        for i in (first..entries.len()).chain(0..first) {
+            let ((who, contestant), turn) = (&entries[i], Instant::now());
+            for _ in 0..TURN {
+                let (name, begun) = (name(who, n), Instant::now());
+                contestant(name, Box::pin(async {})).await?;
+                times[i].push(begun.elapsed().as_secs_f64() * 1e6);
                 n += 1;
-                let start = Instant::now();
-                entries[i].contestant.section(&name, nothing()).await?;
-                let time = start.elapsed();
-                // The first rounds warm up.
-                if round >= rounds / 10 {
-                    times[i].add(u64::try_from(time.as_nanos())?)?;
+                if turn.elapsed() > LONGEST_TURN {
+                    break;
                 }
             }
         }
+    }
+    for times in &mut times {
+        // They warm up.
+        times.drain(..times.len() / 10);
     }
     Ok(times)
 }
