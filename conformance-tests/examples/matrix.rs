@@ -1,7 +1,7 @@
-//! Prints as Markdown what the last runs of the suite showed, from the reports that they wrote:
+//! Writes a page in Markdown of what the last runs of the suite showed, from the reports that they left beside what cargo builds:
 //!
 //! ```sh
-//! cargo run -p conformance-tests --example matrix -- target/conformance > docs/conformance.md
+//! cargo run -p conformance-tests --example matrix -- docs/conformance.md
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,13 +20,18 @@ from the reports of the last run.
 ";
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let folder = std::env::args().nth(1).ok_or("name the folder of the reports")?;
-    let reports = read(Path::new(&folder))?;
+    let page = std::env::args().nth(1).ok_or("name the page to write")?;
+    let program = std::env::current_exe()?;
+    let target = program
+        .ancestors()
+        .nth(3)
+        .ok_or("this program lies in no target folder")?;
+    let folder = target.join("conformance");
+    let reports = read(&folder)?;
     if reports.is_empty() {
-        return Err(format!("there is no report in {folder}: run the suite first").into());
+        return Err(format!("there is no report in {}: run the suite first", folder.display()).into());
     }
-    print!("{}", render(&reports));
-    Ok(())
+    Ok(fs::write(page, render(&reports))?)
 }
 
 /// One column of the table.

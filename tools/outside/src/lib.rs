@@ -1,0 +1,1 @@
+//! Only dependencies and tests.
