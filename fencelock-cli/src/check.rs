@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use fencelock::{Capabilities, LockError, LockGuard, Locks, Options, OwnerId, Scope, ServerInfo};
 use serde_json::{Value, json};
+use tokio::task::JoinError;
 
 use crate::exit::{CONFIGURATION, Failure, UNAVAILABLE};
-use crate::place::Place;
-use crate::run::leave;
+use crate::place::{Place, leave};
 use crate::say::print;
 use crate::timing::shown;
 
@@ -25,27 +25,37 @@ pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure
         false => in_words(place, server.as_ref(), &capabilities, &steps),
     })?;
     // One thing that a person has to change is enough.
-    Ok(ExitCode::from(steps.iter().filter_map(Step::code).max().unwrap_or(0)))
+    let codes = steps.iter().filter_map(|(_, outcome)| match outcome {
+        Outcome::Refused(failure) => Some(failure.code),
+        _ => None,
+    });
+    Ok(ExitCode::from(codes.max().unwrap_or(0)))
 }
 
-struct Step {
-    name: &'static str,
-    outcome: Outcome,
-}
+type Step = (&'static str, Outcome);
 
 enum Outcome {
     Done(Duration),
     NotSupported,
-    /// Why, and the exit code that it calls for.
-    Refused(String, u8),
+    Refused(Failure),
 }
 
-impl Step {
-    fn code(&self) -> Option<u8> {
-        match self.outcome {
-            Outcome::Refused(_, code) => Some(code),
-            _ => None,
+/// Another answer than expected: what keeps the locks does not do what locks need.
+fn refused(why: impl Into<String>) -> Outcome {
+    Outcome::Refused(Failure::configuration(why))
+}
+
+impl From<LockError> for Outcome {
+    fn from(error: LockError) -> Self {
+        if let LockError::NotSupported { .. } = error {
+            return Self::NotSupported;
         }
+        let mut failure = Failure::from(error);
+        // A lock of the check itself that is busy, or lost, is not what its user asked for.
+        if failure.code != CONFIGURATION {
+            failure.code = UNAVAILABLE;
+        }
+        Self::Refused(failure)
     }
 }
 
@@ -76,24 +86,20 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>
         steps.run("renew", guard.renew_now()).await;
         steps.run("ask for holder", locks.holder(&name)).await;
         steps.run("list", locks.list(&name)).await;
-        let refused = steps.run("refuse others", async {
-            other
-                .try_lock(&name)
-                .await?
-                .map_or(Ok(()), |_| Err(Problem::refused(DOES_NOT_EXCLUDE)))
-        });
-        refused.await;
+        let refusing = async {
+            let granted = other.try_lock(&name).await?;
+            granted.map_or(Ok(()), |_| Err(refused(DOES_NOT_EXCLUDE)))
+        };
+        steps.run("refuse others", refusing).await;
         let waiting = tokio::spawn(request(other, ARRIVAL * 2 + HAND_OVER));
         // There is nothing to see of a waiter before it is granted the lock. The step before shows how long a request takes.
         tokio::time::sleep(ARRIVAL.max(steps.last() * 4).min(ARRIVAL * 2)).await;
         let too_soon = waiting.is_finished();
         steps.run("release", guard.release()).await;
         let waited = async {
-            let guard = granted(waiting.await)?;
-            if too_soon {
-                Err(Problem::refused(DOES_NOT_EXCLUDE))
-            } else {
-                Ok(guard)
+            match granted(waiting.await)? {
+                _ if too_soon => Err(refused(DOES_NOT_EXCLUDE)),
+                guard => Ok(guard),
             }
         };
         if let Some(guard) = steps.run("wait", waited).await {
@@ -102,7 +108,7 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>
             tokio::task::yield_now().await;
             let handing = async {
                 guard.release().await?;
-                Ok::<_, Problem>(granted(next.await)?.release().await?)
+                Ok::<_, Outcome>(granted(next.await)?.release().await?)
             };
             steps.run("hand over", handing).await;
         }
@@ -116,15 +122,15 @@ async fn try_all(locks: &Locks, other: &Locks) -> (Vec<Step>, Option<ServerInfo>
 }
 
 /// What a wait came to after the release.
-fn granted(waited: Result<Result<LockGuard, LockError>, tokio::task::JoinError>) -> Result<LockGuard, Problem> {
+fn granted(waited: Result<Result<LockGuard, LockError>, JoinError>) -> Result<LockGuard, Outcome> {
     match waited {
-        Ok(Err(LockError::TimedOut { .. })) => Err(Problem::refused(format!(
+        Ok(Err(LockError::TimedOut { .. })) => Err(refused(format!(
             "a waiting client was not granted the lock within {} after its release; it may lack the right to be told, or \
              something between the client and the server holds such messages back",
             shown(HAND_OVER)
         ))),
         Ok(done) => Ok(done?),
-        Err(error) => Err(Problem::refused(format!("the wait ended by itself: {error:#}"))),
+        Err(error) => Err(refused(format!("the wait ended by itself: {error:#}"))),
     }
 }
 
@@ -134,34 +140,8 @@ struct Steps {
     limit: Duration,
 }
 
-/// Why a step did not do what it should.
-struct Problem(Outcome);
-
-impl Problem {
-    /// Another answer than expected: what keeps the locks does not do what locks need.
-    fn refused(why: impl Into<String>) -> Self {
-        Self(Outcome::Refused(why.into(), CONFIGURATION))
-    }
-}
-
-impl From<LockError> for Problem {
-    fn from(error: LockError) -> Self {
-        if let LockError::NotSupported { .. } = error {
-            return Self(Outcome::NotSupported);
-        }
-        let failure = Failure::from(error);
-        // A lock of the check itself that is busy, or lost, is not what its user asked for.
-        let code = if failure.code == CONFIGURATION {
-            CONFIGURATION
-        } else {
-            UNAVAILABLE
-        };
-        Self(Outcome::Refused(failure.to_string(), code))
-    }
-}
-
 impl Steps {
-    async fn run<T, E: Into<Problem>>(
+    async fn run<T, E: Into<Outcome>>(
         &mut self,
         name: &'static str,
         work: impl Future<Output = Result<T, E>>,
@@ -169,20 +149,20 @@ impl Steps {
         let started = Instant::now();
         let (outcome, value) = match tokio::time::timeout(self.limit, work).await {
             Ok(Ok(value)) => (Outcome::Done(started.elapsed()), Some(value)),
-            Ok(Err(problem)) => (problem.into().0, None),
-            Err(_) => (
-                Outcome::Refused(format!("no end within {}", shown(self.limit)), UNAVAILABLE),
-                None,
-            ),
+            Ok(Err(problem)) => (problem.into(), None),
+            Err(_) => {
+                let why = format!("no end within {}", shown(self.limit));
+                (Outcome::Refused(Failure::unavailable(why)), None)
+            }
         };
-        self.done.push(Step { name, outcome });
+        self.done.push((name, outcome));
         value
     }
 
     /// How long the last step took.
     fn last(&self) -> Duration {
-        match self.done.last().map(|step| &step.outcome) {
-            Some(Outcome::Done(time)) => *time,
+        match self.done.last() {
+            Some((_, Outcome::Done(time))) => *time,
             _ => Duration::ZERO,
         }
     }
@@ -191,21 +171,19 @@ impl Steps {
 fn in_words(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> String {
     let named = server.map(|server| format!(" ({server})")).unwrap_or_default();
     let mut text = format!("fencelock {}, locks in {place}{named}\n", env!("CARGO_PKG_VERSION"));
-    for step in steps {
-        let outcome = match &step.outcome {
-            Outcome::Done(time) => format!("ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
-            Outcome::NotSupported => "not supported here".to_owned(),
-            Outcome::Refused(why, _) => format!("refused  {why}"),
+    for (step, outcome) in steps {
+        let _ = match outcome {
+            Outcome::Done(time) => writeln!(text, "  {step:17} ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
+            Outcome::NotSupported => writeln!(text, "  {step:17} not supported here"),
+            Outcome::Refused(why) => writeln!(text, "  {step:17} refused  {why}"),
         };
-        let _ = writeln!(text, "  {:17} {outcome}", step.name);
     }
     for warning in server.iter().flat_map(|server| &server.warnings) {
         let _ = writeln!(text, "  warning  {warning}");
     }
-    let order = if capabilities.fair {
-        "in the order in which they came"
-    } else {
-        "in no particular order"
+    let order = match capabilities.fair {
+        true => "in the order in which they came",
+        false => "in no particular order",
     };
     let modes = match (capabilities.shared, capabilities.permits) {
         (true, true) => "; locks can be shared (--shared, --max-holders)",
@@ -224,16 +202,13 @@ fn in_words(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilit
 }
 
 fn in_json(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> Value {
-    let shown: Vec<Value> = steps
-        .iter()
-        .map(|step| match &step.outcome {
-            Outcome::Done(time) => json!({ "step": step.name, "outcome": "ok", "ms": time.as_secs_f64() * 1_000.0 }),
-            Outcome::NotSupported => json!({ "step": step.name, "outcome": "not supported" }),
-            Outcome::Refused(why, _) => json!({ "step": step.name, "outcome": "refused", "why": why }),
-        })
-        .collect();
+    let shown = steps.iter().map(|(step, outcome)| match outcome {
+        Outcome::Done(time) => json!({ "step": step, "outcome": "ok", "ms": time.as_secs_f64() * 1_000.0 }),
+        Outcome::NotSupported => json!({ "step": step, "outcome": "not supported" }),
+        Outcome::Refused(why) => json!({ "step": step, "outcome": "refused", "why": why.to_string() }),
+    });
     json!({
-        "ok": steps.iter().all(|step| step.code().is_none()),
+        "ok": !steps.iter().any(|(_, outcome)| matches!(outcome, Outcome::Refused(_))),
         "version": env!("CARGO_PKG_VERSION"),
         "location": place.to_string(),
         "backend": server.map(|server| json!({ "product": server.product, "version": server.version })),
@@ -243,7 +218,7 @@ fn in_json(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabiliti
         "permits": capabilities.permits,
         "min_ttl_ms": capabilities.min_ttl.as_millis() as u64,
         "max_ttl_ms": capabilities.max_ttl.as_millis() as u64,
-        "steps": shown,
+        "steps": shown.collect::<Value>(),
         "warnings": server.map(|server| server.warnings.as_slice()).unwrap_or_default(),
     })
 }

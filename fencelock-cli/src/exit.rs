@@ -66,6 +66,10 @@ impl Failure {
         Self::new(UNAVAILABLE, message)
     }
 
+    pub(crate) fn configuration(message: impl Into<String>) -> Self {
+        Self::new(CONFIGURATION, message)
+    }
+
     /// Tells it on stderr.
     pub(crate) fn tell(&self) {
         if self.is_remark { remark(self) } else { say(self) }

@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::time::Duration;
 
-use fencelock::{FencingToken, LockError, LockGuard, LockName, Locks, LossSignal, OwnerId, Permit, ReleaseOutcome};
+use fencelock::{FencingToken, LockError, LockGuard, Locks, LossReason, LossSignal, OwnerId, Permit, ReleaseOutcome};
 
 use crate::arguments::Run;
 
@@ -57,10 +57,6 @@ impl Guard {
         Box::pin(async { request.await.map(Self::Lock) })
     }
 
-    pub(crate) fn name(&self) -> &LockName {
-        of_either!(self, guard => guard.name())
-    }
-
     pub(crate) fn owner(&self) -> OwnerId {
         of_either!(self, guard => guard.owner())
     }
@@ -73,16 +69,9 @@ impl Guard {
         }
     }
 
-    pub(crate) fn ttl(&self) -> Duration {
-        of_either!(self, guard => guard.ttl())
-    }
-
+    /// Zero once it is lost.
     pub(crate) fn remaining(&self) -> Duration {
         of_either!(self, guard => guard.remaining())
-    }
-
-    pub(crate) fn is_held(&self) -> bool {
-        of_either!(self, guard => guard.is_held())
     }
 
     pub(crate) fn lost(&self) -> LossSignal {
@@ -96,4 +85,9 @@ impl Guard {
     pub(crate) async fn release(self) -> Result<ReleaseOutcome, LockError> {
         of_either!(self, guard => guard.release().await)
     }
+}
+
+/// Why the lock is lost by now, if it is.
+pub(crate) async fn loss(signal: &LossSignal) -> Option<LossReason> {
+    tokio::time::timeout(Duration::ZERO, signal.wait()).await.ok()
 }

@@ -51,20 +51,17 @@ pub(crate) async fn release(place: &Place, release: &Release) -> Result<ExitCode
 /// Prints who holds or held a lock, a line for each, or that nobody does.
 fn tell(name: &str, holders: &[Holder], json: bool, sentence: impl Fn(&Holder) -> String) -> Result<ExitCode, Failure> {
     if holders.is_empty() {
-        let free = if json {
-            Value::Null.to_string()
-        } else {
-            format!("{name} is free")
-        };
-        print(&(free + "\n"))?;
+        print(&match json {
+            true => "null\n".to_owned(),
+            false => format!("{name} is free\n"),
+        })?;
         return Ok(ExitCode::from(FREE));
     }
     let line = |holder| match json {
-        true => in_json(holder).to_string(),
-        false => sentence(holder),
+        true => format!("{}\n", in_json(holder)),
+        false => sentence(holder) + "\n",
     };
-    print(&holders.iter().map(|holder| line(holder) + "\n").collect::<String>())?;
-    Ok(ExitCode::SUCCESS)
+    print(&holders.iter().map(line).collect::<String>())
 }
 
 /// Lists what is held.
@@ -74,29 +71,31 @@ pub(crate) async fn list(place: &Place, list: &List) -> Result<ExitCode, Failure
         None => Vec::new(),
     };
     if list.json {
-        let locks: Vec<Value> = held.iter().map(in_json).collect();
-        let whole = json!({ "location": place.to_string(), "locks": locks });
-        print(&format!("{whole}\n"))?;
-    } else if list.names {
+        let locks: Value = held.iter().map(in_json).collect();
+        return print(&format!(
+            "{}\n",
+            json!({ "location": place.to_string(), "locks": locks })
+        ));
+    }
+    if list.names {
         let names = held.iter().filter_map(|holder| holder.name.as_ref());
         let mut names: Vec<String> = names.map(|name| format!("{name}\n")).collect();
         names.dedup();
-        print(&names.concat())?;
-    } else {
-        let under = match list.prefix.as_str() {
-            "" => String::new(),
-            prefix => format!(" under {}", visible(prefix)),
-        };
-        match held.len() {
-            0 => remark(format_args!("no locks are held{under} in {place}")),
-            1 => remark(format_args!("1 lock is held in {place}")),
-            n => remark(format_args!("{n} locks are held in {place}")),
-        }
-        if !held.is_empty() {
-            print(&table(&held))?;
-        }
+        return print(&names.concat());
     }
-    Ok(ExitCode::SUCCESS)
+    match held.len() {
+        0 if list.prefix.is_empty() => remark(format_args!("no locks are held in {place}")),
+        0 => remark(format_args!(
+            "no locks are held under {} in {place}",
+            visible(&list.prefix)
+        )),
+        1 => remark(format_args!("1 lock is held in {place}")),
+        n => remark(format_args!("{n} locks are held in {place}")),
+    }
+    match held.is_empty() {
+        true => Ok(ExitCode::SUCCESS),
+        false => print(&table(&held)),
+    }
 }
 
 fn table(held: &[Holder]) -> String {
@@ -136,17 +135,17 @@ fn table(held: &[Holder]) -> String {
 /// `, held by host:pid (label) for 12s`, or `, reserved by host:pid (label) for 5m more`, as much of it as is known.
 pub(crate) fn held_by(holder: &Holder) -> String {
     let by = visible(&holder.to_string());
-    if holder.is_reserved {
-        let left = holder.remaining.map(|left| format!(" for {} more", shown(left)));
-        return format!(", reserved by {by}{}", left.unwrap_or_default());
-    }
-    let held = match holder.mode {
-        Mode::Shared => "shared by".to_owned(),
-        Mode::Permit { of } => format!("held by up to {of}, one of them"),
-        _ => "held by".to_owned(),
+    let (how, time) = match holder.mode {
+        _ if holder.is_reserved => {
+            let left = holder.remaining.map(|left| format!("{} more", shown(left)));
+            ("reserved by".to_owned(), left)
+        }
+        Mode::Shared => ("shared by".to_owned(), held_for(holder)),
+        Mode::Permit { of } => (format!("held by up to {of}, one of them"), held_for(holder)),
+        _ => ("held by".to_owned(), held_for(holder)),
     };
-    let time = held_for(holder).map(|time| format!(" for {time}"));
-    format!(", {held} {by}{}", time.unwrap_or_default())
+    let time = time.map(|time| format!(" for {time}")).unwrap_or_default();
+    format!(", {how} {by}{time}")
 }
 
 fn held_for(holder: &Holder) -> Option<String> {

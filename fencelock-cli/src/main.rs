@@ -13,14 +13,13 @@ mod check;
 mod completions;
 mod exit;
 mod guard;
+mod job;
 mod locks;
 mod log;
 mod manual;
 mod place;
 mod run;
 mod say;
-#[cfg(feature = "postgres")]
-mod schema;
 mod signals;
 mod starter;
 mod streams;
@@ -32,12 +31,11 @@ use std::env;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 
 use arguments::{Arguments, Command};
 use exit::Failure;
 use place::Place;
-use say::be_quiet;
 
 fn main() -> ExitCode {
     streams::keep_closed();
@@ -47,43 +45,46 @@ fn main() -> ExitCode {
         Some(name) if name == starter::NAME => return starter::main(args),
         _ => {}
     }
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error) => return manual::answer(&error),
+    let done = match Arguments::try_parse() {
+        Ok(arguments) => carry_out(arguments),
+        Err(error) => manual::answer(&error),
     };
-    if arguments.common.quiet {
-        be_quiet();
-    }
-    log::start(arguments.common.verbose);
-    carry_out(arguments).unwrap_or_else(|failure| {
+    done.unwrap_or_else(|failure| {
         failure.tell();
         ExitCode::from(failure.code)
     })
 }
 
 fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
-    match arguments.command {
-        Command::Completions { shell } => return completions::completions(shell),
-        Command::Man { command } => return manual::page(command.as_deref()),
-        #[cfg(feature = "postgres")]
-        Command::Schema(of) => return schema::print_it(&of),
-        _ => {}
+    if arguments.common.quiet {
+        say::be_quiet();
     }
-    let place = Place::find(arguments.common.url)?;
-    let runtime = Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|e| Failure::unavailable(format!("no runtime could be started: {e}")))?;
-    runtime.block_on(async {
-        match arguments.command {
-            Command::Run(run) => run::run(&place, run).await,
-            Command::Holder(of) => locks::holder(&place, &of).await,
-            Command::List(list) => locks::list(&place, &list).await,
-            Command::Release(release) => locks::release(&place, &release).await,
-            Command::Check(check) => check::check(&place, check.json).await,
-            #[cfg(feature = "postgres")]
-            Command::Schema(_) => Ok(ExitCode::SUCCESS),
-            Command::Completions { .. } | Command::Man { .. } => Ok(ExitCode::SUCCESS),
+    log::start(arguments.common.verbose);
+    let url = arguments.common.url;
+    match arguments.command {
+        Command::Run(run) => at(url, async |place| run::run(place, run).await),
+        Command::Holder(of) => at(url, async |place| locks::holder(place, &of).await),
+        Command::List(list) => at(url, async |place| locks::list(place, &list).await),
+        Command::Release(release) => at(url, async |place| locks::release(place, &release).await),
+        Command::Check(check) => at(url, async |place| check::check(place, check.json).await),
+        #[cfg(feature = "postgres")]
+        Command::Schema(of) => {
+            let arguments::Database::Postgres = of.database;
+            let sql = fencelock::postgres::schema_sql(&of.schema, of.role.as_deref());
+            say::print(&sql.map_err(|error| Failure::usage(format!("{error:#}")))?)
         }
-    })
+        Command::Completions { shell } => completions::completions(shell),
+        Command::Man { command } => manual::page(command.as_deref()),
+    }
+}
+
+/// Works at that place.
+fn at(url: Option<String>, work: impl AsyncFnOnce(&Place) -> Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
+    let place = Place::find(url)?;
+    runtime()?.block_on(work(&place))
+}
+
+pub(crate) fn runtime() -> Result<Runtime, Failure> {
+    let runtime = Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::unavailable(format!("no runtime could be started: {error}")))
 }

@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write, stderr, stdout};
+use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::exit::{Failure, OUTPUT};
@@ -31,19 +32,18 @@ pub(crate) fn remark(line: impl Display) {
     }
 }
 
-/// Writes what was asked for to stdout. A reader that has seen enough is not an error.
-pub(crate) fn print(text: &str) -> Result<(), Failure> {
-    let mut out = stdout().lock();
-    written(out.write_all(text.as_bytes()).and_then(|()| out.flush()))
+/// Writes what was asked for to stdout.
+pub(crate) fn print(text: &str) -> Result<ExitCode, Failure> {
+    written(stdout().lock().write_all(text.as_bytes()))
 }
 
-/// What writing to stdout came to.
-pub(crate) fn written(written: io::Result<()>) -> Result<(), Failure> {
-    match written {
+/// What writing to stdout comes to. A reader that has seen enough is not an error.
+pub(crate) fn written(written: io::Result<()>) -> Result<ExitCode, Failure> {
+    match written.and_then(|()| stdout().flush()) {
         _ if streams::is_stdout_closed() => Err(Failure::new(OUTPUT, "stdout cannot be written: it is closed")),
         Err(e) if e.kind() != ErrorKind::BrokenPipe => {
             Err(Failure::new(OUTPUT, format!("stdout cannot be written: {e}")))
         }
-        _ => Ok(()),
+        _ => Ok(ExitCode::SUCCESS),
     }
 }

@@ -48,12 +48,8 @@ impl Signals {
     /// Listens from now on. Before this process has other threads, as they inherit what is blocked.
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
-        let mut wanted = SigSet::empty();
-        for signal in FORWARDED {
-            if ignored & (1 << (signal as i32 - 1)) == 0 {
-                wanted.add(signal);
-            }
-        }
+        let is_heeded = |signal: &Signal| ignored & (1 << (*signal as i32 - 1)) == 0;
+        let wanted: SigSet = FORWARDED.into_iter().filter(is_heeded).collect();
         let mut blocked = wanted;
         // With a limit for the size of files, a write beyond it is an error then, and not the end of this process.
         blocked.add(Signal::SIGXFSZ);

@@ -26,16 +26,17 @@ pub(crate) struct Starter {
 
 impl Starter {
     /// Starts it, in a process group of its own if it is `apart`. It unblocks those signals.
-    pub(crate) fn start(command: &[OsString], set: &[(&str, String)], blocked: &str, apart: bool) -> io::Result<Self> {
+    pub(crate) fn start(
+        command: &[OsString],
+        set: impl IntoIterator<Item = (&'static str, String)>,
+        blocked: &str,
+        apart: bool,
+    ) -> io::Result<Self> {
         let (gate, leave) = io::pipe()?;
         fcntl_setfd(&gate, FdFlags::empty())?;
         let mut starter = Command::new("/proc/self/exe");
-        starter
-            .arg0(NAME)
-            .arg(gate.as_raw_fd().to_string())
-            .arg(blocked)
-            .args(command);
-        starter.envs(set.iter().map(|(name, value)| (name, value)));
+        starter.arg0(NAME).arg(gate.as_raw_fd().to_string()).arg(blocked);
+        starter.args(command).envs(set);
         if apart {
             starter.process_group(0);
         }

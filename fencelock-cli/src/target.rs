@@ -1,8 +1,7 @@
 //! The processes of a command.
 
+use std::fs;
 use std::path::Path;
-use std::str::FromStr;
-use std::{fmt, fs};
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, getpid, kill_process_group, test_kill_process_group};
@@ -11,7 +10,7 @@ use rustix::process::{Pid, Signal, getpid, kill_process_group, test_kill_process
 ///
 /// Without a terminal the command is the head of a group of its own. On a terminal it shares the group of `fencelock`, the job that the
 /// shell knows: so the keyboard, Ctrl-C and Ctrl-Z work as they do without `fencelock`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Target {
     pub(crate) command: Pid,
     pub(crate) group: Pid,
@@ -55,29 +54,8 @@ impl Target {
 /// Whether the process with that folder in `/proc` is of the group, and has not ended.
 fn is_alive_in(process: &Path, group: Pid) -> bool {
     let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
-    // The name may hold anything.
-    let Some((_, rest)) = stat.rsplit_once(") ") else {
-        return false;
-    };
-    let words: Vec<&str> = rest.splitn(4, ' ').collect();
-    words.len() > 2 && words[2] == group.as_raw_nonzero().to_string() && !matches!(words[0], "Z" | "X")
-}
-
-impl fmt::Display for Target {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.command.as_raw_nonzero(), self.group.as_raw_nonzero())
-    }
-}
-
-impl FromStr for Target {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let pid = |text: &str| Pid::from_raw(text.parse().ok()?);
-        let (command, group) = text.split_once(' ').ok_or(())?;
-        Ok(Self {
-            command: pid(command).ok_or(())?,
-            group: pid(group).ok_or(())?,
-        })
-    }
+    // State, parent and group follow the name, which may hold anything.
+    let mut words = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
+    let state = words.next();
+    words.nth(1) == Some(&group.as_raw_nonzero().to_string()) && !matches!(state, Some("Z" | "X"))
 }
