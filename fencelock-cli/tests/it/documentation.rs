@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fencelock::{ENV, LockError, LockName, Locks, MemoryLock, Mode};
+use fencelock::{ENV, LockError, LockName, Locks, LossReason, MemoryLock, Mode};
 
 use crate::world::World;
 
@@ -17,22 +17,12 @@ const EXIT_CODES: &str = include_str!("../../src/exit.rs");
 
 /// The rows of all tables of the page whose first column has that title.
 fn rows<'a>(page: &'a str, title: &str) -> Vec<Vec<&'a str>> {
-    let mut rows = Vec::new();
-    let mut in_table = false;
-    let mut wanted = false;
-    for line in page.lines() {
-        let Some(row) = line.strip_prefix('|') else {
-            in_table = false;
-            continue;
-        };
-        let row: Vec<_> = row.trim_end_matches('|').split('|').map(str::trim).collect();
-        if !in_table {
-            in_table = true;
-            wanted = row[0] == title;
-        } else if wanted && !row[0].starts_with("---") {
-            rows.push(row);
-        }
-    }
+    let tables = page.split("\n\n").map(str::trim);
+    let tables = tables.filter(|table| table.starts_with(&format!("| {title} |")));
+    let rows = tables.flat_map(|table| table.lines().skip(2));
+    let rows: Vec<_> = rows
+        .map(|row| row.trim_matches('|').split('|').map(str::trim).collect())
+        .collect();
     assert!(!rows.is_empty(), "there is no table whose first column is {title:?}");
     rows
 }
@@ -41,27 +31,17 @@ fn code_spans(cell: &str) -> Vec<&str> {
     cell.split('`').skip(1).step_by(2).collect()
 }
 
-/// The variants of an enum, each with the lines between the one before it and its name.
-fn variants(source: &str, name: &str) -> Vec<(String, String)> {
+/// The variants of an enum.
+fn variants(source: &str, name: &str) -> BTreeSet<String> {
     let (_, body) = source.split_once(&format!("pub enum {name} {{\n")).unwrap();
     let (body, _) = body.split_once("\n}\n").unwrap();
-    let mut variants = Vec::new();
-    let mut before = String::new();
-    for line in body.lines() {
-        let item = line.strip_prefix("    ").unwrap_or(line);
-        if item.starts_with(|c: char| c.is_ascii_uppercase()) {
-            let end = item.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(item.len());
-            variants.push((format!("{name}::{}", &item[..end]), std::mem::take(&mut before)));
-        } else {
-            before += line;
-            before.push('\n');
-        }
-    }
-    variants
+    let items = body.lines().filter_map(|line| line.strip_prefix("    "));
+    let variants = items.filter(|item| item.starts_with(|c: char| c.is_ascii_uppercase()));
+    variants.map(|item| format!("{name}::{}", first_word(item))).collect()
 }
 
-fn names(variants: Vec<(String, String)>) -> BTreeSet<String> {
-    variants.into_iter().map(|(name, _)| name).collect()
+fn first_word(text: &str) -> &str {
+    text.split(|c: char| !c.is_ascii_alphanumeric()).next().unwrap_or("")
 }
 
 /// The entries of a table whose first cell is one code span.
@@ -74,17 +54,26 @@ fn entries(title: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_error_and_every_reason_of_a_loss_has_its_entry() {
-    assert_eq!(entries("variant"), names(variants(ERRORS, "LockError")));
-    assert_eq!(entries("reason"), names(variants(LOSSES, "LossReason")));
+    assert_eq!(entries("variant"), variants(ERRORS, "LockError"));
+    assert_eq!(entries("reason"), variants(LOSSES, "LossReason"));
 }
 
 #[test]
 fn the_texts_of_losses_are_those_of_the_code() {
-    let variants = variants(LOSSES, "LossReason");
-    for row in rows(PAGE, "reason") {
-        let (_, before) = variants.iter().find(|(name, _)| row[0] == format!("`{name}`")).unwrap();
-        let attribute = format!("#[error(\"{}\")]", code_spans(row[1]).concat());
-        assert!(before.contains(&attribute), "{} does not say {attribute}", row[0]);
+    let reasons = [
+        LossReason::Expired,
+        LossReason::NotHeld,
+        LossReason::Revoked,
+        LossReason::MaxHold,
+        LossReason::Shutdown,
+        LossReason::Released,
+        LossReason::RuntimeEnded,
+    ];
+    let texts = reasons.map(|reason| [format!("`LossReason::{reason:?}`"), format!("`{reason}`")]);
+    let rows = rows(PAGE, "reason");
+    assert_eq!(rows.len(), texts.len());
+    for text in texts {
+        assert!(rows.iter().any(|row| row[..2] == text), "{text:?}");
     }
 }
 
@@ -108,92 +97,69 @@ async fn whether_a_retry_can_help_is_what_the_code_says() {
         LockError::not_supported("renewal"),
         LockError::closed(),
     ];
-    let variant_of = |error: &LockError| match error {
-        LockError::TimedOut { .. } => "TimedOut",
-        LockError::Unavailable { .. } => "Unavailable",
-        LockError::Lost { .. } => "Lost",
-        LockError::InvalidName { .. } => "InvalidName",
-        LockError::InvalidTtl { .. } => "InvalidTtl",
-        LockError::InvalidMode { .. } => "InvalidMode",
-        LockError::Deadlock { .. } => "Deadlock",
-        LockError::UnsafeConfiguration { .. } => "UnsafeConfiguration",
-        LockError::Configuration { .. } => "Configuration",
-        LockError::NotSupported { .. } => "NotSupported",
-        LockError::Closed { .. } => "Closed",
-        _ => "one that this test does not know",
-    };
     assert!(PAGE.contains("| variant | meaning | held | retry |"));
     for row in rows(PAGE, "variant") {
         let variant = row[0].trim_matches('`').replace("LockError::", "");
-        let error = errors.iter().find(|error| variant_of(error) == variant);
+        let error = errors.iter().find(|error| first_word(&format!("{error:?}")) == variant);
         let error = error.unwrap_or_else(|| panic!("add a {variant} to the errors of this test"));
-        let retry = if error.is_retryable() { "yes" } else { "no" };
-        assert_eq!(row[3], retry, "{variant}");
+        assert_eq!(row[3] == "yes", error.is_retryable(), "{variant}");
         assert_eq!(error.is_busy(), variant == "TimedOut", "{variant}");
     }
 }
 
-/// All codes that the command ends with by itself.
-fn exit_codes() -> BTreeSet<u8> {
+#[test]
+fn every_exit_code_has_its_entry() {
     let constants = EXIT_CODES
         .lines()
         .filter_map(|line| line.strip_prefix("pub(crate) const "));
-    let codes: BTreeSet<u8> = constants
-        .map(|constant| {
-            let (_, value) = constant.split_once(": u8 = ").unwrap();
-            value.trim_end_matches(';').parse().unwrap()
-        })
+    let values = constants.map(|constant| constant.split_once(": u8 = ").unwrap().1);
+    let own: BTreeSet<u8> = values
+        .map(|value| value.trim_end_matches(';').parse().unwrap())
         .collect();
-    assert!(codes.len() >= 9, "{codes:?}");
-    codes
-}
-
-#[test]
-fn every_exit_code_has_its_entry() {
-    for (page, title, file) in [
-        (PAGE, "code", "docs/troubleshooting.md"),
-        (README, "exit code", "fencelock-cli/README.md"),
-    ] {
+    assert!(own.len() >= 9, "{own:?}");
+    for (page, title) in [(PAGE, "code"), (README, "exit code")] {
         let rows = rows(page, title);
         let cells: Vec<_> = rows.iter().flat_map(|row| row[0].split(", ")).collect();
         let codes: BTreeSet<u8> = cells.iter().filter_map(|cell| cell.parse().ok()).collect();
-        assert_eq!(codes, exit_codes(), "{file}");
-        for other in ["the command's", "128 + n"] {
-            assert!(cells.contains(&other), "{file} lacks {other:?}");
-        }
+        assert_eq!(codes, own, "{title}");
+        assert!(
+            cells.contains(&"the command's") && cells.contains(&"128 + n"),
+            "{title}"
+        );
     }
-    let help = World::new().run(["run", "--help"]).stdout;
+    let help = World::new().run("run --help").stdout;
     let (_, shown) = help.split_once("Exit codes:").unwrap();
     let numbers = shown
         .lines()
         .filter_map(|line| line.split_whitespace().next()?.parse::<u8>().ok());
-    for code in numbers.filter(|code| ![0, 128].contains(code)) {
-        assert!(exit_codes().contains(&code), "{code}");
+    for code in numbers.filter(|code| *code != 128) {
+        assert!(own.contains(&code), "{code}");
     }
 }
 
 #[test]
 fn exit_codes_have_names() {
-    for (path, source) in sources(Path::new(env!("CARGO_MANIFEST_DIR"))) {
+    for (path, source) in sources("fencelock-cli") {
         for call in ["ExitCode::from(", "Failure::new(", "Failure::remark("] {
-            for (at, _) in source.match_indices(call) {
-                let argument = source[at + call.len()..].trim_start();
-                assert!(
-                    !argument.starts_with(|c: char| c.is_ascii_digit()),
-                    "{path}: {call} with a number that exit.rs does not name"
-                );
-            }
+            let mut arguments = source.split(call).skip(1).map(str::trim_start);
+            let has_number = arguments.any(|argument| argument.starts_with(|c: char| c.is_ascii_digit()));
+            assert!(!has_number, "{path:?}: {call} with a number that exit.rs does not name");
         }
         for other in ["ExitCode::FAILURE", "process::exit("] {
-            assert!(!source.contains(other), "{path}: {other}");
+            assert!(!source.contains(other), "{path:?}: {other}");
         }
     }
 }
 
 /// The sources of a crate: without comments and unit tests, string literals in one line and without escapes.
-fn sources(package: &Path) -> Vec<(String, String)> {
+fn sources(package: &str) -> Vec<(PathBuf, String)> {
     let mut sources = Vec::new();
-    let mut folders = vec![package.join("src")];
+    let mut folders = vec![
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("..")
+            .join(package)
+            .join("src"),
+    ];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
@@ -202,17 +168,10 @@ fn sources(package: &Path) -> Vec<(String, String)> {
             } else if path.extension().is_some_and(|extension| extension == "rs") {
                 let text = fs::read_to_string(&path).unwrap();
                 let (code, _) = text.split_once("#[cfg(test)]\nmod tests").unwrap_or((&text, ""));
-                let code: Vec<_> = code
-                    .lines()
-                    .filter(|line| !line.trim_start().starts_with("//"))
-                    .collect();
-                let literals: Vec<_> = code
-                    .join("\n")
-                    .split("\\\n")
-                    .map(|line| line.trim_start().to_owned())
-                    .collect();
-                let code = literals.concat().replace("\\\"", "\"").replace("{ENV}", ENV);
-                sources.push((path.display().to_string(), code));
+                let code = code.lines().filter(|line| !line.trim_start().starts_with("//"));
+                let code = code.collect::<Vec<_>>().join("\n");
+                let literals: String = code.split("\\\n").map(str::trim_start).collect();
+                sources.push((path, literals.replace("\\\"", "\"").replace("{ENV}", ENV)));
             }
         }
     }
@@ -221,7 +180,6 @@ fn sources(package: &Path) -> Vec<(String, String)> {
 
 #[test]
 fn the_messages_are_those_of_the_code() {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let packages = [
         "fencelock",
         "fencelock-cli",
@@ -229,13 +187,9 @@ fn the_messages_are_those_of_the_code() {
         "lock-etcd",
         "lock-postgres",
         "lock-redis",
-        "lock-sqlite",
-        "lock-transport",
     ];
-    let sources: Vec<_> = packages
-        .iter()
-        .flat_map(|package| sources(&repository.join(package)))
-        .collect();
+    let packages = packages.into_iter().chain(["lock-sqlite", "lock-transport"]);
+    let sources: Vec<_> = packages.flat_map(sources).collect();
     let rows = rows(PAGE, "message");
     let messages: Vec<_> = rows.iter().flat_map(|row| code_spans(row[0])).collect();
     assert!(messages.len() >= rows.len(), "a message is not a code span");
@@ -247,10 +201,8 @@ fn the_messages_are_those_of_the_code() {
                 .try_fold(0, |at, part| Some(at + source[at..].find(*part)? + part.len()));
             end.is_some()
         };
-        assert!(
-            parts.iter().all(|part| part.len() >= 10),
-            "{message:?} is too short to be found by"
-        );
+        let is_long = parts.iter().all(|part| part.len() >= 10);
+        assert!(is_long, "{message:?} is too short to be found by");
         assert!(
             sources.iter().any(|(_, source)| in_order(source)),
             "no code says {message:?}"

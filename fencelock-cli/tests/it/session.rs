@@ -1,15 +1,15 @@
 //! An interactive shell on a terminal of its own, and somebody who types.
 
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::Child;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-use pty_process::blocking::{Command, open};
-use rustix::process::{Pid, Signal};
+use pty_process::blocking::{Command, Pty, open};
 
-use crate::world::{HANG_LIMIT, World, binary};
+use crate::world::{HANG_LIMIT, Process, World, binary};
 
 pub(crate) const CTRL_C: &str = "\x03";
 pub(crate) const CTRL_Z: &str = "\x1a";
@@ -17,7 +17,7 @@ pub(crate) const CTRL_Z: &str = "\x1a";
 /// A shell that waits for input. Its `fencelock` is ours.
 pub(crate) struct Session {
     shell: Child,
-    terminal: pty_process::blocking::Pty,
+    terminal: Pty,
     output: Receiver<Vec<u8>>,
     /// What was written and not looked at yet.
     unread: String,
@@ -28,11 +28,10 @@ impl Session {
         let (terminal, other_side) = open().unwrap();
         terminal.resize(pty_process::Size::new(24, 80)).unwrap();
         // First of all where ours is.
-        let mut path = Path::new(binary()).parent().unwrap().as_os_str().to_owned();
-        path.push(":");
-        path.push(std::env::var_os("PATH").unwrap());
-        let shell = Command::new("sh")
-            .arg("-i")
+        let path = std::env::var("PATH").unwrap();
+        let path = format!("{}:{path}", Path::new(binary()).parent().unwrap().display());
+        let shell = Command::new("env")
+            .args(["--default-signal", "sh", "-i"])
             .env_clear()
             .env("PATH", path)
             .env("FENCELOCK_URL", world.url())
@@ -41,7 +40,7 @@ impl Session {
             .current_dir(world.dir())
             .spawn(other_side)
             .unwrap();
-        let mut reader = std::fs::File::from(rustix::io::dup(&terminal).unwrap());
+        let mut reader = File::from(rustix::io::dup(&terminal).unwrap());
         let (tell, output) = channel();
         std::thread::spawn(move || {
             let mut part = [0; 4096];
@@ -70,7 +69,7 @@ impl Session {
     /// Types a line, and waits until the terminal has shown it.
     pub(crate) fn start(&mut self, line: &str) {
         self.type_in(line);
-        self.see(line.lines().last().unwrap());
+        self.see(line);
         self.type_in("\n");
     }
 
@@ -101,13 +100,19 @@ impl Session {
         }
     }
 
+    /// Waits for the prompt, and checks the exit code of what has ended.
+    #[track_caller]
+    pub(crate) fn ends_with(&mut self, code: i32) {
+        self.see("PROMPT> ");
+        let said = self.line("echo code=$?");
+        assert!(said.contains(&format!("code={code}")), "{code}: {said}");
+    }
+
     /// What runs in the session, as `ps` shows it.
     fn processes(&self) -> String {
-        let session = self.shell.id().to_string();
         let columns = "pid,ppid,pgid,tpgid,stat,wchan:20,pending,caught,ignored,args";
-        let shown = std::process::Command::new("ps")
-            .args(["-o", columns, "-s", &session])
-            .output();
+        let mut ps = std::process::Command::new("ps");
+        let shown = ps.args(["-o", columns, "-s", &self.shell.id().to_string()]).output();
         shown.map_or_else(
             |error| error.to_string(),
             |shown| String::from_utf8_lossy(&shown.stdout).into_owned(),
@@ -118,9 +123,7 @@ impl Session {
 impl Drop for Session {
     fn drop(&mut self) {
         // What still runs on the terminal is hung up with its shell.
-        let pid = Pid::from_raw(self.shell.id() as i32).unwrap();
-        let _ = rustix::process::kill_process(pid, Signal::HUP);
-        let _ = rustix::process::kill_process(pid, Signal::KILL);
+        Process(self.shell.id() as i32).clean_up();
         let _ = self.shell.wait();
     }
 }

@@ -8,18 +8,12 @@ use crate::session::{CTRL_C, CTRL_Z, Session};
 use crate::world::{SHORT_TTL, World, wait_until};
 
 /// A session in which `fencelock run` with `options` runs a script.
-pub(crate) fn running(world: &World, options: &str, script: &str) -> Session {
+fn running(world: &World, options: &str, script: &str) -> Session {
     world.script("job", script);
     let mut session = Session::new(world);
     session.start(&format!("fencelock run {options} lock -- sh job"));
     session.see("ready");
     session
-}
-
-#[track_caller]
-fn ends_with(mut session: Session, code: i32) {
-    session.see("PROMPT> ");
-    assert!(session.line("echo code=$?").contains(&format!("code={code}")));
 }
 
 #[test]
@@ -30,9 +24,8 @@ fn ctrl_c_ends_the_command_and_gives_130_also_after_it_has_read_the_terminal() {
     session.see("got-hello");
     let command = world.asleep();
     session.type_in(CTRL_C);
-    ends_with(session, 130);
-    assert!(!command.is_alive());
-    assert_eq!(world.run(["holder", "lock"]).code, Some(1));
+    session.ends_with(130);
+    assert!(!command.is_alive() && world.is_free());
 }
 
 #[test]
@@ -40,11 +33,7 @@ fn ctrl_c_ends_a_script_and_not_only_the_command_in_it() {
     for shell in ["sh", "bash"] {
         let world = World::new();
         world.script("job", "exec sleep 600");
-        fs::write(
-            world.path("script"),
-            "for i in 1 2 3; do fencelock run lock -- sh job; done",
-        )
-        .unwrap();
+        world.write("script", "for i in 1 2 3; do fencelock run lock -- sh job; done");
         let mut session = Session::new(&world);
         session.start(&format!("{shell} script"));
         session.see("ready");
@@ -63,7 +52,7 @@ fn ctrl_c_reaches_the_command_once_and_it_may_go_on() {
     session.see("set");
     session.type_in(CTRL_C);
     session.see("caught");
-    fs::write(world.path("end"), "").unwrap();
+    world.write("end", "");
     let rest = session.see("PROMPT> ");
     assert!(!rest.contains("caught"), "{rest}");
     assert!(session.line("echo code=$?").contains("code=3"));
@@ -72,32 +61,32 @@ fn ctrl_c_reaches_the_command_once_and_it_may_go_on() {
 #[test]
 fn a_person_who_waits_is_told_for_whom_and_ctrl_c_ends_the_wait() {
     let world = World::new();
-    let holder = world.start(&["--label", "nightly"], "exec sleep 600");
+    let holder = world.sleeper("--label nightly");
     let mut session = Session::new(&world);
     session.start("fencelock run lock -- touch ran");
     session.see("waiting for lock, held by ");
     session.see(&format!(":{} (nightly) for ", holder.fencelock().0));
     session.see(&format!(", in {}", world.url()));
     session.type_in(CTRL_C);
-    ends_with(session, 130);
-    assert!(!world.path("ran").exists());
+    session.ends_with(130);
+    assert!(!world.has("ran"));
     holder.stop();
 }
 
 #[test]
 fn ctrl_z_stops_the_command_and_fg_and_bg_continue_it() {
     let world = World::new();
-    let mut session = running(&world, "", "read x; echo got-$x; exec sleep 600");
+    let mut session = running(&world, "--ttl 10m", "read x; echo got-$x; exec sleep 600");
     session.type_in("one\n");
     session.see("got-one");
     let command = world.asleep();
     for go_on in ["fg", "fg", "bg"] {
         session.type_in(CTRL_Z);
         session.see("PROMPT> ");
-        wait_until("the command to stop", || command.state() == Some('T'));
+        command.comes_to('T');
         assert!(session.line("jobs").contains("Stopped"));
         session.start(go_on);
-        wait_until("the command to go on", || command.state() == Some('S'));
+        command.comes_to('S');
     }
     command.signal(Signal::TERM);
     session.start("wait; echo over-$((1 + 1))");
@@ -108,11 +97,8 @@ fn ctrl_z_stops_the_command_and_fg_and_bg_continue_it() {
 fn ctrl_z_stops_a_script_too_and_the_script_has_the_terminal_afterwards() {
     let world = World::new();
     world.script("job", "read x; exec sleep 600");
-    fs::write(
-        world.path("script"),
-        "fencelock run lock -- sh job; echo after-$?; read y; echo and-$y",
-    )
-    .unwrap();
+    let script = "fencelock run --ttl 10m lock -- sh job; echo after-$?; read y; echo and-$y";
+    world.write("script", script);
     let mut session = Session::new(&world);
     session.start("sh script");
     session.see("ready");
@@ -120,8 +106,9 @@ fn ctrl_z_stops_a_script_too_and_the_script_has_the_terminal_afterwards() {
     let command = world.asleep();
     session.type_in(CTRL_Z);
     session.see("PROMPT> ");
+    command.comes_to('T');
     session.start("fg");
-    wait_until("the command to go on", || command.state() == Some('S'));
+    command.comes_to('S');
     command.signal(Signal::TERM);
     session.see("after-143");
     session.type_in("two\n");
@@ -172,7 +159,7 @@ fn a_shell_as_the_command_is_a_shell() {
     session.start("exit 9");
     session.see("inner> ");
     session.start("exit 9");
-    ends_with(session, 9);
+    session.ends_with(9);
 }
 
 #[test]
@@ -183,7 +170,7 @@ fn one_that_is_killed_takes_its_command_along_and_leaves_the_shell_alone() {
     let command = world.asleep();
     command.parent().signal(Signal::KILL);
     session.see("PROMPT> ");
-    wait_until("the end of the command", || !command.is_alive());
+    command.ends();
     assert!(session.line("echo still-$((1 + 1))").contains("still-2"));
 }
 
@@ -191,12 +178,12 @@ fn one_that_is_killed_takes_its_command_along_and_leaves_the_shell_alone() {
 fn lost_is_76_on_a_terminal_too_and_an_interactive_shell_is_ended() {
     for script in ["trap '' TERM; exec sleep 600", "PS1='inner> ' exec sh -i"] {
         let world = World::new();
-        let mut session = running(&world, &SHORT_TTL.join(" "), script);
+        let mut session = running(&world, SHORT_TTL, script);
         let command = world.pid("pid");
-        assert_eq!(world.run(["release", "--force", "lock"]).code, Some(0));
+        world.take_away();
         session.see("the lock lock was lost");
         assert!(!command.is_alive());
-        ends_with(session, 76);
+        session.ends_with(76);
     }
 }
 
@@ -206,8 +193,8 @@ fn a_hung_up_terminal_ends_command_and_lock() {
     let session = running(&world, "", "exec sleep 600");
     let command = world.asleep();
     drop(session);
-    wait_until("the end of the command", || !command.is_alive());
-    wait_until("the lock to be free", || world.run(["holder", "lock"]).code == Some(1));
+    command.ends();
+    wait_until("the lock to be free", || world.is_free());
 }
 
 #[test]

@@ -5,25 +5,25 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2};
 use tempfile::TempDir;
 
-#[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
 use crate::server::Server;
 
 /// How long a test waits for a condition before it fails. A process that is to be ended by something else lives longer
 /// than that.
 pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
 
-/// The same, as options of `fencelock run`.
-pub(crate) const PATIENTLY: [&str; 2] = ["--wait", "60s"];
+/// The same, as an option of `fencelock run`.
+pub(crate) const PATIENTLY: &str = "--wait 60s";
 
 /// For a lock that is lost: the renewal after a third of the ttl finds that out, and may come seconds late on a busy machine.
-pub(crate) const SHORT_TTL: [&str; 2] = ["--ttl", "6s"];
+pub(crate) const SHORT_TTL: &str = "--ttl 6s";
+
+/// What a script does first: it writes its number to the file `pid`.
+const TELL: &str = "echo $$ > pid.new; mv pid.new pid;";
 
 /// Fails because something is missing that a test needs, unless the environment variable `FENCELOCK_TEST_LESS` is set.
 pub(crate) fn not_shown(why: &str) {
@@ -36,147 +36,88 @@ pub(crate) fn not_shown(why: &str) {
     let _ = writeln!(std::io::stderr(), "not shown: {why}");
 }
 
-/// What these tests were started to ignore, as after `&` in a script, everything that they start would ignore too. What
-/// is handled here instead is as usual there.
-fn heed_signals() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let ignored = Process(std::process::id() as i32).mask("SigIgn:");
-        for signal in [
-            SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGTTIN, SIGTTOU, SIGUSR1, SIGUSR2,
-        ] {
-            if ignored & (1 << (signal - 1)) != 0 {
-                signal_hook::flag::register(signal, Arc::default()).unwrap();
-            }
-        }
-    });
-}
-
 /// Where a world keeps its locks.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Backend {
-    #[cfg(feature = "etcd")]
     Etcd,
-    #[cfg(feature = "postgres")]
     Postgres,
-    #[cfg(feature = "redis")]
     Redis,
     Sqlite,
 }
 
-impl Backend {
-    /// What the server calls itself.
-    pub(crate) fn product(self) -> String {
-        match self {
-            #[cfg(feature = "postgres")]
-            Self::Postgres => "PostgreSQL".to_owned(),
-            _ => format!("{self:?}"),
-        }
-    }
-}
-
-/// Why a lock is lost that was taken away by force.
-pub(crate) const TAKEN_AWAY: &str = "it was released by force or deleted, or it expired where it is kept";
-
 /// A folder, a place for locks, and nothing of the caller's environment.
 pub(crate) struct World {
-    store: Store,
+    /// None if the locks are in a file in the folder.
+    server: Option<Server>,
     dir: TempDir,
-}
-
-/// What keeps the locks of a world.
-enum Store {
-    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
-    Server(Server),
-    File,
 }
 
 impl World {
     /// With its locks in a file in the folder.
     pub(crate) fn new() -> Self {
-        heed_signals();
-        Self {
-            store: Store::File,
-            dir: tempfile::tempdir().unwrap(),
-        }
+        let dir = tempfile::tempdir().unwrap();
+        Self { server: None, dir }
     }
 
     /// With its locks in a namespace of its own, if they are on a server.
     pub(crate) fn on(backend: Backend) -> Self {
-        match backend {
-            Backend::Sqlite => Self::new(),
-            #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
-            backend => Self {
-                store: Store::Server(Server::shared(backend)),
-                ..Self::new()
-            },
-        }
+        let server = (backend != Backend::Sqlite).then(|| Server::shared(backend));
+        Self { server, ..Self::new() }
     }
 
     /// With its locks on a server that no other world uses, which may be harmed.
-    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
     pub(crate) fn on_own(backend: Backend) -> Self {
         Self {
-            store: Store::Server(Server::own(backend)),
+            server: Some(Server::own(backend)),
             ..Self::new()
         }
     }
 
     /// The server that keeps the locks.
-    #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
     pub(crate) fn server(&self) -> &Server {
-        match &self.store {
-            Store::Server(server) => server,
-            Store::File => panic!("the locks of this world are in a file"),
-        }
-    }
-
-    /// Waits until the lock has been renewed.
-    #[track_caller]
-    pub(crate) fn renewed(&self) {
-        let mut last = u64::MAX;
-        wait_until("a renewal", || {
-            let remaining = self.holder()["remaining_ms"].as_u64().unwrap();
-            let is_more = remaining > last;
-            last = remaining;
-            is_more
-        });
-    }
-
-    pub(crate) fn path(&self, name: &str) -> PathBuf {
-        self.dir.path().join(name)
+        self.server.as_ref().unwrap()
     }
 
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }
 
-    pub(crate) fn url(&self) -> String {
-        match &self.store {
-            #[cfg(any(feature = "etcd", feature = "postgres", feature = "redis"))]
-            Store::Server(server) => server.url(),
-            Store::File => format!("sqlite:{}", self.path("locks.db").display()),
-        }
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir().join(name)
     }
 
-    /// The address as people are shown it.
-    pub(crate) fn place(&self) -> String {
-        let url = self.url();
-        match url.split_once('?') {
-            Some((place, _)) => format!("{place}?..."),
-            None => url,
-        }
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.path(name).exists()
+    }
+
+    pub(crate) fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// The address of that file for locks in the folder.
+    pub(crate) fn file(&self, name: &str) -> String {
+        format!("sqlite:{}", self.path(name).display())
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let server = self.server.as_ref().map(Server::url);
+        server.unwrap_or_else(|| self.file("locks.db"))
     }
 
     /// `fencelock`, to be given its arguments. It keeps its locks in this world, and has no terminal: on that of whoever runs the tests, what
     /// ends a command would end the tests.
     pub(crate) fn fencelock(&self) -> Command {
-        let setsid = ["/usr/bin/setsid", "/bin/setsid"]
-            .into_iter()
-            .find(|path| Path::new(path).exists());
-        let mut command = Command::new(setsid.unwrap());
+        let mut command = self.program("setsid");
+        command.arg(binary());
         command
-            .arg(binary())
+    }
+
+    /// A program, to be given its arguments, with nothing in its environment but the address of the locks. It ignores no signals, whatever the
+    /// tests were started to ignore, as after `&` in a script.
+    pub(crate) fn program(&self, name: &str) -> Command {
+        let mut command = Command::new("env");
+        command
+            .args(["--default-signal", name])
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("FENCELOCK_URL", self.url())
@@ -185,9 +126,58 @@ impl World {
         command
     }
 
+    /// Runs `fencelock` to its end, with the words of the line as its arguments.
+    pub(crate) fn run(&self, line: &str) -> Done {
+        self.run_words(line.split_whitespace())
+    }
+
+    /// The same with the locks at another address.
+    pub(crate) fn run_at(&self, url: &str, line: &str) -> Done {
+        let mut command = self.fencelock();
+        Done::of(command.env("FENCELOCK_URL", url).args(line.split_whitespace()))
+    }
+
+    pub(crate) fn run_words<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Done {
+        Done::of(self.fencelock().args(args))
+    }
+
+    /// Runs a script under the lock to its end.
+    pub(crate) fn run_script(&self, options: &str, script: &str) -> Done {
+        let mut command = self.fencelock();
+        command.arg("run").args(options.split_whitespace());
+        Done::of(command.args(["lock", "-c", script]))
+    }
+
+    /// Runs a script of the shell, given `fencelock` as `$0`.
+    pub(crate) fn shell(&self, script: &str) -> Done {
+        Done::of(self.program("setsid").args(["-w", "sh", "-c", script, binary()]))
+    }
+
+    /// Whether nobody holds the lock.
+    pub(crate) fn is_free(&self) -> bool {
+        self.run("holder lock").code == Some(1)
+    }
+
     /// The holder of the lock, as `fencelock holder --json` shows it.
     pub(crate) fn holder(&self) -> serde_json::Value {
-        serde_json::from_str(&self.run(["holder", "lock", "--json"]).stdout).unwrap()
+        self.run("holder lock --json").json()
+    }
+
+    /// Waits until the lock has been renewed.
+    #[track_caller]
+    pub(crate) fn renewed(&self) {
+        let mut last = u64::MAX;
+        wait_until("a renewal", || {
+            let remaining = self.holder()["remaining_ms"].as_u64().unwrap();
+            std::mem::replace(&mut last, remaining) < remaining
+        });
+    }
+
+    /// Takes the lock away from its holder.
+    #[track_caller]
+    pub(crate) fn take_away(&self) {
+        let done = self.run("release --force lock");
+        assert_eq!(done.code, Some(0), "{done:?}");
     }
 
     /// A transaction that nobody can write beside, until it is committed.
@@ -198,24 +188,20 @@ impl World {
         others
     }
 
-    /// Runs `fencelock` to its end.
-    pub(crate) fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Done {
-        Done::of(self.fencelock().args(args))
-    }
-
     /// Starts `fencelock run` with `options`, and a script as the command, and waits until the script has written its
     /// number to the file `pid`. If it ends in `exec sleep 600`, it sleeps by then.
-    pub(crate) fn start(&self, options: &[&str], script: &str) -> Running {
+    pub(crate) fn start(&self, options: &str, script: &str) -> Running {
+        let mut command = self.fencelock();
+        command.arg("run").args(options.split_whitespace());
+        command.args(["lock", "--", "sh", "-c", &format!("{TELL} {script}")]);
+        self.started(&mut command, script)
+    }
+
+    /// Starts such a command by a program, and waits in the same way.
+    pub(crate) fn started(&self, program: &mut Command, script: &str) -> Running {
         // That of a command before it.
         let _ = fs::remove_file(self.path("pid"));
-        let script = format!("echo $$ > pid.new; mv pid.new pid; {script}");
-        let mut command = self.fencelock();
-        command
-            .arg("run")
-            .args(options)
-            .args(["lock", "--", "sh", "-c", &script]);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        let child = command.spawn().unwrap();
+        let child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let command = self.pid("pid");
         if script.ends_with("exec sleep 600") {
             command.becomes("sleep");
@@ -223,10 +209,14 @@ impl World {
         Running { child, command }
     }
 
+    /// The same, and waits until the lock is held by a command that sleeps.
+    pub(crate) fn sleeper(&self, options: &str) -> Running {
+        self.start(options, "exec sleep 600")
+    }
+
     /// Writes a script that first writes its number to the file `pid`, and says `ready`.
     pub(crate) fn script(&self, name: &str, text: &str) {
-        let text = format!("echo $$ > pid.new; mv pid.new pid; echo ready; {text}");
-        fs::write(self.path(name), text).unwrap();
+        self.write(name, &format!("{TELL} echo ready; {text}"));
     }
 
     /// Waits until the script of that kind that ends in `exec sleep 600` sleeps.
@@ -235,6 +225,7 @@ impl World {
     }
 
     /// Waits for a file with the number of a process in it.
+    #[track_caller]
     pub(crate) fn pid(&self, file: &str) -> Process {
         let path = self.path(file);
         let mut found = None;
@@ -250,25 +241,6 @@ pub(crate) fn binary() -> &'static str {
     env!("CARGO_BIN_EXE_fencelock")
 }
 
-/// A port of the loopback at which nothing listens and that nobody else gets meanwhile.
-#[cfg(feature = "redis")]
-pub(crate) struct ClosedPort(std::os::fd::OwnedFd);
-
-#[cfg(feature = "redis")]
-impl ClosedPort {
-    pub(crate) fn new() -> Self {
-        use rustix::net::{AddressFamily, SocketType, bind, socket};
-
-        let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
-        bind(&socket, &std::net::SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
-        Self(socket)
-    }
-
-    pub(crate) fn address(&self) -> std::net::SocketAddr {
-        rustix::net::getsockname(&self.0).unwrap().try_into().unwrap()
-    }
-}
-
 /// What a process that has ended said.
 #[derive(Debug)]
 pub(crate) struct Done {
@@ -279,23 +251,42 @@ pub(crate) struct Done {
 
 impl Done {
     pub(crate) fn of(command: &mut Command) -> Self {
-        let output = command.output();
-        output
-            .unwrap_or_else(|error| panic!("{} cannot be run: {error}", command.get_program().display()))
-            .into()
+        command.output().unwrap().into()
+    }
+
+    /// Checks its code and all that it wrote.
+    #[track_caller]
+    pub(crate) fn is(&self, code: i32, stdout: &str, stderr: &str) {
+        let seen = (self.code, self.stdout.as_str(), self.stderr.as_str());
+        assert_eq!(seen, (Some(code), stdout, stderr));
     }
 
     /// Checks that it failed with that code and one line, and gives the line.
     #[track_caller]
     pub(crate) fn one_line(&self, code: i32) -> &str {
-        assert_eq!(self.code, Some(code), "{self:?}");
-        assert_eq!(self.stdout, "", "{self:?}");
-        assert_eq!(self.stderr.matches('\n').count(), 1, "{self:?}");
-        let line = self
-            .stderr
-            .strip_prefix("fencelock: ")
-            .unwrap_or_else(|| panic!("{self:?}"));
-        line.trim_end()
+        let line = self.stderr.strip_prefix("fencelock: ");
+        let is_one = self.stderr.matches('\n').count() == 1 && self.stdout.is_empty();
+        assert!(self.code == Some(code) && is_one && line.is_some(), "{code}: {self:?}");
+        line.unwrap_or_default().trim_end()
+    }
+
+    /// Checks that the line also says that.
+    #[track_caller]
+    pub(crate) fn fails(&self, code: i32, says: &str) {
+        let line = self.one_line(code);
+        assert!(line.contains(says), "{says}: {line}");
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// The token that the command printed.
+    #[track_caller]
+    pub(crate) fn token(&self) -> u64 {
+        assert_eq!(self.code, Some(0), "{self:?}");
+        self.stdout.trim().parse().unwrap()
     }
 }
 
@@ -335,18 +326,21 @@ impl Running {
         let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Process));
         let is_watchdog = |process: &Process| {
             let name = fs::read(format!("/proc/{}/cmdline", process.0)).unwrap_or_default();
-            name.starts_with(b"lock-watchdog")
-                && process.is_alive()
-                && process.word(1) == Some(self.child.id().to_string())
+            let parent = process.word(1);
+            name.starts_with(b"lock-watchdog") && process.is_alive() && parent == Some(self.child.id().to_string())
         };
         processes.filter(is_watchdog).collect()
     }
 
-    /// Ends the command, and waits for the end of `fencelock`.
+    pub(crate) fn kill(&self) {
+        self.fencelock().signal(Signal::KILL);
+    }
+
+    /// Has `fencelock` end the command by SIGTERM, and waits for both.
     #[track_caller]
-    pub(crate) fn stop(self) -> Done {
-        self.command.signal(Signal::TERM);
-        self.end()
+    pub(crate) fn stop(self) {
+        self.fencelock().signal(Signal::TERM);
+        self.end().is(143, "", "");
     }
 
     /// Waits for its end.
@@ -357,7 +351,7 @@ impl Running {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Process(pub(crate) i32);
 
 impl Process {
@@ -365,10 +359,15 @@ impl Process {
         kill_process(Pid::from_raw(self.0).unwrap(), signal).unwrap();
     }
 
+    /// Whether the signal is in a set of its status, such as `SigBlk:`.
+    pub(crate) fn has(self, set: &str, signal: Signal) -> bool {
+        self.mask(set) & (1 << (signal.as_raw() - 1)) != 0
+    }
+
     /// Signals, as a line of its status lists them: bit 0 is signal 1.
-    pub(crate) fn mask(self, line: &str) -> u64 {
+    pub(crate) fn mask(self, set: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.0)).unwrap_or_default();
-        let mask = status.lines().find_map(|found| found.strip_prefix(line));
+        let mask = status.lines().find_map(|found| found.strip_prefix(set));
         mask.map_or(0, |mask| u64::from_str_radix(mask.trim(), 16).unwrap())
     }
 
@@ -385,6 +384,16 @@ impl Process {
     /// As `ps` shows it.
     pub(crate) fn state(self) -> Option<char> {
         self.word(0)?.chars().next()
+    }
+
+    #[track_caller]
+    pub(crate) fn comes_to(self, state: char) {
+        wait_until(&format!("state {state}"), || self.state() == Some(state));
+    }
+
+    #[track_caller]
+    pub(crate) fn ends(self) {
+        wait_until("the end of a process", || !self.is_alive());
     }
 
     /// Waits until it has become that program. A shell that was about to start one may overlook a signal.

@@ -164,3 +164,19 @@ async fn a_server_that_wants_a_certificate_gets_it_or_the_error_says_so() {
     let optional = Server::start(&folder, "server", "-verify 1 -CAfile client.pem").await;
     assert_eq!(optional.ask(&ca(&folder, "server")).await.unwrap(), "cba\n");
 }
+
+#[tokio::test]
+async fn a_certificate_that_cannot_be_used_is_told_with_what_to_make() {
+    let folder = tempfile::tempdir().unwrap();
+    let key = "-nodes -subj /CN=localhost -newkey ec -pkeyopt ec_paramgen_curve";
+    openssl(&folder, &format!("req -new {key}:P-256 -keyout v1.key -out v1.csr"));
+    openssl(&folder, "x509 -req -in v1.csr -signkey v1.key -days 2 -out v1.pem");
+    openssl(
+        &folder,
+        &format!("req -x509 {key}:P-521 -days 2 -keyout p521.key -out p521.pem"),
+    );
+    for (name, says) in [("v1", "X.509 version 1"), ("p521", "P-521")] {
+        let server = Server::start(&folder, name, "").await;
+        server.refused(&ca(&folder, name), says).await;
+    }
+}

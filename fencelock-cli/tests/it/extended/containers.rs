@@ -1,119 +1,111 @@
-//! Containers of one machine exclude each other through one file.
+//! Containers of one machine: they exclude each other through one file, unless each writes to a layer of its own.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use crate::world::{Done, World, binary};
+use crate::world::{Done, World, binary, not_shown};
 
-/// What makes containers on this machine.
-#[derive(Clone, Copy, Debug)]
-enum Engine {
-    Docker,
-    /// The same namespaces that an engine makes, and with a clock of their own, which engines do not.
-    Namespaces,
-}
-
-impl Engine {
-    fn find() -> Self {
-        let answers = |command: &mut Command| command.output().is_ok_and(|output| output.status.success());
-        if answers(Command::new("docker").args(["image", "inspect", &image()])) {
-            Self::Docker
-        } else if answers(&mut namespaces("true")) {
-            Self::Namespaces
-        } else {
-            panic!(
-                "no container can be made: start Docker and run `make images`, or install unshare (util-linux) and allow \
-                 user namespaces"
-            );
-        }
-    }
-
-    /// `fencelock` in a container, which shares nothing with others but the folder.
-    fn fencelock(self, name: &str, folder: &Path) -> Command {
-        match self {
-            Self::Docker => {
-                let same = |path: &Path, mode: &str| format!("{0}:{0}:{mode}", path.display());
-                let user = format!(
-                    "{}:{}",
-                    rustix::process::getuid().as_raw(),
-                    rustix::process::getgid().as_raw()
-                );
-                let mut command = Command::new("docker");
-                command.args(["run", "--rm", "--interactive", "--network", "none", "--name", name]);
-                command.args(["--user", &user, "--volume", &same(folder, "rw")]);
-                // What the binary is linked with, whatever is in the image.
-                command.args(["--volume", &same(Path::new("/usr"), "ro")]);
-                command.args(["--volume", &same(Path::new(binary()), "ro")]);
-                command.args(["--entrypoint", binary(), &image()]);
-                command
-            }
-            Self::Namespaces => namespaces(binary()),
-        }
-    }
-
-    /// Kills everything in the container.
-    fn kill(self, name: &str, mut child: Child) {
-        match self {
-            Self::Docker => {
-                let killed = Command::new("docker").args(["kill", name]).output().unwrap();
-                assert!(killed.status.success(), "{killed:?}");
-            }
-            Self::Namespaces => child.kill().unwrap(),
-        }
-        child.wait().unwrap();
-    }
-}
-
-/// The image that tests of Redis use; nothing of it is run.
-fn image() -> String {
-    std::env::var("FENCELOCK_TEST_REDIS_IMAGE").unwrap_or_else(|_| "redis:8".to_owned())
-}
-
-fn namespaces(program: &str) -> Command {
-    let mut command = Command::new("unshare");
+/// A program in the namespaces that an engine makes for a container.
+fn in_container(world: &World, program: &[&str]) -> Command {
+    let mut command = world.program("unshare");
     if !rustix::process::getuid().is_root() {
         command.args(["--user", "--map-root-user"]);
     }
-    command.args(["--mount", "--pid", "--ipc", "--uts"]);
-    command.args(["--fork", "--kill-child", "--mount-proc", "--", program]);
+    command.args([
+        "--mount",
+        "--pid",
+        "--ipc",
+        "--uts",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "--",
+    ]);
+    command.args(program);
     command
 }
 
+/// Starts it, and gives the token that its command prints.
+fn holding(command: &mut Command) -> (Child, u64) {
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    output.read_line(&mut line).unwrap();
+    (child, line.trim().parse().unwrap())
+}
+
+const HOLD: &str = "echo $FENCELOCK_TOKEN; read line";
+
 #[test]
 fn containers_exclude_each_other_through_one_file() {
-    let engine = Engine::find();
     let world = World::new();
-    let name = |number: usize| format!("fencelock-test-{}-{number}", std::process::id());
-    let fencelock = |number: usize, arguments: &[&str]| {
-        let mut command = engine.fencelock(&name(number), world.dir());
-        command
-            .args(["run", "--ttl", "6s", "--url", &world.url()])
-            .args(arguments);
+    let fencelock = |options: &str, script: &str| {
+        let mut command = in_container(&world, &[binary(), "run", "--ttl", "6s"]);
+        command.args(options.split_whitespace()).args(["lock", "-c", script]);
         command
     };
+    if Done::of(&mut in_container(&world, &["true"])).code != Some(0) {
+        not_shown("this machine allows no namespaces");
+        return;
+    }
+    let (mut holder, held) = holding(&mut fencelock("", HOLD));
+    let refused = Done::of(&mut fencelock("-n", "true"));
+    assert_eq!(refused.code, Some(75), "{refused:?}");
+    // Everything in the container ends with it.
+    holder.kill().unwrap();
+    holder.wait().unwrap();
+    let next = Done::of(&mut fencelock("--wait 60s", "echo $FENCELOCK_TOKEN"));
+    assert!(next.token() > held);
+}
 
-    let mut holder = fencelock(1, &["lock", "--", "sh", "-c", "echo $FENCELOCK_TOKEN; read line"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut held = String::new();
-    BufReader::new(holder.stdout.take().unwrap())
-        .read_line(&mut held)
-        .unwrap();
-    let held: u64 = held.trim().parse().unwrap();
-
-    let refused = Done::of(&mut fencelock(2, &["--no-wait", "lock", "--", "true"]));
-    assert_eq!(refused.code, Some(75), "{engine:?}: {refused:?}");
-    engine.kill(&name(1), holder);
-    let next = Done::of(&mut fencelock(
-        3,
-        &["--wait", "60s", "lock", "--", "sh", "-c", "echo $FENCELOCK_TOKEN"],
-    ));
-    assert_eq!(next.code, Some(0), "{engine:?}: {next:?}");
+#[test]
+fn containers_with_layers_of_their_own_both_hold_and_are_warned() {
+    let world = World::new();
+    for dir in ["image", "own", "merged"] {
+        fs::create_dir(world.path(dir)).unwrap();
+    }
+    // It sees `image` as `merged`. What is written there goes to a layer that ends with the container.
+    let script = r#"mount -t tmpfs tmpfs own && mkdir own/upper own/work &&
+        mount -t overlay -o lowerdir=image,upperdir=own/upper,workdir=own/work overlay merged || exit 99
+        exec "$0" "$@""#;
+    let fencelock = |args: &[&str]| {
+        let mut command = in_container(&world, &["sh", "-c", script, binary()]);
+        command.args(args).env("FENCELOCK_URL", world.file("merged/locks.db"));
+        command
+    };
+    if Done::of(&mut fencelock(&["--version"])).code != Some(0) {
+        not_shown("this machine allows no overlay mounts");
+        return;
+    }
+    // The file of the image, which both have as their lower one.
+    let plain = world.run_at(&world.file("image/locks.db"), "check");
+    assert_eq!(plain.code, Some(0), "{plain:?}");
+    let before = fs::read(world.path("image/locks.db")).unwrap();
+    // Nobody is excluded: that is what the warning is about.
+    let holders = [(); 2].map(|()| holding(&mut fencelock(&["run", "-n", "lock", "-c", HOLD])).0);
+    let warned = Done::of(&mut fencelock(&["check"]));
+    let says = format!(
+        "  warning  {} lies on overlayfs",
+        world.path("merged/locks.db").display()
+    );
     assert!(
-        next.stdout.trim().parse::<u64>().unwrap() > held,
-        "{next:?} after {held}"
+        warned.stdout.contains(&says) && warned.stdout.contains("are not excluded"),
+        "{warned:?}"
+    );
+    let report = Done::of(&mut fencelock(&["check", "--json"])).json();
+    assert_eq!(report["ok"], true);
+    assert_eq!(report["warnings"].as_array().unwrap().len(), 1, "{report}");
+    for mut holder in holders {
+        // The end of its input ends `read`, and with it the command.
+        drop(holder.stdin.take());
+        assert_eq!(holder.wait().unwrap().code(), Some(1));
+    }
+    assert!(fs::read(world.path("image/locks.db")).unwrap() == before);
+    let kind = Done::of(world.program("stat").args(["--file-system", "--format", "%T", "."]));
+    assert_eq!(
+        plain.stdout.contains("overlayfs"),
+        kind.stdout.trim() == "overlayfs",
+        "{kind:?}"
     );
 }

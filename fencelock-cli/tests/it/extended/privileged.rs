@@ -3,52 +3,55 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
-use rustix::process::Signal;
+use crate::world::{Done, World, binary, not_shown, wait_until};
 
-use crate::world::{Done, Process, World, binary, not_shown, wait_until};
-
-/// A user without other processes, with a copy of `fencelock` and a file for locks; only root can be another user.
-struct User {
+/// A user without other processes, with a copy of `fencelock` and a file for locks.
+struct User<'a> {
+    world: &'a World,
     number: u32,
-    fencelock: PathBuf,
     url: String,
 }
 
-impl User {
-    fn new(world: &World) -> Option<Self> {
+impl<'a> User<'a> {
+    /// None if this is not root, who alone can be another user.
+    fn new(world: &'a World) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             not_shown("this needs root");
             return None;
         }
-        let fencelock = world.path("fencelock");
-        // Not by this process: another thread that starts a program meanwhile would keep the copy open for writing.
-        assert!(
-            Command::new("cp")
-                .arg(binary())
-                .arg(&fencelock)
-                .status()
-                .unwrap()
-                .success()
-        );
-        let (place, number) = (world.path("place"), 60_000 + std::process::id() % 5_000);
-        fs::create_dir(&place).unwrap();
-        chown(&place, Some(number), Some(number)).unwrap();
-        for path in [world.dir(), &fencelock] {
-            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
-        }
-        let url = format!("sqlite:{}/locks.db", place.display());
-        Some(Self { number, fencelock, url })
+        let number = 60_000 + std::process::id() % 5_000;
+        let user = Self {
+            world,
+            number,
+            url: world.file("place/locks.db"),
+        };
+        user.copy(binary(), "fencelock", 0o755);
+        fs::create_dir(world.path("place")).unwrap();
+        chown(world.path("place"), Some(number), Some(number)).unwrap();
+        set_mode(world.dir(), 0o755);
+        Some(user)
     }
 
-    fn runs(&self, program: &str) -> Command {
-        let mut command = Command::new("setsid");
-        command.arg(program).env("FENCELOCK_URL", &self.url).current_dir("/");
+    /// Not by this process: another thread that starts a program meanwhile would keep the copy open for writing.
+    fn copy(&self, from: &str, name: &str, mode: u32) {
+        let done = Done::of(self.world.program("cp").args([from, name]));
+        assert_eq!(done.code, Some(0), "{done:?}");
+        set_mode(&self.world.path(name), mode);
+    }
+
+    fn runs(&self, program: &str, args: &[&str]) -> Command {
+        let mut command = self.world.program("setsid");
+        command.arg(program).args(args).env("FENCELOCK_URL", &self.url);
         command.uid(self.number).gid(self.number);
         command
     }
+}
+
+fn set_mode(path: &Path, mode: u32) {
+    fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
 #[test]
@@ -57,13 +60,12 @@ fn where_no_thread_can_be_started_it_says_so_and_leaves_no_lock() {
     let Some(user) = User::new(&world) else { return };
     let mut codes = Vec::new();
     for processes in 1..14 {
-        let mut shell = user.runs("bash");
-        shell.args(["-c", r#"ulimit -u "$1"; exec "$0" run "$1" -- true"#]);
-        let done = Done::of(shell.arg(&user.fencelock).arg(processes.to_string()));
+        let script = format!("ulimit -u {processes}; exec ./fencelock run lock -- true");
+        let done = Done::of(&mut user.runs("bash", &["-c", &script]));
         assert!(!done.stderr.contains("panicked"), "{processes}: {done:?}");
         assert!(matches!(done.code, Some(0 | 69 | 126)), "{processes}: {done:?}");
         codes.push(done.code);
-        let held = Done::of(user.runs(user.fencelock.to_str().unwrap()).args(["list", "--names"]));
+        let held = Done::of(&mut user.runs("./fencelock", &["list", "--names"]));
         assert_eq!(held.stdout, "", "{processes}: {done:?}");
     }
     assert_eq!((codes[0], codes[12]), (Some(69), Some(0)), "{codes:?}");
@@ -73,21 +75,18 @@ fn where_no_thread_can_be_started_it_says_so_and_leaves_no_lock() {
 fn a_user_who_may_only_read_the_file_sees_the_locks() {
     let world = World::new();
     let Some(user) = User::new(&world) else { return };
-    fs::write(world.path("locks.db"), "").unwrap();
-    fs::set_permissions(world.path("locks.db"), fs::Permissions::from_mode(0o644)).unwrap();
-    let running = world.start(&["--ttl", "1h"], "exec sleep 600");
+    world.write("locks.db", "");
+    set_mode(&world.path("locks.db"), 0o644);
+    let running = world.sleeper("--ttl 1h");
     let look = || {
-        let mut look = user.runs(user.fencelock.to_str().unwrap());
-        Done::of(look.env("FENCELOCK_URL", world.url()).args(["list", "--names"]))
+        Done::of(
+            user.runs("./fencelock", &["list", "--names"])
+                .env("FENCELOCK_URL", world.url()),
+        )
     };
-    let done = look();
-    assert_eq!((done.code, done.stdout.as_str()), (Some(0), "lock\n"), "{done:?}");
-    fs::set_permissions(world.path("locks.db"), fs::Permissions::from_mode(0o600)).unwrap();
-    let done = look();
-    assert!(
-        done.one_line(78).contains("is not readable for this process"),
-        "{done:?}"
-    );
+    look().is(0, "lock\n", "");
+    set_mode(&world.path("locks.db"), 0o600);
+    look().fails(78, "is not readable for this process");
     running.stop();
 }
 
@@ -96,49 +95,29 @@ fn a_command_that_cannot_be_signalled_is_not_called_ended() {
     let world = World::new();
     let Some(user) = User::new(&world) else { return };
     // As sudo does, it becomes root for good.
-    let raise = world.path("raise");
-    assert!(
-        Command::new("cp")
-            .arg("/usr/bin/setpriv")
-            .arg(&raise)
-            .status()
-            .unwrap()
-            .success()
-    );
-    fs::set_permissions(&raise, fs::Permissions::from_mode(0o4755)).unwrap();
-    let pid = world.path("pid");
-    let script = format!(
-        "exec > /dev/null 2>&1; echo $$ > {0}.new; mv {0}.new {0}; exec sleep 600",
-        pid.display()
-    );
-    let mut running = user.runs(user.fencelock.to_str().unwrap());
-    running.args(["run", "--ttl", "2s", "lock", "--"]).arg(&raise);
-    running.args(["--reuid=0", "--regid=0", "--clear-groups", "sh", "-c", &script]);
-    let mut running = running.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    user.copy("/usr/bin/setpriv", "raise", 0o4755);
+    world.script("job", "exec > /dev/null 2>&1; exec sleep 600");
+    let line = "run --ttl 2s lock -- ./raise --reuid=0 --regid=0 --clear-groups sh job";
+    let mut running = user.runs("./fencelock", &line.split(' ').collect::<Vec<_>>());
+    let mut running = running.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut failed = None;
     wait_until("the command to run, or to fail", || {
         failed = running.try_wait().unwrap();
-        failed.is_some() || pid.exists()
+        failed.is_some() || world.has("pid")
     });
     if failed.is_some() {
         not_shown("this machine allows no set-user-ID programs in its temporary folder");
         return;
     }
-    let command = world.pid("pid");
-    let forced = Done::of(
-        user.runs(user.fencelock.to_str().unwrap())
-            .args(["release", "--force", "lock"]),
-    );
+    let command = world.asleep();
+    let forced = Done::of(&mut user.runs("./fencelock", &["release", "--force", "lock"]));
     assert_eq!(forced.code, Some(0), "{forced:?}");
     let done = Done::from(running.wait_with_output().unwrap());
     let is_alive = command.is_alive();
-    Process(command.0).signal(Signal::KILL);
-    let line = done.one_line(76);
-    assert!(
-        is_alive && line.contains("runs on without the lock: ") && line.contains("as another user"),
-        "{line}"
-    );
-    assert!(!line.contains("was ended"), "{line}");
+    command.clean_up();
+    assert!(is_alive && !done.stderr.contains("was ended"), "{done:?}");
+    done.fails(76, "runs on without the lock: ");
+    done.fails(76, "as another user");
 }
 
 #[test]
@@ -147,12 +126,9 @@ fn a_session_and_group_outside_the_pid_namespace_are_no_obstacle() {
     // As in a sandbox or container that was entered without a new session: both have the number 0 then.
     for proc in [&["--mount-proc"][..], &[]] {
         let inside = |script: &str| {
-            let mut unshare = Command::new("unshare");
-            unshare
-                .args(["--map-root-user", "--pid", "--fork"])
-                .args(proc)
-                .args(["sh", "-c", script, binary()]);
-            Done::of(unshare.env("FENCELOCK_URL", world.url()).current_dir(world.dir()))
+            let mut unshare = world.program("unshare");
+            unshare.args(["--map-root-user", "--pid", "--fork"]).args(proc);
+            Done::of(unshare.args(["sh", "-c", script, binary()]))
         };
         if inside("true").code != Some(0) {
             not_shown("this machine allows no pid namespaces");

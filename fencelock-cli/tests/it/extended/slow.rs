@@ -10,28 +10,42 @@ use crate::ending::{
 use crate::world::{Backend, Done, World, binary};
 
 fn a_command_that_runs_for_many_ttls_keeps_its_lock(backend: Backend) {
-    let world = World::on(backend);
-    let done = world.run(["run", "--ttl", "4s", "lock", "--", "sleep", "14"]);
-    assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
+    World::on(backend).run("run --ttl 4s lock -- sleep 14").is(0, "", "");
 }
 
 fn of_hosts_whose_clocks_differ_by_hours_one_runs_the_command(backend: Backend) {
     let world = World::on(backend);
     for ahead in ["+0", "+3h", "-3h", "+1h"] {
-        let mut host = std::process::Command::new("faketime");
+        let mut host = world.program("faketime");
+        // Only the wall clock can be wrong on a real machine.
         host.args(["-f", ahead, binary()])
-            .args(["run", "-n", "-E", "0", "--min-hold", "1h", "lock", "-c", "date +%s >> ran"])
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap())
-            .env("FENCELOCK_URL", world.url())
-            // Only the wall clock can be wrong on a real machine.
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-            .current_dir(world.dir());
+            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        host.args("run -n -E 0 --min-hold 1h lock -c".split(' '))
+            .arg("date +%s >> ran");
         let done = Done::of(&mut host);
         assert_eq!(done.code, Some(0), "{done:?}");
         let ran = fs::read_to_string(world.path("ran")).unwrap().lines().count();
         assert_eq!(ran, 1, "clock {ahead}");
     }
+}
+
+/// Makes a test of each function, on each backend.
+macro_rules! on_every_backend {
+    ($($test:ident),* $(,)?) => {
+        on_every_backend! { $($test)*; sqlite: Sqlite; etcd: Etcd; postgres: Postgres; redis: Redis; }
+    };
+    ($($test:ident)*; $name:ident: $backend:ident; $($rest:tt)*) => {
+        mod $name {
+            $(
+                #[test]
+                fn $test() {
+                    super::$test(crate::world::Backend::$backend);
+                }
+            )*
+        }
+        on_every_backend! { $($test)*; $($rest)* }
+    };
+    ($($test:ident)*;) => {};
 }
 
 on_every_backend! {
@@ -42,18 +56,15 @@ on_every_backend! {
     of_hosts_whose_clocks_differ_by_hours_one_runs_the_command,
 }
 
-#[cfg(feature = "postgres")]
 #[test]
 fn a_postgres_that_dies_ends_the_command_at_once() {
     let world = World::on_own(Backend::Postgres);
-    let running = world.start(&["--ttl", "1h"], "exec sleep 600");
+    let running = world.sleeper("--ttl 1h");
     let command = running.command;
     world.server().kill();
     let done = running.end();
     assert!(!command.is_alive());
     let line = done.stderr.lines().last().unwrap();
-    assert!(
-        done.code == Some(76) && line.contains("ended the session or lease that kept the lock"),
-        "{done:?}"
-    );
+    let says = line.contains("ended the session or lease that kept the lock");
+    assert!(says && done.code == Some(76), "{done:?}");
 }
