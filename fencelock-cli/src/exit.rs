@@ -104,11 +104,7 @@ impl From<LockError> for Failure {
 /// One line without secrets, whatever the message came from.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let line: String = self
-            .message
-            .chars()
-            .map(|c| if c.is_control() { ' ' } else { c })
-            .collect();
+        let line = self.message.replace(char::is_control, " ");
         f.write_str(&without_secrets(&line))
     }
 }

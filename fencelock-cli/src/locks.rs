@@ -181,27 +181,3 @@ fn in_json(holder: &Holder) -> Value {
         "remaining_ms": holder.remaining.map(|left| left.as_millis() as u64),
     })
 }
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn a_holder_is_told_with_what_is_known_and_its_mode_and_obeyed_by_no_terminal() {
-        let mut holder = Holder::new();
-        assert_eq!(held_by(&holder), ", held by an unknown holder");
-        holder.host = Some("db1".into());
-        holder.pid = Some(7);
-        holder.label = Some("\x1b[2Jnightly".into());
-        holder.acquired_at = Some(SystemTime::now() - Duration::from_secs(72));
-        assert_eq!(held_by(&holder), ", held by db1:7 (\u{fffd}[2Jnightly) for 1m 12s");
-        holder.mode = Mode::Shared;
-        assert!(held_by(&holder).starts_with(", shared by db1:7 "));
-        assert!(table(&[holder.clone()]).contains("  shared  "));
-        holder.mode = Mode::Permit { of: 3 };
-        assert!(table(&[holder.clone()]).contains("  1 of 3  "));
-        assert_eq!(in_json(&holder)["max_holders"], 3);
-    }
-}

@@ -40,13 +40,12 @@ impl Place {
     fn of_user() -> Result<Self, Failure> {
         use std::os::unix::ffi::OsStrExt;
 
-        let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        // The convention ignores a relative XDG_STATE_HOME.
-        let state = set("XDG_STATE_HOME").filter(|dir| dir.is_absolute());
-        let state = state.or_else(|| set("HOME").map(|home| home.join(".local/state")));
+        // The convention ignores what is relative, and another folder would be another place.
+        let dir = |name| env::var_os(name).map(PathBuf::from).filter(|dir| dir.is_absolute());
+        let state = dir("XDG_STATE_HOME").or_else(|| dir("HOME").map(|home| home.join(".local/state")));
         let path = state.map(|dir| dir.join("fencelock/locks.db")).ok_or_else(|| {
             Failure::usage(format!(
-                "there is no place to keep the locks, as HOME is not set; give --url, or set {ENV} or XDG_STATE_HOME"
+                "there is no place to keep the locks, as HOME is not set to an absolute path; give --url, or set {ENV} or XDG_STATE_HOME"
             ))
         })?;
         let encoded = percent_encoding::percent_encode(path.as_os_str().as_bytes(), percent_encoding::NON_ALPHANUMERIC);

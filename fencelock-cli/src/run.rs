@@ -6,9 +6,9 @@ use std::io::{IsTerminal, stderr};
 use std::process::ExitCode;
 use std::time::Duration;
 
-use fencelock::{LockError, LockName, Locks, LossReason, Mode, ReleaseOutcome};
+use fencelock::{LockError, LockName, LockRequest, Locks, LossReason, Mode, ReleaseOutcome};
 use rustix::process::Signal;
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{sleep, timeout};
 
 use crate::arguments::Run;
 use crate::exit::{Failure, LOST, by_signal};
@@ -29,36 +29,29 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
             "--max-hold is zero, so that the command would have no time",
         ));
     }
+    if run
+        .min_hold
+        .is_some_and(|shortest| shortest > LockRequest::MAX_AT_LEAST)
+    {
+        let longest = shown(LockRequest::MAX_AT_LEAST);
+        return Err(Failure::usage(format!(
+            "--min-hold is too long; give at most {longest}"
+        )));
+    }
     let timing = Timing::fit(run.ttl.min(run.max_hold.unwrap_or(Duration::MAX)), run.grace)?;
     let command = command(&run)?;
     let signals = Signals::listen();
     let mut signals = signals.map_err(|e| Failure::unavailable(format!("signals cannot be received: {e}")))?;
     let patience = if run.no_wait { Some(Duration::ZERO) } else { run.wait };
     let locks = place.patient_client(patience.unwrap_or(Duration::MAX))?;
-    refuse_own_lock(&locks, &run).await?;
-    let guard = match acquire(&locks, &run, place, &mut signals).await {
-        Ok(Ok(guard)) => guard,
-        Ok(Err(signal)) => {
+    let guard = match acquire(&locks, &run, place, &mut signals).await? {
+        Ok(guard) => guard,
+        Err(signal) => {
             leave(&locks).await;
             if signal.typed && signal.number == Signal::INT.as_raw() {
                 die_of_interrupt();
             }
             return Ok(ExitCode::from(by_signal(signal.number)));
-        }
-        Err(LockError::TimedOut { holder, .. }) => {
-            // Not every server says in its answer who the holder is.
-            let by = match holder {
-                Some(holder) => held_by(&holder),
-                None => who_holds(&locks, &run).await,
-            };
-            return Err(Failure::remark(run.conflict_exit_code, format!("{name} is busy{by}")));
-        }
-        Err(error) => {
-            if !error.is_retryable() {
-                // A release of what may have been asked for fails in the same way, and is not to be tried again until this process ends.
-                leave(&locks).await;
-            }
-            return Err(error.into());
         }
     };
     let mut job = match Job::start(&guard, place, &run, &command, timing, signals).await {
@@ -147,27 +140,53 @@ async fn acquire(
     run: &Run,
     place: &Place,
     signals: &mut Signals,
-) -> Result<Result<Guard, Received>, LockError> {
-    let mut acquiring = Guard::acquire(locks, run);
+) -> Result<Result<Guard, Received>, Failure> {
+    let acquiring = ask(locks, run);
+    let telling = async {
+        sleep(Duration::from_secs(1)).await;
+        let by = who_holds(locks, run).await;
+        say(format_args!("waiting for {}{by}, in {place}", run.name));
+    };
+    tokio::pin!(acquiring, telling);
     let mut is_told = is_quiet() || !stderr().is_terminal();
-    let second = Instant::now() + Duration::from_secs(1);
     loop {
         tokio::select! {
             biased;
             signal = signals.receive() => return Ok(Err(signal)),
             answer = &mut acquiring => return answer.map(Ok),
-            () = sleep_until(second), if !is_told => {
-                is_told = true;
-                let by = who_holds(locks, run).await;
-                say(format_args!("waiting for {}{by}, in {place}", run.name));
-            }
+            () = &mut telling, if !is_told => is_told = true,
         }
     }
 }
 
-/// `, held by ...`, or nothing if it is not known.
+/// Asks for the lock, and says why it is not granted.
+async fn ask(locks: &Locks, run: &Run) -> Result<Guard, Failure> {
+    refuse_own_lock(locks, run).await?;
+    match Guard::acquire(locks, run).await {
+        Ok(guard) => Ok(guard),
+        Err(LockError::TimedOut { holder, .. }) => {
+            // Not every server says in its answer who the holder is.
+            let by = match holder {
+                Some(holder) => held_by(&holder),
+                None => who_holds(locks, run).await,
+            };
+            let busy = format!("{} is busy{by}", run.name);
+            Err(Failure::remark(run.conflict_exit_code, busy))
+        }
+        Err(error) => {
+            if !error.is_retryable() {
+                // A release of what may have been asked for fails in the same way, and is not to be tried again until this process ends.
+                leave(locks).await;
+            }
+            Err(error.into())
+        }
+    }
+}
+
+/// `, held by ...`, or nothing if that is not to be seen within a second.
 async fn who_holds(locks: &Locks, run: &Run) -> String {
-    let holder = locks.holder(&run.name).await.ok().flatten();
+    let holder = timeout(Duration::from_secs(1), locks.holder(&run.name)).await;
+    let holder = holder.ok().and_then(Result::ok).flatten();
     holder.map(|holder| held_by(&holder)).unwrap_or_default()
 }
 

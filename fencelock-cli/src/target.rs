@@ -34,12 +34,13 @@ impl Target {
         }
         let own = getpid().as_raw_nonzero().to_string();
         let is_ours = fs::read_link("/proc/self").is_ok_and(|link| link.as_os_str() == own.as_str());
-        match fs::read_dir("/proc") {
-            Ok(mut entries) if is_ours => {
-                entries.any(|entry| entry.is_ok_and(|entry| is_alive_in(&entry.path(), self.group)))
-            }
-            _ => true,
-        }
+        let Ok(entries) = fs::read_dir("/proc") else {
+            return true;
+        };
+        let states = entries.filter_map(|entry| state_in(&entry.ok()?.path(), self.group));
+        let states: Vec<char> = states.collect();
+        // Those of other users may be hidden.
+        !is_ours || states.is_empty() || states.iter().any(|state| !matches!(state, 'Z' | 'X'))
     }
 
     /// Why processes that got SIGKILL are left.
@@ -51,11 +52,11 @@ impl Target {
     }
 }
 
-/// Whether the process with that folder in `/proc` is of the group, and has not ended.
-fn is_alive_in(process: &Path, group: Pid) -> bool {
-    let stat = fs::read_to_string(process.join("stat")).unwrap_or_default();
+/// The state of the process with that folder in `/proc`, if it is of the group.
+fn state_in(process: &Path, group: Pid) -> Option<char> {
+    let stat = fs::read_to_string(process.join("stat")).ok()?;
     // State, parent and group follow the name, which may hold anything.
-    let mut words = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ');
-    let state = words.next();
-    words.nth(1) == Some(&group.as_raw_nonzero().to_string()) && !matches!(state, Some("Z" | "X"))
+    let mut words = stat.rsplit_once(") ")?.1.split(' ');
+    let state = words.next()?.chars().next();
+    state.filter(|_| words.nth(1) == Some(&group.as_raw_nonzero().to_string()))
 }

@@ -8,10 +8,11 @@
 //! free before its ttl is over. Once SIGTERM was sent there is no way back.
 
 use std::env::ArgsOs;
-use std::io::{self, BufRead, BufReader, IsTerminal, Stdin, Write, stderr, stdin};
+use std::io::{self, BufRead, BufReader, IsTerminal, Write, stderr, stdin};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread::sleep;
 use std::time::Duration;
 
 use fencelock::{ENV, LockError, Locks, OwnerId};
@@ -128,10 +129,7 @@ pub(crate) fn main(mut args: ArgsOs) -> ExitCode {
     block_all();
     let name = args.next().unwrap_or_default().to_string_lossy().into_owned();
     let owner = args.next().unwrap_or_default();
-    match (
-        Watched::new(&name).and_then(Watched::run),
-        owner.to_string_lossy().parse(),
-    ) {
+    match (watch(&name), owner.to_string_lossy().parse()) {
         (Ok(true), Ok(owner)) => release(&name, owner),
         (Ok(_), _) => {}
         (Err(error), _) => {
@@ -142,6 +140,62 @@ pub(crate) fn main(mut args: ArgsOs) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+/// Watches to the end. True if `fencelock` was killed, and nothing is left of the command: the lock is to be released.
+fn watch(name: &str) -> io::Result<bool> {
+    let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
+    let mut pipe = BufReader::new(stdin());
+    let mut watched: Option<Watched<'_>> = None;
+    loop {
+        let next = watched.as_mut().and_then(Watched::act);
+        let mut is_readable = wait(&timer, next)?;
+        while is_readable {
+            let mut line = String::new();
+            if pipe.read_line(&mut line)? == 0 {
+                return Ok(watched.is_none_or(Watched::end));
+            }
+            if line == "done\n" {
+                return Ok(false);
+            }
+            let orders = orders(&line).ok_or_else(|| io::Error::other("it is started by `fencelock run` only"));
+            let (target, times) = orders?;
+            let watched = watched.get_or_insert_with(|| Watched::new(name, target, times));
+            watched.set(times);
+            // Lines come in one piece each, so that none keeps it waiting.
+            is_readable = !pipe.buffer().is_empty();
+        }
+    }
+}
+
+/// Waits until `at`, or until there is a line to be read or the end of the pipe, and says whether there is.
+fn wait(timer: &OwnedFd, at: Option<Instant>) -> io::Result<bool> {
+    // Zero means never. This clock runs on in suspend: a watchdog that wakes late acts at once.
+    let at = at.map_or(Duration::ZERO, |at| at.max(Duration::from_nanos(1)));
+    let time = Itimerspec {
+        it_interval: ZERO,
+        it_value: Timespec::try_from(at).map_err(io::Error::other)?,
+    };
+    timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &time)?;
+    let pipe = rustix::stdio::stdin();
+    let mut ready = [PollFd::new(timer, PollFlags::IN), PollFd::new(&pipe, PollFlags::IN)];
+    match poll(&mut ready, None) {
+        Ok(_) => Ok(!ready[1].revents().is_empty()),
+        Err(Errno::INTR) => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// What a line of the pipe says.
+fn orders(line: &str) -> Option<(Target, Times)> {
+    let numbers: Option<Vec<u64>> = line.trim_end().split(' ').map(|number| number.parse().ok()).collect();
+    let &[command, group, term_at, kill_at] = numbers?.as_slice() else {
+        return None;
+    };
+    let pid = |number: u64| Pid::from_raw(number.try_into().ok()?);
+    let (command, group) = (pid(command)?, pid(group)?);
+    let [term_at, kill_at] = [term_at, kill_at].map(Duration::from_nanos);
+    Some((Target { command, group }, Times { term_at, kill_at }))
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Running,
@@ -149,183 +203,101 @@ enum Phase {
     Killed,
 }
 
+/// The command, and how near its end is.
 struct Watched<'a> {
     name: &'a str,
-    timer: OwnedFd,
-    /// None at its end.
-    pipe: Option<BufReader<Stdin>>,
-    orders: Option<(Target, Times)>,
+    target: Target,
     /// The command itself: it may have left the group, as an interactive shell does.
     command: Option<OwnedFd>,
+    times: Times,
     phase: Phase,
     /// When to warn that no renewal has come.
     warn_at: Option<Instant>,
-    done: bool,
 }
 
 impl<'a> Watched<'a> {
-    fn new(name: &'a str) -> io::Result<Self> {
-        Ok(Self {
+    fn new(name: &'a str, target: Target, times: Times) -> Self {
+        Self {
             name,
-            timer: timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?,
-            pipe: Some(BufReader::new(stdin())),
-            orders: None,
-            command: None,
+            target,
+            command: pidfd_open(target.command, PidfdFlags::empty()).ok(),
+            times,
             phase: Phase::Running,
             warn_at: None,
-            done: false,
-        })
+        }
     }
 
-    /// Watches to the end. True if `fencelock` was killed, and nothing is left of the command: the lock is to be released.
-    fn run(mut self) -> io::Result<bool> {
-        while !self.done {
-            let next = self.orders.and_then(|(target, times)| self.act(target, times));
-            if self.pipe.is_some() {
-                self.wait(next)?;
-                continue;
-            }
-            let Some((target, times)) = self.orders else {
-                return Ok(true);
-            };
-            if !self.is_left(target) {
-                return Ok(true);
-            }
-            if self.phase == Phase::Killed && now() >= times.kill_at + KILL_TAKES {
-                say(format_args!(
-                    "processes of the command under the lock {} could not be ended: {}",
-                    self.name,
-                    target.why_left()
-                ));
-                return Ok(false);
-            }
-            let look = now() + LOOK;
-            self.wait(Some(next.map_or(look, |at| at.min(look))))?;
-        }
-        Ok(false)
+    fn set(&mut self, times: Times) {
+        self.times = times;
+        let left = times.term_at.checked_sub(now()).filter(|_| stderr().is_terminal());
+        self.warn_at = left.map(|left| times.term_at - left / 4);
     }
 
     /// Does what is due, and returns when the next thing is.
-    fn act(&mut self, target: Target, times: Times) -> Option<Instant> {
-        let now = now();
-        if self.phase == Phase::Running && now >= times.term_at {
+    fn act(&mut self) -> Option<Instant> {
+        let (now, Times { term_at, kill_at }) = (now(), self.times);
+        if self.phase == Phase::Running && now >= term_at {
             self.phase = Phase::Told;
             // What is stopped can only act on SIGTERM once it is continued.
-            self.signal(target, Signal::TERM);
-            self.signal(target, Signal::CONT);
+            self.signal(Signal::TERM);
+            self.signal(Signal::CONT);
         }
-        if self.phase == Phase::Told && now >= times.kill_at {
+        if self.phase == Phase::Told && now >= kill_at {
             self.phase = Phase::Killed;
-            self.signal(target, Signal::KILL);
+            self.signal(Signal::KILL);
+        }
+        if self.phase == Phase::Running && self.warn_at.is_some_and(|at| now >= at) {
+            self.warn_at = None;
+            say(format_args!(
+                "unless the lock {} is renewed (is its job stopped?), its command is ended in {}",
+                self.name,
+                shown(term_at - now)
+            ));
         }
         match self.phase {
-            Phase::Running if self.warn_at.is_some_and(|at| now >= at) => {
-                self.warn_at = None;
-                say(format_args!(
-                    "unless the lock {} is renewed (is its job stopped?), its command is ended in {}",
-                    self.name,
-                    shown(times.term_at - now)
-                ));
-                Some(times.term_at)
-            }
-            Phase::Running => Some(self.warn_at.map_or(times.term_at, |at| at.min(times.term_at))),
-            Phase::Told => Some(times.kill_at),
+            Phase::Running => Some(self.warn_at.map_or(term_at, |at| at.min(term_at))),
+            Phase::Told => Some(kill_at),
             Phase::Killed => None,
         }
     }
 
-    fn signal(&self, target: Target, signal: Signal) {
-        let _ = target.signal(signal);
+    fn signal(&self, signal: Signal) {
+        let _ = self.target.signal(signal);
         if let Some(command) = &self.command {
             let _ = pidfd_send_signal(command, signal);
         }
     }
 
-    fn is_left(&self, target: Target) -> bool {
+    fn is_left(&self) -> bool {
         let has_ended = |command: &OwnedFd| {
             let mut ended = [PollFd::new(command, PollFlags::IN)];
             poll(&mut ended, Some(&ZERO)).is_ok_and(|ready| ready > 0)
         };
-        target.is_left() || self.command.as_ref().is_some_and(|command| !has_ended(command))
+        self.target.is_left() || self.command.as_ref().is_some_and(|command| !has_ended(command))
     }
 
-    /// Waits for a line, for the end of the pipe, or until `at`.
-    fn wait(&mut self, at: Option<Instant>) -> io::Result<()> {
-        // Zero means never. This clock runs on in suspend: a watchdog that wakes late acts at once.
-        let at = at.map_or(Duration::ZERO, |at| at.max(Duration::from_nanos(1)));
-        let time = Itimerspec {
-            it_interval: ZERO,
-            it_value: Timespec::try_from(at).map_err(io::Error::other)?,
-        };
-        timerfd_settime(&self.timer, TimerfdTimerFlags::ABSTIME, &time)?;
-        let descriptor = rustix::stdio::stdin();
-        let mut ready = vec![PollFd::new(&self.timer, PollFlags::IN)];
-        if self.pipe.is_some() {
-            ready.push(PollFd::new(&descriptor, PollFlags::IN));
+    /// `fencelock` was killed, so the command is ended. False if processes are left.
+    fn end(mut self) -> bool {
+        let name = self.name;
+        if self.is_left() {
+            say(format_args!(
+                "fencelock was killed, so its command, under the lock {name}, is ended"
+            ));
         }
-        match poll(&mut ready, None) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => return Err(error.into()),
-        }
-        match ready.get(1).is_some_and(|pipe| !pipe.revents().is_empty()) {
-            true => self.read(),
-            false => Ok(()),
-        }
-    }
-
-    /// Reads what is there. Lines come in one piece each, so that none keeps it waiting.
-    fn read(&mut self) -> io::Result<()> {
-        while let Some(pipe) = &mut self.pipe {
-            let mut line = String::new();
-            if pipe.read_line(&mut line)? == 0 {
-                self.pipe = None;
-                self.orphaned();
-                break;
+        self.times = self.times.now();
+        loop {
+            let next = self.act().map_or(LOOK, |at| at.saturating_sub(now()));
+            if !self.is_left() {
+                return true;
             }
-            let is_last = pipe.buffer().is_empty();
-            self.take(line.trim_end())
-                .ok_or_else(|| io::Error::other("it is started by `fencelock run` only"))?;
-            if is_last {
-                break;
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, line: &str) -> Option<()> {
-        if line == "done" {
-            self.done = true;
-            return Some(());
-        }
-        let numbers: Option<Vec<u64>> = line.split(' ').map(|number| number.parse().ok()).collect();
-        let &[command, group, term_at, kill_at] = numbers?.as_slice() else {
-            return None;
-        };
-        let pid = |number: u64| Pid::from_raw(number.try_into().ok()?);
-        let target = Target {
-            command: pid(command)?,
-            group: pid(group)?,
-        };
-        if self.orders.is_none() {
-            self.command = pidfd_open(target.command, PidfdFlags::empty()).ok();
-        }
-        let [term_at, kill_at] = [term_at, kill_at].map(Duration::from_nanos);
-        self.orders = Some((target, Times { term_at, kill_at }));
-        let left = term_at.checked_sub(now()).filter(|_| stderr().is_terminal());
-        self.warn_at = left.map(|left| term_at - left / 4);
-        Some(())
-    }
-
-    /// `fencelock` has ended, but did not say that all is done.
-    fn orphaned(&mut self) {
-        if let (false, Some((target, times))) = (self.done, self.orders) {
-            if self.is_left(target) {
-                let name = self.name;
+            if self.phase == Phase::Killed && now() >= self.times.kill_at + KILL_TAKES {
+                let why = self.target.why_left();
                 say(format_args!(
-                    "fencelock was killed, so its command, under the lock {name}, is ended"
+                    "processes of the command under the lock {name} could not be ended: {why}"
                 ));
+                return false;
             }
-            self.orders = Some((target, times.now()));
+            sleep(next.min(LOOK));
         }
     }
 }

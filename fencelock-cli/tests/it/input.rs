@@ -55,6 +55,7 @@ fn times_and_numbers_that_cannot_be_are_refused_with_their_option() {
     }
     run_refused("--grace 20s", "give at most 9s, or a longer --ttl");
     run_refused("--ttl 3s --grace 3s", "at most 700ms");
+    run_refused("--min-hold 1e18", "--min-hold is too long; give at most 1year 18h");
 }
 
 #[test]
@@ -176,15 +177,22 @@ fn without_a_home_or_a_usable_state_directory_it_says_what_to_do() {
     let world = World::new();
     let run = |line: &str, (name, value): (&str, &str)| {
         let mut command = world.fencelock();
-        let command = command.env_remove("FENCELOCK_URL").env(name, world.path(value));
-        Done::of(command.args(line.split(' ')))
+        Done::of(
+            command
+                .env_remove("FENCELOCK_URL")
+                .env(name, value)
+                .args(line.split(' ')),
+        )
     };
-    for line in ["run lock -- true", "list"] {
-        run(line, ("OTHER", "")).fails(64, "HOME is not set; give --url");
+    for home in ["", "relative"] {
+        for line in ["run lock -- true", "list"] {
+            run(line, ("HOME", home)).fails(64, "HOME is not set to an absolute path; give --url");
+        }
     }
+    let path = |name: &str| world.path(name).display().to_string();
     // A file where a directory should be stops root too.
     world.write("home", "");
-    run("run lock -- true", ("HOME", "home")).fails(78, "home/.local/state/fencelock cannot be made");
+    run("run lock -- true", ("HOME", &path("home"))).fails(78, "home/.local/state/fencelock cannot be made");
     fs::create_dir_all(world.path("state/fencelock/locks.db")).unwrap();
-    run("run lock -- true", ("XDG_STATE_HOME", "state")).fails(78, "locks.db is a directory");
+    run("run lock -- true", ("XDG_STATE_HOME", &path("state"))).fails(78, "locks.db is a directory");
 }

@@ -1,9 +1,11 @@
 //! The servers that keep the locks of tests.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpStream;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::thread;
 
 use conformance_tests::servers::{self, Kind};
 use tokio::runtime::Runtime;
@@ -105,5 +107,34 @@ impl Running {
 
     fn address(&self) -> String {
         self.server.url().replace("http:", "etcd:")
+    }
+}
+
+/// A server that takes connections and never answers.
+pub(crate) struct Silent {
+    address: SocketAddr,
+    requests: Receiver<TcpStream>,
+}
+
+impl Silent {
+    pub(crate) fn new() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let (tell, requests) = channel();
+        thread::spawn(move || listener.incoming().flatten().try_for_each(|stream| tell.send(stream)));
+        Self { address, requests }
+    }
+
+    /// As the address of a Redis, which may take that long to answer.
+    pub(crate) fn url(&self, op_timeout: &str) -> String {
+        format!("redis://{}?op_timeout={op_timeout}", self.address)
+    }
+
+    /// Waits until somebody asks.
+    pub(crate) fn reached(&self) {
+        let mut stream = self.requests.recv_timeout(HANG_LIMIT).unwrap();
+        stream.read_exact(&mut [0]).unwrap();
+        // It stays open.
+        std::mem::forget(stream);
     }
 }

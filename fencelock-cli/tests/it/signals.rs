@@ -2,6 +2,7 @@
 
 use rustix::process::Signal;
 
+use crate::server::Silent;
 use crate::world::{Process, World, binary, wait_for, wait_until};
 
 const FORWARDED: [Signal; 15] = [
@@ -64,6 +65,23 @@ fn a_signal_ends_the_wait_and_leaves_nothing_behind() {
     }
     running.stop();
     assert!(world.is_free() && !world.has("ran"));
+}
+
+#[test]
+fn a_signal_ends_the_wait_for_a_server_that_never_answers() {
+    let world = World::new();
+    // A run inside of another asks first who holds the lock.
+    for owner in ["", "1-1"] {
+        let silent = Silent::new();
+        let mut waiting = world.fencelock();
+        waiting
+            .args(["run", "lock", "--", "true"])
+            .env("FENCELOCK_OWNER", owner);
+        let mut waiting = waiting.env("FENCELOCK_URL", silent.url("1h")).spawn().unwrap();
+        silent.reached();
+        Process(waiting.id() as i32).signal(Signal::TERM);
+        assert_eq!(wait_for(&mut waiting), Some(143));
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 
 use rustix::process::Signal;
 
+use crate::server::Silent;
 use crate::session::{CTRL_C, CTRL_Z, Session};
 use crate::world::{SHORT_TTL, World, wait_until};
 
@@ -71,6 +72,12 @@ fn a_person_who_waits_is_told_for_whom_and_ctrl_c_ends_the_wait() {
     session.ends_with(130);
     assert!(!world.has("ran"));
     holder.stop();
+    // Also of a server that does not say who holds the lock.
+    let silent = Silent::new();
+    session.start(&format!("fencelock run --url '{}' lock -- true", silent.url("1h")));
+    session.see("waiting for lock, in redis://127.0.0.1");
+    session.type_in(CTRL_C);
+    session.ends_with(130);
 }
 
 #[test]

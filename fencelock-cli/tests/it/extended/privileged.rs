@@ -121,6 +121,30 @@ fn a_command_that_cannot_be_signalled_is_not_called_ended() {
 }
 
 #[test]
+fn what_proc_hides_is_not_called_ended() {
+    let world = World::new();
+    let Some(user) = User::new(&world) else { return };
+    user.copy("/usr/bin/setpriv", "raise", 0o4755);
+    world.script("job", "exec > /dev/null 2>&1; exec sleep 600");
+    let script = r#"mount -t proc -o hidepid=2 proc /proc && exec setpriv --clear-groups --reuid=$0 --regid=$0 "$@""#;
+    let mut hidden = world.program("unshare");
+    hidden.args(["--mount", "sh", "-c", script, &user.number.to_string()]);
+    hidden.args("setsid ./fencelock run --grace 300ms lock -c".split(' '));
+    hidden.arg("./raise --reuid=0 --regid=0 --clear-groups sh job & while ! test -e pid; do sleep 0.01; done");
+    let done = Done::of(hidden.env("FENCELOCK_URL", &user.url));
+    if done.stderr.contains("mount: ") {
+        not_shown("this machine allows no mounts of /proc");
+        return;
+    }
+    let left = world.asleep();
+    left.clean_up();
+    assert!(
+        done.code == Some(0) && done.stderr.contains("run on without the lock: "),
+        "{done:?}"
+    );
+}
+
+#[test]
 fn a_session_and_group_outside_the_pid_namespace_are_no_obstacle() {
     let world = World::new();
     // As in a sandbox or container that was entered without a new session: both have the number 0 then.

@@ -1,11 +1,10 @@
 //! What only a server can do to a command: be out of reach, refuse, forget.
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::thread;
 
-use crate::server::Server;
+use crate::server::{Server, Silent};
 use crate::world::{Backend, Done, SHORT_TTL, World, wait_for};
 
 /// What no output shows.
@@ -123,14 +122,7 @@ fn a_user_who_may_only_read_sees_the_locks_and_needs_every_right_that_the_docume
 
 #[test]
 fn a_server_that_never_answers_is_69_within_the_limit() {
-    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = silent.local_addr().unwrap();
-    thread::spawn(move || {
-        for stream in silent.incoming().flatten() {
-            thread::spawn(move || { &stream }.read_to_end(&mut Vec::new()));
-        }
-    });
-    fails(&format!("redis://{address}?op_timeout=300ms"), 69, "300ms");
+    fails(&Silent::new().url("300ms"), 69, "300ms");
 }
 
 #[test]
