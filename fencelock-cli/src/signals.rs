@@ -3,6 +3,7 @@
 use std::{fs, io};
 
 use nix::libc;
+use nix::sys::signal::Signal::*;
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use tokio::io::unix::AsyncFd;
@@ -10,21 +11,8 @@ use tokio::io::unix::AsyncFd;
 /// What is passed on to the command, and ends the wait for a lock: every signal that ends a process by default, except SIGKILL and those
 /// that the kernel sends for a mistake of the process itself.
 const FORWARDED: [Signal; 15] = [
-    Signal::SIGHUP,
-    Signal::SIGINT,
-    Signal::SIGQUIT,
-    Signal::SIGTERM,
-    Signal::SIGUSR1,
-    Signal::SIGUSR2,
-    Signal::SIGABRT,
-    Signal::SIGALRM,
-    Signal::SIGIO,
-    Signal::SIGPROF,
-    Signal::SIGTRAP,
-    Signal::SIGVTALRM,
-    Signal::SIGXCPU,
-    Signal::SIGPWR,
-    Signal::SIGSTKFLT,
+    SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGABRT, SIGALRM, SIGIO, SIGPROF, SIGTRAP, SIGVTALRM, SIGXCPU,
+    SIGPWR, SIGSTKFLT,
 ];
 
 /// A signal to this process.
@@ -52,7 +40,7 @@ impl Signals {
         let wanted: SigSet = FORWARDED.into_iter().filter(is_heeded).collect();
         let mut blocked = wanted;
         // With a limit for the size of files, a write beyond it is an error then, and not the end of this process.
-        blocked.add(Signal::SIGXFSZ);
+        blocked.add(SIGXFSZ);
         let before = SigSet::thread_get_mask()?;
         blocked.thread_block()?;
         for signal in before.iter() {
@@ -106,13 +94,13 @@ pub(crate) fn block_all() {
 
 /// Lets this process write to a terminal that is set to stop writers in the background.
 pub(crate) fn write_from_background() {
-    let _ = SigSet::from(Signal::SIGTTOU).thread_block();
+    let _ = SigSet::from(SIGTTOU).thread_block();
 }
 
 /// Ends this process by SIGINT, as Ctrl-C does without a handler.
 pub(crate) fn die_of_interrupt() {
-    let _ = SigSet::from(Signal::SIGINT).thread_unblock();
-    let _ = raise(Signal::SIGINT);
+    let _ = SigSet::from(SIGINT).thread_unblock();
+    let _ = raise(SIGINT);
 }
 
 /// The signals that this process was started to ignore, as bits: bit 0 is signal 1. None if `/proc` does not tell.

@@ -64,23 +64,6 @@ fn what_cannot_be_executed_is_126_and_what_does_not_exist_127_and_the_lock_is_fr
 }
 
 #[test]
-fn a_wrong_configuration_is_78_and_a_file_that_others_keep_is_69() {
-    let world = World::new();
-    world.write(
-        "letter",
-        &"a letter to you that is long enough to be looked at".repeat(9),
-    );
-    let done = world.run_at(&world.file("letter"), "run lock -- true");
-    done.fails(78, "is not an SQLite database");
-    world.run("run lock -- true").is(0, "", "");
-    let _others = world.keep_file_to_itself();
-    let url = format!("{}?op_timeout=100ms", world.url());
-    world
-        .run_at(&url, "run lock -- true")
-        .fails(69, "did not answer within");
-}
-
-#[test]
 fn who_waits_for_the_lock_waits_for_a_busy_file_too_and_who_does_not_does_not() {
     let world = World::new();
     world.run("run lock -- true").is(0, "", "");
