@@ -150,11 +150,9 @@ fn nothing_secret_is_shown_of_an_address_however_it_is_written() {
         }
     };
     for (number, url) in urls.iter().enumerate() {
-        let is_any = number >= 10;
-        for line in ["-vv run -n lock -- true", "-v list", "check"]
-            .into_iter()
-            .take(if is_any { 2 } else { 3 })
-        {
+        let is_like_an_address = number < 10;
+        let lines = ["-vv run -n lock -- true", "-v list", "check"];
+        for line in &lines[..if is_like_an_address { 3 } else { 2 }] {
             let mut command = world.fencelock();
             command
                 .args(["--url", url])
@@ -164,7 +162,7 @@ fn nothing_secret_is_shown_of_an_address_however_it_is_written() {
             look(world.run_at(url, line), true);
         }
         // In the wrong place it is an argument that nobody expects.
-        if !is_any {
+        if is_like_an_address {
             look(world.run_words(["check", url]), true);
             look(world.run_at(url, "run --help"), false);
         }
