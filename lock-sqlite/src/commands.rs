@@ -11,32 +11,31 @@
 //!
 //! A waiter keeps its row alive. That of a process that ends or is stopped counts for [`WAITER_TTL`] at the most.
 
-use std::collections::HashMap;
 use std::error::Error;
 use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
-use lock_core::{
-    Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, LockName, Mode, OwnerId, Released, Renewal,
-    Stamp,
-};
+use lock_core::{Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, LockName, Mode, OwnerId, Stamp};
 use rusqlite::types::Type;
-use rusqlite::{OptionalExtension, Params, Row, ToSql, Transaction, TransactionBehavior, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, Row, ToSql, Transaction, params};
 
 use crate::boot_clock::{BootClock, after, until, wall_clock};
-use crate::connection::{self, Connection, InUse};
+use crate::connection::{self, InUse, LOG};
 use crate::error::Failure;
 use crate::file_identity::{self, FileIdentity, Place};
 use crate::{counter, schema};
 
 /// How many later claims may be granted before one that waits.
-pub(crate) const PASSES: u32 = 32;
+const PASSES: u32 = 32;
 
 /// How long the row of a waiter counts without being kept up.
 const WAITER_TTL: Duration = Duration::from_secs(1);
 
-/// How many rows each grant searches for expired ones. A grant adds one row, so more than one is enough.
-const SWEEP: usize = 4;
+/// How many rows are searched for expired ones per grant, on average. A grant adds one row, so more than one is enough.
+const SWEEP: i64 = 4;
+
+/// How many rows of a list are read in one request.
+const PAGE: usize = 500;
 
 /// The longest reservation. It fits an `i64` of nanoseconds.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
@@ -46,225 +45,223 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 pub(crate) struct Database {
     conn: Connection,
     boot: BootClock,
-    files: FileIdentity,
-    known: Known,
+    pub(crate) files: FileIdentity,
+    pub(crate) known: Known,
+    /// A longer log is brought into the database.
+    due: u64,
+    /// Whether the counter of tokens was below what this client had seen when the file was opened.
+    pub(crate) was_set_back: bool,
+    /// Dropped after the connection is closed.
+    _in_use: InUse,
 }
 
 /// What a client remembers from one operation to the next.
-#[derive(Debug)]
-struct Known {
+#[derive(Debug, Default)]
+pub(crate) struct Known {
     /// Stored with every row, so that a client can release all that it holds.
     client: String,
     /// The highest token drawn here, or the start that was made sure of; all that come are higher.
-    seen: u64,
-    /// Up to where the rows have been searched for expired ones.
-    swept: (String, String),
-    /// Until when the rows of this client's waiters count.
-    waiters: HashMap<OwnerId, i64>,
-    /// When the rows of waiters were searched.
-    waiters_swept: i64,
+    pub(crate) seen: u64,
+    /// How many grants there are before the next search for expired rows.
+    sweep_after: i64,
+    /// Whether the last operation left something that claims wait for.
+    pub(crate) wakes: bool,
 }
 
-/// What an operation did, and whether waiters are to be woken.
-pub(crate) type Told<T> = (T, bool);
+/// Name and owner of a row.
+pub(crate) type Key = (String, String);
 
 impl Database {
     /// Opens the file, or makes it. `seen` is what the client's last connection had seen.
-    pub(crate) fn open(path: &Path, allow_unsafe: bool, client: OwnerId, seen: u64) -> Result<(Self, Place), Failure> {
+    pub(crate) fn open(path: &Path, allow_unsafe: bool, client: OwnerId, seen: u64) -> Result<Self, Failure> {
         let in_use = InUse::begin()?;
         connection::check_version()?;
         let boot = BootClock::find(allow_unsafe)?;
-        let _opening = connection::opening();
-        let place = Place::prepare(path, allow_unsafe)?;
-        let mut conn = Connection::open(&place.real, in_use)?;
-        schema::prepare(&mut conn, &place.real)?;
-        conn.set_durable(true)?;
-        let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let _alone = connection::opening();
+        let place = Place::make(path, allow_unsafe)?;
+        let conn = connection::open(&place.real, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
+        // Before the journal mode, which is stored in the file: another program's database must stay untouched.
+        let tx = conn.unchecked_transaction()?;
+        schema::is_ours(&tx, path)?;
+        drop(tx);
+        schema::set_journal_mode(&conn, path)?;
+        let files = FileIdentity::of(path, place)?;
+        connection::set_durable(&conn, true)?;
+        let tx = connection::begin(&conn)?;
+        if !schema::is_ours(&tx, path)? {
+            schema::create(&tx)?;
+        }
+        let was_set_back = counter::is_below(&tx, seen)?;
         let seen = counter::raise(&tx, seen)?;
+        // What is left of reservations by the wall clock goes by the clock of this boot from now on.
+        let sql = format!(
+            "UPDATE lock SET boot = ?1, client = '', expires = {ENDS}, reserved = {ENDS} WHERE boot <> ?1 AND {ENDS} > ?2"
+        );
+        tx.execute(&sql, (boot.id(), boot.now(), wall_clock()))?;
+        files.check()?;
         tx.commit()?;
-        conn.set_durable(false)?;
-        // The log and its index exist now.
-        let files = FileIdentity::of(path, &place)?;
-        // Processes that come and go bound the log, too.
-        conn.checkpoint_if_due(files.check()?);
+        connection::set_durable(&conn, false)?;
         for message in file_identity::warnings(path) {
             tracing::warn!(target: "fencelock", "{message}");
         }
+        let client = client.to_string();
         let known = Known {
-            client: client.to_string(),
+            client,
             seen,
-            swept: Default::default(),
-            waiters: HashMap::new(),
-            waiters_swept: 0,
+            ..Known::default()
         };
-        let database = Self {
+        let mut database = Self {
             conn,
             boot,
             files,
             known,
+            due: LOG,
+            was_set_back,
+            _in_use: in_use,
         };
-        Ok((database, place))
-    }
-
-    pub(crate) fn seen(&self) -> u64 {
-        self.known.seen
-    }
-
-    /// Fails if the paths lead to other files than those that are open.
-    pub(crate) fn check(&self) -> Result<(), Failure> {
-        self.files.check().map(drop)
+        // Processes that come and go bound the log, too.
+        database.checkpoint_if_due(database.files.check()?);
+        Ok(database)
     }
 
     /// Grants the claim, or tells that the name is busy. If it `waits`, it has a row among the waiters then.
-    pub(crate) fn acquire(&mut self, claim: &Claim, sent: Stamp, waits: bool) -> Result<Told<Attempt>, Failure> {
-        if let Some(busy) = self.look(claim, waits)? {
-            return Ok((busy, false));
+    pub(crate) fn acquire(&mut self, claim: &Claim, sent: Stamp, waits: bool) -> Result<Attempt, Failure> {
+        if let Some(busy) = self.read(|tx| tx.look(claim, waits))? {
+            return Ok(busy.into());
         }
-        for durably in [false, true] {
-            let granted = self.write(durably, |tx| tx.acquire(claim, sent, waits, durably))?;
-            if let Some(told) = granted {
-                return Ok(told);
-            }
+        if let Some(attempt) = self.write(false, |tx| tx.acquire(claim, sent, waits))? {
+            return Ok(attempt);
         }
-        Err(lost("its counter of tokens cannot be raised"))
+        self.write(true, |tx| tx.raise())?;
+        let attempt = self.write(false, |tx| tx.acquire(claim, sent, waits))?;
+        attempt.ok_or_else(|| lost("its counter of tokens cannot be raised"))
     }
 
-    /// Whether the name is busy, without keeping others from writing. `None` if that cannot be told, or if there is something to write.
-    fn look(&self, claim: &Claim, waits: bool) -> Result<Option<Attempt>, Failure> {
-        self.check()?;
-        let view = View::new(self.conn.unchecked_transaction()?, &self.boot);
-        let (holds, _) = view.holds(claim.name())?;
-        if holds.is_empty() || holds.iter().any(|hold| hold.is_of_earlier_boot) {
-            return Ok(None);
-        }
-        // A writer is kept out by the holders alone.
-        let waiting = match claim.mode() {
-            Mode::Exclusive => Vec::new(),
-            _ => view.waiting(claim.name())?.0,
-        };
-        let kept_up_until = self.known.waiters.get(&claim.owner());
-        let is_kept_up = kept_up_until.is_some_and(|until| *until > after(view.now, WAITER_TTL / 2));
-        match admission(claim, &holds, &waiting)? {
-            Admission::Busy(busy) if !waits || is_kept_up => Ok(Some(busy.into())),
-            _ => Ok(None),
-        }
-    }
-
-    /// Keeps the claim for another ttl, if it is still there.
-    pub(crate) fn renew(&mut self, claim: &Claim) -> Result<Renewal, Failure> {
+    /// Keeps the claim for another ttl. Tells whether it holds the name.
+    pub(crate) fn renew(&mut self, claim: &Claim) -> Result<bool, Failure> {
         self.write(false, |tx| {
-            let expires = after(tx.view.now, claim.ttl());
-            Ok(renewal(tx.update(claim, "expires = max(?5, reserved)", &[expires])?))
+            let expires = after(tx.now, claim.ttl());
+            tx.update(claim, "expires = max(?5, reserved)", &[expires])
         })
     }
 
-    /// Reserves the name if the claim holds it. Waits for the disk: a reservation outlives a loss of power.
-    pub(crate) fn reserve(&mut self, claim: &Claim, length: Duration) -> Result<Renewal, Failure> {
-        self.write(true, |tx| {
-            let set = "expires = max(expires, ?5), reserved = ?5, reserved_wall = ?6";
-            Ok(renewal(tx.update(claim, set, &tx.ends(length))?))
-        })
+    /// Reserves the name if the claim holds it, and tells whether it does. Waits for the disk: a reservation outlives a loss of power.
+    pub(crate) fn reserve(&mut self, claim: &Claim, length: Duration) -> Result<bool, Failure> {
+        let set = format!("{RESERVE}, expires = max(expires, ?5)");
+        self.write(true, |tx| tx.update(claim, &set, &tx.ends(length)))
     }
 
-    /// Releases the claim, and ends its wait. With `keep` its name stays reserved for that long.
-    pub(crate) fn release(&mut self, claim: &Claim, keep: Option<Duration>) -> Result<Told<Released>, Failure> {
+    /// Releases the claim, and ends its wait. With `keep` its name stays reserved for that long. Tells whether it held the name.
+    pub(crate) fn release(&mut self, claim: &Claim, keep: Option<Duration>) -> Result<bool, Failure> {
+        let set = format!("{RESERVE}, expires = ?5, client = ''");
         self.write(false, |tx| {
-            let set = "client = '', expires = ?5, reserved = ?5, reserved_wall = ?6";
             let was_held = match keep {
-                Some(rest) => tx.update(claim, set, &tx.ends(rest))?,
+                Some(rest) => tx.update(claim, &set, &tx.ends(rest))?,
                 None => tx.delete(claim)?,
             };
             tx.leave(claim)?;
-            let released = match was_held {
-                true => Released::Released,
-                false => Released::NotHeld,
-            };
-            Ok((released, tx.is_waited_for(claim.name())?))
+            Ok(was_held)
         })
     }
 
-    /// Ends the wait of the claim, if it waits.
-    pub(crate) fn leave(&mut self, claim: &Claim) -> Result<Told<()>, Failure> {
-        if !self.known.waiters.contains_key(&claim.owner()) {
-            return Ok(((), false));
-        }
-        self.write(false, |tx| {
-            tx.leave(claim)?;
-            Ok(((), tx.is_waited_for(claim.name())?))
-        })
+    /// Ends the wait of the claim.
+    pub(crate) fn leave(&mut self, claim: &Claim) -> Result<(), Failure> {
+        self.write(false, |tx| tx.leave(claim))
     }
 
-    /// Takes the name away from all its holders, and tells who the first one was.
-    pub(crate) fn force_release(&mut self, name: &LockName) -> Result<Told<Vec<Holder>>, Failure> {
+    /// Takes the name away from all its holders, and tells who they were.
+    pub(crate) fn force_release(&mut self, name: &LockName) -> Result<Vec<Holder>, Failure> {
         self.write(false, |tx| {
-            let holders = tx.view.holders(name).unwrap_or_else(|_| {
+            let holders = tx.holders(name).unwrap_or_else(|_| {
                 let mut damaged = Holder::new();
                 damaged.name = Some(name.clone());
                 vec![damaged]
             });
-            tx.view.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()])?;
-            Ok((holders, tx.is_waited_for(name)?))
+            tx.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()])?;
+            tx.known.wakes = !tx.waiting(name)?.is_empty();
+            Ok(holders)
         })
     }
 
     /// Releases everything that this client holds. What is reserved stays so.
     pub(crate) fn release_all(&mut self) -> Result<(), Failure> {
         self.write(false, |tx| {
-            let (view, client) = (&tx.view, &tx.known.client);
-            view.execute(
-                "DELETE FROM lock WHERE client = ?1 AND reserved <= ?2",
-                (client, view.now),
-            )?;
-            view.execute(
+            let client = tx.known.client.as_str();
+            let held = "DELETE FROM lock WHERE client = ?1 AND reserved <= ?2";
+            tx.execute(held, (client, tx.now))?;
+            tx.execute(
                 "UPDATE lock SET client = '', expires = reserved WHERE client = ?1",
                 [client],
             )?;
-            view.execute("DELETE FROM waiter WHERE client = ?1", [client]).map(drop)
+            tx.execute("DELETE FROM waiter WHERE client = ?1", [client])?;
+            tx.known.wakes = tx.tx.prepare_cached("SELECT 1 FROM waiter")?.exists([])?;
+            Ok(())
         })
     }
 
     /// Reads what is held.
-    pub(crate) fn read<T>(&self, work: impl FnOnce(&View<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
-        self.check()?;
-        work(&View::new(self.conn.unchecked_transaction()?, &self.boot))
+    pub(crate) fn read<T>(&mut self, body: impl FnOnce(&Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
+        self.files.check()?;
+        body(&Tx::new(
+            self.conn.unchecked_transaction()?,
+            &self.boot,
+            &mut self.known,
+        ))
     }
 
     /// Runs `body` in one transaction. If the log has no room to grow, brings it into the database, so that it begins anew, and runs
     /// `body` again.
     fn write<T>(&mut self, durably: bool, body: impl Fn(&mut Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
         if durably {
-            self.conn.set_durable(true)?;
+            connection::set_durable(&self.conn, true)?;
         }
         let mut done = self.write_once(&body);
-        if done.as_ref().is_err_and(Failure::is_full) && self.conn.checkpoint().is_ok() {
+        if done.as_ref().is_err_and(Failure::is_full) && connection::checkpoint(&self.conn, &self.files).is_ok() {
             done = self.write_once(&body);
         }
         if durably {
-            self.conn.set_durable(false)?;
+            connection::set_durable(&self.conn, false)?;
         }
         let (done, log) = done?;
-        self.conn.checkpoint_if_due(log);
+        self.checkpoint_if_due(log);
         Ok(done)
     }
 
     fn write_once<T>(&mut self, body: &impl Fn(&mut Tx<'_>) -> Result<T, Failure>) -> Result<(T, u64), Failure> {
         let seen = self.known.seen;
-        let written = self.conn.transaction_with_behavior(TransactionBehavior::Immediate);
-        let written = written.map_err(Failure::from).and_then(|tx| {
+        self.known.wakes = false;
+        let written = connection::begin(&self.conn).and_then(|tx| {
             // The clock is read under the write lock: no other process's reading comes between this one and what is written.
-            let view = View::new(tx, &self.boot);
-            let known = &mut self.known;
-            let mut tx = Tx { view, known };
+            let mut tx = Tx::new(tx, &self.boot, &mut self.known);
             let done = body(&mut tx)?;
             // Also when nothing was written: what an orphaned file says does not count.
             let log = self.files.check()?;
-            tx.view.tx.commit()?;
+            tx.tx.commit()?;
             Ok((done, log))
         });
         if written.is_err() {
             self.known.seen = seen;
         }
         written
+    }
+
+    /// Brings in a log of that length if it is too long. If another connection writes, this is left to that client or a later call.
+    fn checkpoint_if_due(&mut self, length: u64) {
+        if length <= LOG {
+            self.due = LOG;
+        }
+        if length <= self.due {
+            return;
+        }
+        // A reader may keep the log from beginning anew; not every commit is to try.
+        self.due = length + LOG / 4;
+        match connection::checkpoint(&self.conn, &self.files) {
+            Err(failure) if !failure.is_busy() => tracing::warn!(
+                target: "fencelock", ?failure, database = %self.files.database().display(),
+                "the write-ahead log cannot be brought in, and grows"
+            ),
+            _ => {}
+        }
     }
 }
 
@@ -275,26 +272,25 @@ fn lost(what: &str) -> Failure {
     ))
 }
 
-fn renewal(is_held: bool) -> Renewal {
-    match is_held {
-        true => Renewal::Renewed,
-        false => Renewal::NotHeld,
-    }
-}
+/// The columns of a holder, before [`ENDS`].
+const COLUMNS: &str = "name, owner, token, mode, permits, label, host, pid, acquired_at, client = '' OR boot <> ?1";
 
-/// What is held and waited for, as one transaction sees it.
+/// When a row ends to count, by the boot clock. `?1` is the id of the boot, `?2` the boot clock, `?3` the wall clock. A row of an earlier boot ends
+/// with what is left of its reservation by the wall clock, at most its whole length if that clock was set back.
+const ENDS: &str =
+    "CASE boot WHEN ?1 THEN expires ELSE ?2 + 1000 * min(reserved_wall - ?3, reserved_wall - acquired_at) END";
+
+/// Makes a reservation with the values of [`Tx::ends`]. Its length counts from now at the latest, whatever the wall clock was when the name was
+/// acquired.
+const RESERVE: &str = "reserved = ?5, reserved_wall = ?6, acquired_at = min(acquired_at, ?7)";
+
+/// An operation in its transaction.
 #[derive(Debug)]
-pub(crate) struct View<'a> {
+pub(crate) struct Tx<'a> {
     tx: Transaction<'a>,
     boot: &'a BootClock,
     now: i64,
-}
-
-/// A row of `lock` that counts.
-struct Hold {
-    holder: Holder,
-    /// What is left of a reservation by the wall clock, and nothing else.
-    is_of_earlier_boot: bool,
+    known: &'a mut Known,
 }
 
 /// A row of `waiter` that counts.
@@ -303,67 +299,56 @@ struct Waiter {
     mode: Mode,
     place: i64,
     passed: u32,
+    expires: i64,
 }
 
-/// The columns of a hold. `?1` is the id of the boot, `?2` the boot clock, `?3` the wall clock. A row of an earlier boot ends with what is
-/// left of its reservation by the wall clock, at most its whole length if that clock was set back.
-const COLUMNS: &str = "name, owner, token, mode, permits, label, host, pid, acquired_at, client = '' OR boot <> ?1, boot <> ?1, \
-    CASE boot WHEN ?1 THEN expires ELSE ?2 + 1000 * min(reserved_wall - ?3, reserved_wall - acquired_at) END AS ends";
-
-/// Whether a row counts no more, with the parameters of [`COLUMNS`].
-const IS_DEAD: &str = "CASE boot WHEN ?1 THEN expires <= ?2 ELSE reserved_wall <= ?3 END";
-
-impl<'a> View<'a> {
-    pub(crate) fn new(tx: Transaction<'a>, boot: &'a BootClock) -> Self {
+impl<'a> Tx<'a> {
+    pub(crate) fn new(tx: Transaction<'a>, boot: &'a BootClock, known: &'a mut Known) -> Self {
         let now = boot.now();
-        Self { tx, boot, now }
+        Self { tx, boot, now, known }
     }
 
     /// All that hold the name.
     pub(crate) fn holders(&self, name: &LockName) -> Result<Vec<Holder>, Failure> {
-        Ok(self.holds(name)?.0.into_iter().map(|hold| hold.holder).collect())
-    }
-
-    /// All that hold names that start with `prefix`, by name.
-    pub(crate) fn list(&self, prefix: &str) -> Result<Vec<Holder>, Failure> {
-        let sql = format!("SELECT {COLUMNS} FROM lock WHERE name >= ?4 AND ends > ?2 ORDER BY name, token");
-        let mut statement = self.tx.prepare_cached(&sql)?;
-        let mut rows = statement.query((self.boot.id(), self.now, wall_clock(), prefix))?;
-        let mut held = Vec::new();
-        // Text is compared byte for byte, so all that start with the prefix stand together.
-        while let Some(row) = rows.next()? {
-            if !row.get_ref(0)?.as_str().is_ok_and(|name| name.starts_with(prefix)) {
-                break;
-            }
-            match self.hold(row) {
-                Ok(hold) => held.push(hold.holder),
-                Err(error) => tracing::warn!(target: "fencelock", %error, "a damaged entry is left out of the list"),
-            }
-        }
-        Ok(held)
-    }
-
-    /// The rows of the name that count, and whether there are others.
-    fn holds(&self, name: &LockName) -> Result<(Vec<Hold>, bool), Failure> {
-        let sql = format!("SELECT {COLUMNS} FROM lock WHERE name = ?4 ORDER BY token");
+        let sql = format!("SELECT {COLUMNS}, {ENDS} AS ends FROM lock WHERE name = ?4 AND ends > ?2 ORDER BY token");
         let mut statement = self.tx.prepare_cached(&sql)?;
         let mut rows = statement.query((self.boot.id(), self.now, wall_clock(), name.as_str()))?;
-        let (mut live, mut has_dead) = (Vec::new(), false);
+        let mut holders = Vec::new();
         while let Some(row) = rows.next()? {
-            if row.get::<_, i64>(11).is_ok_and(|ends| ends <= self.now) {
-                has_dead = true;
-                continue;
-            }
-            live.push(self.hold(row).map_err(|error| {
+            holders.push(self.holder(row).map_err(|error| {
                 let name = name.as_str().escape_debug();
                 let told = format!("the entry of \"{name}\" in the file is damaged; force the lock free");
                 LockError::configuration(told).with_source(error)
             })?);
         }
-        Ok((live, has_dead))
+        Ok(holders)
     }
 
-    fn hold(&self, row: &Row<'_>) -> rusqlite::Result<Hold> {
+    /// A page of what is held under names that start with `prefix`, after that row, and the row after which the next page begins.
+    pub(crate) fn list(&self, prefix: &str, (name, owner): &Key) -> Result<(Vec<Holder>, Option<Key>), Failure> {
+        let sql = format!(
+            "SELECT {COLUMNS}, {ENDS} FROM lock WHERE (name, owner) > (?4, ?5) ORDER BY name, owner LIMIT {PAGE}"
+        );
+        let mut statement = self.tx.prepare_cached(&sql)?;
+        let mut rows = statement.query((self.boot.id(), self.now, wall_clock(), name, owner))?;
+        let (mut held, mut found, mut last) = (Vec::new(), 0, None);
+        while let Some(row) = rows.next()? {
+            let key: Key = (row.get(0)?, row.get(1)?);
+            // Text is compared byte for byte, so all that start with the prefix stand together.
+            if !key.0.starts_with(prefix) {
+                return Ok((held, None));
+            }
+            (found, last) = (found + 1, Some(key));
+            match self.holder(row) {
+                Ok(holder) if holder.remaining.is_some_and(|left| !left.is_zero()) => held.push(holder),
+                Ok(_) => {}
+                Err(error) => tracing::warn!(target: "fencelock", %error, "a damaged entry is left out of the list"),
+            }
+        }
+        Ok((held, last.filter(|_| found == PAGE)))
+    }
+
+    fn holder(&self, row: &Row<'_>) -> rusqlite::Result<Holder> {
         let mut holder = Holder::new();
         holder.name = Some(parsed(0, LockName::new(row.get_ref(0)?.as_str()?))?);
         holder.owner = Some(parsed(1, row.get_ref(1)?.as_str()?.parse::<OwnerId>())?);
@@ -373,34 +358,187 @@ impl<'a> View<'a> {
         let acquired = Duration::from_micros(u64::try_from(row.get::<_, i64>(8)?).unwrap_or(0));
         holder.acquired_at = UNIX_EPOCH.checked_add(acquired);
         holder.is_reserved = row.get(9)?;
-        holder.remaining = Some(until(self.now, row.get(11)?));
-        let is_of_earlier_boot = row.get(10)?;
-        Ok(Hold {
-            holder,
-            is_of_earlier_boot,
-        })
+        holder.remaining = Some(until(self.now, row.get(10)?));
+        Ok(holder)
     }
 
-    /// The rows of waiters of the name that count, and whether there are others.
-    fn waiting(&self, name: &LockName) -> Result<(Vec<Waiter>, bool), Failure> {
+    /// The rows of waiters of the name that count.
+    fn waiting(&self, name: &LockName) -> Result<Vec<Waiter>, Failure> {
         let mut statement = self.tx.prepare_cached(
-            "SELECT owner, mode, permits, place, passed, boot = ?2 AND expires > ?3 FROM waiter WHERE name = ?1 ORDER BY place",
+            "SELECT owner, mode, permits, place, passed, expires FROM waiter WHERE name = ?1 AND boot = ?2 AND expires > ?3 ORDER BY place",
         )?;
-        let mut rows = statement.query((name.as_str(), self.boot.id(), self.now))?;
-        let (mut live, mut has_dead) = (Vec::new(), false);
-        while let Some(row) = rows.next()? {
-            if !row.get::<_, bool>(5)? {
-                has_dead = true;
-                continue;
-            }
-            live.push(Waiter {
+        let waiters = statement.query_map((name.as_str(), self.boot.id(), self.now), |row| {
+            Ok(Waiter {
                 owner: row.get(0)?,
                 mode: mode(row.get(1)?, row.get(2)?),
                 place: row.get(3)?,
                 passed: row.get(4)?,
-            });
+                expires: row.get(5)?,
+            })
+        })?;
+        Ok(waiters.collect::<Result<_, _>>()?)
+    }
+
+    /// The claims of this client that wait, and whose names may have become free for them.
+    pub(crate) fn may_go(&self) -> Result<Vec<OwnerId>, Failure> {
+        let mut statement = self.tx.prepare_cached(
+            "SELECT owner FROM waiter WHERE client = ?1 AND max(permits, 1) > (SELECT count(*) FROM lock \
+             WHERE lock.name = waiter.name AND lock.boot = ?2 AND lock.expires > ?3 AND (waiter.mode <> 1 OR lock.mode = 0))",
+        )?;
+        let parameters = (&self.known.client, self.boot.id(), self.now);
+        let owners = statement.query_map(parameters, |row| parsed(0, row.get_ref(0)?.as_str()?.parse()))?;
+        Ok(owners.collect::<Result<_, _>>()?)
+    }
+
+    /// Whether the name is busy, without keeping others from writing. `None` if that cannot be told, or if there is something to write.
+    fn look(&self, claim: &Claim, waits: bool) -> Result<Option<Busy>, Failure> {
+        let holders = self.holders(claim.name())?;
+        if holders.is_empty() {
+            return Ok(None);
         }
-        Ok((live, has_dead))
+        // A writer is kept out by the holders alone.
+        let waiting = match (claim.mode(), waits) {
+            (Mode::Exclusive, false) => Vec::new(),
+            _ => self.waiting(claim.name())?,
+        };
+        let (owner, soon) = (claim.owner().to_string(), after(self.now, WAITER_TTL / 2));
+        let is_kept_up = waiting
+            .iter()
+            .any(|waiter| waiter.owner == owner && waiter.expires > soon);
+        match admission(claim, &holders, &waiting)? {
+            Admission::Busy(busy) if !waits || is_kept_up => Ok(Some(busy)),
+            _ => Ok(None),
+        }
+    }
+
+    /// `None`: the ceiling of tokens must be raised first.
+    fn acquire(&mut self, claim: &Claim, sent: Stamp, waits: bool) -> Result<Option<Attempt>, Failure> {
+        let name = claim.name();
+        let (holders, waiting) = (self.holders(name)?, self.waiting(name)?);
+        let [mode, permits] = columns(claim.mode());
+        let expires = after(self.now, claim.ttl());
+        let (first, last) = match admission(claim, &holders, &waiting)? {
+            Admission::Busy(busy) => {
+                if waits {
+                    self.wait(claim)?;
+                }
+                return Ok(Some(busy.into()));
+            }
+            Admission::Held(token) => {
+                let set = "expires = max(?5, reserved), mode = ?6, permits = ?7";
+                self.update(claim, set, &[expires, mode, permits])?;
+                // Readers can hold beside a writer that has become one.
+                self.known.wakes = !waiting.is_empty();
+                // Of a block, the last token is stored.
+                (token, token)
+            }
+            Admission::Free => {
+                let Some((first, last)) = counter::draw(&self.tx, claim.tokens_wanted())? else {
+                    return Ok(None);
+                };
+                if first.get() <= self.known.seen {
+                    return Err(lost("its counter was set back"));
+                }
+                self.known.seen = last.get();
+                self.sweep()?;
+                if !waiting.is_empty() {
+                    let row = (name.as_str(), claim.owner().to_string());
+                    self.execute("DELETE FROM waiter WHERE name = ?1 AND owner = ?2", row)?;
+                    self.execute("UPDATE waiter SET passed = passed + 1 WHERE name = ?1", [name.as_str()])?;
+                }
+                self.insert(claim, last, expires)?;
+                (first, last)
+            }
+        };
+        let grant = Grant::new(claim.clone(), last, Lease::for_claim(claim, sent)).with_first_token(first);
+        Ok(Some(Attempt::Granted(grant)))
+    }
+
+    /// Raises the ceiling of tokens. The start would hide that the counter was set back.
+    fn raise(&mut self) -> Result<(), Failure> {
+        if counter::is_below(&self.tx, self.known.seen)? {
+            return Err(lost("its counter was set back"));
+        }
+        self.known.seen = counter::raise(&self.tx, self.known.seen)?;
+        Ok(())
+    }
+
+    fn insert(&self, claim: &Claim, token: FencingToken, expires: i64) -> Result<(), Failure> {
+        let (Holder { label, host, pid, .. }, [mode, permits]) = (Holder::of(claim), columns(claim.mode()));
+        let (name, owner, client) = (claim.name().as_str(), claim.owner().to_string(), &self.known.client);
+        let (token, boot, acquired) = (token.as_i64(), self.boot.id(), wall_clock());
+        self.execute(
+            "INSERT OR REPLACE INTO lock (name, owner, client, mode, permits, token, boot, expires, label, host, pid, acquired_at) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
+            params![name, owner, client, mode, permits, token, boot, expires, label, host, pid, acquired],
+        )
+        .map(drop)
+    }
+
+    /// Gives the claim a row among the waiters, or keeps up the one that it has.
+    fn wait(&self, claim: &Claim) -> Result<(), Failure> {
+        let (name, owner, client) = (claim.name().as_str(), claim.owner().to_string(), &self.known.client);
+        let ([mode, permits], expires) = (columns(claim.mode()), after(self.now, WAITER_TTL));
+        self.execute(
+            "INSERT INTO waiter (name, owner, client, mode, permits, boot, expires, place) \
+             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, (SELECT coalesce(max(place), 0) + 1 FROM waiter WHERE name = ?1)) \
+             ON CONFLICT (name, owner) DO UPDATE SET boot = excluded.boot, expires = excluded.expires",
+            (name, owner, client, mode, permits, self.boot.id(), expires),
+        )
+        .map(drop)
+    }
+
+    /// Ends the wait of the claim, if it waits. Others may go on without it.
+    fn leave(&mut self, claim: &Claim) -> Result<(), Failure> {
+        let (waiting, owner) = (self.waiting(claim.name())?, claim.owner().to_string());
+        self.known.wakes = waiting.iter().any(|waiter| waiter.owner != owner);
+        if waiting.iter().any(|waiter| waiter.owner == owner) {
+            let row = (claim.name().as_str(), owner);
+            self.execute("DELETE FROM waiter WHERE name = ?1 AND owner = ?2", row)?;
+        }
+        Ok(())
+    }
+
+    /// The end of a reservation by the boot clock and by the wall clock, and the wall clock.
+    fn ends(&self, length: Duration) -> [i64; 3] {
+        let (length, wall) = (length.min(LONGEST), wall_clock());
+        [after(self.now, length), wall + length.as_micros() as i64, wall]
+    }
+
+    /// Changes the row of a claim, with parameters from `?5` on. Tells whether the claim holds the name.
+    fn update(&self, claim: &Claim, set: &str, values: &[i64]) -> Result<bool, Failure> {
+        let sql = format!(
+            "UPDATE lock SET {set} WHERE name = ?1 AND owner = ?2 AND client <> '' AND boot = ?3 AND expires > ?4"
+        );
+        let (name, owner, boot) = (claim.name().as_str(), claim.owner().to_string(), self.boot.id());
+        let mut parameters = params![name, owner, boot, self.now].to_vec();
+        parameters.extend(values.iter().map(|value| value as &dyn ToSql));
+        Ok(self.execute(&sql, &*parameters)? == 1)
+    }
+
+    /// Deletes the row of the claim. Tells whether it held the name until now.
+    fn delete(&self, claim: &Claim) -> Result<bool, Failure> {
+        let sql =
+            "DELETE FROM lock WHERE name = ?1 AND owner = ?2 RETURNING client <> '' AND boot = ?3 AND expires > ?4";
+        let (name, owner) = (claim.name().as_str(), claim.owner().to_string());
+        let mut statement = self.tx.prepare_cached(sql)?;
+        let held = statement.query_row((name, owner, self.boot.id(), self.now), |row| row.get(0));
+        Ok(held.optional()? == Some(true))
+    }
+
+    /// Deletes the rows that count no more, every so many grants.
+    fn sweep(&mut self) -> Result<(), Failure> {
+        if self.known.sweep_after > 0 {
+            self.known.sweep_after -= 1;
+            return Ok(());
+        }
+        let sql = format!("DELETE FROM lock WHERE {ENDS} <= ?2");
+        self.execute(&sql, (self.boot.id(), self.now, wall_clock()))?;
+        let waiters = "DELETE FROM waiter WHERE boot <> ?1 OR expires <= ?2";
+        self.execute(waiters, (self.boot.id(), self.now))?;
+        let rows: i64 = self.tx.query_row("SELECT count(*) FROM lock", [], |row| row.get(0))?;
+        self.known.sweep_after = rows / SWEEP;
+        Ok(())
     }
 
     fn execute(&self, sql: &str, parameters: impl Params) -> Result<usize, Failure> {
@@ -436,11 +574,12 @@ enum Admission {
     Busy(Busy),
 }
 
-fn admission(claim: &Claim, holds: &[Hold], waiting: &[Waiter]) -> Result<Admission, LockError> {
+fn admission(claim: &Claim, holders: &[Holder], waiting: &[Waiter]) -> Result<Admission, LockError> {
     let (name, asked, owner) = (claim.name(), claim.mode(), claim.owner().to_string());
-    let holders = || holds.iter().map(|hold| &hold.holder);
-    let mine = holders().find(|holder| holder.owner == Some(claim.owner()) && !holder.is_reserved);
-    if let Some((held, token)) = mine.and_then(|holder| Some((holder.mode, holder.token?))) {
+    let mut mine = holders
+        .iter()
+        .filter(|holder| holder.owner == Some(claim.owner()) && !holder.is_reserved);
+    if let Some((held, token)) = mine.next().and_then(|holder| Some((holder.mode, holder.token?))) {
         // A writer can become a reader.
         return match held == asked || (held, asked) == (Mode::Exclusive, Mode::Shared) {
             true => Ok(Admission::Held(token)),
@@ -448,10 +587,11 @@ fn admission(claim: &Claim, holds: &[Hold], waiting: &[Waiter]) -> Result<Admiss
         };
     }
     let others = || waiting.iter().filter(|waiter| waiter.owner != owner);
-    let found = holders()
+    let mut found = holders
+        .iter()
         .map(|holder| holder.mode)
         .chain(others().map(|waiter| waiter.mode));
-    if let Some(found) = found.take(1).find(|found| !found.is_same_kind(asked)) {
+    if let Some(found) = found.next().filter(|found| !found.is_same_kind(asked)) {
         return Err(LockError::invalid_mode(name, asked, found));
     }
     let mine = waiting.iter().find(|waiter| waiter.owner == owner);
@@ -459,16 +599,18 @@ fn admission(claim: &Claim, holds: &[Hold], waiting: &[Waiter]) -> Result<Admiss
     let before = || others().filter(|waiter| waiter.place < place);
     let first = before().filter(|waiter| waiter.passed >= PASSES).count();
     let is_free = match asked {
-        Mode::Shared => holders().all(|holder| holder.mode == asked) && !before().any(|waiter| waiter.mode != asked),
-        Mode::Permit { of } => holds.len() + first < of as usize,
-        _ => holds.is_empty() && first == 0,
+        Mode::Shared => {
+            holders.iter().all(|holder| holder.mode == asked) && !before().any(|waiter| waiter.mode != asked)
+        }
+        Mode::Permit { of } => holders.len() + first < of as usize,
+        _ => holders.is_empty() && first == 0,
     };
     if is_free {
         return Ok(Admission::Free);
     }
     let mut busy = Busy::default();
     // The one that ends first makes room.
-    if let Some(holder) = holders().min_by_key(|holder| holder.remaining) {
+    if let Some(holder) = holders.iter().min_by_key(|holder| holder.remaining) {
         busy = busy
             .with_retry_after(holder.remaining.unwrap_or_default())
             .with_holder(holder.clone());
@@ -476,202 +618,40 @@ fn admission(claim: &Claim, holds: &[Hold], waiting: &[Waiter]) -> Result<Admiss
     Ok(Admission::Busy(busy))
 }
 
-/// An operation that may write, in its transaction.
-struct Tx<'a> {
-    view: View<'a>,
-    known: &'a mut Known,
-}
+#[cfg(test)]
+mod tests {
+    use lock_core::Clock;
 
-impl Tx<'_> {
-    /// `None`: the ceiling of tokens must be raised first.
-    fn acquire(
-        &mut self,
-        claim: &Claim,
-        sent: Stamp,
-        waits: bool,
-        raise: bool,
-    ) -> Result<Option<Told<Attempt>>, Failure> {
-        let name = claim.name();
-        let (mut holds, has_dead) = self.view.holds(name)?;
-        if holds.iter().any(|hold| hold.is_of_earlier_boot) {
-            self.take_over(name)?;
-            (holds, _) = self.view.holds(name)?;
-        }
-        let (waiting, has_dead_waiters) = self.view.waiting(name)?;
-        let [mode, permits] = columns(claim.mode());
-        let expires = after(self.view.now, claim.ttl());
-        let (first, last, wakes) = match admission(claim, &holds, &waiting)? {
-            Admission::Busy(busy) => {
-                if waits {
-                    self.wait(claim)?;
-                }
-                return Ok(Some((busy.into(), false)));
-            }
-            Admission::Held(token) => {
-                let set = "expires = max(?5, reserved), mode = ?6, permits = ?7";
-                self.update(claim, set, &[expires, mode, permits])?;
-                // Readers can hold beside a writer that has become one. Of a block, the last token is stored.
-                (token, token, !waiting.is_empty())
-            }
-            Admission::Free => {
-                if raise {
-                    self.known.seen = counter::raise(&self.view.tx, self.known.seen)?;
-                }
-                let Some((first, last)) = counter::draw(&self.view.tx, claim.tokens_wanted())? else {
-                    return Ok(None);
-                };
-                if first.get() <= self.known.seen {
-                    return Err(lost("its counter was set back"));
-                }
-                self.known.seen = last.get();
-                self.clear(name, has_dead, has_dead_waiters)?;
-                if !waiting.is_empty() {
-                    self.leave(claim)?;
-                    self.view
-                        .execute("UPDATE waiter SET passed = passed + 1 WHERE name = ?1", [name.as_str()])?;
-                }
-                self.insert(claim, last, expires)?;
-                self.sweep()?;
-                (first, last, false)
-            }
+    use super::*;
+
+    #[test]
+    fn claims_that_wait_may_go_on_when_their_name_has_room_for_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut database = Database::open(&dir.path().join("a.db"), false, OwnerId::random(), 0).unwrap();
+        let permit = Mode::Permit { of: 2 };
+        let claim = |name: &str, mode| Claim::new(name.parse().unwrap(), Duration::from_secs(600)).with_mode(mode);
+        let mut acquire = |claim: &Claim| {
+            let attempt = database.acquire(claim, Clock::system().now(), true).unwrap();
+            attempt.granted().is_some()
         };
-        self.known.waiters.remove(&claim.owner());
-        let grant = Grant::new(claim.clone(), last, Lease::for_claim(claim, sent)).with_first_token(first);
-        Ok(Some((Attempt::Granted(grant), wakes)))
-    }
-
-    /// Removes the rows of the name that count no more.
-    fn clear(&self, name: &LockName, has_dead: bool, has_dead_waiters: bool) -> Result<(), Failure> {
-        let (boot, now, name) = (self.view.boot.id(), self.view.now, name.as_str());
-        if has_dead {
-            let sql = format!("DELETE FROM lock WHERE name = ?4 AND {IS_DEAD}");
-            self.view.execute(&sql, (boot, now, wall_clock(), name))?;
+        let held = [
+            ("x", Mode::Exclusive),
+            ("r", Mode::Exclusive),
+            ("p", permit),
+            ("p", permit),
+        ];
+        let held = held.map(|(name, mode)| claim(name, mode));
+        assert!(held.iter().all(&mut acquire));
+        let waiting =
+            [("x", Mode::Exclusive), ("r", Mode::Shared), ("p", permit)].map(|(name, mode)| claim(name, mode));
+        assert!(!waiting.iter().any(acquire));
+        let may_go = |database: &mut Database| database.read(|tx| tx.may_go()).unwrap();
+        assert!(may_go(&mut database).is_empty());
+        for (freed, waiter) in [(0, 0), (1, 1), (3, 2)] {
+            database.release(&held[freed], None).unwrap();
+            assert_eq!(may_go(&mut database), [waiting[waiter].owner()]);
+            assert!(database.known.wakes);
+            database.leave(&waiting[waiter]).unwrap();
         }
-        if has_dead_waiters {
-            let sql = "DELETE FROM waiter WHERE name = ?1 AND (boot <> ?2 OR expires <= ?3)";
-            self.view.execute(sql, (name, boot, now))?;
-        }
-        Ok(())
-    }
-
-    fn insert(&self, claim: &Claim, token: FencingToken, expires: i64) -> Result<(), Failure> {
-        let (Holder { label, host, pid, .. }, [mode, permits]) = (Holder::of(claim), columns(claim.mode()));
-        let (name, owner, client) = (claim.name().as_str(), claim.owner().to_string(), &self.known.client);
-        let (token, boot, acquired) = (token.as_i64(), self.view.boot.id(), wall_clock());
-        self.view.execute(
-            "INSERT OR REPLACE INTO lock (name, owner, client, mode, permits, token, boot, expires, label, host, pid, acquired_at) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12)",
-            params![name, owner, client, mode, permits, token, boot, expires, label, host, pid, acquired],
-        )?;
-        Ok(())
-    }
-
-    /// Gives the claim a row among the waiters, or keeps up the one that it has.
-    fn wait(&mut self, claim: &Claim) -> Result<(), Failure> {
-        let (boot, now) = (self.view.boot.id(), self.view.now);
-        let expires = after(now, WAITER_TTL);
-        if now > after(self.known.waiters_swept, WAITER_TTL) {
-            self.view
-                .execute("DELETE FROM waiter WHERE boot <> ?1 OR expires <= ?2", (boot, now))?;
-            self.known.waiters_swept = now;
-        }
-        let (name, owner, client) = (claim.name().as_str(), claim.owner().to_string(), &self.known.client);
-        let [mode, permits] = columns(claim.mode());
-        self.view.execute(
-            "INSERT INTO waiter (name, owner, client, mode, permits, boot, expires, place) \
-             VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, (SELECT coalesce(max(place), 0) + 1 FROM waiter WHERE name = ?1)) \
-             ON CONFLICT (name, owner) DO UPDATE SET boot = excluded.boot, expires = excluded.expires",
-            (name, owner, client, mode, permits, boot, expires),
-        )?;
-        self.known.waiters.insert(claim.owner(), expires);
-        Ok(())
-    }
-
-    /// Ends the wait of the claim, if it waits.
-    fn leave(&mut self, claim: &Claim) -> Result<(), Failure> {
-        if self.known.waiters.contains_key(&claim.owner()) {
-            let row = (claim.name().as_str(), claim.owner().to_string());
-            self.view
-                .execute("DELETE FROM waiter WHERE name = ?1 AND owner = ?2", row)?;
-            self.known.waiters.remove(&claim.owner());
-        }
-        Ok(())
-    }
-
-    fn is_waited_for(&self, name: &LockName) -> Result<bool, Failure> {
-        let sql = "SELECT 1 FROM waiter WHERE name = ?1 AND expires > ?2 LIMIT 1";
-        Ok(self
-            .view
-            .tx
-            .prepare_cached(sql)?
-            .exists((name.as_str(), self.view.now))?)
-    }
-
-    /// The end of a reservation by the boot clock and by the wall clock.
-    fn ends(&self, length: Duration) -> [i64; 2] {
-        let length = length.min(LONGEST);
-        [after(self.view.now, length), wall_clock() + length.as_micros() as i64]
-    }
-
-    /// Changes the row of a claim, with parameters from `?5` on. Tells whether the claim holds the name.
-    fn update(&self, claim: &Claim, set: &str, values: &[i64]) -> Result<bool, Failure> {
-        let sql = format!(
-            "UPDATE lock SET {set} WHERE name = ?1 AND owner = ?2 AND client <> '' AND boot = ?3 AND expires > ?4"
-        );
-        let (name, owner, boot) = (claim.name().as_str(), claim.owner().to_string(), self.view.boot.id());
-        let mut parameters = params![name, owner, boot, self.view.now].to_vec();
-        parameters.extend(values.iter().map(|value| value as &dyn ToSql));
-        Ok(self.view.execute(&sql, &*parameters)? == 1)
-    }
-
-    /// Deletes the row of the claim. Tells whether it held the name until now.
-    fn delete(&self, claim: &Claim) -> Result<bool, Failure> {
-        let sql =
-            "DELETE FROM lock WHERE name = ?1 AND owner = ?2 RETURNING client <> '' AND boot = ?3 AND expires > ?4";
-        let row = (
-            claim.name().as_str(),
-            claim.owner().to_string(),
-            self.view.boot.id(),
-            self.view.now,
-        );
-        let held = self
-            .view
-            .tx
-            .prepare_cached(sql)?
-            .query_row(row, |row| row.get(0))
-            .optional()?;
-        Ok(held == Some(true))
-    }
-
-    /// Puts what is left of the name's reservations by the wall clock under the clock of this boot.
-    fn take_over(&self, name: &LockName) -> Result<(), Failure> {
-        self.view.execute(
-            "UPDATE lock SET boot = ?1, client = '', expires = ?2 + 1000 * min(reserved_wall - ?3, reserved_wall - acquired_at), \
-             reserved = ?2 + 1000 * min(reserved_wall - ?3, reserved_wall - acquired_at) \
-             WHERE name = ?4 AND boot <> ?1 AND reserved_wall > ?3",
-            (self.view.boot.id(), self.view.now, wall_clock(), name.as_str()),
-        )?;
-        Ok(())
-    }
-
-    /// Deletes a few of the rows whose holders never came back. The search goes on where it ended the last time.
-    fn sweep(&mut self) -> Result<(), Failure> {
-        let sql = format!(
-            "SELECT name, owner, {IS_DEAD} FROM lock WHERE (name, owner) > (?4, ?5) ORDER BY name, owner LIMIT {SWEEP}"
-        );
-        let (name, owner) = &self.known.swept;
-        let parameters = (self.view.boot.id(), self.view.now, wall_clock(), name, owner);
-        let mut statement = self.view.tx.prepare_cached(&sql)?;
-        let found = statement.query_map(parameters, |row| Ok(((row.get(0)?, row.get(1)?), row.get(2)?)))?;
-        let mut rows: Vec<((String, String), bool)> = found.collect::<Result<_, _>>()?;
-        for ((name, owner), _) in rows.iter().filter(|(_, is_dead)| *is_dead) {
-            self.view
-                .execute("DELETE FROM lock WHERE name = ?1 AND owner = ?2", (name, owner))?;
-        }
-        self.known.swept = match rows.pop() {
-            Some((last, _)) if rows.len() + 1 == SWEEP => last,
-            _ => Default::default(),
-        };
-        Ok(())
     }
 }

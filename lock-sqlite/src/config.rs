@@ -3,14 +3,10 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{self, Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Executor, LockError, Options};
+use lock_core::LockError;
 use percent_encoding::percent_decode_str;
-
-use crate::SqliteLock;
-use crate::client::{Client, Settings};
 
 /// The file that holds the locks, and how to work it.
 ///
@@ -24,10 +20,10 @@ use crate::client::{Client, Settings};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SqliteConfig {
-    path: PathBuf,
-    op_timeout: Duration,
-    allow_unsafe: bool,
-    read_only: bool,
+    pub(crate) path: PathBuf,
+    pub(crate) op_timeout: Duration,
+    pub(crate) allow_unsafe: bool,
+    pub(crate) read_only: bool,
 }
 
 const PARAMETERS: &str = "op_timeout (such as 5s), mode (ro) and allow_unsafe_configuration (true or false)";
@@ -62,59 +58,9 @@ impl SqliteConfig {
     ///
     /// [`LockError::Configuration`] if the address is not one of these, or a parameter is unknown, repeated or wrong.
     pub fn from_url(url: &str) -> Result<Self, LockError> {
-        let wrong = |why: String| {
-            let message = format!("the address of the SQLite file {why}");
-            Err(LockError::configuration(message))
-        };
-        let Some(rest) = url.strip_prefix("sqlite:") else {
-            return wrong("must start with sqlite:, as in sqlite:locks.db or sqlite:///var/lib/locks.db".to_owned());
-        };
-        if rest.contains('#') {
-            return wrong("holds a #; write it as %23".to_owned());
-        }
-        if url.trim() != url || url.chars().any(char::is_control) {
-            return wrong(
-                "ends with white space, or holds a control character such as a line break; remove it".to_owned(),
-            );
-        }
-        let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let without_slashes = path.strip_prefix("//");
-        // Errors show the path.
-        if without_slashes.is_some_and(|path| !path.starts_with('/') && path.contains('@')) {
-            return wrong("names a user or a host, and a file has none; write an @ in a path as %40".to_owned());
-        }
-        let path = without_slashes.unwrap_or(path);
-        if path.is_empty() {
-            return wrong("names no file, as in sqlite:locks.db or sqlite:///var/lib/locks.db".to_owned());
-        }
-        let mut config = Self::new(OsString::from_vec(percent_decode_str(path).collect()));
+        let wrong = |why: String| LockError::configuration(format!("the address of the SQLite file {why}"));
+        let config = parse(url).map_err(wrong)?;
         config.absolute()?;
-        let mut given = Vec::new();
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
-            let value = percent_decode_str(value).decode_utf8_lossy();
-            if given.contains(&name) {
-                return wrong(format!("gives {name} twice; give it once"));
-            }
-            given.push(name);
-            config = match name {
-                "op_timeout" => match humantime::parse_duration(&value) {
-                    Ok(limit) if !limit.is_zero() => config.op_timeout(limit),
-                    _ => {
-                        return wrong("has a wrong op_timeout; give a time above zero, such as 5s or 500ms".to_owned());
-                    }
-                },
-                "mode" if value == "ro" => config.read_only(true),
-                "mode" => {
-                    return wrong("has a wrong mode; give ro to look at locks only, or leave it out".to_owned());
-                }
-                "allow_unsafe_configuration" => match value.parse() {
-                    Ok(allow) => config.allow_unsafe_configuration(allow),
-                    Err(_) => return wrong(format!("has a wrong {name}; give true or false")),
-                },
-                _ => return wrong(format!("has an unknown parameter; known are {PARAMETERS}")),
-            };
-        }
         Ok(config)
     }
 
@@ -154,67 +100,81 @@ impl SqliteConfig {
         &self.path
     }
 
-    /// Opens the file, or makes it unless it is [`read_only`](Self::read_only). Dropping the future leaves at most an empty database behind.
-    ///
-    /// # Errors
-    ///
-    /// - [`LockError::Configuration`] if the file cannot hold locks: not a database, that of another program or of a
-    ///   newer version, a directory, unreadable or read-only, or in a directory that is missing or unwritable.
-    /// - [`LockError::UnsafeConfiguration`] if locks in it might not exclude.
-    /// - [`LockError::Unavailable`] if it did not answer in time, or the disk is full.
-    pub async fn connect(self) -> Result<SqliteLock, LockError> {
-        let lock = self.connect_lazy()?;
-        let client = Arc::clone(&lock.client);
-        // The caller may be outside of a runtime.
-        let connecting = async move { client.read("opening the database", |_| Ok(())).await };
-        Executor::default().run("connecting", connecting).await??;
-        Ok(lock)
-    }
-
-    /// Opens the file at the first request, which fails as [`connect`](Self::connect) does. The next one tries again.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if the path names no file or the time for requests is zero,
-    /// [`LockError::Unavailable`] if the system refuses another thread.
-    pub fn connect_lazy(self) -> Result<SqliteLock, LockError> {
-        let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
-        let path = self.absolute()?;
-        let client = Client::start(Settings {
-            path,
-            op_timeout,
-            allow_unsafe: self.allow_unsafe,
-            read_only: self.read_only,
-        })?;
-        Ok(SqliteLock {
-            client: Arc::new(client),
-        })
-    }
-
     /// The path from the root. SQLite would give a meaning of its own to some relative ones, such as `:memory:`.
-    fn absolute(&self) -> Result<PathBuf, LockError> {
-        if self.path.as_os_str().is_empty() || self.path.as_os_str() == ":memory:" {
-            return Err(LockError::configuration(
-                "a SQLite database in memory excludes nobody else; give the path of a file",
-            ));
-        }
-        let text = self.path.as_os_str().as_bytes();
-        let shown = self.path.display();
-        let wrong = |message| Err(LockError::configuration(message));
-        if text.contains(&0) {
+    pub(crate) fn absolute(&self) -> Result<PathBuf, LockError> {
+        let (text, shown) = (self.path.as_os_str().as_bytes(), self.path.display());
+        let wrong = if text.is_empty() || text == b":memory:" {
+            "a SQLite database in memory excludes nobody else; give the path of a file".to_owned()
+        } else if text.contains(&0) {
             let shown = shown.to_string();
-            return wrong(format!(
+            format!(
                 "{} holds a nul byte, which no path can; remove it",
                 shown.escape_debug()
-            ));
-        }
-        // The system drops a last slash at times and at times does not, so it would not be the same file to every process.
-        if matches!(text.rsplit(|&b| b == b'/').next(), Some(b"" | b"." | b"..")) {
-            return wrong(format!("{shown} is the path of a directory; give the path of a file"));
-        }
-        let wrong = |e| LockError::configuration(format!("{shown} cannot be made absolute")).with_source(e);
-        path::absolute(&self.path).map_err(wrong)
+            )
+        } else if matches!(text.rsplit(|&b| b == b'/').next(), Some(b"" | b"." | b"..")) {
+            // The system drops a last slash at times and at times does not, so it would not be the same file to every process.
+            format!("{shown} is the path of a directory; give the path of a file")
+        } else {
+            let wrong = |e| LockError::configuration(format!("{shown} cannot be made absolute")).with_source(e);
+            return path::absolute(&self.path).map_err(wrong);
+        };
+        Err(LockError::configuration(wrong))
     }
+}
+
+/// What is wrong with the address is said without its beginning.
+fn parse(url: &str) -> Result<SqliteConfig, String> {
+    const NO_SQLITE: &str = "must start with sqlite:, as in sqlite:locks.db or sqlite:///var/lib/locks.db";
+
+    let rest = url.strip_prefix("sqlite:").ok_or(NO_SQLITE)?;
+    let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let host = path.strip_prefix("//").filter(|path| !path.starts_with('/'));
+    let path = path.strip_prefix("//").unwrap_or(path);
+    let wrong = [
+        (rest.contains('#'), "holds a #; write it as %23"),
+        (
+            url.trim() != url || url.chars().any(char::is_control),
+            "ends with white space, or holds a control character such as a line break; remove it",
+        ),
+        // Errors show the path.
+        (
+            host.is_some_and(|host| host.contains('@')),
+            "names a user or a host, and a file has none; write an @ in a path as %40",
+        ),
+        (
+            path.is_empty(),
+            "names no file, as in sqlite:locks.db or sqlite:///var/lib/locks.db",
+        ),
+    ];
+    if let Some((_, why)) = wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
+        return Err(why.to_owned());
+    }
+    let mut config = SqliteConfig::new(OsString::from_vec(percent_decode_str(path).collect()));
+    let mut given = Vec::new();
+    for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        let value = percent_decode_str(value).decode_utf8_lossy();
+        if given.contains(&name) {
+            return Err(format!("gives {name} twice; give it once"));
+        }
+        given.push(name);
+        config = match name {
+            "op_timeout" => {
+                let limit = humantime::parse_duration(&value).ok().filter(|limit| !limit.is_zero());
+                config.op_timeout(limit.ok_or("has a wrong op_timeout; give a time above zero, such as 5s or 500ms")?)
+            }
+            "mode" if value == "ro" => config.read_only(true),
+            "mode" => return Err("has a wrong mode; give ro to look at locks only, or leave it out".to_owned()),
+            "allow_unsafe_configuration" => {
+                let allow = value
+                    .parse()
+                    .map_err(|_| format!("has a wrong {name}; give true or false"))?;
+                config.allow_unsafe_configuration(allow)
+            }
+            _ => return Err(format!("has an unknown parameter; known are {PARAMETERS}")),
+        };
+    }
+    Ok(config)
 }
 
 #[cfg(test)]

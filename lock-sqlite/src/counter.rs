@@ -23,21 +23,31 @@ const CHUNK: u64 = 1 << 10;
 /// How many tokens one grant gets at most. Larger blocks would use up a chunk within a few grants.
 const BLOCK: u32 = 16;
 
+/// The last token that was drawn, and the ceiling.
+fn counter(tx: &Connection) -> Result<(i64, i64), Failure> {
+    let mut statement = tx.prepare_cached("SELECT token, ceiling FROM counter")?;
+    Ok(statement.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?)
+}
+
+/// Whether the counter is below a token that was drawn from it, so that the file was set back.
+pub(crate) fn is_below(tx: &Connection, seen: u64) -> Result<bool, Failure> {
+    Ok(u64::try_from(counter(tx)?.0).unwrap_or(0) < seen)
+}
+
 /// Raises the ceiling, in a transaction that waits for the disk, and starts above the old one, the wall clock and `seen`. Returns the start: every
 /// token drawn from now on is higher.
 pub(crate) fn raise(tx: &Connection, seen: u64) -> Result<u64, Failure> {
-    let ceiling: i64 = tx.query_row("SELECT max(token, ceiling) FROM counter", [], |row| row.get(0))?;
-    let start = u64::try_from(ceiling).unwrap_or(0).max(seen).max(wall_clock());
+    let (token, ceiling) = counter(tx)?;
+    let old = u64::try_from(token.max(ceiling)).unwrap_or(0);
+    let start = old.max(seen).max(wall_clock());
     if start >= FencingToken::MAX.get() {
         return Err(Failure::configuration(
             "the counter of fencing tokens has reached its end, 2^53; use a new file, and reset the marks that the resources keep",
         ));
     }
     let ceiling = (start + CHUNK).min(FencingToken::MAX.get());
-    tx.execute(
-        "UPDATE counter SET token = ?1, ceiling = ?2",
-        [start as i64, ceiling as i64],
-    )?;
+    let set = "UPDATE counter SET token = ?1, ceiling = ?2";
+    tx.execute(set, [start as i64, ceiling as i64])?;
     Ok(start)
 }
 
@@ -45,18 +55,12 @@ pub(crate) fn raise(tx: &Connection, seen: u64) -> Result<u64, Failure> {
 ///
 /// More than one only as far as the wall clock has passed them: a counter that is lost starts at the clock, so above them.
 pub(crate) fn draw(tx: &Connection, wanted: NonZeroU32) -> Result<Option<(FencingToken, FencingToken)>, Failure> {
-    let (token, ceiling): (i64, i64) = tx
-        .prepare_cached("SELECT token, ceiling FROM counter")?
-        .query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?;
+    let (token, ceiling) = counter(tx)?;
     if token >= ceiling {
         return Ok(None);
     }
-    let block = i64::from(wanted.get().min(BLOCK));
-    let last = token
-        .saturating_add(block)
-        .min(ceiling)
-        .min(wall_clock() as i64)
-        .max(token + 1);
+    let block = token.saturating_add(wanted.get().min(BLOCK).into());
+    let last = block.min(ceiling).min(wall_clock() as i64).max(token + 1);
     tx.prepare_cached("UPDATE counter SET token = ?1")?.execute([last])?;
     // Another program may have written nonsense into the file; a raise puts it right, or says why it cannot.
     let tokens = [token + 1, last].map(|token| FencingToken::try_from(token).ok());

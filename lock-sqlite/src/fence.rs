@@ -35,7 +35,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! With another driver, execute [`CREATE_SQL`] once and [`ADMIT_SQL`] at the start of each transaction.
+//! Holders of a [shared](lock_core::LockRequest::shared) lock are admitted by [`admit_shared`], which keeps a mark of its own: they do not refuse
+//! each other, a writer refuses older readers, and a reader refuses older writers.
+//!
+//! With another driver, execute [`CREATE_SQL`] once and [`ADMIT_SQL`] or [`ADMIT_SHARED_SQL`] at the start of each transaction.
 //!
 //! The marks are in the `main` database of the connection, whatever temporary tables and attached databases there are. All
 //! writers must open the same file as `main`.
@@ -47,15 +50,20 @@ use rusqlite::{OptionalExtension, Transaction};
 
 /// Makes the table of marks where it is missing.
 pub const CREATE_SQL: &str = "CREATE TABLE IF NOT EXISTS main.fencelock_fence \
-    (resource TEXT NOT NULL PRIMARY KEY, mark INTEGER NOT NULL) WITHOUT ROWID";
+    (resource TEXT NOT NULL PRIMARY KEY, mark INTEGER NOT NULL DEFAULT 0, shared_mark INTEGER NOT NULL DEFAULT 0) WITHOUT ROWID";
 
 /// Admits token `?2` to resource `?1`: yields one row, or none if the token is stale.
 ///
 /// It writes, so from then on no other connection can come between it and the end of the transaction.
 pub const ADMIT_SQL: &str = "INSERT INTO main.fencelock_fence (resource, mark) VALUES (?1, ?2) \
-    ON CONFLICT (resource) DO UPDATE SET mark = excluded.mark WHERE mark <= excluded.mark RETURNING mark";
+    ON CONFLICT (resource) DO UPDATE SET mark = excluded.mark WHERE max(mark, shared_mark) <= excluded.mark RETURNING mark";
 
-/// Reads the mark of resource `?1`: yields no row if no token was ever admitted.
+/// As [`ADMIT_SQL`], for a holder that shares the lock.
+pub const ADMIT_SHARED_SQL: &str = "INSERT INTO main.fencelock_fence (resource, shared_mark) VALUES (?1, ?2) \
+    ON CONFLICT (resource) DO UPDATE SET shared_mark = max(shared_mark, excluded.shared_mark) \
+    WHERE mark <= excluded.shared_mark AND typeof(shared_mark) = 'integer' RETURNING shared_mark";
+
+/// Reads the mark of resource `?1`: yields no row if no token was ever admitted, and 0 if only holders were that share the lock.
 pub const MARK_SQL: &str = "SELECT mark FROM main.fencelock_fence WHERE resource = ?1";
 
 /// Why a holder was not admitted.
@@ -83,36 +91,57 @@ pub enum FenceError {
 ///
 /// [`FenceError::Stale`] if a later holder has been here; roll back then. [`FenceError::Sqlite`] if the database failed.
 pub fn admit(tx: &Transaction<'_>, resource: &str, token: FencingToken) -> Result<(), FenceError> {
-    let admitted = tx.prepare_cached(ADMIT_SQL)?.exists((resource, token.as_i64()))?;
-    if admitted {
-        return Ok(());
-    }
-    match mark(tx, resource)? {
-        Some(mark) => Err(StaleToken::new(resource, token, mark).into()),
-        None => Err(FenceError::Mark {
-            resource: resource.to_owned(),
-        }),
-    }
+    admit_by(ADMIT_SQL, "max(mark, shared_mark)", tx, resource, token)
 }
 
-/// The highest token that `resource` has admitted.
+/// As [`admit`], for a holder that shares the lock: refused below the mark of those that write, and refuses older ones of them.
+///
+/// # Errors
+///
+/// As [`admit`].
+pub fn admit_shared(tx: &Transaction<'_>, resource: &str, token: FencingToken) -> Result<(), FenceError> {
+    admit_by(ADMIT_SHARED_SQL, "mark", tx, resource, token)
+}
+
+/// The highest token that `resource` has admitted of holders that do not share the lock.
 ///
 /// # Errors
 ///
 /// [`FenceError::Sqlite`] if the database failed.
 pub fn mark(tx: &Transaction<'_>, resource: &str) -> Result<Option<FencingToken>, FenceError> {
-    let mark: Option<Value> = tx
-        .prepare_cached(MARK_SQL)?
-        .query_row([resource], |row| row.get(0))
-        .optional()?;
-    let Some(mark) = mark else { return Ok(None) };
-    let token = match mark {
-        Value::Integer(mark) => FencingToken::try_from(mark).ok(),
-        _ => None,
-    };
-    token.map(Some).ok_or_else(|| FenceError::Mark {
+    read(tx, "mark", resource)
+}
+
+fn admit_by(
+    sql: &str,
+    refusing: &str,
+    tx: &Transaction<'_>,
+    resource: &str,
+    token: FencingToken,
+) -> Result<(), FenceError> {
+    if tx.prepare_cached(sql)?.exists((resource, token.as_i64()))? {
+        return Ok(());
+    }
+    match read(tx, refusing, resource)? {
+        Some(mark) if token < mark => Err(StaleToken::new(resource, token, mark).into()),
+        _ => Err(nonsense(resource)),
+    }
+}
+
+fn read(tx: &Transaction<'_>, mark: &str, resource: &str) -> Result<Option<FencingToken>, FenceError> {
+    let sql = MARK_SQL.replacen("mark", mark, 1);
+    let mark = tx.prepare_cached(&sql)?.query_row([resource], |row| row.get(0));
+    match mark.optional()? {
+        None | Some(Value::Integer(0)) => Ok(None),
+        Some(Value::Integer(mark)) => FencingToken::try_from(mark).map(Some).map_err(|_| nonsense(resource)),
+        Some(_) => Err(nonsense(resource)),
+    }
+}
+
+fn nonsense(resource: &str) -> FenceError {
+    FenceError::Mark {
         resource: resource.to_owned(),
-    })
+    }
 }
 
 #[cfg(test)]
@@ -132,37 +161,24 @@ mod tests {
     }
 
     #[test]
-    fn an_equal_token_is_admitted_again_and_a_lower_one_is_refused() {
+    fn each_kind_of_holder_is_refused_below_the_marks_that_count_for_it() {
         let mut conn = database();
-        for value in [5, 5, 9] {
-            let tx = conn.transaction().unwrap();
-            admit(&tx, "r", token(value)).unwrap();
-            tx.commit().unwrap();
-        }
         let tx = conn.transaction().unwrap();
-        let Err(FenceError::Stale(stale)) = admit(&tx, "r", token(8)) else {
-            panic!("a stale token was admitted");
-        };
-        assert_eq!(stale, StaleToken::new("r", token(8), token(9)));
-        admit(&tx, "another", token(1)).unwrap();
+        assert_eq!(mark(&tx, "r").unwrap(), None);
+        for reader in [7, 5, 6] {
+            admit_shared(&tx, "r", token(reader)).unwrap();
+        }
+        assert_eq!(mark(&tx, "r").unwrap(), None);
+        for (refused, below) in [(admit(&tx, "r", token(6)), 7), (admit(&tx, "r", token(1)), 7)] {
+            assert!(matches!(refused, Err(FenceError::Stale(stale)) if stale.mark == token(below)));
+        }
+        for writer in [8, 8, 9] {
+            admit(&tx, "r", token(writer)).unwrap();
+        }
+        assert!(matches!(admit_shared(&tx, "r", token(8)), Err(FenceError::Stale(stale)) if stale.mark == token(9)));
+        admit_shared(&tx, "r", token(9)).unwrap();
         assert_eq!(mark(&tx, "r").unwrap(), Some(token(9)));
-    }
-
-    #[test]
-    fn between_admission_and_commit_nobody_else_writes() {
-        let dir = tempfile::tempdir().unwrap();
-        let open = || Connection::open(dir.path().join("data.db")).unwrap();
-        let (mut one, mut other) = (open(), open());
-        one.execute_batch(CREATE_SQL).unwrap();
-        other.busy_timeout(std::time::Duration::ZERO).unwrap();
-        let tx = one.transaction().unwrap();
-        admit(&tx, "r", token(5)).unwrap();
-        let late = other.transaction().unwrap();
-        let busy = admit(&late, "r", token(6));
-        assert!(matches!(busy, Err(FenceError::Sqlite(_))), "{busy:?}");
-        drop(late);
-        tx.commit().unwrap();
-        admit(&other.transaction().unwrap(), "r", token(6)).unwrap();
+        admit(&tx, "another", token(1)).unwrap();
     }
 
     #[test]
@@ -186,12 +202,19 @@ mod tests {
         let mut conn = database();
         let nonsense = [Value::Integer(i64::MAX), Value::Text("x".into()), Value::Blob(vec![1])];
         for (resource, mark) in nonsense.into_iter().enumerate() {
-            let row = (resource.to_string(), mark);
-            conn.execute("INSERT INTO fencelock_fence VALUES (?1, ?2)", row)
-                .unwrap();
+            let resource = resource.to_string();
+            for row in [("mark", &resource), ("shared_mark", &format!("shared {resource}"))] {
+                let sql = format!("INSERT INTO fencelock_fence (resource, {}) VALUES (?1, ?2)", row.0);
+                conn.execute(&sql, (row.1, &mark)).unwrap();
+            }
             let tx = conn.transaction().unwrap();
-            let refused = admit(&tx, &resource.to_string(), token(1));
-            assert!(matches!(refused, Err(FenceError::Mark { .. })), "{refused:?}");
+            for refused in [
+                admit(&tx, &resource, token(1)),
+                admit_shared(&tx, &resource, token(1)),
+                admit(&tx, &format!("shared {resource}"), token(1)),
+            ] {
+                assert!(matches!(refused, Err(FenceError::Mark { .. })), "{refused:?}");
+            }
         }
     }
 

@@ -52,7 +52,7 @@
 //!   request fails once, and the next one opens what is there. In between a holder may believe in its lock while
 //!   another has it; the fencing token tells them apart. The same goes for the `-wal` and `-shm` files.
 //! - **Copying over the file while it is in use** (rather than replacing it) changes SQLite's data under its feet, and may
-//!   damage it. A client notices it only when it draws a token that is not above all
+//!   damage it. A client notices it only when it draws a token, or opens the file, and finds the counter below a token
 //!   that it has seen itself, so locks may be held twice and tokens repeated. Restore with all users stopped, and
 //!   remove the `-wal` and `-shm` files.
 //! - **A virtual machine that is set back to a snapshot while clients run** sets back their memory with the file: they
@@ -92,16 +92,12 @@ mod file_identity;
 mod read_only;
 mod schema;
 mod wait;
+mod worker;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use async_trait::async_trait;
-use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
-    ServerInfo, Wait,
-};
+use lock_core::LockError;
 
 pub use config::SqliteConfig;
 /// The version of rusqlite that [`fence`] works with: the one that cargo has chosen for the program.
@@ -112,7 +108,7 @@ use client::Client;
 /// Locks in an SQLite file.
 ///
 /// Every client has one connection and one thread that works it; clones share them. Dropping the last clone closes the file in the background
-/// and leaves what it held to expire; [`close`](DistributedLock::close) releases it.
+/// and leaves what it held to expire; [`close`](lock_core::DistributedLock::close) releases it.
 #[derive(Clone, Debug)]
 pub struct SqliteLock {
     client: Arc<Client>,
@@ -126,68 +122,5 @@ impl SqliteLock {
     /// As [`SqliteConfig::connect`].
     pub async fn open(path: impl Into<PathBuf>) -> Result<Self, LockError> {
         SqliteConfig::new(path).connect().await
-    }
-}
-
-#[async_trait]
-impl DistributedLock for SqliteLock {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new(Scope::Machine)
-            .with_op_timeout(self.client.settings().op_timeout)
-            // A claim that was passed over goes first.
-            .with_give_way(Duration::ZERO)
-            .with_inspection()
-            .with_reservations()
-            .with_shared()
-            .with_permits()
-    }
-
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.client.try_acquire(claim).await
-    }
-
-    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        match lease.claim() {
-            Some(claim) => self.client.renew(claim).await,
-            // Not one of ours.
-            None => Ok(Renewal::NotHeld),
-        }
-    }
-
-    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        self.client.release(claim, keep).await
-    }
-
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
-        self.client.acquire(claim, wait).await
-    }
-
-    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        self.client.reserve(claim, length).await
-    }
-
-    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        let name = name.clone();
-        self.client
-            .read("asking who holds a lock", move |view| view.holders(&name))
-            .await
-    }
-
-    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        let prefix = prefix.to_owned();
-        self.client.read("listing locks", move |view| view.list(&prefix)).await
-    }
-
-    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        self.client.force_release(name).await
-    }
-
-    async fn server_info(&self) -> Result<ServerInfo, LockError> {
-        let warnings = file_identity::warnings(&self.client.settings().path);
-        Ok(ServerInfo::new("SQLite", rusqlite::version()).with_warnings(warnings))
-    }
-
-    async fn close(&self) -> Result<(), LockError> {
-        self.client.close().await
     }
 }

@@ -5,24 +5,25 @@
 //! to date. Clients come and go meanwhile, so the files are looked at before and after, and read again if they have changed.
 
 use std::fs;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::thread;
 use std::time::Duration;
 
-use lock_core::LockError;
-use rusqlite::{ErrorCode, Transaction, TransactionBehavior};
+use percent_encoding::{NON_ALPHANUMERIC, percent_encode};
+use rusqlite::{ErrorCode, OpenFlags, Transaction, TransactionBehavior};
 use rustix::fs::Access;
 
 use crate::boot_clock::BootClock;
-use crate::client::Settings;
-use crate::commands::View;
-use crate::connection::{self, Connection, InUse};
-use crate::error::{Failure, not_readable, permits};
-use crate::file_identity::{Place, with_suffix};
+use crate::commands::{Known, Tx};
+use crate::connection::{self, InUse};
+use crate::error::{Failure, lacks};
+use crate::file_identity::{Place, nothing_there, with_suffix};
 use crate::schema;
 
 /// How often files that only a client that may write can put right are looked at again: such a client may be about to.
-const TRIES: u32 = 20;
+const TRIES: usize = 20;
 
 /// Reads what is held. A file in which nothing was ever held yields the default.
 ///
@@ -30,116 +31,84 @@ const TRIES: u32 = 20;
 ///
 /// [`Failure::busy`] if the files changed meanwhile.
 pub(crate) fn read<T: Default>(
-    settings: &Settings,
-    work: impl Fn(&View<'_>) -> Result<T, Failure>,
+    path: &Path,
+    allow_unsafe: bool,
+    work: impl Fn(&Tx<'_>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    for _ in 1..TRIES {
-        let mut is_left_behind = false;
-        let done = read_once(settings, &mut is_left_behind, &work);
-        if !is_left_behind {
-            return done;
+    let _in_use = InUse::begin()?;
+    connection::check_version()?;
+    let boot = BootClock::find(allow_unsafe)?;
+    let mut done = look(path, allow_unsafe, &boot, &work);
+    for _ in 0..TRIES {
+        if !matches!(&done, Err(Failure::Sqlite(e)) if e.sqlite_error_code() == Some(ErrorCode::CannotOpen)) {
+            break;
         }
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
+        done = look(path, allow_unsafe, &boot, &work);
     }
-    read_once(settings, &mut false, &work)
+    done
 }
 
-fn read_once<T: Default>(
-    settings: &Settings,
-    is_left_behind: &mut bool,
-    work: impl Fn(&View<'_>) -> Result<T, Failure>,
+fn look<T: Default>(
+    path: &Path,
+    allow_unsafe: bool,
+    boot: &BootClock,
+    work: impl Fn(&Tx<'_>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let in_use = InUse::begin()?;
-    connection::check_version()?;
-    let boot = BootClock::find(settings.allow_unsafe)?;
-    let _looking = connection::looking();
-    let path = &settings.path;
-    let missing = || {
-        LockError::configuration(format!(
-            "there is no file {}; check the path. The file is made with the first lock that is taken there",
-            path.display()
-        ))
-    };
-    // Before what is said of a directory that is missing.
-    if fs::metadata(path).is_err_and(|e| {
-        matches!(
-            e.kind(),
-            std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
-        )
-    }) {
-        return Err(missing().into());
-    }
-    let place = Place::look(path, settings.allow_unsafe)?;
-    let Some(file) = &place.file else {
-        return Err(missing().into());
-    };
-    if file.len() == 0 {
-        return Ok(T::default());
-    }
-    let [log, index] = ["-wal", "-shm"].map(|end| with_suffix(&place.real, end));
-    for file in [&log, &index] {
-        if file.exists() && !permits(file, Access::READ_OK)? {
-            return Err(not_readable(file).into());
+    let _alone = connection::opening();
+    match fs::metadata(path) {
+        Err(e) if nothing_there(&e) => {
+            return Err(Failure::configuration(format!(
+                "there is no file {}; check the path. The file is made with the first lock that is taken there",
+                path.display()
+            )));
         }
+        Ok(file) if file.is_file() && file.len() == 0 => return Ok(T::default()),
+        _ => {}
     }
-    let before = seen(&place.real);
-    if with_suffix(&place.real, "-journal").exists() {
-        *is_left_behind = true;
-        return Err(left_behind(&with_suffix(&place.real, "-journal")).into());
+    let real = Place::find(path, allow_unsafe)?.real;
+    let mut files = ["", "-wal", "-shm"].map(|end| with_suffix(&real, end)).into_iter();
+    if let Some(file) = files.find(|file| lacks(file, Access::READ_OK)) {
+        return Err(Failure::configuration(format!(
+            "{} is not readable for this process; change its owner or mode",
+            file.display()
+        )));
     }
-    let has_log = fs::metadata(&log).is_ok_and(|file| file.len() > 0) || index.exists();
-    let done = read_open(&place.real, &boot, !has_log, in_use, work);
-    if seen(&place.real) != before {
-        return Err(Failure::busy());
-    }
-    match done {
-        Err(Failure::Sqlite(error))
-            if matches!(
-                error.sqlite_error_code(),
-                Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen)
-            ) =>
-        {
-            *is_left_behind = true;
-            Err(left_behind(&log).with_source(error).into())
-        }
-        done => done,
+    let before = seen(&real);
+    let done = read_open(&real, boot, work);
+    match seen(&real) == before {
+        true => done,
+        false => Err(Failure::busy()),
     }
 }
 
 fn read_open<T: Default>(
     path: &Path,
     boot: &BootClock,
-    immutable: bool,
-    in_use: InUse,
-    work: impl Fn(&View<'_>) -> Result<T, Failure>,
+    work: impl Fn(&Tx<'_>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
-    let conn = Connection::open_to_read(path, immutable, in_use)?;
+    // An index without a log says nothing; SQLite would make a log for it.
+    let has_log = fs::metadata(with_suffix(path, "-wal")).is_ok_and(|log| log.len() > 0);
+    let how = if has_log { "readonly_shm=1" } else { "immutable=1" };
+    let encoded = percent_encode(path.as_os_str().as_bytes(), NON_ALPHANUMERIC);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+    let conn = connection::open(Path::new(&format!("file:{encoded}?mode=ro&{how}")), flags)?;
     let tx = Transaction::new_unchecked(&conn, TransactionBehavior::Deferred)?;
     match schema::is_ours(&tx, path)? {
-        true => work(&View::new(tx, boot)),
+        true => work(&Tx::new(tx, boot, &mut Known::default())),
         false => Ok(T::default()),
     }
 }
 
-fn left_behind(file: &Path) -> LockError {
-    LockError::configuration(format!(
-        "{} was left behind by a client that was ended in the middle of its work, and this process may only read; any client that may write \
-         puts that right, such as fencelock check",
-        file.display()
-    ))
-}
-
-/// What a client changes that comes or goes: which files there are, and the content of the database.
-fn seen(path: &Path) -> Vec<Option<(u64, u64, i64, i64)>> {
-    let look = |end: &str| {
+/// What a client changes that comes or goes: which files there are, whether they are empty, and the content of the database.
+fn seen(path: &Path) -> impl PartialEq {
+    ["", "-wal", "-shm"].map(|end| {
         let file = fs::metadata(with_suffix(path, end)).ok()?;
-        let is_log = !end.is_empty();
-        let times = if is_log {
-            (0, 0)
+        let changed = if end.is_empty() {
+            [file.mtime(), file.mtime_nsec()]
         } else {
-            (file.mtime(), file.mtime_nsec())
+            [0; 2]
         };
-        Some((file.dev(), file.ino(), times.0, times.1))
-    };
-    ["", "-wal", "-shm", "-journal"].map(look).into()
+        Some((file.dev(), file.ino(), file.len() > 0, changed))
+    })
 }

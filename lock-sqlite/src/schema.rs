@@ -2,9 +2,8 @@
 
 use std::path::Path;
 
-use rusqlite::{Transaction, TransactionBehavior};
+use rusqlite::Connection;
 
-use crate::connection::Connection;
 use crate::error::Failure;
 
 /// Marks the file as ours (`fncl`), so that no other program's database is ever written to.
@@ -58,10 +57,8 @@ CREATE TABLE counter (
 INSERT INTO counter (only_row, token, ceiling) VALUES (1, 0, 0);
 ";
 
-/// Sets the journal mode, and lays out the tables if the file is new.
-pub(crate) fn prepare(conn: &mut Connection, path: &Path) -> Result<(), Failure> {
-    // Before the journal mode, which is stored in the file: another program's database must stay untouched.
-    let is_ours = is_ours(&conn.transaction()?, path)?;
+/// Sets the journal mode of a database that [`is_ours`] or empty, and opens its log.
+pub(crate) fn set_journal_mode(conn: &Connection, path: &Path) -> Result<(), Failure> {
     let mode: String = conn.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
     if mode != "wal" {
         return Err(Failure::configuration(format!(
@@ -70,23 +67,19 @@ pub(crate) fn prepare(conn: &mut Connection, path: &Path) -> Result<(), Failure>
             path.display()
         )));
     }
-    conn.set_durable(false)?;
-    if is_ours {
-        return Ok(());
-    }
-    let tx = conn.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    // Another process may have been faster.
-    if !self::is_ours(&tx, path)? {
-        tx.execute_batch(TABLES)?;
-        tx.pragma_update(None, "application_id", APPLICATION_ID)?;
-        tx.pragma_update(None, "user_version", FORMAT)?;
-        tx.commit()?;
-    }
-    Ok(())
+    // SQLite opens the log with the first read.
+    Ok(conn.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?)
+}
+
+/// Lays out the tables of an empty database.
+pub(crate) fn create(tx: &Connection) -> Result<(), Failure> {
+    tx.execute_batch(TABLES)?;
+    tx.pragma_update(None, "application_id", APPLICATION_ID)?;
+    Ok(tx.pragma_update(None, "user_version", FORMAT)?)
 }
 
 /// Whether the database has our tables. False if it is empty. In a transaction, or another process could lay out its tables meanwhile.
-pub(crate) fn is_ours(tx: &Transaction<'_>, path: &Path) -> Result<bool, Failure> {
+pub(crate) fn is_ours(tx: &Connection, path: &Path) -> Result<bool, Failure> {
     let pragma = |name| tx.pragma_query_value(None, name, |row| row.get::<_, i32>(0));
     let (id, format) = (pragma("application_id")?, pragma("user_version")?);
     let tables: i64 = tx.query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))?;

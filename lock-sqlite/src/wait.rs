@@ -1,21 +1,20 @@
-//! How a claim waits: it looks again when a client has freed a name, when the holder's lease ends, and a few times a second.
+//! How claims that wait are woken, beside the looks that they take by themselves.
 //!
 //! Beside the database lies a named pipe. The client that frees a name that others wait for leaves one byte in it, and nobody reads it: `epoll`
 //! reports each write once to every client that listens (`EPOLLET`). It counts against no limit of a user, as inotify instances do, and works
-//! across containers.
+//! across containers. A client with several claims that wait then finds out with one query which of them may go on.
 //!
 //! Wake-ups only save time. A waiter whose wake-up is lost finds the change at its next planned look, and a client that cannot open the pipe looks
 //! more often.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Busy, Claim};
-use tokio::sync::futures::Notified;
-use tokio::sync::{Notify, oneshot};
-
-use crate::client::Client;
+use lock_core::{Busy, OwnerId};
+use tokio::sync::Notify;
 
 /// Between looks of a client that listens: a process that ends between its release and the wake-up tells no one.
 const LISTENING: Duration = Duration::from_millis(250);
@@ -23,102 +22,100 @@ const LISTENING: Duration = Duration::from_millis(250);
 /// Between looks of a client that cannot listen.
 const DEAF: Duration = Duration::from_millis(10);
 
-/// The time until the next look, with jitter, or processes that once woke together would forever.
-pub(crate) fn pause(listening: &Option<Arc<Listening>>, busy: &Busy) -> Duration {
-    let longest = if listening.is_some() { LISTENING } else { DEAF };
-    let pause = longest.mul_f64(0.5 + fastrand::f64());
-    busy.retry_after
-        .map_or(pause, |end| pause.min(end.max(Duration::from_millis(1))))
-}
-
-/// The place of a claim among the waiters. Dropping it leaves them.
-pub(crate) struct Place<'a> {
-    client: &'a Client,
-    claim: Option<Claim>,
-}
-
-impl<'a> Place<'a> {
-    pub(crate) fn new(client: &'a Client, claim: &Claim) -> Self {
-        let claim = Some(claim.clone());
-        Self { client, claim }
-    }
-
-    /// The grant has taken the claim from among the waiters.
-    pub(crate) fn granted(mut self) {
-        self.claim = None;
-    }
-}
-
-impl Drop for Place<'_> {
-    fn drop(&mut self) {
-        if let Some(claim) = self.claim.take() {
-            self.client.leave(claim);
-        }
-    }
-}
-
-/// A client's ways to wake others and to be woken.
-#[derive(Debug, Default)]
+/// A client's claims that wait, and its ways to wake others and to be woken.
 pub(crate) struct Wake {
-    notify: Arc<Notify>,
+    /// Has the client find out which of its claims may go on, and [wake](Self::wake) them.
+    find: Box<dyn Fn() + Send + Sync>,
+    /// Whether the client was asked to, and has not begun.
+    is_asked: AtomicBool,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     /// Where links lead to.
     database: PathBuf,
-    listening: Weak<Listening>,
+    waiting: HashMap<OwnerId, Arc<Notify>>,
     pipe: Option<pipe::Pipe>,
 }
 
-/// A task that listens. It ends with the last waiter.
-#[derive(Debug)]
-pub(crate) struct Listening {
-    _ends: oneshot::Sender<()>,
-}
-
 impl Wake {
+    pub(crate) fn new(find: impl Fn() + Send + Sync + 'static) -> Arc<Self> {
+        let (find, is_asked, state) = (Box::new(find), AtomicBool::new(false), Mutex::default());
+        Arc::new(Self { find, is_asked, state })
+    }
+
     pub(crate) fn set_database(&self, path: &Path) {
         path.clone_into(&mut self.state().database);
     }
 
-    /// Wakes the waiters of every client of the file.
-    pub(crate) fn wake_all(&self) {
-        self.notify.notify_waiters();
+    /// Listens for the claim until it [leaves](Self::leave). What is returned remembers a wake-up that comes before it is waited for.
+    pub(crate) fn join(self: &Arc<Self>, owner: OwnerId) -> Arc<Notify> {
         let mut state = self.state();
-        if state.pipe.as_ref().is_none_or(pipe::Pipe::is_removed) {
-            state.pipe = pipe::Pipe::open(&state.database).ok();
-        }
+        self.open(&mut state);
+        Arc::clone(state.waiting.entry(owner).or_default())
+    }
+
+    pub(crate) fn leave(&self, owner: OwnerId) {
+        self.state().waiting.remove(&owner);
+    }
+
+    /// The time until the next look, with jitter, or processes that once woke together would forever.
+    pub(crate) fn pause(&self, busy: &Busy) -> Duration {
+        let longest = if self.state().pipe.is_some() { LISTENING } else { DEAF };
+        let pause = longest.mul_f64(0.5 + fastrand::f64());
+        busy.retry_after
+            .map_or(pause, |end| pause.min(end.max(Duration::from_millis(1))))
+    }
+
+    /// Wakes the clients of the file.
+    pub(crate) fn wake_clients(self: &Arc<Self>) {
+        let mut state = self.state();
+        self.open(&mut state);
         if let Some(pipe) = &state.pipe {
-            pipe.wake_all();
+            pipe.write();
         }
     }
 
-    /// Has the waiters of this client look at once.
-    pub(crate) fn end_waits(&self) {
-        self.notify.notify_waiters();
-    }
-
-    /// Completes with the next wake-up from now on.
-    pub(crate) fn woken(&self) -> Notified<'_> {
-        self.notify.notified()
-    }
-
-    /// Listens for wake-ups by other clients for as long as the result is kept. `None` if that is not possible.
-    pub(crate) fn listen(&self) -> Option<Arc<Listening>> {
-        let mut state = self.state();
-        if let Some(listening) = state.listening.upgrade() {
-            return Some(listening);
+    /// Has those claims of this client look at once; all of them without a list.
+    pub(crate) fn wake(&self, owners: Option<&[OwnerId]>) {
+        for (owner, notify) in &self.state().waiting {
+            if owners.is_none_or(|owners| owners.contains(owner)) {
+                notify.notify_one();
+            }
         }
-        let (ends, ended) = oneshot::channel();
-        pipe::listen(&state.database, Arc::clone(&self.notify), ended).ok()?;
-        let listening = Arc::new(Listening { _ends: ends });
-        state.listening = Arc::downgrade(&listening);
-        Some(listening)
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    /// The client begins to find out. A wake-up from now on asks it again.
+    pub(crate) fn begin_to_find(&self) {
+        self.is_asked.store(false, Ordering::Release);
+    }
+
+    /// A client has freed a name.
+    fn heard(&self) {
+        let waiting = self.state().waiting.len();
+        if waiting == 1 {
+            // It looks by itself.
+            self.wake(None);
+        } else if waiting > 1 && !self.is_asked.swap(true, Ordering::AcqRel) {
+            (self.find)();
+        }
+    }
+
+    /// Opens the pipe if that is not done, or if it has been removed, so that other clients use another one.
+    fn open(self: &Arc<Self>, state: &mut State) {
+        if state.pipe.as_ref().is_none_or(pipe::Pipe::is_removed) {
+            let wake = Arc::downgrade(self);
+            let heard = move || {
+                if let Some(wake) = wake.upgrade() {
+                    wake.heard();
+                }
+            };
+            state.pipe = pipe::Pipe::open(&state.database, heard).ok();
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -128,7 +125,7 @@ mod pipe {
     use std::ffi::OsString;
     use std::io;
     use std::os::fd::OwnedFd;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
     use std::sync::Arc;
 
     use lock_core::Executor;
@@ -136,28 +133,28 @@ mod pipe {
     use rustix::io::{Errno, read, write};
     use tokio::io::Interest;
     use tokio::io::unix::AsyncFd;
-    use tokio::sync::{Notify, oneshot};
+    use tokio::sync::oneshot;
 
     /// What is read at once, and how often, to empty a pipe that somebody has filled.
     const PAGE: usize = 4_096;
     const PAGES: usize = 16;
 
-    /// The open pipe.
-    #[derive(Debug)]
-    pub(super) struct Pipe(OwnedFd);
-
-    /// Beside the database, hidden: a program that reads every file of the directory would wait at a pipe for ever.
-    pub(super) fn path(database: &Path) -> PathBuf {
-        let mut name = OsString::from(".");
-        name.push(database.file_name().unwrap_or_default());
-        name.push("-wake");
-        database.with_file_name(name)
+    /// The open pipe, and a task that listens for as long as this lives.
+    pub(super) struct Pipe {
+        pipe: Arc<OwnedFd>,
+        _ends: oneshot::Sender<()>,
     }
 
     impl Pipe {
-        /// Opens the pipe, or makes it, for all who may write to the database.
-        pub(super) fn open(database: &Path) -> io::Result<Self> {
-            let (path, like) = (path(database), stat(database)?);
+        /// Opens the pipe, or makes it, for all who may write to the database. Calls `heard` for each wake-up, on the background thread: it listens
+        /// whatever runtime the callers have.
+        ///
+        /// It is hidden: a program that reads every file of the directory would wait at a pipe for ever.
+        pub(super) fn open(database: &Path, heard: impl Fn() + Send + 'static) -> io::Result<Self> {
+            let mut name = OsString::from(".");
+            name.push(database.file_name().unwrap_or_default());
+            name.push("-wake");
+            let (path, like) = (database.with_file_name(name), stat(database)?);
             match mknodat(CWD, &path, FileType::Fifo, mode_like(&like), 0) {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(error.into()),
@@ -167,28 +164,46 @@ mod pipe {
             let opened = fstat(&pipe)?;
             // With another name it may be another program's.
             if FileType::from_raw_mode(opened.st_mode) != FileType::Fifo || opened.st_nlink > 1 {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "not a named pipe of our own",
-                ));
+                let message = "not a named pipe of our own";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
             }
             share(&pipe, &opened, &like);
-            Ok(Self(pipe))
+            let pipe = Arc::new(pipe);
+            let (ends, ended) = oneshot::channel();
+            let listening = listen(Arc::clone(&pipe), ended, heard);
+            Executor::default().spawn(listening).map_err(io::Error::other)?;
+            Ok(Self { pipe, _ends: ends })
         }
 
-        /// Whether the pipe has been removed, so that other clients use another one.
         pub(super) fn is_removed(&self) -> bool {
-            fstat(&self.0).is_ok_and(|file| file.st_nlink == 0)
+            fstat(&self.pipe).is_ok_and(|file| file.st_nlink == 0)
         }
 
-        pub(super) fn wake_all(&self) {
+        pub(super) fn write(&self) {
             // Some kernels report only a write into an empty pipe, and a full one takes none. Mostly there is one byte in it.
             for _ in 0..PAGES {
-                if read(&self.0, &mut [0; PAGE][..]) != Ok(PAGE) {
+                if read(&self.pipe, &mut [0; PAGE][..]) != Ok(PAGE) {
                     break;
                 }
             }
-            let _ = write(&self.0, b"1");
+            let _ = write(&self.pipe, b"1");
+        }
+    }
+
+    async fn listen(pipe: Arc<OwnedFd>, mut ended: oneshot::Receiver<()>, heard: impl Fn() + Send) {
+        #[allow(deprecated, reason = "its successor is unsafe, and asks for what an `OwnedFd` is")]
+        let Ok(pipe) = AsyncFd::with_interest(pipe, Interest::READABLE) else {
+            return;
+        };
+        loop {
+            tokio::select! {
+                _ = &mut ended => return,
+                ready = pipe.readable() => match ready {
+                    Ok(mut ready) => ready.clear_ready(),
+                    Err(_) => return,
+                },
+            }
+            heard();
         }
     }
 
@@ -210,43 +225,17 @@ mod pipe {
             let _ = fchmod(pipe, mode_like(database));
         }
     }
-
-    /// Tells `notify` of each wake-up until `ended` is. On the background thread: it listens whatever runtime the callers have.
-    pub(super) fn listen(database: &Path, notify: Arc<Notify>, mut ended: oneshot::Receiver<()>) -> io::Result<()> {
-        let pipe = Pipe::open(database)?;
-        let listening = async move {
-            #[allow(deprecated, reason = "its successor is unsafe, and asks for what an `OwnedFd` is")]
-            let Ok(pipe) = AsyncFd::with_interest(pipe.0, Interest::READABLE) else {
-                return;
-            };
-            loop {
-                tokio::select! {
-                    _ = &mut ended => return,
-                    ready = pipe.readable() => match ready {
-                        Ok(mut ready) => ready.clear_ready(),
-                        Err(_) => return,
-                    },
-                }
-                notify.notify_waiters();
-            }
-        };
-        Executor::default().spawn(listening).map_err(io::Error::other)
-    }
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
 mod pipe {
     use std::io::{ErrorKind, Result};
     use std::path::Path;
-    use std::sync::Arc;
 
-    use tokio::sync::{Notify, oneshot};
-
-    #[derive(Debug)]
     pub(super) struct Pipe;
 
     impl Pipe {
-        pub(super) fn open(_database: &Path) -> Result<Self> {
+        pub(super) fn open(_database: &Path, _heard: impl Fn() + Send + 'static) -> Result<Self> {
             Err(ErrorKind::Unsupported.into())
         }
 
@@ -254,10 +243,39 @@ mod pipe {
             false
         }
 
-        pub(super) fn wake_all(&self) {}
+        pub(super) fn write(&self) {}
     }
+}
 
-    pub(super) fn listen(_database: &Path, _notify: Arc<Notify>, _ended: oneshot::Receiver<()>) -> Result<()> {
-        Err(ErrorKind::Unsupported.into())
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicUsize;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn of_several_claims_that_wait_only_those_are_woken_that_may_go_on() {
+        let finds = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&finds);
+        let wake = Wake::new(move || {
+            counted.fetch_add(1, Ordering::Relaxed);
+        });
+        let owners = [OwnerId::random(), OwnerId::random()];
+        let [first, second] = owners.map(|owner| wake.join(owner));
+        // Wake-ups ask the client once before it begins, and once more after that.
+        wake.heard();
+        wake.heard();
+        wake.begin_to_find();
+        wake.heard();
+        wake.wake(Some(&owners[1..]));
+        second.notified().await;
+        assert_eq!(finds.load(Ordering::Relaxed), 2);
+        wake.leave(owners[1]);
+        let woken = first.notified();
+        tokio::pin!(woken);
+        assert!(!woken.as_mut().enable(), "it was woken for another name");
+        // One alone looks by itself.
+        wake.heard();
+        woken.await;
     }
 }

@@ -4,7 +4,6 @@ use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError, Renewal};
 use lock_sqlite::{SqliteConfig, SqliteLock};
@@ -68,15 +67,6 @@ async fn what_is_no_database_of_locks_is_refused_and_left_as_it_is() {
         assert_eq!(fs::read(file.path()).unwrap(), before, "{sql}");
     }
     let file = File::new();
-    fs::create_dir(file.path()).unwrap();
-    assert!(refusal(file.path()).await.contains("is a directory"));
-    assert!(refusal("/dev/null").await.contains("not a regular file"));
-    assert!(refusal(":memory:").await.contains("in memory"));
-}
-
-#[tokio::test]
-async fn a_file_of_another_format_or_without_its_tables_is_refused() {
-    let file = File::new();
     file.client().await.close().await.unwrap();
     for (sql, wanted) in [
         (
@@ -101,28 +91,24 @@ async fn a_file_of_another_format_or_without_its_tables_is_refused() {
 #[tokio::test]
 async fn a_path_that_leads_to_no_file_is_refused_and_nothing_is_made() {
     let file = File::new();
-    let why = refusal(file.beside("no/locks.db")).await;
-    assert!(why.contains("does not exist; create it"), "{why}");
     let dir = file.path().parent().unwrap().display().to_string();
-    assert!(refusal(format!("{dir}/a\0b.db")).await.contains("nul byte"));
-    assert!(
-        refusal(format!("{dir}/a.db/"))
-            .await
-            .contains("give the path of a file")
-    );
-    assert!(refusal(file.beside(&"x".repeat(248))).await.contains("too long"));
-    assert_eq!(file.names(), [""; 0]);
-    symlink(file.beside("missing"), file.path()).unwrap();
-    let why = refusal(file.path()).await;
-    assert!(why.contains("symbolic link to what does not exist"), "{why}");
     let looping = file.beside("loop.db");
     symlink(&looping, &looping).unwrap();
-    let why = refusal(&looping).await;
-    assert!(
-        why.contains("cannot be read") && why.contains("change the path"),
-        "{why}"
-    );
-    SqliteLock::open(file.beside(&"x".repeat(247))).await.unwrap();
+    symlink(file.beside("missing"), file.beside("dangling.db")).unwrap();
+    for (path, wanted) in [
+        (file.beside("no/locks.db"), "does not exist; create it"),
+        (format!("{dir}/a\0b.db").into(), "nul byte"),
+        (format!("{dir}/a.db/").into(), "give the path of a file"),
+        (dir.into(), "is a directory"),
+        ("/dev/null".into(), "not a regular file"),
+        (":memory:".into(), "in memory"),
+        (file.beside("dangling.db"), "symbolic link to what does not exist"),
+        (looping, "change the path"),
+    ] {
+        let why = refusal(path).await;
+        assert!(why.contains(wanted), "{why}");
+    }
+    assert_eq!(file.names(), ["dangling.db", "loop.db"]);
 }
 
 #[test]
@@ -130,29 +116,33 @@ fn what_permissions_forbid_is_refused_with_the_owner() {
     let file = File::new();
     let dir = file.path().parent().unwrap().to_owned();
     fs::write(file.path(), "").unwrap();
-    let refusal = |path: PathBuf| as_nobody(refusal(path));
-    mode(&dir, 0o777);
-    for (file_mode, wanted) in [
-        (0o000, "is not readable for this process; change"),
+    for (dir_mode, file_mode, path, wanted) in [
+        (0o777, 0o000, file.path(), "locks.db, which belongs to user"),
         (
+            0o777,
             0o444,
+            file.path(),
             "and has mode 444, is read-only for this process; change its owner or mode",
+        ),
+        (
+            0o555,
+            0o666,
+            file.path(),
+            "and has mode 555, is read-only for this process",
+        ),
+        (
+            0o555,
+            0o666,
+            file.beside("new.db"),
+            "and has mode 555, is read-only for this process",
         ),
     ] {
         mode(&file.path(), file_mode);
-        let why = refusal(file.path());
-        assert!(why.contains(wanted), "{why}");
+        mode(&dir, dir_mode);
+        let why = as_nobody(refusal(path));
+        mode(&dir, 0o755);
+        assert!(why.contains(wanted), "{dir_mode:o} {file_mode:o}: {why}");
     }
-    mode(&file.path(), 0o666);
-    mode(&dir, 0o555);
-    for path in [file.path(), file.beside("new.db")] {
-        let why = refusal(path);
-        assert!(
-            why.contains("is not writable for this process") && why.contains("change"),
-            "{why}"
-        );
-    }
-    mode(&dir, 0o755);
 }
 
 #[test]
@@ -208,17 +198,4 @@ async fn a_damaged_file_is_refused_with_what_to_do() {
     fs::write(file.path(), content).unwrap();
     let why = refusal(file.path()).await;
     assert!(why.contains("damaged; stop all its users, then remove it"), "{why}");
-}
-
-#[tokio::test]
-async fn any_time_for_requests_but_zero_will_do() {
-    let file = File::new();
-    let lock = SqliteConfig::new(file.path())
-        .op_timeout(Duration::MAX)
-        .connect()
-        .await
-        .unwrap();
-    granted(&lock, &claim("n", LONG)).await;
-    let refused = SqliteConfig::new(file.path()).op_timeout(Duration::ZERO).connect_lazy();
-    assert!(matches!(refused, Err(LockError::Configuration { .. })), "{refused:?}");
 }

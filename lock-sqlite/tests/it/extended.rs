@@ -6,17 +6,6 @@ use lock_core::{DistributedLock, Wait};
 use lock_sqlite::SqliteLock;
 
 use crate::file::{File, LONG, claim, granted, in_time, runtime};
-use crate::{processes, tokens};
-
-#[tokio::test]
-async fn locks_go_on_where_the_log_cannot_grow_and_a_full_disk_is_told() {
-    processes::full_disk().await;
-}
-
-#[tokio::test]
-async fn grants_lost_with_the_power_are_not_granted_again() {
-    tokens::grants_lost_with_the_power_are_not_granted_again().await;
-}
 
 /// The log is brought into the database from 4 MiB on, and may miss its new beginning a few times.
 #[tokio::test]
@@ -25,35 +14,30 @@ async fn the_log_stays_short_while_clients_write_and_wait_come_and_go() {
     let file = File::new();
     let staying = file.client().await;
     granted(&staying, &claim("held", LONG)).await;
-    let clients: Vec<_> = (0..4)
-        .map(|_| {
-            let path = file.path();
-            thread::spawn(move || {
-                runtime().block_on(async {
-                    for _ in 0..7 {
-                        let lock = SqliteLock::open(&path).await.unwrap();
-                        for _ in 0..100 {
-                            let claim = claim("n", LONG);
-                            in_time(lock.acquire(&claim, Wait::until(None)))
-                                .await
-                                .unwrap()
-                                .granted()
-                                .unwrap();
-                            lock.release(&claim, None).await.unwrap();
-                        }
-                    }
-                });
-            })
-        })
-        .collect();
     let length = || std::fs::metadata(file.beside("locks.db-wal")).unwrap().len();
     let mut longest = 0;
-    while !clients.iter().all(thread::JoinHandle::is_finished) {
-        longest = longest.max(length());
-        tokio::task::yield_now().await;
-    }
-    for client in clients {
-        client.join().unwrap();
-    }
+    thread::scope(|scope| {
+        let work = || {
+            runtime().block_on(async {
+                for _ in 0..7 {
+                    let lock = SqliteLock::open(file.path()).await.unwrap();
+                    for _ in 0..100 {
+                        let claim = claim("n", LONG);
+                        in_time(lock.acquire(&claim, Wait::until(None)))
+                            .await
+                            .unwrap()
+                            .granted()
+                            .unwrap();
+                        lock.release(&claim, None).await.unwrap();
+                    }
+                }
+            });
+        };
+        let clients: Vec<_> = (0..4).map(|_| scope.spawn(work)).collect();
+        while !clients.iter().all(thread::ScopedJoinHandle::is_finished) {
+            longest = longest.max(length());
+            thread::yield_now();
+        }
+    });
     assert!(longest > 0 && longest < BOUND, "{longest}");
 }

@@ -1,17 +1,17 @@
-//! Claims that wait, beside claims that come later.
+//! Claims that wait, beside claims that come later and writers that are stuck.
 
 use std::pin::pin;
-use std::task::{Context, Waker};
+use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, Mode, Wait};
-use lock_sqlite::SqliteLock;
+use lock_core::{Attempt, DistributedLock, LockError, Mode, Renewal, Wait};
+use lock_sqlite::{SqliteConfig, SqliteLock};
 
 use crate::file::{File, HANG_LIMIT, LONG, busy, claim, claim_as, granted, in_time, until_waiting};
 
 /// How many later claims are granted before one that waits, as the documentation says.
 const PASSES: usize = 32;
 
-async fn waiters(file: &File) -> i64 {
+fn waiters(file: &File) -> i64 {
     file.number("SELECT count(*) FROM waiter")
 }
 
@@ -37,13 +37,13 @@ async fn a_client_that_takes_the_lock_again_and_again_passes_a_waiter_a_limited_
         let wanted = claim_as("n", mode);
         let mut waiting = pin!(other.acquire(&wanted, Wait::until(None)));
         until_waiting(&other, waiting.as_mut()).await;
-        assert_eq!(waiters(&file).await, 1);
+        assert_eq!(waiters(&file), 1);
         // The waiter does not look meanwhile: it is as slow as can be. Its row is kept up for it.
         file.sql("UPDATE waiter SET expires = 9e18");
         greedy.release(&held, None).await.unwrap();
         assert_eq!(take_until_refused(&greedy, mode).await, PASSES);
         assert!(in_time(waiting).await.unwrap().granted().is_some());
-        assert_eq!(waiters(&file).await, 0);
+        assert_eq!(waiters(&file), 0);
         other.release(&wanted, None).await.unwrap();
         granted(&greedy, &held).await;
     }
@@ -54,7 +54,6 @@ async fn new_readers_wait_behind_a_writer_and_go_on_when_it_has_gone() {
     let file = File::new();
     let (reader, writer) = (file.client().await, file.client().await);
     granted(&reader, &claim_as("n", Mode::Shared)).await;
-    granted(&writer, &claim_as("n", Mode::Shared)).await;
     let wanted = claim("n", LONG);
     {
         let mut waiting = pin!(writer.acquire(&wanted, Wait::until(None)));
@@ -64,7 +63,7 @@ async fn new_readers_wait_behind_a_writer_and_go_on_when_it_has_gone() {
     }
     // The wait was dropped, so that the row is gone once the client's next request is answered.
     writer.try_acquire(&claim("another", LONG)).await.unwrap();
-    assert_eq!(waiters(&file).await, 0);
+    assert_eq!(waiters(&file), 0);
     granted(&reader, &claim_as("n", Mode::Shared)).await;
     // The row of a writer that is killed counts for a while only.
     file.sql(
@@ -75,35 +74,12 @@ async fn new_readers_wait_behind_a_writer_and_go_on_when_it_has_gone() {
 }
 
 #[tokio::test]
-async fn a_wait_that_was_dropped_takes_nothing_when_the_name_becomes_free() {
-    let file = File::new();
-    let (a, b) = (file.client().await, file.client().await);
-    let (held, wanted) = (claim("n", LONG), claim("n", LONG));
-    granted(&a, &held).await;
-    {
-        let mut waiting = pin!(b.acquire(&wanted, Wait::until(None)));
-        until_waiting(&b, waiting.as_mut()).await;
-        let mut renewal = b.try_acquire(&wanted);
-        assert!(
-            renewal
-                .as_mut()
-                .poll(&mut Context::from_waker(Waker::noop()))
-                .is_pending()
-        );
-    }
-    b.force_release(held.name()).await.unwrap();
-    b.holders(held.name()).await.unwrap().pop();
-    assert_eq!(file.rows(), 0);
-}
-
-#[tokio::test]
 async fn a_wait_whose_time_ends_while_another_process_is_stuck_ends_in_time_and_says_so() {
     let file = File::new();
     let lock = file.client().await;
-    let held = claim("n", LONG);
-    granted(&lock, &held).await;
+    granted(&lock, &claim("n", LONG)).await;
     let wanted = claim("n", LONG);
-    let end = lock.clock().now() + std::time::Duration::from_secs(2);
+    let end = lock.clock().now() + Duration::from_secs(2);
     let mut waiting = pin!(lock.acquire(&wanted, Wait::until(Some(end))));
     until_waiting(&lock, waiting.as_mut()).await;
     // The name becomes free while no process can write.
@@ -112,7 +88,42 @@ async fn a_wait_whose_time_ends_while_another_process_is_stuck_ends_in_time_and_
     stuck.execute_batch("BEGIN IMMEDIATE").unwrap();
     let failed = in_time(waiting).await.unwrap_err();
     assert!(format!("{failed:#}").contains("did not answer within"), "{failed}");
+}
+
+#[tokio::test]
+async fn requests_beside_a_writer_that_is_stuck_fail_with_the_reason_and_work_again_after_it() {
+    let file = File::new();
+    let hasty = SqliteConfig::new(file.path()).op_timeout(Duration::from_millis(300));
+    let (lock, hasty) = (file.client().await, hasty.connect_lazy().unwrap());
+    let slow = SqliteConfig::new(file.path())
+        .op_timeout(100 * HANG_LIMIT)
+        .connect_lazy()
+        .unwrap();
+    let held = claim("held", LONG);
+    let grant = granted(&lock, &held).await;
+    let stuck = file.connection();
+    stuck
+        .execute_batch("BEGIN IMMEDIATE; UPDATE counter SET token = token")
+        .unwrap();
+    for failed in [
+        hasty.renew(&grant.lease).await.map(drop).unwrap_err(),
+        // A request that does not wait does not take as long as others may.
+        in_time(slow.try_acquire(&claim("other", LONG)))
+            .await
+            .map(drop)
+            .unwrap_err(),
+    ] {
+        assert!(matches!(failed, LockError::Unavailable { .. }), "{failed}");
+        assert!(
+            format!("{failed:#}").contains("stopped inside a transaction"),
+            "{failed}"
+        );
+    }
+    // Reading goes on.
+    assert!(!lock.holders(held.name()).await.unwrap().is_empty());
     stuck.execute_batch("COMMIT").unwrap();
+    granted(&slow, &claim("other", LONG)).await;
+    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
 }
 
 #[tokio::test]
@@ -136,8 +147,7 @@ async fn many_names_wait_at_once_while_requests_of_the_same_client_go_on() {
         a.release(held, None).await.unwrap();
     }
     for waiter in waiting {
-        let attempt = tokio::time::timeout(HANG_LIMIT, waiter).await.unwrap().unwrap();
-        assert!(attempt.unwrap().granted().is_some());
+        assert!(in_time(waiter).await.unwrap().unwrap().granted().is_some());
     }
 }
 
@@ -146,28 +156,18 @@ async fn many_names_wait_at_once_while_requests_of_the_same_client_go_on() {
 async fn the_pipe_is_hidden_and_follows_the_rights_of_the_database() {
     use std::os::unix::fs::PermissionsExt;
 
-    let file = File::new();
-    let (a, b) = (file.client().await, file.client().await);
     for (mode, wanted) in [(0o600, 0o600), (0o660, 0o660), (0o640, 0o600)] {
+        let file = File::new();
+        let lock = file.client().await;
         std::fs::set_permissions(file.path(), PermissionsExt::from_mode(mode)).unwrap();
-        let (held, next) = (claim("n", LONG), claim("n", LONG));
-        granted(&a, &held).await;
-        let mut waiting = pin!(b.acquire(&next, Wait::until(None)));
-        until_waiting(&b, waiting.as_mut()).await;
-        a.release(&held, None).await.unwrap();
-        assert!(in_time(waiting).await.unwrap().granted().is_some());
-        b.release(&next, None).await.unwrap();
-        let found = std::fs::metadata(file.beside(".locks.db-wake"))
-            .unwrap()
-            .permissions()
-            .mode();
-        assert_eq!(found & 0o777, wanted, "{mode:o}");
+        granted(&lock, &claim("n", LONG)).await;
+        let next = claim("n", LONG);
+        let mut waiting = pin!(lock.acquire(&next, Wait::until(None)));
+        until_waiting(&lock, waiting.as_mut()).await;
+        let pipe = std::fs::metadata(file.beside(".locks.db-wake")).unwrap();
+        assert_eq!(pipe.permissions().mode() & 0o777, wanted, "{mode:o}");
+        // What a shell's * leads to are regular files only: none of them blocks a program that reads it.
+        let mut shown = file.names().into_iter().filter(|name| !name.starts_with('.'));
+        assert!(shown.all(|name| file.beside(&name).is_file()), "{:?}", file.names());
     }
-    // What a shell's * leads to are regular files only: none of them blocks a program that reads it.
-    let shown = file.names().into_iter().filter(|name| !name.starts_with('.'));
-    assert!(
-        shown.into_iter().all(|name| file.beside(&name).is_file()),
-        "{:?}",
-        file.names()
-    );
 }
