@@ -200,6 +200,17 @@ pub trait Resource: Send + Sync {
     /// If the resource failed; the case fails with it.
     async fn admit(&self, token: FencingToken) -> Result<bool, LockError>;
 
+    /// The same for a holder that shares the lock: it shuts out older holders that do not, and only a newer one of those shuts it out.
+    ///
+    /// # Errors
+    ///
+    /// If the resource failed; the case fails with it. The default answers that it cannot be done, which is right for a backend without
+    /// shared locks.
+    async fn admit_shared(&self, token: FencingToken) -> Result<bool, LockError> {
+        let _ = token;
+        Err(LockError::not_supported("admitting a holder that shares the lock"))
+    }
+
     /// The number.
     ///
     /// # Errors
@@ -219,6 +230,10 @@ pub trait Resource: Send + Sync {
 impl Resource for Fence<i64> {
     async fn admit(&self, token: FencingToken) -> Result<bool, LockError> {
         Ok(Self::admit(self, token).is_ok())
+    }
+
+    async fn admit_shared(&self, token: FencingToken) -> Result<bool, LockError> {
+        Ok(Self::admit_shared(self, token).is_ok())
     }
 
     async fn read(&self) -> Result<i64, LockError> {

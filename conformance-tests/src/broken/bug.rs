@@ -26,6 +26,7 @@ pub(crate) enum Bug {
     DowngradeReleasesFirst,
     ExpiredIsStillHeld,
     FenceAdmitsWithoutAMark,
+    FenceForgetsReaders,
     FenceTakesWhatDiffers,
     LateRequestIsHonoured,
     LossIsNeverTold,
@@ -233,6 +234,12 @@ const PLANTED: &[Planted] = &[
         sign: "is accepted: false, and leaves",
     },
     Planted {
+        bug: Bug::FenceForgetsReaders,
+        words: "a fence keeps no mark of readers",
+        case: entry!(modes::the_resource_refuses_stale_holders_of_both_kinds_and_no_reader_for_another),
+        sign: "it refuses a writer after a newer reader",
+    },
+    Planted {
         bug: Bug::FenceTakesWhatDiffers,
         words: "a fence looks for a change of the token and not at its order",
         case: entry!(fences::a_stale_token_is_refused_and_an_equal_one_accepted),
@@ -288,7 +295,10 @@ impl Bug {
             }
             Self::TokenIsKeptByForce if !capabilities.force_release => Err("the backend cannot release by force"),
             Self::ReservationIsIgnored if !capabilities.reservations => Err("the backend has no reservations"),
-            Self::AWriterIsGrantedBesideReaders | Self::DowngradeReleasesFirst | Self::ReadersPassAWriter
+            Self::AWriterIsGrantedBesideReaders
+            | Self::DowngradeReleasesFirst
+            | Self::FenceForgetsReaders
+            | Self::ReadersPassAWriter
                 if !capabilities.shared =>
             {
                 Err(modes::NO_SHARES)

@@ -41,6 +41,10 @@ impl Resource for BrokenFence {
         Ok(accepted)
     }
 
+    async fn admit_shared(&self, token: FencingToken) -> Result<bool, LockError> {
+        Ok(self.accepts(self.lock().0, token))
+    }
+
     async fn read(&self) -> Result<i64, LockError> {
         Ok(self.lock().1)
     }

@@ -101,7 +101,9 @@ impl Harness for BrokenHarness {
 
     async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
         match self.bug {
-            Bug::FenceAdmitsWithoutAMark | Bug::FenceTakesWhatDiffers => Ok(Some(Arc::new(BrokenFence::new(self.bug)))),
+            Bug::FenceAdmitsWithoutAMark | Bug::FenceForgetsReaders | Bug::FenceTakesWhatDiffers => {
+                Ok(Some(Arc::new(BrokenFence::new(self.bug))))
+            }
             _ => self.inner.resource(namespace, resource).await,
         }
     }

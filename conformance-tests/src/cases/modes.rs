@@ -29,6 +29,7 @@ pub(crate) const CASES: &[Entry] = cases![
     a_list_has_every_holder_with_its_mode,
     a_writer_that_gives_up_holds_no_reader_up,
     a_waiter_gets_the_permit_of_a_holder_that_expires_before_others,
+    the_resource_refuses_stale_holders_of_both_kinds_and_no_reader_for_another,
 ];
 
 pub(crate) const NO_SHARES: &str = "the backend has no shared locks";
@@ -611,6 +612,52 @@ pub(crate) async fn a_waiter_gets_the_permit_of_a_holder_that_expires_before_oth
     permit.release().await?;
     for claim in &claims {
         silent.release(claim, None).await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn the_resource_refuses_stale_holders_of_both_kinds_and_no_reader_for_another(
+    case: Arc<Case>,
+) -> Outcome {
+    case.needs_shares()?;
+    let client = case.client().await?;
+    let resource = &*case.resource().await?;
+    let mut tokens = Vec::new();
+    for modes in [
+        &[Mode::Exclusive][..],
+        &[Mode::Shared, Mode::Shared],
+        &[Mode::Exclusive],
+        &[Mode::Shared],
+    ] {
+        let claims: Vec<_> = modes.iter().map(|mode| case.claim_as(*mode)).collect();
+        for claim in &claims {
+            tokens.push(admitted(&client, claim, "a free name is granted").await?.token);
+        }
+        for claim in &claims {
+            client.release(claim, None).await?;
+        }
+    }
+    let [old_writer, old_reader, reader, writer, new_reader] = tokens[..] else {
+        fail!("the suite", "there are five grants; {tokens:?}");
+    };
+    for (shared, token, accepted, why) in [
+        (false, old_writer, true, "it admits the first writer"),
+        (true, reader, true, "it admits a reader"),
+        (true, old_reader, true, "it admits an older reader beside a newer one"),
+        (false, old_writer, false, "it refuses a writer after a newer reader"),
+        (false, writer, true, "it admits a newer writer"),
+        (true, reader, false, "it refuses a reader after a newer writer"),
+        (true, new_reader, true, "it admits a newer reader"),
+    ] {
+        let was = match shared {
+            true => resource.admit_shared(token).await?,
+            false => resource.admit(token).await?,
+        };
+        ensure!(
+            was == accepted,
+            "the resource",
+            "{why}; of {tokens:?} it did not do so with {token}"
+        );
     }
     Ok(())
 }

@@ -180,6 +180,7 @@ impl FencedRow {
     /// Admits the token and does `work` in one transaction.
     fn admitted(
         &self,
+        admit: impl FnOnce(&Transaction<'_>, &str, FencingToken) -> Result<(), FenceError>,
         token: FencingToken,
         work: impl FnOnce(&Transaction<'_>) -> lock_sqlite::rusqlite::Result<()>,
     ) -> Result<bool, LockError> {
@@ -187,7 +188,7 @@ impl FencedRow {
         let transaction = connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(failed)?;
-        match fence::admit(&transaction, &self.resource, token) {
+        match admit(&transaction, &self.resource, token) {
             Ok(()) => {}
             Err(FenceError::Stale(_)) => return Ok(false),
             Err(error) => return Err(LockError::failed("admitting a token", error)),
@@ -200,7 +201,11 @@ impl FencedRow {
 #[async_trait]
 impl Resource for FencedRow {
     async fn admit(&self, token: FencingToken) -> Result<bool, LockError> {
-        self.admitted(token, |_| Ok(()))
+        self.admitted(fence::admit, token, |_| Ok(()))
+    }
+
+    async fn admit_shared(&self, token: FencingToken) -> Result<bool, LockError> {
+        self.admitted(fence::admit_shared, token, |_| Ok(()))
     }
 
     async fn read(&self) -> Result<i64, LockError> {
@@ -210,7 +215,7 @@ impl Resource for FencedRow {
     }
 
     async fn write(&self, token: FencingToken, number: i64) -> Result<bool, LockError> {
-        self.admitted(token, |transaction| {
+        self.admitted(fence::admit, token, |transaction| {
             let update = "UPDATE number SET value = ?1 WHERE resource = ?2";
             transaction.execute(update, (number, &self.resource)).map(drop)
         })
