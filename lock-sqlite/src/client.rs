@@ -5,7 +5,6 @@
 //! by that request.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
@@ -35,7 +34,6 @@ const LAST_ATTEMPT: Duration = Duration::from_millis(750);
 /// One client's way to the database.
 pub(crate) struct Client {
     jobs: mpsc::Sender<Job>,
-    closed: AtomicBool,
     config: SqliteConfig,
     wake: Arc<Wake>,
 }
@@ -71,12 +69,7 @@ impl SqliteConfig {
             ..self
         };
         let (jobs, wake) = Worker::start(config.clone())?;
-        let client = Arc::new(Client {
-            jobs,
-            closed: AtomicBool::new(false),
-            config,
-            wake,
-        });
+        let client = Arc::new(Client { jobs, config, wake });
         Ok(SqliteLock { client })
     }
 }
@@ -193,15 +186,12 @@ impl DistributedLock for SqliteLock {
         Ok(ServerInfo::new("SQLite", rusqlite::version()).with_warnings(warnings))
     }
 
-    /// After a failure it can be called again.
+    /// A client whose close failed goes on, and can be closed again.
     async fn close(&self) -> Result<(), LockError> {
-        let client = &self.client;
-        client.closed.store(true, Ordering::Release);
+        let (client, limit) = (&self.client, self.client.config.op_timeout);
+        let done = client.call("close", Order::First, limit, Worker::close).await;
         client.wake.wake(None);
-        match client
-            .repeat("close", Order::First, client.config.op_timeout, Worker::close)
-            .await
-        {
+        match done {
             Err(LockError::Closed { .. }) => Ok(()),
             done => done,
         }
@@ -230,7 +220,6 @@ impl Client {
         standstill: Duration,
         limit: Duration,
     ) -> Result<Attempt, LockError> {
-        self.may_write()?;
         let claim = claim.clone();
         let work = move |worker: &mut Worker| {
             let sent = Clock::system().now();
@@ -276,37 +265,11 @@ impl Client {
         operation: &'static str,
         work: impl Fn(&mut Worker) -> Result<T, Failure> + Send + Sync + 'static,
     ) -> Result<T, LockError> {
-        self.may_write()?;
         self.call(operation, Order::First, self.config.op_timeout, work).await
-    }
-
-    fn may_write(&self) -> Result<(), LockError> {
-        if !self.config.read_only {
-            return Ok(());
-        }
-        let path = self.config.path.display();
-        Err(LockError::configuration(format!(
-            "this client has opened {path} read-only, and can only tell what is held; to take, renew or release locks, connect without \
-             mode=ro"
-        )))
     }
 
     /// Has the thread do `work`, and waits for that for at most `limit`.
     async fn call<T: Send + 'static>(
-        &self,
-        operation: &'static str,
-        order: Order,
-        limit: Duration,
-        work: impl Fn(&mut Worker) -> Result<T, Failure> + Send + Sync + 'static,
-    ) -> Result<T, LockError> {
-        match self.closed.load(Ordering::Acquire) {
-            true => Err(LockError::closed()),
-            false => self.repeat(operation, order, limit, work).await,
-        }
-    }
-
-    /// As [`call`](Self::call), also on a client that is being closed.
-    async fn repeat<T: Send + 'static>(
         &self,
         operation: &'static str,
         order: Order,
@@ -322,13 +285,15 @@ impl Client {
                     let _ = reply.send(work(worker));
                 }
             });
-            // The thread has ended.
-            self.jobs.send(job).map_err(|_| LockError::closed())?;
+            self.send(job)?;
             let failure = match timeout(limit.saturating_sub(begun.elapsed()), answer).await {
                 Ok(Ok(Ok(done))) => return Ok(done),
                 Ok(Ok(Err(failure))) => failure,
-                Ok(Err(_)) if self.closed.load(Ordering::Acquire) => return Err(LockError::closed()),
-                Ok(Err(_)) => return Err(LockError::unavailable(operation, "it panicked; please report it")),
+                Ok(Err(_)) => {
+                    // The thread has ended, or is still there.
+                    self.send(Job::new(Order::First, |_| ()))?;
+                    return Err(LockError::unavailable(operation, "it panicked; please report it"));
+                }
                 Err(_) => Failure::busy(),
             };
             if !failure.is_busy() || begun.elapsed() + pause >= limit {
@@ -338,13 +303,18 @@ impl Client {
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
+
+    /// Fails if the thread has ended.
+    fn send(&self, job: Job) -> Result<(), LockError> {
+        self.jobs.send(job).map_err(|_| LockError::closed())
+    }
 }
 
 impl Drop for Client {
     fn drop(&mut self) {
         // A process that ends while it closes the file leaves a log behind, which only a client that may write can bring in.
         let delay = ExitDelay::begin();
-        let _ = self.jobs.send(Job::new(Order::First, move |worker| {
+        let _ = self.send(Job::new(Order::First, move |worker| {
             worker.end();
             drop(delay);
         }));
@@ -354,8 +324,7 @@ impl Drop for Client {
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("Client");
-        shown.field("config", &self.config).field("closed", &self.closed);
-        shown.finish_non_exhaustive()
+        shown.field("config", &self.config).finish_non_exhaustive()
     }
 }
 
@@ -387,7 +356,7 @@ impl Drop for Waiting<'_> {
             let claim = self.claim.clone();
             // If the file is busy the row ends by itself.
             let leave = move |worker: &mut Worker| drop(worker.write(|database| database.leave(&claim)));
-            let _ = self.client.jobs.send(Job::new(Order::First, leave));
+            let _ = self.client.send(Job::new(Order::First, leave));
         }
     }
 }

@@ -265,16 +265,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn local_file_systems_are_not_refused() {
-        let [ext4, tmpfs, btrfs, xfs, zfs] = [0xEF53, 0x0102_1994, 0x9123_683E, 0x5846_5342, 0x2FC1_2FC1];
-        assert!(
-            [ext4, tmpfs, btrfs, xfs, zfs, OVERLAYFS]
-                .iter()
-                .all(|kind| !SHARED.contains(kind))
-        );
-    }
-
-    #[test]
     fn mount_points_are_read_with_their_blanks() {
         let table = b"36 35 98:0 /mnt1 /a\\040b/c.db rw,noatime - ext3 /dev/root rw\n";
         assert!(lists_mount_point(table, Path::new("/a b/c.db")));

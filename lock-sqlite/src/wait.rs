@@ -79,10 +79,13 @@ impl Wake {
 
     /// Has those claims of this client look at once; all of them without a list.
     pub(crate) fn wake(&self, owners: Option<&[OwnerId]>) {
-        for (owner, notify) in &self.state().waiting {
-            if owners.is_none_or(|owners| owners.contains(owner)) {
-                notify.notify_one();
-            }
+        let waiting = &self.state().waiting;
+        match owners {
+            Some(owners) => owners
+                .iter()
+                .filter_map(|owner| waiting.get(owner))
+                .for_each(|claim| claim.notify_one()),
+            None => waiting.values().for_each(|claim| claim.notify_one()),
         }
     }
 
@@ -135,10 +138,6 @@ mod pipe {
     use tokio::io::unix::AsyncFd;
     use tokio::sync::oneshot;
 
-    /// What is read at once, and how often, to empty a pipe that somebody has filled.
-    const PAGE: usize = 4_096;
-    const PAGES: usize = 16;
-
     /// The open pipe, and a task that listens for as long as this lives.
     pub(super) struct Pipe {
         pipe: Arc<OwnedFd>,
@@ -167,7 +166,12 @@ mod pipe {
                 let message = "not a named pipe of our own";
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
             }
-            share(&pipe, &opened, &like);
+            // For the users of the database, whatever the umask. Only the owner of the pipe or root can.
+            let (owner, group) = (Uid::from_raw(like.st_uid), Gid::from_raw(like.st_gid));
+            if fchown(&pipe, Some(owner), Some(group)).is_err() {
+                let _ = fchown(&pipe, None, Some(group));
+            }
+            let _ = fchmod(&pipe, mode_like(&like));
             let pipe = Arc::new(pipe);
             let (ends, ended) = oneshot::channel();
             let listening = listen(Arc::clone(&pipe), ended, heard);
@@ -181,11 +185,7 @@ mod pipe {
 
         pub(super) fn write(&self) {
             // Some kernels report only a write into an empty pipe, and a full one takes none. Mostly there is one byte in it.
-            for _ in 0..PAGES {
-                if read(&self.pipe, &mut [0; PAGE][..]) != Ok(PAGE) {
-                    break;
-                }
-            }
+            let _ = read(&self.pipe, &mut [0; 4_096][..]);
             let _ = write(&self.pipe, b"1");
         }
     }
@@ -211,19 +211,6 @@ mod pipe {
     fn mode_like(database: &Stat) -> Mode {
         let writes = database.st_mode & 0o222;
         Mode::from_raw_mode(writes | writes << 1)
-    }
-
-    /// Gives the pipe to the users of the database, whatever the umask. Only its owner or root can.
-    fn share(pipe: &OwnedFd, opened: &Stat, database: &Stat) {
-        let (owner, group) = (Uid::from_raw(database.st_uid), Gid::from_raw(database.st_gid));
-        if (opened.st_uid, opened.st_gid) != (database.st_uid, database.st_gid)
-            && fchown(pipe, Some(owner), Some(group)).is_err()
-        {
-            let _ = fchown(pipe, None, Some(group));
-        }
-        if Mode::from_raw_mode(opened.st_mode) != mode_like(database) {
-            let _ = fchmod(pipe, mode_like(database));
-        }
     }
 }
 

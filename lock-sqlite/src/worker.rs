@@ -206,6 +206,13 @@ impl Worker {
 
     /// As [`with`](Self::with), for what takes the write lock.
     pub(crate) fn write<T>(&mut self, work: impl FnOnce(&mut Database) -> Result<T, Failure>) -> Result<T, Failure> {
+        if self.config.read_only {
+            return Err(Failure::configuration(format!(
+                "this client has opened {} read-only, and can only tell what is held; to take, renew or release locks, connect without \
+                 mode=ro",
+                self.config.path.display()
+            )));
+        }
         let done = self.with(work);
         if done.as_ref().is_err_and(Failure::is_busy) {
             let path = self.config.path.canonicalize();
