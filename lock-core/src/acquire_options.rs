@@ -1,4 +1,4 @@
-//! A request to acquire that was checked.
+//! How a lock is to be acquired and held.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,12 +19,11 @@ pub enum Renew {
     Never,
 }
 
-/// A checked request.
-#[derive(Debug)]
+/// What a request sets.
+#[derive(Clone, Debug)]
 pub(crate) struct AcquireOptions {
-    pub(crate) name: LockName,
     pub(crate) ttl: Duration,
-    /// `None` waits for ever.
+    /// `None` waits for ever, and zero not at all.
     pub(crate) wait: Option<Duration>,
     pub(crate) renew: Renew,
     pub(crate) max_hold: Option<Duration>,
@@ -37,14 +36,26 @@ pub(crate) struct AcquireOptions {
 }
 
 impl AcquireOptions {
+    pub(crate) fn new(ttl: Duration) -> Self {
+        Self {
+            ttl,
+            wait: None,
+            renew: Renew::UntilReleased,
+            max_hold: None,
+            label: None,
+            at_least: None,
+            may_linger: true,
+            mode: Mode::Exclusive,
+        }
+    }
+
     pub(crate) fn waits(&self) -> bool {
         self.wait != Some(Duration::ZERO)
     }
 
-    /// Whether a grant of that claim is what the request asks for.
+    /// Whether a grant of that claim of the same name is what the request asks for.
     pub(crate) fn is_served_by(&self, claim: &Claim) -> bool {
-        self.name == *claim.name()
-            && self.ttl == claim.ttl()
+        self.ttl == claim.ttl()
             && self.at_least == claim.at_least()
             && self.mode == claim.mode()
             && self.label.as_deref() == claim.label()
@@ -62,8 +73,8 @@ impl AcquireOptions {
     }
 
     /// A claim of its own for every acquisition.
-    pub(crate) fn claim(&self, owner: OwnerId) -> Claim {
-        let mut claim = Claim::of(owner, self.name.clone(), self.ttl).with_mode(self.mode);
+    pub(crate) fn claim(&self, owner: OwnerId, name: LockName) -> Claim {
+        let mut claim = Claim::of(owner, name, self.ttl).with_mode(self.mode);
         if let Some(label) = &self.label {
             claim = claim.with_printable_label(Arc::clone(label));
         }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{OnceCell, Semaphore, oneshot};
+use tokio::sync::{OnceCell, Semaphore};
 use tokio::time;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -20,16 +20,13 @@ use crate::names::Names;
 use crate::release::{ReleaseSlots, Releases, Releasing};
 use crate::stats::Counters;
 use crate::watchdog::Watchdog;
-use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Options, Outages};
+use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LockName, LossReason, Options, Outages};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
 pub(crate) const TENURE: Duration = Duration::from_millis(100);
 
 /// How many observers of a client look at once. The others wait for their turn within the limit of one request.
 const LOOKS: usize = 4;
-
-/// Who waits for an answer.
-type Caller<T> = oneshot::Sender<Result<T, LockError>>;
 
 /// What all clones of a client share. It belongs to the process in which it was made.
 pub(crate) struct ClientInner {
@@ -124,21 +121,11 @@ impl ClientInner {
     ///
     /// # Errors
     ///
-    /// [`LockError::Closed`] as soon as the client is shut down, [`LockError::Unavailable`] as [`Executor::run`].
+    /// [`LockError::Closed`] as soon as the client is shut down, and as [`Executor::run`].
     pub(crate) async fn sleep(&self, pause: Duration) -> Result<(), LockError> {
-        let closing = self.closing.clone();
-        let (_caller, caller_gone) = oneshot::channel::<()>();
-        let closed = self
-            .executor
-            .run("waiting", async move {
-                tokio::select! {
-                    () = time::sleep(pause) => false,
-                    () = closing.cancelled() => true,
-                    _ = caller_gone => true,
-                }
-            })
-            .await?;
-        if closed { Err(LockError::closed()) } else { Ok(()) }
+        let sleeps = self.closing.clone().run_until_cancelled_owned(time::sleep(pause));
+        let slept = self.executor.run_for_caller("waiting", sleeps).await?;
+        slept.ok_or_else(LockError::closed)
     }
 
     /// Waits for the releases that are under way. Those that a forked child has inherited never end there.
@@ -147,8 +134,6 @@ impl ClientInner {
             return;
         }
         let _none = self.end_lingering();
-        // If nothing can be spawned, no request is under way.
-        let _ = self.executor.run("drain", exit::after_others()).await;
         self.releases.drain().await;
     }
 
@@ -165,11 +150,15 @@ impl ClientInner {
         }
     }
 
-    pub(crate) async fn acquire(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
+    pub(crate) async fn acquire(
+        self: &Arc<Self>,
+        name: &LockName,
+        options: AcquireOptions,
+    ) -> Result<LockGuard, LockError> {
         self.check_process()?;
         Options::usable_op_timeout(self.op_timeout)?;
         self.may_write()?;
-        self.wait_for(options).await
+        self.wait_for(name, options).await
     }
 
     /// False in a forked child. A system call.
@@ -198,54 +187,50 @@ impl ClientInner {
         Ok(())
     }
 
-    /// Sends one request to the backend, from the executor, and limits it to `op_timeout`.
+    /// Sends one request to the backend, from the executor, and limits it to `op_timeout`. Dropping the future does not stop the request.
     pub(crate) async fn call<T: Send + 'static>(
-        self: &Arc<Self>,
+        &self,
         operation: &'static str,
         request: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
-        let limit = self.op_timeout;
-        let work = move |caller: Caller<T>| async move {
-            let _ = caller.send(call(operation, limit, request).await);
-        };
-        self.answered(work).await
+        self.run(operation, call(operation, self.op_timeout, request)).await
+    }
+
+    /// Does work that a shutdown waits for, also if the caller goes away.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        work: impl Future<Output = Result<T, LockError>> + Send + 'static,
+    ) -> Result<T, LockError> {
+        let work = self.tasks.track_future(work);
+        self.check_usable()?;
+        self.executor.run(operation, work).await?
     }
 
     /// As [`call`](Self::call), for a call of as many requests as there are pages. The backend limits each of them. It ends when the
     /// caller goes away or the client is shut down.
     pub(crate) async fn call_in_pages<T: Send + 'static>(
-        self: &Arc<Self>,
+        &self,
         operation: &'static str,
         request: impl Future<Output = Result<T, LockError>> + Send + 'static,
     ) -> Result<T, LockError> {
-        let closing = self.closing.clone();
-        let work = move |mut caller: Caller<T>| async move {
-            let answer = tokio::select! {
-                biased;
-                answer = catch_panic(operation, request) => answer,
-                () = closing.cancelled() => Err(LockError::closed()),
-                () = caller.closed() => return,
-            };
-            let _ = caller.send(answer);
-        };
-        self.answered(work).await
+        let request = catch_panic(operation, request);
+        let request = self
+            .tasks
+            .track_future(self.closing.clone().run_until_cancelled_owned(request));
+        self.check_usable()?;
+        let answer = self.executor.run_for_caller(operation, request).await?;
+        answer.unwrap_or_else(|| Err(LockError::closed()))
     }
 
-    /// Starts the work, and waits for what it answers the caller.
-    async fn answered<T: Send + 'static, F>(self: &Arc<Self>, work: impl FnOnce(Caller<T>) -> F) -> Result<T, LockError>
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    /// Fails if requests cannot be sent.
+    fn check_usable(&self) -> Result<(), LockError> {
         self.check_process()?;
         Options::usable_op_timeout(self.op_timeout)?;
-        let starting = self.about_to_start();
-        if self.closing.is_cancelled() {
-            return Err(LockError::closed());
+        match self.closing.is_cancelled() {
+            true => Err(LockError::closed()),
+            false => Ok(()),
         }
-        let (tell, told) = oneshot::channel();
-        self.spawn(work(tell))?;
-        drop(starting);
-        told.await.unwrap_or_else(|_| Err(self.executor.dropped("the request")))
     }
 
     /// Ends everything, in a task of its own so that a caller who goes away stops nothing.
@@ -254,12 +239,8 @@ impl ClientInner {
         self.closing.cancel();
         self.answer(self.names.close());
         let core = Arc::clone(self);
-        let (tell, told) = oneshot::channel();
         // Not among the tasks that a shutdown waits for.
-        self.executor.spawn(async move {
-            let _ = tell.send(core.end().await);
-        })?;
-        told.await.unwrap_or_else(|_| Err(self.executor.dropped("shutdown")))
+        self.executor.run("shutdown", async move { core.end().await }).await?
     }
 
     async fn end(&self) -> Result<(), LockError> {

@@ -5,6 +5,8 @@ use std::future::Future;
 use std::sync::OnceLock;
 
 use tokio::runtime::Handle;
+use tokio::task::JoinError;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::LockError;
 use crate::background::{background, started};
@@ -49,11 +51,23 @@ impl Executor {
         operation: &'static str,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, LockError> {
-        match self.handle()?.spawn(work).await {
-            Ok(done) => Ok(done),
-            Err(error) if error.is_panic() => Err(panicked(operation)),
-            Err(_) => Err(self.dropped(operation)),
-        }
+        self.joined(operation, self.handle()?.spawn(work).await)
+    }
+
+    /// The same, for a task that ends when the future is dropped.
+    pub(crate) async fn run_for_caller<T: Send + 'static>(
+        &self,
+        operation: &'static str,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, LockError> {
+        self.joined(operation, AbortOnDropHandle::new(self.handle()?.spawn(work)).await)
+    }
+
+    fn joined<T>(&self, operation: &'static str, done: Result<T, JoinError>) -> Result<T, LockError> {
+        done.map_err(|error| match error.is_panic() {
+            true => panicked(operation),
+            false => self.dropped(operation),
+        })
     }
 
     /// Why a task was dropped before its end: [`LockError::Configuration`] if there is a chosen runtime, which has ended then.

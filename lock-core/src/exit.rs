@@ -18,9 +18,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// A poll that took longer counts as this: the machine or the process stood still, and no release went on either.
 const LONGEST_POLL: Duration = Duration::from_millis(20);
 
-/// Enough turns at the background thread for every task there that was woken before.
-const TURNS: usize = 8;
-
 /// How many [`ExitDelay`]s there are, and the process that has made them.
 static DELAYS: AtomicUsize = AtomicUsize::new(0);
 static PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -76,13 +73,6 @@ pub(crate) fn at_exit(client: &Weak<dyn AtExit>) {
     });
 }
 
-/// Lets the tasks run that were woken before, so that they notice requests that were dropped.
-pub(crate) async fn after_others() {
-    for _ in 0..TURNS {
-        tokio::task::yield_now().await;
-    }
-}
-
 /// Runs after `main` or in `exit`, while other threads still run.
 ///
 /// Thread-local storage may have been destroyed, so it uses none: it polls.
@@ -99,7 +89,6 @@ fn wait_for_releases() {
             for client in CLIENTS.load_full().iter().flat_map(|clients| clients.iter()) {
                 client.upgrade().into_iter().for_each(|client| client.at_exit());
             }
-            after_others().await;
             notices.store(true, Ordering::Release);
         });
     }

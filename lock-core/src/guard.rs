@@ -1,7 +1,7 @@
 //! A lock that is held.
 
 use std::fmt;
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::{Future, IntoFuture, pending, poll_fn};
 use std::pin::pin;
 use std::slice;
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::select_all;
 use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
@@ -102,7 +103,8 @@ impl LockGuard {
         self.held.is_held()
     }
 
-    /// A signal that tells when and why the lock is not held any more. Independent of the guard's lifetime.
+    /// A signal that tells when and why the lock is not held any more. Independent of the guard's lifetime. In a forked child it never
+    /// completes: the client works in the parent only.
     #[must_use]
     pub fn lost(&self) -> LossSignal {
         self.held.signal()
@@ -125,7 +127,7 @@ impl LockGuard {
     /// Cancelled as soon as the lock is not held any more: lost, released, or its guard dropped. For code that takes such tokens.
     ///
     /// Where it can, use [`run`](Self::run), which also reads the clock: like [`lost`](Self::lost), the token is late if the machine was
-    /// suspended.
+    /// suspended, and is never cancelled in a forked child.
     #[must_use]
     pub fn cancellation_token(&self) -> CancellationToken {
         self.held.cancellation_token()
@@ -229,17 +231,10 @@ impl LockGuard {
     /// Dropping the future releases the lock.
     pub async fn downgrade(self) -> Result<Self, LockError> {
         self.check_process()?;
-        let core = Arc::clone(&self.held.core);
-        let starting = core.about_to_start();
-        let (tell, told) = oneshot::channel();
-        let (name, dropped) = (self.name().clone(), core.executor.clone());
+        let (core, name) = (Arc::clone(&self.held.core), self.name().clone());
         // Not in the caller's task: a release must follow the request.
-        core.spawn(async move {
-            let _ = tell.send(self.share().await);
-        })?;
-        drop(starting);
-        let told = told.await.unwrap_or_else(|_| Err(dropped.dropped("downgrade")));
-        told.map_err(|error| error.of(&name))
+        let shared = core.run("downgrade", self.share()).await;
+        shared.map_err(|error| error.of(&name))
     }
 
     async fn share(mut self) -> Result<Self, LockError> {
@@ -290,7 +285,7 @@ impl LockGuard {
         let key = core.names.new_key(&held.key);
         let task = core.names.vacate(&held.key, &key);
         core.start(&held.key, task);
-        let shared = held.shared(grant, key);
+        let shared = held.shared(grant, &key);
         core.watch(&shared, Some(&held));
         drop(counted);
         let guard = Self::new(shared);
@@ -319,17 +314,9 @@ impl LockGuard {
             let operation = "renewing a lock that was asked for without renewal";
             return Err(LockError::not_supported(operation).of(self.name()));
         }
-        let starting = held.core.about_to_start();
-        let (tell, told) = oneshot::channel();
         let (core, lease) = (Arc::clone(&held.core), held.grant.lease.clone());
-        held.core.spawn(async move {
-            let _ = tell.send(core.renew(&lease).await);
-        })?;
-        drop(starting);
-        let told = told
-            .await
-            .unwrap_or_else(|_| Err(held.core.executor.dropped("renewal")));
-        told.map_err(|error| error.of(self.name()))?;
+        let renewed = held.core.run("renewal", async move { core.renew(&lease).await });
+        renewed.await.map_err(|error| error.of(self.name()))?;
         self.check()
     }
 }
@@ -354,18 +341,12 @@ pub(crate) async fn run_while_held<F: Future>(guards: &[LockGuard], work: F) -> 
 
 /// Waits for the first of the signals, and tells which one it is.
 pub(crate) async fn first_loss(signals: impl IntoIterator<Item = LossSignal>) -> (usize, LossReason) {
-    let mut waits: Vec<_> = signals.into_iter().map(IntoFuture::into_future).collect();
-    poll_fn(|cx| {
-        let told = waits
-            .iter_mut()
-            .enumerate()
-            .find_map(|(at, wait)| match wait.as_mut().poll(cx) {
-                Poll::Ready(reason) => Some((at, reason)),
-                Poll::Pending => None,
-            });
-        told.map_or(Poll::Pending, Poll::Ready)
-    })
-    .await
+    let waits: Vec<_> = signals.into_iter().map(IntoFuture::into_future).collect();
+    if waits.is_empty() {
+        return pending().await;
+    }
+    let (reason, at, _) = select_all(waits).await;
+    (at, reason)
 }
 
 impl Drop for LockGuard {

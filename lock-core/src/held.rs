@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use crate::acquire_options::{AcquireOptions, Renew};
 use crate::client::ClientInner;
 use crate::lease::new_serial;
-use crate::loss::Alarm;
+use crate::loss::{Alarm, Revoked};
 use crate::release::{Release, Releasing, Reservation};
 use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
 
@@ -28,22 +28,46 @@ pub(crate) struct Held {
     pub(crate) token: FencingToken,
     /// Revocation of this hold. It is the grant's if no other hold of the grant can follow.
     pub(crate) own: Revocation,
-    renews: bool,
-    may_linger: bool,
-    /// Until when the claim may go from one guard to another without a request.
-    run: Stamp,
-    /// The client has begun to keep the claim while no guard has it.
-    lingers: bool,
+    /// The key under which the client queues for the name.
+    pub(crate) key: Arc<str>,
+    terms: Terms,
     /// No guard has it: the client keeps the claim for the next one, until this is cancelled.
     idle: Option<CancellationToken>,
     /// The owner of the claim may be known as that of this hold.
     pub(crate) owner_shown: AtomicBool,
+    reservation: Mutex<Reservation>,
+    has_ended: AtomicBool,
+}
+
+/// What was agreed for a hold.
+#[derive(Clone, Copy)]
+struct Terms {
+    renews: bool,
+    may_linger: bool,
+    /// Until when its claim may go from one guard to another without a request.
+    run_until: Stamp,
+    /// The client has begun to keep the claim while no guard has it.
+    lingers: bool,
     /// When the hold ends whatever the server says, and why.
     limit: Option<(Stamp, LossReason)>,
-    reservation: Mutex<Reservation>,
-    /// The key under which the client queues for the name.
-    pub(crate) key: Arc<str>,
-    has_ended: AtomicBool,
+}
+
+impl Terms {
+    fn new(options: &AcquireOptions, lease: &Lease, now: Stamp) -> Self {
+        let mut limit = options.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
+        // Also if the backend gave it a lease that others keep alive.
+        let end = (lease.deadline(), LossReason::Expired);
+        if options.renew == Renew::Never && limit.is_none_or(|(at, _)| end.0 < at) {
+            limit = Some(end);
+        }
+        Self {
+            renews: options.renew == Renew::UntilReleased,
+            may_linger: options.may_linger,
+            run_until: now + LONGEST_RUN,
+            lingers: false,
+            limit,
+        }
+    }
 }
 
 impl Held {
@@ -60,39 +84,56 @@ impl Held {
         } else {
             grant.revocation().child()
         };
-        let run = (now + LONGEST_RUN, false);
-        Self::build(core, (grant.first_token(), own), grant, key, options, now, run)
+        let terms = Terms::new(options, &grant.lease, now);
+        let token = grant.first_token();
+        Self::of(core, grant, token, own, key, terms, None)
     }
 
     /// The hold after this one, by the same grant.
     pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
-        let numbers = (token, self.grant.revocation().child());
-        Self::build(
-            &self.core,
-            numbers,
-            self.grant.clone(),
-            &self.key,
-            options,
-            now,
-            (self.run, self.lingers),
-        )
+        let Terms { run_until, lingers, .. } = self.terms;
+        let terms = Terms {
+            run_until,
+            lingers,
+            ..Terms::new(options, &self.grant.lease, now)
+        };
+        let (grant, own) = (self.grant.clone(), self.grant.revocation().child());
+        Self::of(&self.core, grant, token, own, &self.key, terms, None)
     }
 
-    fn build(
+    /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
+    pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
+        if self.is_idle() || !self.terms.may_linger {
+            return None;
+        }
+        let mut terms = self.terms;
+        if !std::mem::replace(&mut terms.lingers, true) {
+            terms.run_until = terms.run_until.max(now + length.min(self.grant.lease.ttl() / 3));
+        }
+        self.token_until(terms.run_until, now)?;
+        terms.limit = Some((terms.run_until, LossReason::Released));
+        let (grant, own) = (self.grant.clone(), self.grant.revocation().child());
+        let idle = Some(CancellationToken::new());
+        Some(Self::of(&self.core, grant, self.token, own, &self.key, terms, idle))
+    }
+
+    /// The hold of the same claim, once others may share it.
+    pub(crate) fn shared(&self, grant: Grant, key: &Arc<str>) -> Arc<Self> {
+        let own = grant.revocation().clone();
+        Self::of(&self.core, grant, self.token, own, key, self.terms, None)
+    }
+
+    fn of(
         core: &Arc<ClientInner>,
-        (token, own): (FencingToken, Revocation),
         grant: Grant,
+        token: FencingToken,
+        own: Revocation,
         key: &Arc<str>,
-        options: &AcquireOptions,
-        now: Stamp,
-        (run, lingers): (Stamp, bool),
+        terms: Terms,
+        idle: Option<CancellationToken>,
     ) -> Arc<Self> {
-        core.stats.held.add();
-        let mut limit = options.max_hold.map(|longest| (now + longest, LossReason::MaxHold));
-        // Also if the backend gave it a lease that others keep alive.
-        let end = (grant.lease.deadline(), LossReason::Expired);
-        if options.renew == Renew::Never && limit.is_none_or(|(at, _)| end.0 < at) {
-            limit = Some(end);
+        if idle.is_none() {
+            core.stats.held.add();
         }
         Arc::new(Self {
             id: new_serial(),
@@ -100,66 +141,11 @@ impl Held {
             grant,
             token,
             own,
-            renews: options.renew == Renew::UntilReleased,
-            may_linger: options.may_linger,
-            run,
-            lingers,
-            idle: None,
-            owner_shown: AtomicBool::new(false),
-            limit,
-            reservation: Mutex::new(Reservation::None),
             key: Arc::clone(key),
-            has_ended: AtomicBool::new(false),
-        })
-    }
-
-    /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
-    pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
-        if self.is_idle() || !self.may_linger {
-            return None;
-        }
-        let mut run = self.run;
-        if !self.lingers {
-            run = run.max(now + length.min(self.grant.lease.ttl() / 3));
-        }
-        self.token_until(run, now)?;
-        Some(Arc::new(Self {
-            id: new_serial(),
-            core: Arc::clone(&self.core),
-            grant: self.grant.clone(),
-            token: self.token,
-            own: self.grant.revocation().child(),
-            renews: self.renews,
-            may_linger: self.may_linger,
-            run,
-            lingers: true,
-            idle: Some(CancellationToken::new()),
+            terms,
+            idle,
             owner_shown: AtomicBool::new(false),
-            limit: Some((run, LossReason::Released)),
             reservation: Mutex::new(Reservation::None),
-            key: Arc::clone(&self.key),
-            has_ended: AtomicBool::new(false),
-        }))
-    }
-
-    /// The hold of the same claim, once others may share it.
-    pub(crate) fn shared(&self, grant: Grant, key: Arc<str>) -> Arc<Self> {
-        self.core.stats.held.add();
-        Arc::new(Self {
-            id: new_serial(),
-            core: Arc::clone(&self.core),
-            own: grant.revocation().clone(),
-            token: self.token,
-            grant,
-            renews: self.renews,
-            may_linger: self.may_linger,
-            run: self.run,
-            lingers: false,
-            idle: None,
-            owner_shown: AtomicBool::new(false),
-            limit: self.limit,
-            reservation: Mutex::new(Reservation::None),
-            key,
             has_ended: AtomicBool::new(false),
         })
     }
@@ -167,7 +153,7 @@ impl Held {
     /// The token of the next hold, if the claim may go to another guard of this client without a request. A lease that is not renewed as it
     /// should be is released: the server knows more.
     pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
-        self.token_until(self.run, now)
+        self.token_until(self.terms.run_until, now)
     }
 
     fn token_until(&self, end: Stamp, now: Stamp) -> Option<FencingToken> {
@@ -190,14 +176,6 @@ impl Held {
         &self.grant.lease
     }
 
-    pub(crate) fn grant(&self) -> &Grant {
-        &self.grant
-    }
-
-    pub(crate) fn token(&self) -> FencingToken {
-        self.token
-    }
-
     pub(crate) fn is_idle(&self) -> bool {
         self.idle.is_some()
     }
@@ -216,19 +194,15 @@ impl Held {
         }
     }
 
-    pub(crate) fn key(&self) -> &Arc<str> {
-        &self.key
-    }
-
     /// Has `alarm` raised when the hold is revoked, alone or with its grant or lease.
     pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
-        let lease = &self.grant.lease;
-        self.own.watch(alarm, self.id);
+        let (hold, lease) = (Revoked::Hold(self.id), &self.grant.lease);
+        self.own.watch(alarm, hold);
         if !self.own.is(self.grant.revocation()) {
-            self.grant.revocation().watch(alarm, self.id);
+            self.grant.revocation().watch(alarm, hold);
         }
         // The lease of a claim has one hold at a time.
-        let revoked = lease.claim().map_or(lease.serial(), |_| self.id);
+        let revoked = lease.claim().map_or(Revoked::Lease(lease.serial()), |_| hold);
         lease.revocation().watch(alarm, revoked);
     }
 
@@ -241,7 +215,7 @@ impl Held {
     }
 
     pub(crate) fn renews(&self) -> bool {
-        self.renews
+        self.terms.renews
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -267,7 +241,7 @@ impl Held {
 
     /// When the hold ends whatever the server says.
     pub(crate) fn limit(&self) -> Option<Stamp> {
-        self.limit.map(|(at, _)| at)
+        self.terms.limit.map(|(at, _)| at)
     }
 
     /// When the lock ends if nothing more is heard from the server.
@@ -281,7 +255,7 @@ impl Held {
         if let Some(reason) = self.own.settle() {
             return Some(reason);
         }
-        let limit = self.limit.filter(|(at, _)| now >= *at);
+        let limit = self.terms.limit.filter(|(at, _)| now >= *at);
         if limit.is_none() && self.grant.lease.is_valid(now) {
             return None;
         }

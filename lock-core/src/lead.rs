@@ -187,13 +187,13 @@ impl Term {
     /// The fencing token of this term, higher than that of every term before.
     #[must_use]
     pub fn token(&self) -> FencingToken {
-        self.held.token()
+        self.held.token
     }
 
     /// The name that is locked, with all scopes.
     #[must_use]
     pub fn name(&self) -> &LockName {
-        self.held.grant().claim.name()
+        self.held.grant.claim.name()
     }
 
     /// Whether the term still goes on. See [`LockGuard::is_held`].

@@ -2,19 +2,23 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::future::{Future, IntoFuture, poll_fn};
+use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Duration;
 
+use futures_util::future::join_all;
+
 use crate::guard::{LockGuard, ReleaseOutcome, first_loss, run_while_held};
-use crate::request::LockRequest;
+use crate::request::{LockRequest, sets_as_a_lock_request};
 use crate::{FencingToken, InvalidName, LockError, LockName, Locks, LossReason, Renew};
 
 /// Several locks that are asked for together: set what matters, then await it.
 ///
 /// Made by [`Locks::lock_all`]. Nothing happens before it is awaited. Dropping the future releases what it has so far.
+///
+/// What it sets holds for each of the locks, except the wait, which is one for all of them together: if one of the locks is still busy at its
+/// end, the request is.
 #[must_use = "a lock request does nothing until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct LockAllRequest {
@@ -57,6 +61,8 @@ impl Locks {
     }
 }
 
+sets_as_a_lock_request!(LockAllRequest, settings);
+
 impl LockAllRequest {
     pub(crate) fn new(locks: Locks, names: Result<Vec<LockName>, InvalidName>) -> Self {
         Self {
@@ -66,51 +72,9 @@ impl LockAllRequest {
         }
     }
 
-    /// As [`LockRequest::ttl`], for each of the locks.
-    pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.settings = self.settings.ttl(ttl);
-        self
-    }
-
-    /// Waits at most that long for all of them together. See [`LockRequest::wait_for`].
-    pub fn wait_for(mut self, limit: Duration) -> Self {
-        self.settings = self.settings.wait_for(limit);
-        self
-    }
-
-    /// Waits as long as it takes. The default.
-    pub fn wait_forever(mut self) -> Self {
-        self.settings = self.settings.wait_forever();
-        self
-    }
-
-    /// Does not wait for a holder: if one of the locks is busy, the request is. See [`LockRequest::no_wait`].
-    pub fn no_wait(mut self) -> Self {
-        self.settings = self.settings.no_wait();
-        self
-    }
-
-    /// As [`LockRequest::label`], for each of the locks.
-    pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
-        self.settings = self.settings.label(label);
-        self
-    }
-
-    /// As [`LockRequest::renew`], for each of the locks.
-    pub fn renew(mut self, renew: Renew) -> Self {
-        self.settings = self.settings.renew(renew);
-        self
-    }
-
     /// As [`LockRequest::shared`], for each of the locks.
     pub fn shared(mut self) -> Self {
         self.settings = self.settings.shared();
-        self
-    }
-
-    /// As [`LockRequest::max_hold`], for each of the locks, counted from the grant of each.
-    pub fn max_hold(mut self, limit: Duration) -> Self {
-        self.settings = self.settings.max_hold(limit);
         self
     }
 
@@ -246,30 +210,13 @@ impl LockGuards {
             }
         });
         let mut outcome = Ok(());
-        for released in all(releases).await {
+        for released in join_all(releases).await {
             if !matches!(outcome, Err(LockError::Lost { .. })) && released.is_err() {
                 outcome = released;
             }
         }
         outcome
     }
-}
-
-/// Runs the futures side by side, to the end of each.
-async fn all<T>(futures: impl IntoIterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    let mut running: Vec<_> = futures.into_iter().map(|future| (Box::pin(future), None)).collect();
-    poll_fn(|cx| {
-        let mut ended = true;
-        for (future, output) in running.iter_mut().filter(|(_, output)| output.is_none()) {
-            match future.as_mut().poll(cx) {
-                Poll::Ready(done) => *output = Some(done),
-                Poll::Pending => ended = false,
-            }
-        }
-        if ended { Poll::Ready(()) } else { Poll::Pending }
-    })
-    .await;
-    running.into_iter().filter_map(|(_, output)| output).collect()
 }
 
 impl fmt::Debug for LockGuards {

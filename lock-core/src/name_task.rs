@@ -31,11 +31,12 @@ use crate::call::{call, catch_panic};
 use crate::client::{ClientInner, TENURE};
 use crate::guard::LockGuard;
 use crate::held::Held;
-use crate::names::{Ask, AskWait, Entered, Names, Step};
+use crate::names::{Ask, Entered, Names, Step};
 use crate::release::{Release, Releasing, Reservation};
 use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE, Waiter};
 use crate::{
-    Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LossReason, Mode, Outage, Released, Stamp, Wait,
+    Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LockName, LossReason, Mode, Outage, Released, Stamp,
+    Wait,
 };
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
@@ -43,24 +44,36 @@ const LAST_RETRY: Duration = Duration::from_secs(1);
 
 impl ClientInner {
     /// Waits for the lock in the queue of its name.
-    pub(crate) async fn wait_for(self: &Arc<Self>, options: AcquireOptions) -> Result<LockGuard, LockError> {
-        let span = tracing::debug_span!(target: "fencelock", "lock", name = %options.name, ttl = ?options.ttl);
-        let exclusive = options.name.shared();
-        let key = if options.mode == Mode::Exclusive {
+    pub(crate) async fn wait_for(
+        self: &Arc<Self>,
+        name: &LockName,
+        options: AcquireOptions,
+    ) -> Result<LockGuard, LockError> {
+        let span = tracing::debug_span!(target: "fencelock", "lock", %name, ttl = ?options.ttl);
+        let exclusive = name.shared();
+        let is_exclusive = options.mode == Mode::Exclusive;
+        let key = if is_exclusive {
             Arc::clone(&exclusive)
         } else {
             self.names.new_key(&exclusive)
         };
         // None of them is to wait for a claim that this client keeps.
-        let _sharing = (options.mode != Mode::Exclusive).then(|| self.names.sharing(&exclusive));
+        let _sharing = (!is_exclusive).then(|| self.names.sharing(&exclusive));
         let options = Arc::new(options);
         loop {
             if let Some(guard) = self.resume(&exclusive, &options, &span).await {
                 return guard;
             }
             let (reply, outcome) = oneshot::channel();
-            let waiting = self.stats.waiting.hold();
-            let waiter = Waiter::new(Arc::clone(&options), self.clock.now(), reply, span.clone(), waiting);
+            let (options, now) = (Arc::clone(&options), self.clock.now());
+            let waiter = Waiter::new(
+                name.clone(),
+                options,
+                now,
+                reply,
+                span.clone(),
+                self.stats.waiting.hold(),
+            );
             let starting = self.about_to_start();
             match self.names.enter(&key, waiter) {
                 Entered::Kept => {}
@@ -68,12 +81,7 @@ impl ClientInner {
                     self.count(Err(&error));
                     return Err(error);
                 }
-                Entered::Queued {
-                    serial,
-                    task,
-                    abandoned,
-                } => {
-                    drop(abandoned);
+                Entered::Queued(serial, task) => {
                     let caller = Caller {
                         core: self,
                         key: &key,
@@ -108,9 +116,7 @@ impl ClientInner {
             return None;
         };
         let now = self.clock.now();
-        let token = idle
-            .next_token(now)
-            .filter(|_| options.is_served_by(&idle.grant().claim));
+        let token = idle.next_token(now).filter(|_| options.is_served_by(&idle.grant.claim));
         let Some(token) = token.filter(|_| !self.names.is_closed()) else {
             idle.release(None, counted);
             if options.mode != Mode::Exclusive {
@@ -118,7 +124,7 @@ impl ClientInner {
             }
             return None;
         };
-        self.answer(self.names.resumed(key, &idle.grant().claim, token, now));
+        self.answer(self.names.resumed(key, &idle.grant.claim, token, now));
         self.stats.handed_over.add();
         let next = idle.next(token, options, now);
         self.watch(&next, Some(&idle));
@@ -135,7 +141,7 @@ impl ClientInner {
             return false;
         };
         self.watch(&idle, Some(ended));
-        if !self.names.keep(ended.key(), &idle) && idle.finish(LossReason::Released).is_some() {
+        if !self.names.keep(&ended.key, &idle) && idle.finish(LossReason::Released).is_some() {
             self.watch(ended, Some(&idle));
             return false;
         }
@@ -165,8 +171,8 @@ impl ClientInner {
         let Some(token) = ended.next_token(now) else {
             return false;
         };
-        let claim = &ended.grant().claim;
-        let Some((waiter, refused)) = self.names.hand_on(ended.key(), claim, token, now) else {
+        let claim = &ended.grant.claim;
+        let Some((waiter, refused)) = self.names.hand_on(&ended.key, claim, token, now) else {
             return false;
         };
         self.answer(refused);
@@ -380,12 +386,10 @@ impl NameTask {
     async fn run(mut self) {
         loop {
             let core = Arc::clone(&self.core);
-            let step = core.names.next(&self.key, |claim, shared, counted| {
-                core.clean_up(claim, shared, counted)
-            });
-            match step {
+            let clean_up = |claim, shared, counted| core.clean_up(claim, shared, counted);
+            match core.names.next(&self.key, clean_up) {
                 Step::Ask(ask) => Box::pin(self.ask(ask)).await,
-                Step::Release => Box::pin(self.release()).await,
+                Step::Release(claim, reservation) => Box::pin(self.release(claim, reservation)).await,
                 Step::Hold => self.wait(Duration::MAX, |_| true).await,
                 Step::End => break,
             }
@@ -408,7 +412,7 @@ impl NameTask {
                 self.responded();
                 let now = self.core.clock.now();
                 self.core.answer(self.core.names.busy(&self.key, &busy, true, now));
-                let AskWait::Until(deadline) = ask.wait else { return };
+                let Some(deadline) = ask.wait else { return };
                 if deadline.is_none_or(|at| now < at) && self.core.names.has_waiters(&self.key) {
                     // It ended before its time; a pause keeps a backend that always does from spinning.
                     let soon = busy.retry_after.unwrap_or(self.pause);
@@ -428,10 +432,7 @@ impl NameTask {
         let (tell, mut told) = oneshot::channel();
         let sent = core.clock.now();
         let shortest = SHORTEST_RESPONSE.min(core.op_timeout);
-        let (waits, deadline) = match ask.wait {
-            AskWait::No => (false, None),
-            AskWait::Until(deadline) => (true, deadline),
-        };
+        let (waits, deadline) = (ask.wait.is_some(), ask.wait.flatten());
         let mut request = pin!(catch_panic("acquire", async {
             if !waits {
                 return core.backend.try_acquire(&ask.claim).await;
@@ -528,16 +529,18 @@ impl NameTask {
     }
 
     /// Sends one request to release, and tells the caller what came of it.
-    async fn release(&mut self) {
+    async fn release(&mut self, claim: Claim, reservation: Reservation) {
         let core = Arc::clone(&self.core);
-        let Some((claim, reservation)) = core.names.releasable(&self.key) else {
-            return;
-        };
         let is_repeated = self.release_outage.is_some();
-        let released = self.serve(core.send_release(&claim, reservation, is_repeated)).await;
-        match core.heard(released) {
-            Ok(released) => self.released(released).await,
-            Err(error) => self.release_failed(error).await,
+        let release = core.send_release(&claim, reservation, is_repeated);
+        let released = self
+            .until(release, |_| false)
+            .await
+            .map(|released| core.heard(released));
+        match released {
+            Some(Ok(released)) => self.released(released).await,
+            Some(Err(error)) => self.release_failed(error).await,
+            None => {}
         }
     }
 
@@ -559,9 +562,8 @@ impl NameTask {
         }
         if !core.capabilities.fair && core.names.yields(&self.key, core.clock.now(), TENURE) {
             // Others poll for this lock, and would always come too late.
-            let key = Arc::clone(&self.key);
-            self.wait(core.capabilities.give_way, |names| !names.has_waiters(&key))
-                .await;
+            let pause = core.capabilities.give_way;
+            self.wait(pause, |names| !names.has_waiters(&self.key)).await;
         }
     }
 
@@ -598,40 +600,29 @@ impl NameTask {
     /// Waits about that long before a request to acquire is repeated.
     async fn pause(&mut self, length: Duration) {
         self.pause = (self.pause * 2).min(LAST_RETRY);
-        let key = Arc::clone(&self.key);
         let length = length.mul_f64(0.5 + fastrand::f64());
-        self.wait(length, |names| !names.has_waiters(&key)).await;
+        self.wait(length, |names| !names.has_waiters(&self.key)).await;
     }
 
-    /// Waits that long, or until `is_over`. Ends the requests whose time is over meanwhile.
+    /// Waits that long, or until `is_over` at a wake-up.
     async fn wait(&self, length: Duration, is_over: impl Fn(&Names) -> bool) {
+        self.until(time::sleep(length), is_over).await;
+    }
+
+    /// Waits for `event`, or until `is_over` at a wake-up. Ends the requests whose time is over meanwhile.
+    async fn until<T>(&self, event: impl Future<Output = T>, is_over: impl Fn(&Names) -> bool) -> Option<T> {
+        let mut event = pin!(event);
         let core = &self.core;
-        let mut end = pin!(time::sleep(length));
         loop {
             let expiry = core.names.next_expiry(&self.key);
             tokio::select! {
                 biased;
-                () = &mut end => return,
+                done = &mut event => return Some(done),
                 () = self.wake.notified() => {}
                 () = core.sleep_until(expiry) => core.expire(&self.key, None),
             }
             if is_over(&core.names) {
-                return;
-            }
-        }
-    }
-
-    /// Waits for a response. Ends the requests whose time is over meanwhile.
-    async fn serve<T>(&self, request: impl Future<Output = T>) -> T {
-        let mut request = pin!(request);
-        let core = &self.core;
-        loop {
-            let expiry = core.names.next_expiry(&self.key);
-            tokio::select! {
-                biased;
-                response = &mut request => return response,
-                () = self.wake.notified() => {}
-                () = core.sleep_until(expiry) => core.expire(&self.key, None),
+                return None;
             }
         }
     }

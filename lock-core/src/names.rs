@@ -95,13 +95,8 @@ enum KnownHolder {
 }
 
 pub(crate) enum Entered {
-    /// The request waits. The task of the name is to be started if it is given. A claim of an earlier request that it takes over does not count
-    /// as abandoned any more.
-    Queued {
-        serial: u64,
-        task: Option<Arc<Notify>>,
-        abandoned: Option<Releasing>,
-    },
+    /// The request waits, under that serial. The task of the name is to be started if it is given.
+    Queued(u64, Option<Arc<Notify>>),
     Refused(LockError),
     /// The client keeps a claim for the name by now.
     Kept,
@@ -110,7 +105,7 @@ pub(crate) enum Entered {
 /// What the task of a name does next.
 pub(crate) enum Step {
     Ask(Ask),
-    Release,
+    Release(Claim, Reservation),
     /// Nothing, until a guard is released or a wait ends.
     Hold,
     End,
@@ -119,15 +114,10 @@ pub(crate) enum Step {
 /// A request to acquire.
 pub(crate) struct Ask {
     pub(crate) claim: Claim,
-    pub(crate) wait: AskWait,
+    /// How long it may wait at the server: not at all, until then, or without a limit.
+    pub(crate) wait: Option<Option<Stamp>>,
     /// Whether the server may know of the claim from an earlier request.
     pub(crate) was_sent: bool,
-}
-
-#[derive(Clone, Copy)]
-pub(crate) enum AskWait {
-    No,
-    Until(Option<Stamp>),
 }
 
 impl Names {
@@ -182,26 +172,22 @@ impl Names {
 
     /// Puts a request into the queue, or answers it at once.
     pub(crate) fn enter(&self, key: &Arc<str>, mut waiter: Waiter) -> Entered {
+        // Dropped without the mutex.
+        let _abandoned;
         let mut state = self.lock();
         if state.closed {
             return Entered::Refused(LockError::closed());
         }
         state.last_serial += 1;
         let serial = state.last_serial;
-        if !state.names.contains_key(key) {
-            state.names.insert(Arc::clone(key), Box::default());
-        }
-        let Some(name) = state.names.get_mut(key) else {
-            return Entered::Refused(LockError::closed());
-        };
+        let name = state.names.entry(Arc::clone(key)).or_default();
         if name.kept.as_ref().is_some_and(|idle| !idle.has_ended()) {
             return Entered::Kept;
         }
         let waits = waiter.options.waits();
         waiter.came_to_busy = name.is_busy();
         if waiter.came_to_busy && !waits {
-            let busy = name.busy().unwrap_or_default();
-            return Entered::Refused(waiter.timed_out(waiter.started, &busy));
+            return Entered::Refused(waiter.timed_out(waiter.started, &name.busy()));
         }
         let queue = name.queue.get_or_insert_default();
         let first_response = (!waiter.came_to_busy).then(|| waiter.started + self.op_timeout + GRACE);
@@ -213,11 +199,8 @@ impl Names {
         queue.expire_at(serial, expiry);
         // Behind a holder of this client only the end of its own time concerns the task.
         let is_patient = name.is_held && expiry.is_none();
-        Entered::Queued {
-            serial,
-            task: if is_patient { None } else { name.wake() },
-            abandoned: name.wanted_again(),
-        }
+        _abandoned = name.wanted_again();
+        Entered::Queued(serial, if is_patient { None } else { name.wake() })
     }
 
     /// Takes a request out whose caller is gone. `count` counts the clean-up of what the server may do for it.
@@ -284,24 +267,15 @@ impl Names {
             return None;
         }
         let name = state.names.get_mut(key)?;
-        let queue = name.queue.as_mut()?;
-        let (first, _) = queue
-            .waiters
-            .first_key_value()
-            .filter(|(_, front)| front.options.is_served_by(claim))?;
-        let first = *first;
-        let waiter = queue.remove(first)?;
-        name.serves(first);
+        // Those are refused that came while the client was about to release what it kept.
+        let served = name.serve(claim, token, up_to, now)?;
         _kept = name.kept.take();
-        name.settle(KnownHolder::here(claim, token), up_to);
-        // Those that came while the client was about to release what it kept.
-        let refused = name.refuse_impatient(now);
         if name.front().is_none()
             && let Some(task) = &name.task
         {
             task.notify_one();
         }
-        Some((waiter, refused))
+        Some(served)
     }
 
     /// Keeps a claim while no guard has it. Refused if a waiter has come, if the hold has ended, or if the client is to keep nothing.
@@ -332,9 +306,7 @@ impl Names {
             return Answers::new();
         };
         _kept = name.kept.take();
-        name.serves(0);
-        name.settle(KnownHolder::here(claim, token), up_to);
-        name.refuse_impatient(now)
+        name.serves(0, claim, token, up_to, now)
     }
 
     /// All claims that are kept. None is until the result is dropped.
@@ -374,8 +346,8 @@ impl Names {
             return Step::End;
         };
         _queue = name.queue.take_if(|queue| queue.waiters.is_empty());
-        if name.releasing.is_some() {
-            return Step::Release;
+        if let Some(release) = &name.releasing {
+            return release.step();
         }
         if name.is_held {
             if name.queue.as_ref().is_some_and(|queue| !queue.expiries.is_empty()) {
@@ -387,8 +359,10 @@ impl Names {
         unwanted = name.asking.take_if(|asking| !asking.serves(name.queue.as_deref()));
         if let Some(asking) = unwanted.as_mut().filter(|asking| asking.sent) {
             let (shared, counted) = (asking.shared.take(), asking.abandoned.take());
-            name.releasing = Some(Box::new(clean_up(asking.claim.clone(), shared, counted)));
-            return Step::Release;
+            let release = name
+                .releasing
+                .insert(Box::new(clean_up(asking.claim.clone(), shared, counted)));
+            return release.step();
         }
         match name.ask(&self.owners, self.lingers) {
             Some(ask) => Step::Ask(ask),
@@ -397,13 +371,6 @@ impl Names {
                 Step::End
             }
         }
-    }
-
-    /// What is to be sent to release the claim of a name.
-    pub(crate) fn releasable(&self, key: &str) -> Option<(Claim, Reservation)> {
-        let state = self.lock();
-        let release = state.names.get(key)?.releasing.as_deref()?;
-        Some((release.claim.clone(), release.reservation))
     }
 
     /// The release of the claim of a name is confirmed, or given up.
@@ -471,16 +438,12 @@ impl Names {
         name.tenure = None;
         name.settle(KnownHolder::Elsewhere(Box::new(busy.clone())), up_to);
         let mut answers = name.refuse_impatient(now);
-        if ends
-            && let Some(queue) = &mut name.queue
-            && let Some(busy) = name.holder.as_ref().map(KnownHolder::busy)
-        {
-            for serial in queue.over(now) {
-                if let Some(waiter) = queue.remove(serial) {
-                    let error = waiter.timed_out(now, &busy);
-                    answers.push((waiter, error));
-                }
-            }
+        if ends && let Some(queue) = &mut name.queue {
+            let over = queue.over(now).into_iter().filter_map(|serial| queue.remove(serial));
+            answers.extend(over.map(|waiter| {
+                let error = waiter.timed_out(now, busy);
+                (waiter, error)
+            }));
         }
         answers
     }
@@ -528,18 +491,13 @@ impl Names {
         let mut state = self.lock();
         let up_to = state.last_serial;
         let name = state.names.get_mut(key)?;
-        if !name.asking.as_ref()?.serves(name.queue.as_deref()) {
+        if name.asking.as_ref()?.failed {
             return None;
         }
-        let queue = name.queue.as_mut()?;
-        let first = *queue.waiters.keys().next()?;
-        let waiter = queue.remove(first)?;
-        name.serves(first);
+        let served = name.serve(claim, token, up_to, now)?;
         _asking = name.asking.take();
         name.is_held = true;
-        name.settle(KnownHolder::here(claim, token), up_to);
-        let answers = name.refuse_impatient(now);
-        Some((waiter, answers))
+        Some(served)
     }
 
     /// The claim was granted with that lease, and is to be released: other locks may keep the lease alive.
@@ -648,14 +606,31 @@ impl Name {
             || self.releasing.is_none() && self.asking.as_ref().is_some_and(|asking| asking.busy)
     }
 
-    /// The request with that serial gets the guard.
-    fn serves(&mut self, serial: u64) {
-        self.served = serial;
-        self.is_undelivered = false;
+    /// Takes out the first waiter, if a grant of `claim` is what it asks for.
+    fn serve(&mut self, claim: &Claim, token: FencingToken, up_to: u64, now: Stamp) -> Option<(Box<Waiter>, Answers)> {
+        let queue = self.queue.as_mut()?;
+        let (first, front) = queue.waiters.first_key_value()?;
+        let first = front.options.is_served_by(claim).then_some(*first)?;
+        let waiter = queue.remove(first)?;
+        Some((waiter, self.serves(first, claim, token, up_to, now)))
     }
 
-    fn busy(&self) -> Option<Busy> {
-        self.holder.as_ref().map(KnownHolder::busy)
+    /// The request with that serial gets the guard. The lock is busy for those up to another one.
+    fn serves(&mut self, serial: u64, claim: &Claim, token: FencingToken, up_to: u64, now: Stamp) -> Answers {
+        self.served = serial;
+        self.is_undelivered = false;
+        let holder = KnownHolder::Here {
+            claim: claim.clone(),
+            token,
+            since: SystemTime::now(),
+        };
+        self.settle(holder, up_to);
+        self.refuse_impatient(now)
+    }
+
+    /// What is known of the holder.
+    fn busy(&self) -> Busy {
+        self.holder.as_ref().map(KnownHolder::busy).unwrap_or_default()
     }
 
     fn front(&self) -> Option<&Waiter> {
@@ -701,22 +676,13 @@ impl Name {
             self.asking = Some(Box::new(Asking::new(claim)));
         }
         let asking = self.asking.as_mut()?;
-        let wait = if queue.impatient.contains(serial) {
-            AskWait::No
-        } else {
+        let wait = (!queue.impatient.contains(serial)).then(|| {
             // The claim keeps its place at the server when the first waiter leaves, for those behind it that ask for the same.
-            let served = queue
-                .waiters
-                .values()
-                .take_while(|waiter| waiter.options.is_served_by(&asking.claim));
-            let deadlines = served.map(|waiter| waiter.deadline.ok_or(()));
-            AskWait::Until(
-                deadlines
-                    .collect::<Result<Vec<_>, _>>()
-                    .ok()
-                    .and_then(|all| all.into_iter().max()),
-            )
-        };
+            let waiters = queue.waiters.values();
+            let served = waiters.take_while(|waiter| waiter.options.is_served_by(&asking.claim));
+            let deadlines: Option<Vec<_>> = served.map(|waiter| waiter.deadline).collect();
+            deadlines?.into_iter().max()
+        });
         asking.busy = false;
         let was_sent = std::mem::replace(&mut asking.sent, true);
         Some(Ask {
@@ -738,10 +704,11 @@ impl Name {
         let Some(queue) = self.queue.as_mut().filter(|queue| !queue.impatient.is_empty()) else {
             return Answers::new();
         };
-        let busy = self.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
-        let refused: Vec<_> = queue.impatient.iter().copied().collect();
-        let refused = refused.into_iter().filter_map(|serial| queue.remove(serial));
+        let refused = std::mem::take(&mut queue.impatient).into_iter();
+        let refused: Vec<_> = refused.filter_map(|serial| queue.remove(serial)).collect();
+        let busy = self.busy();
         refused
+            .into_iter()
             .map(|waiter| {
                 let error = waiter.timed_out(now, &busy);
                 (waiter, error)
@@ -751,14 +718,6 @@ impl Name {
 }
 
 impl KnownHolder {
-    fn here(claim: &Claim, token: FencingToken) -> Self {
-        Self::Here {
-            claim: claim.clone(),
-            token,
-            since: SystemTime::now(),
-        }
-    }
-
     fn busy(&self) -> Busy {
         match self {
             Self::Elsewhere(busy) => Busy::clone(busy),
@@ -768,6 +727,12 @@ impl KnownHolder {
                 Busy::default().with_holder(holder)
             }
         }
+    }
+}
+
+impl Release {
+    fn step(&self) -> Step {
+        Step::Release(self.claim.clone(), self.reservation)
     }
 }
 

@@ -16,28 +16,64 @@ use crate::{InvalidName, LockError, LockName, Mode, Stamp};
 /// A lock that is asked for: set what matters, then await it.
 ///
 /// Made by [`Locks::lock`]. Nothing happens before it is awaited. It owns what it needs: the future is `Send` and
-/// `'static`. Dropping the future takes the wish back, whatever has been sent by then.
+/// `'static`. Dropping the future cancels the request, even if it has already been sent.
 #[must_use = "a lock request does nothing until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct LockRequest {
     pub(crate) locks: Locks,
     name: Result<LockName, InvalidName>,
-    ttl: Option<Duration>,
-    wait: Wait,
-    label: Option<Arc<str>>,
-    renew: Renew,
-    max_hold: Option<Duration>,
-    at_least: Option<Duration>,
-    may_linger: bool,
-    mode: Mode,
+    options: AcquireOptions,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wait {
-    No,
-    For(Duration),
-    Forever,
+/// Gives a request that is made of a [`LockRequest`] its setters.
+macro_rules! sets_as_a_lock_request {
+    ($request:ident, $field:tt) => {
+        impl $request {
+            /// As [`LockRequest::ttl`].
+            pub fn ttl(mut self, ttl: Duration) -> Self {
+                self.$field = self.$field.ttl(ttl);
+                self
+            }
+
+            /// As [`LockRequest::wait_for`].
+            pub fn wait_for(mut self, limit: Duration) -> Self {
+                self.$field = self.$field.wait_for(limit);
+                self
+            }
+
+            /// As [`LockRequest::wait_forever`]. The default.
+            pub fn wait_forever(mut self) -> Self {
+                self.$field = self.$field.wait_forever();
+                self
+            }
+
+            /// As [`LockRequest::no_wait`].
+            pub fn no_wait(mut self) -> Self {
+                self.$field = self.$field.no_wait();
+                self
+            }
+
+            /// As [`LockRequest::label`].
+            pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
+                self.$field = self.$field.label(label);
+                self
+            }
+
+            /// As [`LockRequest::renew`].
+            pub fn renew(mut self, renew: Renew) -> Self {
+                self.$field = self.$field.renew(renew);
+                self
+            }
+
+            /// As [`LockRequest::max_hold`].
+            pub fn max_hold(mut self, limit: Duration) -> Self {
+                self.$field = self.$field.max_hold(limit);
+                self
+            }
+        }
+    };
 }
+pub(crate) use sets_as_a_lock_request;
 
 impl Locks {
     /// Asks for a lock. Set what matters on the request, then await it.
@@ -63,24 +99,14 @@ impl Locks {
 
 impl LockRequest {
     pub(crate) fn new(locks: Locks, name: Result<LockName, InvalidName>) -> Self {
-        Self {
-            locks,
-            name,
-            ttl: None,
-            wait: Wait::Forever,
-            label: None,
-            renew: Renew::UntilReleased,
-            max_hold: None,
-            at_least: None,
-            may_linger: true,
-            mode: Mode::Exclusive,
-        }
+        let options = AcquireOptions::new(locks.core.ttl);
+        Self { locks, name, options }
     }
 
     /// How long the server keeps the lock after the last sign of life of its holder. 30 s unless set here or in
     /// [`Options`](crate::Options). Renewed at a third of it, so a longer ttl costs nothing but patience after a crash.
     pub fn ttl(mut self, ttl: Duration) -> Self {
-        self.ttl = Some(ttl);
+        self.options.ttl = ttl;
         self
     }
 
@@ -92,7 +118,7 @@ impl LockRequest {
     /// [`Options::op_timeout`](crate::Options::op_timeout) if that is less, so that a server that answers late is told from a lock that is
     /// busy.
     pub fn wait_for(mut self, limit: Duration) -> Self {
-        self.wait = if limit.is_zero() { Wait::No } else { Wait::For(limit) };
+        self.options.wait = Some(limit);
         self
     }
 
@@ -102,21 +128,20 @@ impl LockRequest {
     /// with [`LockError::Unavailable`]. Once the server has said that the lock is held, the wait goes on through every failure that may
     /// pass.
     pub fn wait_forever(mut self) -> Self {
-        self.wait = Wait::Forever;
+        self.options.wait = None;
         self
     }
 
     /// Does not wait for a holder: busy is [`LockError::TimedOut`] with the server's first answer. That is waited for as long as one
     /// request may take, [`Options::op_timeout`](crate::Options::op_timeout); a server that cannot be asked is an error at once. See also
     /// [`Locks::try_lock`].
-    pub fn no_wait(mut self) -> Self {
-        self.wait = Wait::No;
-        self
+    pub fn no_wait(self) -> Self {
+        self.wait_for(Duration::ZERO)
     }
 
     /// A text for people, shown wherever the holder is shown; cut after [`Claim::MAX_LABEL`](crate::Claim::MAX_LABEL) bytes.
     pub fn label(mut self, label: impl Into<Arc<str>>) -> Self {
-        self.label = Some(label.into());
+        self.options.label = Some(printable(&label.into()));
         self
     }
 
@@ -149,14 +174,14 @@ impl LockRequest {
 
     /// Whether the lock is kept alive while it is held.
     pub fn renew(mut self, renew: Renew) -> Self {
-        self.renew = renew;
+        self.options.renew = renew;
         self
     }
 
     /// Ends the lock that long after the grant, with [`LossReason::MaxHold`](crate::LossReason::MaxHold), even if its holder is alive. Zero is
     /// [`LockError::Configuration`].
     pub fn max_hold(mut self, limit: Duration) -> Self {
-        self.max_hold = Some(limit);
+        self.options.max_hold = Some(limit);
         self
     }
 
@@ -188,7 +213,7 @@ impl LockRequest {
     /// longer one is [`LockError::Configuration`]. [`LockError::NotSupported`] where the backend has no
     /// [reservations](crate::Capabilities::reservations).
     pub fn at_least(mut self, length: Duration) -> Self {
-        self.at_least = Some(length).filter(|length| !length.is_zero());
+        self.options.at_least = Some(length).filter(|length| !length.is_zero());
         self
     }
 
@@ -258,34 +283,29 @@ impl LockRequest {
 
     /// The same request with what is left of a wait that began at `started`.
     pub(crate) fn with_wait_since(mut self, started: Stamp) -> Self {
-        if let Wait::For(limit) = self.wait {
-            let left = (started + limit).since(self.locks.core.clock.now());
-            self = self.wait_for(left);
-        }
+        let now = self.locks.core.clock.now();
+        self.options.wait = self.options.wait.map(|limit| (started + limit).since(now));
         self
     }
 
     pub(crate) fn waits(&self) -> bool {
-        self.wait != Wait::No
+        self.options.waits()
     }
 
     /// Whether a wait that began at `started` is over.
     pub(crate) fn is_over(&self, started: Stamp) -> bool {
-        match self.wait {
-            Wait::No => true,
-            Wait::For(limit) => self.locks.core.clock.now() >= started + limit,
-            Wait::Forever => false,
-        }
+        let end = self.options.wait.map(|limit| started + limit);
+        end.is_some_and(|end| self.locks.core.clock.now() >= end)
     }
 
     pub(crate) fn mode(mut self, mode: Mode) -> Self {
-        self.mode = mode;
+        self.options.mode = mode;
         self
     }
 
     /// The same request for a lock that goes back to the server when it is released.
     pub(crate) fn without_linger(mut self) -> Self {
-        self.may_linger = false;
+        self.options.may_linger = false;
         self
     }
 
@@ -302,88 +322,80 @@ impl LockRequest {
     pub(crate) async fn attempt(self) -> Result<Option<LockGuard>, LockError> {
         match self.no_wait().await {
             Ok(guard) => Ok(Some(guard)),
-            Err(LockError::TimedOut { .. }) => Ok(None),
+            Err(error) if error.is_busy() => Ok(None),
             Err(error) => Err(error),
         }
     }
 
     /// Fails if several could lead at once.
     pub(crate) fn check_exclusive(&self) -> Result<(), LockError> {
-        match (self.mode, &self.name) {
-            (Mode::Exclusive, _) | (_, Err(_)) => Ok(()),
-            (_, Ok(name)) => {
+        match &self.name {
+            Ok(name) if self.options.mode != Mode::Exclusive => {
                 Err(LockError::configuration("one leads at a time, so lead needs a lock that is not shared").of(name))
             }
+            _ => Ok(()),
         }
     }
 
-    fn refused_mode(&self) -> Option<LockError> {
-        let capabilities = &self.locks.core.capabilities;
-        match self.mode {
-            Mode::Exclusive => None,
-            Mode::Shared if !capabilities.shared => Some(LockError::not_supported(SHARES)),
-            Mode::Permit { .. } if !capabilities.permits => {
-                Some(LockError::not_supported("locks with several permits (semaphore)"))
-            }
-            Mode::Permit { of: 0 } => Some(LockError::configuration(
-                "a semaphore without permits admits no holder; give it one or more",
-            )),
-            _ if self.at_least.is_some() => Some(LockError::not_supported("at_least for a lock that is shared")),
-            Mode::Shared | Mode::Permit { .. } => None,
-        }
-    }
-
-    fn check(self) -> Result<(Locks, AcquireOptions), LockError> {
-        let refused_mode = self.refused_mode();
-        let name = self.name?;
-        let ttl = self.ttl.unwrap_or(self.locks.core.ttl);
-        let (min, max) = (
-            self.locks.core.capabilities.min_ttl,
-            self.locks.core.capabilities.max_ttl,
-        );
+    /// Fails if the backend cannot do what is asked for, or nobody can.
+    fn check(&self, name: &LockName) -> Result<(), LockError> {
+        let (options, capabilities) = (&self.options, &self.locks.core.capabilities);
+        let (ttl, min, max) = (options.ttl, capabilities.min_ttl, capabilities.max_ttl);
         if ttl < min || ttl > max {
+            let name = name.clone();
             return Err(LockError::InvalidTtl { name, ttl, min, max });
         }
-        let wait = match self.wait {
-            Wait::No => Some(Duration::ZERO),
-            Wait::For(limit) => Some(limit),
-            Wait::Forever => None,
-        };
-        if self.max_hold.is_some_and(|limit| limit.is_zero()) {
-            let told =
-                "max_hold is zero, and the lock would be lost at once; give the longest time for which it may be held";
-            return Err(LockError::configuration(told).of(&name));
+        if options.max_hold.is_some_and(|limit| limit.is_zero()) {
+            return Err(LockError::configuration(
+                "max_hold is zero, and the lock would be lost at once; give the longest time for which it may be held",
+            ));
         }
-        if let Some(refused) = refused_mode {
-            return Err(refused.of(&name));
+        match options.mode {
+            Mode::Exclusive => {}
+            Mode::Shared if !capabilities.shared => return Err(LockError::not_supported(SHARES)),
+            Mode::Permit { .. } if !capabilities.permits => {
+                return Err(LockError::not_supported("locks with several permits (semaphore)"));
+            }
+            Mode::Permit { of: 0 } => {
+                return Err(LockError::configuration(
+                    "a semaphore without permits admits no holder; give it one or more",
+                ));
+            }
+            _ if options.at_least.is_some() => {
+                return Err(LockError::not_supported("at_least for a lock that is shared"));
+            }
+            Mode::Shared | Mode::Permit { .. } => {}
         }
-        if let Some(length) = self.at_least {
-            let refused = if !self.locks.core.capabilities.reservations {
-                Some(LockError::not_supported(RESERVATIONS))
-            } else if length > Self::MAX_AT_LEAST {
+        match options.at_least {
+            Some(_) if !capabilities.reservations => Err(LockError::not_supported(RESERVATIONS)),
+            Some(length) if length > Self::MAX_AT_LEAST => {
                 let longest = Self::MAX_AT_LEAST.as_secs() / (24 * 60 * 60);
-                Some(LockError::configuration(format!(
+                Err(LockError::configuration(format!(
                     "at_least is {length:?}, and the longest possible is {longest} days"
                 )))
-            } else {
-                None
-            };
-            if let Some(refused) = refused {
-                return Err(refused.of(&name));
             }
+            _ => Ok(()),
         }
-        let options = AcquireOptions {
-            name,
-            ttl,
-            wait,
-            renew: self.renew,
-            max_hold: self.max_hold,
-            label: self.label.as_deref().map(printable),
-            at_least: self.at_least,
-            may_linger: self.may_linger,
-            mode: self.mode,
-        };
-        Ok((self.locks, options))
+    }
+
+    async fn acquire(self) -> Result<LockGuard, LockError> {
+        let name = self.name.clone()?;
+        self.check(&name).map_err(|error| error.of(&name))?;
+        let at_least = self.options.at_least;
+        let acquired = self.locks.core.acquire(&name, self.options).await;
+        let guard = acquired.map_err(|mut error| {
+            if let LockError::TimedOut {
+                holder: Some(holder), ..
+            } = &mut error
+            {
+                **holder = self.locks.seen_from_here(std::mem::take(&mut **holder));
+            }
+            error.of(&name)
+        })?;
+        if let Some(length) = at_least {
+            guard.reserve(length).await?;
+        }
+        Ok(guard)
     }
 }
 
@@ -392,24 +404,6 @@ impl IntoFuture for LockRequest {
     type IntoFuture = Pin<Box<dyn Future<Output = Self::Output> + Send>>;
 
     fn into_future(self) -> Self::IntoFuture {
-        Box::pin(async move {
-            let (locks, options) = self.check()?;
-            let name = options.name.clone();
-            let at_least = options.at_least;
-            let acquired = locks.core.acquire(options).await;
-            let guard = acquired.map_err(|mut error| {
-                if let LockError::TimedOut {
-                    holder: Some(holder), ..
-                } = &mut error
-                {
-                    **holder = locks.seen_from_here(std::mem::take(&mut **holder));
-                }
-                error.of(&name)
-            })?;
-            if let Some(length) = at_least {
-                guard.reserve(length).await?;
-            }
-            Ok(guard)
-        })
+        Box::pin(self.acquire())
     }
 }

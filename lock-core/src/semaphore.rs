@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use crate::request::LockRequest;
+use crate::request::{LockRequest, sets_as_a_lock_request};
 use crate::{LockError, LockGuard, LockName, Locks, LossSignal, Mode, OwnerId, ReleaseOutcome, Renew};
 
 impl Locks {
@@ -43,42 +43,9 @@ impl Locks {
 #[derive(Clone, Debug)]
 pub struct SemaphoreRequest(LockRequest);
 
+sets_as_a_lock_request!(SemaphoreRequest, 0);
+
 impl SemaphoreRequest {
-    /// As [`LockRequest::ttl`].
-    pub fn ttl(self, ttl: Duration) -> Self {
-        Self(self.0.ttl(ttl))
-    }
-
-    /// As [`LockRequest::wait_for`].
-    pub fn wait_for(self, limit: Duration) -> Self {
-        Self(self.0.wait_for(limit))
-    }
-
-    /// As [`LockRequest::wait_forever`].
-    pub fn wait_forever(self) -> Self {
-        Self(self.0.wait_forever())
-    }
-
-    /// As [`LockRequest::no_wait`].
-    pub fn no_wait(self) -> Self {
-        Self(self.0.no_wait())
-    }
-
-    /// As [`LockRequest::label`].
-    pub fn label(self, label: impl Into<Arc<str>>) -> Self {
-        Self(self.0.label(label))
-    }
-
-    /// As [`LockRequest::renew`].
-    pub fn renew(self, renew: Renew) -> Self {
-        Self(self.0.renew(renew))
-    }
-
-    /// As [`LockRequest::max_hold`].
-    pub fn max_hold(self, limit: Duration) -> Self {
-        Self(self.0.max_hold(limit))
-    }
-
     /// As [`LockRequest::acquire_blocking`].
     ///
     /// # Errors
@@ -113,47 +80,26 @@ impl IntoFuture for SemaphoreRequest {
 #[derive(Debug)]
 pub struct Permit(LockGuard);
 
+/// Methods that are those of the guard.
+macro_rules! as_a_guard {
+    ($($name:ident -> $type:ty),+ $(,)?) => {$(
+        #[doc = concat!("As [`LockGuard::", stringify!($name), "`].")]
+        #[must_use]
+        pub fn $name(&self) -> $type {
+            self.0.$name()
+        }
+    )+};
+}
+
 impl Permit {
-    /// The name of the semaphore, with all scopes.
-    #[must_use]
-    pub fn name(&self) -> &LockName {
-        self.0.name()
-    }
-
-    /// As [`LockGuard::owner`].
-    #[must_use]
-    pub fn owner(&self) -> OwnerId {
-        self.0.owner()
-    }
-
-    /// As [`LockGuard::ttl`].
-    #[must_use]
-    pub fn ttl(&self) -> Duration {
-        self.0.ttl()
-    }
-
-    /// As [`LockGuard::remaining`].
-    #[must_use]
-    pub fn remaining(&self) -> Duration {
-        self.0.remaining()
-    }
-
-    /// As [`LockGuard::is_held`].
-    #[must_use]
-    pub fn is_held(&self) -> bool {
-        self.0.is_held()
-    }
-
-    /// As [`LockGuard::lost`].
-    #[must_use]
-    pub fn lost(&self) -> LossSignal {
-        self.0.lost()
-    }
-
-    /// As [`LockGuard::cancellation_token`].
-    #[must_use]
-    pub fn cancellation_token(&self) -> CancellationToken {
-        self.0.cancellation_token()
+    as_a_guard! {
+        name -> &LockName,
+        owner -> OwnerId,
+        ttl -> Duration,
+        remaining -> Duration,
+        is_held -> bool,
+        lost -> LossSignal,
+        cancellation_token -> CancellationToken,
     }
 
     /// As [`LockGuard::run`].

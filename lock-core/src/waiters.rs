@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use crate::acquire_options::AcquireOptions;
 use crate::guard::LockGuard;
 use crate::stats::Gauge;
-use crate::{Busy, Claim, LockError, OwnerId, Stamp};
+use crate::{Busy, Claim, LockError, LockName, OwnerId, Stamp};
 
 /// Shortest time limit of a first response, however short the wait is, so that a server that responds late is told from a lock that is
 /// busy.
@@ -24,6 +24,7 @@ const BLOCK: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// A request of this client that has no outcome yet.
 pub(crate) struct Waiter {
+    pub(crate) name: LockName,
     pub(crate) options: Arc<AcquireOptions>,
     pub(crate) started: Stamp,
     pub(crate) reply: oneshot::Sender<Result<LockGuard, LockError>>,
@@ -54,6 +55,7 @@ pub(crate) struct Queue {
 
 impl Waiter {
     pub(crate) fn new(
+        name: LockName,
         options: Arc<AcquireOptions>,
         started: Stamp,
         reply: oneshot::Sender<Result<LockGuard, LockError>>,
@@ -62,6 +64,7 @@ impl Waiter {
     ) -> Self {
         let deadline = options.wait.map(|limit| started + limit);
         Self {
+            name,
             options,
             started,
             reply,
@@ -79,7 +82,7 @@ impl Waiter {
         } else {
             Duration::ZERO
         };
-        LockError::timed_out(&self.options.name, waited, busy.holder.clone())
+        LockError::timed_out(&self.name, waited, busy.holder.clone())
     }
 }
 
@@ -90,15 +93,14 @@ impl Queue {
 
     /// The claim for the first waiter. It asks for tokens for others that wait, or that are likely to come.
     pub(crate) fn claim(&self, owner: OwnerId, are_likely: bool) -> Option<Claim> {
-        let options = &self.front()?.options;
-        let claim = options.claim(owner);
-        let may_run = (self.waiters.len() > 1 || are_likely) && options.may_run();
-        let claim = if may_run {
+        let front = self.front()?;
+        let claim = front.options.claim(owner, front.name.clone());
+        let may_run = (self.waiters.len() > 1 || are_likely) && front.options.may_run();
+        Some(if may_run {
             claim.with_tokens_wanted(BLOCK)
         } else {
             claim
-        };
-        Some(claim)
+        })
     }
 
     pub(crate) fn knows_busy(&self, serial: u64, waiter: &Waiter) -> bool {
