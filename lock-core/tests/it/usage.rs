@@ -148,34 +148,6 @@ async fn a_label_that_is_cut_is_that_of_its_own_claim() {
     assert!(guard.is_held());
 }
 
-#[test]
-fn no_runtime_is_needed_by_the_caller() {
-    let locks = Locks::new(MemoryLock::new());
-    let guard = futures_executor(async { locks.lock("a").await.unwrap() });
-    assert!(guard.is_held());
-    drop(guard);
-    // The release is under way: this waits for its answer.
-    assert!(futures_executor(locks.try_lock("a")).unwrap().is_some());
-}
-
-/// The simplest executor there is: it parks the thread.
-fn futures_executor<F: Future>(work: F) -> F::Output {
-    struct Unpark(std::thread::Thread);
-    impl std::task::Wake for Unpark {
-        fn wake(self: std::sync::Arc<Self>) {
-            self.0.unpark();
-        }
-    }
-    let waker = std::task::Waker::from(std::sync::Arc::new(Unpark(std::thread::current())));
-    let mut work = std::pin::pin!(work);
-    loop {
-        match work.as_mut().poll(&mut std::task::Context::from_waker(&waker)) {
-            std::task::Poll::Ready(output) => return output,
-            std::task::Poll::Pending => std::thread::park(),
-        }
-    }
-}
-
 /// Of a lock that the background thread renews in real time, for the first time after 1.5 to 3 s.
 const TTL: Duration = Duration::from_secs(9);
 

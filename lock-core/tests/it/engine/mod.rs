@@ -4,7 +4,6 @@ mod acquiring;
 mod forwarding;
 mod linger;
 mod model;
-mod queueing;
 mod releasing;
 mod renewing;
 mod runs;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{LockError, LossReason, ReleaseOutcome, Stamp};
+use lock_core::{LockError, LossReason, ReleaseOutcome, Renew, Stamp};
 
 use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
 
@@ -232,10 +232,12 @@ async fn a_lease_that_two_clients_share_is_renewed_when_one_of_them_has_ended() 
 async fn transient_errors_do_not_lose_the_lock() {
     let world = World::new();
     let guard = world.locks.lock("a").await.unwrap();
-    world.server.next(Op::Renew, [Fate::Fail, Fate::Hang, Fate::Fail]);
+    world
+        .server
+        .next(Op::Renew, [Fate::Fail, Fate::Hang, Fate::Fail, Fate::Panic]);
     world.pass(2 * TTL).await;
     assert!(guard.is_held());
-    assert_eq!(world.locks.stats().renewal_errors, 3);
+    assert_eq!(world.locks.stats().renewal_errors, 4);
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
 }
 
@@ -281,4 +283,14 @@ async fn the_loss_of_one_lock_leaves_the_others_held() {
     a.lost().await;
     world.pass(TTL).await;
     assert!(b.is_held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lock_without_renewal_ends_even_on_a_lease_that_others_keep() {
+    let world = World::with(|server| server.sharing());
+    let never = world.locks.lock("never").renew(Renew::Never).await.unwrap();
+    let kept = world.locks.lock("kept").await.unwrap();
+    assert_eq!(never.lost().await, LossReason::Expired);
+    world.pass(TTL).await;
+    assert!(kept.is_held());
 }

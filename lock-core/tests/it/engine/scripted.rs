@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, Holder, Lease, LeaseId, LockError,
-    Locks, ManualClock, Released, Renewal, Scope, Stamp, Wait,
+    Locks, ManualClock, OwnerId, Released, Renewal, Scope, Stamp, Wait,
 };
 
 use crate::paused;
@@ -48,6 +48,7 @@ pub(crate) enum Op {
     Try,
     Acquire,
     Renew,
+    Reserve,
     Release,
     Close,
 }
@@ -59,12 +60,14 @@ pub(crate) struct Scripted {
     fair: bool,
     shares: bool,
     blocks: bool,
+    reserves: bool,
     linger: Duration,
 }
 
 #[derive(Debug, Default)]
 struct Server {
     held: HashMap<String, (Claim, FencingToken, Stamp)>,
+    reserved: HashMap<String, (OwnerId, Stamp)>,
     token: u64,
     fates: HashMap<Op, VecDeque<Fate>>,
     log: Vec<(Op, Stamp)>,
@@ -94,6 +97,7 @@ impl World {
             fair: true,
             shares: false,
             blocks: false,
+            reserves: false,
             linger: Duration::ZERO,
         });
         let options = paused::options().ttl(TTL).linger(server.linger);
@@ -137,6 +141,11 @@ impl Scripted {
 
     pub(crate) fn sharing(mut self) -> Self {
         self.shares = true;
+        self
+    }
+
+    pub(crate) fn reserving(mut self) -> Self {
+        self.reserves = true;
         self
     }
 
@@ -264,7 +273,16 @@ impl Scripted {
 
 impl Server {
     fn keeps(&self, name: &str, now: Stamp) -> bool {
-        self.held.get(name).is_some_and(|(_, _, until)| *until > now)
+        self.held.get(name).is_some_and(|(_, _, until)| *until > now) || self.is_reserved(name, now)
+    }
+
+    fn is_reserved(&self, name: &str, now: Stamp) -> bool {
+        self.reserved.get(name).is_some_and(|(_, until)| *until > now)
+    }
+
+    fn is_held_by(&self, claim: &Claim, now: Stamp) -> bool {
+        let held = self.held.get(claim.name().as_str());
+        held.is_some_and(|(holder, _, until)| holder.owner() == claim.owner() && *until > now)
     }
 
     fn try_acquire(&mut self, claim: &Claim, now: Stamp, shared: Option<Lease>, wanted: NonZeroU32) -> Attempt {
@@ -284,6 +302,9 @@ impl Server {
                 .with_holder(Holder::of(holder))
                 .into();
         }
+        if self.is_reserved(name, now) {
+            return Attempt::busy();
+        }
         let first = FencingToken::new(self.token + 1).unwrap();
         self.token += u64::from(wanted.get());
         let token = FencingToken::new(self.token).unwrap();
@@ -293,21 +314,41 @@ impl Server {
         Attempt::Granted(Grant::new(claim.clone(), token, lease).with_first_token(first))
     }
 
-    fn release(&mut self, claim: &Claim, now: Stamp) -> Released {
-        match self.held.get(claim.name().as_str()) {
-            Some((holder, _, until)) if holder.owner() == claim.owner() && *until > now => {
-                self.held.remove(claim.name().as_str());
-                Released::Released
-            }
-            _ => Released::NotHeld,
+    fn reserve(&mut self, claim: &Claim, length: Duration, now: Stamp) -> Renewal {
+        if !self.is_held_by(claim, now) {
+            return Renewal::NotHeld;
         }
+        self.reserved
+            .insert(claim.name().to_string(), (claim.owner(), now + length));
+        Renewal::Renewed
+    }
+
+    fn release(&mut self, claim: &Claim, keep: Option<Duration>, now: Stamp) -> Released {
+        let name = claim.name().as_str();
+        if keep.is_none()
+            && self
+                .reserved
+                .get(name)
+                .is_some_and(|(owner, _)| *owner == claim.owner())
+        {
+            self.reserved.remove(name);
+        }
+        if !self.is_held_by(claim, now) {
+            return Released::NotHeld;
+        }
+        if let Some(rest) = keep {
+            self.reserve(claim, rest, now);
+        }
+        self.held.remove(name);
+        Released::Released
     }
 }
 
 #[async_trait]
 impl DistributedLock for Scripted {
     fn capabilities(&self) -> Capabilities {
-        let capabilities = Capabilities::new(Scope::Server).with_op_timeout(OP_TIMEOUT);
+        let mut capabilities = Capabilities::new(Scope::Server).with_op_timeout(OP_TIMEOUT);
+        capabilities.reservations = self.reserves;
         if self.fair {
             capabilities.with_fairness()
         } else {
@@ -359,9 +400,15 @@ impl DistributedLock for Scripted {
         .await
     }
 
-    async fn release(&self, claim: &Claim, _: Option<Duration>) -> Result<Released, LockError> {
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         let claim = claim.clone();
-        self.request(Op::Release, move |server, now| server.release(&claim, now))
+        self.request(Op::Release, move |server, now| server.release(&claim, keep, now))
+            .await
+    }
+
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let claim = claim.clone();
+        self.request(Op::Reserve, move |server, now| server.reserve(&claim, length, now))
             .await
     }
 
