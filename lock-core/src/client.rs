@@ -51,7 +51,7 @@ pub(crate) struct ClientInner {
     pub(crate) retry_slots: ReleaseSlots,
     /// Looks of observers that are under way: on Postgres each takes a session.
     pub(crate) looks: Semaphore,
-    tasks: TaskTracker,
+    pub(crate) tasks: TaskTracker,
     releases: Releases,
     /// Whether the server has ever answered.
     was_connected: AtomicBool,
@@ -158,6 +158,7 @@ impl ClientInner {
         self.check_process()?;
         Options::usable_op_timeout(self.op_timeout)?;
         self.may_write()?;
+        self.begin_watching()?;
         self.wait_for(name, options).await
     }
 

@@ -21,6 +21,7 @@
 use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use tokio::sync::{Notify, oneshot};
@@ -88,7 +89,7 @@ impl ClientInner {
                         serial,
                         outcome: Some(outcome),
                     };
-                    self.start(&key, task);
+                    self.start(&key, task, true);
                     drop(starting);
                     return caller.outcome().await;
                 }
@@ -160,8 +161,9 @@ impl ClientInner {
 
     /// Releases the claim of a guard that has ended.
     pub(crate) fn release(self: &Arc<Self>, key: &Arc<str>, release: Release) {
+        let is_awaited = release.reply.is_some();
         let task = self.names.release(key, release);
-        self.start(key, task);
+        self.start(key, task, is_awaited);
     }
 
     /// Gives the claim of a hold that has ended to the first waiter of this client, with the next token of its block and without a request.
@@ -214,22 +216,28 @@ impl ClientInner {
         outcome
     }
 
-    /// Starts the task of a name, if there is one.
-    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>) {
+    /// Starts the task of a name, if there is one. What it can do without waiting is done before this returns if it is to begin `at_once`: the
+    /// caller waits for it in any case, and a task that has no more to do is never spawned.
+    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>, at_once: bool) {
         let Some(wake) = task else { return };
-        let started = self.executor.handle().and_then(|_| {
-            self.spawn(
-                NameTask {
-                    core: Arc::clone(self),
-                    key: Arc::clone(key),
-                    wake,
-                    has_ended: false,
-                    pause: FIRST_RETRY,
-                    outage: None,
-                    release_outage: None,
+        let task = NameTask {
+            core: Arc::clone(self),
+            key: Arc::clone(key),
+            wake,
+            has_ended: false,
+            pause: FIRST_RETRY,
+            outage: None,
+            release_outage: None,
+        };
+        let started = self.executor.handle().map(|runtime| {
+            let mut task = Box::pin(self.tasks.track_future(task.run()));
+            if at_once {
+                let _there = runtime.enter();
+                if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+                    return;
                 }
-                .run(),
-            )
+            }
+            runtime.spawn(task);
         });
         if let Err(error) = started {
             tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "the requests of a lock client cannot be sent");

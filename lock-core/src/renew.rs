@@ -2,6 +2,7 @@
 //!
 //! Renewals that fail are tried again until the deadline of the lease. They run beside each other, so that a slow one delays no other.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -13,13 +14,30 @@ use crate::held::Held;
 use crate::{Lease, LockError, LossReason, Renewal};
 
 impl ClientInner {
+    /// Starts the task that watches what is held, if it does not run.
+    ///
+    /// # Errors
+    ///
+    /// If the runtime of the client has ended, or the system refuses to start the background thread.
+    pub(crate) fn begin_watching(self: &Arc<Self>) -> Result<(), LockError> {
+        let runtime = self.executor.handle()?;
+        let is_running = &self.watchdog.is_running;
+        if !is_running.swap(true, Ordering::SeqCst) {
+            // Neither keeps the client alive nor is waited for by a shutdown.
+            runtime.spawn(watch(Watching(Arc::downgrade(self))));
+        }
+        // A runtime that has ended drops the task at once.
+        match is_running.load(Ordering::SeqCst) {
+            true => Ok(()),
+            false => Err(self.executor.dropped("acquire")),
+        }
+    }
+
     /// Starts to watch a hold, in the place of another one.
     pub(crate) fn watch(self: &Arc<Self>, held: &Arc<Held>, instead_of: Option<&Held>) {
-        if !self.watchdog.watch(held, instead_of) {
-            return;
-        }
-        // Neither keeps the client alive nor is waited for by a shutdown.
-        if let Err(error) = self.executor.spawn(watch(Watching(Arc::downgrade(self)))) {
+        self.watchdog.watch(held, instead_of);
+        // If the task has ended meanwhile, the new one is dropped and ends the hold.
+        if let Err(error) = self.begin_watching() {
             tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "locks are not renewed");
         }
     }
@@ -122,7 +140,8 @@ struct Watching(Weak<ClientInner>);
 impl Drop for Watching {
     fn drop(&mut self) {
         let Some(core) = self.0.upgrade() else { return };
-        for held in core.watchdog.stopped() {
+        core.watchdog.is_running.store(false, Ordering::SeqCst);
+        for held in core.watchdog.everything() {
             held.let_go(LossReason::RuntimeEnded, None);
         }
     }

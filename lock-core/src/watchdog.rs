@@ -6,6 +6,7 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -33,6 +34,8 @@ const LONGEST_STEP: Duration = Duration::from_millis(50);
 pub(crate) struct Watchdog {
     state: Mutex<State>,
     pub(crate) alarm: Arc<Alarm>,
+    /// Whether the task runs.
+    pub(crate) is_running: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -46,8 +49,6 @@ struct State {
     /// When the task looks next. Never, once nothing was held at two looks in a row: what is held again soon after is mostly due later, and need
     /// not wake the task.
     next_look: Option<Stamp>,
-    /// Whether the task runs.
-    is_running: bool,
 }
 
 /// A lease that has holds of this client.
@@ -158,23 +159,20 @@ impl State {
 }
 
 impl Watchdog {
-    /// Starts to watch a hold, and with it its lease, in the place of another hold. What is due of a lease that both have stays. True if the task
-    /// is to be started.
-    pub(crate) fn watch(&self, held: &Arc<Held>, instead_of: Option<&Held>) -> bool {
+    /// Starts to watch a hold, and with it its lease, in the place of another hold. What is due of a lease that both have stays.
+    pub(crate) fn watch(&self, held: &Arc<Held>, instead_of: Option<&Held>) {
         let mut state = self.lock();
         state.insert(held);
         if let Some(ended) = instead_of {
             state.remove(ended);
         }
         let is_sooner = state.is_sooner();
-        let was_running = std::mem::replace(&mut state.is_running, true);
         drop(state);
         // What was revoked before raises the alarm now.
         held.watch(&self.alarm);
-        if was_running && is_sooner {
+        if is_sooner {
             self.wake();
         }
-        !was_running
     }
 
     /// Stops watching a hold. A lease without holds is not renewed any more.
@@ -185,12 +183,6 @@ impl Watchdog {
     /// Everything that is held.
     pub(crate) fn everything(&self) -> Vec<Arc<Held>> {
         self.lock().holds.values().cloned().collect()
-    }
-
-    /// The same, when the task has ended.
-    pub(crate) fn stopped(&self) -> Vec<Arc<Held>> {
-        self.lock().is_running = false;
-        self.everything()
     }
 
     pub(crate) fn wake(&self) {
