@@ -9,6 +9,8 @@ use crate::{
     ServerInfo, Stats,
 };
 
+type Backend = Arc<dyn DistributedLock>;
+
 /// A client for locks. Cheap to clone; all clones and scopes share one connection, one queue and one watchdog.
 ///
 /// ```
@@ -81,15 +83,9 @@ impl Locks {
     /// [`LockError::NotSupported`] where the backend cannot tell, [`LockError::Unavailable`] if it failed.
     pub async fn holders(&self, name: impl AsRef<str>) -> Result<Vec<Holder>, LockError> {
         let name = self.full_name(name.as_ref())?;
-        let backend = Arc::clone(&self.core.backend);
-        let holders = self
-            .core
-            .call("holder", {
-                let name = name.clone();
-                async move { backend.holders(&name).await }
-            })
-            .await
-            .map_err(|error| error.of(&name))?;
+        let asked = name.clone();
+        let request = |backend: Backend| async move { backend.holders(&asked).await };
+        let holders = self.ask("holder", &name, request).await?;
         Ok(holders.into_iter().map(|holder| self.seen_from_here(holder)).collect())
     }
 
@@ -124,15 +120,9 @@ impl Locks {
     pub async fn force_release(&self, name: impl AsRef<str>) -> Result<Vec<Holder>, LockError> {
         let name = self.full_name(name.as_ref())?;
         self.core.may_write().map_err(|error| error.of(&name))?;
-        let backend = Arc::clone(&self.core.backend);
-        let victims = self
-            .core
-            .call("force_release", {
-                let name = name.clone();
-                async move { backend.force_release(&name).await }
-            })
-            .await
-            .map_err(|error| error.of(&name))?;
+        let freed = name.clone();
+        let request = |backend: Backend| async move { backend.force_release(&freed).await };
+        let victims = self.ask("force_release", &name, request).await?;
         Ok(victims.into_iter().map(|holder| self.seen_from_here(holder)).collect())
     }
 
@@ -156,13 +146,23 @@ impl Locks {
         let name = self.full_name(name.as_ref())?;
         self.core.may_write().map_err(|error| error.of(&name))?;
         let claim = Claim::new(name.clone(), self.core.ttl).with_owner(owner);
-        let backend = Arc::clone(&self.core.backend);
-        let released = self
-            .core
-            .call("release", async move { backend.release(&claim, None).await })
-            .await
-            .map_err(|error| error.of(&name))?;
-        Ok(released == Released::Released)
+        let request = |backend: Backend| async move { backend.release(&claim, None).await };
+        Ok(self.ask("release", &name, request).await? == Released::Released)
+    }
+
+    /// Sends a request about the lock of that name.
+    async fn ask<T, F>(
+        &self,
+        operation: &'static str,
+        name: &LockName,
+        request: impl FnOnce(Backend) -> F,
+    ) -> Result<T, LockError>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, LockError>> + Send + 'static,
+    {
+        let request = request(Arc::clone(&self.core.backend));
+        self.core.call(operation, request).await.map_err(|error| error.of(name))
     }
 
     /// The product and version of the server, and its settings that put locks at risk.

@@ -226,44 +226,32 @@ impl DistributedLock for MemoryLock {
         };
         wait.busy(&found);
         loop {
-            let busy = {
+            let remaining = {
                 let mut state = place.store.lock();
-                state.settle(claim.name(), clock.now());
+                let now = clock.now();
+                state.settle(claim.name(), now);
                 // The one that ends first makes room.
                 let first = state.holds(claim.name()).iter().min_by_key(|entry| state.until(entry));
-                match (granted.try_recv(), first) {
-                    (Ok(grant), _) => return Ok(Attempt::Granted(grant)),
-                    (Err(oneshot::error::TryRecvError::Closed), _) => {
-                        return Err(LockError::unavailable(
-                            "acquire",
-                            "the place in the queue is gone".to_owned(),
-                        ));
-                    }
-                    // Left before the store is let go of: nothing can be granted to a wait that is over.
-                    (Err(_), entry) if wait.is_over(clock.now()) => {
-                        let holder = entry.map_or_else(Holder::new, |entry| state.holder(entry, clock.now()));
-                        state.leave_queue(claim);
-                        // Those behind it may go together with those that hold.
-                        state.grant_next(claim.name(), clock.now());
-                        return Ok(Busy::default().with_holder(holder).into());
-                    }
-                    (Err(_), Some(entry)) => state.holder(entry, clock.now()),
-                    (Err(_), None) => Holder::new(),
+                let holder = first.map_or_else(Holder::new, |entry| state.holder(entry, now));
+                // Left before the store is let go of: nothing can be granted to a wait that is over.
+                if wait.is_over(now) && state.leave_queue(claim) {
+                    // Those behind it may go together with those that hold.
+                    state.grant_next(claim.name(), now);
+                    return Ok(Busy::default().with_holder(holder).into());
                 }
+                holder.remaining
             };
-            let now = clock.now();
             // Nobody tells when a lease runs out: look again then.
-            let mut nap = busy.remaining.unwrap_or_default().max(Duration::from_millis(1));
+            let mut nap = remaining.unwrap_or_default().max(Duration::from_millis(1));
             if let Some(deadline) = wait.deadline() {
-                nap = nap.min(deadline.since(now));
+                nap = nap.min(deadline.since(clock.now()));
             }
             tokio::select! {
                 biased;
-                grant = &mut granted => if let Ok(grant) = grant {
-                    return Ok(Attempt::Granted(grant));
-                } else {
-                    return Ok(Busy::default().with_holder(busy).into());
-                },
+                grant = &mut granted => {
+                    let gone = |_| LockError::unavailable("acquire", "the place in the queue is gone");
+                    return grant.map(Attempt::Granted).map_err(gone);
+                }
                 () = time::sleep(nap) => {}
             }
         }

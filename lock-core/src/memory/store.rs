@@ -278,8 +278,9 @@ impl State {
     pub(super) fn try_acquire(&mut self, client: &Client, claim: &Claim, now: Stamp) -> Result<Attempt, LockError> {
         let name = claim.name();
         self.settle(name, now);
-        if self.hold_of(claim).is_some() {
-            return self.rearm(claim, now).map(Attempt::Granted);
+        if let Some(grant) = self.rearm(claim, now)? {
+            self.grant_next(name, now);
+            return Ok(Attempt::Granted(grant));
         }
         self.check_kind(claim)?;
         if self.admits(name, claim.mode()) && !self.queues.contains_key(name) {
@@ -294,23 +295,16 @@ impl State {
         Ok(busy.with_holder(holder).into())
     }
 
-    /// The same owner asks again: the same token, and a full ttl. A writer that asks as a reader becomes one.
-    fn rearm(&mut self, claim: &Claim, now: Stamp) -> Result<Grant, LockError> {
-        let gone = || LockError::unavailable("acquire", "the lock is gone");
-        let mut entries = self.locks.remove(claim.name()).ok_or_else(gone)?;
-        let armed = self.rearm_one(&mut entries, claim, now);
-        self.put_back(claim.name(), entries);
-        let grant = armed.ok_or_else(gone)??;
-        self.grant_next(claim.name(), now);
-        Ok(grant)
-    }
-
-    fn rearm_one(&mut self, entries: &mut [Entry], claim: &Claim, now: Stamp) -> Option<Result<Grant, LockError>> {
-        let entry = entries.iter_mut().find(|entry| entry.is_held_by(claim))?;
+    /// The same owner asks again: the same token, and a full ttl. A writer that asks as a reader becomes one. `None` if it holds nothing.
+    fn rearm(&mut self, claim: &Claim, now: Stamp) -> Result<Option<Grant>, LockError> {
+        let entries = self.locks.get_mut(claim.name()).into_iter().flatten();
+        let Some(entry) = entries.into_iter().find(|entry| entry.is_held_by(claim)) else {
+            return Ok(None);
+        };
         match (entry.claim.mode(), claim.mode()) {
             (held, asked) if held == asked => {}
             (Mode::Exclusive, Mode::Shared) => entry.claim = claim.clone(),
-            (held, asked) => return Some(Err(LockError::invalid_mode(claim.name(), asked, held))),
+            (held, asked) => return Err(LockError::invalid_mode(claim.name(), asked, held)),
         }
         match &mut entry.keeps {
             Keeps::Until(until) => {
@@ -318,23 +312,29 @@ impl State {
                 entry.lease = Lease::for_claim(&entry.claim, now);
             }
             Keeps::Session(id) => {
-                let session = self.sessions.iter_mut().find(|s| s.id == *id)?;
-                session.until = now + session.lease.ttl();
-                session.lease.refreshed(now, now);
+                if let Some(session) = self.sessions.iter_mut().find(|s| s.id == *id) {
+                    session.until = now + session.lease.ttl();
+                    session.lease.refreshed(now, now);
+                }
             }
         }
         let grant = Grant::new(entry.claim.clone(), entry.token, entry.lease.clone());
         entry.revoker = grant.revoker();
-        Some(Ok(grant))
+        Ok(Some(grant))
     }
 
-    pub(super) fn leave_queue(&mut self, claim: &Claim) {
-        if let Some(queue) = self.queues.get_mut(claim.name()) {
-            queue.retain(|waiter| waiter.claim.owner() != claim.owner());
-            if queue.is_empty() {
-                self.queues.remove(claim.name());
-            }
+    /// Returns whether the claim was in the queue.
+    pub(super) fn leave_queue(&mut self, claim: &Claim) -> bool {
+        let Some(queue) = self.queues.get_mut(claim.name()) else {
+            return false;
+        };
+        let before = queue.len();
+        queue.retain(|waiter| waiter.claim.owner() != claim.owner());
+        let left = queue.len() < before;
+        if queue.is_empty() {
+            self.queues.remove(claim.name());
         }
+        left
     }
 
     pub(super) fn release(&mut self, claim: &Claim, now: Stamp) -> Released {
