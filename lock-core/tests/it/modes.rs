@@ -3,11 +3,9 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, LockError, Locks, MemoryLock, Options, Released, Renewal, Scope,
-    async_trait,
-};
+use lock_core::{LockError, Locks, MemoryLock};
 
+use crate::engine::scripted::World;
 use crate::{paused, until};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -103,40 +101,15 @@ async fn a_lock_that_is_kept_for_the_next_holder_is_released_for_one_that_shares
     }
 }
 
-/// A backend with the three methods only.
-#[derive(Debug)]
-struct Plain(MemoryLock);
-
-#[async_trait]
-impl DistributedLock for Plain {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new(Scope::Process)
-    }
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.0.try_acquire(claim).await
-    }
-    async fn renew(&self, lease: &lock_core::Lease) -> Result<Renewal, LockError> {
-        self.0.renew(lease).await
-    }
-    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        self.0.release(claim, keep).await
-    }
-}
-
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn what_the_backend_cannot_is_refused_before_anything_is_sent() {
-    let memory = MemoryLock::new();
-    let plain = Locks::with_options(Plain(memory.client()), Options::new());
+    let plain = World::new();
+    let memory = paused::client(paused::memory());
     let refused = [
-        plain.lock("a").shared().await.map(drop),
-        plain.semaphore("a", 2).await.map(drop),
-        plain.lock("b").await.unwrap().downgrade().await.map(drop),
-        Locks::new(memory.client())
-            .lock("a")
-            .shared()
-            .at_least(SECOND)
-            .await
-            .map(drop),
+        plain.locks.lock("a").shared().await.map(drop),
+        plain.locks.semaphore("a", 2).await.map(drop),
+        memory.lock("a").shared().at_least(SECOND).await.map(drop),
+        plain.locks.lock("b").await.unwrap().downgrade().await.map(drop),
     ];
     for refused in refused {
         let refused = refused.unwrap_err();
@@ -145,6 +118,7 @@ async fn what_the_backend_cannot_is_refused_before_anything_is_sent() {
             "{refused}"
         );
     }
-    plain.drain().await;
-    assert!(Locks::new(memory).list("").await.unwrap().is_empty());
+    plain.locks.drain().await;
+    assert_eq!(plain.requests(), 2, "one lock was acquired and released");
+    assert_eq!(memory.stats().acquired, 0);
 }

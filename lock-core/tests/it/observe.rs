@@ -1,18 +1,14 @@
 //! Observing who holds a lock, on the backend in memory.
 
 use std::future::IntoFuture;
-use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use futures_util::StreamExt;
-use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Leadership, Lease, LockError, LockName, MemoryLock,
-    Observation, Released, Renewal,
-};
+use lock_core::{Leadership, LockError, Observation};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
+use crate::engine::scripted::{Fate, OP_TIMEOUT, Op, World};
 use crate::{paused, until};
 
 /// Paused time within which a change is noticed.
@@ -86,48 +82,21 @@ async fn failures_are_told_and_name_the_lock() {
     assert!(leaders.next().await.is_none());
 }
 
-/// A backend in memory whose server does not answer who holds a lock.
-#[derive(Debug)]
-struct Silent(MemoryLock);
-
-#[async_trait]
-impl DistributedLock for Silent {
-    fn capabilities(&self) -> Capabilities {
-        self.0.capabilities()
-    }
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.0.try_acquire(claim).await
-    }
-    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        self.0.renew(lease).await
-    }
-    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        self.0.release(claim, keep).await
-    }
-    async fn holders(&self, _: &LockName) -> Result<Vec<Holder>, LockError> {
-        std::future::pending().await
-    }
-    fn clock(&self) -> Clock {
-        self.0.clock()
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_hundred_observers_of_a_silent_server_are_told_within_one_limit() {
-    let backend: Arc<dyn DistributedLock> = Arc::new(Silent(paused::memory()));
-    let limit = backend.capabilities().op_timeout;
-    let locks = paused::client(backend);
+    let world = World::new();
+    world.server.next(Op::Holders, [Fate::Hang; 100]);
     let began = Instant::now();
     let mut looks = JoinSet::new();
     for _ in 0..100 {
-        let mut leaders = locks.observe("job");
+        let mut leaders = world.locks.observe("job");
         looks.spawn(async move { leaders.next().await });
     }
     while let Some(look) = looks.join_next().await {
         let error = look.unwrap().unwrap().unwrap_err();
         assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
     }
-    assert!(began.elapsed() < limit + SOON, "{:?}", began.elapsed());
+    assert!(began.elapsed() < OP_TIMEOUT + SOON, "{:?}", began.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,9 +1,9 @@
 //! `Locks` over a scripted server, in paused time.
 
 mod acquiring;
-mod forwarding;
 mod linger;
 mod model;
+mod polling;
 mod releasing;
 mod renewing;
 mod runs;

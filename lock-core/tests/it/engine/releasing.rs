@@ -1,14 +1,11 @@
 //! What is let go of is let go of, whatever happens on the way.
 
-use std::future::{IntoFuture, poll_fn};
-use std::pin::pin;
-use std::sync::{Arc, Barrier};
-use std::task::Poll;
+use std::future::IntoFuture;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, Holder, Lease, LockError, Locks, MemoryLock, ReleaseOutcome,
+    Attempt, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, Locks, MemoryLock, ReleaseOutcome,
     Released, Renewal,
 };
 use tokio::sync::Mutex;
@@ -177,8 +174,6 @@ async fn a_client_whose_last_clone_is_gone_leaves_no_task_behind() {
 struct OneByOne {
     memory: MemoryLock,
     turn: Mutex<()>,
-    /// Shared by each list that is under way.
-    listing: Arc<()>,
 }
 
 #[async_trait]
@@ -200,11 +195,6 @@ impl DistributedLock for OneByOne {
         tokio::time::sleep(SECOND / 100).await;
         self.memory.release(claim, keep).await
     }
-    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        let _listing = Arc::clone(&self.listing);
-        tokio::time::sleep(3 * OP_TIMEOUT).await;
-        self.memory.list(prefix).await
-    }
     fn clock(&self) -> Clock {
         self.memory.clock()
     }
@@ -214,16 +204,10 @@ impl DistributedLock for OneByOne {
 const HANGING: &str = "hanging/";
 
 fn one_by_one(memory: &MemoryLock) -> Locks {
-    listing_one_by_one(memory, &Arc::default())
-}
-
-fn listing_one_by_one(memory: &MemoryLock, listing: &Arc<()>) -> Locks {
-    let backend = OneByOne {
+    paused::client(OneByOne {
         memory: memory.client(),
         turn: Mutex::new(()),
-        listing: Arc::clone(listing),
-    };
-    paused::client(backend)
+    })
 }
 
 #[tokio::test(start_paused = true)]
@@ -245,85 +229,36 @@ async fn releases_that_hang_again_and_again_do_not_delay_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_may_take_longer_than_one_request() {
-    let locks = one_by_one(&paused::memory());
-    let _guard = locks.lock("a").await.unwrap();
-    assert_eq!(locks.list("").await.unwrap().len(), 1);
-}
+async fn a_list_may_take_longer_than_one_request_and_ends_with_its_caller_or_client() {
+    let world = World::new();
+    let _guard = world.locks.lock("a").await.unwrap();
+    world.server.next(Op::List, [Fate::AnswerAfter(3 * OP_TIMEOUT)]);
+    assert_eq!(world.locks.list("").await.unwrap().len(), 1);
 
-#[tokio::test(start_paused = true)]
-async fn a_list_ends_when_its_caller_goes_away() {
-    let listing = Arc::default();
-    let locks = listing_one_by_one(&paused::memory(), &listing);
-    let idle = Arc::strong_count(&listing);
-    assert!(tokio::time::timeout(OP_TIMEOUT, locks.list("")).await.is_err());
-    tokio::time::sleep(SECOND / 1000).await;
-    assert_eq!(Arc::strong_count(&listing), idle, "it goes on");
-}
+    let tasks = || tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    let before = tasks();
+    world.server.next(Op::List, [Fate::Hang; 2]);
+    assert!(tokio::time::timeout(OP_TIMEOUT, world.locks.list("")).await.is_err());
+    world.settle().await;
+    assert_eq!(tasks(), before, "it goes on");
 
-#[tokio::test(start_paused = true)]
-async fn a_shutdown_waits_for_no_list() {
-    let locks = one_by_one(&paused::memory());
-    let theirs = locks.clone();
-    let listing = tokio::spawn(async move { theirs.list("").await });
-    tokio::time::sleep(SECOND / 1000).await;
-    let started = Instant::now();
-    locks.shutdown().await.unwrap();
-    assert!(started.elapsed() < OP_TIMEOUT, "{:?}", started.elapsed());
+    let locks = world.locks.clone();
+    let listing = tokio::spawn(async move { locks.list("").await });
+    world.settle().await;
+    let started = world.now();
+    world.locks.shutdown().await.unwrap();
+    assert!(world.now().since(started) < OP_TIMEOUT);
     assert!(matches!(listing.await.unwrap(), Err(LockError::Closed { .. })));
 }
 
-/// Its attempts keep their thread until they may go on.
-#[derive(Debug)]
-struct Stuck {
-    memory: MemoryLock,
-    begun: Arc<Barrier>,
-    go_on: Arc<Barrier>,
-}
-
-#[async_trait]
-impl DistributedLock for Stuck {
-    fn capabilities(&self) -> Capabilities {
-        self.memory.capabilities()
-    }
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        // The rest is done on the runtime.
-        tokio::task::yield_now().await;
-        self.begun.wait();
-        self.go_on.wait();
-        self.memory.try_acquire(claim).await
-    }
-    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        self.memory.renew(lease).await
-    }
-    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        self.memory.release(claim, keep).await
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_drain_waits_for_a_dropped_request_that_a_busy_thread_has_not_noticed() {
-    let (begun, go_on) = (Arc::new(Barrier::new(2)), Arc::new(Barrier::new(2)));
-    let memory = MemoryLock::new();
-    let backend = Stuck {
-        memory: memory.client(),
-        begun: Arc::clone(&begun),
-        go_on: Arc::clone(&go_on),
-    };
-    let locks = paused::client(backend);
-    {
-        let mut request = pin!(locks.lock("a").into_future());
-        assert!(poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx).is_pending())).await);
-        // This test has a thread of its own, beside the two of the runtime.
-        begun.wait();
-    }
-    // In real time, as the thread that is busy is real. Only a drain that ends too early depends on its length.
-    let drained = tokio::time::timeout(SECOND / 5, locks.drain()).await;
-    let early = drained.is_ok().then(|| locks.stats());
-    go_on.wait();
-    assert_eq!(early, None, "drained before the task noticed");
-    locks.drain().await;
-    assert!(memory.list("").await.unwrap().is_empty());
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_a_request_that_was_dropped_just_before() {
+    let world = World::new();
+    world.server.next(Op::Try, [Fate::AnswerAfter(SECOND)]);
+    let request = tokio::time::timeout(Duration::ZERO, world.locks.lock("a").into_future());
+    assert!(request.await.is_err());
+    world.locks.drain().await;
+    assert_eq!((world.server.keeps("a"), world.server.count(Op::Release)), (false, 1));
 }
 
 #[tokio::test(start_paused = true)]

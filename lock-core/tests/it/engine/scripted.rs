@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use lock_core::{
     Attempt, Busy, Capabilities, Claim, Clock, DistributedLock, FencingToken, Grant, Holder, Lease, LeaseId, LockError,
-    Locks, ManualClock, OwnerId, Released, Renewal, Scope, Stamp, Wait,
+    LockName, Locks, ManualClock, OwnerId, Released, Renewal, Scope, Stamp, Wait,
 };
 
 use crate::paused;
@@ -50,6 +50,8 @@ pub(crate) enum Op {
     Renew,
     Reserve,
     Release,
+    Holders,
+    List,
     Close,
 }
 
@@ -427,6 +429,15 @@ impl DistributedLock for Scripted {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
+    }
+
+    async fn holders(&self, _: &LockName) -> Result<Vec<Holder>, LockError> {
+        self.request(Op::Holders, |_, _| Vec::new()).await
+    }
+
+    async fn list(&self, _: &str) -> Result<Vec<Holder>, LockError> {
+        let holders = |server: &mut Server, _| server.held.values().map(|(claim, ..)| Holder::of(claim)).collect();
+        self.request(Op::List, holders).await
     }
 
     async fn close(&self) -> Result<(), LockError> {
