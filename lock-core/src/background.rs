@@ -82,22 +82,12 @@ fn start() -> Result<Background, LockError> {
 /// Shares the thread with the whole process. If another caller was faster, that one's is used, and this one ends.
 fn share(new: Background) -> Handle {
     let new = Arc::new(new);
-    let mut found = STARTED.load();
-    loop {
-        if let Some(other) = found.as_ref().filter(|other| other.process == new.process) {
-            return other.handle.clone();
-        }
-        let before = STARTED.compare_and_swap(&*found, Some(Arc::clone(&new)));
-        let same = match (&*before, &*found) {
-            (None, None) => true,
-            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
-            _ => false,
-        };
-        if same {
-            return new.handle.clone();
-        }
-        found = before;
-    }
+    STARTED.rcu(|found| {
+        let other = found.as_ref().filter(|other| other.process == new.process);
+        Some(Arc::clone(other.unwrap_or(&new)))
+    });
+    // It is never taken out again.
+    started().unwrap_or_else(|| new.handle.clone())
 }
 
 /// Blocks the thread until `work` has ended. Panics in a task of a runtime of tokio.

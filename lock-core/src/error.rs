@@ -171,21 +171,19 @@ impl LockError {
 
     /// The backend failed to do `operation`; `source` tells why.
     pub fn failed(operation: &'static str, source: impl Into<Source>) -> Self {
-        Self::Unavailable {
-            name: None,
-            operation,
-            message: None,
-            source: Some(source.into().into()),
-            unsent: false,
-        }
+        Self::new_unavailable(operation, None).with_source(source)
     }
 
     /// The backend failed to do `operation`; `message` tells why, and what to do.
     pub fn unavailable(operation: &'static str, message: impl Into<String>) -> Self {
+        Self::new_unavailable(operation, Some(message.into()))
+    }
+
+    fn new_unavailable(operation: &'static str, message: Option<String>) -> Self {
         Self::Unavailable {
             name: None,
             operation,
-            message: Some(message.into()),
+            message,
             source: None,
             unsent: false,
         }

@@ -187,7 +187,8 @@ impl Names {
         let waits = waiter.options.waits();
         waiter.came_to_busy = name.is_busy();
         if waiter.came_to_busy && !waits {
-            return Entered::Refused(waiter.timed_out(waiter.started, &name.busy()));
+            let busy = name.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
+            return Entered::Refused(waiter.timed_out(waiter.started, &busy));
         }
         let queue = name.queue.get_or_insert_default();
         let first_response = (!waiter.came_to_busy).then(|| waiter.started + self.op_timeout + GRACE);
@@ -439,11 +440,8 @@ impl Names {
         name.settle(KnownHolder::Elsewhere(Box::new(busy.clone())), up_to);
         let mut answers = name.refuse_impatient(now);
         if ends && let Some(queue) = &mut name.queue {
-            let over = queue.over(now).into_iter().filter_map(|serial| queue.remove(serial));
-            answers.extend(over.map(|waiter| {
-                let error = waiter.timed_out(now, busy);
-                (waiter, error)
-            }));
+            let over = queue.over(now);
+            answers.extend(queue.end(over, |waiter| waiter.timed_out(now, busy)));
         }
         answers
     }
@@ -474,8 +472,7 @@ impl Names {
             ended.extend(&queue.impatient);
             ended
         };
-        let answered = ended.into_iter().filter_map(|serial| queue.remove(serial));
-        answered.map(|waiter| (waiter, error.clone())).collect()
+        queue.end(ended, |_| error.clone())
     }
 
     /// The claim is granted: takes out the waiter that gets it. `None` if no waiter wants it, and it is to be released.
@@ -628,11 +625,6 @@ impl Name {
         self.refuse_impatient(now)
     }
 
-    /// What is known of the holder.
-    fn busy(&self) -> Busy {
-        self.holder.as_ref().map(KnownHolder::busy).unwrap_or_default()
-    }
-
     fn front(&self) -> Option<&Waiter> {
         self.queue.as_ref()?.front()
     }
@@ -704,16 +696,9 @@ impl Name {
         let Some(queue) = self.queue.as_mut().filter(|queue| !queue.impatient.is_empty()) else {
             return Answers::new();
         };
-        let refused = std::mem::take(&mut queue.impatient).into_iter();
-        let refused: Vec<_> = refused.filter_map(|serial| queue.remove(serial)).collect();
-        let busy = self.busy();
-        refused
-            .into_iter()
-            .map(|waiter| {
-                let error = waiter.timed_out(now, &busy);
-                (waiter, error)
-            })
-            .collect()
+        let busy = self.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
+        let refused = std::mem::take(&mut queue.impatient);
+        queue.end(refused, |waiter| waiter.timed_out(now, &busy))
     }
 }
 

@@ -3,60 +3,64 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What a client has done since it was made. Counted for all clones and scopes of one [`Locks`](crate::Locks) together.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize))]
-#[non_exhaustive]
-pub struct Stats {
-    /// Locks granted.
-    pub acquired: u64,
-    /// Of these, handed over from one holder of this client to the next without a request to the server.
-    pub handed_over: u64,
-    /// Requests that ended because the lock stayed busy.
-    pub timed_out: u64,
-    /// Requests that ended with any other error.
-    pub failed: u64,
-    /// Requests whose caller went away before they ended.
-    pub cancelled: u64,
-    /// Claims that were cleaned up because their caller went away or their outcome was unknown.
-    pub abandoned: u64,
-    /// Locks that the server let go of when asked, or that were handed over without a request.
-    pub released: u64,
-    /// Locks lost while they were held.
-    pub lost: u64,
-    /// Leases renewed. One lease may keep many locks.
-    pub renewed: u64,
-    /// Renewals that failed and were tried again.
-    pub renewal_errors: u64,
-    /// Releases that failed and were tried again.
-    pub release_errors: u64,
-    /// Locks held now.
-    pub held: u64,
-    /// Requests under way now.
-    pub waiting: u64,
-    /// Releases and clean-ups under way now.
-    pub releasing: u64,
+/// Makes [`Stats`] and its live side, [`Counters`].
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident: $counter:ty,)+) => {
+        /// What a client has done since it was made. Counted for all clones and scopes of one [`Locks`](crate::Locks) together.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize))]
+        #[non_exhaustive]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: u64,)+
+        }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: $counter,)+
+            /// Releases that were given up; the server frees these locks when their ttl is over.
+            pub(crate) unreleased: Counter,
+        }
+
+        impl Counters {
+            pub(crate) fn snapshot(&self) -> Stats {
+                Stats {
+                    $($name: self.$name.get(),)+
+                }
+            }
+        }
+    };
 }
 
-/// The live side of [`Stats`].
-#[derive(Debug, Default)]
-pub(crate) struct Counters {
-    pub(crate) acquired: Counter,
-    pub(crate) handed_over: Counter,
-    pub(crate) timed_out: Counter,
-    pub(crate) failed: Counter,
-    pub(crate) cancelled: Counter,
-    pub(crate) abandoned: Counter,
-    pub(crate) released: Counter,
-    pub(crate) lost: Counter,
-    pub(crate) renewed: Counter,
-    pub(crate) renewal_errors: Counter,
-    pub(crate) release_errors: Counter,
-    pub(crate) held: Counter,
-    pub(crate) waiting: Arc<Counter>,
-    pub(crate) releasing: Arc<Counter>,
-    /// Releases that were given up; the server frees these locks when their ttl is over.
-    pub(crate) unreleased: Counter,
+counters! {
+    /// Locks granted.
+    acquired: Counter,
+    /// Of these, handed over from one holder of this client to the next without a request to the server.
+    handed_over: Counter,
+    /// Requests that ended because the lock stayed busy.
+    timed_out: Counter,
+    /// Requests that ended with any other error.
+    failed: Counter,
+    /// Requests whose caller went away before they ended.
+    cancelled: Counter,
+    /// Claims that were cleaned up because their caller went away or their outcome was unknown.
+    abandoned: Counter,
+    /// Locks that the server let go of when asked, or that were handed over without a request.
+    released: Counter,
+    /// Locks lost while they were held.
+    lost: Counter,
+    /// Leases renewed. One lease may keep many locks.
+    renewed: Counter,
+    /// Renewals that failed and were tried again.
+    renewal_errors: Counter,
+    /// Releases that failed and were tried again.
+    release_errors: Counter,
+    // The last three in the order in which a lock goes through them, so that it is missed in none.
+    /// Requests under way now.
+    waiting: Arc<Counter>,
+    /// Locks held now.
+    held: Counter,
+    /// Releases and clean-ups under way now.
+    releasing: Arc<Counter>,
 }
 
 #[derive(Debug, Default)]
@@ -89,27 +93,5 @@ pub(crate) struct Gauge(Arc<Counter>);
 impl Drop for Gauge {
     fn drop(&mut self) {
         self.0.subtract();
-    }
-}
-
-impl Counters {
-    pub(crate) fn snapshot(&self) -> Stats {
-        Stats {
-            acquired: self.acquired.get(),
-            handed_over: self.handed_over.get(),
-            timed_out: self.timed_out.get(),
-            failed: self.failed.get(),
-            cancelled: self.cancelled.get(),
-            abandoned: self.abandoned.get(),
-            released: self.released.get(),
-            lost: self.lost.get(),
-            renewed: self.renewed.get(),
-            renewal_errors: self.renewal_errors.get(),
-            release_errors: self.release_errors.get(),
-            // In the order in which a lock goes through them, so that it is missed in none.
-            waiting: self.waiting.get(),
-            held: self.held.get(),
-            releasing: self.releasing.get(),
-        }
     }
 }

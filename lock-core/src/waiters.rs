@@ -130,6 +130,20 @@ impl Queue {
         self.expiries.extend(at.map(|at| (at, serial)));
     }
 
+    /// Takes out those waiters, which are answered with that error.
+    pub(crate) fn end(
+        &mut self,
+        serials: impl IntoIterator<Item = u64>,
+        error: impl Fn(&Waiter) -> LockError,
+    ) -> Answers {
+        let ended = serials.into_iter().filter_map(|serial| self.remove(serial));
+        let answers = ended.map(|waiter| {
+            let error = error(&waiter);
+            (waiter, error)
+        });
+        answers.collect()
+    }
+
     pub(crate) fn remove(&mut self, serial: u64) -> Option<Box<Waiter>> {
         self.expire_at(serial, None);
         self.impatient.remove(&serial);
