@@ -25,6 +25,8 @@ use crate::{
 /// - Every call ends within the backend's own [`op_timeout`](Capabilities::op_timeout), also on a connection that
 ///   swallows everything. Only [`acquire`](Self::acquire) may take longer, up to its deadline, once it has told that the name is
 ///   busy, and [`list`](Self::list), which has that time for each request.
+/// - Every future is polled within the runtime of the client, also its first poll, which may happen in the task of a caller. It must not block
+///   the thread.
 /// - At most one claim per name is under way at a time from one client: the core sees to it, except for claims that share a name.
 ///
 /// The conformance suite (`conformance-tests`) proves all of it.

@@ -204,21 +204,21 @@ impl DistributedLock for MemoryLock {
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         self.client.store.reach("acquire")?;
         let clock = self.clock();
-        let (reply, mut granted) = oneshot::channel();
-        let found = {
+        let (found, mut granted) = {
             let mut state = self.client.store.lock();
             let found = match state.try_acquire(&self.client, claim, clock.now())? {
                 Attempt::Busy(busy) if wait.is_over(clock.now()) => return Ok(busy.into()),
                 Attempt::Busy(busy) => busy,
                 granted => return Ok(granted),
             };
+            let (reply, granted) = oneshot::channel();
             let waiter = Waiter {
                 claim: claim.clone(),
                 client: Arc::clone(&self.client),
                 reply,
             };
             state.queues.entry(claim.name().clone()).or_default().push_back(waiter);
-            found
+            (found, granted)
         };
         let place = Place {
             store: &self.client.store,

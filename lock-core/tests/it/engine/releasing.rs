@@ -3,16 +3,10 @@
 use std::future::IntoFuture;
 use std::time::Duration;
 
-use async_trait::async_trait;
-use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, Lease, LockError, Locks, MemoryLock, ReleaseOutcome,
-    Released, Renewal,
-};
-use tokio::sync::Mutex;
+use lock_core::{LockError, ReleaseOutcome};
 use tokio::time::Instant;
 
-use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
-use crate::paused;
+use super::scripted::{Fate, HANGING, OP_TIMEOUT, Op, TTL, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -169,63 +163,39 @@ async fn a_client_whose_last_clone_is_gone_leaves_no_task_behind() {
     );
 }
 
-/// Releases one lock after the other, as a server that is slow when a client holds many.
-#[derive(Debug)]
-struct OneByOne {
-    memory: MemoryLock,
-    turn: Mutex<()>,
-}
-
-#[async_trait]
-impl DistributedLock for OneByOne {
-    fn capabilities(&self) -> Capabilities {
-        self.memory.capabilities().with_op_timeout(OP_TIMEOUT)
-    }
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        self.memory.try_acquire(claim).await
-    }
-    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        self.memory.renew(lease).await
-    }
-    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        if claim.name().as_str().starts_with(HANGING) {
-            std::future::pending::<()>().await;
-        }
-        let _turn = self.turn.lock().await;
-        tokio::time::sleep(SECOND / 100).await;
-        self.memory.release(claim, keep).await
-    }
-    fn clock(&self) -> Clock {
-        self.memory.clock()
-    }
-}
-
-/// Releases of names that start with it are never answered.
-const HANGING: &str = "hanging/";
-
-fn one_by_one(memory: &MemoryLock) -> Locks {
-    paused::client(OneByOne {
-        memory: memory.client(),
-        turn: Mutex::new(()),
-    })
-}
-
 #[tokio::test(start_paused = true)]
 async fn releases_that_hang_again_and_again_do_not_delay_others() {
-    let locks = one_by_one(&paused::memory());
+    let world = World::new();
     let mut hanging = Vec::new();
     for lock in 0..500 {
-        hanging.push(locks.lock(format!("{HANGING}{lock}")).await.unwrap());
+        hanging.push(world.locks.lock(format!("{HANGING}{lock}")).await.unwrap());
     }
     drop(hanging);
     // By then each has been tried once.
-    tokio::time::sleep(5 * OP_TIMEOUT).await;
+    world.pass(5 * OP_TIMEOUT).await;
     for lock in 0..10 {
-        let guard = locks.lock(lock.to_string()).await.unwrap();
-        let started = Instant::now();
+        let guard = world.locks.lock(lock.to_string()).await.unwrap();
+        let started = world.now();
         guard.release().await.unwrap();
-        assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
+        assert!(world.now().since(started) < SECOND);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shutdown_releases_more_locks_than_the_server_can_within_one_limit() {
+    const LOCKS: usize = 2_000;
+    let world = World::new();
+    let mut guards = Vec::new();
+    for lock in 0..LOCKS {
+        guards.push(world.locks.lock(lock.to_string()).await.unwrap());
+    }
+    // At most 128 are under way at once.
+    world.server.next(Op::Release, vec![Fate::AnswerAfter(SECOND); LOCKS]);
+    let started = world.now();
+    world.locks.shutdown().await.unwrap();
+    let took = world.now().since(started);
+    assert!(took > 3 * OP_TIMEOUT, "{took:?}");
+    assert!((0..LOCKS).all(|lock| !world.server.keeps(&lock.to_string())));
 }
 
 #[tokio::test(start_paused = true)]
@@ -259,21 +229,6 @@ async fn a_drain_waits_for_a_request_that_was_dropped_just_before() {
     assert!(request.await.is_err());
     world.locks.drain().await;
     assert_eq!((world.server.keeps("a"), world.server.count(Op::Release)), (false, 1));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_shutdown_releases_more_locks_than_the_server_can_within_one_limit() {
-    const LOCKS: usize = 2_000;
-    let memory = paused::memory();
-    let locks = one_by_one(&memory);
-    let mut guards = Vec::new();
-    for lock in 0..LOCKS {
-        guards.push(locks.lock(lock.to_string()).await.unwrap());
-    }
-    let started = Instant::now();
-    locks.shutdown().await.unwrap();
-    assert!(started.elapsed() > 3 * OP_TIMEOUT, "{:?}", started.elapsed());
-    assert!(memory.list("").await.unwrap().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

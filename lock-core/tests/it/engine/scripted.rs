@@ -20,6 +20,9 @@ pub(crate) const OP_TIMEOUT: Duration = Duration::from_secs(5);
 /// The label of claims that are not those of the client.
 const ELSEWHERE: &str = "elsewhere";
 
+/// Releases of names that start with it are never answered.
+pub(crate) const HANGING: &str = "hanging/";
+
 /// What happens to one request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fate {
@@ -63,6 +66,8 @@ pub(crate) struct Scripted {
     shares: bool,
     blocks: bool,
     reserves: bool,
+    gives_up_early: bool,
+    grants_another_claim: bool,
     linger: Duration,
 }
 
@@ -100,6 +105,8 @@ impl World {
             shares: false,
             blocks: false,
             reserves: false,
+            gives_up_early: false,
+            grants_another_claim: false,
             linger: Duration::ZERO,
         });
         let options = paused::options().ttl(TTL).linger(server.linger);
@@ -148,6 +155,18 @@ impl Scripted {
 
     pub(crate) fn reserving(mut self) -> Self {
         self.reserves = true;
+        self
+    }
+
+    /// Ends each wait at once.
+    pub(crate) fn giving_up_early(mut self) -> Self {
+        self.gives_up_early = true;
+        self
+    }
+
+    /// Answers with a grant of a claim of its own.
+    pub(crate) fn granting_another_claim(mut self) -> Self {
+        self.grants_another_claim = true;
         self
     }
 
@@ -361,6 +380,10 @@ impl DistributedLock for Scripted {
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         let (claim, sent, shares) = (claim.clone(), self.clock.now(), self.shares);
         let wanted = self.wanted(&claim);
+        let granted = match self.grants_another_claim {
+            true => Claim::new(claim.name().clone(), claim.ttl()),
+            false => claim.clone(),
+        };
         self.request(Op::Try, move |server, now| {
             let shared = shares.then(|| {
                 server.shared_until.get_or_insert(now + claim.ttl());
@@ -372,7 +395,7 @@ impl DistributedLock for Scripted {
             match (server.try_acquire(&claim, now, shared, wanted), shares) {
                 // The lease counts from the send, as a backend must see to.
                 (Attempt::Granted(g), false) => {
-                    let grant = Grant::new(claim.clone(), g.token, Lease::for_claim(&claim, sent));
+                    let grant = Grant::new(granted, g.token, Lease::for_claim(&claim, sent));
                     Attempt::Granted(grant.with_first_token(g.first_token()))
                 }
                 (attempt, _) => attempt,
@@ -403,6 +426,9 @@ impl DistributedLock for Scripted {
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        if claim.name().as_str().starts_with(HANGING) {
+            return std::future::pending().await;
+        }
         let claim = claim.clone();
         self.request(Op::Release, move |server, now| server.release(&claim, keep, now))
             .await
@@ -416,6 +442,7 @@ impl DistributedLock for Scripted {
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         match self.try_acquire(claim).await? {
+            Attempt::Busy(found) if self.gives_up_early => return Ok(found.into()),
             Attempt::Busy(found) => wait.busy(&found),
             granted => return Ok(granted),
         }

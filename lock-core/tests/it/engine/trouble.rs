@@ -1,17 +1,13 @@
 //! Servers that are slow or gone, backends that break their word, and rough use.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_core::{
-    Attempt, Capabilities, Claim, Clock, DistributedLock, Grant, Lease, LockError, Locks, LossReason, MemoryLock,
-    Options, Released, Renewal, Wait, async_trait,
-};
+use lock_core::{DistributedLock, LockError, Locks, LossReason, MemoryLock, Options};
 use tokio::runtime::Runtime;
 
 use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
-use crate::{block_until, paused, until};
+use crate::{block_until, until};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -118,90 +114,23 @@ async fn work_is_not_continued_past_the_deadline_after_a_sleep_of_the_machine() 
     assert_eq!(steps.into_inner(), 0);
 }
 
-/// Breaks its word, in the ways that a test sets.
-#[derive(Debug)]
-struct Faithless {
-    memory: MemoryLock,
-    early_busy: bool,
-    other_claim: bool,
-    waits: Arc<AtomicUsize>,
-}
-
-impl Faithless {
-    fn new() -> Self {
-        Self {
-            memory: paused::memory(),
-            early_busy: false,
-            other_claim: false,
-            waits: Arc::default(),
-        }
-    }
-}
-
-#[async_trait]
-impl DistributedLock for Faithless {
-    fn capabilities(&self) -> Capabilities {
-        self.memory.capabilities()
-    }
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        let Attempt::Granted(grant) = self.memory.try_acquire(claim).await? else {
-            return Ok(Attempt::busy());
-        };
-        if self.other_claim {
-            let other = Claim::new("zzz".parse()?, claim.ttl());
-            return Ok(Attempt::Granted(Grant::new(other, grant.token, grant.lease)));
-        }
-        Ok(Attempt::Granted(grant))
-    }
-    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        self.memory.renew(lease).await
-    }
-    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        self.memory.release(claim, keep).await
-    }
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
-        self.waits.fetch_add(1, Ordering::SeqCst);
-        if self.early_busy {
-            Ok(Attempt::busy())
-        } else if self.other_claim {
-            self.try_acquire(claim).await
-        } else {
-            self.memory.acquire(claim, wait).await
-        }
-    }
-    fn clock(&self) -> Clock {
-        self.memory.clock()
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_gives_up_early_is_not_asked_without_pause() {
-    let backend = Faithless {
-        early_busy: true,
-        ..Faithless::new()
-    };
-    let (waits, elsewhere) = (Arc::clone(&backend.waits), backend.memory.client());
-    let holder = Claim::new("a".parse().unwrap(), TTL);
-    assert!(elsewhere.try_acquire(&holder).await.unwrap().granted().is_some());
-    let locks = paused::client(backend);
-    let error = locks.lock("a").wait_for(SECOND / 5).await.unwrap_err();
+    let world = World::with(|server| server.giving_up_early());
+    world.server.occupy("a", TTL);
+    let error = world.locks.lock("a").wait_for(SECOND / 5).await.unwrap_err();
     assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
-    let waits = waits.load(Ordering::SeqCst);
-    assert!((2..50).contains(&waits), "{waits}");
+    let asked = world.server.count(Op::Try);
+    assert!((2..50).contains(&asked), "{asked}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_grant_for_another_claim_is_refused_and_cleaned_up() {
-    let backend = Faithless {
-        other_claim: true,
-        ..Faithless::new()
-    };
-    let store = backend.memory.client();
-    let locks = paused::client(backend);
-    let error = locks.lock("a").await.unwrap_err();
+    let world = World::with(|server| server.granting_another_claim());
+    let error = world.locks.lock("a").await.unwrap_err();
     assert!(error.to_string().contains("another claim"), "{error}");
-    until(|| locks.stats().releasing == 0).await;
-    assert!(store.list("").await.unwrap().is_empty());
+    world.locks.drain().await;
+    assert!(!world.server.keeps("a"));
 }
 
 /// Runs `rounds` of hostile use on several threads: short waits, dropped requests, dropped guards. Ends sooner if the client is shut
