@@ -5,14 +5,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire_options::{AcquireOptions, Renew};
 use crate::client::ClientInner;
 use crate::lease::new_serial;
 use crate::loss::{Alarm, Revoked};
-use crate::release::{Release, Releasing, Reservation};
+use crate::release::{Release, Releasing, Reply, Reservation};
 use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
 
 /// How long after a grant by the server other waiters of the client get its claim without a request. Those of other clients wait for that much
@@ -273,11 +272,7 @@ impl Held {
 
     /// Ends the hold for that reason. Its claim goes to the next waiter of this client, is kept, or is released. Returns false if it has ended
     /// before.
-    pub(crate) fn let_go(
-        self: &Arc<Self>,
-        reason: LossReason,
-        reply: Option<oneshot::Sender<Result<Released, LockError>>>,
-    ) -> bool {
+    pub(crate) fn let_go(self: &Arc<Self>, reason: LossReason, reply: Option<Reply>) -> bool {
         let starting = self.core.about_to_start();
         let Some(counted) = self.finish(reason) else {
             return false;
@@ -309,7 +304,7 @@ impl Held {
     }
 
     /// Has the claim of the hold, which has ended, released.
-    pub(crate) fn release(&self, reply: Option<oneshot::Sender<Result<Released, LockError>>>, counted: Releasing) {
+    pub(crate) fn release(&self, reply: Option<Reply>, counted: Releasing) {
         self.core.watchdog.forget(self);
         let (claim, lease, reservation) = (self.grant.claim.clone(), &self.grant.lease, self.reservation());
         let kept = match reservation {

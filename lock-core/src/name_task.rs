@@ -32,7 +32,7 @@ use crate::call::{call, catch_panic};
 use crate::client::{ClientInner, TENURE};
 use crate::guard::LockGuard;
 use crate::held::Held;
-use crate::names::{Ask, Entered, Names, Step};
+use crate::names::{Ask, Entered, Name, Step};
 use crate::release::{Release, Releasing, Reservation};
 use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE, Waiter};
 use crate::{
@@ -125,7 +125,12 @@ impl ClientInner {
             }
             return None;
         };
-        self.answer(self.names.resumed(key, &idle.grant.claim, token, now));
+        let resumed = self
+            .names
+            .with(key, |name, up_to| name.resumed(&idle.grant.claim, token, up_to, now));
+        if let Some((refused, _kept)) = resumed {
+            self.answer(refused);
+        }
         self.stats.handed_over.add();
         let next = idle.next(token, options, now);
         self.watch(&next, Some(&idle));
@@ -328,12 +333,6 @@ impl ClientInner {
         }
     }
 
-    /// Ends the requests whose time is over. The response to a request that waits until `asked_until` decides about those that wait for as long.
-    fn expire(&self, key: &str, asked_until: Option<Stamp>) {
-        let now = self.clock.now();
-        self.answer(self.names.expire(key, now, asked_until, || self.releasing()));
-    }
-
     /// What is left of a reservation that was made; `None` if that is nothing.
     fn rest(&self, reservation: Reservation) -> Option<Duration> {
         let Reservation::Until(until) = reservation else {
@@ -398,7 +397,7 @@ impl NameTask {
             match core.names.next(&self.key, clean_up) {
                 Step::Ask(ask) => Box::pin(self.ask(ask)).await,
                 Step::Release(claim, reservation) => Box::pin(self.release(claim, reservation)).await,
-                Step::Hold => self.wait(Duration::MAX, |_| true).await,
+                Step::Hold => self.wait(Duration::MAX, || true).await,
                 Step::End => break,
             }
         }
@@ -419,9 +418,9 @@ impl NameTask {
             Ok(Attempt::Busy(busy)) => {
                 self.responded();
                 let now = self.core.clock.now();
-                self.core.answer(self.core.names.busy(&self.key, &busy, true, now));
+                self.change(|name, up_to| name.busy(&busy, true, up_to, now));
                 let Some(deadline) = ask.wait else { return };
-                if deadline.is_none_or(|at| now < at) && self.core.names.has_waiters(&self.key) {
+                if deadline.is_none_or(|at| now < at) && self.has_waiters() {
                     // It ended before its time; a pause keeps a backend that always does from spinning.
                     let soon = busy.retry_after.unwrap_or(self.pause);
                     self.pause(soon.clamp(FIRST_RETRY / 10, self.pause)).await;
@@ -455,7 +454,6 @@ impl NameTask {
         }
         let mut may_tell = waits;
         loop {
-            let expiry = core.names.next_expiry(&self.key);
             tokio::select! {
                 biased;
                 answer = &mut request => {
@@ -473,17 +471,17 @@ impl NameTask {
                     }
                 }
                 () = self.wake.notified() => {}
-                () = core.sleep_until([limit, expiry].into_iter().flatten().min()) => {
+                () = core.sleep_until([limit, self.next_expiry()].into_iter().flatten().min()) => {
                     let now = core.clock.now();
                     if limit.is_some_and(|limit| limit <= now) {
                         let waited = now.since(sent);
                         let limit = if waits && !may_tell { waited } else { waited.min(core.op_timeout) };
                         return Some(Err(LockError::no_answer("acquire", limit)));
                     }
-                    core.expire(&self.key, deadline);
+                    self.expire(deadline);
                 }
             }
-            if core.names.is_wait_over(&self.key) {
+            if self.look(|name| name.is_wait_over()).unwrap_or(true) {
                 return None;
             }
         }
@@ -493,7 +491,7 @@ impl NameTask {
     fn waits(&mut self, busy: &Busy) {
         self.responded();
         let now = self.core.clock.now();
-        self.core.answer(self.core.names.busy(&self.key, busy, false, now));
+        self.change(|name, up_to| name.busy(busy, false, up_to, now));
     }
 
     /// Makes a guard of a grant for the first waiter. Tells whether there was one; else the claim is to be released.
@@ -505,11 +503,13 @@ impl NameTask {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         if let Err(error) = grant.check(claim, now) {
-            core.names.granted_in_vain(&self.key, &grant.lease);
+            self.look(|name| name.granted_in_vain(&grant.lease));
             return Err(error);
         }
-        let Some((waiter, refused)) = core.names.granted(&self.key, claim, grant.first_token(), now) else {
-            core.names.granted_in_vain(&self.key, &grant.lease);
+        let granted = core
+            .names
+            .with(&self.key, |name, up_to| name.granted(&grant, up_to, now));
+        let Some(((waiter, refused), _asking)) = granted.flatten() else {
             return Ok(false);
         };
         self.responded();
@@ -524,9 +524,8 @@ impl NameTask {
     async fn ask_failed(&mut self, error: LockError, unsent: bool) {
         let may_pass = matches!(error, LockError::Unavailable { .. });
         let now = self.core.clock.now();
-        self.core
-            .answer(self.core.names.failed(&self.key, &error, !may_pass, unsent, now));
-        if !may_pass || !self.core.names.has_waiters(&self.key) {
+        self.change(|name, up_to| name.failed(&error, unsent, up_to, now));
+        if !may_pass || !self.has_waiters() {
             return;
         }
         match &self.outage {
@@ -541,10 +540,7 @@ impl NameTask {
         let core = Arc::clone(&self.core);
         let is_repeated = self.release_outage.is_some();
         let release = core.send_release(&claim, reservation, is_repeated);
-        let released = self
-            .until(release, |_| false)
-            .await
-            .map(|released| core.heard(released));
+        let released = self.until(release, || false).await.map(|released| core.heard(released));
         match released {
             Some(Ok(released)) => self.released(released).await,
             Some(Err(error)) => self.release_failed(error).await,
@@ -554,9 +550,10 @@ impl NameTask {
 
     async fn released(&mut self, outcome: Released) {
         let core = Arc::clone(&self.core);
-        let Some(mut release) = core.names.released(&self.key, true) else {
+        let Some((mut release, kept)) = self.look(|name| name.released(true)).flatten() else {
             return;
         };
+        drop(kept);
         self.release_outage.take().into_iter().for_each(Outage::end);
         self.pause = FIRST_RETRY;
         if outcome == Released::Released && !release.is_clean_up {
@@ -568,10 +565,11 @@ impl NameTask {
         if let Some(reply) = reply {
             let _ = reply.send(Ok(outcome));
         }
-        if !core.capabilities.fair && core.names.yields(&self.key, core.clock.now(), TENURE) {
+        let now = core.clock.now();
+        if !core.capabilities.fair && self.look(|name| name.yields(now, TENURE)) == Some(true) {
             // Others poll for this lock, and would always come too late.
             let pause = core.capabilities.give_way;
-            self.wait(pause, |names| !names.has_waiters(&self.key)).await;
+            self.wait(pause, || !self.has_waiters()).await;
         }
     }
 
@@ -580,9 +578,12 @@ impl NameTask {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         core.stats.release_errors.add();
-        let may_pass = matches!(error, LockError::Unavailable { .. });
-        core.answer(core.names.failed(&self.key, &error, !may_pass, true, now));
-        let (reply, is_over) = core.names.release_failed(&self.key, now);
+        self.change(|name, up_to| name.failed(&error, true, up_to, now));
+        let failed = self.look(|name| name.releasing().map(|release| release.failed(now)));
+        let Some((reply, kept, is_over)) = failed.flatten() else {
+            return;
+        };
+        drop(kept);
         self.release_outage
             .get_or_insert_with(|| core.release_outages.begin(&error));
         if let Some(reply) = reply {
@@ -593,12 +594,36 @@ impl NameTask {
             core.stats.unreleased.add();
         }
         if closed || is_over {
-            drop(core.names.released(&self.key, false));
+            drop(self.look(|name| name.released(false)));
             return;
         }
         let pause = self.pause.mul_f64(0.5 + fastrand::f64());
         self.pause = (self.pause * 2).min(LAST_RETRY);
-        self.wait(pause, Names::is_closed).await;
+        self.wait(pause, || core.names.is_closed()).await;
+    }
+
+    fn look<T>(&self, look: impl FnOnce(&mut Name) -> T) -> Option<T> {
+        self.core.names.with(&self.key, |name, _| look(name))
+    }
+
+    /// Changes the name, and answers the waiters whose requests end by that.
+    fn change(&self, change: impl FnOnce(&mut Name, u64) -> Answers) {
+        let answers = self.core.names.with(&self.key, change);
+        self.core.answer(answers.unwrap_or_default());
+    }
+
+    fn has_waiters(&self) -> bool {
+        self.look(|name| name.has_waiters()) == Some(true)
+    }
+
+    fn next_expiry(&self) -> Option<Stamp> {
+        self.look(|name| name.next_expiry())?
+    }
+
+    /// Ends the requests whose time is over. The response to a request that waits until `asked_until` decides about those that wait for as long.
+    fn expire(&self, asked_until: Option<Stamp>) {
+        let now = self.core.clock.now();
+        self.change(|name, _| name.expire(now, asked_until, &self.core));
     }
 
     fn responded(&mut self) {
@@ -609,27 +634,26 @@ impl NameTask {
     async fn pause(&mut self, length: Duration) {
         self.pause = (self.pause * 2).min(LAST_RETRY);
         let length = length.mul_f64(0.5 + fastrand::f64());
-        self.wait(length, |names| !names.has_waiters(&self.key)).await;
+        self.wait(length, || !self.has_waiters()).await;
     }
 
     /// Waits that long, or until `is_over` at a wake-up.
-    async fn wait(&self, length: Duration, is_over: impl Fn(&Names) -> bool) {
+    async fn wait(&self, length: Duration, is_over: impl Fn() -> bool) {
         self.until(time::sleep(length), is_over).await;
     }
 
     /// Waits for `event`, or until `is_over` at a wake-up. Ends the requests whose time is over meanwhile.
-    async fn until<T>(&self, event: impl Future<Output = T>, is_over: impl Fn(&Names) -> bool) -> Option<T> {
+    async fn until<T>(&self, event: impl Future<Output = T>, is_over: impl Fn() -> bool) -> Option<T> {
         let mut event = pin!(event);
-        let core = &self.core;
         loop {
-            let expiry = core.names.next_expiry(&self.key);
+            let expiry = self.next_expiry();
             tokio::select! {
                 biased;
                 done = &mut event => return Some(done),
                 () = self.wake.notified() => {}
-                () = core.sleep_until(expiry) => core.expire(&self.key, None),
+                () = self.core.sleep_until(expiry) => self.expire(None),
             }
-            if is_over(&core.names) {
+            if is_over() {
                 return None;
             }
         }

@@ -14,13 +14,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use foldhash::fast::RandomState;
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 
+use crate::client::ClientInner;
 use crate::held::Held;
 use crate::owner::Owners;
 use crate::release::{Release, Releasing, Reservation};
 use crate::waiters::{Answers, GRACE, Queue, SHORTEST_RESPONSE, Waiter};
-use crate::{Busy, Claim, FencingToken, Holder, Lease, LockError, Released, Stamp};
+use crate::{Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, Stamp};
 
 /// A request whose time ends that soon is not repeated.
 pub(crate) const TOO_LATE: Duration = Duration::from_millis(50);
@@ -48,7 +49,7 @@ struct State {
 }
 
 #[derive(Default)]
-struct Name {
+pub(crate) struct Name {
     /// Wakes the task, while there is one.
     task: Option<Arc<Notify>>,
     /// A guard holds the lock, or the client keeps it for the next one.
@@ -93,6 +94,9 @@ enum KnownHolder {
         since: SystemTime,
     },
 }
+
+/// The waiter that gets a claim, and those that are refused by that.
+pub(crate) type Granted = (Box<Waiter>, Answers);
 
 pub(crate) enum Entered {
     /// The request waits, under that serial. The task of the name is to be started if it is given.
@@ -253,13 +257,7 @@ impl Names {
 
     /// The guard with `claim` has ended: takes out the first waiter, which gets the same claim with `token`. `None` if the claim is to be
     /// released.
-    pub(crate) fn hand_on(
-        &self,
-        key: &str,
-        claim: &Claim,
-        token: FencingToken,
-        now: Stamp,
-    ) -> Option<(Box<Waiter>, Answers)> {
+    pub(crate) fn hand_on(&self, key: &str, claim: &Claim, token: FencingToken, now: Stamp) -> Option<Granted> {
         // Dropped without the mutex.
         let _kept;
         let mut state = self.lock();
@@ -292,22 +290,17 @@ impl Names {
         }
     }
 
-    /// The claim that is kept for a name. It counts as kept until it is released or [resumed](Self::resumed).
-    pub(crate) fn kept(&self, key: &str) -> Option<Arc<Held>> {
-        self.lock().names.get(key)?.kept.clone()
-    }
-
-    /// The claim that was kept has a guard again.
-    pub(crate) fn resumed(&self, key: &str, claim: &Claim, token: FencingToken, now: Stamp) -> Answers {
-        // Dropped without the mutex.
-        let _kept;
+    /// Looks at a name that the client uses, or changes it. What `look` takes out is to be returned, so that it is dropped without the mutex.
+    /// Waiters up to the given serial have come before.
+    pub(crate) fn with<T>(&self, key: &str, look: impl FnOnce(&mut Name, u64) -> T) -> Option<T> {
         let mut state = self.lock();
         let up_to = state.last_serial;
-        let Some(name) = state.names.get_mut(key) else {
-            return Answers::new();
-        };
-        _kept = name.kept.take();
-        name.serves(0, claim, token, up_to, now)
+        state.names.get_mut(key).map(|name| look(name, up_to))
+    }
+
+    /// The claim that is kept for a name. It counts as kept until it is released or [resumed](Name::resumed).
+    pub(crate) fn kept(&self, key: &str) -> Option<Arc<Held>> {
+        self.with(key, |name, _| name.kept.clone())?
     }
 
     /// All claims that are kept. None is until the result is dropped.
@@ -374,72 +367,70 @@ impl Names {
         }
     }
 
-    /// The release of the claim of a name is confirmed, or given up.
-    pub(crate) fn released(&self, key: &str, is_confirmed: bool) -> Option<Box<Release>> {
-        // Dropped without the mutex.
-        let _kept;
-        let mut state = self.lock();
-        let name = state.names.get_mut(key)?;
-        let release = name.releasing.take()?;
-        _kept = name.kept.take();
-        name.is_contended |= name.front().is_some();
-        name.holder.take_if(|holder| matches!(holder, KnownHolder::Here { .. }));
-        if is_confirmed && let Some(queue) = &mut name.queue {
+    #[cfg(test)]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lock().names.is_empty()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // Nothing here panics while holding the mutex.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Name {
+    /// The claim that was kept has a guard again.
+    pub(crate) fn resumed(
+        &mut self,
+        claim: &Claim,
+        token: FencingToken,
+        up_to: u64,
+        now: Stamp,
+    ) -> (Answers, Option<Arc<Held>>) {
+        let kept = self.kept.take();
+        (self.serves(0, claim, token, up_to, now), kept)
+    }
+
+    /// The release of the claim is confirmed, or given up.
+    pub(crate) fn released(&mut self, is_confirmed: bool) -> Option<(Box<Release>, Option<Arc<Held>>)> {
+        let release = self.releasing.take()?;
+        self.is_contended |= self.front().is_some();
+        self.holder.take_if(|holder| matches!(holder, KnownHolder::Here { .. }));
+        if is_confirmed && let Some(queue) = &mut self.queue {
             queue.failure = None;
         }
-        Some(release)
+        Some((release, self.kept.take()))
     }
 
     /// Whether it is the turn of other clients: waiters of this one have kept the name to themselves for `longest`, from one to the next.
-    pub(crate) fn yields(&self, key: &str, now: Stamp, longest: Duration) -> bool {
-        let mut state = self.lock();
-        let Some(name) = state.names.get_mut(key) else {
-            return false;
-        };
-        if name.front().is_none() {
-            name.tenure = None;
-        } else if now.since(*name.tenure.get_or_insert(now)) >= longest {
-            name.tenure = None;
+    pub(crate) fn yields(&mut self, now: Stamp, longest: Duration) -> bool {
+        if self.front().is_none() {
+            self.tenure = None;
+        } else if now.since(*self.tenure.get_or_insert(now)) >= longest {
+            self.tenure = None;
             return true;
         }
         false
     }
 
-    /// A release failed, and is repeated. Returns the caller that waits for its response, and whether it is time to give up.
-    pub(crate) fn release_failed(
-        &self,
-        key: &str,
-        now: Stamp,
-    ) -> (Option<oneshot::Sender<Result<Released, LockError>>>, bool) {
-        // Dropped without the mutex.
-        let _kept;
-        let mut state = self.lock();
-        let Some(release) = state.names.get_mut(key).and_then(|name| name.releasing.as_mut()) else {
-            return (None, true);
-        };
-        _kept = release.kept.take();
-        let is_kept = release.shared.as_ref().is_some_and(|lease| lease.is_valid(now));
-        (release.reply.take(), now >= release.until && !is_kept)
+    /// The claim that is being released.
+    pub(crate) fn releasing(&mut self) -> Option<&mut Release> {
+        self.releasing.as_deref_mut()
     }
 
     /// The server says busy. `ends` the request, or it goes on waiting there.
-    pub(crate) fn busy(&self, key: &str, busy: &Busy, ends: bool, now: Stamp) -> Answers {
-        let mut state = self.lock();
-        let up_to = state.last_serial;
-        let Some(name) = state.names.get_mut(key) else {
-            return Answers::new();
-        };
-        if let Some(asking) = &mut name.asking {
+    pub(crate) fn busy(&mut self, busy: &Busy, ends: bool, up_to: u64, now: Stamp) -> Answers {
+        if let Some(asking) = &mut self.asking {
             asking.busy = true;
             // It leaves nothing behind.
             if ends {
                 asking.sent = false;
             }
         }
-        name.tenure = None;
-        name.settle(KnownHolder::Elsewhere(Box::new(busy.clone())), up_to);
-        let mut answers = name.refuse_impatient(now);
-        if ends && let Some(queue) = &mut name.queue {
+        self.tenure = None;
+        self.settle(KnownHolder::Elsewhere(Box::new(busy.clone())), up_to);
+        let mut answers = self.refuse_impatient(now);
+        if ends && let Some(queue) = &mut self.queue {
             let over = queue.over(now);
             answers.extend(queue.end(over, |waiter| waiter.timed_out(now, busy)));
         }
@@ -448,20 +439,16 @@ impl Names {
 
     /// A request failed, and left nothing at the server if it was `unsent`. What may pass is waited out by those who have the time. A failure
     /// `for_good` ends every wait.
-    pub(crate) fn failed(&self, key: &str, error: &LockError, for_good: bool, unsent: bool, now: Stamp) -> Answers {
-        let mut state = self.lock();
-        let up_to = state.last_serial;
-        let Some(name) = state.names.get_mut(key) else {
-            return Answers::new();
-        };
-        name.holder = None;
-        if let Some(asking) = &mut name.asking {
+    pub(crate) fn failed(&mut self, error: &LockError, unsent: bool, up_to: u64, now: Stamp) -> Answers {
+        let for_good = !matches!(error, LockError::Unavailable { .. });
+        self.holder = None;
+        if let Some(asking) = &mut self.asking {
             // A server that has said busy knows of the claim.
             asking.sent &= !unsent || asking.busy;
             asking.busy = false;
             asking.failed = for_good;
         }
-        let Some(queue) = &mut name.queue else {
+        let Some(queue) = &mut self.queue else {
             return Answers::new();
         };
         queue.failure = Some((error.clone(), up_to));
@@ -475,71 +462,45 @@ impl Names {
         queue.end(ended, |_| error.clone())
     }
 
-    /// The claim is granted: takes out the waiter that gets it. `None` if no waiter wants it, and it is to be released.
-    pub(crate) fn granted(
-        &self,
-        key: &str,
-        claim: &Claim,
-        token: FencingToken,
-        now: Stamp,
-    ) -> Option<(Box<Waiter>, Answers)> {
-        // Dropped without the mutex.
-        let _asking;
-        let mut state = self.lock();
-        let up_to = state.last_serial;
-        let name = state.names.get_mut(key)?;
-        if name.asking.as_ref()?.failed {
-            return None;
+    /// The claim is granted: takes out the waiter that gets it. `None` if no waiter wants it, and it is to be released: other locks may keep
+    /// its lease alive.
+    pub(crate) fn granted(&mut self, grant: &Grant, up_to: u64, now: Stamp) -> Option<(Granted, impl Sized + use<>)> {
+        let is_wanted = self.asking.as_ref().is_some_and(|asking| !asking.failed);
+        let served = is_wanted.then(|| self.serve(&grant.claim, grant.first_token(), up_to, now));
+        match served.flatten() {
+            Some(served) => {
+                self.is_held = true;
+                Some((served, self.asking.take()))
+            }
+            None => {
+                self.granted_in_vain(&grant.lease);
+                None
+            }
         }
-        let served = name.serve(claim, token, up_to, now)?;
-        _asking = name.asking.take();
-        name.is_held = true;
-        Some(served)
     }
 
-    /// The claim was granted with that lease, and is to be released: other locks may keep the lease alive.
-    pub(crate) fn granted_in_vain(&self, key: &str, lease: &Lease) {
-        let mut state = self.lock();
-        let asking = state.names.get_mut(key).and_then(|name| name.asking.as_mut());
-        if let Some(asking) = asking.filter(|_| lease.claim().is_none()) {
+    /// The claim was granted with that lease, and is to be released.
+    pub(crate) fn granted_in_vain(&mut self, lease: &Lease) {
+        if let Some(asking) = self.asking.as_mut().filter(|_| lease.claim().is_none()) {
             asking.shared = Some(lease.clone());
         }
     }
 
     /// Whether the request that is under way waits at the server for no caller that is still there.
-    pub(crate) fn is_wait_over(&self, key: &str) -> bool {
-        let state = self.lock();
-        let name = state.names.get(key);
-        let asking = name.and_then(|name| Some((name.asking.as_ref()?, name.queue.as_deref())));
-        asking.is_none_or(|(asking, queue)| asking.busy && !asking.serves(queue))
-    }
-
-    /// Whether a waiter is there.
-    pub(crate) fn has_waiters(&self, key: &str) -> bool {
-        self.lock().names.get(key).is_some_and(|name| name.front().is_some())
+    pub(crate) fn is_wait_over(&self) -> bool {
+        let (asking, queue) = (self.asking.as_ref(), self.queue.as_deref());
+        asking.is_none_or(|asking| asking.busy && !asking.serves(queue))
     }
 
     /// When the time of a waiter ends first.
-    pub(crate) fn next_expiry(&self, key: &str) -> Option<Stamp> {
-        let state = self.lock();
-        let queue = state.names.get(key)?.queue.as_ref()?;
-        queue.expiries.first().map(|(at, _)| *at)
+    pub(crate) fn next_expiry(&self) -> Option<Stamp> {
+        self.queue.as_ref()?.expiries.first().map(|(at, _)| *at)
     }
 
     /// Ends the requests whose time is over. The response to the request that is under way decides about those that wait until
     /// `asked_until` or longer.
-    pub(crate) fn expire(
-        &self,
-        key: &str,
-        now: Stamp,
-        asked_until: Option<Stamp>,
-        count: impl FnOnce() -> Releasing,
-    ) -> Answers {
-        let mut state = self.lock();
-        let Some(name) = state.names.get_mut(key) else {
-            return Answers::new();
-        };
-        let Some(queue) = &mut name.queue else {
+    pub(crate) fn expire(&mut self, now: Stamp, asked_until: Option<Stamp>, core: &ClientInner) -> Answers {
+        let Some(queue) = &mut self.queue else {
             return Answers::new();
         };
         let mut answers = Answers::new();
@@ -561,9 +522,9 @@ impl Names {
                     continue;
                 }
             }
-            let shortest = waiter.started + SHORTEST_RESPONSE.min(self.op_timeout);
+            let shortest = waiter.started + SHORTEST_RESPONSE.min(core.op_timeout);
             let failure = queue.failure.as_ref().filter(|(_, up_to)| serial <= *up_to);
-            let error = match (&name.holder, failure) {
+            let error = match (&self.holder, failure) {
                 (Some(holder), _) if deadline.is_some() && queue.knows_busy(serial, waiter) => {
                     waiter.timed_out(now, &holder.busy())
                 }
@@ -574,28 +535,21 @@ impl Names {
                     queue.expire_at(serial, Some(shortest));
                     continue;
                 }
-                _ => LockError::no_answer("acquire", now.since(waiter.started).min(self.op_timeout)),
+                _ => LockError::no_answer("acquire", now.since(waiter.started).min(core.op_timeout)),
             };
             answers.extend(queue.remove(serial).map(|waiter| (waiter, error)));
         }
         if !answers.is_empty() {
-            name.count_abandoned(count);
+            self.count_abandoned(|| core.releasing());
         }
         answers
     }
 
-    #[cfg(test)]
-    pub(crate) fn is_idle(&self) -> bool {
-        self.lock().names.is_empty()
+    /// Whether a waiter is there.
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.front().is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // Nothing here panics while holding the mutex.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Name {
     /// Whether callers that do not wait are refused without a request.
     fn is_busy(&self) -> bool {
         // One that was kept and has ended is about to be released, and so is one whose caller is gone.
@@ -604,7 +558,7 @@ impl Name {
     }
 
     /// Takes out the first waiter, if a grant of `claim` is what it asks for.
-    fn serve(&mut self, claim: &Claim, token: FencingToken, up_to: u64, now: Stamp) -> Option<(Box<Waiter>, Answers)> {
+    fn serve(&mut self, claim: &Claim, token: FencingToken, up_to: u64, now: Stamp) -> Option<Granted> {
         let queue = self.queue.as_mut()?;
         let (first, front) = queue.waiters.first_key_value()?;
         let first = front.options.is_served_by(claim).then_some(*first)?;

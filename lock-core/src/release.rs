@@ -22,7 +22,7 @@ pub(crate) struct Release {
     /// The lease, if other locks may keep it alive.
     pub(crate) shared: Option<Lease>,
     /// The caller that waits for the first response.
-    pub(crate) reply: Option<oneshot::Sender<Result<Released, LockError>>>,
+    pub(crate) reply: Option<Reply>,
     /// By then the server has let go by itself, unless the lease is shared.
     pub(crate) until: Stamp,
     /// The claim never became a guard. Its release undoes whatever the server may have done with it.
@@ -31,6 +31,17 @@ pub(crate) struct Release {
     pub(crate) kept: Option<DropGuard>,
     pub(crate) _counted: Releasing,
 }
+
+impl Release {
+    /// It failed, and is repeated. Returns the caller that waits for its response, and whether it is time to give up.
+    pub(crate) fn failed(&mut self, now: Stamp) -> (Option<Reply>, Option<DropGuard>, bool) {
+        let is_kept = self.shared.as_ref().is_some_and(|lease| lease.is_valid(now));
+        (self.reply.take(), self.kept.take(), now >= self.until && !is_kept)
+    }
+}
+
+/// The caller that waits for the response to a release.
+pub(crate) type Reply = oneshot::Sender<Result<Released, LockError>>;
 
 /// What the server may have reserved for a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
