@@ -188,22 +188,18 @@ impl Names {
         if name.kept.as_ref().is_some_and(|idle| !idle.has_ended()) {
             return Entered::Kept;
         }
-        let waits = waiter.options.waits();
         waiter.came_to_busy = name.is_busy();
-        if waiter.came_to_busy && !waits {
+        if waiter.came_to_busy && waiter.is_impatient {
             let busy = name.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
             return Entered::Refused(waiter.timed_out(waiter.started, &busy));
         }
         let queue = name.queue.get_or_insert_default();
         let first_response = (!waiter.came_to_busy).then(|| waiter.started + self.op_timeout + GRACE);
-        let expiry = waiter.deadline.filter(|_| waits).or(first_response);
-        if !waits {
-            queue.impatient.insert(serial);
-        }
-        queue.waiters.insert(serial, Box::new(waiter));
-        queue.expire_at(serial, expiry);
+        waiter.expiry = waiter.deadline.filter(|_| !waiter.is_impatient).or(first_response);
+        waiter.serial = serial;
         // Behind a holder of this client only the end of its own time concerns the task.
-        let is_patient = name.is_held && expiry.is_none();
+        let is_patient = name.is_held && waiter.expiry.is_none();
+        queue.push(Box::new(waiter));
         _abandoned = name.wanted_again();
         Entered::Queued(serial, if is_patient { None } else { name.wake() })
     }
@@ -233,7 +229,7 @@ impl Names {
         let mut answers = Answers::new();
         for name in state.names.values_mut() {
             let queue = name.queue.take();
-            let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
+            let waiters = queue.into_iter().flat_map(|queue| queue.waiters);
             answers.extend(waiters.map(|waiter| (waiter, LockError::closed())));
             if let Some(task) = &name.task {
                 task.notify_one();
@@ -323,7 +319,7 @@ impl Names {
         let name = state.names.remove(key);
         drop(state);
         let queue = name.and_then(|mut name| name.queue.take());
-        let waiters = queue.into_iter().flat_map(|queue| queue.waiters.into_values());
+        let waiters = queue.into_iter().flat_map(|queue| queue.waiters);
         waiters.map(|waiter| (waiter, error.clone())).collect()
     }
 
@@ -344,7 +340,7 @@ impl Names {
             return release.step();
         }
         if name.is_held {
-            if name.queue.as_ref().is_some_and(|queue| !queue.expiries.is_empty()) {
+            if name.next_expiry().is_some() {
                 return Step::Hold;
             }
             name.task = None;
@@ -431,8 +427,7 @@ impl Name {
         self.settle(KnownHolder::Elsewhere(Box::new(busy.clone())), up_to);
         let mut answers = self.refuse_impatient(now);
         if ends && let Some(queue) = &mut self.queue {
-            let over = queue.over(now);
-            answers.extend(queue.end(over, |waiter| waiter.timed_out(now, busy)));
+            answers.extend(queue.end(|waiter| waiter.is_over(up_to, now).then(|| waiter.timed_out(now, busy))));
         }
         answers
     }
@@ -452,14 +447,11 @@ impl Name {
             return Answers::new();
         };
         queue.failure = Some((error.clone(), up_to));
-        let ended = if for_good {
-            queue.waiters.keys().copied().collect()
-        } else {
-            let mut ended = queue.over(now + TOO_LATE);
-            ended.extend(&queue.impatient);
-            ended
-        };
-        queue.end(ended, |_| error.clone())
+        let (up_to, soon) = (queue.busy_up_to, now + TOO_LATE);
+        queue.end(|waiter| {
+            let ends = for_good || waiter.is_impatient || waiter.is_over(up_to, soon);
+            ends.then(|| error.clone())
+        })
     }
 
     /// The claim is granted: takes out the waiter that gets it. `None` if no waiter wants it, and it is to be released: other locks may keep
@@ -494,7 +486,7 @@ impl Name {
 
     /// When the time of a waiter ends first.
     pub(crate) fn next_expiry(&self) -> Option<Stamp> {
-        self.queue.as_ref()?.expiries.first().map(|(at, _)| *at)
+        self.queue.as_ref()?.next_expiry
     }
 
     /// Ends the requests whose time is over. The response to the request that is under way decides about those that wait until
@@ -503,42 +495,32 @@ impl Name {
         let Some(queue) = &mut self.queue else {
             return Answers::new();
         };
-        let mut answers = Answers::new();
-        while let Some((_, serial)) = queue.expiries.first().copied().filter(|(at, _)| *at <= now) {
-            queue.expire_at(serial, None);
-            let Some(waiter) = queue.waiters.get(&serial) else {
-                continue;
-            };
-            let waits = !queue.impatient.contains(&serial);
-            let deadline = waiter.deadline.filter(|_| waits);
-            if waits && queue.knows_busy(serial, waiter) {
-                if deadline.is_none() {
-                    continue;
-                }
-                if asked_until.is_some_and(|at| deadline >= Some(at))
-                    && deadline.is_some_and(|at| now < at + SHORTEST_RESPONSE)
-                {
-                    queue.expire_at(serial, Some(now + SHORTEST_RESPONSE));
-                    continue;
+        let (up_to, failure, holder) = (queue.busy_up_to, queue.failure.clone(), &self.holder);
+        let answers = queue.end(|waiter| {
+            waiter.expiry.take_if(|at| *at <= now)?;
+            let knows_busy = waiter.knows_busy(up_to);
+            let deadline = waiter.deadline.filter(|_| !waiter.is_impatient);
+            if !waiter.is_impatient && knows_busy {
+                let deadline = deadline?;
+                if asked_until.is_some_and(|at| deadline >= at) && now < deadline + SHORTEST_RESPONSE {
+                    waiter.expiry = Some(now + SHORTEST_RESPONSE);
+                    return None;
                 }
             }
             let shortest = waiter.started + SHORTEST_RESPONSE.min(core.op_timeout);
-            let failure = queue.failure.as_ref().filter(|(_, up_to)| serial <= *up_to);
-            let error = match (&self.holder, failure) {
-                (Some(holder), _) if deadline.is_some() && queue.knows_busy(serial, waiter) => {
-                    waiter.timed_out(now, &holder.busy())
-                }
-                (_, Some((error, _))) => error.clone(),
+            match (holder, &failure) {
+                (Some(holder), _) if deadline.is_some() && knows_busy => Some(waiter.timed_out(now, &holder.busy())),
+                (_, Some((error, up_to))) if waiter.serial <= *up_to => Some(error.clone()),
                 _ if deadline.is_some() && now < shortest => {
-                    // It takes the next response, whatever it is.
-                    queue.impatient.insert(serial);
-                    queue.expire_at(serial, Some(shortest));
-                    continue;
+                    (waiter.is_impatient, waiter.expiry) = (true, Some(shortest));
+                    None
                 }
-                _ => LockError::no_answer("acquire", now.since(waiter.started).min(core.op_timeout)),
-            };
-            answers.extend(queue.remove(serial).map(|waiter| (waiter, error)));
-        }
+                _ => Some(LockError::no_answer(
+                    "acquire",
+                    now.since(waiter.started).min(core.op_timeout),
+                )),
+            }
+        });
         if !answers.is_empty() {
             self.count_abandoned(|| core.releasing());
         }
@@ -560,8 +542,7 @@ impl Name {
     /// Takes out the first waiter, if a grant of `claim` is what it asks for.
     fn serve(&mut self, claim: &Claim, token: FencingToken, up_to: u64, now: Stamp) -> Option<Granted> {
         let queue = self.queue.as_mut()?;
-        let (first, front) = queue.waiters.first_key_value()?;
-        let first = front.options.is_served_by(claim).then_some(*first)?;
+        let first = queue.front().filter(|front| front.options.is_served_by(claim))?.serial;
         let waiter = queue.remove(first)?;
         Some((waiter, self.serves(first, claim, token, up_to, now)))
     }
@@ -616,15 +597,15 @@ impl Name {
     /// The next request for the first waiter.
     fn ask(&mut self, owners: &Owners, lingers: bool) -> Option<Ask> {
         let queue = self.queue.as_ref()?;
-        let serial = queue.waiters.keys().next()?;
+        let is_impatient = queue.front()?.is_impatient;
         if self.asking.is_none() {
             let claim = queue.claim(owners.next(), lingers || self.is_contended)?;
             self.asking = Some(Box::new(Asking::new(claim)));
         }
         let asking = self.asking.as_mut()?;
-        let wait = (!queue.impatient.contains(serial)).then(|| {
+        let wait = (!is_impatient).then(|| {
             // The claim keeps its place at the server when the first waiter leaves, for those behind it that ask for the same.
-            let waiters = queue.waiters.values();
+            let waiters = queue.waiters.iter();
             let served = waiters.take_while(|waiter| waiter.options.is_served_by(&asking.claim));
             let deadlines: Option<Vec<_>> = served.map(|waiter| waiter.deadline).collect();
             deadlines?.into_iter().max()
@@ -647,12 +628,11 @@ impl Name {
     }
 
     fn refuse_impatient(&mut self, now: Stamp) -> Answers {
-        let Some(queue) = self.queue.as_mut().filter(|queue| !queue.impatient.is_empty()) else {
+        let Some(queue) = self.queue.as_mut().filter(|queue| queue.has_impatient()) else {
             return Answers::new();
         };
         let busy = self.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
-        let refused = std::mem::take(&mut queue.impatient);
-        queue.end(refused, |waiter| waiter.timed_out(now, &busy))
+        queue.end(|waiter| waiter.is_impatient.then(|| waiter.timed_out(now, &busy)))
     }
 }
 

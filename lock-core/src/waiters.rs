@@ -1,6 +1,6 @@
 //! The requests of this client that wait for a name, in their order.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::VecDeque;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,6 +24,8 @@ const BLOCK: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// A request of this client that has no outcome yet.
 pub(crate) struct Waiter {
+    /// The order of arrival.
+    pub(crate) serial: u64,
     pub(crate) name: LockName,
     pub(crate) options: Arc<AcquireOptions>,
     pub(crate) started: Stamp,
@@ -31,7 +33,10 @@ pub(crate) struct Waiter {
     pub(crate) span: tracing::Span,
     pub(crate) waiting: Gauge,
     pub(crate) deadline: Option<Stamp>,
+    /// When its time is looked at next.
     pub(crate) expiry: Option<Stamp>,
+    /// It takes the next response, whatever it is.
+    pub(crate) is_impatient: bool,
     /// The lock was held when the request was made.
     pub(crate) came_to_busy: bool,
 }
@@ -42,11 +47,11 @@ pub(crate) type Answers = Vec<(Box<Waiter>, LockError)>;
 /// Those that wait for one name.
 #[derive(Default)]
 pub(crate) struct Queue {
-    /// By serial, which is the order of arrival.
-    pub(crate) waiters: BTreeMap<u64, Box<Waiter>>,
-    /// Those that take the next response, whatever it is.
-    pub(crate) impatient: BTreeSet<u64>,
-    pub(crate) expiries: BTreeSet<(Stamp, u64)>,
+    /// By their serials.
+    pub(crate) waiters: VecDeque<Box<Waiter>>,
+    impatient: usize,
+    /// No waiter's time is to be looked at before.
+    pub(crate) next_expiry: Option<Stamp>,
     /// Waiters up to this serial know that the lock is held.
     pub(crate) busy_up_to: u64,
     /// The last failure until the server responds again, and the last waiter that was there.
@@ -62,17 +67,30 @@ impl Waiter {
         span: tracing::Span,
         waiting: Gauge,
     ) -> Self {
-        let deadline = options.wait.map(|limit| started + limit);
         Self {
+            serial: 0,
+            deadline: options.wait.map(|limit| started + limit),
+            is_impatient: !options.waits(),
             name,
             options,
             started,
             reply,
             span,
             waiting,
-            deadline,
             expiry: None,
             came_to_busy: false,
+        }
+    }
+
+    pub(crate) fn knows_busy(&self, up_to: u64) -> bool {
+        self.came_to_busy || self.serial <= up_to
+    }
+
+    /// Whether the wait is over at `now`, or the time for a first response.
+    pub(crate) fn is_over(&self, up_to: u64, now: Stamp) -> bool {
+        match self.deadline {
+            Some(deadline) => deadline <= now,
+            None => !self.knows_busy(up_to) && self.expiry.is_some_and(|at| at <= now + GRACE),
         }
     }
 
@@ -88,7 +106,11 @@ impl Waiter {
 
 impl Queue {
     pub(crate) fn front(&self) -> Option<&Waiter> {
-        self.waiters.values().next().map(|waiter| &**waiter)
+        self.waiters.front().map(|waiter| &**waiter)
+    }
+
+    pub(crate) fn has_impatient(&self) -> bool {
+        self.impatient > 0
     }
 
     /// The claim for the first waiter. It asks for tokens for others that wait, or that are likely to come.
@@ -103,50 +125,34 @@ impl Queue {
         })
     }
 
-    pub(crate) fn knows_busy(&self, serial: u64, waiter: &Waiter) -> bool {
-        waiter.came_to_busy || serial <= self.busy_up_to
-    }
-
-    /// The waiters whose wait is over at `now`, or whose time for a first response.
-    pub(crate) fn over(&self, now: Stamp) -> Vec<u64> {
-        let due = self.expiries.range(..=(now + SHORTEST_RESPONSE, u64::MAX));
-        let over = due.filter(|(at, serial)| {
-            self.waiters.get(serial).is_some_and(|waiter| match waiter.deadline {
-                Some(deadline) => deadline <= now,
-                None => *at <= now + GRACE && !self.knows_busy(*serial, waiter),
-            })
-        });
-        over.map(|(_, serial)| *serial).collect()
-    }
-
-    /// Sets when the time of a waiter ends.
-    pub(crate) fn expire_at(&mut self, serial: u64, at: Option<Stamp>) {
-        let Some(waiter) = self.waiters.get_mut(&serial) else {
-            return;
-        };
-        if let Some(before) = std::mem::replace(&mut waiter.expiry, at) {
-            self.expiries.remove(&(before, serial));
-        }
-        self.expiries.extend(at.map(|at| (at, serial)));
-    }
-
-    /// Takes out those waiters, which are answered with that error.
-    pub(crate) fn end(
-        &mut self,
-        serials: impl IntoIterator<Item = u64>,
-        error: impl Fn(&Waiter) -> LockError,
-    ) -> Answers {
-        let ended = serials.into_iter().filter_map(|serial| self.remove(serial));
-        let answers = ended.map(|waiter| {
-            let error = error(&waiter);
-            (waiter, error)
-        });
-        answers.collect()
+    pub(crate) fn push(&mut self, waiter: Box<Waiter>) {
+        self.impatient += usize::from(waiter.is_impatient);
+        self.next_expiry = [self.next_expiry, waiter.expiry].into_iter().flatten().min();
+        self.waiters.push_back(waiter);
     }
 
     pub(crate) fn remove(&mut self, serial: u64) -> Option<Box<Waiter>> {
-        self.expire_at(serial, None);
-        self.impatient.remove(&serial);
-        self.waiters.remove(&serial)
+        let at = self
+            .waiters
+            .binary_search_by_key(&serial, |waiter| waiter.serial)
+            .ok()?;
+        let waiter = self.waiters.remove(at)?;
+        self.impatient -= usize::from(waiter.is_impatient);
+        Some(waiter)
+    }
+
+    /// Takes out the waiters for which `look` finds an error.
+    pub(crate) fn end(&mut self, mut look: impl FnMut(&mut Waiter) -> Option<LockError>) -> Answers {
+        let (mut left, mut answers) = (VecDeque::new(), Answers::new());
+        for mut waiter in std::mem::take(&mut self.waiters) {
+            match look(&mut waiter) {
+                Some(error) => answers.push((waiter, error)),
+                None => left.push_back(waiter),
+            }
+        }
+        self.impatient = left.iter().filter(|waiter| waiter.is_impatient).count();
+        self.next_expiry = left.iter().filter_map(|waiter| waiter.expiry).min();
+        self.waiters = left;
+        answers
     }
 }
