@@ -28,7 +28,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time;
 
 use crate::acquire_options::AcquireOptions;
-use crate::call::{call, catch_panic};
+use crate::call::catch_panic;
 use crate::client::{ClientInner, TENURE};
 use crate::guard::LockGuard;
 use crate::held::Held;
@@ -297,29 +297,6 @@ impl ClientInner {
         self.release(&key, release);
     }
 
-    async fn send_release(
-        &self,
-        claim: &Claim,
-        reservation: Reservation,
-        is_repeated: bool,
-    ) -> Result<Released, LockError> {
-        let slots = if is_repeated {
-            &self.retry_slots
-        } else {
-            &self.release_slots
-        };
-        let _slot = slots.take(self.op_timeout).await?;
-        let keep = self.rest(reservation);
-        let outcome = call("release", self.op_timeout, async {
-            self.backend.release(claim, keep).await
-        })
-        .await;
-        if outcome.is_ok() {
-            slots.answered();
-        }
-        outcome
-    }
-
     async fn sleep_until(&self, until: Option<Stamp>) {
         let Some(until) = until else {
             return std::future::pending().await;
@@ -355,10 +332,10 @@ struct Caller<'a> {
 impl Caller<'_> {
     async fn outcome(mut self) -> Result<LockGuard, LockError> {
         let dropped = || self.core.executor.dropped("acquire");
-        let Some(outcome) = &mut self.outcome else {
-            return Err(dropped());
+        let outcome = match &mut self.outcome {
+            Some(outcome) => outcome.await.unwrap_or_else(|_| Err(dropped())),
+            None => Err(dropped()),
         };
-        let outcome = outcome.await.unwrap_or_else(|_| Err(dropped()));
         self.outcome = None;
         outcome
     }
@@ -494,12 +471,12 @@ impl NameTask {
         self.change(|name, up_to| name.busy(busy, false, up_to, now));
     }
 
-    /// Makes a guard of a grant for the first waiter. Tells whether there was one; else the claim is to be released.
+    /// Makes a guard of a grant for the first waiter. If there is none, the claim is to be released.
     ///
     /// # Errors
     ///
     /// A grant that is not good any more when it is looked at does not count, and its claim is to be released.
-    fn granted(&mut self, claim: &Claim, grant: Grant) -> Result<bool, LockError> {
+    fn granted(&mut self, claim: &Claim, grant: Grant) -> Result<(), LockError> {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         if let Err(error) = grant.check(claim, now) {
@@ -510,7 +487,7 @@ impl NameTask {
             .names
             .with(&self.key, |name, up_to| name.granted(&grant, up_to, now));
         let Some(((waiter, refused), _asking)) = granted.flatten() else {
-            return Ok(false);
+            return Ok(());
         };
         self.responded();
         self.pause = FIRST_RETRY;
@@ -518,7 +495,7 @@ impl NameTask {
         let held = Held::new(&core, grant, &self.key, &waiter.options, now);
         core.watch(&held, None);
         core.give(*waiter, held, now);
-        Ok(true)
+        Ok(())
     }
 
     async fn ask_failed(&mut self, error: LockError, unsent: bool) {
@@ -538,10 +515,13 @@ impl NameTask {
     /// Sends one request to release, and tells the caller what came of it.
     async fn release(&mut self, claim: Claim, reservation: Reservation) {
         let core = Arc::clone(&self.core);
-        let is_repeated = self.release_outage.is_some();
-        let release = core.send_release(&claim, reservation, is_repeated);
-        let released = self.until(release, || false).await.map(|released| core.heard(released));
-        match released {
+        let slots = match self.release_outage {
+            None => &core.release_slots,
+            Some(_) => &core.retry_slots,
+        };
+        let request = async { core.backend.release(&claim, core.rest(reservation)).await };
+        let released = self.until(slots.run(core.op_timeout, request), || false).await;
+        match released.map(|released| core.heard(released)) {
             Some(Ok(released)) => self.released(released).await,
             Some(Err(error)) => self.release_failed(error).await,
             None => {}

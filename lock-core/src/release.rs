@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::DropGuard;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use crate::call::call;
 use crate::exit::ExitDelay;
 use crate::stats::Gauge;
 use crate::{Claim, Lease, LockError, Released, Stamp};
@@ -77,25 +78,30 @@ impl ReleaseSlots {
         }
     }
 
-    /// Waits for a slot, for as long as other releases are answered. The slot is free again when the result is dropped.
+    /// Sends a release, once there is a slot.
     ///
     /// # Errors
     ///
-    /// [`LockError::Unavailable`] if no release was answered for `limit`.
-    pub(crate) async fn take(&self, limit: Duration) -> Result<SemaphorePermit<'_>, LockError> {
+    /// [`LockError::Unavailable`] also if none was free for `limit`, and no other release was answered in that time.
+    pub(crate) async fn run<T>(
+        &self,
+        limit: Duration,
+        release: impl Future<Output = Result<T, LockError>>,
+    ) -> Result<T, LockError> {
         let mut free = pin!(self.free.acquire());
-        loop {
+        let _slot = loop {
             let before = self.answered.load(Ordering::Relaxed);
             match timeout(limit, &mut free).await {
-                Ok(slot) => return slot.map_err(|_| LockError::closed()),
+                Ok(slot) => break slot,
                 Err(_) if self.answered.load(Ordering::Relaxed) != before => {}
                 Err(_) => return Err(LockError::no_answer("release", limit)),
             }
+        };
+        let outcome = call("release", limit, release).await;
+        if outcome.is_ok() {
+            self.answered.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    pub(crate) fn answered(&self) {
-        self.answered.fetch_add(1, Ordering::Relaxed);
+        outcome
     }
 }
 
