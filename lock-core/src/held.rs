@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::acquire_options::{AcquireOptions, Renew};
 use crate::client::ClientInner;
 use crate::lease::new_serial;
-use crate::loss::{Alarm, Revoked};
+use crate::loss::Alarm;
 use crate::release::{Release, Releasing, Reply, Reservation};
 use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
 
@@ -195,13 +195,13 @@ impl Held {
 
     /// Has `alarm` raised when the hold is revoked, alone or with its grant or lease.
     pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
-        let (hold, lease) = (Revoked::Hold(self.id), &self.grant.lease);
-        self.own.watch(alarm, hold);
+        let lease = &self.grant.lease;
+        self.own.watch(alarm, self.id);
         if !self.own.is(self.grant.revocation()) {
-            self.grant.revocation().watch(alarm, hold);
+            self.grant.revocation().watch(alarm, self.id);
         }
         // The lease of a claim has one hold at a time.
-        let revoked = lease.claim().map_or(Revoked::Lease(lease.serial()), |_| hold);
+        let revoked = lease.claim().map_or(lease.serial(), |_| self.id);
         lease.revocation().watch(alarm, revoked);
     }
 
