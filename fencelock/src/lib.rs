@@ -61,7 +61,6 @@
 //! | `?schema=fencelock` | Postgres: the schema of the token counter |
 //! | `?pool_mode=session` | Postgres: a pooler before the server gives each client a session of its own |
 //! | `?sentinel_user=USER`, `?sentinel_password=PASSWORD`, `?sentinel_password_file=FILE` | Redis Sentinel: credentials for the Sentinels; `USER:PASSWORD@` are those for the servers |
-//! | `?min_replicas=0` | Redis, Sentinel, Cluster: a grant or renewal counts only after that many replicas have confirmed it; see [docs/redis.md](https://github.com/fencelock/fencelock/blob/main/docs/redis.md#replicas) |
 //! | `?counter_retention=10m` | Redis: how long after its last use the server keeps a name's token counter |
 //! | `?max_ttl=1m` | Redlock: the longest ttl of a lock, the same for all clients; a server that has lost its data grants nothing for this time |
 //! | `?node2.user=USER`, `?node2.password=PASSWORD`, `?node2.db=NUMBER`, `?node2.ca=FILE` | Redlock: for the second server only |
@@ -294,7 +293,7 @@ pub use lock_postgres::PostgresLock;
 #[cfg(feature = "redis")]
 pub use lock_redis as redis;
 #[cfg(feature = "redis")]
-pub use lock_redis::{ClusterLock, RedisLock, RedlockLock};
+pub use lock_redis::{RedisLock, RedlockLock};
 #[cfg(feature = "sqlite")]
 pub use lock_sqlite as sqlite;
 #[cfg(feature = "sqlite")]

@@ -1,256 +1,421 @@
-//! Locks on a Redis Cluster.
+//! Which node of a Redis Cluster a request goes to.
 //!
-//! Each name is served by the primary of its slot, by the same scripts as on a server of its own. What differs: requests follow the slot
-//! where it goes, and messages to waiters go over sharded channels in that slot, which only its node and the replicas of that hear of.
+//! Each name is served by the primary of its slot, by the same scripts as on a server of its own. Requests follow the slot where it goes.
 
-mod address;
-mod call;
-mod config;
-mod member;
 mod redirect;
 mod slots;
-mod subscriptions;
-mod topology;
-mod wait;
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::StreamExt;
 use futures_util::future::try_join_all;
-use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, FencingToken, Holder, Lease, LockError, LockName, Released, Renewal,
-    Scope, ServerInfo, Wait,
-};
+use futures_util::stream::FuturesUnordered;
+use lock_core::{LockError, LockName};
+use redis::{ErrorKind, ServerErrorKind};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-pub(crate) use address::{needs_cluster_address, not_a_cluster};
-pub use config::ClusterConfig;
-pub(crate) use member::Member;
-pub(crate) use subscriptions::Subscriptions;
+use crate::connection::{Connection, Feed};
+use crate::error::Failure;
+use crate::reconnect::{Discovery, Reconnecting};
+use crate::router::{Next, Router};
+use crate::settings::Settings;
+use crate::transport::Place;
+use redirect::Redirect;
+use slots::{Endpoint, SLOTS, Slots, slot};
 
-use crate::failure::Failure;
-use crate::requests::{Answer, OnBusy};
-use crate::session::Session;
-use call::Try;
-use slots::slot;
-use topology::Topology;
+/// After how long without an answer one more node is asked which slots there are.
+const STAGGER: Duration = Duration::from_millis(100);
 
-/// How many holders a list asks for at a time.
-const ASKED: usize = 64;
+/// How long other nodes may take to answer after one has refused the client.
+const OTHERS: Duration = Duration::from_secs(1);
 
-/// Locks on a Redis Cluster.
-///
-/// Clones share the connections: one to each primary that serves a name in use, and one more for messages if a name there is waited
-/// for. Dropping the last clone closes them and leaves what it held to expire; [`close`](DistributedLock::close) releases it.
-#[derive(Clone, Debug)]
-pub struct ClusterLock {
-    topology: Arc<Topology>,
+/// After how long without an answer a request looks whether another node serves the slot by now.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// The connections to the nodes, and which of those serves which slot. Clones share them.
+#[derive(Clone)]
+pub(crate) struct Cluster(Arc<Nodes>);
+
+struct Nodes {
+    seeds: Vec<Place>,
+    settings: Arc<Settings>,
+    feed: Feed,
+    known: Mutex<Known>,
+    /// How often the slots have been read; one task reads them at a time.
+    refreshes: AtomicU64,
+    refreshing: tokio::sync::Mutex<()>,
 }
 
-impl ClusterLock {
-    /// Connects to the cluster at an address such as `redis+cluster://host1,host2`; see [`ClusterConfig::from_url`].
-    ///
-    /// # Errors
-    ///
-    /// As [`ClusterConfig::from_url`] and [`ClusterConfig::connect`].
-    pub async fn connect(url: impl AsRef<str>) -> Result<Self, LockError> {
-        ClusterConfig::from_url(url.as_ref())?.connect().await
-    }
+struct Known {
+    slots: Slots,
+    nodes: HashMap<Endpoint, Reconnecting>,
+    /// Why the slots could not be read the last time.
+    trouble: Option<LockError>,
+    is_closed: bool,
+}
 
-    fn new(topology: Topology) -> Self {
-        Self {
-            topology: Arc::new(topology),
-        }
-    }
-
-    fn topology(&self) -> &Arc<Topology> {
-        &self.topology
-    }
-
-    /// Sends a request about a name, again and again until its node has answered.
-    async fn call<T, F>(
-        &self,
-        operation: &'static str,
-        name: &LockName,
-        work: impl Fn(Try) -> F,
-    ) -> Result<T, LockError>
-    where
-        F: Future<Output = Result<T, Failure>>,
-    {
-        let topology = self.topology();
-        topology.call(operation, topology.slot(name), true, work).await
-    }
-
-    /// The token of the grant that the claim holds, as far as this client knows.
-    fn token(&self, claim: &Claim) -> Option<FencingToken> {
-        self.topology.identity().listeners.token(claim.owner())
-    }
-
-    /// Asks every primary; once more if one of them has left the cluster meanwhile.
-    async fn ask_all<T, F>(&self, ask: impl Fn(Arc<Session>) -> F) -> Result<Vec<T>, LockError>
-    where
-        F: Future<Output = Result<T, LockError>>,
-    {
-        match self.ask_known(&ask).await {
-            Err(LockError::Closed { .. }) if !self.topology.is_closed() => self.ask_known(&ask).await,
-            done => done,
-        }
-    }
-
-    async fn ask_known<T, F>(&self, ask: &impl Fn(Arc<Session>) -> F) -> Result<Vec<T>, LockError>
-    where
-        F: Future<Output = Result<T, LockError>>,
-    {
-        let topology = self.topology();
-        topology.refresh(topology.refreshes()).await?;
-        let sessions = topology.primaries();
-        let sessions = sessions.iter().map(|primary| topology.session(primary, false));
-        let sessions: Vec<_> = sessions.collect::<Result<_, _>>()?;
-        try_join_all(sessions.into_iter().map(ask)).await
-    }
-
-    /// Who holds the name; none also if its key is of another type.
-    async fn listed(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        match self.holders(name).await {
-            Err(error @ LockError::Configuration { .. }) => {
-                tracing::warn!(target: "fencelock", "left out of the list: {error}");
-                Ok(Vec::new())
-            }
-            holders => holders,
-        }
+impl Cluster {
+    /// Starts without a connection. Each of the seeds is given by host and port.
+    pub(crate) fn new(seeds: Vec<Place>, settings: Arc<Settings>, feed: Feed) -> Self {
+        let known = Known {
+            slots: Slots::empty(),
+            nodes: HashMap::new(),
+            trouble: None,
+            is_closed: false,
+        };
+        Self(Arc::new(Nodes {
+            seeds,
+            settings,
+            feed,
+            known: Mutex::new(known),
+            refreshes: AtomicU64::new(0),
+            refreshing: tokio::sync::Mutex::default(),
+        }))
     }
 }
 
 #[async_trait]
-impl DistributedLock for ClusterLock {
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::new(Scope::Server)
-            .with_op_timeout(self.topology.op_timeout())
-            .with_fairness()
-            .with_inspection()
-            .with_reservations()
+impl Router for Cluster {
+    async fn connection(&self, name: &LockName) -> Result<Connection, Failure> {
+        let slot = self.0.slot(name);
+        if self.0.owner(slot).is_none() {
+            self.0.refresh(self.0.refreshes()).await?;
+        }
+        let owner = self.0.owner(slot);
+        let owner = owner.ok_or_else(|| self.0.not_served("connecting", slot))?;
+        self.0.node(&owner)?.connection().await
     }
 
-    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        let asking = |Try { session, lost }: Try| async move {
-            let link = session.link().await?;
-            let (answer, _) = session.ask_for(&link, claim, OnBusy::Fail).await?;
-            if lost && matches!(answer, Answer::Busy(_)) {
-                // An earlier request may be carried out yet.
-                session.release_on(&link, claim, None).await?;
+    async fn all(&self) -> Result<Vec<Connection>, Failure> {
+        self.0.refresh(self.0.refreshes()).await?;
+        let primaries = self.0.lock().slots.primaries().to_vec();
+        let connecting = primaries
+            .iter()
+            .map(|primary| async { self.0.node(primary)?.connection().await });
+        try_join_all(connecting).await
+    }
+
+    async fn failed(
+        &self,
+        operation: &'static str,
+        name: &LockName,
+        at: Option<&Connection>,
+        failure: Failure,
+    ) -> Next {
+        let nodes = &*self.0;
+        if nodes.lock().is_closed {
+            return Next::Fail(LockError::closed());
+        }
+        let slot = nodes.slot(name);
+        let asked = at.and_then(|at| Endpoint::of(at.place())).or_else(|| nodes.owner(slot));
+        let is_down = is_down(&failure);
+        let redirect = Redirect::after(&failure, asked.as_ref());
+        let mut error = failure.explain(operation);
+        match redirect {
+            Redirect::Moved(to) => {
+                nodes.lock().slots.moved(slot, to);
+                self.refresh_soon();
+                Next::Retry(error)
             }
-            session.attempt(answer).await
-        };
-        self.call("acquire", claim.name(), asking).await
-    }
-
-    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
-        // A lease without a claim is not one of ours.
-        let Some(claim) = lease.claim() else {
-            return Ok(Renewal::NotHeld);
-        };
-        let asking = |Try { session, .. }: Try| async move { session.renew(claim).await };
-        self.call("renew", claim.name(), asking).await
-    }
-
-    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        let token = self.token(claim);
-        let asking = |Try { session, lost }: Try| async move {
-            let link = session.link().await?;
-            let released = session.release_on(&link, claim, keep).await?;
-            session.settle(&link, claim, token, released, lost).await
-        };
-        self.call("release", claim.name(), asking).await
-    }
-
-    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
-        if wait.is_over(self.topology.identity().clock.now()) {
-            return self.try_acquire(claim).await;
+            Redirect::Moving(to) => {
+                let there = async { nodes.node(&to)?.connection().await };
+                match there.await {
+                    Ok(connection) => Next::Ask(connection.asking()),
+                    Err(failure) => Next::Retry(failure.explain(operation)),
+                }
+            }
+            Redirect::Again => Next::Retry(error),
+            Redirect::Refused => match nodes.refresh(nodes.refreshes()).await {
+                Ok(()) if is_down || nodes.owner(slot).is_none() => Next::Retry(nodes.not_served(operation, slot)),
+                Ok(()) => Next::Retry(error),
+                Err(error) if error.is_retryable() => Next::Retry(error),
+                Err(error) => Next::Fail(error),
+            },
+            Redirect::Fail => {
+                if let Some(asked) = &asked {
+                    error = of_node(asked, error);
+                }
+                // It may have been set up wrong when another one had taken its place.
+                match nodes.refresh(nodes.refreshes()).await.is_ok() && nodes.owner(slot) != asked {
+                    true => Next::Retry(error),
+                    false => Next::Fail(error),
+                }
+            }
         }
-        self.topology().wait(claim, wait).await
     }
 
-    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        let asking = |Try { session, .. }: Try| async move { session.reserve(claim, length).await };
-        self.call("reservation", claim.name(), asking).await
-    }
-
-    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        let asking = |Try { session, .. }: Try| async move {
-            let link = session.link().await?;
-            let holders = session.holders_on(&link, std::slice::from_ref(name)).await?;
-            holders.into_iter().next().unwrap_or(Ok(None))
-        };
-        let holder = self.call("asking who holds a lock", name, asking).await?;
-        Ok(holder.into_iter().collect())
-    }
-
-    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
-        let names = self.ask_all(|session| async move { session.names(prefix).await });
-        let mut names = names.await?.concat();
-        let unserved = self.topology.unserved();
-        if unserved > 0 {
-            let message = format!(
-                "the list would not be complete: {unserved} of {} slots have no node. Look at CLUSTER SHARDS, and assign them",
-                slots::SLOTS
-            );
-            return Err(LockError::unavailable("listing locks", message));
+    /// Looks for another node after a silence, because one that is cut off does not say so.
+    async fn moved(&self, name: &LockName, at: &Connection) {
+        let (slot, asked) = (self.0.slot(name), Endpoint::of(at.place()));
+        loop {
+            sleep(SILENCE).await;
+            // If it fails there is no other node to ask.
+            let _ = self.0.refresh(self.0.refreshes()).await;
+            if self.0.owner(slot) != asked {
+                return;
+            }
         }
-        names.sort_unstable();
-        // A scan may come by a name twice, and while a slot is moved, two nodes have names in it.
-        names.dedup();
-        let mut holders = Vec::new();
-        for names in names.chunks(ASKED) {
-            let asking = names.iter().map(|name| self.listed(name));
-            holders.extend(try_join_all(asking).await?.into_iter().flatten());
-        }
-        Ok(holders)
     }
 
-    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        let topology = self.topology();
-        let asking =
-            |Try { session, .. }: Try| async move { session.force_release_on(&session.link().await?, name).await };
-        // A second one would end the hold of the next.
-        let forced = topology.call("forced release", topology.slot(name), false, asking);
-        Ok(forced.await?.into_iter().collect())
+    fn current(&self) -> Option<Connection> {
+        self.0.lock().nodes.values().find_map(Reconnecting::current)
     }
 
-    async fn server_info(&self) -> Result<ServerInfo, LockError> {
-        const OPERATION: &str = "asking for the settings of the servers";
-        let topology = self.topology();
-        let nodes = self.ask_all(|session| async move {
-            let asking = async {
-                let link = session.link().await?;
-                link.ask_moving(&redis::cmd("PING")).await?;
-                let warnings = link.look().await?.warnings(session.settings().min_replicas);
-                Ok((link.version().to_string(), warnings))
-            };
-            let (version, warnings) = session.limited(OPERATION, asking).await?;
-            let of_node = |warning| format!("node {}: {warning}", session.settings().server);
-            Ok((version, warnings.into_iter().map(of_node).collect::<Vec<_>>()))
+    fn trouble(&self) -> Option<LockError> {
+        self.0.lock().trouble.clone()
+    }
+
+    fn unserved(&self) -> usize {
+        self.0.lock().slots.unserved()
+    }
+
+    fn close(&self) {
+        let mut known = self.0.lock();
+        known.is_closed = true;
+        let nodes = std::mem::take(&mut known.nodes);
+        drop(known);
+        nodes.values().for_each(Reconnecting::close);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.0.lock().is_closed
+    }
+}
+
+impl Cluster {
+    /// Reads the slots anew, beside other requests.
+    fn refresh_soon(&self) {
+        let (nodes, seen) = (Arc::clone(&self.0), self.0.refreshes());
+        // Without a runtime the next request fails.
+        let _ = self.0.settings.executor.spawn(async move {
+            if let Err(error) = nodes.refresh(seen).await {
+                tracing::debug!(target: "fencelock", "the slots of the Redis Cluster could not be read: {error}");
+            }
         });
-        let (mut versions, warnings): (Vec<_>, Vec<_>) = nodes.await?.into_iter().unzip();
-        let (primaries, mut warnings) = (versions.len(), warnings.concat());
-        versions.sort_unstable();
-        versions.dedup();
-        let unserved = topology.unserved();
-        if unserved > 0 {
-            warnings.push(format!(
-                "{unserved} of {} slots have no node, and no name in them can be locked",
-                slots::SLOTS
-            ));
-        }
-        let keys = topology.keys();
-        let asking = |Try { session, .. }: Try| async move {
-            session.link().await?.use_rare_commands(&session.settings().keys).await
-        };
-        topology.call(OPERATION, slot(&keys.unused()), true, asking).await?;
-        let product = format!("Redis Cluster of {primaries} primaries:");
-        Ok(ServerInfo::new(product, versions.join(", ")).with_warnings(warnings))
+    }
+}
+
+impl Nodes {
+    fn slot(&self, name: &LockName) -> u16 {
+        slot(&self.settings.keys.lock(name))
     }
 
-    async fn close(&self) -> Result<(), LockError> {
-        self.topology().release_all().await
+    /// How often the slots have been read.
+    fn refreshes(&self) -> u64 {
+        self.refreshes.load(Ordering::Acquire)
     }
+
+    /// The node that serves the slot, as far as known.
+    fn owner(&self, slot: u16) -> Option<Endpoint> {
+        self.lock().slots.owner(slot).cloned()
+    }
+
+    /// The connection to the node there.
+    fn node(&self, endpoint: &Endpoint) -> Result<Reconnecting, LockError> {
+        let mut known = self.lock();
+        if known.is_closed {
+            return Err(LockError::closed());
+        }
+        let connect = || {
+            let place = self.seeds[0].at(&endpoint.host, endpoint.port);
+            Reconnecting::new(Discovery::Fixed(place), Arc::clone(&self.settings), self.feed.clone())
+        };
+        Ok(known.nodes.entry(endpoint.clone()).or_insert_with(connect).clone())
+    }
+
+    /// Reads the slots from the first node that tells, unless that has been done since `refreshes` was read as `seen`.
+    ///
+    /// Dropping the future stops it.
+    async fn refresh(&self, seen: u64) -> Result<(), LockError> {
+        let _refreshing = self.refreshing.lock().await;
+        if self.refreshes() != seen {
+            return Ok(());
+        }
+        let read = self.read_slots().await;
+        self.lock().trouble = read.as_ref().err().cloned();
+        read
+    }
+
+    async fn read_slots(&self) -> Result<(), LockError> {
+        let mut candidates = self.candidates().into_iter();
+        let (mut asked, mut errors) = (FuturesUnordered::new(), Vec::new());
+        // From now on in vain, it seems, but one node that is set up wrong is not the cluster.
+        let (mut end, mut other_cluster) = (None, None);
+        loop {
+            match candidates.next() {
+                Some(endpoint) => asked.push(self.ask(endpoint)),
+                None if asked.is_empty() => return self.settle(other_cluster, errors),
+                None => {}
+            }
+            tokio::select! {
+                biased;
+                Some((endpoint, answer)) = asked.next() => match answer {
+                    Ok(slots) if self.lock().slots.is_same_cluster(&slots) => {
+                        self.learn(slots);
+                        return Ok(());
+                    }
+                    Ok(slots) => {
+                        end.get_or_insert(Instant::now() + OTHERS);
+                        other_cluster.get_or_insert((endpoint, slots));
+                    }
+                    Err(error) => {
+                        if !error.is_retryable() {
+                            end.get_or_insert(Instant::now() + OTHERS);
+                        }
+                        errors.push((endpoint, error));
+                    }
+                },
+                () = until(end) => return self.settle(other_cluster, errors),
+                () = sleep(STAGGER) => {}
+            }
+        }
+    }
+
+    /// What to make of it if no node of the cluster answers. One at the place of a node that was in it may have been set up anew; one that
+    /// only the address names belongs to a cluster that does not know of these locks.
+    fn settle(
+        &self,
+        other_cluster: Option<(Endpoint, Slots)>,
+        errors: Vec<(Endpoint, LockError)>,
+    ) -> Result<(), LockError> {
+        let Some((endpoint, slots)) = other_cluster else {
+            return Err(none_answers(errors));
+        };
+        let was_in_it = {
+            let known = &self.lock().slots;
+            known.primaries().contains(&endpoint) || known.replicas().contains(&endpoint)
+        };
+        if was_in_it {
+            self.learn(slots);
+            return Ok(());
+        }
+        Err(LockError::unavailable(
+            "connecting",
+            format!(
+                "no node of the cluster answers but {endpoint}, which belongs to another cluster: correct the address. If the cluster was \
+                 replaced by that one, start this client anew"
+            ),
+        ))
+    }
+
+    /// Whom to ask: those that are known, each time in another order, and then the seeds.
+    fn candidates(&self) -> Vec<Endpoint> {
+        let known = self.lock();
+        let mut all = known.slots.primaries().to_vec();
+        if !all.is_empty() {
+            let first = usize::try_from(self.refreshes()).unwrap_or_default() % all.len();
+            all.rotate_left(first);
+        }
+        let seeds: Vec<_> = self.seeds.iter().filter_map(Endpoint::of).collect();
+        for other in known.slots.replicas().iter().chain(&seeds) {
+            if !all.contains(other) {
+                all.push(other.clone());
+            }
+        }
+        all
+    }
+
+    async fn ask(&self, endpoint: Endpoint) -> (Endpoint, Result<Slots, LockError>) {
+        const OPERATION: &str = "asking for the nodes of the cluster";
+        let asking = async {
+            let connection = self.node(&endpoint)?.connection().await?;
+            let answer = connection.request(redis::cmd("CLUSTER").arg("SLOTS")).await?;
+            let slots = Slots::read(answer, &endpoint).ok_or(Failure::Nonsense)?;
+            // It has been reset, or is not in the cluster yet.
+            if slots.primaries().is_empty() {
+                return Err(LockError::unavailable("connecting", "it knows no node that serves any slot").into());
+            }
+            Ok::<_, Failure>(slots)
+        };
+        let limit = self.settings.op_timeout;
+        let answer = match timeout(limit, asking).await {
+            Ok(answer) => answer.map_err(|failure| failure.explain(OPERATION)),
+            Err(_) => Err(LockError::no_answer(OPERATION, limit)),
+        };
+        (endpoint, answer)
+    }
+
+    /// Replaces what is known of the slots, and closes the connections to nodes that serve none any more.
+    fn learn(&self, slots: Slots) {
+        let mut known = self.lock();
+        let old = std::mem::take(&mut known.nodes);
+        let (stays, ends): (HashMap<_, _>, HashMap<_, _>) = old
+            .into_iter()
+            .partition(|(endpoint, _)| slots.primaries().contains(endpoint));
+        known.nodes = stays;
+        known.slots = slots;
+        drop(known);
+        ends.values().for_each(Reconnecting::close);
+        self.refreshes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Why a name of that slot is not served.
+    fn not_served(&self, operation: &'static str, slot: u16) -> LockError {
+        let unserved = self.lock().slots.unserved();
+        LockError::unavailable(
+            operation,
+            match unserved {
+                0 => format!(
+                    "the cluster is down for slot {slot}, in which this name is: look at CLUSTER INFO and CLUSTER SHARDS of its nodes"
+                ),
+                _ => format!(
+                    "no node of the cluster serves slot {slot}, in which this name is, or others are not served and \
+                     cluster-require-full-coverage is on: {unserved} of {SLOTS} slots have no node. Look at CLUSTER SHARDS, and assign \
+                     them"
+                ),
+            },
+        )
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        // Nothing here panics while holding the mutex.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("seeds", &self.0.seeds)
+            .finish_non_exhaustive()
+    }
+}
+
+async fn until(end: Option<Instant>) {
+    match end {
+        Some(end) => sleep_until(end).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Why the slots are not known. What no retry mends comes first.
+fn none_answers(mut errors: Vec<(Endpoint, LockError)>) -> LockError {
+    if let Some(first) = errors.iter().position(|(_, error)| !error.is_retryable()) {
+        return errors.swap_remove(first).1;
+    }
+    let asked: Vec<_> = errors.iter().map(|(endpoint, _)| endpoint.to_string()).collect();
+    let message = format!("no node of the cluster answers; asked were {}", asked.join(", "));
+    let error = LockError::unavailable("connecting", message);
+    match errors.pop() {
+        Some((_, cause)) => error.with_source(cause),
+        None => error,
+    }
+}
+
+/// Adds to an error that someone has to mend which node it is about.
+fn of_node(endpoint: &Endpoint, mut error: LockError) -> LockError {
+    if let LockError::Configuration { message, .. } = &mut error {
+        let _ = write!(message, ". This is node {endpoint}");
+    }
+    error
+}
+
+fn is_down(failure: &Failure) -> bool {
+    let down = ErrorKind::Server(ServerErrorKind::ClusterDown);
+    matches!(failure, Failure::Redis(error) if error.kind() == down)
 }

@@ -1,5 +1,6 @@
 //! How a client is set up.
 
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +12,19 @@ use lock_transport::{Pin, TlsFiles};
 use redis::ConnectionAddr;
 use tokio::runtime::Handle;
 
-use crate::discovery::{Discovery, Target};
+use crate::client::{Client, Identity};
+use crate::cluster::Cluster;
 use crate::keys::Keys;
+use crate::lock::RedisLock;
 use crate::login::Login;
+use crate::reconnect::{Discovery, Reconnecting};
 use crate::redlock::Membership;
-use crate::sentinel::Service;
-use crate::session::{Session, Settings};
+use crate::router::SingleServer;
+use crate::sentinel::{Sentinels, Service};
+use crate::settings::{Settings, Topology};
 use crate::transport::Place;
-use crate::{RedisLock, address};
 
-/// The server, and how to work with it.
+/// The server, or the servers that are used as one, and how to work with them.
 ///
 /// ```
 /// use std::time::Duration;
@@ -41,7 +45,6 @@ pub struct RedisConfig {
     pub(crate) database: u32,
     pub(crate) namespace: String,
     pub(crate) op_timeout: Duration,
-    pub(crate) min_replicas: u32,
     pub(crate) counter_retention: Duration,
     pub(crate) allow_unsafe: bool,
     pub(crate) runtime: Option<Handle>,
@@ -53,20 +56,20 @@ const RETENTION: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=D
 impl RedisConfig {
     /// The server at that host and port, without TLS, as its default user.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
-        Self::at(Place::Tcp(host.into(), port))
+        Self::at(Target::Server(Place::Tcp(host.into(), port)))
     }
 
     /// The server at that host and port, by TLS. It must have a certificate for that host, by an authority that the system
     /// trusts or that [`trust`](Self::trust) names.
     #[cfg(feature = "tls")]
     pub fn tls(host: impl Into<String>, port: u16) -> Self {
-        Self::at(Place::Tls(host.into(), port, TlsFiles::default()))
+        Self::at(Target::Server(Place::Tls(host.into(), port, TlsFiles::default())))
     }
 
     /// The server that listens on that socket of this machine.
     #[cfg(unix)]
     pub fn unix(path: impl Into<PathBuf>) -> Self {
-        Self::at(Place::Unix(path.into()))
+        Self::at(Target::Server(Place::Unix(path.into())))
     }
 
     /// The primary of the service with that name, which the sentinels at these hosts and ports know. See `docs/redis.md` of the
@@ -79,7 +82,7 @@ impl RedisConfig {
         service: impl Into<String>,
     ) -> Self {
         let sentinels = sentinels.into_iter().map(|(host, port)| Place::Tcp(host.into(), port));
-        Self::of(Service::new(service, sentinels.collect()))
+        Self::at(Target::Service(Service::new(service, sentinels.collect())))
     }
 
     /// The same by TLS, to the sentinels and to the servers. Each must have a certificate for the host under which it is known:
@@ -93,64 +96,36 @@ impl RedisConfig {
         let sentinels = sentinels
             .into_iter()
             .map(|(host, port)| Place::Tls(host.into(), port, TlsFiles::default()));
-        Self::of(Service::new(service, sentinels.collect()))
+        Self::at(Target::Service(Service::new(service, sentinels.collect())))
     }
 
-    fn of(service: Service) -> Self {
-        let mut config = Self::at(Place::Tcp(String::new(), 0));
-        config.target = Target::Service(service);
-        config
+    /// The Redis Cluster that the nodes at these hosts and ports belong to. One that answers is enough, also under a name that stands for
+    /// all; the others are found through it.
+    pub fn cluster<H: Into<String>>(nodes: impl IntoIterator<Item = (H, u16)>) -> Self {
+        let nodes = nodes.into_iter().map(|(host, port)| Place::Tcp(host.into(), port));
+        Self::at(Target::Cluster(nodes.collect()))
     }
 
-    pub(crate) fn at(place: Place) -> Self {
+    /// The same by TLS. Each node must have a certificate for the host that it announces.
+    #[cfg(feature = "tls")]
+    pub fn cluster_tls<H: Into<String>>(nodes: impl IntoIterator<Item = (H, u16)>) -> Self {
+        let nodes = nodes
+            .into_iter()
+            .map(|(host, port)| Place::Tls(host.into(), port, TlsFiles::default()));
+        Self::at(Target::Cluster(nodes.collect()))
+    }
+
+    pub(crate) fn at(target: Target) -> Self {
         Self {
-            target: Target::Server(place),
+            target,
             login: Login::default(),
             database: 0,
             namespace: "fencelock".to_owned(),
             op_timeout: Duration::from_secs(5),
-            min_replicas: 0,
             counter_retention: Duration::from_secs(10 * 60),
             allow_unsafe: false,
             runtime: None,
         }
-    }
-
-    /// Reads an address:
-    ///
-    /// | address | server |
-    /// |---|---|
-    /// | `redis://host`, `redis://host:6379` | by TCP |
-    /// | `rediss://host` | by TLS |
-    /// | `redis://user:password@host`, `redis://:password@host` | with credentials; what is special in addresses is written as `%` and two digits |
-    /// | `redis://host/2` | database number 2 |
-    /// | `redis+unix:/run/redis.sock` | by a socket of this machine |
-    /// | `redis+sentinel://host,host:26379/service`, `redis+sentinel://host,host/service/2` | the primary that these sentinels know under that name; credentials before the `@` are those of the servers |
-    /// | `rediss+sentinel://host,host/service` | the same, by TLS to sentinels and servers |
-    ///
-    /// `valkey:`, `valkeys:`, `valkey+unix:`, `valkey+sentinel:` and `valkeys+sentinel:` mean the same. Addresses of a Redis Cluster are in
-    /// [`ClusterConfig`](crate::ClusterConfig::from_url).
-    ///
-    /// | parameter | meaning | default |
-    /// |---|---|---|
-    /// | `namespace` | see [`namespace`](Self::namespace) | `fencelock` |
-    /// | `op_timeout` | see [`op_timeout`](Self::op_timeout); `500ms`, `5s`, `1m` | `5s` |
-    /// | `min_replicas` | see [`min_replicas`](Self::min_replicas) | `0` |
-    /// | `counter_retention` | see [`counter_retention`](Self::counter_retention); `1m`, `1h` | `10m` |
-    /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
-    /// | `ca` | with TLS, see [`trust`](Self::trust) | what the system trusts |
-    /// | `cert`, `key` | with TLS, see [`client_certificate`](Self::client_certificate) | none |
-    /// | `pin` | with TLS, see [`pin`](Self::pin); `sha256:` and what `openssl x509 -fingerprint -sha256` prints | none |
-    /// | `password_file` | a file with the password, read at each connect | |
-    /// | `sentinel_user`, `sentinel_password` | see [`sentinel_credentials`](Self::sentinel_credentials) | none |
-    /// | `user`, `password`, `db` | with `redis+unix:`, which has no other place for them | |
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if the address is not one of these, or a parameter is unknown, repeated or wrong. It
-    /// never shows the address.
-    pub fn from_url(url: &str) -> Result<Self, LockError> {
-        address::read(url)
     }
 
     /// The server, credentials and database number of a client of the `redis` crate. Connections of its own are made to it:
@@ -173,7 +148,7 @@ impl RedisConfig {
             }
         };
         let login = info.redis_settings();
-        let mut config = Self::at(place);
+        let mut config = Self::at(Target::Server(place));
         config.login.user = login.username().map(str::to_owned);
         config.login.password = login.password().map(Secret::from);
         config.database = u32::try_from(login.db())
@@ -234,22 +209,6 @@ impl RedisConfig {
     #[must_use]
     pub fn op_timeout(mut self, limit: Duration) -> Self {
         self.op_timeout = limit;
-        self
-    }
-
-    /// Counts grants and renewals only when that many replicas have confirmed them. None if not set.
-    ///
-    /// A grant that too few have within half of [`op_timeout`](Self::op_timeout) is given back, and the request fails as
-    /// [`LockError::Unavailable`]. A renewal that too few have within an eighth of the ttl has failed; it is tried again, and the
-    /// lock is lost if that goes on until the lease ends. So a primary that was replaced by one of its replicas and stays up
-    /// renews nothing, and its holders are told within one ttl. Without it they are never told.
-    ///
-    /// With the number of all replicas the one that is promoted has every lock; with fewer it may lack some. Costs a second
-    /// connection, two more commands for each grant and one for each renewal. `docs/redis.md` of the project says which
-    /// number does what.
-    #[must_use]
-    pub fn min_replicas(mut self, replicas: u32) -> Self {
-        self.min_replicas = replicas;
         self
     }
 
@@ -328,14 +287,10 @@ impl RedisConfig {
     /// - [`LockError::Unavailable`] if it cannot be reached, or did not answer in time.
     pub async fn connect(self) -> Result<RedisLock, LockError> {
         let lock = self.connect_lazy()?;
-        let session = Arc::clone(lock.session());
-        let executor = session.settings().executor.clone();
+        let client = Arc::clone(lock.client());
+        let executor = client.settings().executor.clone();
         // The caller may be outside of a runtime.
-        let connecting = async move {
-            session
-                .limited("connecting", async { session.link().await.map(drop) })
-                .await
-        };
+        let connecting = async move { client.connect().await };
         executor.run("connecting", connecting).await??;
         Ok(lock)
     }
@@ -344,32 +299,111 @@ impl RedisConfig {
     ///
     /// # Errors
     ///
-    /// [`LockError::Configuration`] if the namespace, [`op_timeout`](Self::op_timeout) or the time to keep counters cannot be used.
+    /// [`LockError::Configuration`] if the namespace, [`op_timeout`](Self::op_timeout), the time to keep counters, or the database number of
+    /// a cluster cannot be used, or no node or sentinel is given.
     pub fn connect_lazy(self) -> Result<RedisLock, LockError> {
-        let executor = Executor::new(self.runtime.clone());
-        Ok(RedisLock::new(Session::new(self.settings(executor, None)?)))
+        let (executor, target) = (Executor::new(self.runtime.clone()), self.target.clone());
+        let settings = Arc::new(self.settings(executor, None)?);
+        let identity = Identity::new();
+        let feed = identity.feed(&settings);
+        let discovery = match target {
+            Target::Server(place) => Discovery::Fixed(place),
+            Target::Service(service) => Discovery::Sentinels(Arc::new(Sentinels::new(service, settings.op_timeout)?)),
+            Target::Cluster(nodes) => {
+                let cluster = Cluster::new(nodes, Arc::clone(&settings), feed);
+                return Ok(RedisLock::new(Client::new(settings, identity, cluster)));
+            }
+        };
+        let server = SingleServer(Reconnecting::new(discovery, Arc::clone(&settings), feed));
+        Ok(RedisLock::new(Client::new(settings, identity, server)))
     }
 
-    /// What a session is made of; `node` if the server is one of several.
+    /// What a client is made of; `node` if the server is one of several.
     pub(crate) fn settings(self, executor: Executor, node: Option<Membership>) -> Result<Settings, LockError> {
         if !RETENTION.contains(&self.counter_retention) {
             return Err(LockError::configuration(
                 "counters cannot be kept for that time; give a counter_retention of 1s to 365days",
             ));
         }
-        let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
         Ok(Settings {
-            server: Discovery::new(self.target, op_timeout)?,
+            target: self.target.to_string(),
+            topology: self.topology()?,
             login: self.login,
             database: self.database,
             keys: Keys::new(&self.namespace)?,
-            op_timeout,
-            min_replicas: self.min_replicas,
+            op_timeout: Options::usable_op_timeout(self.op_timeout)?,
             counter_retention: self.counter_retention,
             allow_unsafe: self.allow_unsafe,
             executor,
             node,
-            in_cluster: false,
         })
+    }
+
+    fn topology(&self) -> Result<Topology, LockError> {
+        let nodes = match &self.target {
+            Target::Server(_) => return Ok(Topology::Server),
+            Target::Service(_) => return Ok(Topology::Sentinels),
+            Target::Cluster(nodes) => nodes,
+        };
+        if nodes.is_empty() {
+            return Err(LockError::configuration(
+                "no node of the cluster is given; give one at least",
+            ));
+        }
+        if self.database != 0 {
+            return Err(LockError::configuration(format!(
+                "a Redis Cluster has no database {}; leave the number out, and use namespaces to keep locks apart",
+                self.database
+            )));
+        }
+        Ok(Topology::Cluster)
+    }
+}
+
+impl RedisLock {
+    /// Connects to the servers at an address such as `redis://user:password@host:6379/0`, `redis+sentinel://host1,host2/service` or
+    /// `redis+cluster://host1,host2`; see [`RedisConfig::from_url`].
+    ///
+    /// # Errors
+    ///
+    /// As [`RedisConfig::from_url`] and [`RedisConfig::connect`].
+    pub async fn connect(url: impl AsRef<str>) -> Result<Self, LockError> {
+        RedisConfig::from_url(url.as_ref())?.connect().await
+    }
+}
+
+/// What the configuration says of where the server is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// At this place.
+    Server(Place),
+    /// Where sentinels say that it is.
+    Service(Service),
+    /// Each name is at one of several servers; these are some of them.
+    Cluster(Vec<Place>),
+}
+
+impl Target {
+    /// The places that the configuration names: of the server, of the sentinels, or of nodes.
+    #[cfg(feature = "tls")]
+    pub(crate) fn places_mut(&mut self) -> &mut [Place] {
+        match self {
+            Self::Server(place) => std::slice::from_mut(place),
+            Self::Service(service) => &mut service.sentinels,
+            Self::Cluster(nodes) => nodes,
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server(place) => place.fmt(f),
+            Self::Service(service) => service.fmt(f),
+            Self::Cluster(nodes) => {
+                let nodes: Vec<_> = nodes.iter().map(Place::to_string).collect();
+                write!(f, "{}", nodes.join(", "))
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lock_core::Released;
 use redis::{FromRedisValue, Value};
 
-use crate::failure::Failure;
+use crate::error::Failure;
 
 /// The fields of an answer, one after the other.
 pub(crate) struct Fields(std::vec::IntoIter<Value>);

@@ -79,11 +79,6 @@ impl Keys {
     pub(crate) fn channels(&self) -> String {
         format!("{}:client:", self.namespace)
     }
-
-    /// How the channels of clients begin that wait for the name in a cluster. They are in the slot of its keys.
-    pub(crate) fn channels_of(&self, name: &LockName) -> String {
-        format!("{{{}:{name}}}:client:", self.namespace)
-    }
 }
 
 #[cfg(test)]

@@ -12,6 +12,12 @@ pub(crate) struct Login {
 }
 
 impl Login {
+    /// A user without a password logs in, too: with an empty one.
+    pub(crate) fn new(user: Option<String>, password: Option<Secret>) -> Self {
+        let password = password.or_else(|| user.as_ref().map(|_| Secret::new("")));
+        Self { user, password }
+    }
+
     /// How a connection begins. It chooses no database: a sentinel has none.
     pub(crate) async fn greeting(&self) -> Result<RedisConnectionInfo, LockError> {
         let mut greeting = RedisConnectionInfo::default()

@@ -5,6 +5,7 @@
 //! token, so that every later majority knows a counter that is at least as high.
 
 mod config;
+mod membership;
 mod node;
 mod quorum;
 #[cfg(test)]
@@ -22,10 +23,10 @@ use lock_core::{
     ServerInfo, Wait,
 };
 
-use crate::session::Session;
+use crate::client::Client;
 
 pub use config::RedlockConfig;
-pub(crate) use node::Membership;
+pub(crate) use membership::Membership;
 
 use quorum::{LAST_POLL, Quorum, most_agree};
 
@@ -35,7 +36,7 @@ use quorum::{LAST_POLL, Quorum, most_agree};
 /// [`close`](DistributedLock::close) releases it.
 #[derive(Clone, Debug)]
 pub struct RedlockLock {
-    quorum: Arc<Quorum<Session>>,
+    quorum: Arc<Quorum<Client>>,
 }
 
 impl RedlockLock {
@@ -79,7 +80,8 @@ impl DistributedLock for RedlockLock {
             Some(rest) => {
                 self.quorum.held.forget(claim.owner());
                 let round = self.quorum.ask("release", claim, move |_, node, claim| async move {
-                    node.release_reserved(&claim, rest).await
+                    let released = node.release("release", &claim, Some(rest)).await?;
+                    Ok(Some(released == Released::Released))
                 });
                 self.quorum.released(round).await?
             }
@@ -100,11 +102,12 @@ impl DistributedLock for RedlockLock {
             return Ok(Renewal::NotHeld);
         };
         let round = self.quorum.ask("reservation", claim, move |_, node, claim| async move {
-            let asking = async {
-                let link = node.link().await?;
-                node.reserve_on(&link, &claim, &token.to_string(), length, false).await
+            let (node, token) = (&*node, &*token.to_string());
+            let asking = |connection, _| {
+                let claim = claim.clone();
+                async move { node.reserve_on(&connection, &claim, token, length, false).await }
             };
-            node.limited("reservation", asking).await.map(Some)
+            node.call("reservation", claim.name(), asking).await.map(Some)
         });
         let reserved = self.quorum.decide(round, |_, _| None).await?;
         match reserved {
@@ -116,14 +119,9 @@ impl DistributedLock for RedlockLock {
 
     async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         const OPERATION: &str = "asking who holds a lock";
-        let round = self.quorum.ask(OPERATION, name, |_, node, name| async move {
-            let asking = async {
-                let link = node.link().await?;
-                let holders = node.holders_on(&link, std::slice::from_ref(&name)).await?;
-                holders.into_iter().next().unwrap_or(Ok(None))
-            };
-            node.limited(OPERATION, asking).await
-        });
+        let round = self
+            .quorum
+            .ask(OPERATION, name, |_, node, name| async move { node.holder(&name).await });
         let answers = self.quorum.collect(round).await?;
         let answered = answers.len();
         let holder = self.quorum.holder(answers.into_iter().flatten(), answered);
@@ -152,7 +150,7 @@ impl DistributedLock for RedlockLock {
     async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         const OPERATION: &str = "forced release";
         let round = self.quorum.ask(OPERATION, name, |_, node, name| async move {
-            let asking = async { node.force_release_on(&node.link().await?, &name).await };
+            let asking = async { node.force_release_on(&node.router().any().await?, &name).await };
             node.limited(OPERATION, asking).await
         });
         // The holder may have been told by one node and have released the others since.
@@ -164,16 +162,16 @@ impl DistributedLock for RedlockLock {
         const OPERATION: &str = "asking for the settings of the servers";
         let mut round = self.quorum.ask(OPERATION, &(), |_, node, ()| async move {
             let asking = async {
-                let link = node.link().await?;
-                link.use_rare_commands(&node.settings().keys).await?;
-                let warnings = link.look().await?.warnings(0);
-                Ok(link.version().clone().with_warnings(warnings))
+                let connection = node.router().any().await?;
+                connection.use_rare_commands(&node.settings().keys.unused()).await?;
+                let warnings = connection.look().await?.warnings();
+                Ok(connection.version().clone().with_warnings(warnings))
             };
             node.limited(OPERATION, asking).await
         });
         let (mut versions, mut warnings, mut errors) = (Vec::new(), Vec::new(), Vec::new());
         while let Some((node, answer)) = round.next().await {
-            let place = &self.quorum.nodes[node].settings().server;
+            let place = &self.quorum.nodes[node].settings().target;
             match answer {
                 Ok(server) => {
                     versions.push(server.to_string());
@@ -212,7 +210,7 @@ impl DistributedLock for RedlockLock {
         });
         let released = join_all(releasing).await;
         self.quorum.settle().await;
-        self.quorum.nodes.iter().for_each(|node| node.end());
+        self.quorum.nodes.iter().for_each(|node| node.router().close());
         released.into_iter().try_for_each(|released| released.map(drop))
     }
 }

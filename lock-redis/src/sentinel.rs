@@ -1,56 +1,81 @@
 //! A primary that sentinels know.
 //!
-//! A client keeps one connection to each sentinel. It asks all of them for the primary before each connection to it, and subscribes to
-//! what they announce, so that a connection to a server that has been replaced is closed at once although that server still answers.
-//!
-//! Sentinels can disagree: one that was cut off or stopped names the primary before the last failover. Each answer has the epoch of the
-//! sentinel's configuration, which every failover raises, and the answer with the highest one counts, as it does among sentinels.
+//! Before each connection to a server, the sentinels in the address are asked for the primary, one after the other, until one names a server
+//! that says of itself that it is a primary. The client stays subscribed to what that sentinel announces, so that a connection to a server
+//! that has been replaced is closed at once although that server still answers.
 
-mod address;
-mod node;
-mod service;
-
-use std::fmt;
-use std::pin::Pin;
+use std::collections::HashMap;
+use std::fmt::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use futures_util::future::select_all;
-use futures_util::stream::FuturesUnordered;
-use futures_util::{FutureExt, StreamExt};
 use lock_core::LockError;
+use redis::aio::{AsyncPushSender, MultiplexedConnection, SendError};
+use redis::{AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, Value};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-pub(crate) use address::read;
-use node::{Answer, Primary, Sentinel};
-pub(crate) use service::Service;
-
-use crate::failure::Failure;
+use crate::connection::Socket;
+use crate::error::{self, Failure};
+use crate::login::Login;
 use crate::transport::Place;
 
-/// How long a sentinel that has not answered is waited for once another one has, if no majority has.
-const GRACE: Duration = Duration::from_millis(250);
+/// What sentinels announce when they name another primary. The one that leads a failover announces `+switch-master` only when the other
+/// replicas follow the new primary, and `+promoted-slave` before that; and `+monitor` when they are told of another service by that name.
+const EVENTS: [&str; 3] = ["+switch-master", "+promoted-slave", "+monitor"];
 
-/// The longest that one sentinel may take to connect and answer.
+/// The longest that one sentinel may take to connect and answer, before the next one is asked.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Before a primary that could not be used, or a sentinel that did not answer, is asked again, unless a sentinel announces something.
+/// Before the sentinels are asked again after a primary could not be used.
 const RETRY: Duration = Duration::from_millis(200);
-const RETRY_SENTINEL: Duration = Duration::from_secs(2);
+
+/// How often a sentinel is asked that announces nothing.
+const WATCH_EVERY: Duration = Duration::from_secs(5);
+
+/// A service, and the sentinels that know its primary.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Service {
+    pub(crate) name: String,
+    /// All of them with TLS or none; so are the servers.
+    pub(crate) sentinels: Vec<Place>,
+    /// For the sentinels.
+    pub(crate) login: Login,
+}
+
+impl Service {
+    pub(crate) fn new(name: impl Into<String>, sentinels: Vec<Place>) -> Self {
+        Self {
+            name: name.into(),
+            sentinels,
+            login: Login::default(),
+        }
+    }
+
+    /// The places of the sentinels, for display.
+    fn hosts(&self) -> String {
+        let places: Vec<_> = self.sentinels.iter().map(Place::to_string).collect();
+        places.join(", ")
+    }
+}
+
+impl fmt::Display for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} of the sentinels {}", self.name, self.hosts())
+    }
+}
 
 /// The sentinels of a service, as one client asks them.
 pub(crate) struct Sentinels {
     service: Service,
-    nodes: Vec<Arc<Sentinel>>,
-    /// For one answer of one of them.
-    limit: Duration,
-    /// For a search of a primary, with the connection to it.
-    search_limit: Duration,
+    op_timeout: Duration,
+    /// The one that is asked first: the last that named a primary.
+    first: AtomicUsize,
     /// Whether a primary has been found before.
     found: AtomicBool,
-    closed: CancellationToken,
 }
 
 impl Sentinels {
@@ -60,110 +85,160 @@ impl Sentinels {
                 "there is no sentinel, or no name of a service; give at least one sentinel and the name that it knows the service by",
             ));
         }
-        let closed = CancellationToken::new();
-        let node = |place: &Place| Arc::new(Sentinel::new(place.clone(), &service, op_timeout, closed.clone()));
         Ok(Self {
-            nodes: service.sentinels.iter().map(node).collect(),
             service,
-            limit: (op_timeout / 2).min(LIMIT),
-            // Less than the caller waits, so that the caller gets the reason.
-            search_limit: op_timeout * 3 / 4,
+            op_timeout,
+            first: AtomicUsize::new(0),
             found: AtomicBool::new(false),
-            closed,
         })
     }
 
-    pub(crate) fn service(&self) -> &Service {
-        &self.service
-    }
-
-    /// Closes the connections to the sentinels. There will be no others.
-    pub(crate) fn close(&self) {
-        self.closed.cancel();
-    }
-
-    /// Begins to look for a primary to connect to.
-    pub(crate) fn search(self: &Arc<Self>) -> Search {
-        Search {
-            sentinels: Arc::clone(self),
-            end: Instant::now() + self.search_limit,
-            announcement: self.announcement(),
-        }
-    }
-
-    /// Completes with the next announcement of any sentinel.
-    fn announcement(&self) -> Event<()> {
-        let each = self.nodes.iter().map(|node| Box::pin(node.announcement()));
-        Box::pin(select_all(each).map(drop))
-    }
-
-    /// Completes as soon as a sentinel names a primary that has replaced this one.
-    fn replaced(&self, primary: &Primary) -> Event<Primary> {
-        let each = self.nodes.iter().map(|node| {
-            let (node, nodes) = (Arc::clone(node), self.nodes.clone());
-            let (primary, limit) = (primary.clone(), self.limit);
-            Box::pin(async move {
-                let has_replaced = |now: &Primary| now.replaces(&primary) || agree_on_another(&nodes, &primary);
-                node.until_replaced(has_replaced, limit, RETRY_SENTINEL).await
-            })
-        });
-        Box::pin(select_all(each).map(|(primary, ..)| primary))
-    }
-
-    /// Asks all sentinels at once, and returns the latest primary that they name. Waits until most have named one, and no longer than
-    /// [`GRACE`] after the first of them.
-    async fn primary(&self) -> Result<Primary, LockError> {
-        let ask = |(number, node): (usize, &'_ Arc<Sentinel>)| {
-            let node = Arc::clone(node);
-            let limit = self.limit;
-            async move { (number, node.ask_within(limit).await) }
-        };
-        let mut asking: FuturesUnordered<_> = self.nodes.iter().enumerate().map(ask).collect();
-        let mut answers: Vec<_> = self.nodes.iter().map(|_| None).collect();
-        let mut late = std::pin::pin!(sleep(self.limit * 3 / 2));
-        let mut named = 0;
-        while named <= self.nodes.len() / 2 {
-            let answer = tokio::select! {
-                biased;
-                answer = asking.next() => answer,
-                () = &mut late => None,
+    /// Connects to the primary by `open`, which refuses a server that is none.
+    pub(crate) async fn connect<F>(self: Arc<Self>, open: impl Fn(Place) -> F) -> Result<Socket, LockError>
+    where
+        F: Future<Output = Result<Socket, LockError>>,
+    {
+        // Less than the caller waits, so that it gets the reason.
+        let end = Instant::now() + self.op_timeout * 3 / 4;
+        loop {
+            let error = match Arc::clone(&self).attempt(&open, end).await {
+                Ok(socket) => return Ok(socket),
+                Err(error) => error,
             };
-            let Some((number, answer)) = answer else { break };
-            if let Ok(Answer::Primary(_)) = answer {
-                named += 1;
-                if named == 1 {
-                    late.as_mut().reset(Instant::now() + GRACE);
+            if !error.is_retryable() || Instant::now() + RETRY > end {
+                return Err(error);
+            }
+            tracing::debug!(target: "fencelock", "asking the sentinels again: {error:#}");
+            sleep(RETRY).await;
+        }
+    }
+
+    /// Asks each sentinel once, until one names a server that is a primary.
+    async fn attempt<F>(self: Arc<Self>, open: impl Fn(Place) -> F, end: Instant) -> Result<Socket, LockError>
+    where
+        F: Future<Output = Result<Socket, LockError>>,
+    {
+        let (mut unnamed, mut unusable) = (Vec::new(), None);
+        for number in self.in_turn() {
+            let (sentinel, named) = match self.ask(number).await {
+                Ok((sentinel, Answer::Primary(place))) => (sentinel, place),
+                Ok((_, Answer::NoService { known })) => {
+                    unnamed.push(self.no_service(&known));
+                    continue;
                 }
+                Err(error) => {
+                    unnamed.push(error);
+                    continue;
+                }
+            };
+            self.found.store(true, Ordering::Release);
+            let opened = match timeout_at(end, open(named.clone())).await {
+                Ok(opened) => opened,
+                Err(_) => Err(LockError::unavailable(
+                    "connecting",
+                    format!("the server at {named}, which the sentinels name as the primary, does not answer"),
+                )),
+            };
+            match opened {
+                Ok(socket) => {
+                    self.first.store(number, Ordering::Release);
+                    Handle::current().spawn(self.watch(sentinel, named, socket.ending()));
+                    return Ok(socket);
+                }
+                // The next sentinel may know of another one.
+                Err(error) => unusable = Some(self.explained(&named, error)),
             }
-            answers[number] = Some(answer);
         }
-        // The last answer of a sentinel counts until it has answered again: it may be the only one to know of a failover.
-        let known = self
-            .nodes
-            .iter()
-            .zip(&answers)
-            .filter_map(|(node, answer)| match answer {
-                Some(Ok(Answer::Primary(primary))) => Some(primary.clone()),
-                Some(_) => None,
-                None => node.last(),
-            });
-        match known.max_by_key(|primary| primary.epoch) {
-            Some(primary) => {
-                self.found.store(true, Ordering::Release);
-                Ok(primary)
+        Err(unusable.unwrap_or_else(|| self.unknown(unnamed)))
+    }
+
+    /// The numbers of the sentinels in the order in which they are asked.
+    fn in_turn(&self) -> impl Iterator<Item = usize> + use<> {
+        let (first, count) = (self.first.load(Ordering::Acquire), self.service.sentinels.len());
+        (0..count).map(move |at| (first + at) % count)
+    }
+
+    /// Connects to a sentinel and asks it for the primary.
+    async fn ask(&self, number: usize) -> Result<(Sentinel, Answer), LockError> {
+        let place = &self.service.sentinels[number];
+        let limit = LIMIT.min(self.op_timeout / 2);
+        let asking = async {
+            let sentinel = Sentinel::connect(place, &self.service.login, limit).await?;
+            let answer = sentinel.primary(&self.service).await?;
+            Ok((sentinel, answer))
+        };
+        match timeout(limit, asking).await {
+            Ok(asked) => asked.map_err(|failure| explain(place, failure)),
+            Err(_) => {
+                let what = format!("the sentinel at {place} does not answer");
+                let cause = LockError::no_answer("asking a sentinel", limit);
+                Err(LockError::unavailable("connecting", what).with_source(cause))
             }
-            None => Err(self.unknown(answers)),
         }
+    }
+
+    /// Cancels `ending`, which closes the connection to the server at `place`, as soon as a sentinel names another one. Completes when it
+    /// is cancelled.
+    async fn watch(self: Arc<Self>, sentinel: Sentinel, place: Place, ending: CancellationToken) {
+        let mut watched = Some(sentinel);
+        while !ending.is_cancelled() {
+            let named = match &mut watched {
+                Some(sentinel) => {
+                    tokio::select! {
+                        biased;
+                        () = ending.cancelled() => return,
+                        _ = timeout(WATCH_EVERY, sentinel.announcements.recv()) => {}
+                    }
+                    match timeout(LIMIT, sentinel.primary(&self.service)).await {
+                        Ok(Ok(answer)) => Some(answer),
+                        _ => None,
+                    }
+                }
+                None => None,
+            };
+            let named = match named {
+                Some(named) => named,
+                // It has gone: another one is watched.
+                None => match self.ask_any().await {
+                    Some((sentinel, named)) => {
+                        watched = Some(sentinel);
+                        named
+                    }
+                    None => {
+                        watched = None;
+                        tokio::select! {
+                            () = ending.cancelled() => return,
+                            () = sleep(10 * RETRY) => continue,
+                        }
+                    }
+                },
+            };
+            match named {
+                Answer::Primary(now) if now != place => {
+                    tracing::debug!(
+                        target: "fencelock",
+                        "closing the connection to {place}: the sentinels name {now} as the primary now"
+                    );
+                    ending.cancel();
+                }
+                _ => {}
+            }
+        }
+    }
+
+    async fn ask_any(&self) -> Option<(Sentinel, Answer)> {
+        for number in self.in_turn() {
+            if let Ok(asked) = self.ask(number).await {
+                // One that closes each connection is not asked without a pause.
+                sleep(RETRY).await;
+                return Some(asked);
+            }
+        }
+        None
     }
 
     /// The error if no sentinel names a primary.
-    fn unknown(&self, answers: Vec<Option<Result<Answer, LockError>>>) -> LockError {
-        let failed = answers.into_iter().map(|answer| match answer {
-            Some(Ok(Answer::NoService { known })) => self.no_service(&known),
-            Some(Err(error)) => error,
-            Some(Ok(Answer::Primary(_))) | None => LockError::no_answer("asking a sentinel", self.limit),
-        });
-        let failed: Vec<_> = failed.collect();
+    fn unknown(&self, failed: Vec<LockError>) -> LockError {
         // One that is set up in another way than the rest, or is just being set up, is no reason to give up.
         let wrong = failed.iter().filter(|error| !error.is_retryable());
         if wrong.clone().count() > failed.len() / 2
@@ -176,9 +251,8 @@ impl Sentinels {
             self.service.hosts(),
             self.service.name
         );
-        let first = failed.into_iter().next();
         let error = LockError::unavailable("connecting", message);
-        match first {
+        match failed.into_iter().next() {
             Some(first) => error.with_source(first),
             None => error,
         }
@@ -200,130 +274,145 @@ impl Sentinels {
         }
     }
 
-    fn named(&self, place: &Place) -> String {
-        format!(
+    /// Adds to an error which server it is about, and why that one.
+    fn explained(&self, place: &Place, mut error: LockError) -> LockError {
+        let which = format!(
             "the server at {place}, which the sentinels name as the primary of {:?}",
             self.service.name
-        )
-    }
-
-    /// Adds to an error which server it is about, and why that one.
-    fn explained(&self, place: &Place, error: LockError) -> LockError {
-        let which = self.named(place);
-        match error {
-            LockError::Configuration {
-                message,
-                source,
-                lasting,
-                ..
-            } => {
-                let message = format!(
-                    "{message}. This is {which}; USER:PASSWORD@ in the address is for the servers, sentinel_user and sentinel_password \
-                     are for the sentinels"
+        );
+        match &mut error {
+            LockError::Configuration { message, .. } => {
+                let _ = write!(
+                    message,
+                    ". This is {which}; USER:PASSWORD@ in the address is for the servers, sentinel_user and sentinel_password are for the \
+                     sentinels"
                 );
-                let mut error = LockError::configuration(message);
-                if lasting {
-                    error = error.lasting();
-                }
-                match source {
-                    Some(source) => error.with_source(source),
-                    None => error,
-                }
             }
             LockError::UnsafeConfiguration { message, .. } => {
-                LockError::unsafe_configuration(format!("{message}. This is {which}"))
+                let _ = write!(message, ". This is {which}");
             }
-            error => error,
+            _ => {}
         }
+        error
     }
 }
 
-/// Whether all sentinels that are there, and more than half of those that there are, name the same other server, whatever its epoch: they
-/// have been told to (`SENTINEL REMOVE` and `SENTINEL MONITOR`), and begin to count at 0 then.
-fn agree_on_another(nodes: &[Arc<Sentinel>], primary: &Primary) -> bool {
-    let named: Vec<_> = nodes.iter().filter_map(|node| node.last()).collect();
-    named.len() > nodes.len() / 2 && named.iter().all(|now| !now.is_at(primary) && now.is_at(&named[0]))
+/// What a sentinel says of the service.
+enum Answer {
+    Primary(Place),
+    /// It does not know the service, but those.
+    NoService {
+        known: Vec<String>,
+    },
+}
+
+/// A connection to a sentinel that is subscribed to [`EVENTS`].
+struct Sentinel {
+    con: MultiplexedConnection,
+    place: Place,
+    /// Has a message for each announcement, and when the connection ends.
+    announcements: mpsc::UnboundedReceiver<()>,
+    _closing: DropGuard,
+}
+
+impl Sentinel {
+    /// `limit` is how long that may take; with TLS less, so that the reason is told.
+    async fn connect(place: &Place, login: &Login, limit: Duration) -> Result<Self, Failure> {
+        let broken = CancellationToken::new();
+        // Should this future be dropped, so is the socket.
+        let closing = broken.clone().drop_guard();
+        let greeting = login.greeting().await?;
+        let stream = place.connect(limit).await?;
+        let (tell, announcements) = mpsc::unbounded_channel();
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_push_sender(Announcements(tell));
+        let (mut con, driver) = MultiplexedConnection::new_with_config(&greeting, stream, config).await?;
+        Handle::current().spawn(async move {
+            tokio::select! {
+                () = driver => {}
+                () = broken.cancelled() => {}
+            }
+        });
+        con.subscribe(&EVENTS[..]).await?;
+        Ok(Self {
+            con,
+            place: place.clone(),
+            announcements,
+            _closing: closing,
+        })
+    }
+
+    /// Asks for the primary of the service.
+    async fn primary(&self, service: &Service) -> Result<Answer, Failure> {
+        let mut con = self.con.clone();
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&service.name);
+        if let Some((host, port)) = read::<Option<(String, u16)>>(con.send_packed_command(&question).await?)? {
+            return Ok(Answer::Primary(self.place.at(&host, port)));
+        }
+        let masters = con.send_packed_command(redis::cmd("SENTINEL").arg("MASTERS")).await?;
+        let masters: Vec<HashMap<String, String>> = read(masters)?;
+        let known = masters.into_iter().filter_map(|mut master| master.remove("name"));
+        Ok(Answer::NoService { known: known.collect() })
+    }
+}
+
+fn explain(place: &Place, failure: Failure) -> LockError {
+    let Failure::Redis(error) = failure else {
+        return failure.explain("asking a sentinel");
+    };
+    let message = match error.code().unwrap_or_default() {
+        "NOAUTH" => {
+            format!("the sentinel at {place} wants a password; give it as sentinel_password in the address")
+        }
+        _ if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") => format!(
+            "the sentinel at {place} refused the user name or the password; correct sentinel_user and sentinel_password in the address"
+        ),
+        _ if is_unknown_command(&error) => format!(
+            "what answers at {place} is a Redis server and no sentinel; use {} for it, or give the addresses of its sentinels",
+            place.url("")
+        ),
+        _ if error::is_denied(&error) => {
+            format!("the user of the sentinel at {place} lacks a right; grant what docs/redis.md lists for sentinels")
+        }
+        _ => {
+            let hint = match error.is_connection_dropped() {
+                true => format!("; {}", place.hung_up()),
+                false => String::new(),
+            };
+            let what = format!("the sentinel at {place} cannot be asked{hint}");
+            return LockError::unavailable("connecting", what).with_source(error);
+        }
+    };
+    LockError::configuration(message).with_source(error)
+}
+
+/// The answer to one command.
+fn read<T: redis::FromRedisValue>(answer: Value) -> Result<T, Failure> {
+    redis::from_redis_value(answer.extract_error()?).map_err(|_| Failure::Nonsense)
+}
+
+fn is_unknown_command(error: &RedisError) -> bool {
+    error.code() == Some("ERR") && error.detail().is_some_and(|words| words.starts_with("unknown command"))
+}
+
+/// Receives what a sentinel announces.
+struct Announcements(mpsc::UnboundedSender<()>);
+
+impl AsyncPushSender for Announcements {
+    fn send(&self, push: PushInfo) -> Result<(), SendError> {
+        if matches!(push.kind, PushKind::Message | PushKind::Disconnection) {
+            // Without a receiver nothing is watched any more.
+            let _ = self.0.send(());
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Debug for Sentinels {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.service.fmt(f)
-    }
-}
-
-impl Drop for Sentinels {
-    fn drop(&mut self) {
-        self.close();
-    }
-}
-
-type Event<T> = Pin<Box<dyn Future<Output = T> + Send>>;
-
-/// A search for a primary that can be used: [`next`](Self::next), and [`failed`](Self::failed) if that primary cannot.
-pub(crate) struct Search {
-    sentinels: Arc<Sentinels>,
-    end: Instant,
-    announcement: Event<()>,
-}
-
-impl Search {
-    /// The primary, as the sentinels say now.
-    pub(crate) async fn next(&mut self) -> Result<Found, LockError> {
-        // Before the question, so that nothing is missed.
-        self.announcement = self.sentinels.announcement();
-        let primary = self.sentinels.primary().await?;
-        Ok(Found {
-            place: self.sentinels.service.sentinels[0].at(&primary.host, primary.port),
-            replaced: self.sentinels.replaced(&primary),
-            end: self.end,
-        })
-    }
-
-    /// Waits before the next attempt after one that failed. Returns the error if no time is left, or no retry would help.
-    pub(crate) async fn failed(&mut self, found: Found, failure: Failure) -> Result<(), LockError> {
-        let failed = self.sentinels.explained(&found.place, failure.explain("connecting"));
-        if !failed.is_retryable() || Instant::now() + RETRY > self.end {
-            return Err(failed);
-        }
-        tracing::debug!(target: "fencelock", "asking the sentinels again: {failed:#}");
-        let _ = timeout(RETRY, &mut self.announcement).await;
-        Ok(())
-    }
-}
-
-/// A primary that the sentinels name.
-pub(crate) struct Found {
-    pub(crate) place: Place,
-    replaced: Event<Primary>,
-    end: Instant,
-}
-
-impl Found {
-    /// Runs `work` until it is done, the primary is replaced, or the time of the search is over.
-    pub(crate) async fn attempt<T>(&mut self, work: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
-        let message = tokio::select! {
-            done = timeout_at(self.end, work) => match done {
-                Ok(done) => return done,
-                Err(_) => format!("the server at {}, which the sentinels name as the primary, does not answer", self.place),
-            },
-            _ = &mut self.replaced => format!("the primary at {} was replaced", self.place),
-        };
-        Err(LockError::unavailable("connecting", message).into())
-    }
-
-    /// Cancels `ending`, which closes the connection to it, as soon as a sentinel names another primary. Completes when it is cancelled.
-    pub(crate) async fn watch(self, ending: CancellationToken) {
-        tokio::select! {
-            biased;
-            () = ending.cancelled() => {}
-            now = self.replaced => {
-                let (place, Primary { host, port, .. }) = (self.place, now);
-                tracing::debug!(
-                    target: "fencelock",
-                    "closing the connection to {place}: the sentinels name {host}:{port} as the primary now"
-                );
-                ending.cancel();
-            }
-        }
     }
 }

@@ -12,7 +12,7 @@ use lock_transport::{Endpoint, tcp};
 use lock_transport::{TlsFiles, tls};
 use tokio::io::{AsyncRead, AsyncWrite};
 
-use crate::failure::Failure;
+use crate::error::Failure;
 
 /// Where the server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]

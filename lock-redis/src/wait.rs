@@ -1,56 +1,54 @@
 //! Waiting in the server's queue.
 
+use std::time::Duration;
+
 use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp, Wait};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
-use crate::failure::Failure;
-use crate::listeners::{Push, Ticket};
-use crate::requests::{Answer, OnBusy, Waiting};
-use crate::session::Session;
+use crate::client::Client;
+use crate::commands::{Answer, OnBusy, Waiting};
+use crate::subscriptions::{Push, Ticket};
 
-impl Session {
+/// The server says in whole milliseconds what is left of a lease, and ends a key after the last one.
+const LEEWAY: Duration = Duration::from_millis(2);
+
+impl Client {
     /// Waits until the claim is granted, or the wait is over.
     ///
-    /// The place in the queue survives a broken connection, as long as another is there within a third of the ttl.
-    pub(crate) async fn wait(&self, claim: &Claim, mut wait: Wait, mut on_busy: OnBusy) -> Result<Attempt, LockError> {
+    /// The place in the queue survives a broken connection, as long as another is there within a third of the ttl. In a cluster it moves
+    /// with the slot of the name.
+    pub(crate) async fn wait(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
         // Before anything is sent, so that no push is missed.
-        let mut ticket = self.listeners().wait(claim.owner());
+        let mut ticket = self.subscriptions().wait(claim.owner());
         loop {
-            let (answer, link) = self
-                .limited("acquire", async {
-                    let link = self.link().await?;
-                    let answer = match self.ask_for(&link, claim, on_busy).await? {
-                        (Answer::Granted(grant), sent) => (Answer::Granted(self.replicated(grant).await?), sent),
-                        busy => busy,
-                    };
-                    Ok((answer, link))
-                })
-                .await?;
-            let (waiting, sent) = match answer {
-                (Answer::Granted(grant), _) => return Ok(Attempt::Granted(grant)),
-                (Answer::Busy(waiting), sent) => (waiting, sent),
+            let asking = self.call("acquire", claim.name(), |connection, _| async move {
+                let (answer, sent) = self.acquire_on(&connection, claim, OnBusy::Queue).await?;
+                Ok((answer, sent, connection.ending()))
+            });
+            let (waiting, sent, ending) = match asking.await? {
+                (Answer::Granted(grant), ..) => return Ok(Attempt::Granted(grant)),
+                (Answer::Busy(waiting), sent, ending) => (waiting, sent, ending),
             };
             wait.busy(&waiting.busy);
-            on_busy = OnBusy::Queue;
             match self
-                .next(claim, wait.deadline(), &link.ending(), &mut ticket, &waiting, sent)
+                .next(claim, wait.deadline(), &ending, &mut ticket, &waiting, sent)
                 .await
             {
                 Next::Ask => {}
-                Next::Granted(grant) => {
-                    let grant = self.limited("acquire", self.replicated(grant)).await?;
-                    return Ok(Attempt::Granted(grant));
-                }
+                Next::Granted(grant) => return Ok(Attempt::Granted(grant)),
                 Next::Ended => return Ok(waiting.busy.into()),
-                Next::Closed => return Err(LockError::closed()),
                 Next::GiveUp => return self.give_up(claim, waiting.busy).await,
+            }
+            // Also if only the server of the name has left the cluster.
+            if self.router().is_closed() {
+                return Err(LockError::closed());
             }
         }
     }
 
     /// What happens first after the answer "busy" to the request that was sent at `sent`. After `ending` no push comes any more.
-    pub(crate) async fn next(
+    async fn next(
         &self,
         claim: &Claim,
         deadline: Option<Stamp>,
@@ -74,8 +72,9 @@ impl Session {
                     }
                     Some(Push::Granted { .. }) => {}
                     Some(Push::First(lease)) => look = self.clock().now() + lease + LEEWAY,
+                    Some(Push::Taken) => return Next::Ask,
                 },
-                () = ending.cancelled() => return if self.is_closed() { Next::Closed } else { Next::Ask },
+                () = ending.cancelled() => return Next::Ask,
                 () = self.until(deadline) => return Next::GiveUp,
                 () = self.until(Some(next)) => return Next::Ask,
             }
@@ -84,12 +83,11 @@ impl Session {
 
     /// Leaves the queue. Should the lock have been granted meanwhile, it is given on.
     async fn give_up(&self, claim: &Claim, busy: Busy) -> Result<Attempt, LockError> {
-        self.limited("acquire", async {
-            let link = self.link().await?;
-            self.release_on(&link, claim, None).await?;
-            Ok::<_, Failure>(busy.into())
+        self.call("acquire", claim.name(), |connection, _| async move {
+            self.release_on(&connection, claim, None).await
         })
-        .await
+        .await?;
+        Ok(busy.into())
     }
 
     async fn until(&self, stamp: Option<Stamp>) {
@@ -106,15 +104,11 @@ impl Session {
     }
 }
 
-/// The server says in whole milliseconds what is left of a lease, and ends a key after the last one.
-const LEEWAY: std::time::Duration = std::time::Duration::from_millis(2);
-
-pub(crate) enum Next {
+enum Next {
     /// Time to ask again.
     Ask,
     Granted(Grant),
     GiveUp,
     /// The claim was released.
     Ended,
-    Closed,
 }

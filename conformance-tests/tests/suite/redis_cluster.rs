@@ -9,9 +9,9 @@ use conformance_tests::servers::{Data, Kind, RedisCluster, Server, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use futures_util::future::try_join_all;
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
+use lock_redis::RedisConfig;
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, Cmd, FromRedisValue};
-use lock_redis::{ClusterConfig, RedisConfig};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
@@ -85,12 +85,11 @@ impl ClusterHarness {
     }
 
     /// As a user who may do no more than a user should be allowed to.
-    async fn config(&self, namespace: &Namespace) -> Result<ClusterConfig, LockError> {
+    async fn config(&self, namespace: &Namespace) -> Result<RedisConfig, LockError> {
         let urls = self.urls(namespace).await?;
-        let seeds: Result<Vec<_>, _> = urls.iter().map(|url| RedisConfig::from_url(url)).collect();
-        Ok(ClusterConfig::new(seeds?)
-            .credentials(USER, PASSWORD)
-            .namespace(namespace.name()))
+        let hosts: Vec<_> = urls.iter().map(|url| url.trim_start_matches("redis://")).collect();
+        let config = RedisConfig::from_url(&format!("redis+cluster://{}", hosts.join(",")))?;
+        Ok(config.credentials(USER, PASSWORD).namespace(namespace.name()))
     }
 
     /// A connection to the node that serves the key.

@@ -4,7 +4,7 @@ use lock_core::LockError;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use super::slots::Endpoint;
-use crate::failure::Failure;
+use crate::error::Failure;
 
 /// What to do after a failure.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,31 +15,28 @@ pub(super) enum Redirect {
     Moving(Endpoint),
     /// Ask again: the slot is being moved, and some keys are here and some there.
     Again,
-    /// Find out which node serves the slot, and ask again. The request was not carried out.
+    /// Find out which node serves the slot, and ask again.
     Refused,
-    /// The same, but the request may have been carried out.
-    Lost,
     /// Nothing; the caller gets the failure.
     Fail,
 }
 
 impl Redirect {
     /// What to do after that failure of a request to the node at `asked`.
-    pub(super) fn after(failure: &Failure, asked: &Endpoint) -> Self {
+    pub(super) fn after(failure: &Failure, asked: Option<&Endpoint>) -> Self {
         match failure {
             Failure::Redis(error) => Self::after_error(error, asked),
-            Failure::Broken => Self::Lost,
-            // While connecting. A session is closed when its node has left the cluster.
-            Failure::Known(LockError::Unavailable { .. } | LockError::Closed { .. }) => Self::Refused,
+            // While connecting. A connection is closed when its node has left the cluster.
+            Failure::Broken | Failure::Known(LockError::Unavailable { .. } | LockError::Closed { .. }) => Self::Refused,
             _ => Self::Fail,
         }
     }
 
-    fn after_error(error: &RedisError, asked: &Endpoint) -> Self {
+    fn after_error(error: &RedisError, asked: Option<&Endpoint>) -> Self {
         let there = || {
             error
                 .redirect_node()
-                .and_then(|(address, _)| Endpoint::read(address, asked))
+                .and_then(|(address, _)| Endpoint::read(address, asked?))
         };
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::Moved) => there().map_or(Self::Refused, Self::Moved),
@@ -51,15 +48,10 @@ impl Redirect {
                 | ServerErrorKind::ReadOnly
                 | ServerErrorKind::BusyLoading,
             ) => Self::Refused,
-            _ if error.is_connection_dropped() || error.is_io_error() => Self::Lost,
+            _ if error.is_connection_dropped() || error.is_io_error() => Self::Refused,
             _ => Self::Fail,
         }
     }
-}
-
-/// The slot that an error is about, if it names one.
-pub(super) fn slot_in(error: &RedisError) -> Option<u16> {
-    error.redirect_node().map(|(_, slot)| slot)
 }
 
 #[cfg(test)]
@@ -69,7 +61,7 @@ mod tests {
     fn after(line: &str) -> Redirect {
         let value = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
         let error = value.extract_error().unwrap_err();
-        Redirect::after(&error.into(), &Endpoint::new("seed", 1))
+        Redirect::after(&error.into(), Some(&Endpoint::new("seed", 1)))
     }
 
     #[test]
@@ -100,8 +92,8 @@ mod tests {
         }
         let broken: RedisError = std::io::Error::from(std::io::ErrorKind::BrokenPipe).into();
         assert_eq!(
-            Redirect::after(&broken.into(), &Endpoint::new("seed", 1)),
-            Redirect::Lost
+            Redirect::after(&broken.into(), Some(&Endpoint::new("seed", 1))),
+            Redirect::Refused
         );
     }
 }

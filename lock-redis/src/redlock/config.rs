@@ -9,11 +9,12 @@ use tokio::runtime::Handle;
 use tokio::time::sleep;
 
 use super::RedlockLock;
-use super::node::{Found, Membership, same};
+use super::membership::{Found, Membership, same};
 use super::quorum::Quorum;
-use crate::RedisConfig;
-use crate::discovery::Target;
-use crate::session::{Identity, Session};
+use crate::client::{Client, Identity};
+use crate::config::{RedisConfig, Target};
+use crate::reconnect::{Discovery, Reconnecting};
+use crate::router::SingleServer;
 
 /// How long connecting waits for nodes that are slower than the majority.
 const STRAGGLERS: Duration = Duration::from_secs(1);
@@ -53,7 +54,7 @@ impl RedlockConfig {
     /// Reads an address such as `redlock://host1,host2:7000,host3`; `redlocks:` is for TLS.
     ///
     /// Every host can have credentials of its own; those of the first host are for all hosts without any. A database number, as in
-    /// `redlock://host1,host2,host3/2`, is for all. The parameters are those of [`RedisConfig::from_url`] without `min_replicas`, and
+    /// `redlock://host1,host2,host3/2`, is for all. The parameters are those of [`RedisConfig::from_url`] and
     ///
     /// | parameter | meaning | default |
     /// |---|---|---|
@@ -152,15 +153,10 @@ impl RedlockConfig {
             if let Some(other) = places.insert(node.target.to_string(), index) {
                 return Err(same(other, index));
             }
-            if let Target::Service(_) = node.target {
+            if !matches!(node.target, Target::Server(_)) {
                 return Err(LockError::configuration(
-                    "sentinels cannot be used with several nodes, which replace them: a failover would lose what a node has granted; \
-                     give the address of each server",
-                ));
-            }
-            if node.min_replicas > 0 {
-                return Err(LockError::configuration(
-                    "min_replicas cannot be used with several nodes, which take the place of replicas; remove it",
+                    "a node of several is one server; sentinels and clusters replace servers, and a failover would lose what a node has \
+                     granted: give the address of each server",
                 ));
             }
         }
@@ -173,22 +169,27 @@ impl RedlockConfig {
         let (namespace, retention) = (self.nodes[0].namespace.clone(), self.nodes[0].counter_retention);
         let op_timeout = Options::usable_op_timeout(self.op_timeout)?;
         let (identity, found) = (Identity::new(), Found::default());
-        let session = |(number, node): (usize, RedisConfig)| {
+        let client = |(number, node): (usize, RedisConfig)| {
             let node = node
                 .namespace(namespace.clone())
                 .counter_retention(retention)
                 .op_timeout(op_timeout);
+            let Target::Server(place) = node.target.clone() else {
+                return Err(LockError::closed());
+            };
             let membership = Membership::new(number, &found, count, self.max_ttl);
-            let settings = node.settings(executor.clone(), Some(membership))?;
-            Ok(Arc::new(Session::of(settings, identity.clone())))
+            let settings = Arc::new(node.settings(executor.clone(), Some(membership))?);
+            let feed = identity.feed(&settings);
+            let server = SingleServer(Reconnecting::new(Discovery::Fixed(place), Arc::clone(&settings), feed));
+            Ok(Arc::new(Client::new(settings, identity.clone(), server)))
         };
         let nodes = self
             .nodes
             .into_iter()
             .enumerate()
-            .map(session)
+            .map(client)
             .collect::<Result<_, LockError>>()?;
-        let held = identity.listeners.clone();
+        let held = identity.subscriptions.clone();
         let quorum = Quorum::new(nodes, executor, op_timeout, self.max_ttl, held);
         Ok(RedlockLock {
             quorum: Arc::new(quorum),
@@ -196,13 +197,10 @@ impl RedlockConfig {
     }
 }
 
-impl Quorum<Session> {
+impl Quorum<Client> {
     /// Connects to as many nodes as answer soon, and at least to a majority.
     async fn connect(&self) -> Result<(), LockError> {
-        let mut round = self.ask("connecting", &(), |_, node, ()| async move {
-            let connecting = async { node.link().await.map(drop) };
-            node.limited("connecting", connecting).await
-        });
+        let mut round = self.ask("connecting", &(), |_, node, ()| async move { node.connect().await });
         let (mut connected, mut errors) = (0, Vec::new());
         let mut late = std::pin::pin!(sleep(self.op_timeout));
         loop {
@@ -231,7 +229,7 @@ impl Quorum<Session> {
             return Err(self.no_majority("connecting", errors));
         }
         for (node, error) in &errors {
-            let place = &self.nodes[*node].settings().server;
+            let place = &self.nodes[*node].settings().target;
             tracing::warn!(target: "fencelock", "locks do without node {place}, which cannot be reached: {error}");
         }
         if connected < self.len() {

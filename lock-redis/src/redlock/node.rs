@@ -1,21 +1,20 @@
 //! One node: what the coordinator asks of it.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use lock_core::{Busy, Claim, FencingToken, Lease, LockError, LockName, Released, Renewal, Stamp};
+use lock_core::{Busy, Claim, FencingToken, Lease, LockError, LockName, Renewal, Stamp};
 use tokio_util::sync::CancellationToken;
 
-use crate::failure::Failure;
+use crate::client::Client;
+use crate::commands::{NOBODY, millis};
+use crate::connection::Connection;
+use crate::error::Failure;
 use crate::fields::Fields;
-use crate::link::Link;
-use crate::listeners::Listeners;
 use crate::record;
-use crate::requests::{NOBODY, answered, millis};
-use crate::scripts::{self, Forms};
-use crate::session::Session;
+use crate::scripts::{self, Script};
+use crate::subscriptions::Subscriptions;
 
 /// What the coordinator asks of a node.
 #[async_trait]
@@ -65,7 +64,7 @@ pub(crate) struct Attempt {
     pub(super) over: CancellationToken,
     /// The token of the grant that this attempt came to.
     pub(super) given: OnceLock<FencingToken>,
-    pub(super) held: Listeners,
+    pub(super) held: Subscriptions,
 }
 
 impl Attempt {
@@ -87,9 +86,9 @@ pub(crate) struct Born {
 }
 
 #[async_trait]
-impl Node for Session {
+impl Node for Client {
     fn place(&self) -> String {
-        self.settings().server.to_string()
+        self.settings().target.clone()
     }
 
     fn now(&self) -> Stamp {
@@ -97,50 +96,54 @@ impl Node for Session {
     }
 
     fn server_micros(&self) -> Option<u64> {
-        Some(self.current_link()?.earliest_server_micros(self.now()))
+        Some(self.router().current()?.earliest_server_micros(self.now()))
     }
 
     async fn acquire(&self, claim: &Claim, attempt: &Attempt) -> Result<Answer, LockError> {
         // If a first request was carried out, the same attempt gets the same token.
-        let asking = self.twice(|link, _| async move { self.acquire_on(&link, claim, attempt).await });
-        self.limited("acquire", asking).await
+        self.call("acquire", claim.name(), |connection, _| async move {
+            self.acquire_attempt_on(&connection, claim, attempt).await
+        })
+        .await
     }
 
     async fn confirm(&self, claim: &Claim, presented: FencingToken, token: FencingToken) -> Result<bool, LockError> {
-        let asking = self.twice(|link, _| async move {
+        self.call("acquire", claim.name(), |connection, _| async move {
             let arguments = [&*claim.owner().to_string(), &presented.to_string(), &token.to_string()];
             let (word, _) = self
-                .ask_node(&scripts::NODE_CONFIRM, &link, Some(claim.name()), &arguments)
+                .ask_node(&scripts::NODE_CONFIRM, &connection, Some(claim.name()), &arguments)
                 .await?;
             Ok(word == "confirmed")
-        });
-        self.limited("acquire", asking).await
+        })
+        .await
     }
 
     async fn renew(&self, claim: &Claim) -> Result<bool, LockError> {
-        let asking = self.twice(|_, _| Session::renew(self, claim));
-        Ok(self.limited("renew", asking).await? == Renewal::Renewed)
+        let asking = |connection, _| async move { self.renew_on(&connection, claim).await };
+        Ok(self.call("renew", claim.name(), asking).await? == Renewal::Renewed)
     }
 
     async fn release(&self, claim: &Claim, last: u64) -> Result<Option<bool>, LockError> {
-        let asking = self.twice(|link, was_sent| async move {
+        self.call("release", claim.name(), |connection, resent| async move {
             let arguments = [
                 &*claim.owner().to_string(),
-                &self.client_at(&link, claim.name()),
+                &self.client_at(&connection),
                 &last.to_string(),
             ];
-            let released = self.ask_node(&scripts::NODE_RELEASE, &link, Some(claim.name()), &arguments);
+            let released = self.ask_node(&scripts::NODE_RELEASE, &connection, Some(claim.name()), &arguments);
             let is_released = released.await?.0 == "released";
             // The first request may have released it.
-            Ok(Some(is_released).filter(|_| is_released || !was_sent))
-        });
-        self.limited("release", asking).await
+            Ok(Some(is_released).filter(|_| is_released || !resent))
+        })
+        .await
     }
 
     async fn born(&self, open: &str) -> Result<Option<Born>, LockError> {
         let asking = async {
-            let link = self.link().await?;
-            let (state, mut answer) = match self.ask_node(&scripts::NODE_BORN, &link, None, &[NOBODY, open]).await {
+            let connection = self.router().any().await?;
+            let arguments = [NOBODY, open];
+            let asking = self.ask_node(&scripts::NODE_BORN, &connection, None, &arguments);
+            let (state, mut answer) = match asking.await {
                 Err(failure) if failure.is_denied() => return Ok(None),
                 answer => answer?,
             };
@@ -148,15 +151,20 @@ impl Node for Session {
                 is_new: state == "new",
                 age: Duration::from_millis(answer.number()?),
                 since: answer.word()?,
-                process_age: link.server_age(),
+                process_age: connection.server_age(),
             }))
         };
         self.limited("connecting", asking).await
     }
 }
 
-impl Session {
-    async fn acquire_on(&self, link: &Arc<Link>, claim: &Claim, attempt: &Attempt) -> Result<Answer, Failure> {
+impl Client {
+    async fn acquire_attempt_on(
+        &self,
+        connection: &Connection,
+        claim: &Claim,
+        attempt: &Attempt,
+    ) -> Result<Answer, Failure> {
         let ttl = millis(claim.ttl());
         let mut late = false;
         loop {
@@ -168,13 +176,13 @@ impl Session {
             let arguments = [
                 &*claim.owner().to_string(),
                 &ttl.to_string(),
-                &(link.server_millis(sent) + ttl).to_string(),
-                &self.client_at(link, claim.name()),
+                &(connection.server_millis(sent) + ttl).to_string(),
+                &self.client_at(connection),
                 &attempt.number.to_string(),
                 &record::info(claim),
                 &attempt.proposal.to_string(),
             ];
-            let asking = self.ask_node(&scripts::NODE_ACQUIRE, link, Some(claim.name()), &arguments);
+            let asking = self.ask_node(&scripts::NODE_ACQUIRE, connection, Some(claim.name()), &arguments);
             let (word, mut answer) = asking.await?;
             match &*word {
                 // An idea of the server's clock that has become wrong was put right by this answer.
@@ -205,8 +213,8 @@ impl Session {
     /// Runs a script that only nodes have: the first word of the answer, and what follows the reading of the clock.
     async fn ask_node(
         &self,
-        script: &Forms,
-        link: &Arc<Link>,
+        script: &Script,
+        connection: &Connection,
         name: Option<&LockName>,
         arguments: &[&str],
     ) -> Result<(String, Fields), Failure> {
@@ -216,73 +224,20 @@ impl Session {
             None => vec![settings.keys.unused(); 4],
         };
         keys.push(settings.keys.born());
-        let retention = settings.counter_retention.as_millis().to_string();
-        let channels = settings.keys.channels();
         let node = settings.node.as_ref().ok_or(Failure::Nonsense)?;
-        let tail = [&*node.nodes, link.run_id(), &*node.max_ttl];
-        let arguments = [&[&*channels, &*retention], arguments, &tail].concat();
+        let tail = [&*node.nodes, connection.run_id(), &*node.max_ttl];
+        let arguments = [arguments, &tail].concat();
         let sent = self.now();
-        let mut answer = answered(script.run(link, false, &keys, &arguments).await, &keys)?;
+        let asking = self.run_on(script, connection, &keys, &arguments);
+        let mut answer = asking.await?;
         let (word, time) = (answer.word()?, answer.number()?);
         match &*word {
-            "late" => link.relearn(time, sent),
-            _ => link.learn(time, sent),
+            "late" => connection.relearn(time, sent),
+            _ => connection.learn(time, sent),
         }
         if word == "differs" {
             return Err(answer.difference()?);
         }
         Ok((word, answer))
     }
-
-    pub(super) async fn release_reserved(&self, claim: &Claim, rest: Duration) -> Result<Option<bool>, LockError> {
-        let asking = async {
-            let link = self.link().await?;
-            self.release_reserved_on(&link, claim, rest).await
-        };
-        Ok(Some(self.limited("release", asking).await? == Released::Released))
-    }
-}
-
-/// What the session with one of several nodes knows of the others.
-#[derive(Debug)]
-pub(crate) struct Membership {
-    /// Which of the nodes it is.
-    number: usize,
-    found: Found,
-    /// How many nodes there are, and the longest ttl in ms, as scripts are told.
-    nodes: String,
-    max_ttl: String,
-}
-
-/// The run ids of the servers that were found as each of the nodes.
-pub(super) type Found = Arc<Mutex<HashMap<usize, String>>>;
-
-impl Membership {
-    pub(super) fn new(number: usize, found: &Found, nodes: usize, max_ttl: Duration) -> Self {
-        Self {
-            number,
-            found: Arc::clone(found),
-            nodes: nodes.to_string(),
-            max_ttl: millis(max_ttl).to_string(),
-        }
-    }
-
-    /// Takes note of the server that was found as this node, and refuses one that was found as another node: its failure would count twice.
-    pub(crate) fn found(&self, run_id: &str) -> Result<(), LockError> {
-        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
-        let other = found.iter().find(|(other, id)| **other != self.number && *id == run_id);
-        if let Some((other, _)) = other {
-            return Err(same(*other, self.number));
-        }
-        found.insert(self.number, run_id.to_owned());
-        Ok(())
-    }
-}
-
-/// Two nodes, by their numbers from 0, are one server.
-pub(super) fn same(one: usize, other: usize) -> LockError {
-    let (one, other) = (one.min(other) + 1, one.max(other) + 1);
-    LockError::configuration(format!(
-        "nodes {one} and {other} are the same server, whose failure would count twice; give independent servers"
-    ))
 }

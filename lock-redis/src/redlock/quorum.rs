@@ -16,8 +16,8 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use super::node::{Answer, Attempt, Born, Node};
-use crate::failure::Failure;
-use crate::listeners::Listeners;
+use crate::error::Failure;
+use crate::subscriptions::Subscriptions;
 
 /// How long a request for information waits for nodes that are slower than the majority.
 const STRAGGLERS: Duration = Duration::from_millis(500);
@@ -46,7 +46,7 @@ pub(crate) struct Quorum<N> {
     pub(super) op_timeout: Duration,
     pub(super) max_ttl: Duration,
     /// The claims that hold.
-    pub(super) held: Listeners,
+    pub(super) held: Subscriptions,
     /// The number of the last attempt.
     last: AtomicU64,
     under_way: TaskTracker,
@@ -153,7 +153,7 @@ impl<N: Node> Quorum<N> {
         executor: Executor,
         op_timeout: Duration,
         max_ttl: Duration,
-        held: Listeners,
+        held: Subscriptions,
     ) -> Self {
         Self {
             nodes,

@@ -15,14 +15,9 @@ local first, entry = oldest()
 if queued or first ~= OWNER then
     sweep()
 end
--- Nobody else looks after the expiry: should the first in line be gone, this is where it is found out.
-if first ~= OWNER and not is_there(read_entry(entry)) then
-    tell_first(redis.call('PTTL', LOCK))
-    first, entry = oldest()
-end
--- If it is not known who is the first in line, each claim that asks takes itself for it.
+-- If the sweep has removed the first in line, the next one that asks finds out who is it now.
 local ahead = 0
-if first ~= OWNER and budget > 0 then
+if first ~= OWNER then
     ahead = math.max(1, (read_entry(entry) or now) - now)
 end
 return busy(value, life, ahead)

@@ -7,10 +7,13 @@ local budget = 128
 -- Stands before the owner of a lock that was released and whose name is reserved, so that no owner matches.
 local RESERVED = 'reserved:'
 
--- The number of clients that received it. One that is subscribed at another node of a cluster counts: it asks again as soon as
--- that subscription has ended.
+-- In a cluster, the run id of this node, with which the channels of clients end that are connected to it.
+local HERE = #KEYS > 4 and ARGV[#ARGV]
+
+-- The number of clients that received it. One that is connected to another node of a cluster counts: the nodes pass the message on, and
+-- the client asks again as soon as that connection has ended.
 local function tell(client, ...)
-    local received = redis.call(PUBLISH, CHANNEL .. client, table.concat({ ... }, ' '))
+    local received = redis.call('PUBLISH', CHANNEL .. client, table.concat({ ... }, ' '))
     return HERE and string.sub(client, -#HERE) ~= HERE and 1 or received
 end
 
@@ -83,19 +86,13 @@ local function sweep()
     until over < 2 or budget <= 0
 end
 
--- Tells who is the first in line now, and how long the lease has to go that it waits for. A client that has lost its connection asks as
--- soon as it has another one, and keeps its place until then.
+-- Tells the first in line when the lock ends, which may be sooner than its last answer said. One that does not hear of it asks as soon as it
+-- is connected again, and if it is gone, the next one asks when it knows that.
 local function tell_first(lease)
-    while budget > 0 do
-        local owner, entry = oldest()
-        if not owner then
-            return
-        end
-        local stop, ttl, _, _, client = read_entry(entry)
-        if client and tell(client, 'first', owner, text(lease)) > 0 or is_there(stop, ttl) then
-            return
-        end
-        drop(owner)
+    local owner, entry = oldest()
+    local _, _, _, _, client = read_entry(entry)
+    if client then
+        tell(client, 'first', owner, text(lease))
     end
 end
 
@@ -150,12 +147,9 @@ local function let_go(owner)
     local more = 0
     -- Whatever is wrong with the other keys, the release has been carried out.
     pcall(function()
-        local first = oldest()
         leave(owner)
         if released or not value then
             more = serve()
-        elseif first == owner then
-            tell_first(redis.call('PTTL', LOCK))
         end
     end)
     return released and 'released' or 'lost', more
@@ -190,7 +184,6 @@ local function take(owner, life, client, info, wanted)
     hold(owner, token, life, client, info)
     if queued then
         leave(owner)
-        tell_first(life)
     end
     return { 'granted', stamp, token, life, tokens }
 end

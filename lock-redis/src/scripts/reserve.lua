@@ -21,6 +21,6 @@ if not ends then
 end
 -- After a write that needs no memory, so that a full server does not refuse this one.
 redis.call('SET', LOCK, (string.gsub(value, ' ', ' ' .. RESERVED, 1)), 'PX', ARGV[5])
--- It may wait for the end of a lease that was longer. Whatever is wrong with the other keys, the hold has ended.
+-- Whatever is wrong with the other keys, the hold has ended.
 pcall(tell_first, tonumber(ARGV[5]))
 return { 'released', stamp }

@@ -1,12 +1,11 @@
 -- What the scripts have in common; docs/redis.md says why. First what every lock needs.
--- KEYS: the lock, its counter, the order of its waiters, what is known of each waiter.
+-- KEYS: the lock, its counter, the order of its waiters, what is known of each waiter. In a cluster there is one more, which is never stored,
+-- so that no script with several keys runs while the slot is moved to another node.
 -- ARGV: 1 prefix of the clients' channels, 2 for how many ms the counter is kept, 3 the owner.
 local LOCK, FENCE, ORDER, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local CHANNEL, RETENTION, OWNER = ARGV[1], ARGV[2], ARGV[3]
 local FORMAT = '1'
 local TOP_TOKEN = 9007199254740991
--- How messages are sent to clients; and in a cluster, what this node is called.
-local PUBLISH, HERE = 'PUBLISH'
 
 -- Lua would print numbers of this size with 14 digits, except where redis.call does it. This takes a microsecond.
 local function text(number)

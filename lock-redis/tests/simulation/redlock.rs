@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use super::node::{Answer, Attempt, Born, Node};
 use super::quorum::Quorum;
-use crate::listeners::Listeners;
+use crate::subscriptions::Subscriptions;
 
 const CLIENTS: u64 = 4;
 const OP_TIMEOUT: Duration = Duration::from_millis(400);
@@ -329,7 +329,7 @@ async fn client(world: Arc<World>, number: u64) {
     };
     let nodes = (0..world.nodes.len()).map(way).collect();
     let executor = Executor::new(Some(Handle::current()));
-    let quorum = Quorum::new(nodes, executor, OP_TIMEOUT, MAX_TTL, Listeners::default());
+    let quorum = Quorum::new(nodes, executor, OP_TIMEOUT, MAX_TTL, Subscriptions::default());
     let Ok(name) = "n".parse::<lock_core::LockName>() else {
         return;
     };

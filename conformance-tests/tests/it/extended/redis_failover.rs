@@ -40,17 +40,19 @@ async fn a_holder_keeps_its_lock_and_a_waiter_its_place_when_the_primary_is_kill
     let service = RedisSentinels::start(&Kind::REDIS, 2, 3, DOWN_AFTER, &[])
         .await
         .unwrap();
-    let url = format!("{}?min_replicas=1", service.url());
     let (locks, others) = (
-        fencelock::connect(&url).await.unwrap(),
-        fencelock::connect(&url).await.unwrap(),
+        fencelock::connect(service.url()).await.unwrap(),
+        fencelock::connect(service.url()).await.unwrap(),
     );
     let held = locks.lock("n").ttl(LONG).await.unwrap();
     let waiting = tokio::spawn(others.lock("n").ttl(LONG).wait_for(LONG).into_future());
-    until("the waiter waits", async || {
-        ask::<usize>(&service.servers()[0], "ZCARD {fencelock:n}:order").await == 1
-    })
-    .await;
+    // On the replicas, too, one of which is promoted.
+    for server in service.servers() {
+        until("the waiter waits", async || {
+            ask::<usize>(server, "ZCARD {fencelock:n}:order").await == 1
+        })
+        .await;
+    }
     let old = primary(&service).await;
     let killed = Instant::now();
     service.servers()[0].kill().await.unwrap();

@@ -77,26 +77,6 @@ async fn a_renewal_that_arrives_after_half_of_its_ttl_does_nothing() {
 }
 
 #[tokio::test]
-async fn a_dead_connection_is_replaced_before_it_costs_a_lock() {
-    const TTL: Duration = Duration::from_secs(12);
-    let server = Server::start();
-    // The limit of requests is of no help here.
-    let (lock, proxy) = by_proxy(&server, LONG).await;
-    let locks = Locks::new(lock);
-    let guard = locks.lock("n").ttl(TTL).await.unwrap();
-    let renewals = locks.stats().renewed;
-    proxy.forget();
-    // Longer than the lease would last.
-    let end = Instant::now() + TTL * 5 / 4;
-    while Instant::now() < end {
-        assert!(guard.is_held());
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
-    assert!(locks.stats().renewal_errors > 0);
-    assert!(locks.stats().renewed > renewals);
-}
-
-#[tokio::test]
 async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
     let server = Server::start();
     // The lock must not have ended when the renewal fails.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use lock_core::{DistributedLock, Released, Renewal};
+use lock_core::{DistributedLock, Released};
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, Cmd, Value};
 use lock_redis::{RedisConfig, RedisLock};
@@ -286,20 +286,6 @@ async fn a_release_that_was_carried_out_is_told_whatever_becomes_of_the_scripts_
     assert_eq!(holder.owner, Some(held.owner()));
     let left = crowd.in_queue("m").await;
     assert!(0 < left && left < VANISHED, "{left}");
-}
-
-#[tokio::test]
-async fn a_renewal_of_what_is_gone_goes_on_until_somebody_is_served() {
-    let mut crowd = Crowd::gather().await;
-    let lock = crowd.server.client().await;
-    let held = claim("n", LONG);
-    let grant = granted(&lock, &held).await;
-    crowd.vanished("n", 400).await;
-    crowd.one(crowd.wait("n", "last", LIVING, LONG)).await;
-    let _: () = crowd.server.command("DEL {fencelock:n}:lock").await;
-    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
-    let value: String = crowd.server.command("GET {fencelock:n}:lock").await;
-    assert_eq!(value.split(' ').nth(1), Some("last"));
 }
 
 #[tokio::test]

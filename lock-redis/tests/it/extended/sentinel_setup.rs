@@ -42,7 +42,7 @@ async fn names_and_ipv6_addresses_that_sentinels_tell_are_used() {
             tokio::spawn(async move { copy_bidirectional(&mut client, &mut server).await });
         }
     });
-    let sentinel = FakeSentinel::naming("::1", port, 1);
+    let sentinel = FakeSentinel::naming("::1", port);
     let config = RedisConfig::sentinel([("127.0.0.1", sentinel.port())], SERVICE);
     granted(&config.connect().await.unwrap(), &claim("six", LONG)).await;
     named.until_locked("six", true).await;
@@ -125,7 +125,12 @@ fn least_rights() -> String {
 #[tokio::test]
 async fn the_rights_in_the_documentation_are_enough_for_sentinels_and_one_less_is_named() {
     let server = Server::start();
-    for less in ["", " -sentinel|master", " -subscribe", " resetchannels"] {
+    for less in [
+        "",
+        " -sentinel|get-master-addr-by-name",
+        " -subscribe",
+        " resetchannels",
+    ] {
         let of = format!(
             "{}{less}\nsentinel monitor {SERVICE} 127.0.0.1 {} 1\n",
             least_rights(),

@@ -46,18 +46,13 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a renewal brings back what is gone",
-        from: "    more = serve()\nend\nreturn { 'lost'",
-        to: "    hold(OWNER, draw(1), tonumber(ARGV[4]), 'c', 'i')\nend\nreturn { 'lost'",
+        from: "    redis.call('DEL', LOCK)\nend\nreturn { 'lost', stamp }\n",
+        to: "    hold(OWNER, stamp, tonumber(ARGV[4]), 'c', 'i')\nend\nreturn { 'lost', stamp }\n",
     },
     Bug {
         what: "a renewal without owner check",
         from: "if owner_of(value) == OWNER then\n    if now > tonumber(ARGV[5]) then",
         to: "if value then\n    if now > tonumber(ARGV[5]) then",
-    },
-    Bug {
-        what: "a renewal that finds the lock gone forgets who waits",
-        from: "    more = serve()\nend\nreturn { 'lost'",
-        to: "end\nreturn { 'lost'",
     },
     Bug {
         what: "asking again does not start the lease anew",
@@ -111,8 +106,8 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a cancelled wait leaves its entry",
-        from: "        local first = oldest()\n        leave(owner)\n",
-        to: "        local first = oldest()\n",
+        from: "        leave(owner)\n        if released or",
+        to: "        if released or",
     },
     Bug {
         what: "a dead waiter is granted the lock",
@@ -140,29 +135,9 @@ const BUGS: &[Bug] = &[
         to: "    if now < tonumber(ARGV[5]) then\n",
     },
     Bug {
-        what: "nobody finds out that the first in line is gone",
-        from: "if first ~= OWNER and not is_there(read_entry(entry)) then\n",
-        to: "if false then\n",
-    },
-    Bug {
-        what: "the first in line is told so with each refresh of another",
-        from: "if first ~= OWNER and not is_there(read_entry(entry)) then\n",
-        to: "if first ~= OWNER then\n",
-    },
-    Bug {
         what: "whoever was not heard of for long is granted the lock",
         from: "        if is_there(stop, ttl) then\n",
         to: "        if stop then\n",
-    },
-    Bug {
-        what: "a waiter whose connection has just ended loses its place",
-        from: " or is_there(stop, ttl) then\n",
-        to: " then\n",
-    },
-    Bug {
-        what: "a waiter that is gone keeps its place",
-        from: " or is_there(stop, ttl) then\n",
-        to: " or true then\n",
     },
     Bug {
         what: "a request that took long gets a full ttl",
@@ -192,11 +167,6 @@ const BUGS: &[Bug] = &[
     Bug {
         what: "whoever becomes the first in line is not told after a grant",
         from: "                tell_first(left)\n",
-        to: "",
-    },
-    Bug {
-        what: "whoever becomes the first in line is not told after a cancelled wait",
-        from: "            tell_first(redis.call('PTTL', LOCK))\n",
         to: "",
     },
     Bug {

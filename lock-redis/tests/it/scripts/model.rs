@@ -198,9 +198,6 @@ impl Model {
                     self.lease = if *reserves { self.lease.max(100) } else { 100 };
                     vec!["renewed".to_owned()]
                 } else {
-                    if self.holder.is_none() && !self.spoilt_lock {
-                        self.try_grant_next(&mut outcome);
-                    }
                     vec!["lost".to_owned()]
                 }
             }
@@ -305,10 +302,6 @@ impl Model {
                     Some(place) => place.1 = 100 - late,
                     None => self.queue.push_back((owner, 100 - late)),
                 }
-                let first = self.queue.front();
-                if first.is_some_and(|(first, life)| *first != owner && *life == FADED) {
-                    self.tell_first(outcome);
-                }
                 let first = self.queue.front().is_some_and(|(first, _)| *first == owner);
                 vec![if first { "busy, first" } else { "busy" }.to_owned()]
             }
@@ -339,7 +332,6 @@ impl Model {
         (self.holder, self.lease) = (Some(owner), life);
         if self.queue.front().is_some_and(|(first, _)| *first == owner) {
             self.queue.pop_front();
-            self.tell_first(outcome);
         }
         Ok("granted".to_owned())
     }
@@ -386,12 +378,9 @@ impl Model {
         if released {
             self.free();
         }
-        let first = self.queue.front().is_some_and(|(first, _)| *first == owner);
         self.queue.retain(|(other, _)| *other != owner);
         if self.holder.is_none() && !self.spoilt_lock {
             self.try_grant_next(outcome);
-        } else if first {
-            self.tell_first(outcome);
         }
         if released { "released" } else { "lost" }.to_owned()
     }
@@ -435,13 +424,9 @@ impl Model {
         Ok(true)
     }
 
-    fn tell_first(&mut self, outcome: &mut Outcome) {
-        while let Some(&(owner, life)) = self.queue.front() {
-            // Whoever was heard of lately may come back.
-            if self.tell(owner, "first", outcome) || life != FADED {
-                return;
-            }
-            self.queue.pop_front();
+    fn tell_first(&self, outcome: &mut Outcome) {
+        if let Some(&(owner, _)) = self.queue.front() {
+            self.tell(owner, "first", outcome);
         }
     }
 

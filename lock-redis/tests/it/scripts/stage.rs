@@ -7,7 +7,7 @@ use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, PushInfo, Push
 use tokio::sync::mpsc;
 
 use super::model::{CLIENTS, FADED, Outcome, Owner, Step, TTL, client_of, name_of, tokens_wanted};
-use crate::server::Server;
+use crate::server::{HANG_LIMIT, Server};
 
 const KEYS: [&str; 4] = ["{t:n}:lock", "{t:n}:fence", "{t:n}:order", "{t:n}:waiters"];
 /// For how long counters are kept, in milliseconds.
@@ -27,22 +27,14 @@ impl Scripts {
     pub(crate) fn real() -> Self {
         const SHARED: &str = include_str!("../../../src/scripts/shared.lua");
         const QUEUE: &str = include_str!("../../../src/scripts/queue.lua");
-        let script = |first: &str, text: &str| [SHARED, first, QUEUE, text].concat();
+        const ACQUIRE: &str = include_str!("../../../src/scripts/acquire_first.lua");
+        const RELEASE: &str = include_str!("../../../src/scripts/release_first.lua");
         Self {
-            acquire: script(
-                include_str!("../../../src/scripts/acquire_first.lua"),
-                include_str!("../../../src/scripts/acquire.lua"),
-            ),
-            renew: script(
-                include_str!("../../../src/scripts/renew_first.lua"),
-                include_str!("../../../src/scripts/renew.lua"),
-            ),
-            release: script(
-                include_str!("../../../src/scripts/release_first.lua"),
-                include_str!("../../../src/scripts/release.lua"),
-            ),
-            reserve: script("", include_str!("../../../src/scripts/reserve.lua")),
-            force_release: script("", include_str!("../../../src/scripts/force_release.lua")),
+            acquire: [SHARED, ACQUIRE, QUEUE, include_str!("../../../src/scripts/acquire.lua")].concat(),
+            renew: [SHARED, include_str!("../../../src/scripts/renew.lua")].concat(),
+            release: [SHARED, RELEASE, QUEUE, include_str!("../../../src/scripts/release.lua")].concat(),
+            reserve: [SHARED, QUEUE, include_str!("../../../src/scripts/reserve.lua")].concat(),
+            force_release: [SHARED, QUEUE, include_str!("../../../src/scripts/force_release.lua")].concat(),
         }
     }
 
@@ -83,7 +75,7 @@ impl Stage {
     pub(crate) async fn new(server: &Server, scripts: Scripts) -> Self {
         let address = Client::open(format!("redis://127.0.0.1:{}/?protocol=resp3", server.port())).unwrap();
         Self {
-            plain: address.get_multiplexed_async_connection().await.unwrap(),
+            plain: server.plain().await,
             address,
             scripts,
             clients: (0..CLIENTS).map(|_| None).collect(),
@@ -185,7 +177,10 @@ impl Stage {
             return;
         }
         let (tell, told) = mpsc::unbounded_channel();
-        let config = AsyncConnectionConfig::new().set_push_sender(tell);
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(HANG_LIMIT))
+            .set_response_timeout(Some(HANG_LIMIT))
+            .set_push_sender(tell);
         let mut con = self
             .address
             .get_multiplexed_async_connection_with_config(&config)

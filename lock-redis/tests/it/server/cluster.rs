@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 
 use lock_redis::redis::{self, Cmd, FromRedisValue};
-use lock_redis::{ClusterConfig, ClusterLock, RedisConfig};
+use lock_redis::{RedisConfig, RedisLock};
 
 #[cfg(feature = "tls")]
 use super::Certificate;
@@ -267,14 +267,12 @@ impl Cluster {
         super::until_queued(self.node_of(name).await, name, waiters).await;
     }
 
-    /// Waits until that many of the clients that wait for the name hear messages.
-    pub(crate) async fn until_subscribed(&self, name: &str, waiters: usize) {
+    /// Waits until that many clients hear messages at the node of the name.
+    pub(crate) async fn until_connected(&self, name: &str, clients: usize) {
         let node = self.node_of(name).await;
-        until(&format!("{waiters} subscriptions for {name}"), async || {
-            let pattern = format!("{{fencelock:{name}}}:client:*");
-            let mut question = redis::cmd("PUBSUB");
-            let channels: Vec<String> = node.ask(question.arg("SHARDCHANNELS").arg(pattern)).await;
-            channels.len() == waiters
+        until(&format!("{clients} channels at the node of {name}"), async || {
+            let channels: Vec<String> = node.command("PUBSUB CHANNELS fencelock:client:*").await;
+            channels.len() == clients
         })
         .await;
     }
@@ -289,8 +287,8 @@ impl Cluster {
     }
 
     /// Knows of one node from the beginning.
-    pub(crate) fn config(&self) -> ClusterConfig {
-        ClusterConfig::new([self.seed(0)])
+    pub(crate) fn config(&self) -> RedisConfig {
+        RedisConfig::cluster([("127.0.0.1", self.nodes[0].port())])
     }
 
     pub(crate) fn seed(&self, node: usize) -> RedisConfig {
@@ -298,11 +296,11 @@ impl Cluster {
     }
 
     /// A client that goes on asking while the nodes do not agree on who serves a slot, which on a busy machine takes them seconds.
-    pub(crate) async fn patient(&self) -> ClusterLock {
+    pub(crate) async fn patient(&self) -> RedisLock {
         self.config().op_timeout(HANG_LIMIT / 2).connect().await.unwrap()
     }
 
-    pub(crate) async fn client(&self) -> ClusterLock {
+    pub(crate) async fn client(&self) -> RedisLock {
         self.config().connect().await.unwrap()
     }
 }

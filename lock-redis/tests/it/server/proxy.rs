@@ -20,8 +20,6 @@ pub(crate) struct Proxy {
     cut: watch::Sender<()>,
     /// How many more answers pass before their connection is cut.
     answers: watch::Sender<u32>,
-    /// How often the connections of the time were forgotten.
-    forgotten: watch::Sender<u32>,
     /// The port that new connections are led to.
     server: watch::Sender<u16>,
     /// How many connections there have been.
@@ -38,7 +36,6 @@ impl Proxy {
         let (cut, end) = watch::channel(());
         let (answers, _) = watch::channel(u32::MAX);
         let counted = answers.clone();
-        let (forgotten, memory) = watch::channel(0);
         let (server, target) = watch::channel(server);
         let (count, accepted) = watch::channel(0);
         tokio::spawn(async move {
@@ -51,7 +48,6 @@ impl Proxy {
                     answers: answers.cloned(),
                     delay: delayed.clone(),
                     cut: end.clone(),
-                    forgotten: memory.clone(),
                 };
                 let (client_in, client_out) = client.into_split();
                 let (server_in, server_out) = server.into_split();
@@ -67,7 +63,6 @@ impl Proxy {
             delay,
             cut,
             answers,
-            forgotten,
             server,
             accepted,
         }
@@ -107,11 +102,6 @@ impl Proxy {
         self.to_client.send_replace(false);
     }
 
-    /// Passes nothing more on the connections that there are, as a router that forgot them. New ones are fine.
-    pub(crate) fn forget(&self) {
-        self.forgotten.send_modify(|times| *times += 1);
-    }
-
     /// Delivers what was held up, and whatever comes from now on.
     pub(crate) fn pass(&self) {
         self.to_server.send_replace(true);
@@ -135,12 +125,10 @@ struct Way {
     answers: Option<watch::Sender<u32>>,
     delay: watch::Receiver<Duration>,
     cut: watch::Receiver<()>,
-    forgotten: watch::Receiver<u32>,
 }
 
 async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, other: Arc<tokio::sync::Notify>) {
     way.cut.mark_unchanged();
-    let born = *way.forgotten.borrow();
     let passing = async {
         let mut buffer = vec![0; 65536];
         loop {
@@ -149,9 +137,6 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut way: Way, oth
             // Even one of no time takes a millisecond.
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
-            }
-            if *way.forgotten.borrow() != born {
-                std::future::pending::<()>().await;
             }
             if way.open.wait_for(|open| *open).await.is_err() {
                 return;

@@ -172,33 +172,27 @@ pub(crate) async fn state(sentinel: &Server) -> HashMap<String, String> {
     sentinel.ask(redis::cmd("SENTINEL").arg("MASTER").arg(SERVICE)).await
 }
 
-/// Answers as a sentinel does that names that primary since that failover, and never learns of another.
+/// Answers as a sentinel does that names that primary, and never learns of another.
 pub(crate) struct FakeSentinel {
     port: u16,
     connections: Arc<AtomicU32>,
 }
 
 impl FakeSentinel {
-    pub(crate) fn naming(host: &str, port: u16, epoch: u64) -> Self {
-        Self::start(host, port, epoch, false)
+    pub(crate) fn naming(host: &str, port: u16) -> Self {
+        Self::start(host, port, false)
     }
 
     /// One that closes each connection once it has answered.
-    pub(crate) fn closing(host: &str, port: u16, epoch: u64) -> Self {
-        Self::start(host, port, epoch, true)
+    pub(crate) fn closing(host: &str, port: u16) -> Self {
+        Self::start(host, port, true)
     }
 
-    fn start(host: &str, port: u16, epoch: u64, closes: bool) -> Self {
+    fn start(host: &str, port: u16, closes: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let own = listener.local_addr().unwrap().port();
         let text = |text: &str| format!("${}\r\n{text}\r\n", text.len());
-        let named = format!(
-            "%1\r\n{}{}*2\r\n{}{}",
-            text("config-epoch"),
-            text(&epoch.to_string()),
-            text(host),
-            text(&port.to_string())
-        );
+        let named = format!("*2\r\n{}{}", text(host), text(&port.to_string()));
         let connections = Arc::new(AtomicU32::new(0));
         let counted = Arc::clone(&connections);
         // It ends with the process.

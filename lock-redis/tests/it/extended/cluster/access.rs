@@ -1,14 +1,12 @@
 //! How a cluster is reached: by TLS, with which rights, and what is refused.
 
-use std::time::Duration;
-
 use lock_core::{DistributedLock, LockError, Released, Renewal};
-use lock_redis::{ClusterConfig, ClusterLock, RedisConfig};
+use lock_redis::{RedisConfig, RedisLock};
 
-use super::{TTL, queue};
+use super::TTL;
 use crate::server::{Cluster, Server, claim, granted, name, rights, waiting};
 
-async fn refusal(config: ClusterConfig) -> String {
+async fn refusal(config: RedisConfig) -> String {
     let error = config.connect().await.unwrap_err();
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
     let text = format!("{error} {error:?}");
@@ -19,43 +17,31 @@ async fn refusal(config: ClusterConfig) -> String {
 #[tokio::test]
 async fn what_is_no_cluster_is_refused_with_the_address_to_use() {
     let server = Server::start();
-    let text = refusal(ClusterConfig::new([server.config()])).await;
+    let text = refusal(RedisConfig::cluster([("127.0.0.1", server.port())])).await;
     assert!(
         text.contains("no node of a cluster") && text.contains("redis:"),
         "{text}"
     );
     let sentinel = Server::sentinel("", &[]);
-    let text = refusal(ClusterConfig::new([sentinel.config()])).await;
+    let text = refusal(RedisConfig::cluster([("127.0.0.1", sentinel.port())])).await;
     let address = format!("redis+sentinel://127.0.0.1:{}", sentinel.port());
     assert!(text.contains(&address), "{text}");
-    let by_sentinel = RedisConfig::sentinel([("127.0.0.1", sentinel.port())], "s");
-    assert!(
-        refusal(ClusterConfig::new([by_sentinel]))
-            .await
-            .contains("sentinels know no nodes")
-    );
     let cluster = Cluster::with(3, false, &[]).await;
     let error = cluster.seed(1).connect().await.unwrap_err();
     assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
     let address = format!("redis+cluster://127.0.0.1:{}", cluster.nodes[1].port());
     assert!(error.to_string().contains(&address), "{error}");
-    let lock = ClusterLock::connect(&address).await.unwrap();
+    let lock = RedisLock::connect(&address).await.unwrap();
     granted(&lock, &claim("n", TTL)).await;
 }
 
 #[tokio::test]
 async fn wrong_settings_are_refused_and_nodes_that_do_not_answer_are_named() {
-    assert!(refusal(ClusterConfig::new([])).await.contains("give one"));
-    let with = |number| ClusterConfig::new([RedisConfig::new("localhost", 1).database(number)]);
-    assert!(refusal(with(2)).await.contains("no database 2"));
-    #[cfg(unix)]
-    assert!(
-        refusal(ClusterConfig::new([RedisConfig::unix("/x")]))
-            .await
-            .contains("host and port")
-    );
+    assert!(refusal(RedisConfig::cluster([("", 0); 0])).await.contains("give one"));
+    let with = RedisConfig::cluster([("localhost", 1)]).database(2);
+    assert!(refusal(with).await.contains("no database 2"));
     // Nothing listens on these ports.
-    let error = ClusterLock::connect("redis+cluster://127.0.0.1:1,127.0.0.1:2")
+    let error = RedisLock::connect("redis+cluster://127.0.0.1:1,127.0.0.1:2")
         .await
         .unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
@@ -83,8 +69,8 @@ async fn credentials_are_for_all_nodes_and_wrong_ones_are_refused() {
 #[tokio::test]
 async fn one_seed_that_answers_is_enough() {
     let cluster = Cluster::with(3, false, &[]).await;
-    let seeds = [RedisConfig::new("127.0.0.1", 1), cluster.seed(2)];
-    let lock = ClusterConfig::new(seeds).connect().await.unwrap();
+    let seeds = [1, cluster.nodes[2].port()].map(|port| ("127.0.0.1", port));
+    let lock = RedisConfig::cluster(seeds).connect().await.unwrap();
     granted(&lock, &claim("n", TTL)).await;
 }
 
@@ -101,7 +87,7 @@ async fn the_rights_in_the_documentation_are_enough() {
     let lock = client().await;
     let held = granted(&lock, &claim("n", TTL)).await;
     let wait = waiting(&client().await, &claim("n", TTL));
-    cluster.until_subscribed("n", 1).await;
+    cluster.until_queued("n", 1).await;
     assert_eq!(lock.renew(&held.lease).await.unwrap(), Renewal::Renewed);
     let slot = cluster.slot("n").await;
     let from = cluster.owner(slot).await;
@@ -118,29 +104,6 @@ async fn the_rights_in_the_documentation_are_enough() {
     assert_eq!(lock.reserve(&held.claim, TTL * 2).await.unwrap(), Renewal::Renewed);
     assert_eq!(lock.list("").await.unwrap().len(), 1);
     assert_eq!(lock.server_info().await.unwrap().warnings, [""; 0]);
-    cluster.until_subscribed("n", 0).await;
-}
-
-#[tokio::test]
-async fn min_replicas_counts_those_of_the_node_of_the_name() {
-    let cluster = Cluster::start().await;
-    let with = |replicas| {
-        let config = cluster
-            .seed(0)
-            .min_replicas(replicas)
-            .op_timeout(Duration::from_secs(2));
-        ClusterConfig::new([config]).connect()
-    };
-    let lock = with(1).await.unwrap();
-    let held = granted(&lock, &claim("n", TTL)).await;
-    assert_eq!(lock.renew(&held.lease).await.unwrap(), Renewal::Renewed);
-    let error = with(2).await.unwrap().try_acquire(&claim("m", TTL)).await.unwrap_err();
-    assert!(error.to_string().contains("1 of 2 replicas"), "{error}");
-    let waits = queue(&cluster, "n", 1).await;
-    lock.release(&held.claim, None).await.unwrap();
-    for (_, wait) in waits {
-        assert!(wait.await.unwrap().token > held.token);
-    }
 }
 
 #[cfg(feature = "tls")]
@@ -150,17 +113,17 @@ async fn all_nodes_are_reached_by_tls_under_the_names_that_they_announce() {
     let (port, ca) = (cluster.tls_port(0), certificate.file());
     let address = format!("rediss+cluster://localhost:{port}?ca={}", ca.display());
     let (one, other) = (
-        ClusterLock::connect(&address).await.unwrap(),
-        ClusterLock::connect(&address).await.unwrap(),
+        RedisLock::connect(&address).await.unwrap(),
+        RedisLock::connect(&address).await.unwrap(),
     );
     for number in 0..10 {
         let text = number.to_string();
         let held = granted(&one, &claim(&text, TTL)).await;
         let wait = waiting(&other, &claim(&text, TTL));
-        cluster.until_subscribed(&text, 1).await;
+        cluster.until_queued(&text, 1).await;
         assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
         assert!(wait.await.unwrap().token > held.token);
     }
-    let untrusted = ClusterConfig::from_url(&format!("rediss+cluster://localhost:{port}")).unwrap();
+    let untrusted = RedisConfig::from_url(&format!("rediss+cluster://localhost:{port}")).unwrap();
     assert!(refusal(untrusted).await.contains("ca=FILE"));
 }

@@ -3,14 +3,14 @@
 use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, Grant, LockError, Released, Renewal};
-use lock_redis::{ClusterConfig, ClusterLock, redis};
+use lock_redis::{RedisConfig, RedisLock, redis};
 use rustix::process::Signal;
 
 use super::{TTL, queue, served};
 use crate::server::{Cluster, NODE_TIMEOUT, busy, claim, granted, until, waiting};
 
 /// A cluster, the node of the name `n`, and a client that holds that.
-async fn held() -> (Cluster, usize, ClusterLock, Grant) {
+async fn held() -> (Cluster, usize, RedisLock, Grant) {
     let cluster = Cluster::start().await;
     let primary = cluster.owner(cluster.slot("n").await).await;
     let one = cluster.client().await;
@@ -64,7 +64,7 @@ async fn requests_outlast_a_failover() {
     let (mut cluster, primary, one, held) = held().await;
     let other = cluster.client().await;
     let wait = waiting(&other, &claim("n", TTL));
-    cluster.until_subscribed("n", 1).await;
+    cluster.until_queued("n", 1).await;
     cluster.until_replicated(primary).await;
     cluster.nodes[primary].kill();
     // Each of them begins while no node serves the slot.
@@ -89,24 +89,6 @@ async fn a_silent_primary_is_left_for_its_replica() {
 }
 
 #[tokio::test]
-async fn a_waiter_finds_out_that_its_primary_is_silent_long_before_it_refreshes_its_place() {
-    let (cluster, primary, one, held) = held().await;
-    let other = cluster.client().await;
-    // It would refresh its place after its deadline.
-    let wait = waiting(&other, &claim("n", TTL));
-    cluster.until_subscribed("n", 1).await;
-    cluster.until_replicated(primary).await;
-    cluster.nodes[primary].signal(Signal::STOP);
-    until_promoted(&cluster, primary, primary + 3).await;
-    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
-    let released = Instant::now();
-    let next = wait.await.unwrap();
-    println!("granted {:?} after the release", released.elapsed());
-    assert!(next.token > held.token);
-    cluster.nodes[primary].signal(Signal::CONT);
-}
-
-#[tokio::test]
 async fn a_lock_that_the_promoted_replica_lacks_was_not_released() {
     let (mut cluster, primary, one, held) = held().await;
     let other = cluster.client().await;
@@ -114,7 +96,8 @@ async fn a_lock_that_the_promoted_replica_lacks_was_not_released() {
     cluster.nodes[primary + 3].kill();
     cluster.nodes[primary + 3].revive();
     // The first request goes to the silent node, and might be carried out there.
-    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::NotHeld);
+    let told = one.release(&held.claim, None).await;
+    assert!(!matches!(told, Ok(Released::Released)), "{told:?}");
     let next = granted(&other, &claim("n", TTL)).await;
     assert!(next.token > held.token);
     cluster.nodes[primary].signal(Signal::CONT);
@@ -141,7 +124,7 @@ async fn a_node_of_another_cluster_takes_no_lock_over_while_this_one_is_silent()
     let signal = |of: &Cluster, signal| of.nodes.iter().for_each(|node| node.signal(signal));
     // So that the first of them is found, whatever the order.
     signal(&other, Signal::STOP);
-    let config = ClusterConfig::new([cluster.seed(0), other.seed(0)]);
+    let config = RedisConfig::cluster([&cluster, &other].map(|of| ("127.0.0.1", of.nodes[0].port())));
     let one = config.op_timeout(Duration::from_secs(6)).connect().await.unwrap();
     let held = granted(&one, &claim("n", TTL)).await;
     signal(&other, Signal::CONT);
@@ -201,7 +184,7 @@ async fn nodes_can_be_added_and_removed_under_holds_and_waits() {
     cluster.move_slot(slot, from, 3).await;
     cluster.until_known().await;
     assert_eq!(before.renew(&last.lease).await.unwrap(), Renewal::Renewed);
-    cluster.until_subscribed("n", 2).await;
+    cluster.until_queued("n", 2).await;
     let mut waits = waits.into_iter();
     for leaves in [false, true] {
         if leaves {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lock_core::{DistributedLock, LockError, Released, Renewal};
 
 use super::{TTL, queue, served};
-use crate::server::{Cluster, busy, claim, granted, name, until, waiting};
+use crate::server::{Cluster, busy, claim, granted, name, waiting};
 
 /// The slot of `n`, the node that serves it, and another one.
 async fn way(cluster: &Cluster) -> (u16, usize, usize) {
@@ -55,9 +55,9 @@ async fn a_waiter_that_dies_while_its_slot_moves_is_in_the_way_for_one_ttl_at_mo
     let held = granted(&one, &claim("n", TTL)).await;
     let short = claim("n", Duration::from_secs(4));
     let dying = waiting(&dead, &short);
-    cluster.until_subscribed("n", 1).await;
+    cluster.until_queued("n", 1).await;
     let wait = waiting(&other, &claim("n", TTL));
-    cluster.until_subscribed("n", 2).await;
+    cluster.until_queued("n", 2).await;
     dying.abort();
     let _ = dying.await;
     drop(dead);
@@ -68,7 +68,7 @@ async fn a_waiter_that_dies_while_its_slot_moves_is_in_the_way_for_one_ttl_at_mo
 }
 
 #[tokio::test]
-async fn messages_come_from_the_new_node_once_those_who_wait_are_there() {
+async fn waiters_hear_messages_of_the_node_that_their_slot_has_moved_to() {
     let cluster = Cluster::with(3, false, &[]).await;
     let (slot, from, to) = way(&cluster).await;
     let one = cluster.patient().await;
@@ -76,8 +76,6 @@ async fn messages_come_from_the_new_node_once_those_who_wait_are_there() {
     let queue = queue(&cluster, "n", 3).await;
     cluster.move_slot(slot, from, to).await;
     cluster.until_known().await;
-    cluster.until_subscribed("n", 3).await;
-    cluster.until_queued("n", 3).await;
     assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
     served(queue, held.token).await;
 }
@@ -143,7 +141,7 @@ async fn a_wait_goes_on_whichever_node_is_told_first_that_the_slot_has_moved() {
     let (one, other) = (cluster.patient().await, cluster.patient().await);
     let held = granted(&one, &claim("n", TTL)).await;
     let wait = waiting(&other, &claim("n", TTL));
-    cluster.until_subscribed("n", 1).await;
+    cluster.until_queued("n", 1).await;
     cluster.open_slot(slot, from, to).await;
     cluster.move_keys(slot, from, to).await;
     let id = cluster.id(to).await;
@@ -184,7 +182,7 @@ async fn other_names_of_the_node_are_waited_for_undisturbed_while_slots_leave_it
     for text in &names {
         let held = granted(&lock, &claim(text, TTL)).await;
         let wait = waiting(&waiter, &claim(text, TTL));
-        cluster.until_subscribed(text, 1).await;
+        cluster.until_queued(text, 1).await;
         waits.push((held, wait));
     }
     let connections = || async { cluster.nodes[0].command::<String>("CLIENT LIST").await.lines().count() };
@@ -203,44 +201,5 @@ async fn other_names_of_the_node_are_waited_for_undisturbed_while_slots_leave_it
     for (held, wait) in waits {
         lock.release(&held.claim, None).await.unwrap();
         assert!(wait.await.unwrap().token > held.token);
-    }
-    until("nothing is subscribed", async || {
-        let mut channels = 0;
-        for node in &cluster.nodes {
-            channels += node.command::<Vec<String>>("PUBSUB SHARDCHANNELS").await.len();
-        }
-        channels == 0
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn waiters_keep_their_order_although_their_slot_is_moved_for_longer_than_their_ttl() {
-    let cluster = Cluster::with(3, false, &[]).await;
-    let (slot, from, to) = way(&cluster).await;
-    let first = cluster.patient().await;
-    let mut last = granted(&first, &claim("n", TTL)).await;
-    let ttl = Duration::from_secs(3);
-    let mut waits = Vec::new();
-    for place in 1..=4 {
-        // A wait fails after that time without an answer, and is asked for again by the core.
-        let config = cluster.config().op_timeout(Duration::from_secs(30));
-        let lock = config.connect().await.unwrap();
-        waits.push((lock.clone(), waiting(&lock, &claim("n", ttl))));
-        cluster.until_queued("n", place).await;
-        cluster.until_subscribed("n", place).await;
-    }
-    // The keys of the queue stay at the one node, and then at the other, for longer than a place lasts.
-    cluster.open_slot(slot, from, to).await;
-    tokio::time::sleep(ttl * 3 / 2).await;
-    cluster.move_keys(slot, from, to).await;
-    tokio::time::sleep(ttl * 3 / 2).await;
-    cluster.close_slot(slot, from, to).await;
-    let mut before = first;
-    for (lock, wait) in waits {
-        assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
-        let next = wait.await.unwrap();
-        assert!(next.token > last.token, "{} after {}", next.token, last.token);
-        (before, last) = (lock, next);
     }
 }

@@ -109,8 +109,6 @@ async fn one_node_that_is_set_up_wrongly_is_named() {
     let refused = refusal(with(RedisConfig::new("127.0.0.1", port)));
     let ((), text) = tokio::join!(answer(&old, &[BEFORE_6]), refused);
     assert!(text.contains(&port.to_string()) && text.contains("6.2"), "{text}");
-    let text = refusal(with(evicting.config().min_replicas(1))).await;
-    assert!(text.contains("min_replicas"), "{text}");
     let sentinel = Server::sentinel("", &[]);
     let clustered = Server::with(&["--cluster-enabled", "yes"]);
     for (server, kind) in [(sentinel, "Sentinel"), (clustered, "Redis Cluster")] {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use lock_core::LockError;
-use redis::{ErrorKind, RedisError, ServerErrorKind};
+use redis::{ErrorKind, RedisError};
 
 /// Why an operation failed.
 #[derive(Debug)]
@@ -18,8 +18,10 @@ pub(crate) enum Failure {
     Young(Duration),
     /// The server is a node of several, which other clients know as one of another number of nodes or with another longest ttl.
     Differs { nodes: u64, max_ttl: Duration },
-    /// Fewer replicas than wanted had the grant or the renewal in time.
-    TooFew { reached: u32, wanted: u32 },
+    /// A request to release was repeated, as its connection had ended, and the name is not held now.
+    PerhapsReleased,
+    /// The request was not repeated, as its connection had ended, because another hold could be released then.
+    NotRepeated,
     /// One of these keys is not of the type that the scripts give it.
     Foreign(String),
     /// The answer is none that the scripts give.
@@ -31,7 +33,11 @@ pub(crate) enum Failure {
 impl Failure {
     /// Whether the connection ended under a request, which may have been carried out.
     pub(crate) fn is_lost_connection(&self) -> bool {
-        matches!(self, Self::Redis(error) if error.is_connection_dropped())
+        match self {
+            Self::Redis(error) => error.is_connection_dropped() || error.is_io_error(),
+            Self::Broken => true,
+            _ => false,
+        }
     }
 
     /// Whether the server has become a replica, and did nothing.
@@ -39,22 +45,9 @@ impl Failure {
         matches!(self, Self::Redis(error) if is_demotion(error))
     }
 
-    /// Whether the keys that were needed are at two nodes of a cluster while their slot is moved.
-    pub(crate) fn is_slot_moving(&self) -> bool {
-        matches!(self, Self::Redis(error) if error.kind() == ErrorKind::Server(ServerErrorKind::TryAgain))
-    }
-
     /// Whether the user lacks a right.
     pub(crate) fn is_denied(&self) -> bool {
         matches!(self, Self::Redis(error) if is_denied(error))
-    }
-
-    /// There was no connection for a second request; the first one may have been carried out.
-    pub(crate) fn maybe_sent(self) -> Self {
-        match self {
-            Self::Known(error) => Self::Known(error.maybe_sent()),
-            other => other,
-        }
     }
 
     /// What the caller is told.
@@ -77,12 +70,13 @@ impl Failure {
                 "other clients of this namespace use {nodes} nodes with a max_ttl of {max_ttl:?}; give all clients the same nodes and \
                  the same max_ttl, or choose another namespace"
             )),
-            Self::TooFew { reached, wanted } => unavailable(
+            Self::PerhapsReleased => unavailable(
                 operation,
-                &format!(
-                    "{reached} of {wanted} replicas confirmed it in time; look after the replicas, or ask for fewer. Perhaps \
-                     one of them was promoted, and this server is no longer the primary"
-                ),
+                "the connection ended before the answer came, and the lock is not held now: it was released, or was lost before that",
+            ),
+            Self::NotRepeated => unavailable(
+                operation,
+                "the connection ended before the answer came; look at the holder, and try again if it is still the same",
             ),
             Self::Foreign(keys) => LockError::configuration(foreign(&keys)),
             Self::Nonsense => unavailable(operation, "Redis answered with something else than what was asked for"),

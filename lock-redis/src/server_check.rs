@@ -5,7 +5,7 @@ use std::time::Duration;
 use lock_core::{LockError, ServerInfo};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
-use crate::failure;
+use crate::error;
 use crate::transport::Place;
 
 /// What `INFO` told of the server.
@@ -74,11 +74,6 @@ impl Server {
         self.uptime
     }
 
-    /// Whether scripts can carry flags.
-    pub(crate) fn knows_flags(&self) -> bool {
-        self.version >= (7, 0)
-    }
-
     pub(crate) fn is_primary(&self) -> bool {
         self.role == "master"
     }
@@ -93,21 +88,18 @@ impl Server {
         }
         let Some(message) = self.danger() else { return Ok(()) };
         if !allow_unsafe && was_primary && self.is_replica() && !self.is_too_old() {
-            return Err(LockError::unavailable("connecting", failure::DEMOTED.to_owned()));
+            return Err(LockError::unavailable("connecting", error::DEMOTED.to_owned()));
         }
         refuse(&message, allow_unsafe)
     }
 
     /// The same for a node of a cluster. It may be a replica, which knows where the primaries are and serves nothing itself.
     pub(crate) fn check_in_cluster(&self, allow_unsafe: bool) -> Result<(), LockError> {
-        if self.version < (7, 0) {
-            let (major, minor) = self.version;
-            return Err(LockError::configuration(format!(
-                "this node of the cluster has version {major}.{minor}, and locks need sharded channels, which are in Redis 7.0 or \
-                 later; update all nodes"
-            )));
-        }
-        self.evicts().map_or(Ok(()), |message| refuse(&message, allow_unsafe))
+        let danger = match self.is_replica() {
+            true => self.evicts(),
+            false => self.danger(),
+        };
+        danger.map_or(Ok(()), |message| refuse(&message, allow_unsafe))
     }
 
     /// Refuses what cannot be one of several independent servers.
@@ -159,12 +151,12 @@ impl Server {
     }
 
     /// What puts locks at risk although they are kept: what [`check`](Self::check) refuses unless that was allowed, and
-    /// replicas that the primary does not depend on. `min_replicas` is what the client waits for.
-    pub(crate) fn warnings(&self, min_replicas: u32) -> Vec<String> {
-        let splits = self.is_primary() && self.replicas > 0 && !self.needs_replicas && min_replicas == 0;
+    /// replicas that the primary does not depend on.
+    pub(crate) fn warnings(&self) -> Vec<String> {
+        let splits = self.is_primary() && self.replicas > 0 && !self.needs_replicas;
         let splits = splits.then(|| {
             "this Redis goes on alone when its replicas are gone (min-replicas-to-write 0): if one of them is promoted while \
-             this server stays up, both grant the same locks, and no holder is told; set min_replicas in the address, or \
+             this server stays up, both grant the same locks, and no holder is told; set \
              min-replicas-to-write and min-replicas-max-lag on all servers"
                 .to_owned()
         });
@@ -205,6 +197,28 @@ fn service(value: &str) -> Option<String> {
 const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
 
 /// Refuses what is unsafe, or warns if that is wanted.
+/// A client of a single server has found a node of a cluster there.
+pub(crate) fn needs_cluster_address(place: &Place) -> LockError {
+    let address = place.url("+cluster");
+    LockError::configuration(format!(
+        "this is a node of a Redis Cluster, which serves only a part of the names; use the address {address} instead, with the same \
+         credentials and parameters"
+    ))
+}
+
+/// A client of a cluster has found a single server there.
+pub(crate) fn not_a_cluster(place: &Place) -> LockError {
+    let scheme = match place {
+        #[cfg(feature = "tls")]
+        Place::Tls(..) => "rediss:",
+        _ => "redis:",
+    };
+    LockError::configuration(format!(
+        "the Redis at {place} is no node of a cluster; start the address with {scheme} if it is a server of its own, or give the nodes of \
+         the cluster"
+    ))
+}
+
 fn refuse(message: &str, allow_unsafe: bool) -> Result<(), LockError> {
     if !allow_unsafe {
         return Err(LockError::unsafe_configuration(format!(
@@ -246,7 +260,6 @@ mod tests {
                 "{usual}"
             );
         }
-        assert!(server("").knows_flags() && !server("redis_version:6.2.99").knows_flags());
     }
 
     #[test]
@@ -285,16 +298,15 @@ mod tests {
 
     #[test]
     fn a_primary_that_does_not_need_its_replicas_is_a_warning() {
-        assert_eq!(server("").warnings(0), [""; 0]);
-        let warnings = server("connected_slaves:1").warnings(0);
+        assert_eq!(server("").warnings(), [""; 0]);
+        let warnings = server("connected_slaves:1").warnings();
         assert!(warnings[0].contains("min-replicas-to-write"), "{warnings:?}");
-        assert_eq!(server("connected_slaves:1").warnings(1), [""; 0]);
         assert_eq!(
-            server("connected_slaves:1\r\nmin_slaves_good_slaves:1").warnings(0),
+            server("connected_slaves:1\r\nmin_slaves_good_slaves:1").warnings(),
             [""; 0]
         );
         let evicts = server("connected_slaves:1\r\nmaxmemory:1000\r\nmaxmemory_policy:allkeys-lru");
-        assert_eq!(evicts.warnings(0).len(), 2);
+        assert_eq!(evicts.warnings().len(), 2);
     }
 
     #[test]
@@ -330,11 +342,8 @@ mod tests {
     }
 
     #[test]
-    fn a_node_of_a_cluster_may_be_a_replica_and_must_know_sharded_channels() {
+    fn a_node_of_a_cluster_may_be_a_replica_and_must_not_evict() {
         assert!(server("role:slave").check_in_cluster(false).is_ok());
-        let refused = server("redis_version:6.2.14").check_in_cluster(true).unwrap_err();
-        assert!(matches!(refused, LockError::Configuration { .. }), "{refused:?}");
-        assert!(refused.to_string().contains("7.0"), "{refused}");
         let evicts = server("maxmemory:1000\r\nmaxmemory_policy:allkeys-lru");
         let refused = evicts.check_in_cluster(false).unwrap_err();
         assert!(matches!(refused, LockError::UnsafeConfiguration { .. }), "{refused:?}");

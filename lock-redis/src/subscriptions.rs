@@ -1,4 +1,4 @@
-//! Who of this client hears what the server pushes.
+//! The claims of this client that the server sends messages about.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,11 +9,11 @@ use tokio::sync::watch;
 
 /// The claims that wait or hold.
 #[derive(Clone, Default)]
-pub(crate) struct Listeners {
-    claims: Arc<Mutex<HashMap<OwnerId, Listener>>>,
+pub(crate) struct Subscriptions {
+    claims: Arc<Mutex<HashMap<OwnerId, Subscription>>>,
 }
 
-enum Listener {
+enum Subscription {
     Waiting(watch::Sender<Option<Push>>),
     Holding(Holding),
 }
@@ -36,46 +36,52 @@ pub(crate) enum Push {
         life: Duration,
         tokens: u64,
     },
-    /// It is the first in line; the holder's lease ends after that time unless it is renewed.
+    /// It is the first in line; the lock ends after that time.
     First(Duration),
+    /// It was granted the lock, and another client has released that by force.
+    Taken,
 }
 
-impl Listeners {
+impl Subscriptions {
     /// Listens for a claim that waits, until the ticket is dropped.
     pub(crate) fn wait(&self, owner: OwnerId) -> Ticket {
         // Every acquisition has one, and few are told anything. The last word makes void what was told before it: a refresh
         // finds out whatever was missed.
         let (tell, told) = watch::channel(None);
-        self.lock().insert(owner, Listener::Waiting(tell));
+        self.lock().insert(owner, Subscription::Waiting(tell));
         Ticket {
-            listeners: self.clone(),
+            subscriptions: self.clone(),
             owner,
             told,
         }
     }
 
-    /// Listens for a claim that holds, until it is forgotten.
+    /// Listens for a claim that holds, until it is forgotten. A grant that has been released by force meanwhile is lost.
     pub(crate) fn hold(&self, grant: &Grant) {
-        let holding = Listener::Holding(Holding {
+        let holding = Subscription::Holding(Holding {
             claim: grant.claim.clone(),
             token: grant.token,
             revoker: grant.revoker(),
             reserved_until: None,
         });
-        self.lock().insert(grant.claim.owner(), holding);
+        if let Some(Subscription::Waiting(tell)) = self.lock().insert(grant.claim.owner(), holding)
+            && *tell.borrow() == Some(Push::Taken)
+        {
+            grant.revoker().revoke(LossReason::NotHeld);
+        }
     }
 
     /// The token of the claim that holds.
     pub(crate) fn token(&self, owner: OwnerId) -> Option<FencingToken> {
         match self.lock().get(&owner)? {
-            Listener::Holding(holding) => Some(holding.token),
-            Listener::Waiting(_) => None,
+            Subscription::Holding(holding) => Some(holding.token),
+            Subscription::Waiting(_) => None,
         }
     }
 
     /// Takes note of a reservation by the claim that holds.
     pub(crate) fn reserved(&self, owner: OwnerId, until: Stamp) {
-        if let Some(Listener::Holding(holding)) = self.lock().get_mut(&owner) {
+        if let Some(Subscription::Holding(holding)) = self.lock().get_mut(&owner) {
             holding.reserved_until = Some(until);
         }
     }
@@ -87,33 +93,33 @@ impl Listeners {
 
     /// Every claim that holds, as far as known, and until when its name is reserved.
     pub(crate) fn holding(&self) -> Vec<(Claim, Option<Stamp>)> {
-        let holding = |listener: &Listener| match listener {
-            Listener::Holding(holding) => Some((holding.claim.clone(), holding.reserved_until)),
-            Listener::Waiting(_) => None,
+        let holding = |listener: &Subscription| match listener {
+            Subscription::Holding(holding) => Some((holding.claim.clone(), holding.reserved_until)),
+            Subscription::Waiting(_) => None,
         };
         self.lock().values().filter_map(holding).collect()
     }
 
     /// Passes on what came over the channel. What nobody listens for is void: whoever gave up releases.
     pub(crate) fn hear(&self, message: &[u8]) {
-        let Some((owner, told)) = std::str::from_utf8(message).ok().and_then(read) else {
+        let Some((owner, push)) = std::str::from_utf8(message).ok().and_then(read) else {
             tracing::warn!(target: "fencelock", "a message on the client's channel could not be read");
             return;
         };
-        let mut listeners = self.lock();
-        match (listeners.get(&owner), told) {
-            (Some(Listener::Waiting(tell)), Told::Push(push)) => {
+        let mut subscriptions = self.lock();
+        match (subscriptions.get(&owner), push) {
+            (Some(Subscription::Waiting(tell)), push) => {
                 tell.send_replace(Some(push));
             }
-            (Some(Listener::Holding(holding)), Told::Taken) => {
+            (Some(Subscription::Holding(holding)), Push::Taken) => {
                 holding.revoker.revoke(LossReason::NotHeld);
-                listeners.remove(&owner);
+                subscriptions.remove(&owner);
             }
             _ => {}
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Listener>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Subscription>> {
         // Nothing here panics while holding the mutex.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -121,7 +127,7 @@ impl Listeners {
 
 /// The pushes for a waiter, until it is dropped.
 pub(crate) struct Ticket {
-    listeners: Listeners,
+    subscriptions: Subscriptions,
     owner: OwnerId,
     told: watch::Receiver<Option<Push>>,
 }
@@ -130,47 +136,51 @@ impl Ticket {
     /// The last push that was not seen yet; `None` if the claim was forgotten. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Option<Push> {
         self.told.changed().await.ok()?;
-        *self.told.borrow_and_update()
+        let push = *self.told.borrow_and_update();
+        if push == Some(Push::Taken)
+            && let Some(Subscription::Waiting(tell)) = self.subscriptions.lock().get(&self.owner)
+        {
+            // A later grant stands.
+            tell.send_if_modified(|push| {
+                *push = None;
+                false
+            });
+        }
+        push
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        let mut listeners = self.listeners.lock();
+        let mut subscriptions = self.subscriptions.lock();
         // Another may listen for the same owner by now.
-        if let Some(Listener::Waiting(tell)) = listeners.get(&self.owner)
+        if let Some(Subscription::Waiting(tell)) = subscriptions.get(&self.owner)
             && tell.subscribe().same_channel(&self.told)
         {
-            listeners.remove(&self.owner);
+            subscriptions.remove(&self.owner);
         }
     }
 }
 
-#[derive(Debug, PartialEq, Eq)]
-enum Told {
-    Push(Push),
-    Taken,
-}
-
-fn read(message: &str) -> Option<(OwnerId, Told)> {
+fn read(message: &str) -> Option<(OwnerId, Push)> {
     let mut words = message.split(' ');
     let kind = words.next()?;
     let owner = words.next()?.parse().ok()?;
     let mut number = || words.next()?.parse::<i64>().ok();
     let millis = |number: i64| Duration::from_millis(u64::try_from(number).unwrap_or_default());
-    let told = match kind {
-        "granted" => Told::Push(Push::Granted {
+    let push = match kind {
+        "granted" => Push::Granted {
             token: FencingToken::try_from(number()?).ok()?,
             sent: u64::try_from(number()?).ok()?,
             life: millis(number()?),
             // A script of an earlier version does not say.
             tokens: number().and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(1),
-        }),
-        "first" => Told::Push(Push::First(millis(number()?))),
-        "taken" => Told::Taken,
+        },
+        "first" => Push::First(millis(number()?)),
+        "taken" => Push::Taken,
         _ => return None,
     };
-    Some((owner, told))
+    Some((owner, push))
 }
 
 #[cfg(test)]
@@ -181,18 +191,18 @@ mod tests {
     fn messages_are_read_and_nonsense_is_not() {
         let owner = OwnerId::random();
         for (end, tokens) in [("", 1), (" 64", 64)] {
-            let granted = Told::Push(Push::Granted {
+            let granted = Push::Granted {
                 token: FencingToken::new(1_700_000_000_000_001).unwrap(),
                 sent: 77,
                 life: Duration::from_millis(5000),
                 tokens,
-            });
+            };
             let message = format!("granted {owner} 1700000000000001 77 5000{end}");
             assert_eq!(read(&message), Some((owner, granted)));
         }
-        let first = Told::Push(Push::First(Duration::from_millis(250)));
+        let first = Push::First(Duration::from_millis(250));
         assert_eq!(read(&format!("first {owner} 250")), Some((owner, first)));
-        assert_eq!(read(&format!("taken {owner}")), Some((owner, Told::Taken)));
+        assert_eq!(read(&format!("taken {owner}")), Some((owner, Push::Taken)));
         for nonsense in [
             "",
             "granted",
@@ -205,16 +215,37 @@ mod tests {
     }
 
     #[test]
+    fn a_grant_that_is_taken_before_its_waiter_runs_is_lost() {
+        let subscriptions = Subscriptions::default();
+        let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(9));
+        let owner = claim.owner();
+        let ticket = subscriptions.wait(owner);
+        for message in [
+            format!("granted {owner} 1700000000000001 77 5000"),
+            format!("taken {owner}"),
+        ] {
+            subscriptions.hear(message.as_bytes());
+        }
+        // The waiter that has read the first one already.
+        let now = lock_core::Clock::system().now();
+        let lease = lock_core::Lease::for_claim(&claim, now);
+        let grant = Grant::new(claim, FencingToken::new(1).unwrap(), lease);
+        subscriptions.hold(&grant);
+        assert_eq!(*ticket.told.borrow(), Some(Push::Taken));
+        assert_eq!(grant.revoked(), Some(LossReason::NotHeld));
+    }
+
+    #[test]
     fn a_dropped_ticket_takes_no_later_one_along() {
-        let listeners = Listeners::default();
+        let subscriptions = Subscriptions::default();
         let owner = OwnerId::random();
-        let first = listeners.wait(owner);
-        let mut second = listeners.wait(owner);
+        let first = subscriptions.wait(owner);
+        let mut second = subscriptions.wait(owner);
         drop(first);
-        listeners.hear(format!("first {owner} 9").as_bytes());
+        subscriptions.hear(format!("first {owner} 9").as_bytes());
         let told = *second.told.borrow_and_update();
         assert_eq!(told, Some(Push::First(Duration::from_millis(9))));
         drop(second);
-        assert!(listeners.lock().is_empty());
+        assert!(subscriptions.lock().is_empty());
     }
 }

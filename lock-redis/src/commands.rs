@@ -1,0 +1,427 @@
+//! What is asked of a server, and what it answers.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use lock_core::{Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockName, Released, Renewal, Stamp};
+use redis::{RedisError, Value};
+use tokio::time::timeout;
+
+use crate::client::Client;
+use crate::connection::Connection;
+use crate::error::{self, Failure};
+use crate::fields::Fields;
+use crate::record;
+use crate::scripts::{self, Script};
+
+/// Stands for an owner where there is none.
+pub(crate) const NOBODY: &str = "-";
+
+/// What to do if another claim holds the lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum OnBusy {
+    /// Nothing.
+    Fail,
+    /// Wait in the queue.
+    Queue,
+}
+
+/// The answer to an acquire.
+pub(crate) enum Answer {
+    Granted(Grant),
+    Busy(Waiting),
+}
+
+impl From<Answer> for Attempt {
+    fn from(answer: Answer) -> Self {
+        match answer {
+            Answer::Granted(grant) => Self::Granted(grant),
+            Answer::Busy(waiting) => waiting.busy.into(),
+        }
+    }
+}
+
+/// What is known while another claim holds the lock.
+pub(crate) struct Waiting {
+    pub(crate) busy: Busy,
+    /// How long the place in the queue is kept.
+    pub(crate) life: Duration,
+    /// Earliest time until the claim can be granted, if the server pushes nothing.
+    pub(crate) turn: Duration,
+}
+
+/// What an acquire came to.
+#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
+enum Reply {
+    Answer(Answer),
+    /// The request took too long to arrive; nothing was done.
+    Late,
+    /// The lock is free, but so many waiters before this claim are gone that one script cannot remove them all.
+    Again,
+}
+
+/// Minimum time between two requests of a claim that is not the first in line, if the claims before it have short ttls.
+const SHORTEST_TURN: Duration = Duration::from_secs(1);
+
+/// For requests that any grant of the claim will do for.
+const ANY_TOKEN: &str = "";
+
+/// How many keys of any kind the server looks through in one step.
+const SCANNED: u32 = 1000;
+
+/// How many locks are read in one step.
+const READ: usize = 250;
+
+impl Client {
+    /// Asks for the lock.
+    pub(crate) async fn acquire_on(
+        &self,
+        connection: &Connection,
+        claim: &Claim,
+        on_busy: OnBusy,
+    ) -> Result<(Answer, Stamp), Failure> {
+        let ttl = millis(claim.ttl());
+        let info = record::info(claim);
+        let mut late = 0;
+        loop {
+            let sent = self.clock().now();
+            let arguments = [
+                &*claim.owner().to_string(),
+                &ttl.to_string(),
+                &(connection.server_millis(sent) + ttl).to_string(),
+                &self.micros(sent).to_string(),
+                &self.client_at(connection),
+                &info,
+                if on_busy == OnBusy::Queue { "1" } else { "0" },
+                &tokens_wanted(claim),
+            ];
+            let answer = self
+                .run(&scripts::ACQUIRE, connection, claim.name(), &arguments)
+                .await?;
+            match self.attempted(connection, claim, sent, answer)? {
+                Reply::Answer(answer) => return Ok((answer, sent)),
+                // An idea of the server's clock that has become wrong is put right by the first answer.
+                Reply::Late if late > 0 => {
+                    let (round_trip, ttl) = (self.clock().now().since(sent), claim.ttl());
+                    return Err(Failure::Late { round_trip, ttl });
+                }
+                Reply::Late => late += 1,
+                // Each time the server has removed some.
+                Reply::Again => {}
+            }
+        }
+    }
+
+    /// What an acquire was answered.
+    fn attempted(
+        &self,
+        connection: &Connection,
+        claim: &Claim,
+        sent: Stamp,
+        mut answer: Fields,
+    ) -> Result<Reply, Failure> {
+        let word = answer.word()?;
+        let time = answer.number()?;
+        if word == "late" {
+            connection.relearn(time, sent);
+            return Ok(Reply::Late);
+        }
+        connection.learn(time, sent);
+        match &*word {
+            "again" => Ok(Reply::Again),
+            "granted" => {
+                let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
+                let life = Duration::from_millis(answer.number()?);
+                // A grant of what the claim holds already does not say.
+                let tokens = answer.field::<Option<u64>>()?.unwrap_or(1);
+                let grant = self.grant(claim, (token, tokens), sent, life);
+                Ok(Reply::Answer(Answer::Granted(grant)))
+            }
+            "busy" => {
+                let lease = answer.time()?;
+                let holder = record::holder(claim.name(), &answer.word()?, lease);
+                let life = Duration::from_millis(answer.number()?);
+                let ahead = answer.time()?.unwrap_or_default();
+                let lease = lease.unwrap_or(claim.ttl());
+                let busy = Busy::default().with_retry_after(lease).with_holder(holder);
+                // If the first in line has ended without a release, only the request of another waiter removes it.
+                let turn = match ahead {
+                    Duration::ZERO => lease,
+                    ahead => lease.max(ahead).max(SHORTEST_TURN),
+                };
+                Ok(Reply::Answer(Answer::Busy(Waiting { busy, life, turn })))
+            }
+            _ => Err(Failure::Nonsense),
+        }
+    }
+
+    /// A grant of that many tokens, the highest of which is given, by the request that was sent at `sent`, which the server gave that much
+    /// life.
+    ///
+    /// The lease counts from an earlier stamp if that is less than the ttl: what was given is what counts.
+    pub(crate) fn grant(
+        &self,
+        claim: &Claim,
+        (token, tokens): (FencingToken, u64),
+        sent: Stamp,
+        life: Duration,
+    ) -> Grant {
+        let lease = Lease::for_claim(claim, sent - claim.ttl().saturating_sub(life));
+        let first = (token.get() + 1).saturating_sub(tokens);
+        let first = FencingToken::new(first).unwrap_or(token);
+        let grant = Grant::new(claim.clone(), token, lease).with_first_token(first);
+        self.subscriptions().hold(&grant);
+        grant
+    }
+
+    pub(crate) async fn renew_on(&self, connection: &Connection, claim: &Claim) -> Result<Renewal, Failure> {
+        let (owner, ttl) = (claim.owner().to_string(), millis(claim.ttl()));
+        let keys = [self.settings().keys.lock(claim.name())];
+        let mut round_trip = Duration::ZERO;
+        for _ in 0..2 {
+            let sent = self.clock().now();
+            // Twice as long as the core waits for the answer.
+            let stop = connection.server_millis(sent) + ttl / 2;
+            let reserved = if claim.at_least().is_some() { "1" } else { "0" };
+            let arguments: [&str; 4] = [&owner, &ttl.to_string(), &stop.to_string(), reserved];
+            let mut answer = self.run_on(&scripts::RENEW, connection, &keys, &arguments).await?;
+            round_trip = self.clock().now().since(sent);
+            let (word, time) = (answer.word()?, answer.number()?);
+            if word == "late" {
+                connection.relearn(time, sent);
+                continue;
+            }
+            connection.learn(time, sent);
+            connection.look_again();
+            return match &*word {
+                "renewed" => Ok(Renewal::Renewed),
+                "lost" => {
+                    // One of several nodes does not decide that.
+                    if self.settings().node.is_none() {
+                        self.subscriptions().forget(claim.owner());
+                    }
+                    Ok(Renewal::NotHeld)
+                }
+                _ => Err(Failure::Nonsense),
+            };
+        }
+        let ttl = claim.ttl();
+        Err(Failure::Late { round_trip, ttl })
+    }
+
+    /// Releases the claim, and leaves the name reserved for `keep` from now on.
+    pub(crate) async fn release_on(
+        &self,
+        connection: &Connection,
+        claim: &Claim,
+        keep: Option<Duration>,
+    ) -> Result<Released, Failure> {
+        if let Some(rest) = keep {
+            let held = self.reserve_on(connection, claim, ANY_TOKEN, rest, true).await?;
+            return Ok(if held { Released::Released } else { Released::NotHeld });
+        }
+        let sent = self.clock().now();
+        let owner = claim.owner().to_string();
+        let mut answer = self.run(&scripts::RELEASE, connection, claim.name(), &[&owner]).await?;
+        let released = answer.released()?;
+        connection.learn(answer.number()?, sent);
+        if answer.number()? > 0 {
+            self.serve(connection, claim.name(), sent).await;
+        }
+        Ok(released)
+    }
+
+    /// Gives the name to the next waiter, behind more waiters that are gone than one script removes.
+    ///
+    /// If this fails or takes longer than half of the time that is left of the request that was sent at `sent`, the next refresh of a waiter
+    /// continues, so the caller's request succeeds.
+    async fn serve(&self, connection: &Connection, name: &LockName, sent: Stamp) {
+        let elapsed = self.clock().now().since(sent);
+        let limit = self.settings().op_timeout.saturating_sub(elapsed) / 2;
+        let serving = async {
+            loop {
+                let mut answer = self.run(&scripts::RELEASE, connection, name, &[NOBODY]).await?;
+                answer.skip();
+                answer.skip();
+                if answer.number()? == 0 {
+                    return Ok::<_, Failure>(());
+                }
+            }
+        };
+        let why = match timeout(limit, serving).await {
+            Ok(Ok(())) => return,
+            Ok(Err(failure)) => failure.explain("serving the next waiter").to_string(),
+            Err(_) => "no more time".to_owned(),
+        };
+        tracing::debug!(target: "fencelock", "the next refresh of a waiter for {name} serves it: {why}");
+    }
+
+    /// Whether the claim held the name. If so, it is reserved for `length` from now on, and the hold is over if `ends`.
+    pub(crate) async fn reserve_on(
+        &self,
+        connection: &Connection,
+        claim: &Claim,
+        token: &str,
+        length: Duration,
+        ends: bool,
+    ) -> Result<bool, Failure> {
+        // The server takes no 0.
+        let (owner, length) = (claim.owner().to_string(), millis(length).max(1).to_string());
+        let mut round_trip = Duration::ZERO;
+        for _ in 0..2 {
+            let sent = self.clock().now();
+            // The core does not wait for longer, and releases the claim then or asks again.
+            let stop = connection.server_millis(sent) + millis(self.settings().op_timeout);
+            let arguments = [&*owner, token, &length, &stop.to_string(), if ends { "1" } else { "0" }];
+            let mut answer = self
+                .run(&scripts::RESERVE, connection, claim.name(), &arguments)
+                .await?;
+            round_trip = self.clock().now().since(sent);
+            let (word, time) = (answer.word()?, answer.number()?);
+            if word == "late" {
+                connection.relearn(time, sent);
+                continue;
+            }
+            connection.learn(time, sent);
+            return match &*word {
+                "renewed" | "released" => Ok(true),
+                "lost" => Ok(false),
+                _ => Err(Failure::Nonsense),
+            };
+        }
+        let ttl = claim.ttl();
+        Err(Failure::Late { round_trip, ttl })
+    }
+
+    pub(crate) async fn force_release_on(
+        &self,
+        connection: &Connection,
+        name: &LockName,
+    ) -> Result<Option<Holder>, Failure> {
+        let sent = self.clock().now();
+        let mut answer = self.run(&scripts::FORCE_RELEASE, connection, name, &[NOBODY]).await?;
+        let word = answer.word()?;
+        answer.skip();
+        if answer.number()? > 0 {
+            self.serve(connection, name, sent).await;
+        }
+        match &*word {
+            "free" => Ok(None),
+            "released" => {
+                let remaining = answer.time()?;
+                Ok(Some(record::holder(name, &answer.word()?, remaining)))
+            }
+            _ => Err(Failure::Nonsense),
+        }
+    }
+
+    /// Returns who holds each of those names. It is an error of that name alone if its key is of another type, or not here.
+    pub(crate) async fn holders_on(
+        &self,
+        connection: &Connection,
+        names: &[LockName],
+    ) -> Result<Vec<Result<Option<Holder>, Failure>>, Failure> {
+        let ask = |command, name| redis::cmd(command).arg(self.settings().keys.lock(name)).clone();
+        let questions: Vec<_> = names
+            .iter()
+            .flat_map(|name| [ask("GET", name), ask("PTTL", name)])
+            .collect();
+        let mut answers = connection.request_all(&questions).await?.into_iter();
+        let holder = |name: &LockName| {
+            // Both are read in any case: those of the next name come after them.
+            let (value, left) = (
+                answers.next().unwrap_or(Value::Nil),
+                answers.next().unwrap_or(Value::Nil),
+            );
+            let value = value
+                .extract_error()
+                .map_err(|error| match error::is_wrong_type(&error) {
+                    true => Failure::Foreign(self.settings().keys.lock(name)),
+                    false => error.into(),
+                })?;
+            let foreign = |_| Failure::Foreign(self.settings().keys.lock(name));
+            let value: Option<String> = redis::from_redis_value(value).map_err(foreign)?;
+            let left: i64 = redis::from_redis_value(left.extract_error()?).map_err(|_| Failure::Nonsense)?;
+            let left = u64::try_from(left).ok().map(Duration::from_millis);
+            Ok(value.map(|value| record::holder(name, &value, left)))
+        };
+        Ok(names.iter().map(holder).collect())
+    }
+
+    /// Adds the locks of one page whose names start as in `pattern`, and returns where the next page begins.
+    pub(crate) async fn list_page_on(
+        &self,
+        connection: &Connection,
+        pattern: &str,
+        cursor: &str,
+        holders: &mut BTreeMap<LockName, Result<Holder, Failure>>,
+    ) -> Result<String, Failure> {
+        let mut scan = redis::cmd("SCAN");
+        scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED);
+        let mut page = Fields::read(connection.request(&scan).await?)?;
+        let next = page.word()?;
+        let keys = page.field::<Vec<Vec<u8>>>()?;
+        let names = keys.iter().filter_map(|key| self.settings().keys.name(key));
+        // A scan may come by a name twice, and while a slot is moved, two nodes have names in it.
+        let names: Vec<_> = names.filter(|name| !matches!(holders.get(name), Some(Ok(_)))).collect();
+        for names in names.chunks(READ) {
+            for (name, holder) in names.iter().zip(self.holders_on(connection, names).await?) {
+                if let Some(holder) = holder.transpose() {
+                    holders.insert(name.clone(), holder);
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    async fn run(
+        &self,
+        script: &Script,
+        connection: &Connection,
+        name: &LockName,
+        arguments: &[&str],
+    ) -> Result<Fields, Failure> {
+        let mut keys = self.settings().keys.of(name).to_vec();
+        let mut arguments = arguments.to_vec();
+        if self.settings().is_cluster() {
+            keys.push(self.settings().keys.never(name));
+            arguments.push(connection.run_id());
+        }
+        self.run_on(script, connection, &keys, &arguments).await
+    }
+
+    /// Runs a script on those keys, after the arguments that are the same for all scripts.
+    pub(crate) async fn run_on(
+        &self,
+        script: &Script,
+        connection: &Connection,
+        keys: &[String],
+        arguments: &[&str],
+    ) -> Result<Fields, Failure> {
+        let retention = self.settings().counter_retention.as_millis().to_string();
+        let arguments = [&[self.channels(), &retention], arguments].concat();
+        answered(script.run(connection, keys, &arguments).await, keys)
+    }
+}
+
+/// The fields of a script's answer.
+fn answered(answer: Result<Value, RedisError>, keys: &[String]) -> Result<Fields, Failure> {
+    // The server does not say which key it was.
+    let answer = answer.map_err(|error| match error::is_wrong_type(&error) {
+        true => Failure::Foreign(format!("one of {}", keys.join(", "))),
+        false => error.into(),
+    });
+    Fields::read(answer?)
+}
+
+/// How many tokens a request asks for. Each stands for a microsecond before the grant. A replica that is promoted may lack the last tokens
+/// of the old primary, so a block must not reach back to before the failover.
+fn tokens_wanted(claim: &Claim) -> String {
+    const MOST: u32 = 64;
+    claim.tokens_wanted().get().min(MOST).to_string()
+}
+
+/// The server counts in milliseconds; never less than what was asked for.
+pub(crate) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,173 @@
+//! The backend.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::future::try_join_all;
+use lock_core::{
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    ServerInfo, Wait,
+};
+
+use crate::client::Client;
+use crate::commands::{Answer, OnBusy};
+use crate::connection::Connection;
+use crate::error::Failure;
+
+/// Locks on a Redis server, on the primary that Sentinels name, or in a Redis Cluster.
+///
+/// Every client has one connection to each server that it uses, which is made again when it breaks; clones share it. Dropping the last
+/// clone closes it and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
+#[derive(Clone, Debug)]
+pub struct RedisLock {
+    client: Arc<Client>,
+}
+
+impl RedisLock {
+    pub(crate) fn new(client: Client) -> Self {
+        Self {
+            client: Arc::new(client),
+        }
+    }
+
+    pub(crate) fn client(&self) -> &Arc<Client> {
+        &self.client
+    }
+}
+
+#[async_trait]
+impl DistributedLock for RedisLock {
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::new(Scope::Server)
+            .with_op_timeout(self.client.settings().op_timeout)
+            .with_fairness()
+            .with_inspection()
+            .with_reservations()
+    }
+
+    async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        let client = &*self.client;
+        let asking = |connection, resent| async move {
+            // If an earlier request was carried out, the same owner gets the same token.
+            let (answer, _) = client.acquire_on(&connection, claim, OnBusy::Fail).await?;
+            if resent && matches!(answer, Answer::Busy(_)) {
+                // It may be carried out yet.
+                client.release_on(&connection, claim, None).await?;
+            }
+            Ok(answer.into())
+        };
+        client.call("acquire", claim.name(), asking).await
+    }
+
+    async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
+        // A lease without a claim is not one of ours.
+        let Some(claim) = lease.claim() else {
+            return Ok(Renewal::NotHeld);
+        };
+        let client = &*self.client;
+        let asking = |connection, _| async move { client.renew_on(&connection, claim).await };
+        client.call("renew", claim.name(), asking).await
+    }
+
+    async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
+        self.client.release("release", claim, keep).await
+    }
+
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        if wait.is_over(self.client.clock().now()) {
+            return self.try_acquire(claim).await;
+        }
+        self.client.wait(claim, wait).await
+    }
+
+    async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
+        let client = &*self.client;
+        // Only by the grant that this client knows: an acquire of the same claim that the network held back until after its release may
+        // get another one, which a late reservation must not make last.
+        let Some(token) = client.subscriptions().token(claim.owner()) else {
+            return Ok(Renewal::NotHeld);
+        };
+        let token = &*token.to_string();
+        let asking = |connection, _| async move { client.reserve_on(&connection, claim, token, length, false).await };
+        match client.call("reservation", claim.name(), asking).await? {
+            true => {
+                client
+                    .subscriptions()
+                    .reserved(claim.owner(), client.clock().now() + length);
+                Ok(Renewal::Renewed)
+            }
+            false => {
+                client.subscriptions().forget(claim.owner());
+                Ok(Renewal::NotHeld)
+            }
+        }
+    }
+
+    async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        Ok(self.client.holder(name).await?.into_iter().collect())
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
+        self.client.list(prefix).await
+    }
+
+    async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
+        let client = &*self.client;
+        let asking = |connection, resent| async move {
+            // A second one would end the hold of the next.
+            if resent {
+                return Err(Failure::NotRepeated);
+            }
+            client.force_release_on(&connection, name).await
+        };
+        let taken_from = client.call("forced release", name, asking).await?;
+        Ok(taken_from.into_iter().collect())
+    }
+
+    async fn server_info(&self) -> Result<ServerInfo, LockError> {
+        const OPERATION: &str = "asking for the settings of the server";
+        let client = &*self.client;
+        let (name, keys) = (LockName::new("none")?, &client.settings().keys);
+        let unused = &*keys.never(&name);
+        let asking = |connection: Connection, _| async move { connection.use_rare_commands(unused).await };
+        client.call(OPERATION, &name, asking).await?;
+        let is_cluster = client.settings().is_cluster();
+        let look = async |connection: &Connection| {
+            if is_cluster {
+                // For slots that are being moved.
+                connection.clone().asking().request(&redis::cmd("PING")).await?;
+            }
+            Ok::<_, Failure>(connection.look().await?.warnings())
+        };
+        let looking = async {
+            let connections = client.router().all().await?;
+            let warnings = try_join_all(connections.iter().map(look)).await?;
+            Ok(connections.into_iter().zip(warnings).collect::<Vec<_>>())
+        };
+        let mut servers = client.limited(OPERATION, looking).await?;
+        if !is_cluster && let Some((connection, warnings)) = servers.pop() {
+            return Ok(connection.version().clone().with_warnings(warnings));
+        }
+        let product = format!("Redis Cluster of {} primaries:", servers.len());
+        let mut versions: Vec<_> = servers.iter().map(|(node, _)| node.version().to_string()).collect();
+        versions.sort_unstable();
+        versions.dedup();
+        let of_node = |(node, warnings): (Connection, Vec<String>)| {
+            let place = node.place().to_string();
+            warnings
+                .into_iter()
+                .map(move |warning| format!("node {place}: {warning}"))
+        };
+        let warnings: Vec<_> = client
+            .unserved()
+            .into_iter()
+            .chain(servers.into_iter().flat_map(of_node))
+            .collect();
+        Ok(ServerInfo::new(product, versions.join(", ")).with_warnings(warnings))
+    }
+
+    async fn close(&self) -> Result<(), LockError> {
+        self.client.close().await
+    }
+}
