@@ -145,55 +145,60 @@ impl Client {
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let (limit, mut last) = (self.settings.op_timeout, None);
+        let limit = self.settings.op_timeout;
+        let mut progress = Progress::default();
         // A little sooner than the caller gives up, so that it gets the reason.
         let soon = limit - (limit / 10).min(SOONER);
-        match timeout(soon, self.call_until_answered(operation, name, work, &mut last)).await {
+        match timeout(soon, self.call_until_answered(operation, name, work, &mut progress)).await {
             Ok(done) => done,
             Err(_) => {
-                let why = last.or_else(|| self.router.trouble());
-                Err(why.unwrap_or_else(|| LockError::no_answer(operation, limit)))
+                let why = progress.last.take().or_else(|| self.router.trouble());
+                Err(progress.mark(why.unwrap_or_else(|| LockError::no_answer(operation, limit))))
             }
         }
     }
 
-    /// The same without a limit. `last` is why there is no answer yet.
+    /// The same without a limit.
     async fn call_until_answered<T, F>(
         &self,
         operation: &'static str,
         name: &LockName,
         work: impl Fn(Connection, bool) -> F,
-        last: &mut Option<LockError>,
+        progress: &mut Progress,
     ) -> Result<T, LockError>
     where
         F: Future<Output = Result<T, Failure>>,
     {
-        let (mut pause, mut resent, mut moving) = (Duration::ZERO, false, None);
-        // An earlier request may have been carried out.
-        let sent = |error: LockError, resent: bool| if resent { error.maybe_sent() } else { error };
+        let (mut pause, mut asking) = (Duration::ZERO, None);
         loop {
-            let is_moving = moving.is_some();
-            let connection = match moving.take() {
+            let is_asking = asking.is_some();
+            let connection = match asking.take() {
                 Some(connection) => Ok(connection),
                 None => self.router.connection(name).await,
             };
             let (failure, at) = match connection {
                 Err(failure) => (failure, None),
-                Ok(connection) => tokio::select! {
-                    biased;
-                    done = work(connection.clone(), resent) => match done {
-                        Ok(done) => return Ok(done),
-                        Err(failure) => (failure, Some(connection)),
-                    },
-                    () = self.router.moved(name, &connection), if !is_moving => (Failure::Broken, Some(connection)),
-                },
+                Ok(connection) => {
+                    let resent = progress.may_be_done;
+                    // Until it is answered.
+                    progress.may_be_done = true;
+                    let failure = tokio::select! {
+                        biased;
+                        done = work(connection.clone(), resent) => match done {
+                            Ok(done) => return Ok(done),
+                            Err(failure) => failure,
+                        },
+                        () = self.router.moved(name, &connection), if !is_asking => Failure::Broken,
+                    };
+                    progress.may_be_done = resent || failure.is_lost_connection();
+                    (failure, Some(connection))
+                }
             };
-            resent |= at.is_some() && failure.is_lost_connection();
             match self.router.failed(operation, name, at.as_ref(), failure).await {
-                Next::Ask(connection) => moving = Some(connection),
-                Next::Fail(error) => return Err(sent(error, resent)),
+                Next::Ask(connection) => asking = Some(connection),
+                Next::Fail(error) => return Err(progress.mark(error)),
                 Next::Retry(error) => {
-                    *last = Some(sent(error, resent));
+                    progress.last = Some(error);
                     sleep(next(&mut pause)).await;
                 }
             }
@@ -299,6 +304,25 @@ impl Client {
         });
         let released = join_all(releasing).await;
         released.into_iter().try_for_each(|released| released.map(drop))
+    }
+}
+
+/// What became of a request so far.
+#[derive(Default)]
+struct Progress {
+    /// Whether a server may have carried it out although there is no answer.
+    may_be_done: bool,
+    /// Why there is no answer yet.
+    last: Option<LockError>,
+}
+
+impl Progress {
+    /// The error as the caller gets it: not as one of a request that was never sent, if one was.
+    fn mark(&self, error: LockError) -> LockError {
+        match self.may_be_done {
+            true => error.maybe_sent(),
+            false => error,
+        }
     }
 }
 

@@ -1,6 +1,11 @@
 //! Which node of a Redis Cluster a request goes to.
 //!
-//! Each name is served by the primary of its slot, by the same scripts as on a server of its own. Requests follow the slot where it goes.
+//! Each name is served by the primary of its slot, by the same scripts as on a server of its own. Requests follow the slot where it goes. While
+//! it is moved, a script of several keys could be stopped in the middle; such scripts name one more key, which is never stored, so that the
+//! nodes refuse them as a whole. A renewal needs the key of the lock alone, and is served by the node that has it.
+//!
+//! On each connection the client is subscribed to a channel of its own that ends with the run id of the node. The nodes pass messages on to
+//! each other, so a waiter is told of its grant although its slot has moved; and the number of receivers counts only at the node of that run id.
 
 mod redirect;
 mod slots;

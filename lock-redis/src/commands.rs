@@ -1,4 +1,14 @@
 //! What is asked of a server, and what it answers.
+//!
+//! Each request is one script, which reads the server's clock and answers with it. The invariants:
+//!
+//! 1. A lock is written only after its token has been drawn and stored, by the same script.
+//! 2. Nothing is written before every key that could be of another type has been read.
+//! 3. A script that finds the name free and claims in the queue grants it to the oldest one that can be told, before anything else.
+//! 4. What a claim has on the server ends at the latest one ttl after its last acquire was *sent*, and one ttl after its last renewal *arrived*;
+//!    one that arrives after half a ttl does nothing. Only a reservation lasts longer: while a name is reserved its key is stored, and only a
+//!    release by its owner and a forced release end it or shorten its time.
+//! 5. What the client believes in ends before that.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,6 +26,9 @@ use crate::scripts::{self, Script};
 
 /// Stands for an owner where there is none.
 pub(crate) const NOBODY: &str = "-";
+
+/// Stands for any owner in a release.
+const ANYBODY: &str = "*";
 
 /// What to do if another claim holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +95,7 @@ impl Client {
     ) -> Result<(Answer, Stamp), Failure> {
         let ttl = millis(claim.ttl());
         let info = record::info(claim);
-        let mut late = 0;
+        let mut is_repeated = false;
         loop {
             let sent = self.clock().now();
             let arguments = [
@@ -92,7 +105,7 @@ impl Client {
                 &self.micros(sent).to_string(),
                 &self.client_at(connection),
                 &info,
-                if on_busy == OnBusy::Queue { "1" } else { "0" },
+                flag(on_busy == OnBusy::Queue),
                 &tokens_wanted(claim),
             ];
             let answer = self
@@ -101,11 +114,8 @@ impl Client {
             match self.attempted(connection, claim, sent, answer)? {
                 Reply::Answer(answer) => return Ok((answer, sent)),
                 // An idea of the server's clock that has become wrong is put right by the first answer.
-                Reply::Late if late > 0 => {
-                    let (round_trip, ttl) = (self.clock().now().since(sent), claim.ttl());
-                    return Err(Failure::Late { round_trip, ttl });
-                }
-                Reply::Late => late += 1,
+                Reply::Late if is_repeated => return Err(self.late(claim, sent)),
+                Reply::Late => is_repeated = true,
                 // Each time the server has removed some.
                 Reply::Again => {}
             }
@@ -175,38 +185,91 @@ impl Client {
     }
 
     pub(crate) async fn renew_on(&self, connection: &Connection, claim: &Claim) -> Result<Renewal, Failure> {
-        let (owner, ttl) = (claim.owner().to_string(), millis(claim.ttl()));
-        let keys = [self.settings().keys.lock(claim.name())];
-        let mut round_trip = Duration::ZERO;
-        for _ in 0..2 {
-            let sent = self.clock().now();
-            // Twice as long as the core waits for the answer.
-            let stop = connection.server_millis(sent) + ttl / 2;
-            let reserved = if claim.at_least().is_some() { "1" } else { "0" };
-            let arguments: [&str; 4] = [&owner, &ttl.to_string(), &stop.to_string(), reserved];
-            let mut answer = self.run_on(&scripts::RENEW, connection, &keys, &arguments).await?;
-            round_trip = self.clock().now().since(sent);
-            let (word, time) = (answer.word()?, answer.number()?);
-            if word == "late" {
-                connection.relearn(time, sent);
-                continue;
-            }
-            connection.learn(time, sent);
-            connection.look_again();
-            return match &*word {
-                "renewed" => Ok(Renewal::Renewed),
-                "lost" => {
-                    // One of several nodes does not decide that.
-                    if self.settings().node.is_none() {
-                        self.subscriptions().forget(claim.owner());
-                    }
-                    Ok(Renewal::NotHeld)
-                }
-                _ => Err(Failure::Nonsense),
-            };
-        }
         let ttl = claim.ttl();
-        Err(Failure::Late { round_trip, ttl })
+        // Twice as long as the core waits for the answer.
+        let renewal = self.extend_on(connection, claim, ttl, ttl / 2, claim.at_least().is_some(), ANY_TOKEN);
+        let renewal = renewal.await?;
+        connection.look_again();
+        // One of several nodes does not decide that the claim is lost.
+        if renewal == Renewal::NotHeld && self.settings().node.is_none() {
+            self.subscriptions().forget(claim.owner());
+        }
+        Ok(renewal)
+    }
+
+    /// Reserves the name for `length` from now on if the claim holds it by the grant with that token.
+    pub(crate) async fn reserve_on(
+        &self,
+        connection: &Connection,
+        claim: &Claim,
+        token: FencingToken,
+        length: Duration,
+    ) -> Result<Renewal, Failure> {
+        // The core does not wait for longer, and releases the claim then.
+        let late = self.settings().op_timeout;
+        self.extend_on(connection, claim, length, late, true, &token.to_string())
+            .await
+    }
+
+    /// Makes what the claim holds end in `time`, or not before that if `only_longer`, unless the request takes longer than `late` to arrive.
+    async fn extend_on(
+        &self,
+        connection: &Connection,
+        claim: &Claim,
+        time: Duration,
+        late: Duration,
+        only_longer: bool,
+        token: &str,
+    ) -> Result<Renewal, Failure> {
+        let keys = &[self.settings().keys.lock(claim.name())];
+        // The server takes no 0.
+        let (owner, time) = (&*claim.owner().to_string(), &*millis(time).max(1).to_string());
+        let extended = self.until_not_late(connection, claim, late, |stop| async move {
+            let arguments = [owner, time, &*stop, flag(only_longer), token];
+            self.run_on(&scripts::RENEW, connection, keys, &arguments).await
+        });
+        match &*extended.await?.0 {
+            "renewed" => Ok(Renewal::Renewed),
+            "lost" => Ok(Renewal::NotHeld),
+            _ => Err(Failure::Nonsense),
+        }
+    }
+
+    /// Runs a script that does nothing if it takes longer than `late` to arrive, once more if the idea of the server's clock was wrong. `run` gets
+    /// the server time in ms when that is over. Returns the first word of the answer and the fields behind the reading of the clock.
+    async fn until_not_late<F>(
+        &self,
+        connection: &Connection,
+        claim: &Claim,
+        late: Duration,
+        run: impl Fn(String) -> F,
+    ) -> Result<(String, Fields), Failure>
+    where
+        F: Future<Output = Result<Fields, Failure>>,
+    {
+        let mut is_repeated = false;
+        loop {
+            let sent = self.clock().now();
+            let mut answer = run((connection.server_millis(sent) + millis(late)).to_string()).await?;
+            let (word, time) = (answer.word()?, answer.number()?);
+            if word != "late" {
+                connection.learn(time, sent);
+                return Ok((word, answer));
+            }
+            connection.relearn(time, sent);
+            if is_repeated {
+                return Err(self.late(claim, sent));
+            }
+            is_repeated = true;
+        }
+    }
+
+    /// The failure of a request that was sent at `sent` and took too long to arrive, as the one before did.
+    pub(crate) fn late(&self, claim: &Claim, sent: Stamp) -> Failure {
+        Failure::Late {
+            round_trip: self.clock().now().since(sent),
+            ttl: claim.ttl(),
+        }
     }
 
     /// Releases the claim, and leaves the name reserved for `keep` from now on.
@@ -216,19 +279,22 @@ impl Client {
         claim: &Claim,
         keep: Option<Duration>,
     ) -> Result<Released, Failure> {
-        if let Some(rest) = keep {
-            let held = self.reserve_on(connection, claim, ANY_TOKEN, rest, true).await?;
-            return Ok(if held { Released::Released } else { Released::NotHeld });
-        }
-        let sent = self.clock().now();
-        let owner = claim.owner().to_string();
-        let mut answer = self.run(&scripts::RELEASE, connection, claim.name(), &[&owner]).await?;
-        let released = answer.released()?;
-        connection.learn(answer.number()?, sent);
+        let (owner, sent) = (&*claim.owner().to_string(), self.clock().now());
+        // The server takes no 0.
+        let keep = &*keep.map_or(0, |rest| millis(rest).max(1)).to_string();
+        let answer = self.until_not_late(connection, claim, self.settings().op_timeout, |stop| async move {
+            let arguments = [owner, keep, &*stop];
+            self.run(&scripts::RELEASE, connection, claim.name(), &arguments).await
+        });
+        let (word, mut answer) = answer.await?;
         if answer.number()? > 0 {
             self.serve(connection, claim.name(), sent).await;
         }
-        Ok(released)
+        match &*word {
+            "released" => Ok(Released::Released),
+            "lost" => Ok(Released::NotHeld),
+            _ => Err(Failure::Nonsense),
+        }
     }
 
     /// Gives the name to the next waiter, behind more waiters that are gone than one script removes.
@@ -240,7 +306,9 @@ impl Client {
         let limit = self.settings().op_timeout.saturating_sub(elapsed) / 2;
         let serving = async {
             loop {
-                let mut answer = self.run(&scripts::RELEASE, connection, name, &[NOBODY]).await?;
+                let mut answer = self
+                    .run(&scripts::RELEASE, connection, name, &[NOBODY, "0", "0"])
+                    .await?;
                 answer.skip();
                 answer.skip();
                 if answer.number()? == 0 {
@@ -256,50 +324,15 @@ impl Client {
         tracing::debug!(target: "fencelock", "the next refresh of a waiter for {name} serves it: {why}");
     }
 
-    /// Whether the claim held the name. If so, it is reserved for `length` from now on, and the hold is over if `ends`.
-    pub(crate) async fn reserve_on(
-        &self,
-        connection: &Connection,
-        claim: &Claim,
-        token: &str,
-        length: Duration,
-        ends: bool,
-    ) -> Result<bool, Failure> {
-        // The server takes no 0.
-        let (owner, length) = (claim.owner().to_string(), millis(length).max(1).to_string());
-        let mut round_trip = Duration::ZERO;
-        for _ in 0..2 {
-            let sent = self.clock().now();
-            // The core does not wait for longer, and releases the claim then or asks again.
-            let stop = connection.server_millis(sent) + millis(self.settings().op_timeout);
-            let arguments = [&*owner, token, &length, &stop.to_string(), if ends { "1" } else { "0" }];
-            let mut answer = self
-                .run(&scripts::RESERVE, connection, claim.name(), &arguments)
-                .await?;
-            round_trip = self.clock().now().since(sent);
-            let (word, time) = (answer.word()?, answer.number()?);
-            if word == "late" {
-                connection.relearn(time, sent);
-                continue;
-            }
-            connection.learn(time, sent);
-            return match &*word {
-                "renewed" | "released" => Ok(true),
-                "lost" => Ok(false),
-                _ => Err(Failure::Nonsense),
-            };
-        }
-        let ttl = claim.ttl();
-        Err(Failure::Late { round_trip, ttl })
-    }
-
     pub(crate) async fn force_release_on(
         &self,
         connection: &Connection,
         name: &LockName,
     ) -> Result<Option<Holder>, Failure> {
         let sent = self.clock().now();
-        let mut answer = self.run(&scripts::FORCE_RELEASE, connection, name, &[NOBODY]).await?;
+        let mut answer = self
+            .run(&scripts::RELEASE, connection, name, &[ANYBODY, "0", "0"])
+            .await?;
         let word = answer.word()?;
         answer.skip();
         if answer.number()? > 0 {
@@ -419,6 +452,10 @@ fn answered(answer: Result<Value, RedisError>, keys: &[String]) -> Result<Fields
 fn tokens_wanted(claim: &Claim) -> String {
     const MOST: u32 = 64;
     claim.tokens_wanted().get().min(MOST).to_string()
+}
+
+fn flag(is_set: bool) -> &'static str {
+    if is_set { "1" } else { "0" }
 }
 
 /// The server counts in milliseconds; never less than what was asked for.

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use lock_core::Released;
 use redis::{FromRedisValue, Value};
 
 use crate::error::Failure;
@@ -45,13 +44,5 @@ impl Fields {
     pub(crate) fn difference(&mut self) -> Result<Failure, Failure> {
         let (nodes, max_ttl) = (self.number()?, Duration::from_millis(self.number()?));
         Ok(Failure::Differs { nodes, max_ttl })
-    }
-
-    pub(crate) fn released(&mut self) -> Result<Released, Failure> {
-        match &*self.word()? {
-            "released" => Ok(Released::Released),
-            "lost" => Ok(Released::NotHeld),
-            _ => Err(Failure::Nonsense),
-        }
     }
 }

@@ -88,20 +88,16 @@ impl DistributedLock for RedisLock {
         let Some(token) = client.subscriptions().token(claim.owner()) else {
             return Ok(Renewal::NotHeld);
         };
-        let token = &*token.to_string();
-        let asking = |connection, _| async move { client.reserve_on(&connection, claim, token, length, false).await };
-        match client.call("reservation", claim.name(), asking).await? {
+        let asking = |connection, _| async move { client.reserve_on(&connection, claim, token, length).await };
+        let renewal = client.call("reservation", claim.name(), asking).await?;
+        match renewal == Renewal::Renewed {
             true => {
-                client
-                    .subscriptions()
-                    .reserved(claim.owner(), client.clock().now() + length);
-                Ok(Renewal::Renewed)
+                let until = client.clock().now() + length;
+                client.subscriptions().reserved(claim.owner(), until);
             }
-            false => {
-                client.subscriptions().forget(claim.owner());
-                Ok(Renewal::NotHeld)
-            }
+            false => client.subscriptions().forget(claim.owner()),
         }
+        Ok(renewal)
     }
 
     async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {

@@ -4,10 +4,12 @@
 //! node counts tokens per name, and an acquisition is finished only when a majority of all nodes has a counter at or above its
 //! token, so that every later majority knows a counter that is at least as high.
 
+mod attempt;
 mod config;
 mod membership;
 mod node;
 mod quorum;
+mod restart;
 #[cfg(test)]
 #[path = "../tests/simulation/redlock.rs"]
 mod simulation;
@@ -28,7 +30,8 @@ use crate::client::Client;
 pub use config::RedlockConfig;
 pub(crate) use membership::Membership;
 
-use quorum::{LAST_POLL, Quorum, most_agree};
+use attempt::LAST_POLL;
+use quorum::{Quorum, most_agree};
 
 /// Locks on a majority of several independent Redis servers.
 ///
@@ -102,12 +105,10 @@ impl DistributedLock for RedlockLock {
             return Ok(Renewal::NotHeld);
         };
         let round = self.quorum.ask("reservation", claim, move |_, node, claim| async move {
-            let (node, token) = (&*node, &*token.to_string());
-            let asking = |connection, _| {
-                let claim = claim.clone();
-                async move { node.reserve_on(&connection, &claim, token, length, false).await }
-            };
-            node.call("reservation", claim.name(), asking).await.map(Some)
+            let (node, claim) = (&*node, &claim);
+            let asking = |connection, _| async move { node.reserve_on(&connection, claim, token, length).await };
+            let renewal = node.call("reservation", claim.name(), asking).await?;
+            Ok(Some(renewal == Renewal::Renewed))
         });
         let reserved = self.quorum.decide(round, |_, _| None).await?;
         match reserved {

@@ -13,31 +13,30 @@ pub(crate) struct Script {
 }
 
 macro_rules! scripts {
-    ($($name:ident = $($file:literal),+;)+) => {
+    ($($name:ident = $file:literal;)+) => {
         $(pub(crate) static $name: LazyLock<Script> = LazyLock::new(|| {
-            Script::new(concat!($(include_str!(concat!("scripts/", $file, ".lua"))),+))
+            Script::new(include_str!(concat!("scripts/", $file, ".lua")))
         });)+
     };
 }
 
 scripts! {
-    ACQUIRE = "shared", "acquire_first", "queue", "acquire";
-    RELEASE = "shared", "release_first", "queue", "release";
-    RENEW = "shared", "renew";
-    RESERVE = "shared", "queue", "reserve";
-    FORCE_RELEASE = "shared", "queue", "force_release";
-    // Only independent nodes run these.
-    NODE_ACQUIRE = "shared", "redlock", "redlock_acquire";
-    NODE_CONFIRM = "shared", "redlock", "redlock_confirm";
-    NODE_RELEASE = "shared", "redlock", "redlock_release";
-    NODE_BORN = "shared", "redlock", "redlock_born";
+    ACQUIRE = "acquire";
+    RENEW = "renew";
+    RELEASE = "release";
+    // Only independent nodes run this one.
+    NODE = "redlock";
 }
 
+const PRELUDE: &str = include_str!("scripts/prelude.lua");
+const QUEUE: &str = include_str!("scripts/queue.lua");
+
 impl Script {
-    fn new(source: &str) -> Self {
+    fn new(body: &str) -> Self {
+        let source = PRELUDE.to_owned() + &body.replace("-- include queue.lua\n", QUEUE);
         Self {
-            hash: Text::new(source).get_hash().to_owned(),
-            source: source.to_owned(),
+            hash: Text::new(&source).get_hash().to_owned(),
+            source,
         }
     }
 

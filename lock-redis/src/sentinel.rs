@@ -72,7 +72,7 @@ impl fmt::Display for Service {
 pub(crate) struct Sentinels {
     service: Service,
     op_timeout: Duration,
-    /// The one that is asked first: the last that named a primary.
+    /// The one that is asked first: the last that named a primary, or one behind those that did not answer.
     first: AtomicUsize,
     /// Whether a primary has been found before.
     found: AtomicBool,
@@ -127,11 +127,18 @@ impl Sentinels {
                     continue;
                 }
                 Err(error) => {
+                    // Each that is silent takes a part of the time that a connection may take.
+                    let next = (number + 1) % self.service.sentinels.len();
+                    let _ = self
+                        .first
+                        .compare_exchange(number, next, Ordering::AcqRel, Ordering::Acquire);
                     unnamed.push(error);
                     continue;
                 }
             };
             self.found.store(true, Ordering::Release);
+            // Also if other sentinels took most of the time.
+            let end = end.max(Instant::now() + self.op_timeout / 5);
             let opened = match timeout_at(end, open(named.clone())).await {
                 Ok(opened) => opened,
                 Err(_) => Err(LockError::unavailable(

@@ -36,8 +36,6 @@ pub(crate) enum Push {
         life: Duration,
         tokens: u64,
     },
-    /// It is the first in line; the lock ends after that time.
-    First(Duration),
     /// It was granted the lock, and another client has released that by force.
     Taken,
 }
@@ -173,10 +171,8 @@ fn read(message: &str) -> Option<(OwnerId, Push)> {
             token: FencingToken::try_from(number()?).ok()?,
             sent: u64::try_from(number()?).ok()?,
             life: millis(number()?),
-            // A script of an earlier version does not say.
-            tokens: number().and_then(|tokens| u64::try_from(tokens).ok()).unwrap_or(1),
+            tokens: u64::try_from(number()?).ok()?,
         },
-        "first" => Push::First(millis(number()?)),
         "taken" => Push::Taken,
         _ => return None,
     };
@@ -190,26 +186,16 @@ mod tests {
     #[test]
     fn messages_are_read_and_nonsense_is_not() {
         let owner = OwnerId::random();
-        for (end, tokens) in [("", 1), (" 64", 64)] {
-            let granted = Push::Granted {
-                token: FencingToken::new(1_700_000_000_000_001).unwrap(),
-                sent: 77,
-                life: Duration::from_millis(5000),
-                tokens,
-            };
-            let message = format!("granted {owner} 1700000000000001 77 5000{end}");
-            assert_eq!(read(&message), Some((owner, granted)));
-        }
-        let first = Push::First(Duration::from_millis(250));
-        assert_eq!(read(&format!("first {owner} 250")), Some((owner, first)));
+        let granted = Push::Granted {
+            token: FencingToken::new(1_700_000_000_000_001).unwrap(),
+            sent: 77,
+            life: Duration::from_millis(5000),
+            tokens: 64,
+        };
+        let message = format!("granted {owner} 1700000000000001 77 5000 64");
+        assert_eq!(read(&message), Some((owner, granted)));
         assert_eq!(read(&format!("taken {owner}")), Some((owner, Push::Taken)));
-        for nonsense in [
-            "",
-            "granted",
-            "granted x 1 2 3",
-            &format!("granted {owner} 0 1 1"),
-            "first",
-        ] {
+        for nonsense in ["", "granted", "granted x 1 2 3", &format!("granted {owner} 0 1 1")] {
             assert_eq!(read(nonsense), None, "{nonsense}");
         }
     }
@@ -221,7 +207,7 @@ mod tests {
         let owner = claim.owner();
         let ticket = subscriptions.wait(owner);
         for message in [
-            format!("granted {owner} 1700000000000001 77 5000"),
+            format!("granted {owner} 1700000000000001 77 5000 1"),
             format!("taken {owner}"),
         ] {
             subscriptions.hear(message.as_bytes());
@@ -242,9 +228,8 @@ mod tests {
         let first = subscriptions.wait(owner);
         let mut second = subscriptions.wait(owner);
         drop(first);
-        subscriptions.hear(format!("first {owner} 9").as_bytes());
-        let told = *second.told.borrow_and_update();
-        assert_eq!(told, Some(Push::First(Duration::from_millis(9))));
+        subscriptions.hear(format!("taken {owner}").as_bytes());
+        assert_eq!(*second.told.borrow_and_update(), Some(Push::Taken));
         drop(second);
         assert!(subscriptions.lock().is_empty());
     }

@@ -1,20 +1,18 @@
 //! One node: what the coordinator asks of it.
 
-use std::sync::OnceLock;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{Busy, Claim, FencingToken, Lease, LockError, LockName, Renewal, Stamp};
-use tokio_util::sync::CancellationToken;
 
+use super::attempt::Attempt;
 use crate::client::Client;
 use crate::commands::{NOBODY, millis};
 use crate::connection::Connection;
 use crate::error::Failure;
 use crate::fields::Fields;
 use crate::record;
-use crate::scripts::{self, Script};
-use crate::subscriptions::Subscriptions;
+use crate::scripts;
 
 /// What the coordinator asks of a node.
 #[async_trait]
@@ -54,27 +52,6 @@ pub(crate) enum Answer {
     Young(Duration),
 }
 
-/// One attempt to get a claim granted by a majority.
-///
-/// Attempts of a client are numbered, so that a release which the network holds back does not end what a later attempt is granted.
-pub(crate) struct Attempt {
-    pub(super) number: u64,
-    /// The proposed token, the same for all nodes.
-    pub(super) proposal: u64,
-    pub(super) over: CancellationToken,
-    /// The token of the grant that this attempt came to.
-    pub(super) given: OnceLock<FencingToken>,
-    pub(super) held: Subscriptions,
-}
-
-impl Attempt {
-    /// Whether a request of this attempt is still to be sent: until the attempt is given up, or its grant is released.
-    pub(super) fn is_wanted(&self, claim: &Claim) -> bool {
-        let given = self.given.get().copied();
-        !self.over.is_cancelled() || given.is_some() && self.held.token(claim.owner()) == given
-    }
-}
-
 /// What a node says of its data.
 #[derive(Clone, Debug)]
 pub(crate) struct Born {
@@ -109,9 +86,10 @@ impl Node for Client {
 
     async fn confirm(&self, claim: &Claim, presented: FencingToken, token: FencingToken) -> Result<bool, LockError> {
         self.call("acquire", claim.name(), |connection, _| async move {
-            let arguments = [&*claim.owner().to_string(), &presented.to_string(), &token.to_string()];
+            let (owner, presented, token) = (claim.owner().to_string(), presented.to_string(), token.to_string());
+            let arguments = [&*presented, &token];
             let (word, _) = self
-                .ask_node(&scripts::NODE_CONFIRM, &connection, Some(claim.name()), &arguments)
+                .ask_node("confirm", &connection, Some(claim.name()), &owner, &arguments)
                 .await?;
             Ok(word == "confirmed")
         })
@@ -125,12 +103,9 @@ impl Node for Client {
 
     async fn release(&self, claim: &Claim, last: u64) -> Result<Option<bool>, LockError> {
         self.call("release", claim.name(), |connection, resent| async move {
-            let arguments = [
-                &*claim.owner().to_string(),
-                &self.client_at(&connection),
-                &last.to_string(),
-            ];
-            let released = self.ask_node(&scripts::NODE_RELEASE, &connection, Some(claim.name()), &arguments);
+            let (owner, client, last) = (claim.owner().to_string(), self.client_at(&connection), last.to_string());
+            let arguments = [&*client, &last];
+            let released = self.ask_node("release", &connection, Some(claim.name()), &owner, &arguments);
             let is_released = released.await?.0 == "released";
             // The first request may have released it.
             Ok(Some(is_released).filter(|_| is_released || !resent))
@@ -141,9 +116,8 @@ impl Node for Client {
     async fn born(&self, open: &str) -> Result<Option<Born>, LockError> {
         let asking = async {
             let connection = self.router().any().await?;
-            let arguments = [NOBODY, open];
-            let asking = self.ask_node(&scripts::NODE_BORN, &connection, None, &arguments);
-            let (state, mut answer) = match asking.await {
+            let asked = self.ask_node("born", &connection, None, NOBODY, &[open]).await;
+            let (state, mut answer) = match asked {
                 Err(failure) if failure.is_denied() => return Ok(None),
                 answer => answer?,
             };
@@ -173,24 +147,21 @@ impl Client {
                 return Err(over.unsent().into());
             }
             let sent = self.now();
+            let owner = &*claim.owner().to_string();
             let arguments = [
-                &*claim.owner().to_string(),
-                &ttl.to_string(),
+                &*ttl.to_string(),
                 &(connection.server_millis(sent) + ttl).to_string(),
                 &self.client_at(connection),
                 &attempt.number.to_string(),
                 &record::info(claim),
                 &attempt.proposal.to_string(),
             ];
-            let asking = self.ask_node(&scripts::NODE_ACQUIRE, connection, Some(claim.name()), &arguments);
+            let asking = self.ask_node("acquire", connection, Some(claim.name()), owner, &arguments);
             let (word, mut answer) = asking.await?;
             match &*word {
                 // An idea of the server's clock that has become wrong was put right by this answer.
                 "late" if !late => late = true,
-                "late" => {
-                    let (round_trip, ttl) = (self.now().since(sent), claim.ttl());
-                    return Err(Failure::Late { round_trip, ttl });
-                }
+                "late" => return Err(self.late(claim, sent)),
                 "young" => return Ok(Answer::Young(Duration::from_millis(answer.number()?))),
                 "granted" => {
                     let token = answer.word()?.parse().map_err(|_| Failure::Nonsense)?;
@@ -210,12 +181,13 @@ impl Client {
         }
     }
 
-    /// Runs a script that only nodes have: the first word of the answer, and what follows the reading of the clock.
+    /// Runs the script that only nodes have: the first word of the answer, and what follows the reading of the clock.
     async fn ask_node(
         &self,
-        script: &Script,
+        what: &str,
         connection: &Connection,
         name: Option<&LockName>,
+        owner: &str,
         arguments: &[&str],
     ) -> Result<(String, Fields), Failure> {
         let settings = self.settings();
@@ -226,9 +198,9 @@ impl Client {
         keys.push(settings.keys.born());
         let node = settings.node.as_ref().ok_or(Failure::Nonsense)?;
         let tail = [&*node.nodes, connection.run_id(), &*node.max_ttl];
-        let arguments = [arguments, &tail].concat();
+        let arguments = [&[owner, what], arguments, &tail].concat();
         let sent = self.now();
-        let asking = self.run_on(script, connection, &keys, &arguments);
+        let asking = self.run_on(&scripts::NODE, connection, &keys, &arguments);
         let mut answer = asking.await?;
         let (word, time) = (answer.word()?, answer.number()?);
         match &*word {

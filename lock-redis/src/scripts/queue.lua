@@ -1,11 +1,8 @@
--- What the scripts have in common beyond that: what is needed only if somebody waits, or somebody else holds the lock. It
--- comes after what a script does first, as every function here is made anew in each run of a script that gets so far.
+-- The queue of the claims that wait. Scripts include this behind what they do if no claim waits, as every function here is made anew in each
+-- run that gets so far.
 
 -- How many waiters that are gone one script removes at most; the next script goes on with those that are left.
 local budget = 128
-
--- Stands before the owner of a lock that was released and whose name is reserved, so that no owner matches.
-local RESERVED = 'reserved:'
 
 -- In a cluster, the run id of this node, with which the channels of clients end that are connected to it.
 local HERE = #KEYS > 4 and ARGV[#ARGV]
@@ -42,7 +39,6 @@ end
 
 -- Puts the owner at the end of the queue, or keeps it where it is for another life.
 local function enqueue(owner, queued, ttl, life, sent, client, info, wanted)
-    -- Earlier versions write 1 as the first field, a format, and skip any number there. So they grant this entry one token.
     local entry = table.concat({ wanted, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
     redis.call('HSET', WAITERS, owner, entry)
     if not queued then
@@ -86,16 +82,6 @@ local function sweep()
     until over < 2 or budget <= 0
 end
 
--- Tells the first in line when the lock ends, which may be sooner than its last answer said. One that does not hear of it asks as soon as it
--- is connected again, and if it is gone, the next one asks when it knows that.
-local function tell_first(lease)
-    local owner, entry = oldest()
-    local _, _, _, _, client = read_entry(entry)
-    if client then
-        tell(client, 'first', owner, text(lease))
-    end
-end
-
 -- Before: the lock is free. Gives it to the one who has waited longest and can hear of it, and returns 'granted'. If that
 -- is `me`, or there is nobody, leaves it free and returns 'free', and whether `me` is in the queue. Returns 'more' if it
 -- has found nobody yet but has removed all the waiters that one script may.
@@ -117,7 +103,6 @@ local function grant_next(me)
             local left = math.min(stop - now, life)
             hold(owner, token, left, client, info)
             if tell(client, 'granted', owner, token, sent, text(life), math.min(tokens, wanted)) > 0 then
-                tell_first(left)
                 return 'granted'
             end
             redis.call('DEL', LOCK)
@@ -134,25 +119,6 @@ end
 local function serve()
     local done, found = pcall(grant_next)
     return done and found == 'more' and 1 or 0
-end
-
--- Ends what the owner has on the server, and gives on what became free. Returns whether it held the lock, and whether
--- there is more to be done.
-local function let_go(owner)
-    local value = redis.call('GET', LOCK)
-    local released = owner_of(value) == owner
-    if released then
-        redis.call('DEL', LOCK)
-    end
-    local more = 0
-    -- Whatever is wrong with the other keys, the release has been carried out.
-    pcall(function()
-        leave(owner)
-        if released or not value then
-            more = serve()
-        end
-    end)
-    return released and 'released' or 'lost', more
 end
 
 -- If the claim waits, `ahead` says for how many ms the first in line keeps its place, 0 if that is the claim itself.

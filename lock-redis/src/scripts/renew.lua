@@ -1,7 +1,8 @@
 -- Needs the key of the lock alone, which can be read and written also while its slot is moved.
--- ARGV: 4 ttl in ms, 5 server time in ms when the request is too late, 6 '1' if the name may be reserved for longer.
+-- ARGV: 4 ttl in ms, 5 server time in ms when the request is too late, 6 '1' not to shorten what lasts longer, 7 the token of the grant,
+-- or '' for any.
 local value = redis.call('GET', LOCK)
-if owner_of(value) == OWNER then
+if owner_of(value) == OWNER and (ARGV[7] == '' or token_of(value) == ARGV[7]) then
     if now > tonumber(ARGV[5]) then
         return { 'late', stamp }
     end

@@ -35,23 +35,6 @@ async fn wrong_credentials_are_said_to_be_wrong() {
 }
 
 #[tokio::test]
-async fn a_user_without_a_password_is_the_one_who_logs_in() {
-    let server = Server::start();
-    let _: String = server.command("ACL SETUSER joe on nopass ~* &* +@all").await;
-    let lock = RedisLock::connect(format!("redis://joe@127.0.0.1:{}", server.port()))
-        .await
-        .unwrap();
-    granted(&lock, &claim("n", LONG)).await;
-    let clients: String = server.command("CLIENT LIST").await;
-    assert!(clients.contains("user=joe"), "{clients}");
-    let _: String = server.command("ACL SETUSER joe resetpass >hunter2").await;
-    let error = RedisLock::connect(format!("redis://joe@127.0.0.1:{}", server.port()))
-        .await
-        .unwrap_err();
-    assert_configuration(&error, "user name or the password");
-}
-
-#[tokio::test]
 async fn a_password_that_is_wrong_for_a_while_ends_no_wait_of_a_client_that_was_connected() {
     let server = Server::start();
     let _: String = server.command("ACL SETUSER joe on >one ~* &* +@all").await;
@@ -220,45 +203,6 @@ async fn a_key_of_another_type_is_neither_touched_nor_passed_by() {
     }
 }
 
-#[tokio::test]
-async fn the_words_of_a_name_are_not_taken_for_those_of_the_server() {
-    let server = Server::start();
-    let lock = server.client().await;
-    let connections = async || {
-        server
-            .command::<String>("CLIENT LIST TYPE pubsub")
-            .await
-            .split(' ')
-            .next()
-            .unwrap()
-            .to_owned()
-    };
-    let before = connections().await;
-    for words in [
-        "READONLY",
-        "MASTERDOWN",
-        "stale_replica",
-        "user_script: 1: -READONLY",
-        "WRONGPASS",
-        "LOADING",
-        "MISCONF",
-        "NOREPLICAS",
-        "OOM command not allowed",
-        "ACL failure in script",
-        "can't run this command",
-        "DB index is out of range",
-    ] {
-        let set = lock_redis::redis::cmd("SET")
-            .arg(format!("{{fencelock:{words}}}:lock"))
-            .arg("x")
-            .clone();
-        server.ask::<()>(&set).await;
-        let refused = lock.try_acquire(&claim(words, LONG)).await.unwrap_err();
-        assert_configuration(&refused, "did not write");
-    }
-    assert_eq!(before, connections().await, "the connection was closed");
-}
-
 /// This key is read by who waits alone.
 #[tokio::test]
 async fn a_key_of_another_type_leaves_who_would_wait_without_a_place() {
@@ -301,15 +245,6 @@ async fn locks_of_another_type_or_without_text_are_named_and_hide_no_other_from_
 }
 
 #[tokio::test]
-async fn a_foreign_lock_is_not_released_by_force() {
-    let server = Server::start();
-    let lock = server.client().await;
-    let _: () = server.command("SET {fencelock:n}:lock x").await;
-    assert_configuration(&lock.force_release(&name("n")).await.unwrap_err(), "did not write");
-    assert_eq!(server.command::<String>("GET {fencelock:n}:lock").await, "x");
-}
-
-#[tokio::test]
 async fn what_is_held_can_be_released_past_keys_of_another_type() {
     let server = Server::start();
     let lock = server.client().await;
@@ -321,19 +256,6 @@ async fn what_is_held_can_be_released_past_keys_of_another_type() {
     let _: () = server.command("RPUSH {fencelock:n}:waiters x").await;
     assert_eq!(lock.release(&mine, None).await.unwrap(), Released::Released);
     assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:lock").await, 0);
-}
-
-#[tokio::test]
-async fn a_lock_of_a_later_format_is_busy() {
-    let server = Server::start();
-    let lock = server.client().await;
-    let owner = claim("n", LONG).owner();
-    let set = lock_redis::redis::cmd("SET")
-        .arg("{fencelock:n}:lock")
-        .arg(format!("2 {owner} 7 and what will come"))
-        .clone();
-    server.ask::<()>(&set).await;
-    assert_eq!(busy(&lock, &claim("n", LONG)).await.holder.unwrap().owner, Some(owner));
 }
 
 #[tokio::test]
@@ -424,16 +346,6 @@ mod tls {
     }
 
     #[tokio::test]
-    async fn a_certificate_that_signed_itself_as_an_authority_is_trusted() {
-        let (_server, certificate, port) = Server::secure_by_authority();
-        let config = RedisConfig::tls("localhost", port).trust(certificate.file());
-        granted(&config.connect().await.unwrap(), &claim("n", LONG)).await;
-        let other = Certificate::new(&[]);
-        let strange = refused(RedisConfig::tls("localhost", port).trust(other.file())).await;
-        assert_configuration(&strange, "name this certificate itself with ca=FILE");
-    }
-
-    #[tokio::test]
     async fn a_server_that_wants_certificates_of_clients_gets_one_and_ends_waits_without_any() {
         let (server, certificate, port) = Server::secure();
         let (ca, key) = (certificate.file(), certificate.folder().join("key.pem"));
@@ -477,43 +389,4 @@ async fn what_hangs_up_may_be_another_service() {
         "{said}"
     );
     assert!(!said.contains("::"), "{said}");
-}
-
-#[tokio::test]
-async fn a_password_file_is_read_at_each_connect() {
-    let server = Server::with(&["--requirepass", "one"]);
-    let folder = tempfile::tempdir().unwrap();
-    let file = folder.path().join("password");
-    std::fs::write(&file, "one\n").unwrap();
-    let url = format!("redis://127.0.0.1:{}?password_file={}", server.port(), file.display());
-    let lock = RedisLock::connect(&url).await.unwrap();
-    granted(&lock, &claim("a", LONG)).await;
-    std::fs::write(&file, "two\n").unwrap();
-    let _: String = redis_with_password(&server, "one", "CONFIG SET requirepass two").await;
-    granted(&RedisLock::connect(&url).await.unwrap(), &claim("b", LONG)).await;
-    std::fs::remove_file(&file).unwrap();
-    assert_configuration(
-        &refused(RedisConfig::from_url(&url).unwrap()).await,
-        "the password cannot be read from",
-    );
-}
-
-/// Runs a command on a server with a password.
-async fn redis_with_password(server: &Server, password: &str, command: &str) -> String {
-    let url = format!("redis://:{password}@127.0.0.1:{}", server.port());
-    let client = lock_redis::redis::Client::open(url).unwrap();
-    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
-    let mut words = command.split(' ');
-    let mut asked = lock_redis::redis::cmd(words.next().unwrap());
-    asked.arg(words.collect::<Vec<_>>());
-    asked.query_async(&mut connection).await.unwrap()
-}
-
-#[tokio::test]
-async fn any_limit_for_requests_but_zero_will_do() {
-    let server = Server::start();
-    let lock = server.config().op_timeout(Duration::MAX).connect().await.unwrap();
-    let grant = granted(&lock, &claim("n", LONG)).await;
-    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-    assert_configuration(&refused(server.config().op_timeout(Duration::ZERO)).await, "op_timeout");
 }

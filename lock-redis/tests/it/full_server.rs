@@ -74,26 +74,6 @@ async fn a_waiter_outlives_its_ttl_in_the_queue_and_is_granted_what_is_released(
 }
 
 #[tokio::test]
-async fn a_waiter_is_granted_the_lock_of_a_holder_that_is_gone() {
-    let server = Server::with_wall_clock();
-    // Longer than the place of the waiter is kept without a refresh.
-    granted(&server.client().await, &claim("n", TTL * 3 / 2)).await;
-    let (wait, proxy) = waiter(&server).await;
-    fill(&server).await;
-    for step in 1..=4 {
-        let before = end_of_place(&server).await;
-        server.set_clock(step * STEP);
-        proxy.cut();
-        until("the place is refreshed, or the lock granted", async || {
-            wait.is_finished() || end_of_place(&server).await > before
-        })
-        .await;
-    }
-    assert!(wait.await.unwrap().unwrap().is_some());
-    assert_eq!(server.leftovers().await, Vec::<String>::new());
-}
-
-#[tokio::test]
 async fn a_waiter_is_granted_what_somebody_else_finds_free() {
     let server = Server::start();
     let lock = server.client().await;

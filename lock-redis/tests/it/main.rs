@@ -5,17 +5,13 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, reason = "a test may fail")]
 
 mod bad_input;
-mod connection;
 mod contract;
 mod extended;
 mod fence;
 mod full_server;
 mod kills;
-mod process;
-mod processes;
 mod reservations;
 mod scripts;
 mod server;
-mod stored;
 mod tokens;
 mod warnings;

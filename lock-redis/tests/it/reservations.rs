@@ -1,25 +1,16 @@
 //! Names that stay taken after their holder has released them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, Holder, Locks, Released, Renewal};
+use lock_core::{Claim, DistributedLock, Locks, Released, Renewal};
 use lock_redis::RedisLock;
 
-use crate::connection;
-use crate::server::{self, LONG, Proxy, Server, claim, granted, name, scripts, until};
+use crate::server::{self, LONG, Proxy, Server, claim, granted, scripts, until};
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
 pub(crate) fn reserving(length: Duration) -> Claim {
     claim("n", LONG).with_label("nightly").with_at_least(length)
-}
-
-async fn holder(lock: &RedisLock) -> Holder {
-    lock.holders(&name("n"))
-        .await
-        .unwrap()
-        .pop()
-        .expect("the name is taken")
 }
 
 /// What the name has left on the server, if it is taken.
@@ -31,7 +22,7 @@ pub(crate) async fn left(server: &Server) -> Option<Duration> {
 /// A client that holds `claim`, and whose requests may take that long, and the way that they go. The script that reserves is known to the server, so that one
 /// request is all that a reservation takes.
 pub(crate) async fn by_proxy(server: &Server, claim: &Claim, limit: Duration) -> (RedisLock, Proxy) {
-    let (lock, proxy) = connection::by_proxy(server, limit).await;
+    let (lock, proxy) = server::by_proxy(server, limit).await;
     granted(&lock, claim).await;
     let warm = server::claim("warm", LONG).with_at_least(HOUR);
     granted(&lock, &warm).await;
@@ -91,41 +82,6 @@ async fn a_release_whose_answer_was_lost_can_be_repeated() {
     assert!(error.to_string().contains("not held now"), "{error}");
     assert_eq!(lock.release(&mine, Some(LONG)).await.unwrap(), Released::NotHeld);
     assert!(left(&server).await.unwrap() > HOUR - LONG, "the first one counts");
-}
-
-#[tokio::test]
-async fn closing_leaves_what_is_reserved_and_frees_what_is_not_any_more() {
-    let server = Server::start();
-    let (lock, other) = (server.client().await, server.client().await);
-    let (mine, brief) = (
-        reserving(HOUR),
-        claim("brief", LONG).with_at_least(Duration::from_millis(1)),
-    );
-    for (claim, length) in [(&mine, HOUR), (&brief, Duration::from_millis(1))] {
-        granted(&lock, claim).await;
-        lock.reserve(claim, length).await.unwrap();
-    }
-    let over = Instant::now() + Duration::from_millis(1);
-    until("a millisecond has passed", async || Instant::now() > over).await;
-    lock.close().await.unwrap();
-    let shown = holder(&other).await;
-    assert!(shown.is_reserved && shown.remaining.unwrap() > HOUR - LONG);
-    assert!(other.holders(brief.name()).await.unwrap().pop().is_none());
-}
-
-#[tokio::test]
-async fn a_reservation_survives_a_restart_with_data() {
-    let mut server = Server::with(&["--appendonly", "yes"]);
-    let locks = Locks::new(server.client().await);
-    let guard = locks.lock("n").at_least(HOUR).await.unwrap();
-    let token = guard.token();
-    guard.release().await.unwrap();
-    server.until_written().await;
-    server.kill();
-    server.revive();
-    let shown = holder(&server.client().await).await;
-    assert!(shown.is_reserved && shown.remaining.unwrap() > HOUR - LONG);
-    assert_eq!(shown.token, Some(token));
 }
 
 #[tokio::test]

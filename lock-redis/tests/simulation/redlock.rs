@@ -14,7 +14,8 @@ use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
-use super::node::{Answer, Attempt, Born, Node};
+use super::attempt::Attempt;
+use super::node::{Answer, Born, Node};
 use super::quorum::Quorum;
 use crate::subscriptions::Subscriptions;
 

@@ -61,49 +61,6 @@ async fn set_back_a_lease_lasts_longer_until_it_is_renewed_and_tokens_rise() {
     assert!(granted(&lock, &last).await.token > next.token);
 }
 
-#[tokio::test]
-async fn a_waiter_is_served_across_steps_in_both_directions() {
-    let server = Server::with_wall_clock();
-    let (locks, other) = (Locks::new(server.client().await), Locks::new(server.client().await));
-    let mut guard = locks.lock("n").ttl(TTL).await.unwrap();
-    for ahead in [-HOUR, HOUR, 0] {
-        let next = tokio::spawn(other.lock("n").ttl(TTL).wait_for(HANG_LIMIT).into_future());
-        until_queued(&server, "n", 1).await;
-        server.set_clock(ahead);
-        // May be lost, if its clock was set forward.
-        let token = guard.token();
-        let _ = guard.release().await;
-        guard = next.await.unwrap().unwrap();
-        assert!(guard.token() > token, "{} after {token}", guard.token());
-        let back = tokio::spawn(locks.lock("n").ttl(TTL).wait_for(HANG_LIMIT).into_future());
-        let token = guard.token();
-        let _ = guard.release().await;
-        guard = back.await.unwrap().unwrap();
-        assert!(guard.token() > token, "{} after {token}", guard.token());
-    }
-}
-
-#[tokio::test]
-async fn a_reservation_ends_by_the_clock_of_the_server_and_tokens_rise_after_it() {
-    let hours = Duration::from_secs(2 * HOUR.unsigned_abs() as u64);
-    let server = Server::with_wall_clock();
-    let lock = server.client().await;
-    let mine = claim("n", LONG).with_at_least(hours);
-    let grant = granted(&lock, &mine).await;
-    lock.reserve(&mine, hours).await.unwrap();
-    lock.release(&mine, Some(hours)).await.unwrap();
-    server.set_clock(-HOUR);
-    assert!(left(&lock).await > hours);
-    server.set_clock(HOUR);
-    assert!(left(&lock).await <= hours / 2);
-    until("the counter has ended long before", async || {
-        !server.command::<bool>("EXISTS {fencelock:n}:fence").await
-    })
-    .await;
-    server.set_clock(2 * HOUR + 1);
-    assert!(granted(&lock, &claim("n", LONG)).await.token > grant.token);
-}
-
 /// The limit that the documentation states.
 #[tokio::test]
 async fn only_set_back_by_more_than_counters_are_kept_tokens_fall() {

@@ -1,80 +1,14 @@
 //! What happens in time when the way to the server is bad.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use lock_core::{Claim, DistributedLock, LockError, Locks, Released, Renewal, Wait};
+use lock_core::{DistributedLock, LockError, Locks, Wait};
 
-use crate::connection::by_proxy;
-use crate::server::{self, LONG, Server, claim, granted, scripts, soon, until, until_queued};
+use crate::server::{LONG, Server, by_proxy, claim, granted, soon, until, until_queued};
 
 /// Longer than a machine that is busy may not run a test or a server, as all other times here.
 const LIMIT: Duration = Duration::from_secs(4);
 const TTL: Duration = Duration::from_secs(10);
-
-/// Gives a claim up while its request is held on the way, and delivers that `delay` after it was sent, which is returned.
-async fn abandoned(server: &Server, claim: &Claim, delay: Duration) -> Instant {
-    let (lock, proxy) = by_proxy(server, LIMIT).await;
-    // The script is known, so that one request is all that it takes.
-    granted(&lock, &server::claim("warm", TTL)).await;
-    let before = scripts(server).await;
-    proxy.hold_requests();
-    let sent = Instant::now();
-    let gone = lock.try_acquire(claim).await.unwrap_err();
-    assert!(matches!(gone, LockError::Unavailable { .. }), "{gone}");
-    // The clean-up comes first, by another way.
-    assert_eq!(
-        server.client().await.release(claim, None).await.unwrap(),
-        Released::NotHeld
-    );
-    let released = scripts(server).await;
-    assert!(released > before);
-    tokio::time::sleep(delay.saturating_sub(sent.elapsed())).await;
-    proxy.pass();
-    until("the request has arrived", async || scripts(server).await > released).await;
-    sent
-}
-
-#[tokio::test]
-async fn a_request_that_arrives_after_half_of_its_ttl_does_nothing() {
-    let server = Server::start();
-    let late = claim("n", TTL);
-    abandoned(&server, &late, TTL * 3 / 5).await;
-    assert_eq!(server.command::<u8>("EXISTS {fencelock:n}:lock").await, 0);
-}
-
-#[tokio::test]
-async fn a_request_that_arrives_after_its_release_is_gone_one_ttl_after_it_was_sent() {
-    /// It arrives long before half of it is over.
-    const TTL: Duration = Duration::from_secs(24);
-    const DELAY: Duration = Duration::from_secs(6);
-    let server = Server::start();
-    let late = claim("n", TTL);
-    let sent = abandoned(&server, &late, DELAY).await;
-    let elapsed = sent.elapsed();
-    let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
-    let left = Duration::from_millis(u64::try_from(left).expect("the request was carried out"));
-    let end = elapsed + left;
-    // Not one ttl after it arrived.
-    assert!(end < TTL + DELAY * 2 / 3, "{end:?}");
-}
-
-#[tokio::test]
-async fn a_renewal_that_arrives_after_half_of_its_ttl_does_nothing() {
-    let server = Server::start();
-    let (lock, proxy) = by_proxy(&server, LIMIT).await;
-    let grant = granted(&lock, &claim("n", TTL)).await;
-    // The script is known, so that one request is all that it takes.
-    assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
-    let before = scripts(&server).await;
-    proxy.hold_requests();
-    let sent = Instant::now();
-    assert!(lock.renew(&grant.lease).await.is_err());
-    tokio::time::sleep((TTL * 3 / 5).saturating_sub(sent.elapsed())).await;
-    proxy.pass();
-    until("the renewal has arrived", async || scripts(&server).await > before).await;
-    let left: i64 = server.command("PTTL {fencelock:n}:lock").await;
-    assert!(left < (TTL / 2).as_millis() as i64, "{left}");
-}
 
 #[tokio::test]
 async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {

@@ -1,10 +1,11 @@
 //! What the backend does that takes many locks or time, and what it asks of the server.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, Locks};
+use lock_redis::redis::aio::MultiplexedConnection;
 
-use crate::processes::calls;
 use crate::server::{LONG, Server, claim, granted, scripts, until, until_queued, waiting};
 
 /// `FENCELOCK_TEST_LOCKS` sets another number, such as 200000.
@@ -110,4 +111,17 @@ async fn who_waits_is_in_the_queue_with_its_first_request() {
     // One to acquire and one to release.
     assert_eq!(scripts(&server).await - before, 2 * ROUNDS as u64);
     guard.release().await.unwrap();
+}
+
+/// How often the server has run each command.
+async fn calls(con: &mut MultiplexedConnection) -> BTreeMap<String, u64> {
+    let info = lock_redis::redis::cmd("INFO").arg("commandstats").clone();
+    let stats: String = info.query_async(con).await.unwrap();
+    let calls = |line: &str| {
+        let (command, rest) = line.strip_prefix("cmdstat_")?.split_once(":calls=")?;
+        Some((command.to_owned(), rest.split(',').next()?.parse().ok()?))
+    };
+    let mut calls: BTreeMap<_, _> = stats.lines().filter_map(calls).collect();
+    calls.remove("info");
+    calls
 }

@@ -57,37 +57,6 @@ async fn a_wait_outlasts_a_failover_behind_a_virtual_address() {
 }
 
 #[tokio::test]
-async fn a_wait_outlasts_a_demotion_of_its_server() {
-    // Nothing answers at port 1. A replica without its primary answers, or says that it does not.
-    for stale_data in ["yes", "no"] {
-        let server = Server::with(&["--replica-serve-stale-data", stale_data]);
-        let proxy = Proxy::to(server.port()).await;
-        let locks = by(&proxy).await;
-        granted(&server.client().await, &claim("n", LONG)).await;
-        // It sends a refresh every third of this.
-        let waiting = locks.lock("n").ttl(TTL / 20).wait_for(HANG_LIMIT);
-        let waiting = tokio::spawn(waiting.into_future());
-        let behind = tokio::spawn(locks.lock("n").wait_for(HANG_LIMIT).into_future());
-        server::until_queued(&server, "n", 1).await;
-        server.replicate(Some(1)).await;
-        // By the refusal of its refresh, which ends the connection, and of the connections that follow.
-        proxy.until_accepted(4).await;
-        assert!(!waiting.is_finished() && !behind.is_finished(), "{stale_data}");
-        server.replicate(None).await;
-        server
-            .client()
-            .await
-            .force_release(&name("n"))
-            .await
-            .unwrap()
-            .pop()
-            .unwrap();
-        drop(waiting.await.unwrap().unwrap());
-        assert!(behind.await.unwrap().unwrap().is_held());
-    }
-}
-
-#[tokio::test]
 async fn a_hold_outlasts_a_failover_within_its_ttl() {
     let (old, new) = pair().await;
     let proxy = Proxy::to(old.port()).await;

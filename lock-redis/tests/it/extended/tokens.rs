@@ -1,33 +1,9 @@
 //! Counters of tokens: when they end, and what they cost.
 
-use std::time::Duration;
+use lock_core::DistributedLock;
 
-use lock_core::{DistributedLock, LockError};
-
-use crate::server::{LONG, Server, claim, granted, until};
+use crate::server::{LONG, Server, claim, granted};
 use crate::tokens::token;
-
-#[tokio::test]
-async fn a_counter_is_kept_for_a_second_to_a_year() {
-    let server = Server::start();
-    for time in [Duration::ZERO, Duration::from_millis(999), Duration::MAX] {
-        let refused = server.config().counter_retention(time).connect().await.unwrap_err();
-        assert!(matches!(refused, LockError::Configuration { .. }), "{refused}");
-    }
-    let brief = server
-        .config()
-        .counter_retention(Duration::from_secs(1))
-        .connect()
-        .await
-        .unwrap();
-    let first = token(&brief).await;
-    until("the counter has ended", async || {
-        !server.command::<bool>("EXISTS {fencelock:n}:fence").await
-    })
-    .await;
-    // From the clock, which has gone on.
-    assert!(token(&brief).await > first);
-}
 
 #[tokio::test]
 async fn a_name_costs_what_the_documentation_says() {

@@ -21,18 +21,13 @@ struct Bug {
 const BUGS: &[Bug] = &[
     Bug {
         what: "release without owner check",
-        from: "local released = owner_of(value) == owner\n",
-        to: "local released = value\n",
-    },
-    Bug {
-        what: "release without owner check where nobody waits",
-        from: "local released = owner_of(redis.call('GET', LOCK)) == OWNER\n",
-        to: "local released = redis.call('GET', LOCK)\n",
+        from: "any or owner_of(value) == OWNER)\n",
+        to: "true)\n",
     },
     Bug {
         what: "a release forgets who waits",
-        from: "if redis.call('EXISTS', ORDER) == 0 then\n    local released",
-        to: "if true then\n    local released",
+        from: "if not any and redis.call('EXISTS', ORDER) == 0 then\n",
+        to: "if not any then\n",
     },
     Bug {
         what: "a newcomer finds the lock free and passes by who waits",
@@ -51,8 +46,8 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a renewal without owner check",
-        from: "if owner_of(value) == OWNER then\n    if now > tonumber(ARGV[5]) then",
-        to: "if value then\n    if now > tonumber(ARGV[5]) then",
+        from: "if owner_of(value) == OWNER and (ARGV[7] == ",
+        to: "if value and (ARGV[7] == ",
     },
     Bug {
         what: "asking again does not start the lease anew",
@@ -106,8 +101,8 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a cancelled wait leaves its entry",
-        from: "        leave(owner)\n        if released or",
-        to: "        if released or",
+        from: "    leave(OWNER)\n    if released or",
+        to: "    if released or",
     },
     Bug {
         what: "a dead waiter is granted the lock",
@@ -126,13 +121,13 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a late renewal is honoured",
-        from: "    if now > tonumber(ARGV[5]) then\n",
-        to: "    if false then\n",
+        from: "then\n    if now > tonumber(ARGV[5]) then\n        return { 'late', stamp }\n    end\n    if ARGV[6]",
+        to: "then\n    if ARGV[6]",
     },
     Bug {
         what: "a renewal in time is taken for a late one",
-        from: "    if now > tonumber(ARGV[5]) then\n",
-        to: "    if now < tonumber(ARGV[5]) then\n",
+        from: "then\n    if now > tonumber(ARGV[5]) then\n        return { 'late', stamp }\n    end\n    if ARGV[6]",
+        to: "then\n    if now < tonumber(ARGV[5]) then\n        return { 'late', stamp }\n    end\n    if ARGV[6]",
     },
     Bug {
         what: "whoever was not heard of for long is granted the lock",
@@ -165,11 +160,6 @@ const BUGS: &[Bug] = &[
         to: "    if true then\n",
     },
     Bug {
-        what: "whoever becomes the first in line is not told after a grant",
-        from: "                tell_first(left)\n",
-        to: "",
-    },
-    Bug {
         what: "trying enqueues",
         from: "if not waits then",
         to: "if false then",
@@ -181,8 +171,8 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a forced release forgets who waits",
-        from: "return { 'released', stamp, serve(), lease, value }",
-        to: "return { 'released', stamp, 0, lease, value }",
+        from: "    leave(OWNER)\n    if released or not value then",
+        to: "    leave(OWNER)\n    if not any and released or not value then",
     },
     Bug {
         what: "a renewal shortens a reservation",
@@ -195,39 +185,24 @@ const BUGS: &[Bug] = &[
         to: "    if redis",
     },
     Bug {
-        what: "a reservation without owner check",
-        from: "if owner_of(value) ~= OWNER or ARGV[4]",
-        to: "if not value or ARGV[4]",
-    },
-    Bug {
         what: "a reservation of an earlier grant is honoured",
-        from: " or ARGV[4] ~= '' and token_of(value) ~= ARGV[4] then\n",
-        to: " then\n",
+        from: "(ARGV[7] == '' or token_of(value) == ARGV[7])",
+        to: "true",
     },
     Bug {
-        what: "a late reservation is honoured",
-        from: "if now > tonumber(ARGV[6]) then\n",
-        to: "if false then\n",
-    },
-    Bug {
-        what: "a reservation shortens the lease",
-        from: "if ends or redis.call('PTTL', LOCK) < tonumber(ARGV[5]) then\n",
-        to: "if true then\n",
+        what: "a late release leaves a reservation",
+        from: "keep ~= '0' then\n    if now > tonumber(ARGV[5]) then\n",
+        to: "keep ~= '0' then\n    if false then\n",
     },
     Bug {
         what: "a release keeps the rest of the lease",
-        from: "' ' .. RESERVED, 1)), 'PX', ARGV[5])",
-        to: "' ' .. RESERVED, 1)), 'PX', math.max(ARGV[5], 100000))",
+        from: "' ' .. RESERVED, 1)), 'PX', keep)",
+        to: "' ' .. RESERVED, 1)), 'PX', math.max(keep, 100000))",
     },
     Bug {
         what: "what is only reserved has an owner",
         from: "(string.gsub(value, ' ', ' ' .. RESERVED, 1))",
         to: "value",
-    },
-    Bug {
-        what: "the first waiter is not told that a lease has become a reservation",
-        from: "pcall(tell_first, tonumber(ARGV[5]))\n",
-        to: "",
     },
     Bug {
         what: "a forced release tells an owner that holds no more",

@@ -355,8 +355,11 @@ impl Model {
         ends: bool,
         outcome: &mut Outcome,
     ) -> String {
-        if self.spoilt_lock {
+        if self.spoilt_lock && ends {
             return "foreign".to_owned();
+        }
+        if !self.holds(owner) && ends {
+            return self.let_go(owner, outcome);
         }
         if !self.holds(owner) || old && !ends {
             return "lost".to_owned();
@@ -369,7 +372,6 @@ impl Model {
             return "renewed".to_owned();
         }
         (self.lease, self.reserved) = (length, true);
-        self.tell_first(outcome);
         "released".to_owned()
     }
 
@@ -417,17 +419,10 @@ impl Model {
             self.queue.pop_front();
             if life != FADED && self.tell(owner, "granted", outcome) {
                 (self.holder, self.lease) = (Some(owner), life);
-                self.tell_first(outcome);
                 return Ok(false);
             }
         }
         Ok(true)
-    }
-
-    fn tell_first(&self, outcome: &mut Outcome) {
-        if let Some(&(owner, _)) = self.queue.front() {
-            self.tell(owner, "first", outcome);
-        }
     }
 
     fn tell(&self, owner: Owner, word: &str, outcome: &mut Outcome) -> bool {

@@ -19,22 +19,17 @@ pub(crate) struct Scripts {
     pub(crate) acquire: String,
     renew: String,
     pub(crate) release: String,
-    reserve: String,
-    force_release: String,
 }
 
 impl Scripts {
     pub(crate) fn real() -> Self {
-        const SHARED: &str = include_str!("../../../src/scripts/shared.lua");
+        const PRELUDE: &str = include_str!("../../../src/scripts/prelude.lua");
         const QUEUE: &str = include_str!("../../../src/scripts/queue.lua");
-        const ACQUIRE: &str = include_str!("../../../src/scripts/acquire_first.lua");
-        const RELEASE: &str = include_str!("../../../src/scripts/release_first.lua");
+        let whole = |body: &str| PRELUDE.to_owned() + &body.replace("-- include queue.lua\n", QUEUE);
         Self {
-            acquire: [SHARED, ACQUIRE, QUEUE, include_str!("../../../src/scripts/acquire.lua")].concat(),
-            renew: [SHARED, include_str!("../../../src/scripts/renew.lua")].concat(),
-            release: [SHARED, RELEASE, QUEUE, include_str!("../../../src/scripts/release.lua")].concat(),
-            reserve: [SHARED, QUEUE, include_str!("../../../src/scripts/reserve.lua")].concat(),
-            force_release: [SHARED, QUEUE, include_str!("../../../src/scripts/force_release.lua")].concat(),
+            acquire: whole(include_str!("../../../src/scripts/acquire.lua")),
+            renew: whole(include_str!("../../../src/scripts/renew.lua")),
+            release: whole(include_str!("../../../src/scripts/release.lua")),
         }
     }
 
@@ -42,13 +37,7 @@ impl Scripts {
     pub(crate) fn with(from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
         let mut found = false;
-        for text in [
-            &mut scripts.acquire,
-            &mut scripts.renew,
-            &mut scripts.release,
-            &mut scripts.reserve,
-            &mut scripts.force_release,
-        ] {
+        for text in [&mut scripts.acquire, &mut scripts.renew, &mut scripts.release] {
             assert!(text.matches(from).count() <= 1, "not the only one: {from}");
             found |= text.contains(from);
             *text = text.replace(from, to);
@@ -103,9 +92,8 @@ impl Stage {
             }
             Step::Renew { owner, late, reserves } => {
                 let (ttl, stop) = (TTL.to_string(), stop(*late));
-                let arguments = [&*ttl, &stop, "1"];
-                let arguments = &arguments[..if *reserves { 3 } else { 2 }];
-                let answer = self.run(*owner, self.scripts.renew.clone(), arguments).await;
+                let arguments = [&*ttl, &stop, if *reserves { "1" } else { "0" }, ""];
+                let answer = self.run(*owner, self.scripts.renew.clone(), &arguments).await;
                 outcome.answer.push(word(answer, 0));
             }
             Step::Reserve {
@@ -122,20 +110,21 @@ impl Stage {
                     .and_then(|value| value.split(' ').nth(2))
                     .unwrap_or("1");
                 let token = if *old { "1" } else { token };
-                let arguments = if *ends {
-                    ["", &length, &stop, "1"]
-                } else {
-                    [token, &length, &stop, "0"]
+                let answer = match ends {
+                    true => self.run(*owner, self.scripts.release.clone(), &[&length, &stop]).await,
+                    false => {
+                        let arguments = [&*length, &stop, "1", token];
+                        self.run(*owner, self.scripts.renew.clone(), &arguments).await
+                    }
                 };
-                let answer = self.run(*owner, self.scripts.reserve.clone(), &arguments).await;
                 outcome.answer.push(word(answer, 0));
             }
             Step::Release(owner) => {
-                let answer = self.run(*owner, self.scripts.release.clone(), &[]).await;
+                let answer = self.run(*owner, self.scripts.release.clone(), &["0", "0"]).await;
                 outcome.answer.push(word(answer, 0));
             }
             Step::ForceRelease => {
-                let command = eval(&self.scripts.force_release, "-", &[]);
+                let command = eval(&self.scripts.release, "*", &["0", "0"]);
                 let answer = command.query_async(&mut self.plain).await;
                 outcome.answer.push(word(answer, 0));
             }

@@ -267,16 +267,6 @@ impl Cluster {
         super::until_queued(self.node_of(name).await, name, waiters).await;
     }
 
-    /// Waits until that many clients hear messages at the node of the name.
-    pub(crate) async fn until_connected(&self, name: &str, clients: usize) {
-        let node = self.node_of(name).await;
-        until(&format!("{clients} channels at the node of {name}"), async || {
-            let channels: Vec<String> = node.command("PUBSUB CHANNELS fencelock:client:*").await;
-            channels.len() == clients
-        })
-        .await;
-    }
-
     /// Asks every node.
     pub(crate) async fn each<T: FromRedisValue>(&self, command: &Cmd) -> Vec<T> {
         let mut answers = Vec::new();

@@ -102,17 +102,7 @@ impl Server {
     /// A server with a certificate for `localhost`, that certificate, and the port for TLS.
     #[cfg(feature = "tls")]
     pub(crate) fn secure() -> (Self, Certificate, u16) {
-        Self::secured(Certificate::new(&[]))
-    }
-
-    /// The same, with a certificate that is that of an authority.
-    #[cfg(feature = "tls")]
-    pub(crate) fn secure_by_authority() -> (Self, Certificate, u16) {
-        Self::secured(Certificate::of_authority())
-    }
-
-    #[cfg(feature = "tls")]
-    fn secured(certificate: Certificate) -> (Self, Certificate, u16) {
+        let certificate = Certificate::new(&[]);
         let (arguments, port) = certificate.arguments();
         let arguments: Vec<_> = arguments.iter().map(String::as_str).collect();
         (Self::with(&arguments), certificate, port)
@@ -224,12 +214,6 @@ impl Server {
         let _: () = self.command(&format!("REPLICAOF {of}")).await;
     }
 
-    /// Waits until its append-only file has all that was answered. With `appendfsync everysec` it answers first and writes later while an
-    /// fsync is under way, and a crash loses what it has not written.
-    pub(crate) async fn until_written(&self) {
-        self.until_info("persistence", "aof_buffer_length:0").await;
-    }
-
     /// Waits until `CLUSTER INFO` says so.
     pub(crate) async fn until_cluster_info(&self, words: &str) {
         until(&format!("CLUSTER INFO says {words}"), async || {
@@ -315,6 +299,13 @@ pub(crate) async fn answer(listener: &tokio::net::TcpListener, answers: &[&str])
         client.write_all(answer.as_bytes()).await.unwrap();
     }
     let _ = tokio::io::copy(&mut client, &mut tokio::io::sink()).await;
+}
+
+/// A client whose requests may take that long, and the way that they go.
+pub(crate) async fn by_proxy(server: &Server, limit: Duration) -> (RedisLock, Proxy) {
+    let proxy = Proxy::to(server.port()).await;
+    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(limit);
+    (config.connect().await.unwrap(), proxy)
 }
 
 /// The rights of the user, as `docs/redis.md` lists them, with the password `hunter2`.

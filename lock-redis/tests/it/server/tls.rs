@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair};
+use rcgen::{CertificateParams, KeyPair};
 use tempfile::TempDir;
 
 /// A certificate for `localhost` and more names, which is its own authority, with its key, in files.
@@ -10,19 +10,9 @@ pub(crate) struct Certificate(TempDir);
 
 impl Certificate {
     pub(crate) fn new(names: &[&str]) -> Self {
-        Self::with(names, IsCa::NoCa)
-    }
-
-    /// The same as `openssl req -x509` makes it: that of an authority.
-    pub(crate) fn of_authority() -> Self {
-        Self::with(&[], IsCa::Ca(BasicConstraints::Unconstrained))
-    }
-
-    fn with(names: &[&str], is_ca: IsCa) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let names: Vec<_> = ["localhost"].iter().chain(names).map(|&name| name.to_owned()).collect();
-        let mut params = CertificateParams::new(names).unwrap();
-        params.is_ca = is_ca;
+        let params = CertificateParams::new(names).unwrap();
         let key = KeyPair::generate().unwrap();
         std::fs::write(folder.path().join("cert.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
         std::fs::write(folder.path().join("key.pem"), key.serialize_pem()).unwrap();

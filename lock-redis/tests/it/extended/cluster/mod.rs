@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, FencingToken, Grant, LockError, Released, Renewal, Wait};
+use lock_core::{DistributedLock, FencingToken, Grant, Released, Renewal};
 use lock_redis::{RedisLock, redis};
 use tokio::task::JoinHandle;
 
@@ -128,63 +128,6 @@ async fn waiters_are_served_in_order_by_messages() {
         }
         assert_eq!(before.release(&last.claim, None).await.unwrap(), Released::Released);
     }
-}
-
-#[tokio::test]
-async fn a_waiter_whose_client_is_gone_is_passed_over() {
-    let cluster = Cluster::with(3, false, &[]).await;
-    let one = cluster.client().await;
-    let held = granted(&one, &claim("n", TTL)).await;
-    let mut queue = queue(&cluster, "n", 3).await;
-    for (lock, wait) in queue.drain(..2) {
-        wait.abort();
-        let _ = wait.await;
-        drop(lock);
-    }
-    // That of the holder, and that of the last one.
-    cluster.until_connected("n", 2).await;
-    one.release(&held.claim, None).await.unwrap();
-    served(queue, held.token).await;
-    assert_eq!(cluster.node_of("n").await.leftovers().await, [""; 0]);
-}
-
-#[tokio::test]
-async fn a_wait_that_is_given_up_leaves_nothing_behind() {
-    let cluster = Cluster::with(3, false, &[]).await;
-    let (one, other) = (cluster.client().await, cluster.client().await);
-    let held = granted(&one, &claim("n", TTL)).await;
-    let lost = waiting(&other, &claim("n", TTL));
-    cluster.until_queued("n", 1).await;
-    let kept = waiting(&other, &claim("n", TTL));
-    cluster.until_queued("n", 2).await;
-    lost.abort();
-    let _ = lost.await;
-    one.release(&held.claim, None).await.unwrap();
-    // The place of the first one is taken away by the caller, as the contract says; here it was granted the lock.
-    other.force_release(&name("n")).await.unwrap().pop().unwrap();
-    let next = kept.await.unwrap();
-    other.release(&next.claim, None).await.unwrap();
-    let deadline = Some(lock_core::Clock::system().now() + Duration::from_millis(50));
-    let held = granted(&one, &claim("n", TTL)).await;
-    assert!(matches!(
-        other.acquire(&claim("n", TTL), Wait::until(deadline)).await.unwrap(),
-        Attempt::Busy(_)
-    ));
-    one.release(&held.claim, None).await.unwrap();
-    assert_eq!(cluster.node_of("n").await.leftovers().await, [""; 0]);
-}
-
-#[tokio::test]
-async fn a_closed_client_has_released_what_it_held_on_every_node() {
-    let cluster = Cluster::with(3, false, &[]).await;
-    let one = cluster.client().await;
-    for number in 0..20 {
-        granted(&one, &claim(&number.to_string(), TTL)).await;
-    }
-    one.close().await.unwrap();
-    let closed = one.try_acquire(&claim("n", TTL)).await.unwrap_err();
-    assert!(matches!(closed, LockError::Closed { .. }), "{closed:?}");
-    assert_eq!(cluster.client().await.list("").await.unwrap().len(), 0);
 }
 
 /// How many messages of a kind the nodes have sent each other, in all.

@@ -3,7 +3,6 @@
 mod access;
 mod releases;
 
-use std::num::NonZeroU32;
 use std::time::Duration;
 
 use lock_core::fence::Fence;
@@ -224,18 +223,6 @@ async fn nodes_that_were_restarted_one_after_another_are_not_new_together_althou
     );
 }
 
-#[tokio::test]
-async fn servers_that_are_all_new_are_used_at_once_also_after_all_lost_their_data() {
-    let nodes = nodes(3);
-    let locks = client(&nodes).await;
-    let first = granted(&locks, &claim("n", TTL)).await;
-    for node in &nodes {
-        let _: String = node.command("FLUSHALL").await;
-    }
-    let next = granted(&locks, &claim("n", TTL)).await;
-    assert!(next.token > first.token);
-}
-
 /// The one case in which two may hold: all nodes lose their data within a ttl, so none of them knows what it had granted.
 #[tokio::test]
 async fn a_holder_whose_lock_all_nodes_have_lost_is_refused_by_the_fence() {
@@ -300,27 +287,6 @@ async fn without_contention_a_grant_takes_one_round_trip() {
     }
     println!("{more} confirmations in {PAIRS} pairs on 5 nodes");
     assert!(more * 20 <= PAIRS, "{more} confirmations in {PAIRS} pairs");
-}
-
-#[tokio::test]
-async fn a_token_is_above_the_counters_of_a_majority() {
-    let nodes = nodes(5);
-    let locks = client(&nodes).await;
-    let first = granted(&locks, &claim("n", TTL)).await;
-    locks.release(&first.claim, None).await.unwrap();
-    let block = claim("n", TTL).with_tokens_wanted(NonZeroU32::MAX);
-    let one = granted(&locks, &block).await;
-    assert!(one.token > first.token && one.token == one.first_token());
-    locks.release(&block, None).await.unwrap();
-    // No two nodes agree.
-    let counter = |ahead: u64| first.token.get() + ahead * 1_000_000_000;
-    for (ahead, node) in (1..).zip(&nodes) {
-        let _: String = node
-            .command(&format!("SET {{fencelock:n}}:fence {}", counter(ahead)))
-            .await;
-    }
-    let next = granted(&locks, &claim("n", TTL)).await;
-    assert!(next.token.get() > counter(3), "{} after {}", next.token, counter(3));
 }
 
 #[tokio::test]
@@ -401,14 +367,4 @@ async fn clocks_that_differ_by_hours_change_neither_exclusion_nor_the_order_of_t
         nodes[ahead].set_clock(0);
         nodes[behind].set_clock(0);
     }
-}
-
-#[tokio::test]
-async fn a_ttl_beyond_the_longest_is_out_of_range() {
-    let nodes = nodes(3);
-    let locks = config(&nodes).max_ttl(Duration::from_secs(30)).connect().await.unwrap();
-    assert_eq!(locks.capabilities().max_ttl, Duration::from_secs(30));
-    let locks = lock_core::Locks::new(locks);
-    let error = locks.lock("n").ttl(LONG).await.unwrap_err();
-    assert!(matches!(error, LockError::InvalidTtl { .. }), "{error:?}");
 }

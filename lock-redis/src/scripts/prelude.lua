@@ -1,4 +1,4 @@
--- What the scripts have in common; docs/redis.md says why. First what every lock needs.
+-- What all scripts begin with. The invariants are in commands.rs.
 -- KEYS: the lock, its counter, the order of its waiters, what is known of each waiter. In a cluster there is one more, which is never stored,
 -- so that no script with several keys runs while the slot is moved to another node.
 -- ARGV: 1 prefix of the clients' channels, 2 for how many ms the counter is kept, 3 the owner.

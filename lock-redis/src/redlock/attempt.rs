@@ -1,0 +1,418 @@
+//! Acquiring a name on a majority of the nodes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use lock_core::{Attempt as Attempted, Busy, Claim, FencingToken, Grant, Lease, LockError, Wait};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::node::{Answer, Node};
+use super::quorum::{Quorum, Round, twice};
+use crate::error::Failure;
+use crate::subscriptions::Subscriptions;
+
+/// The longest pause after an attempt in which no claim got a majority. The first one is much shorter.
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const FIRST_PAUSE: Duration = Duration::from_millis(4);
+
+/// The mean pause between two questions of a waiter, the first and the longest.
+const FIRST_POLL: Duration = Duration::from_millis(10);
+pub(super) const LAST_POLL: Duration = Duration::from_millis(100);
+
+/// One attempt to get a claim granted by a majority.
+///
+/// Attempts of a client are numbered, so that a release which the network holds back does not end what a later attempt is granted.
+pub(crate) struct Attempt {
+    pub(super) number: u64,
+    /// The proposed token, the same for all nodes.
+    pub(super) proposal: u64,
+    pub(super) over: CancellationToken,
+    /// The token of the grant that this attempt came to.
+    pub(super) given: OnceLock<FencingToken>,
+    pub(super) held: Subscriptions,
+}
+
+impl Attempt {
+    /// Whether a request of this attempt is still to be sent: until the attempt is given up, or its grant is released.
+    pub(super) fn is_wanted(&self, claim: &Claim) -> bool {
+        let given = self.given.get().copied();
+        !self.over.is_cancelled() || given.is_some() && self.held.token(claim.owner()) == given
+    }
+}
+
+/// A grant of one node.
+struct Vote {
+    node: usize,
+    token: FencingToken,
+    lease: Lease,
+}
+
+/// What the nodes have answered to an attempt.
+#[derive(Default)]
+struct Tally {
+    votes: Vec<Vote>,
+    busy: Vec<Busy>,
+    errors: Vec<(usize, LockError)>,
+    young: usize,
+    /// Nodes that have granted the claim, and have lost that grant or given it another token.
+    lost: Vec<usize>,
+    /// A majority has granted the claim, too long ago.
+    is_stale: bool,
+}
+
+/// What an attempt came to.
+enum Outcome {
+    Granted(Grant),
+    Busy(Busy),
+    /// No claim has a majority.
+    Split(Option<Busy>),
+    /// A majority cannot grant anything now because it has no data.
+    Young(LockError),
+    Failed(LockError),
+}
+
+/// How an attempt asks the nodes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    /// One round trip.
+    AllAtOnce,
+    /// The others once one has granted the claim. Contenders do not split the nodes, as all ask the same one first.
+    OneFirst,
+}
+
+impl Way {
+    fn other(self) -> Self {
+        match self {
+            Self::AllAtOnce => Self::OneFirst,
+            Self::OneFirst => Self::AllAtOnce,
+        }
+    }
+}
+
+impl Tally {
+    fn count(&mut self, node: usize, answer: Result<Answer, LockError>) {
+        match answer {
+            Ok(Answer::Granted(token, lease)) => self.votes.push(Vote { node, token, lease }),
+            Ok(Answer::Busy(busy)) => self.busy.push(busy),
+            Ok(Answer::Young(left)) => {
+                self.young += 1;
+                self.errors.push((node, Failure::Young(left).explain("acquire")));
+            }
+            Err(error) => self.errors.push((node, error)),
+        }
+    }
+
+    fn at(&self, token: FencingToken) -> usize {
+        self.votes.iter().filter(|vote| vote.token == token).count()
+    }
+
+    /// The holder on most of the nodes that are busy, and on how many.
+    fn other(&self) -> (Option<&Busy>, usize) {
+        let owner = |busy: &Busy| busy.holder.as_ref().and_then(|holder| holder.owner);
+        let count = |busy: &&Busy| self.busy.iter().filter(|other| owner(other) == owner(busy)).count();
+        let most = self.busy.iter().max_by_key(count);
+        (most, most.as_ref().map_or(0, count))
+    }
+}
+
+impl<N: Node> Quorum<N> {
+    /// A reading that the clocks of a majority of the nodes have reached, in microseconds, or 0 if it is not known: what is proposed as
+    /// the next token. Every client computes nearly the same, however its own clock is set.
+    fn server_micros(&self) -> u64 {
+        let mut clocks: Vec<_> = self.nodes.iter().filter_map(|node| node.server_micros()).collect();
+        clocks.sort_unstable_by(|a, b| b.cmp(a));
+        clocks.get(self.majority() - 1).copied().unwrap_or_default()
+    }
+
+    pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Attempted, LockError> {
+        self.try_for(claim, self.op_timeout / 2).await
+    }
+
+    /// Makes attempts until one claim has a majority, and no new one after `limit`.
+    async fn try_for(&self, claim: &Claim, limit: Duration) -> Result<Attempted, LockError> {
+        let began = Instant::now();
+        let (mut pause, mut may_open, mut way) = (FIRST_PAUSE, true, Way::AllAtOnce);
+        loop {
+            let outcome = match self.attempt(claim, way, 10 * pause, began + self.op_timeout).await {
+                // What one node has may be a leftover.
+                Outcome::Busy(busy) if way == Way::OneFirst => Outcome::Split(Some(busy)),
+                outcome => outcome,
+            };
+            match outcome {
+                Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
+                Outcome::Busy(busy) => return Ok(busy.into()),
+                Outcome::Split(busy) if began.elapsed() >= limit => {
+                    let late = "too few nodes granted the lock at the same time; raise the ttl if this goes on";
+                    let busy = busy.ok_or_else(|| LockError::unavailable("acquire", late))?;
+                    return Ok(busy.into());
+                }
+                Outcome::Split(_) => {
+                    // Contenders that ask again at the same time would split the nodes again.
+                    sleep(pause.mul_f64(fastrand::f64())).await;
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                    way = way.other();
+                }
+                Outcome::Young(_) if may_open && self.open_new().await.unwrap_or(false) => may_open = false,
+                // One node after the other, each had little time.
+                Outcome::Young(_) | Outcome::Failed(_) if way == Way::OneFirst => way = Way::AllAtOnce,
+                Outcome::Young(error) | Outcome::Failed(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Asks again and again, with jitter, until the claim is granted or the wait is over.
+    pub(crate) async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempted, LockError> {
+        if wait.is_over(self.now()) {
+            return self.try_acquire(claim).await;
+        }
+        let (mut pause, deadline) = (FIRST_POLL, wait.deadline());
+        let left = |longest| deadline.map_or(longest, |deadline| deadline.since(self.now()).min(longest));
+        for poll in 0_u32.. {
+            // Most often, one request tells that the lock is busy. It may be a leftover that only that node has.
+            let outcome = match poll % 4 {
+                0 => Outcome::Split(None),
+                _ => {
+                    let until = Instant::now() + self.op_timeout;
+                    self.attempt(claim, Way::OneFirst, 10 * FIRST_PAUSE, until).await
+                }
+            };
+            let busy = match outcome {
+                Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
+                Outcome::Busy(busy) | Outcome::Split(Some(busy)) => busy,
+                _ => match self.try_for(claim, left(LONGEST_PAUSE)).await? {
+                    Attempted::Busy(busy) => busy,
+                    done => return Ok(done),
+                },
+            };
+            let next = left(pause.mul_f64(0.5 + fastrand::f64()));
+            wait.busy(&busy);
+            if next.is_zero() {
+                return Ok(busy.into());
+            }
+            sleep(next).await;
+            pause = (pause * 3 / 2).min(LAST_POLL);
+        }
+        Ok(Attempted::busy())
+    }
+
+    /// Asks all nodes once. Without a grant, what some of them have granted is given back.
+    ///
+    /// While some nodes have granted the claim and others are busy, waits no longer than `patience` for one more answer: other claims
+    /// may need the nodes that this one has.
+    async fn attempt(&self, claim: &Claim, way: Way, patience: Duration, until: Instant) -> Outcome {
+        let attempt = Arc::new(Attempt {
+            number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+            proposal: self.server_micros(),
+            over: CancellationToken::new(),
+            given: OnceLock::new(),
+            held: self.held.clone(),
+        });
+        let over = attempt.over.clone().drop_guard();
+        let mut tally = Tally::default();
+        let mut nodes = self.order(claim);
+        while way == Way::OneFirst && tally.votes.is_empty() && tally.busy.is_empty() && !nodes.is_empty() {
+            let node = nodes.remove(0);
+            let mut round = self.ask_acquire(claim, &attempt, vec![node]);
+            let answer = timeout(LONGEST_PAUSE.min(self.op_timeout), round.next()).await;
+            let silent = || (node, Err(LockError::no_answer("acquire", LONGEST_PAUSE)));
+            let (node, answer) = answer.ok().flatten().unwrap_or_else(silent);
+            tally.count(node, answer);
+        }
+        if way == Way::OneFirst && tally.votes.is_empty() {
+            // The node that all ask first is taken: this claim does not get in the way of the one that has it.
+            nodes.clear();
+        }
+        let mut round = self.ask_acquire(claim, &attempt, nodes);
+        let outcome = loop {
+            if let Some((token, lease)) = self.agreed(claim, &mut tally, !round.open.is_empty(), until).await {
+                let grant = Grant::new(claim.clone(), token, lease);
+                self.held.hold(&grant);
+                // Set once, before the answers that are not read any more.
+                let _ = attempt.given.set(token);
+                self.confirm_rest(claim, token, tally, round);
+                return Outcome::Granted(grant);
+            }
+            if let Some(outcome) = self.outcome(&mut tally, round.open.len()) {
+                break outcome;
+            }
+            let is_contended = !tally.busy.is_empty();
+            tokio::select! {
+                biased;
+                Some((node, answer)) = round.next() => tally.count(node, answer),
+                () = sleep(patience), if is_contended => break Outcome::Split(tally.other().0.cloned()),
+                () = sleep_until(until + FIRST_PAUSE) => {
+                    let silent = |node: &usize| (*node, LockError::no_answer("acquire", self.op_timeout));
+                    tally.errors.extend(round.open.iter().map(silent));
+                    break Outcome::Failed(self.no_majority("acquire", std::mem::take(&mut tally.errors)));
+                }
+            }
+        };
+        drop(over);
+        // Asked for again, what the claim holds stays.
+        let is_held = self.held.token(claim.owner()).is_some();
+        if !is_held && let Outcome::Busy(_) | Outcome::Split(_) = outcome {
+            let granted: Vec<_> = tally.votes.iter().map(|vote| vote.node).collect();
+            let failed = tally.errors.iter().map(|(node, _)| *node);
+            let others = failed.chain(round.open.iter().copied()).chain(tally.lost).collect();
+            self.give_up(claim, attempt.number, granted, others).await;
+        }
+        outcome
+    }
+
+    /// The nodes in the order in which every client asks them for that name.
+    fn order(&self, claim: &Claim) -> Vec<usize> {
+        let mut nodes: Vec<_> = (0..self.len()).collect();
+        nodes.sort_by_key(|node| self.nodes[*node].place());
+        let sum = claim
+            .name()
+            .as_str()
+            .bytes()
+            .fold(0, |sum, byte| sum + usize::from(byte));
+        nodes.rotate_left(sum % self.len());
+        nodes
+    }
+
+    fn ask_acquire(&self, claim: &Claim, attempt: &Arc<Attempt>, nodes: Vec<usize>) -> Round<Answer> {
+        self.ask_some("acquire", nodes, |_, node| {
+            let (claim, attempt, limit) = (claim.clone(), Arc::clone(attempt), self.op_timeout);
+            async move {
+                let answer = twice(limit, |_| node.acquire(&claim, &attempt)).await?;
+                // A node that answers after the majority gets the token, too.
+                if let (Answer::Granted(token, _), Some(given)) = (&answer, attempt.given.get())
+                    && token != given
+                {
+                    node.confirm(&claim, *token, *given).await?;
+                }
+                Ok(answer)
+            }
+        })
+    }
+
+    /// Releases what an attempt has been granted by these nodes, and may be granted by others.
+    async fn give_up(&self, claim: &Claim, number: u64, granted: Vec<usize>, others: Vec<usize>) {
+        let release = |_: usize, node: Arc<N>| {
+            let claim = claim.clone();
+            async move { node.release(&claim, number).await }
+        };
+        drop(self.ask_some("release", others, release));
+        let mut round = self.ask_some("release", granted, release);
+        let _ = timeout(LONGEST_PAUSE, async { while round.next().await.is_some() {} }).await;
+    }
+
+    /// What an attempt without a grant comes to; `None` while the answers of `open` nodes may change that.
+    fn outcome(&self, tally: &mut Tally, open: usize) -> Option<Outcome> {
+        let (other, votes) = tally.other();
+        let other = other.cloned();
+        if tally.is_stale {
+            return Some(Outcome::Split(other));
+        }
+        if votes >= self.majority() {
+            return other.map(Outcome::Busy);
+        }
+        if tally.errors.len() > self.len() - self.majority() {
+            let error = self.no_majority("acquire", std::mem::take(&mut tally.errors));
+            return Some(match tally.young >= self.majority() {
+                true => Outcome::Young(error),
+                false => Outcome::Failed(error),
+            });
+        }
+        // Of nodes that fail it is not known who holds them: if they are the majority, that is the outcome.
+        if tally.votes.len() + open >= self.majority() || open > 0 && !tally.errors.is_empty() {
+            return None;
+        }
+        Some(match other {
+            Some(busy) if tally.votes.is_empty() => Outcome::Busy(busy),
+            other => Outcome::Split(other),
+        })
+    }
+
+    /// The token and the lease of the claim, once a majority of all nodes has granted it and has the token.
+    async fn agreed(
+        &self,
+        claim: &Claim,
+        tally: &mut Tally,
+        is_open: bool,
+        until: Instant,
+    ) -> Option<(FencingToken, Lease)> {
+        let majority = self.majority();
+        if tally.votes.len() < majority {
+            return None;
+        }
+        // Asked for again, the claim keeps the token that it has, although others may have granted it with a higher one.
+        let known = self.held.token(claim.owner());
+        if known.is_some_and(|known| tally.at(known) < majority) && is_open {
+            return None;
+        }
+        let tokens = || tally.votes.iter().map(|vote| vote.token);
+        let top = tokens().find(|token| tally.at(*token) >= majority).or(tokens().max())?;
+        if tally.at(top) < majority {
+            // Nodes that have not answered yet may be faster than one that falls silent now.
+            let until = if is_open {
+                until.min(Instant::now() + 10 * FIRST_PAUSE)
+            } else {
+                until
+            };
+            self.confirm(claim, tally, top, until).await;
+        }
+        if tally.at(top) < majority {
+            return None;
+        }
+        // The lease that ends first is the one that is kept.
+        let agreed = tally.votes.iter().filter(|vote| vote.token == top);
+        let lease = agreed
+            .map(|vote| &vote.lease)
+            .min_by_key(|lease| lease.deadline())?
+            .clone();
+        let now = self.now();
+        tally.is_stale = !lease.is_valid(now) || lease.deadline().since(now) < claim.ttl() / 4;
+        (!tally.is_stale).then_some((top, lease))
+    }
+
+    /// Raises the nodes that have granted a lower token to that one, until a majority has it. A node that does not confirm it does not
+    /// count.
+    async fn confirm(&self, claim: &Claim, tally: &mut Tally, top: FencingToken, until: Instant) {
+        let mut round = self.ask_confirm(claim, &tally.votes, top);
+        while tally.at(top) < self.majority() {
+            let Ok(Some((node, confirmed))) = timeout_at(until, round.next()).await else {
+                break;
+            };
+            match confirmed {
+                Ok(true) => {
+                    let vote = tally.votes.iter_mut().find(|vote| vote.node == node);
+                    vote.into_iter().for_each(|vote| vote.token = top);
+                }
+                Ok(false) => {
+                    tally.votes.retain(|vote| vote.node != node);
+                    tally.lost.push(node);
+                }
+                Err(error) => {
+                    tally.votes.retain(|vote| vote.node != node);
+                    tally.errors.push((node, error));
+                }
+            }
+        }
+    }
+
+    fn ask_confirm(&self, claim: &Claim, votes: &[Vote], top: FencingToken) -> Round<bool> {
+        let lower: BTreeMap<_, _> = votes
+            .iter()
+            .filter(|vote| vote.token != top)
+            .map(|vote| (vote.node, vote.token))
+            .collect();
+        self.ask_some("acquire", lower.keys().copied().collect(), |number, node| {
+            let (claim, presented) = (claim.clone(), lower[&number]);
+            async move { node.confirm(&claim, presented, top).await }
+        })
+    }
+
+    /// Lets the nodes that are not needed for a majority have the token as well.
+    fn confirm_rest(&self, claim: &Claim, token: FencingToken, mut tally: Tally, round: Round<Answer>) {
+        for (node, answer) in round.into_answers() {
+            tally.count(node, answer);
+        }
+        drop(self.ask_confirm(claim, &tally.votes, token));
+    }
+}
