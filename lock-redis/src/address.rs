@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use lock_core::LockError;
 use lock_transport::url::{self, Address, Params, Spec};
-use lock_transport::{Endpoint, Namespace, Secret};
+use lock_transport::{Namespace, Secret};
 use percent_encoding::percent_decode_str;
 
 use crate::config::{RedisConfig, Target};
@@ -122,12 +122,12 @@ fn read(text: &str) -> Result<RedisConfig, LockError> {
     if tls {
         return Err(wrong("asks for TLS; turn on the feature \"tls\""));
     }
-    let place = |Endpoint { host, port }| {
+    let place = |endpoint| {
         #[cfg(feature = "tls")]
         if let Some(files) = &files {
-            return Place::Tls(host, port, files.clone());
+            return Place::Tls(endpoint, files.clone());
         }
-        Place::Tcp(host, port)
+        Place::Tcp(endpoint)
     };
     let mut places: Vec<_> = hosts.into_iter().map(place).collect();
     let (target, number) = match spec.schemes[0].0 {
@@ -242,7 +242,7 @@ fn wrong(why: impl std::fmt::Display) -> LockError {
 mod tests {
     use std::time::Duration;
 
-    use lock_transport::Secret;
+    use lock_transport::{Endpoint, Secret};
 
     use super::*;
 
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn an_address_names_a_server_in_one_of_three_ways() {
-        let tcp = |host: &str, port| Target::Server(Place::Tcp(host.to_owned(), port));
+        let tcp = |host: &str, port| Target::Server(Place::tcp(host, port));
         assert_eq!(good("redis://db.example").target, tcp("db.example", 6379));
         assert_eq!(good("redis://10.0.0.1:7000/").target, tcp("10.0.0.1", 7000));
         assert_eq!(good("valkey://[::1]:7000").target, tcp("::1", 7000));
@@ -272,7 +272,7 @@ mod tests {
             };
             assert_eq!(
                 good("rediss://db.example?ca=/etc/my%20ca.pem&cert=c&key=k").target,
-                Target::Server(Place::Tls("db.example".into(), 6379, files))
+                Target::Server(Place::Tls(Endpoint::new("db.example", 6379), files))
             );
         }
         for url in [
@@ -368,7 +368,7 @@ mod tests {
             "redis+sentinel://joe:p%40ss@a.example,[::1]:7000,10.0.0.1/my%2Fmaster/3?sentinel_user=w%C3%A4chter&sentinel_password=s%26&namespace=shop",
         )
         .unwrap();
-        let tcp = |host: &str, port| Place::Tcp(host.to_owned(), port);
+        let tcp = |host: &str, port| Place::tcp(host, port);
         let sentinels = [tcp("a.example", 26379), tcp("::1", 7000), tcp("10.0.0.1", 26379)];
         assert_eq!(service(&config).sentinels, sentinels);
         assert_eq!(service(&config).name, "my/master");
@@ -390,9 +390,9 @@ mod tests {
             ca: Some("/etc/ca.pem".into()),
             ..Default::default()
         };
-        let tls = |host: &str, port| Place::Tls(host.to_owned(), port, files.clone());
+        let tls = |host: &str, port| Place::Tls(Endpoint::new(host, port), files.clone());
         assert_eq!(service(&config).sentinels, [tls("a", 26379), tls("b", 1)]);
-        assert_eq!(service(&config).sentinels[0].at("c", 2), tls("c", 2));
+        assert_eq!(service(&config).sentinels[0].at(Endpoint::new("c", 2)), tls("c", 2));
     }
 
     #[test]
@@ -443,7 +443,7 @@ mod tests {
         #[cfg(feature = "tls")]
         assert!(matches!(
             good("valkeys+cluster://a?ca=/x").target,
-            Target::Cluster(nodes) if matches!(&*nodes, [Place::Tls(_, 6379, files)] if files.ca.is_some())
+            Target::Cluster(nodes) if matches!(&*nodes, [Place::Tls(_, files)] if files.ca.is_some())
         ));
         assert!(refusal("redis+cluster:a").contains("redis+cluster://host1"));
         assert!(refusal("redis+cluster://").contains("no host"));

@@ -21,6 +21,7 @@ use futures_util::StreamExt;
 use futures_util::future::try_join_all;
 use futures_util::stream::FuturesUnordered;
 use lock_core::{LockError, LockName};
+use lock_transport::Endpoint;
 use redis::{ErrorKind, ServerErrorKind};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -31,7 +32,7 @@ use crate::router::{Next, Router};
 use crate::settings::Settings;
 use crate::transport::Place;
 use redirect::Redirect;
-use slots::{Endpoint, SLOTS, Slots, slot};
+use slots::{SLOTS, Slots, slot};
 
 /// After how long without an answer one more node is asked which slots there are.
 const STAGGER: Duration = Duration::from_millis(100);
@@ -117,7 +118,9 @@ impl Router for Cluster {
             return Next::Fail(LockError::closed());
         }
         let slot = nodes.slot(name);
-        let asked = at.and_then(|at| Endpoint::of(at.place())).or_else(|| nodes.owner(slot));
+        let asked = at
+            .and_then(|at| at.place().endpoint().cloned())
+            .or_else(|| nodes.owner(slot));
         let is_down = is_down(&failure);
         let redirect = Redirect::after(&failure, asked.as_ref());
         let mut error = failure.explain(operation);
@@ -156,7 +159,7 @@ impl Router for Cluster {
 
     /// Looks for another node after a silence, because one that is cut off does not say so.
     async fn moved(&self, name: &LockName, at: &Connection) {
-        let (slot, asked) = (self.0.slot(name), Endpoint::of(at.place()));
+        let (slot, asked) = (self.0.slot(name), at.place().endpoint().cloned());
         loop {
             sleep(SILENCE).await;
             // If it fails there is no other node to ask.
@@ -227,7 +230,7 @@ impl Nodes {
             return Err(LockError::closed());
         }
         let connect = || {
-            let place = self.seeds[0].at(&endpoint.host, endpoint.port);
+            let place = self.seeds[0].at(endpoint.clone());
             Reconnecting::new(Discovery::Fixed(place), Arc::clone(&self.settings), self.feed.clone())
         };
         Ok(known.nodes.entry(endpoint.clone()).or_insert_with(connect).clone())
@@ -316,7 +319,7 @@ impl Nodes {
             let first = usize::try_from(self.refreshes()).unwrap_or_default() % all.len();
             all.rotate_left(first);
         }
-        let seeds: Vec<_> = self.seeds.iter().filter_map(Endpoint::of).collect();
+        let seeds: Vec<_> = self.seeds.iter().filter_map(Place::endpoint).cloned().collect();
         for other in known.slots.replicas().iter().chain(&seeds) {
             if !all.contains(other) {
                 all.push(other.clone());

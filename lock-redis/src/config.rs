@@ -56,14 +56,14 @@ const RETENTION: std::ops::RangeInclusive<Duration> = Duration::from_secs(1)..=D
 impl RedisConfig {
     /// The server at that host and port, without TLS, as its default user.
     pub fn new(host: impl Into<String>, port: u16) -> Self {
-        Self::at(Target::Server(Place::Tcp(host.into(), port)))
+        Self::at(Target::Server(Place::tcp(host, port)))
     }
 
     /// The server at that host and port, by TLS. It must have a certificate for that host, by an authority that the system
     /// trusts or that [`trust`](Self::trust) names.
     #[cfg(feature = "tls")]
     pub fn tls(host: impl Into<String>, port: u16) -> Self {
-        Self::at(Target::Server(Place::Tls(host.into(), port, TlsFiles::default())))
+        Self::at(Target::Server(Place::tls(host, port)))
     }
 
     /// The server that listens on that socket of this machine.
@@ -81,7 +81,7 @@ impl RedisConfig {
         sentinels: impl IntoIterator<Item = (H, u16)>,
         service: impl Into<String>,
     ) -> Self {
-        let sentinels = sentinels.into_iter().map(|(host, port)| Place::Tcp(host.into(), port));
+        let sentinels = sentinels.into_iter().map(|(host, port)| Place::tcp(host, port));
         Self::at(Target::Service(Service::new(service, sentinels.collect())))
     }
 
@@ -93,25 +93,21 @@ impl RedisConfig {
         sentinels: impl IntoIterator<Item = (H, u16)>,
         service: impl Into<String>,
     ) -> Self {
-        let sentinels = sentinels
-            .into_iter()
-            .map(|(host, port)| Place::Tls(host.into(), port, TlsFiles::default()));
+        let sentinels = sentinels.into_iter().map(|(host, port)| Place::tls(host, port));
         Self::at(Target::Service(Service::new(service, sentinels.collect())))
     }
 
     /// The Redis Cluster that the nodes at these hosts and ports belong to. One that answers is enough, also under a name that stands for
     /// all; the others are found through it.
     pub fn cluster<H: Into<String>>(nodes: impl IntoIterator<Item = (H, u16)>) -> Self {
-        let nodes = nodes.into_iter().map(|(host, port)| Place::Tcp(host.into(), port));
+        let nodes = nodes.into_iter().map(|(host, port)| Place::tcp(host, port));
         Self::at(Target::Cluster(nodes.collect()))
     }
 
     /// The same by TLS. Each node must have a certificate for the host that it announces.
     #[cfg(feature = "tls")]
     pub fn cluster_tls<H: Into<String>>(nodes: impl IntoIterator<Item = (H, u16)>) -> Self {
-        let nodes = nodes
-            .into_iter()
-            .map(|(host, port)| Place::Tls(host.into(), port, TlsFiles::default()));
+        let nodes = nodes.into_iter().map(|(host, port)| Place::tls(host, port));
         Self::at(Target::Cluster(nodes.collect()))
     }
 
@@ -138,7 +134,7 @@ impl RedisConfig {
     pub fn from_client(client: &redis::Client) -> Result<Self, LockError> {
         let info = client.get_connection_info();
         let place = match info.addr() {
-            ConnectionAddr::Tcp(host, port) => Place::Tcp(host.clone(), *port),
+            ConnectionAddr::Tcp(host, port) => Place::tcp(host, *port),
             #[cfg(unix)]
             ConnectionAddr::Unix(path) => Place::Unix(path.clone()),
             _ => {
@@ -254,7 +250,7 @@ impl RedisConfig {
     #[cfg(feature = "tls")]
     pub(crate) fn with_files(mut self, set: impl Fn(&mut TlsFiles)) -> Self {
         for place in self.target.places_mut() {
-            if let Place::Tls(_, _, files) = place {
+            if let Place::Tls(_, files) = place {
                 set(files);
             }
         }

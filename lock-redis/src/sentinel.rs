@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use lock_core::LockError;
+use lock_transport::Endpoint;
 use redis::aio::{AsyncPushSender, MultiplexedConnection, SendError};
 use redis::{AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
@@ -357,7 +358,7 @@ impl Sentinel {
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&service.name);
         if let Some((host, port)) = read::<Option<(String, u16)>>(con.send_packed_command(&question).await?)? {
-            return Ok(Answer::Primary(self.place.at(&host, port)));
+            return Ok(Answer::Primary(self.place.at(Endpoint::new(host, port))));
         }
         let masters = con.send_packed_command(redis::cmd("SENTINEL").arg("MASTERS")).await?;
         let masters: Vec<HashMap<String, String>> = read(masters)?;

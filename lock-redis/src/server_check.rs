@@ -238,7 +238,7 @@ fn version(text: &str) -> (u32, u32) {
 mod tests {
     use super::*;
 
-    const HERE: fn() -> Place = || Place::Tcp("::1".to_owned(), 7000);
+    const HERE: fn() -> Place = || Place::tcp("::1", 7000);
 
     fn server(change: &str) -> Server {
         let usual = "# Server\r\nredis_version:7.0.15\r\nredis_mode:standalone\r\nrole:master\r\nmaxmemory:0\r\n\

@@ -17,9 +17,9 @@ use crate::error::Failure;
 /// Where the server listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Place {
-    Tcp(String, u16),
+    Tcp(Endpoint),
     #[cfg(feature = "tls")]
-    Tls(String, u16, TlsFiles),
+    Tls(Endpoint, TlsFiles),
     #[cfg(unix)]
     Unix(PathBuf),
 }
@@ -37,21 +37,28 @@ pub(crate) trait Transport: AsyncRead + AsyncWrite + Send + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Transport for T {}
 
 impl Place {
+    /// At that host and port, without TLS.
+    pub(crate) fn tcp(host: impl Into<String>, port: u16) -> Self {
+        Self::Tcp(Endpoint::new(host, port))
+    }
+
+    /// At that host and port, by TLS.
+    #[cfg(feature = "tls")]
+    pub(crate) fn tls(host: impl Into<String>, port: u16) -> Self {
+        Self::Tls(Endpoint::new(host, port), TlsFiles::default())
+    }
+
     /// Connects. `op_timeout` is how long the network may leave data unacknowledged.
     pub(crate) async fn connect(&self, op_timeout: Duration) -> Result<Box<dyn Transport>, Failure> {
         let unreachable = |error: io::Error| {
             LockError::unavailable("connecting", format!("Redis cannot be reached at {self}")).with_source(error)
         };
         Ok(match self {
-            Self::Tcp(host, port) => {
-                let stream = tcp::connect(&Endpoint::new(host, *port), op_timeout).await;
-                Box::new(stream.map_err(unreachable)?)
-            }
+            Self::Tcp(endpoint) => Box::new(tcp::connect(endpoint, op_timeout).await.map_err(unreachable)?),
             #[cfg(feature = "tls")]
-            Self::Tls(host, port, files) => {
-                let endpoint = Endpoint::new(host, *port);
-                let stream = tcp::connect(&endpoint, op_timeout).await.map_err(unreachable)?;
-                Box::new(tls::connect(stream, &endpoint, files, &[], &PEER, op_timeout).await?)
+            Self::Tls(endpoint, files) => {
+                let stream = tcp::connect(endpoint, op_timeout).await.map_err(unreachable)?;
+                Box::new(tls::connect(stream, endpoint, files, &[], &PEER, op_timeout).await?)
             }
             #[cfg(unix)]
             Self::Unix(path) => Box::new(tokio::net::UnixStream::connect(path).await.map_err(unreachable)?),
@@ -59,20 +66,31 @@ impl Place {
     }
 
     /// Another place that is talked to in the same way. A socket of this machine has no other.
-    pub(crate) fn at(&self, host: &str, port: u16) -> Self {
+    pub(crate) fn at(&self, endpoint: Endpoint) -> Self {
         match self {
             #[cfg(feature = "tls")]
-            Self::Tls(_, _, files) => Self::Tls(host.to_owned(), port, files.clone()),
-            _ => Self::Tcp(host.to_owned(), port),
+            Self::Tls(_, files) => Self::Tls(endpoint, files.clone()),
+            _ => Self::Tcp(endpoint),
+        }
+    }
+
+    /// Host and port, unless it is a socket of this machine.
+    pub(crate) fn endpoint(&self) -> Option<&Endpoint> {
+        match self {
+            Self::Tcp(endpoint) => Some(endpoint),
+            #[cfg(feature = "tls")]
+            Self::Tls(endpoint, _) => Some(endpoint),
+            #[cfg(unix)]
+            Self::Unix(_) => None,
         }
     }
 
     /// The address that leads there: `redis` or `rediss`, `suffix`, host and port.
     pub(crate) fn url(&self, suffix: &str) -> String {
         match self {
-            Self::Tcp(host, port) => format!("redis{suffix}://{}", Endpoint::new(host, *port)),
+            Self::Tcp(endpoint) => format!("redis{suffix}://{endpoint}"),
             #[cfg(feature = "tls")]
-            Self::Tls(host, port, _) => format!("rediss{suffix}://{}", Endpoint::new(host, *port)),
+            Self::Tls(endpoint, _) => format!("rediss{suffix}://{endpoint}"),
             #[cfg(unix)]
             Self::Unix(_) => format!("redis{suffix}://HOST:PORT"),
         }
@@ -93,9 +111,9 @@ impl Place {
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Tcp(host, port) => Endpoint::new(host, *port).fmt(f),
+            Self::Tcp(endpoint) => endpoint.fmt(f),
             #[cfg(feature = "tls")]
-            Self::Tls(host, port, _) => write!(f, "{} (TLS)", Endpoint::new(host, *port)),
+            Self::Tls(endpoint, _) => write!(f, "{endpoint} (TLS)"),
             #[cfg(unix)]
             Self::Unix(path) => write!(f, "{}", path.display()),
         }

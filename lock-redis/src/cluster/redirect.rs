@@ -1,9 +1,9 @@
 //! What a node answers that is not, or not now, the one to ask.
 
 use lock_core::LockError;
+use lock_transport::Endpoint;
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
-use super::slots::Endpoint;
 use crate::error::Failure;
 
 /// What to do after a failure.
@@ -33,11 +33,7 @@ impl Redirect {
     }
 
     fn after_error(error: &RedisError, asked: Option<&Endpoint>) -> Self {
-        let there = || {
-            error
-                .redirect_node()
-                .and_then(|(address, _)| Endpoint::read(address, asked?))
-        };
+        let there = || error.redirect_node().and_then(|(address, _)| read(address, asked?));
         match error.kind() {
             ErrorKind::Server(ServerErrorKind::Moved) => there().map_or(Self::Refused, Self::Moved),
             ErrorKind::Server(ServerErrorKind::Ask) => there().map_or(Self::Refused, Self::Moving),
@@ -52,6 +48,18 @@ impl Redirect {
             _ => Self::Fail,
         }
     }
+}
+
+/// Reads an address as a node tells it, which has no host if that is the one that was asked.
+fn read(address: &str, asked: &Endpoint) -> Option<Endpoint> {
+    let (host, port) = address.rsplit_once(':')?;
+    let host = match host {
+        "" => &asked.host,
+        // Its node does not announce one.
+        "?" => return None,
+        host => host,
+    };
+    Some(Endpoint::new(host, port.parse().ok()?))
 }
 
 #[cfg(test)]
@@ -70,6 +78,11 @@ mod tests {
         assert_eq!(after("MOVED 1421 10.0.0.1:7001"), Redirect::Moved(there.clone()));
         assert_eq!(after("MOVED 1421 :7001"), Redirect::Moved(Endpoint::new("seed", 7001)));
         assert_eq!(after("ASK 1421 10.0.0.1:7001"), Redirect::Moving(there));
+        assert_eq!(
+            after("MOVED 1421 ::1:7001"),
+            Redirect::Moved(Endpoint::new("::1", 7001))
+        );
+        assert_eq!(after("MOVED 1421 a:x"), Redirect::Refused);
         assert_eq!(after("MOVED 1421"), Redirect::Refused);
         assert_eq!(
             after("TRYAGAIN Multiple keys request during rehashing of slot"),

@@ -1,8 +1,7 @@
 //! Which node of the cluster serves which slot.
 
+use lock_transport::Endpoint;
 use redis::Value;
-
-use crate::transport::Place;
 
 /// How many slots a cluster has.
 pub(super) const SLOTS: u16 = 16384;
@@ -12,51 +11,6 @@ pub(super) fn slot(key: &str) -> u16 {
     let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
     let tag = tag.map_or(key, |(tag, _)| tag);
     crc16::State::<crc16::XMODEM>::calculate(tag.as_bytes()) % SLOTS
-}
-
-/// Where a node listens.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) struct Endpoint {
-    pub(super) host: String,
-    pub(super) port: u16,
-}
-
-impl Endpoint {
-    pub(super) fn new(host: impl Into<String>, port: u16) -> Self {
-        Self {
-            host: host.into(),
-            port,
-        }
-    }
-
-    /// Where a node at that place listens.
-    pub(super) fn of(place: &Place) -> Option<Self> {
-        match place {
-            Place::Tcp(host, port) => Some(Self::new(host, *port)),
-            #[cfg(feature = "tls")]
-            Place::Tls(host, port, _) => Some(Self::new(host, *port)),
-            #[cfg(unix)]
-            Place::Unix(_) => None,
-        }
-    }
-
-    /// Reads an address as a node tells it, which has no host if that is the one that was asked.
-    pub(super) fn read(address: &str, asked: &Self) -> Option<Self> {
-        let (host, port) = address.rsplit_once(':')?;
-        let host = match host {
-            "" => &asked.host,
-            // Its node does not announce one.
-            "?" => return None,
-            host => host,
-        };
-        Some(Self::new(host, port.parse().ok()?))
-    }
-}
-
-impl std::fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        Place::Tcp(self.host.clone(), self.port).fmt(f)
-    }
 }
 
 /// The nodes, and which slots each primary serves.
@@ -100,12 +54,10 @@ impl Slots {
                 .get_mut(usize::from(first)..=usize::from(last))?
                 .fill(primary);
             for replica in nodes {
-                let replica = replica.ok()?;
+                let replica = replica.ok()?.filter(|replica| !slots.replicas.contains(replica));
                 slots.replicas.extend(replica);
             }
         }
-        slots.replicas.sort_unstable();
-        slots.replicas.dedup();
         slots.ids.sort_unstable();
         slots.ids.dedup();
         Some(slots)
@@ -261,16 +213,5 @@ mod tests {
             assert_eq!(answer(text), None, "{text:?}");
         }
         assert_eq!(answer("*0\r\n").unwrap().unserved(), 16384);
-    }
-
-    #[test]
-    fn an_address_without_a_host_is_at_the_node_that_was_asked() {
-        assert_eq!(
-            Endpoint::read("10.0.0.1:7001", &asked()),
-            Some(Endpoint::new("10.0.0.1", 7001))
-        );
-        assert_eq!(Endpoint::read("::1:7001", &asked()), Some(Endpoint::new("::1", 7001)));
-        assert_eq!(Endpoint::read(":7001", &asked()), Some(Endpoint::new("seed", 7001)));
-        assert_eq!(Endpoint::read("a:x", &asked()), None);
     }
 }

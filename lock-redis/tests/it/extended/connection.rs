@@ -80,3 +80,19 @@ async fn a_waiter_that_is_cut_off_for_one_refresh_keeps_its_place() {
     waiter.release(&grant.claim, None).await.unwrap();
     assert!(later.await.unwrap().1.token > grant.token);
 }
+
+#[tokio::test]
+async fn a_caller_that_gives_up_soon_ends_no_connection() {
+    let server = Server::start();
+    let (lock, proxy) = by_proxy(&server, LONG).await;
+    let connection = async || server.command::<String>("CLIENT LIST TYPE pubsub").await;
+    let id = |list: String| list.split(' ').next().map(str::to_owned);
+    let before = id(connection().await);
+    proxy.hold_answers();
+    let asking = async { lock.try_acquire(&claim("n", LONG)).await };
+    let given_up = tokio::time::timeout(Duration::from_millis(300), asking).await;
+    assert!(given_up.is_err());
+    proxy.pass();
+    granted(&lock, &claim("m", LONG)).await;
+    assert_eq!(id(connection().await), before);
+}
