@@ -94,7 +94,12 @@ impl Router for Cluster {
         }
         let owner = self.0.owner(slot);
         let owner = owner.ok_or_else(|| self.0.not_served("connecting", slot))?;
-        self.0.node(&owner)?.connection().await
+        let node = self.0.node(&owner)?;
+        tokio::select! {
+            biased;
+            connection = node.connection() => connection,
+            () = self.0.moved(slot, Some(&owner)) => Err(Failure::Broken),
+        }
     }
 
     async fn all(&self) -> Result<Vec<Connection>, Failure> {
@@ -159,15 +164,7 @@ impl Router for Cluster {
 
     /// Looks for another node after a silence, because one that is cut off does not say so.
     async fn moved(&self, name: &LockName, at: &Connection) {
-        let (slot, asked) = (self.0.slot(name), at.place().endpoint().cloned());
-        loop {
-            sleep(SILENCE).await;
-            // If it fails there is no other node to ask.
-            let _ = self.0.refresh(self.0.refreshes()).await;
-            if self.0.owner(slot) != asked {
-                return;
-            }
-        }
+        self.0.moved(self.0.slot(name), at.place().endpoint()).await;
     }
 
     fn current(&self) -> Option<Connection> {
@@ -221,6 +218,18 @@ impl Nodes {
     /// The node that serves the slot, as far as known.
     fn owner(&self, slot: u16) -> Option<Endpoint> {
         self.lock().slots.owner(slot).cloned()
+    }
+
+    /// Completes when another node than `asked` serves the slot. It looks after each [`SILENCE`].
+    async fn moved(&self, slot: u16, asked: Option<&Endpoint>) {
+        loop {
+            sleep(SILENCE).await;
+            // If it fails there is no other node to ask.
+            let _ = self.refresh(self.refreshes()).await;
+            if self.owner(slot).as_ref() != asked {
+                return;
+            }
+        }
     }
 
     /// The connection to the node there.

@@ -1,4 +1,4 @@
-//! The Redis backend of fencelock: locks among everyone who reaches a server, with waiters served in order by a push.
+//! The Redis backend of fencelock: locks among the clients of a server, with waiters served in order by a message.
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), lock_core::LockError> {
@@ -12,37 +12,32 @@
 //! # Ok(()) }
 //! ```
 //!
-//! # What is promised
+//! # Guarantees
 //!
-//! One holder at a time among all who use the same server, database number and namespace. A lock is freed one ttl after the
-//! last sign of life of its holder. Whoever waits is served in the order of arrival, one claim per process at a time, by
-//! a push: a release costs no more however many wait, and nobody polls. A waiter that was killed is passed over.
+//! One holder at a time among all clients of the same servers, database number and namespace. The server frees a lock one ttl after its last
+//! renewal. Waiters are served in the order of arrival, one claim per process at a time, by one message: the cost of a release does not depend
+//! on how many wait, and no waiter polls. A waiter that was killed is skipped.
 //!
-//! Tokens rise across everything: release, expiry, `FLUSHALL`, a restart without data, the promotion of a replica that
-//! lacks the last writes. They are taken from a counter that never falls below the server's clock, so only a clock that
-//! was set back in the same outage that lost the counter can make them fall.
+//! Tokens rise across a release, an expiry, `FLUSHALL`, a restart without data, and the promotion of a replica that lacks the last writes.
+//! They come from a counter that is never below the server's clock. So they fall only if that clock is set back in the same outage that lost
+//! the counter.
 //!
-//! # What to know
+//! # Limits
 //!
-//! - **The server can forget locks**: with `FLUSHALL`, in a restart without persistence, in a failover. Their holders learn it
-//!   at their next renewal, a third of a ttl later at the latest. Until then two may believe in the same lock, and only the
-//!   fencing token protects the resource.
-//! - **Two primaries**: if a replica is promoted while the old primary stays up, holders on the old one are never told, and its
+//! - **The server can lose locks**: by `FLUSHALL`, a restart without persistence, or a failover. The holder learns of it at its next renewal, a
+//!   third of a ttl later at the latest. Until then two clients can hold one name, and only the fencing token protects the resource.
+//! - **Two primaries**: if a replica is promoted while the old primary stays up, holders on the old one do not learn of it, and its
 //!   later tokens may be higher than those of the new one. `min-replicas-to-write` and `min-replicas-max-lag` on the servers make such a
 //!   primary renew nothing.
-//! - **Sentinels** tell the address of the primary: `redis+sentinel://HOST,HOST/SERVICE`. Clients move over as soon as they name another one.
-//! - **A Redis Cluster** is at `redis+cluster://HOST,HOST`. While the slot of a name is moved to another node, its
-//!   lock can be renewed, and nothing else.
-//! - **The server's clock** measures leases, as it does for all keys of Redis. Set forward by minutes, it ends leases early.
 //! - **Replication** is asynchronous: a replica that is promoted may lack the last grants.
-//! - **Eviction** would take locks and counters away: a server with a memory limit and an eviction policy is refused.
-//! - **A stopped waiter** (SIGSTOP, or a connection that the network forgot) still counts as a receiver for two thirds of its
-//!   ttl. If the lock is granted to it in that time it stays so until one ttl after its last sign of life.
-//! - **A full server** grants nothing new; what is held can be renewed, released and handed on.
-//! - **Reservations** (`at_least`) are the time to live of the lock's key: they survive what the key survives, and end by the server's
-//!   clock.
-//! - **Rights**: `docs/redis.md` of the project lists the least that a user of the server needs, and the protocol with all
-//!   that can go wrong in it.
+//! - **A Redis Cluster**: while the slot of a name is moved to another node, its lock can only be renewed.
+//! - **The server's clock** measures leases. Set forward by minutes, it ends leases early.
+//! - **Eviction** would remove locks and counters: a server with a memory limit and an eviction policy is refused.
+//! - **A stopped waiter** (SIGSTOP, or a connection that the network forgot) is skipped after two thirds of its ttl. If it is granted the lock
+//!   before, that grant ends one ttl after its last request.
+//! - **A full server** grants nothing new; locks that are held can be renewed, released and handed over.
+//! - **Reservations** (`at_least`) are the time to live of the lock's key, and end by the server's clock.
+//! - **Rights**: `docs/redis.md` of the project lists the least that a user of the server needs, and what happens in each failure.
 //!
 //! The resource's side for data in Redis is in [`fence`].
 

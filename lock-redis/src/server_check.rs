@@ -196,7 +196,6 @@ fn service(value: &str) -> Option<String> {
 /// What the name of a service keeps as it is in an address.
 const IN_PATH: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_').remove(b'.');
 
-/// Refuses what is unsafe, or warns if that is wanted.
 /// A client of a single server has found a node of a cluster there.
 pub(crate) fn needs_cluster_address(place: &Place) -> LockError {
     let address = place.url("+cluster");
@@ -219,6 +218,7 @@ pub(crate) fn not_a_cluster(place: &Place) -> LockError {
     ))
 }
 
+/// Refuses what is unsafe, or logs a warning if that is allowed.
 fn refuse(message: &str, allow_unsafe: bool) -> Result<(), LockError> {
     if !allow_unsafe {
         return Err(LockError::unsafe_configuration(format!(

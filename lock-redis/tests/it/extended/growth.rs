@@ -144,39 +144,6 @@ fn owners(kind: &str, number: usize) -> impl Iterator<Item = String> + Clone {
 }
 
 #[tokio::test]
-async fn a_release_costs_the_same_however_many_have_given_up_waiting() {
-    const ROUNDS: usize = 5;
-    let mut crowd = Crowd::gather().await;
-    let mut least = [f64::MAX; 2];
-    for round in 0..ROUNDS {
-        for (least, number) in least.iter_mut().zip([10, waiters() / ROUNDS]) {
-            let name = format!("n{round}-{number}");
-            for owner in ["holder", "first"] {
-                crowd.one(crowd.wait(&name, owner, LIVING, LONG)).await;
-            }
-            let calls: Vec<_> = owners("o", number)
-                .flat_map(|owner| [crowd.wait(&name, &owner, LIVING, LONG), crowd.leave(&name, &owner)])
-                .collect();
-            crowd.run(calls.into_iter()).await;
-            crowd.one(crowd.wait(&name, "last", LIVING, LONG)).await;
-            assert_eq!(crowd.in_queue(&name).await, 2);
-            // One passes it on to the first, who passes it on to the last.
-            let mut most = crowd.one(crowd.leave(&name, "holder")).await;
-            most = most.max(crowd.one(crowd.leave(&name, "first")).await);
-            *least = least.min(most);
-            crowd.one(crowd.leave(&name, "last")).await;
-        }
-    }
-    let [few, many] = least;
-    println!(
-        "a release after 10 gave up: {few} us, after {}: {many} us",
-        waiters() / ROUNDS
-    );
-    assert!(many < few * MORE, "{many} us after {few} us");
-    assert_eq!(crowd.server.leftovers().await, Vec::<String>::new());
-}
-
-#[tokio::test]
 async fn no_script_costs_more_the_more_wait() {
     const FEW: usize = 500;
     let mut crowd = Crowd::gather().await;

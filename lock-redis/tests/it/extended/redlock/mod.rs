@@ -6,11 +6,11 @@ mod releases;
 use std::time::Duration;
 
 use lock_core::fence::Fence;
-use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Locks, Released, Renewal, Wait};
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Locks, Released, Renewal};
 use lock_redis::{RedlockConfig, RedlockLock};
 use rustix::process::Signal;
 
-use crate::server::{self, HANG_LIMIT, LONG, Server, claim, name, soon};
+use crate::server::{self, HANG_LIMIT, LONG, Server, claim, name};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -155,30 +155,6 @@ async fn a_node_that_restarts_with_an_older_copy_of_its_data_grants_nothing_that
 }
 
 #[tokio::test]
-async fn a_node_that_was_restarted_grants_nothing_to_those_who_wait_either() {
-    let mut nodes = at_once(3, || Server::with(&["--dbfilename", "copy.rdb"]));
-    let (one, other) = (client(&nodes).await, client(&nodes).await);
-    let held = granted(&one, &claim("n", TTL)).await;
-    let waiting = tokio::spawn(async move {
-        let attempt = other.acquire(&claim("n", TTL), Wait::until(soon())).await;
-        (other, attempt.unwrap().granted())
-    });
-    let _: String = nodes[1].command("SAVE").await;
-    nodes[1].kill();
-    nodes[1].revive();
-    assert_eq!(one.release(&held.claim, None).await.unwrap(), Released::Released);
-    let (_other, next) = waiting.await.unwrap();
-    assert!(next.unwrap().token > held.token);
-    let holder = async || nodes[1].command::<Option<String>>("GET {fencelock:n}:lock").await;
-    let owner = held.claim.owner().to_string();
-    server::until("the release has reached the node", async || {
-        !holder().await.is_some_and(|value| value.contains(&owner))
-    })
-    .await;
-    assert_eq!(holder().await, None, "the waiter was granted the node");
-}
-
-#[tokio::test]
 async fn nodes_that_lost_their_data_take_part_after_the_longest_ttl() {
     let nodes = nodes(3);
     let short = || config(&nodes).max_ttl(Duration::from_secs(2));
@@ -244,23 +220,6 @@ async fn a_holder_whose_lock_all_nodes_have_lost_is_refused_by_the_fence() {
     resource.write(first.token(), |stock| *stock = 3).unwrap_err();
     first.lost().await;
     assert!(second.is_held());
-}
-
-#[tokio::test]
-async fn two_hundred_clients_that_start_at_once_find_new_servers_open() {
-    let nodes = nodes(3);
-    let start = async || {
-        let locks = client(&nodes).await;
-        let claim = claim("n", TTL);
-        let deadline = soon();
-        let attempt = locks.acquire(&claim, Wait::until(deadline)).await;
-        locks.release(&claim, None).await.map(|_| attempt.is_ok())
-    };
-    let started = futures_util::future::join_all((0..200).map(|_| start())).await;
-    assert_eq!(
-        started.iter().filter(|started| matches!(started, Ok(true))).count(),
-        200
-    );
 }
 
 #[tokio::test]
