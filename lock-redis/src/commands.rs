@@ -63,16 +63,6 @@ pub(crate) struct Waiting {
     pub(crate) turn: Duration,
 }
 
-/// What an acquire came to.
-#[allow(clippy::large_enum_variant, reason = "it is taken apart at once")]
-enum Reply {
-    Answer(Answer),
-    /// The request took too long to arrive; nothing was done.
-    Late,
-    /// The lock is free, but so many waiters before this claim are gone that one script cannot remove them all.
-    Again,
-}
-
 /// Minimum time between two requests of a claim that is not the first in line, if the claims before it have short ttls.
 const SHORTEST_TURN: Duration = Duration::from_secs(1);
 
@@ -86,82 +76,37 @@ const SCANNED: u32 = 1000;
 const READ: usize = 250;
 
 impl Client {
-    /// Asks for the lock.
+    /// Asks for the lock. Returns when the request that was answered was sent, too.
     pub(crate) async fn acquire_on(
         &self,
         connection: &Connection,
         claim: &Claim,
         on_busy: OnBusy,
     ) -> Result<(Answer, Stamp), Failure> {
-        let ttl = millis(claim.ttl());
-        let info = record::info(claim);
-        let mut is_repeated = false;
+        let (owner, ttl) = (&*claim.owner().to_string(), &*millis(claim.ttl()).to_string());
+        let (client, info) = (&*self.client_at(connection), &*record::info(claim));
+        let (waits, tokens) = (flag(on_busy == OnBusy::Queue), &*tokens_wanted(claim));
         loop {
-            let sent = self.clock().now();
-            let arguments = [
-                &*claim.owner().to_string(),
-                &ttl.to_string(),
-                &(connection.server_millis(sent) + ttl).to_string(),
-                &self.micros(sent).to_string(),
-                &self.client_at(connection),
-                &info,
-                flag(on_busy == OnBusy::Queue),
-                &tokens_wanted(claim),
-            ];
-            let answer = self
-                .run(&scripts::ACQUIRE, connection, claim.name(), &arguments)
-                .await?;
-            match self.attempted(connection, claim, sent, answer)? {
-                Reply::Answer(answer) => return Ok((answer, sent)),
-                // An idea of the server's clock that has become wrong is put right by the first answer.
-                Reply::Late if is_repeated => return Err(self.late(claim, sent)),
-                Reply::Late => is_repeated = true,
-                // Each time the server has removed some.
-                Reply::Again => {}
+            let answer = self.until_not_late(connection, claim, claim.ttl(), |sent, stop| async move {
+                let sent = &*self.micros(sent).to_string();
+                let arguments = [owner, ttl, &*stop, sent, client, info, waits, tokens];
+                self.run(&scripts::ACQUIRE, connection, claim.name(), &arguments).await
+            });
+            let (word, mut answer, sent) = answer.await?;
+            match &*word {
+                // The lock is free, but so many waiters before this claim are gone that one script cannot remove them all.
+                "again" => {}
+                "granted" => {
+                    let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
+                    let life = Duration::from_millis(answer.number()?);
+                    // A grant of what the claim holds already does not say.
+                    let tokens = answer.field::<Option<u64>>()?.unwrap_or(1);
+                    let grant = self.grant(claim, (token, tokens), sent, life);
+                    return Ok((Answer::Granted(grant), sent));
+                }
+                "busy" => return Ok((Answer::Busy(waiting(claim, answer)?), sent)),
+                _ => return Err(Failure::Nonsense),
             }
-        }
-    }
-
-    /// What an acquire was answered.
-    fn attempted(
-        &self,
-        connection: &Connection,
-        claim: &Claim,
-        sent: Stamp,
-        mut answer: Fields,
-    ) -> Result<Reply, Failure> {
-        let word = answer.word()?;
-        let time = answer.number()?;
-        if word == "late" {
-            connection.relearn(time, sent);
-            return Ok(Reply::Late);
-        }
-        connection.learn(time, sent);
-        match &*word {
-            "again" => Ok(Reply::Again),
-            "granted" => {
-                let token = answer.field::<String>()?.parse().map_err(|_| Failure::Nonsense)?;
-                let life = Duration::from_millis(answer.number()?);
-                // A grant of what the claim holds already does not say.
-                let tokens = answer.field::<Option<u64>>()?.unwrap_or(1);
-                let grant = self.grant(claim, (token, tokens), sent, life);
-                Ok(Reply::Answer(Answer::Granted(grant)))
-            }
-            "busy" => {
-                let lease = answer.time()?;
-                let holder = record::holder(claim.name(), &answer.word()?, lease);
-                let life = Duration::from_millis(answer.number()?);
-                let ahead = answer.time()?.unwrap_or_default();
-                let lease = lease.unwrap_or(claim.ttl());
-                let busy = Busy::default().with_retry_after(lease).with_holder(holder);
-                // If the first in line has ended without a release, only the request of another waiter removes it.
-                let turn = match ahead {
-                    Duration::ZERO => lease,
-                    ahead => lease.max(ahead).max(SHORTEST_TURN),
-                };
-                Ok(Reply::Answer(Answer::Busy(Waiting { busy, life, turn })))
-            }
-            _ => Err(Failure::Nonsense),
         }
     }
 
@@ -224,7 +169,7 @@ impl Client {
         let keys = &[self.settings().keys.lock(claim.name())];
         // The server takes no 0.
         let (owner, time) = (&*claim.owner().to_string(), &*millis(time).max(1).to_string());
-        let extended = self.until_not_late(connection, claim, late, |stop| async move {
+        let extended = self.until_not_late(connection, claim, late, |_, stop| async move {
             let arguments = [owner, time, &*stop, flag(only_longer), token];
             self.run_on(&scripts::RENEW, connection, keys, &arguments).await
         });
@@ -236,39 +181,34 @@ impl Client {
     }
 
     /// Runs a script that does nothing if it takes longer than `late` to arrive, once more if the idea of the server's clock was wrong. `run` gets
-    /// the server time in ms when that is over. Returns the first word of the answer and the fields behind the reading of the clock.
-    async fn until_not_late<F>(
+    /// the stamp of the sending, and the server time in ms when it is late. Returns the first word of the answer, the fields behind the reading
+    /// of the clock, and that stamp.
+    pub(crate) async fn until_not_late<F>(
         &self,
         connection: &Connection,
         claim: &Claim,
         late: Duration,
-        run: impl Fn(String) -> F,
-    ) -> Result<(String, Fields), Failure>
+        run: impl Fn(Stamp, String) -> F,
+    ) -> Result<(String, Fields, Stamp), Failure>
     where
         F: Future<Output = Result<Fields, Failure>>,
     {
         let mut is_repeated = false;
         loop {
             let sent = self.clock().now();
-            let mut answer = run((connection.server_millis(sent) + millis(late)).to_string()).await?;
+            let stop = connection.server_millis(sent) + millis(late);
+            let mut answer = run(sent, stop.to_string()).await?;
             let (word, time) = (answer.word()?, answer.number()?);
             if word != "late" {
                 connection.learn(time, sent);
-                return Ok((word, answer));
+                return Ok((word, answer, sent));
             }
             connection.relearn(time, sent);
             if is_repeated {
-                return Err(self.late(claim, sent));
+                let (round_trip, ttl) = (self.clock().now().since(sent), claim.ttl());
+                return Err(Failure::Late { round_trip, ttl });
             }
             is_repeated = true;
-        }
-    }
-
-    /// The failure of a request that was sent at `sent` and took too long to arrive, as the one before did.
-    pub(crate) fn late(&self, claim: &Claim, sent: Stamp) -> Failure {
-        Failure::Late {
-            round_trip: self.clock().now().since(sent),
-            ttl: claim.ttl(),
         }
     }
 
@@ -282,11 +222,11 @@ impl Client {
         let (owner, sent) = (&*claim.owner().to_string(), self.clock().now());
         // The server takes no 0.
         let keep = &*keep.map_or(0, |rest| millis(rest).max(1)).to_string();
-        let answer = self.until_not_late(connection, claim, self.settings().op_timeout, |stop| async move {
+        let answer = self.until_not_late(connection, claim, self.settings().op_timeout, |_, stop| async move {
             let arguments = [owner, keep, &*stop];
             self.run(&scripts::RELEASE, connection, claim.name(), &arguments).await
         });
-        let (word, mut answer) = answer.await?;
+        let (word, mut answer, _) = answer.await?;
         if answer.number()? > 0 {
             self.serve(connection, claim.name(), sent).await;
         }
@@ -435,6 +375,22 @@ impl Client {
         let arguments = [&[self.channels(), &retention], arguments].concat();
         answered(script.run(connection, keys, &arguments).await, keys)
     }
+}
+
+/// What the answer "busy" says behind the reading of the clock.
+fn waiting(claim: &Claim, mut answer: Fields) -> Result<Waiting, Failure> {
+    let lease = answer.time()?;
+    let holder = record::holder(claim.name(), &answer.word()?, lease);
+    let life = Duration::from_millis(answer.number()?);
+    let ahead = answer.time()?.unwrap_or_default();
+    let lease = lease.unwrap_or(claim.ttl());
+    let busy = Busy::default().with_retry_after(lease).with_holder(holder);
+    // If the first in line has ended without a release, only the request of another waiter removes it.
+    let turn = match ahead {
+        Duration::ZERO => lease,
+        ahead => lease.max(ahead).max(SHORTEST_TURN),
+    };
+    Ok(Waiting { busy, life, turn })
 }
 
 /// The fields of a script's answer.

@@ -139,49 +139,41 @@ impl Client {
         claim: &Claim,
         attempt: &Attempt,
     ) -> Result<Answer, Failure> {
-        let ttl = millis(claim.ttl());
-        let mut late = false;
-        loop {
+        let (owner, ttl) = (&*claim.owner().to_string(), &*millis(claim.ttl()).to_string());
+        let (client, info) = (&*self.client_at(connection), &*record::info(claim));
+        let (number, proposal) = (&*attempt.number.to_string(), &*attempt.proposal.to_string());
+        let answer = self.until_not_late(connection, claim, claim.ttl(), |_, stop| async move {
             if !attempt.is_wanted(claim) {
                 let over = LockError::unavailable("acquire", "the claim was given up before the request was sent");
                 return Err(over.unsent().into());
             }
-            let sent = self.now();
-            let owner = &*claim.owner().to_string();
-            let arguments = [
-                &*ttl.to_string(),
-                &(connection.server_millis(sent) + ttl).to_string(),
-                &self.client_at(connection),
-                &attempt.number.to_string(),
-                &record::info(claim),
-                &attempt.proposal.to_string(),
-            ];
-            let asking = self.ask_node("acquire", connection, Some(claim.name()), owner, &arguments);
-            let (word, mut answer) = asking.await?;
-            match &*word {
-                // An idea of the server's clock that has become wrong was put right by this answer.
-                "late" if !late => late = true,
-                "late" => return Err(self.late(claim, sent)),
-                "young" => return Ok(Answer::Young(Duration::from_millis(answer.number()?))),
-                "granted" => {
-                    let token = answer.word()?.parse().map_err(|_| Failure::Nonsense)?;
-                    let life = Duration::from_millis(answer.number()?);
-                    // What was given is what counts.
-                    let lease = Lease::for_claim(claim, sent - claim.ttl().saturating_sub(life));
-                    return Ok(Answer::Granted(token, lease));
-                }
-                "busy" => {
-                    let lease = answer.time()?;
-                    let holder = record::holder(claim.name(), &answer.word()?, lease);
-                    let busy = Busy::default().with_retry_after(lease.unwrap_or(claim.ttl()));
-                    return Ok(Answer::Busy(busy.with_holder(holder)));
-                }
-                _ => return Err(Failure::Nonsense),
+            let arguments = [ttl, &*stop, client, number, info, proposal];
+            self.run_node("acquire", connection, Some(claim.name()), owner, &arguments)
+                .await
+        });
+        let (word, mut answer, sent) = answer.await?;
+        match &*word {
+            "young" => Ok(Answer::Young(Duration::from_millis(answer.number()?))),
+            "granted" => {
+                let token = answer.word()?.parse().map_err(|_| Failure::Nonsense)?;
+                let life = Duration::from_millis(answer.number()?);
+                // What was given is what counts.
+                let lease = Lease::for_claim(claim, sent - claim.ttl().saturating_sub(life));
+                Ok(Answer::Granted(token, lease))
             }
+            "busy" => {
+                let lease = answer.time()?;
+                let holder = record::holder(claim.name(), &answer.word()?, lease);
+                let busy = Busy::default().with_retry_after(lease.unwrap_or(claim.ttl()));
+                Ok(Answer::Busy(busy.with_holder(holder)))
+            }
+            "differs" => Err(answer.difference()?),
+            _ => Err(Failure::Nonsense),
         }
     }
 
-    /// Runs the script that only nodes have: the first word of the answer, and what follows the reading of the clock.
+    /// Runs the script that only nodes have, which never finds itself late: the first word of the answer, and what follows the reading of the
+    /// clock.
     async fn ask_node(
         &self,
         what: &str,
@@ -190,6 +182,24 @@ impl Client {
         owner: &str,
         arguments: &[&str],
     ) -> Result<(String, Fields), Failure> {
+        let sent = self.now();
+        let mut answer = self.run_node(what, connection, name, owner, arguments).await?;
+        let (word, time) = (answer.word()?, answer.number()?);
+        connection.learn(time, sent);
+        match &*word {
+            "differs" => Err(answer.difference()?),
+            _ => Ok((word, answer)),
+        }
+    }
+
+    async fn run_node(
+        &self,
+        what: &str,
+        connection: &Connection,
+        name: Option<&LockName>,
+        owner: &str,
+        arguments: &[&str],
+    ) -> Result<Fields, Failure> {
         let settings = self.settings();
         let mut keys = match name {
             Some(name) => settings.keys.of(name).to_vec(),
@@ -199,17 +209,6 @@ impl Client {
         let node = settings.node.as_ref().ok_or(Failure::Nonsense)?;
         let tail = [&*node.nodes, connection.run_id(), &*node.max_ttl];
         let arguments = [&[owner, what], arguments, &tail].concat();
-        let sent = self.now();
-        let asking = self.run_on(&scripts::NODE, connection, &keys, &arguments);
-        let mut answer = asking.await?;
-        let (word, time) = (answer.word()?, answer.number()?);
-        match &*word {
-            "late" => connection.relearn(time, sent),
-            _ => connection.learn(time, sent),
-        }
-        if word == "differs" {
-            return Err(answer.difference()?);
-        }
-        Ok((word, answer))
+        self.run_on(&scripts::NODE, connection, &keys, &arguments).await
     }
 }
