@@ -181,26 +181,6 @@ mod tests {
     }
 
     #[test]
-    fn a_late_acknowledgement_revives_nothing() {
-        let (clock, hand) = Clock::manual();
-        let lease = Lease::shared("s", TTL, clock.now());
-        let sent = clock.now() + Duration::from_secs(9);
-        hand.advance(TTL);
-        assert!(!lease.refreshed(sent, clock.now()));
-        assert_eq!(lease.revocation().reason(), Some(LossReason::Expired));
-        assert!(!lease.is_valid(sent));
-    }
-
-    #[test]
-    fn an_older_acknowledgement_does_not_shorten() {
-        let (clock, _) = Clock::manual();
-        let lease = Lease::shared("s", TTL, clock.now());
-        let before = lease.deadline();
-        assert!(lease.refreshed(clock.now() - Duration::from_secs(1), clock.now()));
-        assert_eq!(lease.deadline(), before);
-    }
-
-    #[test]
     fn a_ttl_smaller_than_the_drift_is_never_believed() {
         let (clock, _) = Clock::manual();
         let lease = Lease::shared("s", Duration::from_millis(1), clock.now());

@@ -283,23 +283,6 @@ mod tests {
         assert_eq!(other.reason(), Some(LossReason::Expired));
     }
 
-    #[tokio::test]
-    async fn all_that_wait_are_told_of_the_end_of_their_lease() {
-        let lease = Revocation::new();
-        let waiting: Vec<_> = (0..3)
-            .map(|_| {
-                let hold = lease.child().child();
-                tokio::spawn(async move { hold.revoked().await })
-            })
-            .collect();
-        tokio::task::yield_now().await;
-        lease.revoker().revoke(LossReason::Revoked);
-        for task in waiting {
-            assert_eq!(task.await.unwrap(), LossReason::Revoked);
-        }
-        assert_eq!(lease.child().revoked().await, LossReason::Revoked);
-    }
-
     #[test]
     fn the_alarm_is_raised_for_what_fires_before_and_after() {
         let alarm = Arc::new(Alarm::default());

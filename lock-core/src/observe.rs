@@ -1,13 +1,14 @@
 //! Observing who holds a lock, such as the leader.
 
 use std::fmt;
-use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
+use futures_core::stream::BoxStream;
+use futures_util::stream::{self, StreamExt};
 
 use crate::{Holder, InvalidName, LockError, LockName, Locks, Stamp};
 
@@ -38,14 +39,16 @@ impl Locks {
     /// shows one holder.
     #[must_use]
     pub fn observe(&self, name: impl AsRef<str>) -> Observation {
+        let observer = Observer {
+            name: self.full_name(name.as_ref()),
+            locks: self.clone(),
+            interval: Observation::DEFAULT_INTERVAL,
+            next_look: None,
+            seen: None,
+        };
         Observation {
-            state: State::Idle(Box::new(Observer {
-                name: self.full_name(name.as_ref()),
-                locks: self.clone(),
-                interval: Observation::DEFAULT_INTERVAL,
-                next_look: None,
-                seen: None,
-            })),
+            observer: Some(Box::new(observer)),
+            items: stream::empty().boxed(),
         }
     }
 }
@@ -79,18 +82,10 @@ impl Leadership {
 /// skipped. After an error that is [worth a retry](LockError::is_retryable) the server is asked again when the next look is due: what
 /// was shown before may not be true any more. After any other error the stream ends.
 pub struct Observation {
-    state: State,
+    /// Until the first item is awaited.
+    observer: Option<Box<Observer>>,
+    items: BoxStream<'static, Result<Leadership, LockError>>,
 }
-
-enum State {
-    /// Between two items.
-    Idle(Box<Observer>),
-    /// On the way to the next one, which survives a dropped [`Observation::next`].
-    Looking(Looking),
-    Ended,
-}
-
-type Looking = Pin<Box<dyn Future<Output = (Box<Observer>, Result<Leadership, LockError>)> + Send>>;
 
 impl Observation {
     /// The time between two looks unless [`every`](Self::every) says otherwise: 1 s.
@@ -101,7 +96,7 @@ impl Observation {
     /// Asks the server that often, and at least [`MIN_INTERVAL`](Self::MIN_INTERVAL) apart. Has no effect once a look has begun.
     #[must_use]
     pub fn every(mut self, interval: Duration) -> Self {
-        if let State::Idle(observer) = &mut self.state {
+        if let Some(observer) = &mut self.observer {
             observer.interval = interval.max(Self::MIN_INTERVAL);
         }
         self
@@ -118,7 +113,7 @@ impl Observation {
     ///
     /// Dropping the future loses nothing.
     pub async fn next(&mut self) -> Option<Result<Leadership, LockError>> {
-        poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await
+        StreamExt::next(self).await
     }
 }
 
@@ -126,20 +121,10 @@ impl Stream for Observation {
     type Item = Result<Leadership, LockError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let mut looking = match std::mem::replace(&mut self.state, State::Ended) {
-            State::Idle(observer) => Box::pin(observer.next()) as _,
-            State::Looking(looking) => looking,
-            State::Ended => return Poll::Ready(None),
-        };
-        let polled = looking.as_mut().poll(cx);
-        if polled.is_pending() {
-            self.state = State::Looking(looking);
+        if let Some(observer) = self.observer.take() {
+            self.items = observer.items();
         }
-        let (observer, item) = ready!(polled);
-        if item.as_ref().err().is_none_or(LockError::is_retryable) {
-            self.state = State::Idle(observer);
-        }
-        Poll::Ready(Some(item))
+        self.items.poll_next_unpin(cx)
     }
 }
 
@@ -153,20 +138,27 @@ struct Observer {
 }
 
 impl Observer {
-    async fn next(mut self: Box<Self>) -> (Box<Self>, Result<Leadership, LockError>) {
+    fn items(self: Box<Self>) -> BoxStream<'static, Result<Leadership, LockError>> {
+        let items = stream::unfold(Some(self), |observer| async {
+            let mut observer = observer?;
+            let item = observer.next().await;
+            let goes_on = item.as_ref().err().is_none_or(LockError::is_retryable);
+            Some((item, goes_on.then_some(observer)))
+        });
+        items.fuse().boxed()
+    }
+
+    async fn next(&mut self) -> Result<Leadership, LockError> {
         loop {
-            match self.look().await {
-                Ok(leadership) if self.seen.as_ref().is_some_and(|seen| is_same(seen, &leadership)) => {}
-                Ok(leadership) => {
-                    self.seen = Some(leadership.clone());
-                    let shown = match leadership {
-                        Leadership::Held(holder) => Leadership::Held(self.locks.seen_from_here(holder)),
-                        vacant => vacant,
-                    };
-                    return (self, Ok(shown));
-                }
-                Err(error) => return (self, Err(error)),
+            let leadership = self.look().await?;
+            if self.seen.as_ref().is_some_and(|seen| is_same(seen, &leadership)) {
+                continue;
             }
+            self.seen = Some(leadership.clone());
+            return Ok(match leadership {
+                Leadership::Held(holder) => Leadership::Held(self.locks.seen_from_here(holder)),
+                vacant => vacant,
+            });
         }
     }
 
@@ -208,10 +200,6 @@ fn is_same(a: &Leadership, b: &Leadership) -> bool {
 
 impl fmt::Debug for Observation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = f.debug_struct("Observation");
-        if let State::Idle(observer) = &self.state {
-            shown.field("name", &observer.name).field("seen", &observer.seen);
-        }
-        shown.finish_non_exhaustive()
+        f.debug_struct("Observation").finish_non_exhaustive()
     }
 }

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use lock_core::{LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome, Renew};
+use lock_core::{LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome};
 
 use crate::{block_until, paused, until};
 
@@ -176,19 +176,6 @@ async fn a_body_is_cancelled_when_its_lock_is_lost() {
         matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == LossReason::NotHeld),
         "{outcome:?}"
     );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_lock_without_renewal_ends_with_its_ttl() {
-    let memory = paused::memory();
-    for locks in [paused::client(memory.client()), paused::client(memory.sharing_leases())] {
-        let kept = locks.lock("kept").await.unwrap();
-        let guard = locks.lock("a").renew(Renew::Never).await.unwrap();
-        assert!(matches!(guard.renew_now().await, Err(LockError::NotSupported { .. })));
-        assert_eq!(guard.lost().await, LossReason::Expired);
-        assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
-        assert!(kept.is_held());
-    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -290,7 +290,9 @@ async fn a_lock_without_renewal_ends_even_on_a_lease_that_others_keep() {
     let world = World::with(|server| server.sharing());
     let never = world.locks.lock("never").renew(Renew::Never).await.unwrap();
     let kept = world.locks.lock("kept").await.unwrap();
+    assert!(matches!(never.renew_now().await, Err(LockError::NotSupported { .. })));
     assert_eq!(never.lost().await, LossReason::Expired);
+    assert_eq!(never.release().await.unwrap(), ReleaseOutcome::AlreadyLost);
     world.pass(TTL).await;
     assert!(kept.is_held());
 }
