@@ -72,7 +72,7 @@ pub(crate) struct Name {
 }
 
 /// The claim that is to be granted.
-struct Asking {
+pub(crate) struct Asking {
     claim: Claim,
     /// The server may know of the claim.
     sent: bool,
@@ -456,7 +456,7 @@ impl Name {
 
     /// The claim is granted: takes out the waiter that gets it. `None` if no waiter wants it, and it is to be released: other locks may keep
     /// its lease alive.
-    pub(crate) fn granted(&mut self, grant: &Grant, up_to: u64, now: Stamp) -> Option<(Granted, impl Sized + use<>)> {
+    pub(crate) fn granted(&mut self, grant: &Grant, up_to: u64, now: Stamp) -> Option<(Granted, Option<Box<Asking>>)> {
         let is_wanted = self.asking.as_ref().is_some_and(|asking| !asking.failed);
         let served = is_wanted.then(|| self.serve(&grant.claim, grant.first_token(), up_to, now));
         match served.flatten() {

@@ -10,9 +10,6 @@ use crate::HANG_LIMIT;
 /// Names the test that a child process runs.
 const TEST: &str = "LOCK_CORE_TEST_IN_CHILD";
 
-/// Printed by a child that has come to the end of its test.
-const DONE: &str = "> done";
-
 /// A process that runs one test of this program. Killed on drop.
 pub(crate) struct Child {
     process: std::process::Child,
@@ -73,22 +70,4 @@ impl Drop for Child {
 /// Whether this process was started to run that test alone.
 pub(crate) fn is_child(test: &str) -> bool {
     std::env::var(TEST).is_ok_and(|name| name == test)
-}
-
-/// Runs `body`, which is all of that test, in a process of its own.
-pub(crate) fn alone(test: &str, body: impl FnOnce()) {
-    if is_child(test) {
-        body();
-        println!("{DONE}");
-        return;
-    }
-    let mut child = Child::start(test);
-    let mut done = false;
-    while let Some(line) = child.next_line() {
-        println!("{line}");
-        done |= line.contains(DONE);
-    }
-    child.succeeds();
-    // libtest calls it a success if no test has that path.
-    assert!(done, "there is no test {test}");
 }

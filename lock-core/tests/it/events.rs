@@ -5,24 +5,23 @@ use std::future::IntoFuture;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use lock_core::{Locks, MemoryLock};
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::child;
 use crate::engine::scripted::{Fate, Op, TTL, World};
+use crate::paused;
 
 /// Level and message of each event with the target of the project, and whether it tells of an outage.
 #[derive(Clone, Default)]
 struct Events(Arc<Mutex<Vec<(Level, String, bool)>>>);
 
 impl Events {
-    /// The subscriber of the whole process, as the background thread tells it, too.
-    fn of_this_process() -> Self {
+    /// The subscriber of this thread, on which the clients of the test work, until the guard is dropped.
+    fn of_this_thread() -> (Self, DefaultGuard) {
         let events = Self::default();
-        tracing::subscriber::set_global_default(events.clone()).unwrap();
-        events
+        (events.clone(), tracing::subscriber::set_default(events))
     }
 }
 
@@ -62,16 +61,11 @@ impl Subscriber for Events {
     fn exit(&self, _: &Id) {}
 }
 
-#[test]
-fn one_target_shows_what_becomes_of_a_lock() {
-    child::alone("events::one_target_shows_what_becomes_of_a_lock", tell_of_locks);
-}
-
-#[tokio::main(flavor = "current_thread")]
-async fn tell_of_locks() {
-    let events = Events::of_this_process();
-    let memory = MemoryLock::new();
-    let locks = Locks::new(memory.client());
+#[tokio::test(start_paused = true)]
+async fn one_target_shows_what_becomes_of_a_lock() {
+    let (events, _told) = Events::of_this_thread();
+    let memory = paused::memory();
+    let locks = paused::client(memory.client());
     let guard = locks.lock("a").ttl(TTL).await.unwrap();
     guard.renew_now().await.unwrap();
     guard.release().await.unwrap();
@@ -94,15 +88,9 @@ async fn tell_of_locks() {
     }
 }
 
-#[test]
-fn an_outage_is_told_once_with_its_reason_and_so_is_its_end() {
-    let test = "events::an_outage_is_told_once_with_its_reason_and_so_is_its_end";
-    child::alone(test, fail_and_answer);
-}
-
-#[tokio::main(flavor = "current_thread", start_paused = true)]
-async fn fail_and_answer() {
-    let events = Events::of_this_process();
+#[tokio::test(start_paused = true)]
+async fn an_outage_is_told_once_with_its_reason_and_so_is_its_end() {
+    let (events, _told) = Events::of_this_thread();
     let world = World::new();
     for name in ["a", "b"] {
         world.server.occupy(name, 10 * TTL);
