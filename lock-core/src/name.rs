@@ -17,6 +17,8 @@ use std::sync::Arc;
 /// # Ok::<(), fencelock::LockError>(())
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(try_from = "String", into = "String"))]
 pub struct LockName(Arc<str>);
 
 impl LockName {
@@ -121,18 +123,9 @@ impl TryFrom<String> for LockName {
     }
 }
 
-#[cfg(feature = "serde")]
-impl serde::Serialize for LockName {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
-#[cfg(feature = "serde")]
-impl<'de> serde::Deserialize<'de> for LockName {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = <std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        Self::new(text).map_err(serde::de::Error::custom)
+impl From<LockName> for String {
+    fn from(name: LockName) -> Self {
+        name.as_str().to_owned()
     }
 }
 
