@@ -12,7 +12,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const SECOND: Duration = Duration::from_secs(1);
 
 fn world() -> World {
-    World::with(|server| server.reserving())
+    World::with(|server| server.reserves = true)
 }
 
 fn job(world: &World) -> LockRequest {

@@ -13,7 +13,7 @@ use crate::{paused, until};
 const SECOND: Duration = Duration::from_secs(1);
 
 fn world() -> World {
-    World::with(|server| server.with_linger(SECOND))
+    World::with(|server| server.linger = SECOND)
 }
 
 async fn use_once(locks: &Locks) -> u64 {
@@ -66,8 +66,8 @@ async fn it_is_released_at_the_end_of_its_time_however_often_it_is_used() {
 async fn at_most_a_third_of_the_ttl_and_100_ms_where_the_server_has_no_queue() {
     for (fair, length) in [(true, TTL / 3), (false, Duration::from_millis(100))] {
         let world = World::with(|server| {
-            let server = server.with_linger(TTL);
-            if fair { server } else { server.unfair() }
+            server.linger = TTL;
+            server.fair = fair;
         });
         use_once(&world.locks).await;
         world.pass(length - Duration::from_millis(10)).await;
@@ -161,7 +161,7 @@ async fn what_is_lost_while_it_is_kept_is_asked_for_anew() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_is_kept_is_renewed() {
-    let world = World::with(|server| server.with_linger(TTL / 3));
+    let world = World::with(|server| server.linger = TTL / 3);
     use_once(&world.locks).await;
     let guard = world.locks.lock("a").await.unwrap();
     world.pass(2 * TTL).await;

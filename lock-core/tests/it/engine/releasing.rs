@@ -92,7 +92,7 @@ async fn a_wait_that_ends_after_a_failed_release_says_why_once() {
 
 #[tokio::test(start_paused = true)]
 async fn a_server_without_queue_is_left_to_others_after_a_stint() {
-    let world = World::with(|server| server.unfair());
+    let world = World::with(|server| server.fair = false);
     let turns = tokio::spawn({
         let locks = world.locks.clone();
         async move {
@@ -123,7 +123,7 @@ async fn a_server_without_queue_is_left_to_others_after_a_stint() {
 
 #[tokio::test(start_paused = true)]
 async fn a_long_hold_without_contention_does_not_stand_back() {
-    let world = World::with(|server| server.unfair());
+    let world = World::with(|server| server.fair = false);
     let guard = world.locks.lock("a").await.unwrap();
     world.pass(SECOND).await;
     let started = world.now();

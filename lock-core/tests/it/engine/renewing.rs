@@ -63,7 +63,7 @@ async fn many_leases_are_renewed_in_company() {
 
 #[tokio::test(start_paused = true)]
 async fn ten_thousand_guards_on_one_lease_are_one_renewal() {
-    let world = World::with(|server| server.sharing());
+    let world = World::with(|server| server.shares = true);
     let mut guards = Vec::new();
     for n in 0..10_000 {
         guards.push(world.locks.lock(format!("n{n}")).await.unwrap());
@@ -194,7 +194,7 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
 #[tokio::test(start_paused = true)]
 async fn all_guards_on_a_lease_are_told_when_it_ends() {
     for reason in [LossReason::NotHeld, LossReason::Expired] {
-        let world = World::with(|server| server.sharing());
+        let world = World::with(|server| server.shares = true);
         let mut guards = Vec::new();
         for n in 0..10 {
             guards.push(world.locks.lock(format!("n{n}")).await.unwrap());
@@ -287,7 +287,7 @@ async fn the_loss_of_one_lock_leaves_the_others_held() {
 
 #[tokio::test(start_paused = true)]
 async fn a_lock_without_renewal_ends_even_on_a_lease_that_others_keep() {
-    let world = World::with(|server| server.sharing());
+    let world = World::with(|server| server.shares = true);
     let never = world.locks.lock("never").renew(Renew::Never).await.unwrap();
     let kept = world.locks.lock("kept").await.unwrap();
     assert!(matches!(never.renew_now().await, Err(LockError::NotSupported { .. })));

@@ -12,7 +12,7 @@ use crate::paused;
 const RUN: Duration = Duration::from_millis(5);
 
 fn world() -> World {
-    World::with(|server| server.with_blocks())
+    World::with(|server| server.blocks = true)
 }
 
 impl World {

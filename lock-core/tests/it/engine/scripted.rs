@@ -62,13 +62,17 @@ pub(crate) enum Op {
 pub(crate) struct Scripted {
     server: Arc<Mutex<Server>>,
     clock: Clock,
-    fair: bool,
-    shares: bool,
-    blocks: bool,
-    reserves: bool,
-    gives_up_early: bool,
-    grants_another_claim: bool,
-    linger: Duration,
+    pub(crate) fair: bool,
+    pub(crate) shares: bool,
+    /// Grants as many tokens as a claim wants.
+    pub(crate) blocks: bool,
+    pub(crate) reserves: bool,
+    /// Ends each wait at once.
+    pub(crate) gives_up_early: bool,
+    /// Answers with a grant of a claim of its own.
+    pub(crate) grants_another_claim: bool,
+    /// How long the client keeps its locks.
+    pub(crate) linger: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -93,12 +97,12 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        Self::with(|server| server)
+        Self::with(|_| {})
     }
 
-    pub(crate) fn with(change: impl FnOnce(Scripted) -> Scripted) -> Self {
+    pub(crate) fn with(change: impl FnOnce(&mut Scripted)) -> Self {
         let (clock, hand) = paused::clock();
-        let server = change(Scripted {
+        let mut server = Scripted {
             server: Arc::default(),
             clock,
             fair: true,
@@ -108,7 +112,8 @@ impl World {
             gives_up_early: false,
             grants_another_claim: false,
             linger: Duration::ZERO,
-        });
+        };
+        change(&mut server);
         let options = paused::options().ttl(TTL).linger(server.linger);
         let locks = Locks::with_options(server.clone(), options);
         Self { server, locks, hand }
@@ -143,48 +148,9 @@ impl World {
 }
 
 impl Scripted {
-    pub(crate) fn unfair(mut self) -> Self {
-        self.fair = false;
-        self
-    }
-
-    pub(crate) fn sharing(mut self) -> Self {
-        self.shares = true;
-        self
-    }
-
-    pub(crate) fn reserving(mut self) -> Self {
-        self.reserves = true;
-        self
-    }
-
-    /// Ends each wait at once.
-    pub(crate) fn giving_up_early(mut self) -> Self {
-        self.gives_up_early = true;
-        self
-    }
-
-    /// Answers with a grant of a claim of its own.
-    pub(crate) fn granting_another_claim(mut self) -> Self {
-        self.grants_another_claim = true;
-        self
-    }
-
-    /// Grants as many tokens as a claim wants.
-    pub(crate) fn with_blocks(mut self) -> Self {
-        self.blocks = true;
-        self
-    }
-
-    /// The same, for a client that keeps locks for its next holder.
-    pub(crate) fn with_linger(mut self, length: Duration) -> Self {
-        self.linger = length;
-        self.with_blocks()
-    }
-
     /// How many tokens a claim is granted.
     fn wanted(&self, claim: &Claim) -> NonZeroU32 {
-        if self.blocks {
+        if self.blocks || !self.linger.is_zero() {
             claim.tokens_wanted()
         } else {
             NonZeroU32::MIN

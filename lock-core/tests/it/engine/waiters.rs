@@ -127,8 +127,8 @@ impl Model {
 async fn run(steps: Vec<Step>, kind: usize) {
     let world = match kind {
         0 => World::new(),
-        1 => World::with(|server| server.with_blocks()),
-        _ => World::with(|server| server.with_linger(SECOND)),
+        1 => World::with(|server| server.blocks = true),
+        _ => World::with(|server| server.linger = SECOND),
     };
     let mut model = Model {
         world,
@@ -234,7 +234,7 @@ async fn the_next_claim_is_sent_when_the_release_before_it_is_confirmed() {
 
 #[tokio::test(start_paused = true)]
 async fn a_release_is_repeated_for_as_long_as_other_locks_keep_its_lease() {
-    let world = World::with(|server| server.sharing());
+    let world = World::with(|server| server.shares = true);
     let (kept, dropped) = (
         world.locks.lock("kept").await.unwrap(),
         world.locks.lock("a").await.unwrap(),
