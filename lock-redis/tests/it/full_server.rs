@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use lock_core::{DistributedLock, Grant, LockError, Released, Renewal, Wait};
-use lock_redis::{RedisConfig, RedisLock};
+use lock_redis::RedisLock;
 use tokio::task::JoinHandle;
 
-use crate::server::{LONG, Proxy, Server, busy, claim, granted, soon, until, until_queued, waiting};
+use crate::server::{LONG, Proxy, Server, busy, by_proxy, claim, granted, soon, until, until_queued, waiting};
 
 /// Much longer than what is done within it, on a machine that is busy: the server's clock makes it pass.
 const TTL: Duration = Duration::from_secs(20);
@@ -16,8 +16,7 @@ const STEP: i32 = 8;
 
 /// Waits for `n`, and releases it. Cutting the connection makes it refresh its place.
 async fn waiter(server: &Server) -> (JoinHandle<Result<Option<Grant>, LockError>>, Proxy) {
-    let proxy = Proxy::to(server.port()).await;
-    let lock = RedisConfig::new("127.0.0.1", proxy.port()).connect().await.unwrap();
+    let (lock, proxy) = by_proxy(server, LONG).await;
     let wait = tokio::spawn(async move {
         let attempt = lock.acquire(&claim("n", TTL), Wait::until(soon())).await?;
         let grant = attempt.granted();

@@ -5,7 +5,7 @@ use std::time::Duration;
 use lock_core::{Claim, DistributedLock, Locks, Released, Renewal};
 use lock_redis::RedisLock;
 
-use crate::server::{self, LONG, Proxy, Server, claim, granted, scripts, until};
+use crate::server::{self, Direction, LONG, Proxy, Server, Traffic, claim, granted, scripts, until};
 
 pub(crate) const HOUR: Duration = Duration::from_secs(3600);
 
@@ -34,7 +34,7 @@ pub(crate) async fn by_proxy(server: &Server, claim: &Claim, limit: Duration) ->
 /// Delivers the one request that is on its way.
 pub(crate) async fn deliver(server: &Server, proxy: &Proxy) {
     let before = scripts(server).await;
-    proxy.pass();
+    proxy.set(Direction::Both, Traffic::Flows);
     until("the request has arrived", async || scripts(server).await > before).await;
 }
 
@@ -44,7 +44,7 @@ async fn a_late_reservation_does_not_count_for_a_later_grant_of_the_same_claim()
     let mine = reserving(HOUR);
     let (lock, proxy) = by_proxy(&server, &mine, LONG).await;
     let other = server.client().await;
-    proxy.hold_requests();
+    proxy.set(Direction::ToServer, Traffic::Stalled);
     let asked = tokio::spawn({
         let (lock, mine) = (lock.clone(), mine.clone());
         async move { lock.reserve(&mine, HOUR).await }
@@ -63,7 +63,7 @@ async fn a_release_whose_answer_was_lost_can_be_repeated() {
     let mine = reserving(HOUR);
     let (lock, proxy) = by_proxy(&server, &mine, LONG).await;
     lock.reserve(&mine, HOUR).await.unwrap();
-    proxy.hold_answers();
+    proxy.set(Direction::ToClient, Traffic::Stalled);
     let asked = tokio::spawn({
         let (lock, mine) = (lock.clone(), mine.clone());
         async move { lock.release(&mine, Some(HOUR)).await }
@@ -76,7 +76,7 @@ async fn a_release_whose_answer_was_lost_can_be_repeated() {
     })
     .await;
     proxy.cut();
-    proxy.pass();
+    proxy.set(Direction::Both, Traffic::Flows);
     // It is sent once more, and that answer does not say what became of the first one.
     let error = asked.await.unwrap().unwrap_err();
     assert!(error.to_string().contains("not held now"), "{error}");

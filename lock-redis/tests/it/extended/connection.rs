@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError, Locks, Wait};
 
-use crate::server::{LONG, Server, by_proxy, claim, granted, soon, until, until_queued};
+use crate::server::{Direction, LONG, Server, Traffic, by_proxy, claim, granted, soon, until, until_queued};
 
 /// Longer than a machine that is busy may not run a test or a server, as all other times here.
 const LIMIT: Duration = Duration::from_secs(4);
@@ -22,7 +22,7 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
         warm.renew_now().await.unwrap();
         // Nothing else is under way, which would hold up what comes after it.
         warm.release().await.unwrap();
-        proxy.delay(ttl / part * 3 / 2);
+        proxy.set(Direction::Both, Traffic::Delayed(ttl / part * 3 / 4));
         // The release of the first may still be under way.
         let name = format!("n{part}");
         let outcome = match locks.lock(name).ttl(ttl).await {
@@ -62,14 +62,14 @@ async fn a_waiter_that_is_cut_off_for_one_refresh_keeps_its_place() {
     let (later_owner, later) = waiting.pop().unwrap();
     let (owner, first) = waiting.pop().unwrap();
     let before = (entry(owner).await, entry(later_owner).await);
-    proxy.hold_requests();
+    proxy.set(Direction::ToServer, Traffic::Stalled);
     proxy.cut();
     until("the second waiter has refreshed its entry", async || {
         entry(later_owner).await != before.1
     })
     .await;
     assert_eq!(entry(owner).await, before.0, "the first waiter cannot refresh its own");
-    proxy.pass();
+    proxy.set(Direction::Both, Traffic::Flows);
     until("the first waiter has come back", async || {
         entry(owner).await != before.0
     })
@@ -88,11 +88,11 @@ async fn a_caller_that_gives_up_soon_ends_no_connection() {
     let connection = async || server.command::<String>("CLIENT LIST TYPE pubsub").await;
     let id = |list: String| list.split(' ').next().map(str::to_owned);
     let before = id(connection().await);
-    proxy.hold_answers();
+    proxy.set(Direction::ToClient, Traffic::Stalled);
     let asking = async { lock.try_acquire(&claim("n", LONG)).await };
     let given_up = tokio::time::timeout(Duration::from_millis(300), asking).await;
     assert!(given_up.is_err());
-    proxy.pass();
+    proxy.set(Direction::Both, Traffic::Flows);
     granted(&lock, &claim("m", LONG)).await;
     assert_eq!(id(connection().await), before);
 }

@@ -3,18 +3,13 @@
 use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError, LockGuard, Locks};
-use lock_redis::RedisConfig;
 
-use crate::server::{self, HANG_LIMIT, LONG, Proxy, Server, claim, granted, name, pair, until, until_renewed};
+use crate::server::{
+    self, HANG_LIMIT, LONG, Server, claim, config_by, granted, name, pair, proxy, until, until_accepted, until_renewed,
+};
 
 /// Much longer than what is done within it, on a machine that is busy.
 const TTL: Duration = Duration::from_secs(20);
-
-/// A client of the server that the proxy leads to.
-async fn by(proxy: &Proxy) -> Locks {
-    let config = RedisConfig::new("127.0.0.1", proxy.port());
-    Locks::new(config.connect().await.unwrap())
-}
 
 /// Renews until that many renewals have failed; the last error.
 async fn until_failed(guard: &LockGuard, renewals: u32) -> LockError {
@@ -31,47 +26,45 @@ async fn until_failed(guard: &LockGuard, renewals: u32) -> LockError {
 }
 
 #[tokio::test]
-async fn a_wait_outlasts_a_failover_behind_a_virtual_address() {
-    let (old, new) = pair().await;
-    let proxy = Proxy::to(old.port()).await;
-    let locks = by(&proxy).await;
-    granted(&old.client().await, &claim("n", LONG)).await;
+async fn a_wait_outlasts_the_time_in_which_its_address_leads_to_a_replica() {
+    let (server, other) = pair().await;
+    let proxy = proxy(&server).await;
+    let locks = Locks::new(config_by(&proxy).connect().await.unwrap());
+    granted(&server.client().await, &claim("n", LONG)).await;
     let waiting = locks.lock("n").ttl(TTL).wait_for(HANG_LIMIT);
     let waiting = tokio::spawn(waiting.into_future());
-    server::until_queued(&new, "n", 1).await;
-    new.replicate(None).await;
-    old.replicate(Some(new.port())).await;
-    // The address leads to the old primary for a while. With the pauses between, 6 attempts take 2 to 3 s.
+    server::until_queued(&other, "n", 1).await;
+    fail_over(&server, &other).await;
+    // With the pauses between, 6 attempts take 2 to 3 s.
     proxy.cut();
-    proxy.until_accepted(6).await;
+    until_accepted(&proxy, 6).await;
     assert!(!waiting.is_finished());
-    proxy.lead_to(new.port());
-    new.client()
-        .await
-        .force_release(&name("n"))
-        .await
-        .unwrap()
-        .pop()
-        .unwrap();
+    fail_over(&other, &server).await;
+    let taken_from = server.client().await.force_release(&name("n")).await.unwrap();
+    assert_eq!(taken_from.len(), 1);
     assert!(waiting.await.unwrap().unwrap().is_held());
 }
 
 #[tokio::test]
 async fn a_hold_outlasts_a_failover_within_its_ttl() {
-    let (old, new) = pair().await;
-    let proxy = Proxy::to(old.port()).await;
-    let locks = by(&proxy).await;
+    let (server, other) = pair().await;
+    let locks = Locks::new(server.client().await);
     let guard = locks.lock("n").ttl(TTL).await.unwrap();
-    server::until_queued(&new, "n", 0).await;
-    new.until_locked("n", true).await;
-    new.replicate(None).await;
-    old.replicate(Some(new.port())).await;
+    other.until_locked("n", true).await;
+    fail_over(&server, &other).await;
     let error = until_failed(&guard, 3).await;
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
     assert!(format!("{error:#}").contains("failover"), "{error}");
-    proxy.lead_to(new.port());
+    fail_over(&other, &server).await;
     until_renewed(&guard).await;
     assert!(guard.is_held());
+}
+
+/// Makes the replica the primary, and the old primary its replica, which is up to date when this is done.
+async fn fail_over(old: &Server, new: &Server) {
+    new.replicate(None).await;
+    old.replicate(Some(new.port())).await;
+    new.until_info("replication", "state=online").await;
 }
 
 #[tokio::test]

@@ -2,13 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use conformance_tests::faults::Then;
 use lock_core::{DistributedLock, Released};
+use lock_redis::RedisLock;
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, Cmd, Value};
-use lock_redis::{RedisConfig, RedisLock};
 
 use crate::scripts::stage::{Scripts, now};
-use crate::server::{LONG, Proxy, Server, claim, granted, name, scripts, until, waiting};
+use crate::server::{LONG, Proxy, Server, by_proxy, claim, granted, name, scripts, until, waiting};
 
 /// Waiters of each test. `FENCELOCK_TEST_WAITERS` sets another number, such as 1000000.
 fn waiters() -> usize {
@@ -210,10 +211,9 @@ async fn waiters_that_vanished_are_passed_over_a_few_at_a_time() {
 }
 
 impl Crowd {
-    /// A client whose connection ends after the answer to its next script, and the way that it goes.
-    async fn cut_after_one_script(&self) -> (RedisLock, Proxy) {
-        let proxy = Proxy::to(self.server.port()).await;
-        let lock = RedisConfig::new("127.0.0.1", proxy.port()).connect().await.unwrap();
+    /// A client that knows the server's scripts, and the way that its requests go.
+    async fn client_by_proxy(&self) -> (RedisLock, Proxy) {
+        let (lock, proxy) = by_proxy(&self.server, LONG).await;
         // The scripts are known then, so that one request is all that each takes.
         let warm = claim("warm", LONG);
         granted(&lock, &warm).await;
@@ -234,23 +234,27 @@ impl Crowd {
 #[tokio::test]
 async fn a_release_that_was_carried_out_is_told_whatever_becomes_of_the_scripts_that_follow() {
     const VANISHED: usize = 400;
+    /// The owner in the request that only serves the next waiter.
+    const SERVE: &[u8] = b"\r\n$1\r\n-\r\n";
     let mut crowd = Crowd::gather().await;
-    let (lock, proxy) = crowd.cut_after_one_script().await;
+    let (lock, proxy) = crowd.client_by_proxy().await;
     let held = claim("n", LONG);
     granted(&lock, &held).await;
     crowd.vanished("n", VANISHED).await;
-    proxy.cut_after_answers(1);
+    let cut = proxy.swallow_reply(SERVE, Then::Cut);
     assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
+    assert!(cut.has_sprung());
     let left = crowd.in_queue("n").await;
     assert!(0 < left && left < VANISHED, "{left}");
 
-    let (lock, proxy) = crowd.cut_after_one_script().await;
+    let (lock, proxy) = crowd.client_by_proxy().await;
     let held = claim("m", LONG);
     granted(&lock, &held).await;
     crowd.vanished("m", VANISHED).await;
-    proxy.cut_after_answers(1);
+    let cut = proxy.swallow_reply(SERVE, Then::Cut);
     let holder = lock.force_release(&name("m")).await.unwrap().pop().unwrap();
     assert_eq!(holder.owner, Some(held.owner()));
+    assert!(cut.has_sprung());
     let left = crowd.in_queue("m").await;
     assert!(0 < left && left < VANISHED, "{left}");
 }

@@ -2,7 +2,6 @@
 
 mod clock;
 mod cluster;
-mod proxy;
 mod sentinels;
 #[cfg(feature = "tls")]
 mod tls;
@@ -13,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
+pub(crate) use conformance_tests::faults::{Direction, Proxy, Traffic};
 use lock_core::{Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockGuard, LockName, Stamp, Wait};
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue};
@@ -24,7 +24,6 @@ use tokio::task::JoinHandle;
 
 use clock::WallClock;
 pub(crate) use cluster::{Cluster, NODE_TIMEOUT};
-pub(crate) use proxy::Proxy;
 pub(crate) use sentinels::{FakeSentinel, SERVICE, Service, config as sentinels_config, sentinel};
 #[cfg(feature = "tls")]
 pub(crate) use sentinels::{fail_over, until_following};
@@ -303,9 +302,28 @@ pub(crate) async fn answer(listener: &tokio::net::TcpListener, answers: &[&str])
 
 /// A client whose requests may take that long, and the way that they go.
 pub(crate) async fn by_proxy(server: &Server, limit: Duration) -> (RedisLock, Proxy) {
-    let proxy = Proxy::to(server.port()).await;
-    let config = RedisConfig::new("127.0.0.1", proxy.port()).op_timeout(limit);
+    let proxy = proxy(server).await;
+    let config = config_by(&proxy).op_timeout(limit);
     (config.connect().await.unwrap(), proxy)
+}
+
+/// A way to the server that can fail.
+pub(crate) async fn proxy(server: &Server) -> Proxy {
+    Proxy::start(format!("127.0.0.1:{}", server.port())).await.unwrap()
+}
+
+/// The server that the proxy leads to.
+pub(crate) fn config_by(proxy: &Proxy) -> RedisConfig {
+    RedisConfig::new("127.0.0.1", proxy.address().port())
+}
+
+/// Waits for that many more connections.
+pub(crate) async fn until_accepted(proxy: &Proxy, more: u64) {
+    let wanted = proxy.counts().connections + more;
+    let accepted = proxy.counted(|counts| counts.connections >= wanted);
+    tokio::time::timeout(HANG_LIMIT, accepted)
+        .await
+        .expect("as many connections in time");
 }
 
 /// The rights of the user, as `docs/redis.md` lists them, with the password `hunter2`.

@@ -1,11 +1,11 @@
 //! What is still under way to nodes when an attempt or a claim ends.
 
 use lock_core::{DistributedLock, Released};
+use lock_redis::RedlockConfig;
 use lock_redis::redis;
-use lock_redis::{RedisConfig, RedlockConfig};
 
 use super::{TTL, client, granted, nodes};
-use crate::server::{self, Proxy, Server, claim};
+use crate::server::{self, Direction, Server, Traffic, claim};
 
 const PRELUDE: &str = include_str!("../../../../src/scripts/prelude.lua");
 const NODE: &str = include_str!("../../../../src/scripts/redlock.lua");
@@ -60,18 +60,18 @@ async fn what_was_to_be_asked_for_a_claim_is_not_asked_after_its_end() {
     let nodes = nodes(3);
     // It lets the nodes grant.
     client(&nodes).await;
-    let proxy = Proxy::to(nodes[2].port()).await;
-    let by_proxy = RedisConfig::new("127.0.0.1", proxy.port());
+    let proxy = server::proxy(&nodes[2]).await;
+    let by_proxy = server::config_by(&proxy);
     let locks = RedlockConfig::new([nodes[0].config(), nodes[1].config(), by_proxy]).op_timeout(TTL);
     let locks = locks.connect_lazy().unwrap();
     // There is no connection to the third node before this passes.
-    proxy.hold_requests();
+    proxy.set(Direction::ToServer, Traffic::Stalled);
     let (ended, held) = (claim("ended", TTL), claim("held", TTL));
     for claim in [&ended, &held] {
         granted(&locks, claim).await;
     }
     assert_eq!(locks.release(&ended, None).await.unwrap(), Released::Released);
-    proxy.pass();
+    proxy.set(Direction::Both, Traffic::Flows);
     let knows = async |name: &str| {
         nodes[2]
             .command::<bool>(&format!("EXISTS {{fencelock:{name}}}:fence"))
