@@ -25,10 +25,10 @@ use crate::record;
 use crate::scripts::{self, Script};
 
 /// Stands for an owner where there is none.
-pub(crate) const NOBODY: &str = "-";
+pub(crate) const NO_OWNER: &str = "-";
 
 /// Stands for any owner in a release.
-const ANYBODY: &str = "*";
+const ANY_OWNER: &str = "*";
 
 /// What to do if another claim holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,7 +247,7 @@ impl Client {
         let serving = async {
             loop {
                 let mut answer = self
-                    .run(&scripts::RELEASE, connection, name, &[NOBODY, "0", "0"])
+                    .run(&scripts::RELEASE, connection, name, &[NO_OWNER, "0", "0"])
                     .await?;
                 answer.skip();
                 answer.skip();
@@ -271,7 +271,7 @@ impl Client {
     ) -> Result<Option<Holder>, Failure> {
         let sent = self.clock().now();
         let mut answer = self
-            .run(&scripts::RELEASE, connection, name, &[ANYBODY, "0", "0"])
+            .run(&scripts::RELEASE, connection, name, &[ANY_OWNER, "0", "0"])
             .await?;
         let word = answer.word()?;
         answer.skip();

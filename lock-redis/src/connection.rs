@@ -45,7 +45,8 @@ pub(crate) struct Socket {
     next_look: Due,
     /// Whether a warning has been logged about what was seen then.
     warned: AtomicBool,
-    patience: Duration,
+    /// A request that was given up unanswered after that time closes the connection.
+    silence: Duration,
     runtime: Handle,
 }
 
@@ -137,7 +138,7 @@ impl Socket {
             next_look: Due::default(),
             warned: AtomicBool::new(false),
             // Less than callers have, so that one of them closes a connection to a silent server.
-            patience: settings.op_timeout * 4 / 5,
+            silence: settings.op_timeout * 4 / 5,
             runtime,
         })
     }
@@ -286,7 +287,7 @@ impl Connection {
         let connection = self.clone();
         socket.runtime.spawn(async move {
             // If it fails, the renewals tell what is wrong with the connection.
-            if let Ok(Ok(server)) = timeout(connection.socket.patience, connection.look()).await
+            if let Ok(Ok(server)) = timeout(connection.socket.silence, connection.look()).await
                 && let Some(message) = server.evicts()
                 && !connection.socket.warned.swap(true, Ordering::AcqRel)
             {
@@ -359,7 +360,7 @@ impl Drop for Unanswered<'_> {
             return;
         }
         // Given up without an answer to anything since the sending.
-        if socket.clock.now().since(self.sent) >= socket.patience {
+        if socket.clock.now().since(self.sent) >= socket.silence {
             socket.close();
         }
     }

@@ -18,7 +18,7 @@ use crate::error::Failure;
 /// Locks on a Redis server, on the primary that Sentinels name, or in a Redis Cluster.
 ///
 /// Every client has one connection to each server that it uses, which is made again when it breaks; clones share it. Dropping the last
-/// clone closes it and leaves what it held to expire; [`close`](DistributedLock::close) lets go of it.
+/// clone closes it and leaves what it held to expire; [`close`](DistributedLock::close) releases it.
 #[derive(Clone, Debug)]
 pub struct RedisLock {
     client: Arc<Client>,

@@ -25,7 +25,7 @@ struct Holding {
     reserved_until: Option<Stamp>,
 }
 
-/// What a waiter is told.
+/// A message for a waiter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Push {
     /// It holds the lock, by its request with that send stamp (in microseconds since the session began), which gave it
@@ -43,8 +43,7 @@ pub(crate) enum Push {
 impl Subscriptions {
     /// Listens for a claim that waits, until the ticket is dropped.
     pub(crate) fn wait(&self, owner: OwnerId) -> Ticket {
-        // Every acquisition has one, and few are told anything. The last word makes void what was told before it: a refresh
-        // finds out whatever was missed.
+        // Every acquisition has one, and few get a message. The last message replaces earlier ones: a refresh finds what was missed.
         let (tell, told) = watch::channel(None);
         self.lock().insert(owner, Subscription::Waiting(tell));
         Ticket {
@@ -98,7 +97,7 @@ impl Subscriptions {
         self.lock().values().filter_map(holding).collect()
     }
 
-    /// Passes on what came over the channel. What nobody listens for is void: whoever gave up releases.
+    /// Passes on a message of the channel. One for a claim that is not known is ignored: a claim that was given up is released.
     pub(crate) fn hear(&self, message: &[u8]) {
         let Some((owner, push)) = std::str::from_utf8(message).ok().and_then(read) else {
             tracing::warn!(target: "fencelock", "a message on the client's channel could not be read");

@@ -7,7 +7,7 @@ use lock_core::{Busy, Claim, FencingToken, Lease, LockError, LockName, Renewal, 
 
 use super::attempt::Attempt;
 use crate::client::Client;
-use crate::commands::{NOBODY, millis};
+use crate::commands::{NO_OWNER, millis};
 use crate::connection::Connection;
 use crate::error::Failure;
 use crate::fields::Fields;
@@ -116,7 +116,7 @@ impl Node for Client {
     async fn born(&self, open: &str) -> Result<Option<Born>, LockError> {
         let asking = async {
             let connection = self.router().any().await?;
-            let asked = self.ask_node("born", &connection, None, NOBODY, &[open]).await;
+            let asked = self.ask_node("born", &connection, None, NO_OWNER, &[open]).await;
             let (state, mut answer) = match asked {
                 Err(failure) if failure.is_denied() => return Ok(None),
                 answer => answer?,

@@ -31,8 +31,8 @@ local function drop(owner)
     budget = budget - 1
 end
 
--- On a full server Redis refuses a script's first write if it needs memory, and no later one. This write needs none and
--- changes nothing. So whoever is in the queue can stay there, and be granted the lock.
+-- On a full server Redis refuses a script's first write if it needs memory, and no later one. This write needs none and changes nothing. So
+-- a claim in the queue can stay there, and be granted the lock.
 local function write_although_full()
     redis.call('HDEL', WAITERS, '')
 end
@@ -61,7 +61,7 @@ local function read_entry(entry)
     return tonumber(stop), tonumber(ttl), sent, tonumber(life), client, info, wanted
 end
 
--- Whoever has missed two refreshes is not there any more.
+-- A waiter that has missed two refreshes is taken for dead.
 local function is_there(stop, ttl)
     return stop and (stop - now) * 3 >= ttl
 end
