@@ -25,7 +25,7 @@ fn a_run_without_a_command_says_how_to_give_one() {
 
 #[test]
 fn an_address_that_cannot_be_or_would_exclude_nobody_is_refused() {
-    run_refused("--url mysql://h/shop", "sqlite:");
+    run_refused("--url mysql://h/shop", "postgres, redis, sqlite");
     run_refused("--url locks.db", "does not start with a scheme");
     run_refused("--url memory:", "exclude nobody");
     let done = World::new().run("run --url mysql://h/shop lock -- true");
