@@ -202,21 +202,31 @@ impl fmt::Display for Verdict {
 pub fn judge(records: &[Record]) -> Verdict {
     let count = |is: fn(&Event) -> bool| records.iter().filter(|r| is(&r.event)).count();
     let overlaps = belief::overlaps(records);
-    let invariants = [
-        token_order::violations,
-        register::violations,
-        loss::violations,
-        healing::violations,
-    ];
+    let mut found = vec![overlaps.violations];
+    found.extend(
+        [
+            token_order::violations,
+            register::violations,
+            loss::violations,
+            healing::violations,
+        ]
+        .map(|invariant| invariant(records)),
+    );
+    // Some of each kind first, as not all are shown.
+    let each = SHOWN / found.len();
+    let (first, rest): (Vec<_>, Vec<_>) = found
+        .into_iter()
+        .map(|mut of_a_kind| {
+            let rest = of_a_kind.split_off(of_a_kind.len().min(each));
+            (of_a_kind, rest)
+        })
+        .unzip();
     Verdict {
         operations: count(|e| matches!(e, Event::Invoke | Event::Released(_) | Event::Write { .. })),
         faults: count(|e| matches!(e, Event::Fault { .. })),
         seconds: records.last().map_or(0.0, |r| r.at.as_secs_f64()),
         permitted_overlaps: overlaps.permitted,
-        // The worst first, as not all are shown.
-        violations: (overlaps.violations.into_iter())
-            .chain(invariants.into_iter().flat_map(|invariant| invariant(records)))
-            .collect(),
+        violations: first.into_iter().chain(rest).flatten().collect(),
     }
 }
 
