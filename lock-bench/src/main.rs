@@ -108,11 +108,13 @@ async fn measure(backend: Backend, arguments: &Arguments) -> Result<Report> {
         server: bench.site.version.clone(),
         machine: machine(),
         load: [before; 2],
-        quick: arguments.quick,
         contestants: Vec::new(),
         rows: Vec::new(),
         notes: Vec::new(),
     };
+    if arguments.quick {
+        report.note("**Measured for a short time.**".to_owned());
+    }
     for measure in Measure::value_variants() {
         if arguments.only.is_empty() || arguments.only.contains(measure) {
             eprintln!("{backend}: {measure:?}");

@@ -13,17 +13,8 @@ const MARK: &str = "<!-- Below: written by make bench. -->\n";
 /// A section of the page, with the table of a run.
 pub(crate) fn section(report: &Report) -> String {
     let mut page = format!(
-        "## {}\n\n{}; {}; load {:.1} before and {:.1} after.{}\n\n| |",
-        report.backend,
-        report.server,
-        report.machine,
-        report.load[0],
-        report.load[1],
-        if report.quick {
-            " **Measured for a short time.**"
-        } else {
-            ""
-        },
+        "## {}\n\n{}; {}; load {:.1} before and {:.1} after.\n\n| |",
+        report.backend, report.server, report.machine, report.load[0], report.load[1],
     );
     for who in &report.contestants {
         let _ = write!(page, " {who} |");
@@ -57,7 +48,7 @@ pub(crate) fn write(path: &Path, reports: &[Report]) -> Result {
 fn below(page: &str, reports: &[Report]) -> Result<String> {
     let (by_hand, _) = page
         .split_once(MARK)
-        .ok_or_else(|| format!("the page has no line {MARK}"))?;
+        .ok_or("the page has no line after which tables go")?;
     let sections: Vec<_> = reports.iter().map(section).collect();
     Ok(format!("{by_hand}{MARK}\n{}", sections.join("\n")))
 }

@@ -18,8 +18,6 @@ pub(crate) struct Report {
     pub(crate) machine: String,
     /// Load of the machine before the run and after it.
     pub(crate) load: [f64; 2],
-    /// Whether it was measured for a short time.
-    pub(crate) quick: bool,
     pub(crate) contestants: Vec<String>,
     pub(crate) rows: Vec<Row>,
     pub(crate) notes: Vec<String>,
@@ -118,7 +116,6 @@ pub(crate) mod tests {
             server: "Redis 8.0.2".to_owned(),
             machine: "a machine, 2 cores, Linux 6".to_owned(),
             load: [0.5, 1.0],
-            quick: false,
             contestants: ["fencelock", "2 x PING", "a & b"].map(str::to_owned).to_vec(),
             rows: Vec::new(),
             notes: Vec::new(),

@@ -9,17 +9,14 @@ use crate::contestant::{OURS, OURS_HERE, Result};
 use crate::report::{ROUNDS, Report, quantile};
 
 pub(super) async fn measure(bench: &Bench, report: &mut Report) -> Result {
-    // The release goes to the server, and a message from there to the next holder: half of a pair.
     let floor = bench.floor();
-    let trip = report
-        .row(PAIR)
-        .and_then(|pair| pair.median(floor))
-        .map(|pair| pair / 2.0);
+    let pair = report.row(PAIR).and_then(|pair| pair.median(floor));
     for processes in bench.either(&[2, 10, 100][..], &[2, 10][..]) {
         let title = format!("hand-over, {processes} processes");
         for round in 0..ROUNDS {
-            if let Some(trip) = trip {
-                report.add(&format!("{title}, p50"), "µs", Some(floor), floor, trip);
+            // Half of it is the release on its way to the server, and a message on its way to the next holder.
+            if let Some(pair) = pair {
+                report.add(&format!("{title}, p50"), "µs", Some(floor), floor, pair / 2.0);
             }
             for who in bench.locks() {
                 let (mut times, overlaps) = match contend(bench, who, *processes, round).await {
