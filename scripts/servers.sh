@@ -195,11 +195,13 @@ get() {
     if [ -n "$url" ]; then
         say "$image: not needed, the environment names a server"
     elif [ $way = image ]; then
+        how=here
         if [ $checks = no ] && ! here; then
             build
             import
+            how="made from $package of Debian $suite"
         fi
-        say "$image: here"
+        say "$image: $how"
     elif allowed chroot && [ "$(id -u)" -eq 0 ] && [ -d "$root" ]; then
         say "$image: here, in $root"
     elif allowed path && on_path; then
