@@ -41,9 +41,9 @@ pub(crate) fn a_number_of_holders_are_let_in_at_once(backend: Backend) {
     let first = world.sleeper("--max-holders 2");
     let second = || world.run_script("-n --max-holders 2", "echo ${FENCELOCK_TOKEN-none}");
     second().is(0, "none\n", "");
+    assert_eq!(world.holder()["max_holders"], 2);
     let other = world.sleeper("--max-holders 2");
     second().fails(75, "held by up to 2, one of them ");
-    assert_eq!(world.holder()["max_holders"], 2);
     assert!(world.run("list").stdout.contains("  1 of 2  "));
     other.stop();
     first.stop();
