@@ -180,6 +180,7 @@ async fn open_place(settings: &Settings, place: &Place, runtime: &Handle) -> Res
 /// Whether the other choice, with or without TLS, may be let in: the handshake failed, or no line of `pg_hba.conf` fits.
 fn is_about_encryption(failure: &Failure) -> bool {
     match failure {
+        #[cfg(feature = "tls")]
         Failure::Tls(_) => true,
         Failure::Postgres(error) => {
             error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) || failure::is_about_tls(error)

@@ -21,6 +21,7 @@ pub(crate) enum Failure {
     /// Known in the caller's words already.
     Known(LockError),
     /// Client and server did not agree on encryption, or on who the other is.
+    #[cfg(feature = "tls")]
     Tls(LockError),
     /// A commit is not confirmed, which need not be waited for.
     Stuck,

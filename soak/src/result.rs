@@ -78,7 +78,8 @@ impl Outcome {
                 Event::Fault { what, overlap } => {
                     let kind = what.split(':').next().unwrap_or_default();
                     *faults.entry(kind.to_owned()).or_default() += 1;
-                    since = since.or(overlap.then_some(record.at));
+                    let lasts = *overlap && record.actor == Record::NOBODY;
+                    since = since.or(lasts.then_some(record.at));
                 }
                 Event::Over { .. } if record.actor == Record::NOBODY => {
                     permitted += since.take().map_or(Duration::ZERO, |since| record.at - since);

@@ -351,6 +351,11 @@ async fn carry_out(
             // Before it is done, so that whatever comes of it comes later.
             let what = what.clone();
             story.record(actor, None, Event::Fault { what, overlap });
+            if fault.what == What::Refused && group.frees_with_the_connection() {
+                // It takes no time, and the client hears of it as the server does: which of them first, nothing can promise.
+                let (what, overlap) = ("connections reset".to_owned(), true);
+                story.record(actor, None, Event::Fault { what, overlap });
+            }
         }
         match (fault.client, &fault.what) {
             (Some(client), what) => clients[client].suffer(what, begins).await?,

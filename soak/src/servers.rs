@@ -178,13 +178,18 @@ impl Group {
         Ok((format!("{before}{}{after}", addresses.join(",")), proxies))
     }
 
+    /// Whether the server frees the locks of a connection that ends.
+    pub(crate) fn frees_with_the_connection(&self) -> bool {
+        self.name.starts_with("postgres")
+    }
+
     /// What can happen to the servers, and whether two clients may believe because of it.
     pub(crate) fn faults(&self) -> &'static [ServerFault] {
         match &self.running {
             Running::File(_) | Running::Elsewhere(_) => &[],
             Running::Servers(servers) if servers.len() > 1 => &[(PAUSE, false), (RESTART, false), (EMPTY, false)],
             // The locks of Postgres are its sessions', which no restart survives.
-            Running::Servers(_) if self.name.starts_with("postgres") => &[(PAUSE, false), (RESTART, true)],
+            Running::Servers(_) if self.frees_with_the_connection() => &[(PAUSE, false), (RESTART, true)],
             Running::Servers(_) if self.name == "etcd" => &[(PAUSE, false), (RESTART, false)],
             Running::Servers(_) => &[(PAUSE, false), (RESTART, false), (EMPTY, true)],
             // What a replica lacks is lost, except if the primary waits for it first.
