@@ -45,6 +45,7 @@ async fn main() -> Outcome<()> {
 
 async fn scenes(folder: &Path) -> Outcome<()> {
     let shop = open(folder)?;
+    shop.pragma_update(None, "journal_mode", "WAL")?;
     shop.execute_batch("CREATE TABLE stock (amount INTEGER); INSERT INTO stock VALUES (0)")?;
     shop.execute_batch(fence::CREATE_SQL)?;
 
@@ -104,7 +105,7 @@ async fn count(role: &str, folder: &Path, shop: &Connection) -> Outcome<u32> {
 
 /// Shows what happened, and fails if it is not what the text says.
 fn row(what: &str, number: impl ToString, meaning: &str, as_expected: bool) -> Outcome<()> {
-    println!("    {what:<24}{:>12}   {meaning}", number.to_string());
+    println!("    {what:<26}{:>22}   {meaning}", number.to_string());
     as_expected
         .then_some(())
         .ok_or_else(|| "that is not as it should be".into())
@@ -188,7 +189,7 @@ async fn work(role: &str, folder: &Path) -> Outcome<()> {
         say_and_wait(&format!("token {}", guard.token()))?;
         match fenced(&mut shop, guard.token(), |shop| write(shop, left - 1)) {
             Ok(()) => println!("accepted"),
-            Err(FenceError::Stale(stale)) => println!("refused: {stale}"),
+            Err(FenceError::Stale(_)) => println!("refused by the fence: a later token was here"),
             Err(error) => return Err(error.into()),
         }
         match guard.is_held() {
@@ -213,6 +214,7 @@ fn say_and_wait(line: &str) -> Outcome<()> {
 fn open(folder: &Path) -> rusqlite::Result<Connection> {
     let shop = Connection::open(folder.join("shop.db"))?;
     shop.busy_timeout(HANG_LIMIT)?;
+    shop.pragma_update(None, "synchronous", "NORMAL")?;
     Ok(shop)
 }
 
