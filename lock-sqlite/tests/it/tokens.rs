@@ -2,7 +2,6 @@
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +11,7 @@ use lock_sqlite::SqliteLock;
 use crate::file::{File, LONG, claim, granted};
 
 /// Draws that many tokens and returns the last.
-async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
+pub(crate) async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
     let mut last = 0;
     for _ in 0..tokens {
         let claim = claim("n", LONG);
@@ -25,7 +24,7 @@ async fn draw(lock: &SqliteLock, tokens: usize) -> u64 {
 }
 
 /// Sets the counter so far ahead that the wall clock plays no part.
-fn far_ahead(file: &File) {
+pub(crate) fn far_ahead(file: &File) {
     let ahead = micros(SystemTime::now() + Duration::from_secs(365 * 24 * 3600));
     file.sql(&format!("UPDATE counter SET token = {ahead}, ceiling = {ahead}"));
 }
@@ -34,7 +33,7 @@ fn micros(time: SystemTime) -> u64 {
     u64::try_from(time.duration_since(UNIX_EPOCH).unwrap().as_micros()).unwrap()
 }
 
-fn with(file: &File, suffix: &str) -> PathBuf {
+pub(crate) fn with(file: &File, suffix: &str) -> PathBuf {
     file.beside(&format!("locks.db{suffix}"))
 }
 
@@ -130,37 +129,5 @@ async fn a_block_goes_up_to_the_clock_and_the_ceiling() {
         assert_eq!((again.first_token(), again.token), (grant.token, grant.token));
         lock.release(&claim, None).await.unwrap();
         last = next;
-    }
-}
-
-/// What is on the disk is at least everything up to the last raise of the ceiling.
-#[tokio::test]
-async fn grants_lost_with_the_power_are_not_granted_again() {
-    // By another process: closing the file in this one would drop SQLite's locks on it.
-    let copy = |from: PathBuf, to: PathBuf| {
-        assert!(Command::new("cp").args([from, to]).status().unwrap().success());
-    };
-    for before in [0, 1, 1000, 1024, 1030] {
-        let file = File::new();
-        let lock = file.client().await;
-        far_ahead(&file);
-        lock.close().await.unwrap();
-        let lock = file.client().await;
-        draw(&lock, before).await;
-        for suffix in ["", "-wal"] {
-            copy(with(&file, suffix), file.beside(&format!("disk{suffix}")));
-        }
-        let ceiling = file.number("SELECT ceiling FROM counter");
-        let mut lost = 0;
-        while file.number("SELECT token < ceiling FROM counter") == 1 {
-            lost = draw(&lock, 1).await;
-        }
-        assert_eq!(file.number("SELECT ceiling FROM counter"), ceiling);
-        lock.close().await.unwrap();
-        for suffix in ["", "-wal"] {
-            copy(file.beside(&format!("disk{suffix}")), with(&file, suffix));
-        }
-        let token = draw(&file.client().await, 1).await;
-        assert!(token > lost, "{token} after {lost}");
     }
 }
