@@ -56,14 +56,14 @@ async fn a_waiter_that_dies_while_its_slot_moves_is_in_the_way_for_one_ttl_at_mo
     let short = claim("n", Duration::from_secs(4));
     let dying = waiting(&dead, &short);
     cluster.until_queued("n", 1).await;
-    let wait = waiting(&other, &claim("n", Duration::from_secs(30)));
+    let wait = waiting(&other, &claim("n", TTL));
     cluster.until_queued("n", 2).await;
     dying.abort();
     let _ = dying.await;
     drop(dead);
     cluster.move_slot(slot, from, to).await;
     one.release(&held.claim, None).await.unwrap();
-    // It asks again after a third of its own ttl at the latest, when the lease of the dead one has ended.
+    // It asks again when the lease of the dead one has ended, long before it would refresh its own place.
     assert!(wait.await.unwrap().token > held.token);
 }
 
