@@ -282,12 +282,12 @@ impl Client {
             let (work, (reply, answer)) = (Arc::clone(&work), oneshot::channel());
             let job = Job::new(order, move |worker| {
                 if !reply.is_closed() {
-                    let done = work(worker);
-                    // Here, as what can be opened is a matter of this thread's rights.
-                    let _ = reply.send(done.map_err(|failure| match failure.is_busy() {
+                    // Explained by the thread that met it: rights may belong to threads.
+                    let done = work(worker).map_err(|failure| match failure.is_busy() {
                         true => failure,
                         false => failure.explain(operation, &worker.config.path, begun.elapsed()).into(),
-                    }));
+                    });
+                    let _ = reply.send(done);
                 }
             });
             self.send(job)?;
