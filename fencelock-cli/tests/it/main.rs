@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "clippy sees no tests in the helpers of a test")]
 
+mod certificates;
 mod documentation;
 mod ending;
 mod extended;
