@@ -36,6 +36,8 @@ pub(crate) enum Push {
         life: Duration,
         tokens: u64,
     },
+    /// It is the first in line; the lock ends after that time.
+    First(Duration),
     /// It was granted the lock, and another client has released that by force.
     Taken,
 }
@@ -172,6 +174,7 @@ fn read(message: &str) -> Option<(OwnerId, Push)> {
             life: millis(number()?),
             tokens: u64::try_from(number()?).ok()?,
         },
+        "first" => Push::First(millis(number()?)),
         "taken" => Push::Taken,
         _ => return None,
     };
@@ -193,6 +196,8 @@ mod tests {
         };
         let message = format!("granted {owner} 1700000000000001 77 5000 64");
         assert_eq!(read(&message), Some((owner, granted)));
+        let first = Push::First(Duration::from_millis(250));
+        assert_eq!(read(&format!("first {owner} 250")), Some((owner, first)));
         assert_eq!(read(&format!("taken {owner}")), Some((owner, Push::Taken)));
         for nonsense in ["", "granted", "granted x 1 2 3", &format!("granted {owner} 0 1 1")] {
             assert_eq!(read(nonsense), None, "{nonsense}");

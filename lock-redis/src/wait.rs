@@ -1,7 +1,7 @@
 //! Waiting in the server's queue.
 //!
 //! A waiter repeats its request every third of its ttl, which shows that it is there. The first in line also does so when the lease of the
-//! holder ends, and the others when that and the place of the first in line have ended. In all other cases the server pushes the grant.
+//! holder ends, which a message tells it if it was not the first before, and the others when that and the place of the first in line have ended. In all other cases the server pushes the grant.
 
 use std::time::Duration;
 
@@ -62,8 +62,9 @@ impl Client {
     ) -> Next {
         let refresh = sent - claim.ttl().saturating_sub(waiting.life) + claim.ttl() / 3;
         let refresh = refresh.max(sent + claim.ttl() / 6);
-        let next = refresh.min(self.clock().now() + waiting.turn + LEEWAY);
+        let mut look = self.clock().now() + waiting.turn + LEEWAY;
         loop {
+            let next = look.min(refresh);
             tokio::select! {
                 biased;
                 push = ticket.next() => match push {
@@ -73,6 +74,7 @@ impl Client {
                         return Next::Granted(self.grant(claim, (token, tokens), self.stamp(answered), life));
                     }
                     Some(Push::Granted { .. }) => {}
+                    Some(Push::First(lease)) => look = self.clock().now() + lease + LEEWAY,
                     Some(Push::Taken) => return Next::Ask,
                 },
                 () = ending.cancelled() => return Next::Ask,

@@ -82,6 +82,16 @@ local function sweep()
     until over < 2 or budget <= 0
 end
 
+-- Tells the first in line when the lock ends, which may be sooner than its last answer said. One that does not hear of it asks at its next
+-- refresh.
+local function tell_first(lease)
+    local owner, entry = oldest()
+    local _, _, _, _, client = read_entry(entry)
+    if client then
+        tell(client, 'first', owner, text(lease))
+    end
+end
+
 -- Before: the lock is free. Gives it to the one who has waited longest and can hear of it, and returns 'granted'. If that
 -- is `me`, or there is nobody, leaves it free and returns 'free', and whether `me` is in the queue. Returns 'more' if it
 -- has found nobody yet but has removed all the waiters that one script may.
@@ -103,6 +113,7 @@ local function grant_next(me)
             local left = math.min(stop - now, life)
             hold(owner, token, left, client, info)
             if tell(client, 'granted', owner, token, sent, text(life), math.min(tokens, wanted)) > 0 then
+                tell_first(left)
                 return 'granted'
             end
             redis.call('DEL', LOCK)

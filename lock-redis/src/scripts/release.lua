@@ -17,10 +17,9 @@ if released and keep ~= '0' then
     redis.call('PEXPIRE', LOCK, keep)
     -- After a write that needs no memory, so that a full server does not refuse this one.
     redis.call('SET', LOCK, (string.gsub(value, ' ', ' ' .. RESERVED, 1)), 'PX', keep)
-    return { 'released', stamp, 0 }
 end
 local lease = any and redis.call('PTTL', LOCK) or nil
-if released or not value then
+if released and keep == '0' or not value then
     -- If there is nothing to delete, a replica refuses this all the same: what it lacks, its primary may have.
     redis.call('DEL', LOCK)
 end
@@ -28,6 +27,11 @@ if not any and redis.call('EXISTS', ORDER) == 0 then
     return { released and 'released' or 'lost', stamp, 0 }
 end
 -- include queue.lua
+if released and keep ~= '0' then
+    -- Whatever is wrong with the other keys, the hold has ended.
+    pcall(tell_first, tonumber(keep))
+    return { 'released', stamp, 0 }
+end
 -- A node of several servers has the number of the client's attempt behind a #.
 local client = any and released and string.match(value, '^%d+ %S+ %d+ %d+ ([^ #]+)')
 if client and string.sub(owner_of(value), 1, #RESERVED) ~= RESERVED then

@@ -160,6 +160,16 @@ const BUGS: &[Bug] = &[
         to: "    if true then\n",
     },
     Bug {
+        what: "whoever becomes the first in line is not told after a grant",
+        from: "                tell_first(left)\n",
+        to: "",
+    },
+    Bug {
+        what: "the first waiter is not told that a lease has become a reservation",
+        from: "    pcall(tell_first, tonumber(keep))\n",
+        to: "",
+    },
+    Bug {
         what: "trying enqueues",
         from: "if not waits then",
         to: "if false then",

@@ -372,6 +372,7 @@ impl Model {
             return "renewed".to_owned();
         }
         (self.lease, self.reserved) = (length, true);
+        self.tell_first(outcome);
         "released".to_owned()
     }
 
@@ -419,10 +420,17 @@ impl Model {
             self.queue.pop_front();
             if life != FADED && self.tell(owner, "granted", outcome) {
                 (self.holder, self.lease) = (Some(owner), life);
+                self.tell_first(outcome);
                 return Ok(false);
             }
         }
         Ok(true)
+    }
+
+    fn tell_first(&self, outcome: &mut Outcome) {
+        if let Some(&(owner, _)) = self.queue.front() {
+            self.tell(owner, "first", outcome);
+        }
     }
 
     fn tell(&self, owner: Owner, word: &str, outcome: &mut Outcome) -> bool {
