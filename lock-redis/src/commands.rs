@@ -66,9 +66,6 @@ pub(crate) struct Waiting {
 /// Minimum time between two requests of a claim that is not the first in line, if the claims before it have short ttls.
 const SHORTEST_TURN: Duration = Duration::from_secs(1);
 
-/// For requests that any grant of the claim will do for.
-const ANY_TOKEN: &str = "";
-
 /// How many keys of any kind the server looks through in one step.
 const SCANNED: u32 = 1000;
 
@@ -132,11 +129,15 @@ impl Client {
     pub(crate) async fn renew_on(&self, connection: &Connection, claim: &Claim) -> Result<Renewal, Failure> {
         let ttl = claim.ttl();
         // Twice as long as the core waits for the answer.
-        let renewal = self.extend_on(connection, claim, ttl, ttl / 2, claim.at_least().is_some(), ANY_TOKEN);
+        let is_alone = self.settings().node.is_none();
+        // A lock that was lost must not come back by a request of this claim that arrives late. Nodes of several have tokens of their own.
+        let token = self.subscriptions().token(claim.owner()).filter(|_| is_alone);
+        let token = token.map(|token| token.to_string()).unwrap_or_default();
+        let renewal = self.extend_on(connection, claim, ttl, ttl / 2, claim.at_least().is_some(), &token);
         let renewal = renewal.await?;
         connection.look_again();
         // One of several nodes does not decide that the claim is lost.
-        if renewal == Renewal::NotHeld && self.settings().node.is_none() {
+        if renewal == Renewal::NotHeld && is_alone {
             self.subscriptions().forget(claim.owner());
         }
         Ok(renewal)
