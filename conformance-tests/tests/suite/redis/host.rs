@@ -100,8 +100,8 @@ fn naming(address: SocketAddr) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     let own = listener.local_addr()?;
     let text = |text: &str| format!("${}\r\n{text}\r\n", text.len());
-    let [host, port, field] = [&*address.ip().to_string(), &*address.port().to_string(), "config-epoch"].map(text);
-    let named = format!("%1\r\n{field}{}*2\r\n{host}{port}", text("0"));
+    let [host, port] = [address.ip().to_string(), address.port().to_string()].map(|part| text(&part));
+    let named = format!("*2\r\n{host}{port}");
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
             let named = named.clone();
