@@ -60,7 +60,8 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// If the backend failed; the core asks again until the server must have let go by itself.
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError>;
 
-    /// Takes the name, and waits for it if another claim holds it, until `wait` is over. Busy then.
+    /// Takes the name, and waits for it if another claim holds it, until `wait` is over. Busy then, with nothing of the claim left at the server; the
+    /// core asks for another claim after that.
     ///
     /// `wait` is told as soon as the server has said that the name is held ([`Wait::busy`]). The core needs to know: callers that do not
     /// wait are answered with that, and from then on no limit but the deadline holds. Before, the core ends the call after

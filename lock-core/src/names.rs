@@ -416,12 +416,12 @@ impl Name {
 
     /// The server says busy. `ends` the request, or it goes on waiting there.
     pub(crate) fn busy(&mut self, busy: &Busy, ends: bool, up_to: u64, now: Stamp) -> Answers {
-        if let Some(asking) = &mut self.asking {
+        if ends {
+            // It leaves nothing behind. The backend may have released the claim, and the network may deliver that once more: the next request is
+            // for a claim of its own.
+            self.asking = None;
+        } else if let Some(asking) = &mut self.asking {
             asking.busy = true;
-            // It leaves nothing behind.
-            if ends {
-                asking.sent = false;
-            }
         }
         self.tenure = None;
         self.settle(KnownHolder::Elsewhere(Box::new(busy.clone())), up_to);

@@ -82,6 +82,7 @@ struct Server {
     token: u64,
     fates: HashMap<Op, VecDeque<Fate>>,
     log: Vec<(Op, Stamp)>,
+    asked: Vec<OwnerId>,
     shared: Option<Lease>,
     shared_until: Option<Stamp>,
     crossed: usize,
@@ -180,6 +181,11 @@ impl Scripted {
             .filter(|(o, _)| *o == op)
             .map(|(_, at)| *at)
             .collect()
+    }
+
+    /// The owners for whom names were asked for, in order.
+    pub(crate) fn asked(&self) -> Vec<OwnerId> {
+        self.server.lock().unwrap().asked.clone()
     }
 
     /// Whether the server keeps that name now.
@@ -346,6 +352,7 @@ impl DistributedLock for Scripted {
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         let (claim, sent, shares) = (claim.clone(), self.clock.now(), self.shares);
         let wanted = self.wanted(&claim);
+        self.server.lock().unwrap().asked.push(claim.owner());
         let granted = match self.grants_another_claim {
             true => Claim::new(claim.name().clone(), claim.ttl()),
             false => claim.clone(),

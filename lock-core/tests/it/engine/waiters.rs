@@ -271,6 +271,19 @@ async fn a_place_at_the_server_is_kept_for_the_next_that_asks_for_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn after_a_wait_that_ended_the_next_request_is_for_another_owner() {
+    let world = World::new();
+    world.server.occupy("a", 10 * TTL);
+    let first = tokio::spawn(world.locks.lock("a").wait_for(SECOND).into_future());
+    world.settle().await;
+    let second = tokio::spawn(world.locks.lock("a").into_future());
+    assert!(first.await.unwrap().unwrap_err().is_busy());
+    world.server.take_away("a");
+    let guard = second.await.unwrap().unwrap();
+    assert_ne!(world.server.asked()[0], guard.owner());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_claim_that_another_request_takes_over_is_not_counted_as_being_released() {
     let world = World::new();
     world.server.occupy("a", 10 * TTL);
