@@ -70,6 +70,10 @@ impl Guard {
     }
 
     /// Zero once it is lost.
+    pub(crate) fn ttl(&self) -> Duration {
+        of_either!(self, guard => guard.ttl())
+    }
+
     pub(crate) fn remaining(&self) -> Duration {
         of_either!(self, guard => guard.remaining())
     }

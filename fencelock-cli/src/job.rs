@@ -33,6 +33,9 @@ const SETTLE: Duration = Duration::from_millis(200);
 const FIRST_LOOK: Duration = Duration::from_millis(5);
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Longer than any release takes.
+const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// Why a command is ended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Cause {
@@ -149,6 +152,18 @@ impl Job {
         self.end_leftovers(guard).await;
     }
 
+    /// Takes the deadline from the watchdog if the command has ended. A release may last longer than the lease, and nothing is to be ended then,
+    /// least of all the group that a command on a terminal shares.
+    pub(crate) fn may_end_late(&mut self) {
+        if self.end.cause.is_none() && self.end.left.is_none() {
+            let never = now() + NEVER;
+            self.watchdog.set(Times {
+                term_at: never,
+                kill_at: never,
+            });
+        }
+    }
+
     /// What became of the command, once its lock is released. Nothing is left to watch.
     pub(crate) fn done(self) -> End {
         self.watchdog.done();
@@ -180,12 +195,12 @@ impl Job {
             cause = Cause::Lost(LossReason::MaxHold);
         }
         self.end.cause = Some(cause);
-        self.end_now();
         if self.target.is_shared() {
             // This process outlives the group, to say what has happened, and to release the lock.
             write_from_background();
             let _ = setpgid(None, self.watchdog.pid());
         }
+        self.end_now();
     }
 
     /// SIGTERM now, and the grace from now on.

@@ -62,7 +62,8 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
         }
     };
     job.run(&guard).await;
-    let signal = guard.lost();
+    job.may_end_late();
+    let (signal, ttl) = (guard.lost(), guard.ttl());
     let released = guard.release().await;
     let mut end = job.done();
     match (&released, &end.cause) {
@@ -76,7 +77,7 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
             end.was_over = true;
         }
         (Err(error), None) => {
-            let (failure, ttl) = (Failure::from(error.clone()), shown(run.ttl));
+            let (failure, ttl) = (Failure::from(error.clone()), shown(ttl));
             say(format_args!("{failure}; the lock frees itself within {ttl}"));
         }
         _ => {}

@@ -19,6 +19,7 @@
 //! cannot reach the server after that release.
 
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Waker};
@@ -238,7 +239,9 @@ impl ClientInner {
             let mut task = Box::pin(self.tasks.track_future(task.run()));
             if at_once {
                 let _there = runtime.enter();
-                if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready() {
+                let poll = || task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
+                // A panic is that of the task: its waiters are answered when it is dropped.
+                if catch_unwind(AssertUnwindSafe(poll)).unwrap_or(true) {
                     return;
                 }
             }

@@ -132,8 +132,14 @@ impl Database {
         if let Some(attempt) = self.write(false, |tx| tx.acquire(claim, sent, waits))? {
             return Ok(attempt);
         }
-        self.write(true, |tx| tx.raise())?;
-        let attempt = self.write(false, |tx| tx.acquire(claim, sent, waits))?;
+        // In one transaction: between two of them other processes could draw all tokens below the new ceiling.
+        let attempt = self.write(true, |tx| {
+            if let Some(attempt) = tx.acquire(claim, sent, waits)? {
+                return Ok(Some(attempt));
+            }
+            tx.raise()?;
+            tx.acquire(claim, sent, waits)
+        })?;
         attempt.ok_or_else(|| lost("its counter of tokens cannot be raised"))
     }
 

@@ -81,6 +81,19 @@ fn a_person_who_waits_is_told_for_whom_and_ctrl_c_ends_the_wait() {
 }
 
 #[test]
+fn a_release_that_hangs_beyond_the_lease_ends_nothing_in_the_group() {
+    let world = World::new();
+    let options = format!("--ttl 6s --url '{}?op_timeout=12s'", world.url());
+    let mut session = running(&world, &options, "read x; echo got-$x");
+    let others = world.keep_file_to_itself();
+    session.type_in("one\n");
+    session.see("got-one");
+    session.see("the lock frees itself within");
+    session.ends_with(0);
+    drop(others);
+}
+
+#[test]
 fn ctrl_z_stops_the_command_and_fg_and_bg_continue_it() {
     let world = World::new();
     let mut session = running(&world, "--ttl 10m", "read x; echo got-$x; exec sleep 600");
