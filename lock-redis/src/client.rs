@@ -246,17 +246,14 @@ impl Client {
         }
         let mut holders = Vec::new();
         while let Some((name, holder)) = found.pop_first() {
-            let holder = match holder {
-                Ok(holder) => Ok(Some(holder)),
-                Err(Failure::Redis(_)) if self.settings.is_cluster() => self.holder(&name).await,
-                Err(failure) => Err(failure.explain(LISTING)),
-            };
             match holder {
-                Ok(holder) => holders.extend(holder),
-                Err(error @ LockError::Configuration { .. }) => {
-                    tracing::warn!(target: "fencelock", "left out of the list: {error}");
+                Ok(holder) => holders.push(holder),
+                Err(failure @ Failure::Foreign(_)) => {
+                    tracing::warn!(target: "fencelock", "left out of the list: {}", failure.explain(LISTING));
                 }
-                Err(error) => return Err(error),
+                // Its slot is being moved.
+                Err(Failure::Redis(_)) if self.settings.is_cluster() => holders.extend(self.holder(&name).await?),
+                Err(failure) => return Err(failure.explain(LISTING)),
             }
         }
         Ok(holders)
