@@ -63,7 +63,7 @@ async fn a_release_whose_answer_was_lost_can_be_repeated() {
     let mine = reserving(HOUR);
     let (lock, proxy) = by_proxy(&server, &mine, LONG).await;
     lock.reserve(&mine, HOUR).await.unwrap();
-    proxy.set(Direction::ToClient, Traffic::Stalled);
+    proxy.set(Direction::ToClient, Traffic::Lost);
     let asked = tokio::spawn({
         let (lock, mine) = (lock.clone(), mine.clone());
         async move { lock.release(&mine, Some(HOUR)).await }
