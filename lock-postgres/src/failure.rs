@@ -62,7 +62,9 @@ impl Failure {
                 operation,
                 "Postgres answered with something else than what was asked for",
             ),
-            Self::Known(error) | Self::Tls(error) => error,
+            Self::Known(error) => error,
+            #[cfg(feature = "tls")]
+            Self::Tls(error) => error,
             Self::Several(failures) => explain_all(operation, failures),
         }
     }
