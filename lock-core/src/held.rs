@@ -29,7 +29,12 @@ pub(crate) struct Held {
     pub(crate) own: Revocation,
     /// The key under which the client queues for the name.
     pub(crate) key: Arc<str>,
-    terms: Terms,
+    // Terms, in parts: together they would take eight bytes more.
+    renews: bool,
+    may_linger: bool,
+    lingers: bool,
+    run_until: Stamp,
+    limit: Option<(Stamp, LossReason)>,
     /// No guard has it: the client keeps the claim for the next one, until this is cancelled.
     idle: Option<CancellationToken>,
     /// The owner of the claim may be known as that of this hold.
@@ -90,7 +95,7 @@ impl Held {
 
     /// The hold after this one, by the same grant.
     pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
-        let Terms { run_until, lingers, .. } = self.terms;
+        let Terms { run_until, lingers, .. } = self.terms();
         let terms = Terms {
             run_until,
             lingers,
@@ -102,10 +107,10 @@ impl Held {
 
     /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
     pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
-        if self.is_idle() || !self.terms.may_linger {
+        if self.is_idle() || !self.may_linger {
             return None;
         }
-        let mut terms = self.terms;
+        let mut terms = self.terms();
         if !std::mem::replace(&mut terms.lingers, true) {
             terms.run_until = terms.run_until.max(now + length.min(self.grant.lease.ttl() / 3));
         }
@@ -119,7 +124,7 @@ impl Held {
     /// The hold of the same claim, once others may share it.
     pub(crate) fn shared(&self, grant: Grant, key: &Arc<str>) -> Arc<Self> {
         let own = grant.revocation().clone();
-        Self::of(&self.core, grant, self.token, own, key, self.terms, None)
+        Self::of(&self.core, grant, self.token, own, key, self.terms(), None)
     }
 
     fn of(
@@ -141,7 +146,11 @@ impl Held {
             token,
             own,
             key: Arc::clone(key),
-            terms,
+            renews: terms.renews,
+            may_linger: terms.may_linger,
+            lingers: terms.lingers,
+            run_until: terms.run_until,
+            limit: terms.limit,
             idle,
             owner_shown: AtomicBool::new(false),
             reservation: Mutex::new(Reservation::None),
@@ -149,10 +158,20 @@ impl Held {
         })
     }
 
+    fn terms(&self) -> Terms {
+        Terms {
+            renews: self.renews,
+            may_linger: self.may_linger,
+            run_until: self.run_until,
+            lingers: self.lingers,
+            limit: self.limit,
+        }
+    }
+
     /// The token of the next hold, if the claim may go to another guard of this client without a request. A lease that is not renewed as it
     /// should be is released: the server knows more.
     pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
-        self.token_until(self.terms.run_until, now)
+        self.token_until(self.run_until, now)
     }
 
     fn token_until(&self, end: Stamp, now: Stamp) -> Option<FencingToken> {
@@ -214,7 +233,7 @@ impl Held {
     }
 
     pub(crate) fn renews(&self) -> bool {
-        self.terms.renews
+        self.renews
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -240,7 +259,7 @@ impl Held {
 
     /// When the hold ends whatever the server says.
     pub(crate) fn limit(&self) -> Option<Stamp> {
-        self.terms.limit.map(|(at, _)| at)
+        self.limit.map(|(at, _)| at)
     }
 
     /// When the lock ends if nothing more is heard from the server.
@@ -254,7 +273,7 @@ impl Held {
         if let Some(reason) = self.own.settle() {
             return Some(reason);
         }
-        let limit = self.terms.limit.filter(|(at, _)| now >= *at);
+        let limit = self.limit.filter(|(at, _)| now >= *at);
         if limit.is_none() && self.grant.lease.is_valid(now) {
             return None;
         }
