@@ -260,7 +260,7 @@ impl Job {
         // The watchdog's own SIGTERM reaches this process too if it shares the group.
         let is_late = now() >= self.watchdog.times.term_at;
         if named == Signal::TERM && self.end.cause.is_none() && !is_late {
-            // Whoever kills this process next has waited for the end of the command. A `fencelock run` around this one does that
+            // A process that kills this one next has waited for the end of the command. A `fencelock run` around this one does that
             // when its own lock ends, and everything below it has to go then.
             self.watchdog.set(self.watchdog.times.without_grace());
         }

@@ -161,7 +161,7 @@ fn nothing_secret_is_shown_of_an_address_however_it_is_written() {
             look(Done::of(&mut command), true);
             look(world.run_at(url, line), true);
         }
-        // In the wrong place it is an argument that nobody expects.
+        // In the wrong place it is an unknown argument.
         if is_like_an_address {
             look(world.run_words(["check", url]), true);
             look(world.run_at(url, "run --help"), false);

@@ -130,7 +130,7 @@ impl Silent {
         format!("redis://{}?op_timeout={op_timeout}", self.address)
     }
 
-    /// Waits until somebody asks.
+    /// Waits until a client connects.
     pub(crate) fn reached(&self) {
         let mut stream = self.requests.recv_timeout(HANG_LIMIT).unwrap();
         stream.read_exact(&mut [0]).unwrap();

@@ -153,7 +153,7 @@ impl World {
         Done::of(self.program("setsid").args(["-w", "sh", "-c", script, binary()]))
     }
 
-    /// Whether nobody holds the lock.
+    /// Whether the lock is free.
     pub(crate) fn is_free(&self) -> bool {
         self.run("holder lock").code == Some(1)
     }

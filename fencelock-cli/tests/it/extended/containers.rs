@@ -82,7 +82,7 @@ fn containers_with_layers_of_their_own_both_hold_and_are_warned() {
     let plain = world.run_at(&world.file("image/locks.db"), "check");
     assert_eq!(plain.code, Some(0), "{plain:?}");
     let before = fs::read(world.path("image/locks.db")).unwrap();
-    // Nobody is excluded: that is what the warning is about.
+    // The two do not exclude each other, as the warning says.
     let holders = [(); 2].map(|()| holding(&mut fencelock(&["run", "-n", "lock", "-c", HOLD])).0);
     let warned = Done::of(&mut fencelock(&["check"]));
     let says = format!(
