@@ -9,7 +9,7 @@ use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, LockGuard, Mo
 use tokio::task::JoinSet;
 
 use super::tokens::Rising;
-use super::waiting::waits;
+use super::waiting::{waits, waits_after_busy};
 use super::{Entry, cases};
 use crate::case::Case;
 use crate::link::Link;
@@ -565,8 +565,9 @@ pub(crate) async fn a_writer_that_gives_up_holds_no_reader_up(case: Arc<Case>) -
         } else {
             Duration::from_secs(2)
         };
+        let before = writer.link.counts().waits();
         let writing = tokio::spawn(writer.locks.lock("n").wait_for(limit).into_future());
-        waits(&case, &writer, 1).await?;
+        waits_after_busy(&case, &writer, before).await?;
         let reading = tokio::spawn(reader.locks.lock("n").shared().into_future());
         waits(&case, &reader, 2).await?;
         if is_cancelled {
