@@ -14,9 +14,9 @@ use serde_json::Value;
 
 const INTRODUCTION: &str = "# What every backend showed
 
-Each row is a case of the suite, each column a backend on the server that is named below. A number is the seconds that a
-case took which **passed**; a letter says why a case is **not applicable**; FAILED is what it says. Made by `make matrix`
-from the reports of the last run.
+Made by `make matrix` from the reports of the last run of the suite on each backend, on the server that is named. What a harness cannot bring about, or a
+backend does not claim, is *not applicable*; which cases that are is listed in `conformance-tests/tests/suite/skips`, and a run that skips anything else
+fails.
 ";
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -83,37 +83,56 @@ impl Report {
 
 fn render(reports: &[Report]) -> String {
     let mut page = INTRODUCTION.to_owned();
-    let mut notes = Notes::default();
     servers(&mut page, reports);
+    cases(&mut page, reports);
+    not_applicable(&mut page, reports);
+    overlaps(&mut page, reports);
+    bugs(&mut page, reports);
+    page
+}
+
+/// Each case with the number of backends on which it passed, by group.
+fn cases(page: &mut String, reports: &[Report]) {
     let mut group = "";
     for case in rows(reports, |report| &report.cases) {
         let (of, sentence) = case.split_once("::").unwrap_or(("", case));
         if of != group {
             group = of;
-            heading(&mut page, group, reports);
+            let _ = writeln!(
+                page,
+                "\n## {group}\n\n| case | passed on | not applicable |\n|---|--:|--:|"
+            );
         }
-        let _ = write!(page, "| {} |", sentence.replace('_', " "));
-        for report in reports {
-            let cell = match report.cases.get(case) {
-                None => String::new(),
-                Some(row) => match row["outcome"].as_str() {
-                    Some("passed") => format!("{:.1}", row["seconds"].as_f64().unwrap_or_default()),
-                    Some("not applicable") => notes.letter(&text(&row["reason"])),
-                    Some("not judged") => "**not judged**".to_owned(),
-                    _ => "**FAILED**".to_owned(),
-                },
-            };
-            let _ = write!(page, " {cell} |");
+        let count = |outcome: &str| {
+            let of_case = reports.iter().filter_map(|report| report.cases.get(case));
+            of_case.filter(|row| row["outcome"] == outcome).count()
+        };
+        let (passed, skipped) = (count("passed"), count("not applicable"));
+        let shown = match reports.iter().filter(|report| report.cases.contains_key(case)).count() - skipped {
+            judged if judged == passed => passed.to_string(),
+            judged => format!("{passed}, **{} FAILED**", judged - passed),
+        };
+        let _ = writeln!(page, "| {} | {shown} | {skipped} |", sentence.replace('_', " "));
+    }
+}
+
+/// Why cases are not applicable, and to how many of each backend's cases that applies.
+fn not_applicable(page: &mut String, reports: &[Report]) {
+    page.push_str("\n## Not applicable\n\n| reason | backends, with the number of cases |\n|---|---|\n");
+    let mut reasons: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for report in reports {
+        let mut of_backend: BTreeMap<String, usize> = BTreeMap::new();
+        for row in report.cases.values().filter(|row| row["outcome"] == "not applicable") {
+            *of_backend.entry(text(&row["reason"])).or_default() += 1;
         }
-        page.push('\n');
+        for (reason, cases) in of_backend {
+            let backend = format!("{} ({cases})", report.backend);
+            reasons.entry(reason).or_default().push(backend);
+        }
     }
-    page.push_str("\n## Not applicable\n\n");
-    for (letter, reason) in notes.0.iter().enumerate() {
-        let _ = writeln!(page, "- {}: {reason}", letters(letter));
+    for (reason, backends) in reasons {
+        let _ = writeln!(page, "| {reason} | {} |", backends.join(", "));
     }
-    overlaps(&mut page, reports);
-    bugs(&mut page, reports);
-    page
 }
 
 fn servers(page: &mut String, reports: &[Report]) {
@@ -160,32 +179,25 @@ fn overlaps(page: &mut String, reports: &[Report]) {
 
 fn bugs(page: &mut String, reports: &[Report]) {
     let reports: Vec<_> = reports.iter().filter(|report| !report.bugs.is_empty()).collect();
-    page.push_str("\n## Planted bugs\n\nA backend with that bug fails the suite, in the case that is named.\n");
+    page.push_str(
+        "\n## Planted bugs\n\nA backend with that bug fails the suite, in the case that is named.\n\n| bug | caught by | on |\n|---|---|---|\n",
+    );
     for bug in rows(reports.iter().copied(), |report| &report.bugs) {
-        let _ = writeln!(page, "\n- {bug}");
         let mut by: BTreeMap<String, Vec<&str>> = BTreeMap::new();
         for report in &reports {
             let Some(row) = report.bugs.get(bug) else { continue };
             let outcome = match row["outcome"].as_str() {
                 Some("caught") => format!("`{}`", text(&row["by"])),
-                Some("not applicable") => format!("not applicable ({})", text(&row["reason"])),
+                Some("not applicable") => continue,
                 Some("not judged") => "**not judged**".to_owned(),
                 _ => "**ESCAPED**".to_owned(),
             };
             by.entry(outcome).or_default().push(&report.backend);
         }
         for (outcome, backends) in by {
-            let _ = writeln!(page, "  - {outcome}: {}", backends.join(", "));
+            let _ = writeln!(page, "| {bug} | {outcome} | {} |", backends.join(", "));
         }
     }
-}
-
-fn heading(page: &mut String, group: &str, reports: &[Report]) {
-    let _ = write!(page, "\n## {group}\n\n| case |");
-    for report in reports {
-        let _ = write!(page, " {} |", report.backend);
-    }
-    let _ = writeln!(page, "\n|---|{}", "--:|".repeat(reports.len()));
 }
 
 /// What stands in the first column: whatever any of them has.
@@ -197,29 +209,6 @@ fn rows<'a>(
         .into_iter()
         .flat_map(|report| of(report).keys().map(String::as_str))
         .collect()
-}
-
-/// The reasons, by letter.
-#[derive(Default)]
-struct Notes(Vec<String>);
-
-impl Notes {
-    fn letter(&mut self, reason: &str) -> String {
-        let known = self.0.iter().position(|known| known == reason);
-        letters(known.unwrap_or_else(|| {
-            self.0.push(reason.to_owned());
-            self.0.len() - 1
-        }))
-    }
-}
-
-/// a to z, aa to az, and so on.
-fn letters(number: usize) -> String {
-    let last = char::from(b'a' + (number % 26) as u8);
-    match number / 26 {
-        0 => last.to_string(),
-        more => letters(more - 1) + &last.to_string(),
-    }
 }
 
 /// Which free ports servers were given is of no interest.
