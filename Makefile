@@ -44,7 +44,7 @@ bench-instructions: ## what the client costs in instructions, the same in each r
 # cargo unpacks a version once: what an earlier run packed would be built again.
 package: ## every crate as it would be published, built from that alone
 	@rm -rf "$${CARGO_HOME:-$${HOME:-/root}/.cargo}"/registry/src/-*/
-	@$(cargo) package --workspace --exclude lock-bench --exclude models --exclude soak
+	@$(cargo) package --workspace --exclude lock-bench --exclude models --exclude soak --exclude test-servers
 
 doc: ## the documentation, in target/doc
 	@$(cargo) doc --all-features --no-deps

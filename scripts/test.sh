@@ -19,7 +19,7 @@ etcd|etcd|lock-etcd, further tests|further lock-etcd
 sqlite||lock-sqlite, further tests|further lock-sqlite
 core||lock-core, fencelock, fencelock-macros|further lock-core fencelock fencelock-macros
 command|redis postgres etcd faketime|the command, on every backend|further fencelock-cli
-servers|redis valkey redis70 postgres postgres15 etcd faketime|servers, failovers, moves|further conformance-tests
+servers|redis valkey redis70 postgres postgres15 etcd faketime|servers, failovers, moves|further test-servers conformance-tests
 servers||forks|cargo_test -p conformance-tests --all-features --test fork
 examples|redis postgres etcd faketime|examples, and a backend of a third party|cargo_test -p fencelock -p conformance-tests --all-features --example http --example third_party
 examples||the demonstration|make demo
@@ -116,11 +116,8 @@ cargo fmt --version >/dev/null 2>&1 || die "rustfmt is missing: run \`rustup com
 cargo clippy --version >/dev/null 2>&1 || die "clippy is missing: run \`rustup component add clippy\`."
 # shellcheck disable=SC2086
 [ -z "$wanted" ] || sh scripts/servers.sh check $wanted || exit 2
-# Programs that scripts/servers.sh takes out of images, where nothing else has them.
-roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
-for image in "${FENCELOCK_TEST_REDIS_IMAGE:-redis:8}" "${FENCELOCK_TEST_POSTGRES_IMAGE:-postgres:17}"; do
-    PATH=$PATH:$roots/$(echo "$image" | tr '/:' '--')-programs/programs
-done
+# Programs that scripts/servers.sh takes out of images and packages, where nothing else has them.
+for root in "${FENCELOCK_TEST_ROOTS:-$(sh scripts/roots.sh)}"/*-programs; do PATH=$PATH:$root/programs; done
 
 # Wherever an environment or a configuration puts it.
 target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
@@ -301,7 +298,7 @@ torture() {
 package() {
     # A checkout under work may be packed too; one that is clean must be packed as it is. `make package` builds them too.
     if [ -z "$(git status --porcelain 2>/dev/null || echo none)" ]; then dirty=; else dirty=--allow-dirty; fi
-    cargo package --workspace --exclude doc-tests --exclude lock-bench --exclude models --exclude soak --offline --no-verify $dirty || return
+    cargo package --workspace --exclude doc-tests --exclude lock-bench --exclude models --exclude soak --exclude test-servers --offline --no-verify $dirty || return
     # What people read who have only the package.
     for crate in "$target"/package/*.crate; do
         for file in README.md:400 LICENSE-MIT:1000 LICENSE-APACHE:10000; do

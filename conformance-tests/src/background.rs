@@ -1,5 +1,4 @@
-//! A runtime that outlives those of the cases: servers and proxies are shared between them, and must go on while one of
-//! them is blocked.
+//! A runtime that outlives those of the cases: a proxy must go on while one of them is blocked.
 
 use std::future::Future;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Bad weather between a client and its server, for any protocol over TCP.
+//! Faults between a client and its server, for any protocol over TCP.
 //!
 //! A [`Proxy`] stands in the same process, on the loopback, and works on a thread of its own: a test that blocks its
 //! runtime does not hold it up.
@@ -25,8 +25,6 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! What can be done to the server itself, and not to the way there, is in the module `servers`: pause, kill, restart.
 
 mod connection;
 mod proxy;

@@ -40,13 +40,12 @@
 //!
 //! The arguments are those of every Rust test: a filter, `--skip`, `--exact`, `--list`, `--test-threads`.
 //!
-//! Two features help to write a harness: `servers` starts Redis, Valkey, PostgreSQL and etcd, in containers or without,
-//! and stops, kills and restarts them; `faults` is a TCP proxy that is bad weather between a client and its server. With
-//! `faults` there is one more group of cases, `network`, for harnesses that say where their server is.
+//! The feature `faults` has a fault-injecting TCP proxy, and with it one more group of cases, `network`, for harnesses that say
+//! where their server is.
 //!
 //! A history of locks, from wherever it is, is judged by the [`oracle`].
 
-#[cfg(any(feature = "faults", feature = "servers"))]
+#[cfg(feature = "faults")]
 mod background;
 mod broken;
 mod case;
@@ -62,13 +61,11 @@ mod hunt;
 mod link;
 pub mod oracle;
 mod outcome;
-#[cfg(any(feature = "faults", feature = "servers"))]
+#[cfg(feature = "faults")]
 mod port;
 mod report;
 mod row;
 mod run_case;
-#[cfg(all(unix, feature = "servers"))]
-pub mod servers;
 mod skips;
 mod suite;
 mod summary;

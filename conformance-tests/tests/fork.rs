@@ -13,11 +13,11 @@ use std::task::{Context, Waker};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use conformance_tests::servers::{Kind, Server};
 use fencelock::{LockError, LockGuard, Locks, Options, ReleaseOutcome};
 use fork::Fork;
 use futures_executor::block_on;
 use libtest_mimic::{Arguments, Failed, Trial};
+use test_servers::{Kind, Server};
 use tokio::runtime::Runtime;
 
 const URL: &str = "FENCELOCK_FORK_URL";

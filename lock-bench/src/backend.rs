@@ -4,10 +4,10 @@ use std::fmt;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use conformance_tests::servers::{Kind, Server};
 use futures_util::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
+use test_servers::{Kind, Server};
 
 use crate::contestant::{Contestant, Result, fencelock};
 use crate::{etcd, memory, postgres, redis, sqlite};

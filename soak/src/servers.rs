@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use conformance_tests::faults::Proxy;
-use conformance_tests::servers::{Data, Kind, RedisCluster, RedisSentinels, Server};
 use lock_redis::redis::{self, FromRedisValue};
 use tempfile::TempDir;
+use test_servers::{Data, Kind, RedisCluster, RedisSentinels, Server};
 
 use crate::plan::ServerFault;
 

@@ -4,4 +4,3 @@
 mod examples;
 mod moving;
 mod redis_failover;
-mod servers;

@@ -18,7 +18,6 @@ mod sqlite;
 use std::process::ExitCode;
 
 use conformance_tests::Suite;
-use conformance_tests::servers::Kind;
 use etcd::EtcdHarness;
 use memory::MemoryHarness;
 use postgres::PostgresHarness;
@@ -26,6 +25,7 @@ use redis::RedisHarness;
 use redis_cluster::ClusterHarness;
 use redlock::RedlockHarness;
 use sqlite::SqliteHarness;
+use test_servers::Kind;
 
 /// What `make test` runs.
 const ROWS: &str = "memory memory-shared sqlite redis postgres etcd";

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 
-use conformance_tests::servers::{self, Kind};
+use test_servers::{self as servers, Kind};
 use tokio::runtime::Runtime;
 
 use crate::world::{Backend, HANG_LIMIT};

@@ -7,10 +7,10 @@ use crate::server::{
     Etcd, LONG, Plain, claim, client, config, config_at, granted, plain, plain_as, queue, shared, start_with,
     until_queued, waiting,
 };
-use conformance_tests::servers::Server;
 use lock_core::{DistributedLock, LockError, Locks, Released, Renewal};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Permission;
+use test_servers::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 

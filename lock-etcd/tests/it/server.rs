@@ -6,12 +6,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use conformance_tests::faults::{Direction, Held, Proxy, Traffic};
-use conformance_tests::servers::{Kind, Server};
 use lock_core::{
     Attempt, Busy, Claim, Clock, DistributedLock, Grant, LockError, LockGuard, LossReason, Released, Stamp, Wait,
 };
 use lock_etcd::etcd_client::{Client, ConnectOptions, GetOptions, KeyValue, SortOrder, SortTarget};
 use lock_etcd::{EtcdConfig, EtcdLock};
+use test_servers::{Kind, Server};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::Mutex;

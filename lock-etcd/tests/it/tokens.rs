@@ -7,10 +7,10 @@ use crate::server::{
     until_queued, waiting,
 };
 use conformance_tests::faults::Proxy;
-use conformance_tests::servers::Kind;
 use lock_core::{Claim, DistributedLock, FencingToken, Grant, LockError, Locks};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{Txn, TxnOp};
+use test_servers::Kind;
 
 const DAY: u64 = 86_400_000_000;
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 
-use conformance_tests::servers::{Kind, Server};
+use test_servers::{Kind, Server};
 
 /// A stock sold by several processes, a late write to the resource of each backend, leaders that take over.
 const EXAMPLES: [&str; 3] = ["stock", "fences", "leader"];

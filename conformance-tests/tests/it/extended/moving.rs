@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use conformance_tests::servers::{Kind, Server};
 use fencelock::FencingToken;
 use fencelock::etcd::etcd_client::Client as EtcdClient;
 use fencelock::etcd::fence as etcd_fence;
@@ -15,6 +14,7 @@ use fencelock::redis::redis::aio::MultiplexedConnection;
 use fencelock::sqlite::fence as sqlite_fence;
 use fencelock::sqlite::rusqlite::Connection;
 use tempfile::TempDir;
+use test_servers::{Kind, Server};
 
 const RESOURCE: &str = "stock/10000";
 

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use conformance_tests::servers::{Data, Kind, RedisSentinels, Server};
 use fencelock::redis::redis;
+use test_servers::{Data, Kind, RedisSentinels, Server};
 
 /// After what time without an answer sentinels take a server for down.
 const DOWN_AFTER: Duration = Duration::from_secs(1);

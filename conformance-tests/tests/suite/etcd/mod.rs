@@ -10,7 +10,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance_tests::servers::{Kind, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
 use lock_etcd::EtcdConfig;
@@ -18,6 +17,7 @@ use lock_etcd::etcd_client::{
     AlarmAction, AlarmType, Client, Compare, CompareOp, DeleteOptions, Error, GetOptions, KeyValue, PutOptions,
     SortOrder, SortTarget, Txn, TxnOp,
 };
+use test_servers::{Kind, ServerError};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 

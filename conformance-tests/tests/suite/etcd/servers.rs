@@ -1,9 +1,9 @@
 //! Where the locks are kept.
 
 use conformance_tests::Fault;
-use conformance_tests::servers::{Data, EtcdCluster, Kind, Server, ServerError};
 use lock_core::LockError;
 use lock_etcd::etcd_client::Client;
+use test_servers::{Data, EtcdCluster, Kind, Server, ServerError};
 
 use super::{failed, no_server, role};
 

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance_tests::servers::{Data, Kind, Server, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName};
 use lock_postgres::tokio_postgres::Client;
 use lock_postgres::{PostgresConfig, PostgresLock, schema_sql};
+use test_servers::{Data, Kind, Server, ServerError};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 

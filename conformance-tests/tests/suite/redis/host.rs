@@ -5,8 +5,8 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-use conformance_tests::servers::{Kind, RedisSentinels, Server, ServerError};
 use lock_core::LockError;
+use test_servers::{Kind, RedisSentinels, Server, ServerError};
 
 use super::role::rule;
 

@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance_tests::servers::{Data, Kind, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
 use lock_redis::RedisConfig;
 use lock_redis::redis::aio::MultiplexedConnection;
 use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError};
+use test_servers::{Data, Kind, ServerError};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use conformance_tests::servers::{Data, Server, ServerError};
+use test_servers::{Data, Server, ServerError};
 
 use super::{MAX_TTL, Nodes};
 

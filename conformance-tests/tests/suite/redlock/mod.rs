@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use conformance_tests::servers::{Data, Kind, Server, ServerError};
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use futures_util::future::try_join_all;
 use lock_core::{DistributedLock, LockError, OwnerId};
 use lock_redis::redis::{self, Cmd, FromRedisValue};
 use lock_redis::{RedisConfig, RedlockConfig};
+use test_servers::{Data, Kind, Server, ServerError};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 

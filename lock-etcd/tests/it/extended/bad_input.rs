@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use conformance_tests::servers::Data;
 use lock_core::{DistributedLock, Released, Renewal};
+use test_servers::Data;
 
 use crate::bad_input::{SECRET, as_root, with_users};
 use crate::server::{LONG, claim, config, granted, until_queued, waiting};

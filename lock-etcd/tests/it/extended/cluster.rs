@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::server::{HANG_LIMIT, LONG, Plain, claim, config_at, granted, lost, until, until_queued, waited, waiting};
-use conformance_tests::servers::{Data, EtcdCluster};
 use load::Load;
 use lock_core::{DistributedLock, Locks, ReleaseOutcome};
 use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Client;
 use peers::Peers;
+use test_servers::{Data, EtcdCluster};
 
 const MEMBERS: usize = 3;
 

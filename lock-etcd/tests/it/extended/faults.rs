@@ -7,10 +7,10 @@ use crate::server::{
     waiting,
 };
 use conformance_tests::faults::{Direction, Proxy, Traffic};
-use conformance_tests::servers::Data;
 use lock_core::{DistributedLock, Locks, LossReason};
 use lock_etcd::etcd_client::{AlarmAction, AlarmType};
 use lock_etcd::{EtcdConfig, EtcdLock};
+use test_servers::Data;
 
 #[tokio::test]
 async fn a_lock_is_kept_across_a_restart_with_its_token_and_lets_nobody_else_in() {

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use conformance_tests::servers::Data;
 use lock_core::{Claim, DistributedLock, FencingToken};
 use lock_etcd::EtcdLock;
+use test_servers::Data;
 
 use crate::server::{HANG_LIMIT, LONG, client, config, plain, start};
 

@@ -3,9 +3,9 @@
 use std::time::{Duration, Instant};
 
 use conformance_tests::faults::{Direction, Proxy, Then, Traffic};
-use conformance_tests::servers::Data;
 use lock_core::{DistributedLock, Locks, Released, Renewal};
 use lock_etcd::EtcdLock;
+use test_servers::Data;
 
 use crate::again::through;
 use crate::reservations::{leases, reserving};

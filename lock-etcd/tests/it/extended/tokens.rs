@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use conformance_tests::servers::Data;
 use lock_core::DistributedLock;
+use test_servers::Data;
 
 use crate::server::{config, start};
 use crate::tokens::{claim_of, proxy, taken};

@@ -2,40 +2,39 @@
 
 use std::time::Duration;
 
+use anyhow::Result;
 use futures_util::future::try_join_all;
 
-use super::error::ServerError;
-use super::kind::Kind;
-use super::redis;
-use super::server::{Data, Server};
-use crate::port::free_port;
+use crate::kind::{Kind, Role};
+use crate::machine::free_port;
+use crate::redis::{command, until};
+use crate::server::{Data, Server};
 
 const SLOTS: usize = 16384;
 
 /// Primaries of a Redis Cluster with an equal part of the slots each, and a replica for each if that is wanted, on the loopback of this
 /// machine. They end, with their data, when this is dropped.
 ///
-/// Each node is a [`Server`] as others are, except that its container, if it is in one, shares the network of this machine
-/// and cannot be taken off it.
+/// Each node is a [`Server`] as others are, except that its container, if it is in one, shares the network of this machine.
 #[derive(Debug)]
 pub struct RedisCluster {
-    /// First the primaries, in the beginning, and then a replica for each or none.
+    /// The primaries, then their replicas in the same order, as they were started.
     nodes: Vec<Server>,
     primaries: usize,
-    /// Where the nodes reach each other.
+    /// The ports on which the nodes talk to each other.
     bus: Vec<u16>,
 }
 
 impl RedisCluster {
-    /// Starts that many primaries of that kind, with further arguments for each, and waits until they serve all slots. No node is replaced,
-    /// however long it does not answer.
+    /// Starts that many nodes of that kind, with further arguments for each, and waits until all slots are served. A node stays a
+    /// primary however long it does not answer.
     ///
     /// # Errors
     ///
     /// Those of [`Server::start_own`], or if they do not agree on who serves what.
-    pub async fn start(kind: &'static Kind, primaries: usize, arguments: &[&str]) -> Result<Self, ServerError> {
+    pub async fn start(kind: &'static Kind, primaries: usize, arguments: &[&str]) -> Result<Self> {
         // A node that is stopped for a while must not be taken for failed: nothing is there to take its place.
-        Self::start_nodes(kind, primaries, primaries, Duration::from_secs(600), arguments).await
+        Self::start_nodes(*kind, primaries, primaries, Duration::from_secs(600), arguments).await
     }
 
     /// The same with a replica for each primary, which takes its place when it has not answered for `node_timeout`.
@@ -48,36 +47,32 @@ impl RedisCluster {
         primaries: usize,
         node_timeout: Duration,
         arguments: &[&str],
-    ) -> Result<Self, ServerError> {
-        Self::start_nodes(kind, primaries, 2 * primaries, node_timeout, arguments).await
+    ) -> Result<Self> {
+        Self::start_nodes(*kind, primaries, 2 * primaries, node_timeout, arguments).await
     }
 
     async fn start_nodes(
-        kind: &'static Kind,
+        kind: Kind,
         primaries: usize,
         nodes: usize,
         node_timeout: Duration,
         arguments: &[&str],
-    ) -> Result<Self, ServerError> {
-        let bus: Result<Vec<_>, _> = (0..nodes).map(|_| free_port()).collect();
-        let bus = bus.map_err(ServerError::system("finding a free port"))?;
-        let node_timeout = node_timeout.as_millis().to_string();
-        let starting = bus.iter().map(|bus| {
-            let node_timeout = node_timeout.clone();
-            async move {
-                let bus = bus.to_string();
-                let own = [
-                    ["--cluster-enabled", "yes"],
-                    ["--cluster-port", &bus],
-                    ["--cluster-node-timeout", &node_timeout],
-                    // Each primary keeps its replica.
-                    ["--cluster-allow-replica-migration", "no"],
-                    // A replica may take the place of its primary however long it has not heard from it.
-                    ["--cluster-replica-validity-factor", "0"],
-                    ["--repl-diskless-sync-delay", "0"],
-                ];
-                Server::start_own(kind.peer(), &[&own.concat(), arguments].concat()).await
-            }
+    ) -> Result<Self> {
+        let bus: Vec<_> = (0..nodes).map(|_| free_port()).collect::<Result<_>>()?;
+        let node_timeout = &node_timeout.as_millis().to_string();
+        let starting = bus.iter().map(async |bus| {
+            let bus = bus.to_string();
+            let own = [
+                ["--cluster-enabled", "yes"],
+                ["--cluster-port", &bus],
+                ["--cluster-node-timeout", node_timeout],
+                // Each primary keeps its replica.
+                ["--cluster-allow-replica-migration", "no"],
+                // A replica may take the place of its primary however long it has not heard from it.
+                ["--cluster-replica-validity-factor", "0"],
+                ["--repl-diskless-sync-delay", "0"],
+            ];
+            Server::start_as(kind.with(Role::RedisPeer), &[&own.concat(), arguments].concat()).await
         });
         let nodes = try_join_all(starting).await?;
         let cluster = Self { nodes, primaries, bus };
@@ -96,7 +91,7 @@ impl RedisCluster {
     /// # Errors
     ///
     /// Those of [`Server::restart`], or if they do not agree on who serves what.
-    pub async fn restart(&self, data: Data) -> Result<(), ServerError> {
+    pub async fn restart(&self, data: Data) -> Result<()> {
         try_join_all(self.nodes.iter().map(|node| node.restart(data))).await?;
         match data {
             Data::Lost => self.form().await,
@@ -105,7 +100,7 @@ impl RedisCluster {
     }
 
     /// Makes a cluster of nodes that do not know each other.
-    async fn form(&self) -> Result<(), ServerError> {
+    async fn form(&self) -> Result<()> {
         let (primaries, replicas) = self.nodes.split_at(self.primaries);
         for (at, node) in primaries.iter().enumerate() {
             let bound = |part: usize| part * SLOTS / primaries.len();
@@ -122,25 +117,20 @@ impl RedisCluster {
         for (primary, replica) in primaries.iter().zip(replicas) {
             let id = command(primary, "CLUSTER MYID").await?;
             let id = id.trim_end();
-            redis::until(replica, "CLUSTER NODES", &[id]).await?;
+            until(replica, "CLUSTER NODES", &[id]).await?;
             command(replica, &format!("CLUSTER REPLICATE {id}")).await?;
-            redis::until(primary, "INFO replication", &["state=online"]).await?;
+            until(primary, "INFO replication", &["state=online"]).await?;
         }
         Ok(())
     }
 
     /// Waits until every node says that all slots are served.
-    async fn until_served(&self) -> Result<(), ServerError> {
+    async fn until_served(&self) -> Result<()> {
         let known = format!("cluster_known_nodes:{}", self.nodes.len());
         let served = format!("cluster_slots_ok:{SLOTS}");
         for node in &self.nodes {
-            redis::until(node, "CLUSTER INFO", &["cluster_state:ok", &known, &served]).await?;
+            until(node, "CLUSTER INFO", &["cluster_state:ok", &known, &served]).await?;
         }
         Ok(())
     }
-}
-
-async fn command(node: &Server, command: &str) -> Result<String, ServerError> {
-    let answer = redis::command(node.authority(), command).await;
-    answer.map_err(ServerError::system("setting up a Redis Cluster"))
 }

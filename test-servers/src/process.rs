@@ -1,0 +1,269 @@
+//! Servers as processes of this machine.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::chown;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use async_trait::async_trait;
+use rustix::process::{Signal, geteuid, kill_process_group};
+use tempfile::TempDir;
+
+use crate::kind::{Kind, Place};
+use crate::machine::Machine;
+use crate::run::{family, is_alive, pid, send};
+
+/// Ends the server, with its folder, when the process that started it has ended, however it did. The pipe that is read
+/// has no other end then. The server itself takes the place of the shell.
+const WATCH: &str = r#"folder=$1 prepared=$2
+shift 2
+exec 3<&0
+(
+    trap '' HUP INT TERM
+    read -r _ <&3
+    kill -9 $$
+    rm -rf "$folder" "$prepared"
+) &
+echo $! >"$folder/watcher"
+exec "$@" </dev/null 3<&-"#;
+
+/// The user of servers if the tests run as root: some refuse to be root, and none needs to be.
+const NOBODY: u32 = 65_534;
+
+/// How long the processes of a killed server may take to end.
+const LONGEST_END: Duration = Duration::from_secs(5);
+
+/// A server as a process of its own. Ends when dropped.
+pub(crate) struct Process {
+    kind: Kind,
+    program: PathBuf,
+    port: u16,
+    arguments: Vec<String>,
+    folder: TempDir,
+    /// The data that a server of this kind starts with, made once for all that there are at a time: it takes longer than most
+    /// tests.
+    prepared: Option<Arc<TempDir>>,
+    child: Option<Child>,
+}
+
+impl Process {
+    pub(crate) fn start(kind: Kind, program: PathBuf, port: u16, arguments: Vec<String>) -> Result<Self> {
+        let mut process = Self {
+            kind,
+            program,
+            port,
+            arguments,
+            folder: folder().context("making a folder for a server")?,
+            prepared: None,
+            child: None,
+        };
+        process.prepare().context("preparing the data of a server")?;
+        process.spawn().context("starting a server")?;
+        Ok(process)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn spawn(&mut self) -> io::Result<()> {
+        let data = self.path("data").to_string_lossy().into_owned();
+        let place = Place {
+            contained: false,
+            port: self.port,
+            data: &data,
+        };
+        let mut words = self.kind.command(place);
+        words.extend(self.arguments.iter().cloned());
+        let inner = self.command(&words);
+        let prepared = self.prepared.as_ref().map_or(Path::new(""), |prepared| prepared.path());
+        let log = File::options().create(true).append(true).open(self.path("log"))?;
+        let mut watched = Command::new("sh");
+        watched
+            .args(["-c", WATCH, "sh"])
+            .args([self.folder.path(), prepared])
+            .arg(inner.get_program())
+            .args(inner.get_args())
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(log.try_clone()?)
+            .stderr(log);
+        self.child = Some(as_nobody(&mut watched).spawn()?);
+        Ok(())
+    }
+
+    fn prepare(&mut self) -> Result<()> {
+        static PREPARED: Mutex<BTreeMap<PathBuf, Weak<TempDir>>> = Mutex::new(BTreeMap::new());
+        let data = self.path("data");
+        remove(&data)?;
+        let Some(preparation) = self.kind.preparation(&data.to_string_lossy()) else {
+            fs::create_dir(&data)?;
+            return Ok(give(&data)?);
+        };
+        // Others wait for it, as they need the same.
+        let mut all = PREPARED.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = all.entry(self.program.clone()).or_default();
+        if let Some(prepared) = known.upgrade() {
+            copy(&prepared.path().join("data"), &data)?;
+            self.prepared = Some(prepared);
+            return Ok(());
+        }
+        fs::create_dir(&data)?;
+        give(&data)?;
+        run(as_nobody(&mut self.command(&preparation)))?;
+        let prepared = Arc::new(folder()?);
+        copy(&data, &prepared.path().join("data"))?;
+        *known = Arc::downgrade(&prepared);
+        self.prepared = Some(prepared);
+        Ok(())
+    }
+
+    /// The program of that name: helpers are beside the server, except for those of the system.
+    fn command(&self, words: &[String]) -> Command {
+        let (program, arguments) = words.split_first().map_or(("", words), |(first, rest)| (first, rest));
+        let beside = self.program.with_file_name(program);
+        let mut command = Command::new(if beside.is_file() { beside } else { program.into() });
+        command.args(arguments);
+        command
+    }
+
+    /// The processes of the server. The one that watches over it must do so while it is stopped, too.
+    fn members(&self) -> Vec<u32> {
+        let watcher = fs::read_to_string(self.path("watcher")).unwrap_or_default();
+        let mut members = self.child.as_ref().map_or(Vec::new(), |child| family(child.id()));
+        members.retain(|member| member.to_string() != watcher.trim());
+        members
+    }
+
+    fn send(&self, signal: Signal) -> Result<()> {
+        self.members().iter().try_for_each(|&member| send(member, signal))
+    }
+
+    fn end(&mut self) -> Result<()> {
+        let members = self.members();
+        let killed = self.send(Signal::KILL);
+        if let Some(mut child) = self.child.take() {
+            // The watcher too, and before its server is waited for, so that the pid cannot belong to another.
+            if let Some(group) = pid(child.id()) {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            child.wait().context("waiting for a killed server")?;
+        }
+        // What the others hold, their shared memory above all, would be in the way of the next start.
+        let start = Instant::now();
+        while members.iter().any(|&member| is_alive(member)) && start.elapsed() < LONGEST_END {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        killed
+    }
+}
+
+#[async_trait]
+impl Machine for Process {
+    async fn pause(&mut self) -> Result<()> {
+        self.send(Signal::STOP)
+    }
+
+    async fn resume(&mut self) -> Result<()> {
+        self.send(Signal::CONT)
+    }
+
+    async fn kill(&mut self) -> Result<()> {
+        self.end()
+    }
+
+    async fn start_again(&mut self) -> Result<()> {
+        self.spawn().context("starting a server again")
+    }
+
+    async fn start_anew(&mut self) -> Result<()> {
+        self.prepare().context("preparing the data of a server")?;
+        self.start_again().await
+    }
+
+    async fn start_with_copy(&mut self) -> Result<()> {
+        remove(&self.path("data"))?;
+        copy(&self.path("copy"), &self.path("data")).context("restoring the data of a server")?;
+        self.start_again().await
+    }
+
+    async fn copy(&mut self) -> Result<()> {
+        remove(&self.path("copy"))?;
+        copy(&self.path("data"), &self.path("copy")).context("copying the data of a server")
+    }
+
+    async fn runs(&mut self) -> bool {
+        let child = self.child.as_mut();
+        child.is_some_and(|child| matches!(child.try_wait(), Ok(None)))
+    }
+
+    async fn log(&self) -> String {
+        let log = fs::read(self.path("log"));
+        log.map_or_else(
+            |error| error.to_string(),
+            |log| String::from_utf8_lossy(&log).into_owned(),
+        )
+    }
+
+    async fn remove(&mut self) {
+        // What is left of either is left to the end of this.
+        let _ = self.end();
+        let _ = fs::remove_dir_all(self.folder.path());
+        // Now, as the program may end before this is dropped.
+        self.prepared = None;
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.end();
+    }
+}
+
+fn folder() -> io::Result<TempDir> {
+    let folder = tempfile::Builder::new().prefix("fencelock-").tempdir()?;
+    give(folder.path())?;
+    Ok(folder)
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Copies a folder with all rights to its files.
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    run(Command::new("cp").arg("-Rp").args([from, to]))
+}
+
+fn run(command: &mut Command) -> Result<()> {
+    // It has no input, so that nobody must wait for the end of it.
+    let output = command.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{said}");
+    Ok(())
+}
+
+/// Makes it theirs, as the user that servers run as.
+fn give(folder: &Path) -> io::Result<()> {
+    match geteuid().is_root() {
+        true => chown(folder, Some(NOBODY), Some(NOBODY)),
+        false => Ok(()),
+    }
+}
+
+fn as_nobody(command: &mut Command) -> &mut Command {
+    if geteuid().is_root() {
+        command.uid(NOBODY).gid(NOBODY);
+    }
+    // The folder from which tests are run need not be open to everyone.
+    command.current_dir("/").env("LC_ALL", "C")
+}
