@@ -8,11 +8,10 @@
 //! ```
 
 mod etcd;
+mod hosts;
 mod memory;
 mod postgres;
 mod redis;
-mod redis_cluster;
-mod redlock;
 mod sqlite;
 
 use std::process::ExitCode;
@@ -21,9 +20,7 @@ use conformance_tests::Suite;
 use etcd::EtcdHarness;
 use memory::MemoryHarness;
 use postgres::PostgresHarness;
-use redis::RedisHarness;
-use redis_cluster::ClusterHarness;
-use redlock::RedlockHarness;
+use redis::{RedisHarness, Topology};
 use sqlite::SqliteHarness;
 use test_servers::Kind;
 
@@ -39,17 +36,22 @@ const BUG_OF_SHARED_LEASES: &str = "on a shared lease the deadline counts from t
 fn main() -> ExitCode {
     let rows = std::env::var("FENCELOCK_TEST_ROWS").unwrap_or_default();
     let rows = if rows.trim().is_empty() { ROWS } else { &rows };
+    let redlock = || RedisHarness::new(&Kind::REDIS, Topology::Redlock(5));
     Suite::new()
         .row("memory", MemoryHarness::separate_leases())
         .backend_row("memory-shared", MemoryHarness::shared_leases(), &[BUG_OF_SHARED_LEASES])
         .backend_row("sqlite", SqliteHarness, &[])
-        .backend_row("redis", RedisHarness::new(&Kind::REDIS, 0), &[BUG_OF_CONNECTIONS])
-        .backend_row("redis-7.0", RedisHarness::new(&Kind::REDIS_7_0, 0), &[])
-        .backend_row("valkey", RedisHarness::new(&Kind::VALKEY, 0), &[])
-        .backend_row("sentinel", RedisHarness::new(&Kind::REDIS, 3), &[])
-        .backend_row("cluster", ClusterHarness::new(&Kind::REDIS), &[])
-        .backend_row("redlock", RedlockHarness::new(&Kind::REDIS, 5), &[])
-        .backend_row("redlock-failing", RedlockHarness::new(&Kind::REDIS, 5).disturbed(), &[])
+        .backend_row(
+            "redis",
+            RedisHarness::new(&Kind::REDIS, Topology::Alone),
+            &[BUG_OF_CONNECTIONS],
+        )
+        .backend_row("redis-7.0", RedisHarness::new(&Kind::REDIS_7_0, Topology::Alone), &[])
+        .backend_row("valkey", RedisHarness::new(&Kind::VALKEY, Topology::Alone), &[])
+        .backend_row("sentinel", RedisHarness::new(&Kind::REDIS, Topology::Watched), &[])
+        .backend_row("cluster", RedisHarness::new(&Kind::REDIS, Topology::Cluster), &[])
+        .backend_row("redlock", redlock(), &[])
+        .backend_row("redlock-failing", redlock().disturbed(), &[])
         .backend_row("postgres", PostgresHarness::new(&Kind::POSTGRES, false), &[])
         .backend_row("postgres-15", PostgresHarness::new(&Kind::POSTGRES_15, false), &[])
         .backend_row("pgbouncer", PostgresHarness::new(&Kind::POSTGRES, true), &[])

@@ -6,7 +6,7 @@ mod servers;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,10 +17,11 @@ use lock_etcd::etcd_client::{
     AlarmAction, AlarmType, Client, Compare, CompareOp, DeleteOptions, Error, GetOptions, KeyValue, PutOptions,
     SortOrder, SortTarget, Txn, TxnOp,
 };
-use test_servers::{Kind, ServerError};
+use test_servers::Kind;
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
+use crate::hosts::{Hosts, locked};
 use resource::FencedKey;
 use servers::Servers;
 
@@ -30,14 +31,11 @@ const URL: &str = "FENCELOCK_CONFORMANCE_ETCD";
 /// One server for all cases at once may be slow on a small machine.
 const OP_TIMEOUT: Duration = Duration::from_secs(15);
 
-type Place = Arc<OnceCell<Arc<Servers>>>;
-
 /// One etcd for all namespaces, and one more for each that wants its own.
 pub(crate) struct EtcdHarness {
     name: String,
     members: usize,
-    shared: Place,
-    own: Mutex<HashMap<String, Place>>,
+    servers: Hosts<Servers>,
     // One for each namespace, as each has a runtime of its own.
     admins: Mutex<HashMap<String, Arc<OnceCell<Client>>>>,
 }
@@ -53,8 +51,7 @@ impl EtcdHarness {
                 format!("{name}, {members} members")
             },
             members,
-            shared: Place::default(),
-            own: Mutex::default(),
+            servers: Hosts::new(move |is_own| Servers::start(members, is_own)),
             admins: Mutex::default(),
         }
     }
@@ -75,7 +72,7 @@ impl Harness for EtcdHarness {
     }
 
     async fn begin(&self) -> Result<Option<String>, LockError> {
-        let servers = self.shared().await?;
+        let servers = self.servers.shared().await?;
         let members = servers.members().iter().map(ToString::to_string);
         let members = members.collect::<Vec<_>>().join(" and ");
         if !servers.is_ours() {
@@ -98,7 +95,9 @@ impl Harness for EtcdHarness {
     }
 
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
-        Ok(Some(self.servers(namespace).await?.members()[0].authority().to_owned()))
+        Ok(Some(
+            self.servers.of(namespace).await?.members()[0].authority().to_owned(),
+        ))
     }
 
     async fn client_at(
@@ -106,7 +105,7 @@ impl Harness for EtcdHarness {
         namespace: &Namespace,
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let url = self.servers(namespace).await?.members()[0].url_at(address);
+        let url = self.servers.of(namespace).await?.members()[0].url_at(address);
         let config = config(&url, namespace)?.op_timeout(Duration::from_secs(5));
         Ok(Arc::new(config.connect().await?))
     }
@@ -134,11 +133,9 @@ impl Harness for EtcdHarness {
     }
 
     async fn over(&self, namespace: &Namespace) {
-        let own = locked(&self.own).remove(namespace.name());
-        if own.is_some() {
-            // That takes as long as the engine takes.
-            let _ = tokio::task::spawn_blocking(move || drop(own)).await;
-        } else if let Ok(client) = self.admin(namespace).await {
+        if !self.servers.end(namespace).await
+            && let Ok(client) = self.admin(namespace).await
+        {
             let all = DeleteOptions::new().with_prefix();
             let _ = client.kv_client().delete(prefix(namespace, ""), Some(all)).await;
         }
@@ -183,8 +180,10 @@ impl Harness for EtcdHarness {
     }
 
     fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
-        let servers = self.place(namespace).get().cloned();
-        let url = servers.map(|servers| (URL.to_owned(), servers.url()));
+        let url = self
+            .servers
+            .known(namespace)
+            .map(|servers| (URL.to_owned(), servers.url()));
         url.into_iter().collect()
     }
 
@@ -206,7 +205,7 @@ impl Harness for EtcdHarness {
 impl EtcdHarness {
     /// What is done to the whole server is felt by all who use it.
     async fn inject_into_server(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
-        if !self.shared().await?.is_ours() {
+        if !self.servers.shared().await?.is_ours() {
             return Ok(Injection::NotPossible);
         }
         if !namespace.wants_own_server() {
@@ -225,9 +224,7 @@ impl EtcdHarness {
             fault => {
                 // What it knows of the server need not be so any more.
                 locked(&self.admins).remove(namespace.name());
-                if !self.servers(namespace).await?.inject(&admin, fault).await? {
-                    return Ok(Injection::NotPossible);
-                }
+                return self.servers.of(namespace).await?.inject(&admin, fault).await;
             }
         }
         Ok(Injection::Done)
@@ -300,38 +297,8 @@ impl EtcdHarness {
     async fn url(&self, namespace: &Namespace) -> Result<String, LockError> {
         match std::env::var(URL) {
             Ok(url) => Ok(url),
-            Err(_) => Ok(self.servers(namespace).await?.url()),
+            Err(_) => Ok(self.servers.of(namespace).await?.url()),
         }
-    }
-
-    fn place(&self, namespace: &Namespace) -> Place {
-        if namespace.wants_own_server() {
-            Arc::clone(locked(&self.own).entry(namespace.name().to_owned()).or_default())
-        } else {
-            Arc::clone(&self.shared)
-        }
-    }
-
-    async fn servers(&self, namespace: &Namespace) -> Result<Arc<Servers>, LockError> {
-        if !namespace.wants_own_server() {
-            return self.shared().await;
-        }
-        let place = self.place(namespace);
-        let servers = place.get_or_try_init(async || Servers::start(self.members).await.map(Arc::new));
-        servers.await.cloned()
-    }
-
-    async fn shared(&self) -> Result<Arc<Servers>, LockError> {
-        let servers = self.shared.get_or_try_init(async || {
-            let named = std::env::var(Kind::ETCD.url_variable()).is_ok_and(|url| !url.is_empty());
-            let servers = if named {
-                Servers::named().await
-            } else {
-                Servers::start(self.members).await
-            };
-            servers.map(Arc::new)
-        });
-        servers.await.cloned()
     }
 
     /// As somebody who may do everything. To log in costs the server more than most questions.
@@ -364,15 +331,6 @@ fn queue(namespace: &Namespace, name: &LockName) -> String {
     prefix(namespace, &format!("lock/{escaped}/"))
 }
 
-fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
-    shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 fn failed(error: Error) -> LockError {
     LockError::failed("looking at the server", error)
-}
-
-/// Its debug output is what people should read.
-fn no_server(error: ServerError) -> LockError {
-    LockError::unavailable("seeing to a server", format!("{error:?}"))
 }

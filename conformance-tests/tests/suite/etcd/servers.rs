@@ -1,11 +1,12 @@
 //! Where the locks are kept.
 
-use conformance_tests::Fault;
+use conformance_tests::{Fault, Injection};
 use lock_core::LockError;
 use lock_etcd::etcd_client::Client;
-use test_servers::{Data, EtcdCluster, Kind, Server, ServerError};
+use test_servers::{EtcdCluster, Kind, Server};
 
-use super::{failed, no_server, role};
+use super::{failed, role};
+use crate::hosts::{inject_into, no_server};
 
 /// Checking passwords and waiting for disks is not what the suite is about.
 const ARGUMENTS: [&str; 3] = ["--bcrypt-cost", "4", "--unsafe-no-fsync"];
@@ -17,8 +18,11 @@ pub(crate) enum Servers {
 }
 
 impl Servers {
-    /// Servers of our own, with the suite's user.
-    pub(crate) async fn start(members: usize) -> Result<Self, LockError> {
+    /// Servers with the suite's user; or else, if they are to be shared, the one that the environment names.
+    pub(crate) async fn start(members: usize, is_own: bool) -> Result<Self, LockError> {
+        if !is_own && !Kind::ETCD.is_started_here() {
+            return Server::start(&Kind::ETCD).await.map(Self::One).map_err(no_server);
+        }
         let servers = match members {
             1 => Server::start_own(&Kind::ETCD, &ARGUMENTS).await.map(Self::One),
             _ => EtcdCluster::start(members, &ARGUMENTS).await.map(Self::Several),
@@ -26,11 +30,6 @@ impl Servers {
         let servers = servers.map_err(no_server)?;
         role::set_up(servers.members()[0].authority()).await?;
         Ok(servers)
-    }
-
-    /// The server that the environment names.
-    pub(crate) async fn named() -> Result<Self, LockError> {
-        Server::start(&Kind::ETCD).await.map(Self::One).map_err(no_server)
     }
 
     pub(crate) fn members(&self) -> &[Server] {
@@ -52,27 +51,18 @@ impl Servers {
         others.fold(self.members()[0].url().to_owned(), |url, other| url + &other)
     }
 
-    /// Does it to the one member, or to the one that leads the others. False if it cannot be done.
-    pub(crate) async fn inject(&self, admin: &Client, fault: &Fault) -> Result<bool, LockError> {
-        let alone = matches!(self, Self::One(_));
-        let leader = if alone {
-            &self.members()[0]
-        } else {
-            self.leader(admin).await?
+    /// Does it to the one member, or to the one that leads the others.
+    pub(crate) async fn inject(&self, admin: &Client, fault: &Fault) -> Result<Injection, LockError> {
+        let server = match (self, fault) {
+            (Self::One(server), _) => server,
+            (_, Fault::Freeze(_) | Fault::Restart) => self.leader(admin).await?,
+            _ => return Ok(Injection::NotPossible),
         };
-        let done: Result<(), ServerError> = match fault {
-            Fault::Freeze(time) => leader.pause_for(*time).await,
-            Fault::Restart => leader.restart(Data::Kept).await,
-            Fault::RestartWithoutData if alone => leader.restart(Data::Lost).await,
-            Fault::Copy if alone => leader.copy().await,
-            Fault::Restore if alone => leader.restart(Data::Copied).await,
-            _ => return Ok(false),
-        };
-        done.map_err(no_server)?;
-        if matches!(fault, Fault::RestartWithoutData) {
-            role::set_up(leader.authority()).await?;
+        let injection = inject_into(std::slice::from_ref(server), fault).await?;
+        if *fault == Fault::RestartWithoutData {
+            role::set_up(server.authority()).await?;
         }
-        Ok(true)
+        Ok(injection)
     }
 
     async fn leader(&self, admin: &Client) -> Result<&Server, LockError> {

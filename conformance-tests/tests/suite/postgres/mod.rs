@@ -6,7 +6,7 @@ mod resource;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -14,10 +14,11 @@ use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName};
 use lock_postgres::tokio_postgres::Client;
 use lock_postgres::{PostgresConfig, PostgresLock, schema_sql};
-use test_servers::{Data, Kind, Server, ServerError};
+use test_servers::{Kind, Server};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
+use crate::hosts::{Hosts, inject_into, locked, no_server};
 use admin::{ROLE, admin};
 use bouncer::Bouncer;
 use resource::FencedRow;
@@ -39,16 +40,13 @@ const LOCKS: &str = "FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 
                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database()) \
                      AND classid = $1::bigint::oid AND objid = $2::bigint::oid";
 
-type Place = Arc<OnceCell<Arc<Server>>>;
-
 /// One server for all namespaces, each with a database of its own, and one more for each that wants its own.
 pub(crate) struct PostgresHarness {
     kind: &'static Kind,
     name: String,
     /// By the address of the server behind it; none if clients go to the server itself.
     bouncers: Option<Mutex<HashMap<String, Arc<Bouncer>>>>,
-    shared: Place,
-    own: Mutex<HashMap<String, Place>>,
+    servers: Hosts<Server>,
     /// What looks at the server, for each namespace, as each has a runtime of its own.
     admins: Mutex<HashMap<String, Arc<Client>>>,
     /// Sessions that are in the way of those under test.
@@ -69,8 +67,7 @@ impl PostgresHarness {
                 title.to_owned()
             },
             bouncers: bounced.then(Mutex::default),
-            shared: Place::default(),
-            own: Mutex::default(),
+            servers: Hosts::new(move |is_own| start(kind, is_own)),
             admins: Mutex::default(),
             strangers: Mutex::default(),
             made: Mutex::default(),
@@ -90,7 +87,7 @@ impl Harness for PostgresHarness {
     }
 
     async fn begin(&self) -> Result<Option<String>, LockError> {
-        let server = self.shared().await?;
+        let server = self.servers.shared().await?;
         Ok(Some(format!(
             "{server}, as the role {ROLE:?} with the rights that lock_postgres::schema_sql lists"
         )))
@@ -107,7 +104,7 @@ impl Harness for PostgresHarness {
     }
 
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
-        let server = self.server(namespace).await?;
+        let server = self.servers.of(namespace).await?;
         let bouncer = self.bouncer(&server)?;
         Ok(Some(match bouncer {
             Some(bouncer) => bouncer.address().to_string(),
@@ -121,7 +118,7 @@ impl Harness for PostgresHarness {
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
         self.prepared(namespace).await?;
-        let url = self.server(namespace).await?.url_at(address);
+        let url = self.servers.of(namespace).await?.url_at(address);
         let config = config(&url, namespace)?
             .op_timeout(Duration::from_secs(5))
             .session_pooler(self.bouncers.is_some());
@@ -137,19 +134,17 @@ impl Harness for PostgresHarness {
     }
 
     async fn over(&self, namespace: &Namespace) {
-        lock(&self.made).remove(namespace.name());
-        lock(&self.admins).remove(namespace.name());
-        lock(&self.strangers).remove(namespace.name());
-        let own = lock(&self.own).remove(namespace.name());
-        if let Some(server) = own.as_ref().and_then(|own| own.get())
-            && let Some(bouncers) = &self.bouncers
+        locked(&self.made).remove(namespace.name());
+        locked(&self.admins).remove(namespace.name());
+        locked(&self.strangers).remove(namespace.name());
+        if namespace.wants_own_server()
+            && let (Some(server), Some(bouncers)) = (self.servers.known(namespace), &self.bouncers)
         {
-            lock(bouncers).remove(server.authority());
+            locked(bouncers).remove(server.authority());
         }
-        if own.is_some() {
-            // That takes as long as the engine takes.
-            let _ = tokio::task::spawn_blocking(move || drop(own)).await;
-        } else if let Ok(url) = self.url(namespace).await {
+        if !self.servers.end(namespace).await
+            && let Ok(url) = self.url(namespace).await
+        {
             let _ = admin::remove(&url, namespace.name()).await;
         }
     }
@@ -210,8 +205,9 @@ impl Harness for PostgresHarness {
     }
 
     fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
-        let server = self.place(namespace).get().cloned();
-        let Some(server) = server else { return Vec::new() };
+        let Some(server) = self.servers.known(namespace) else {
+            return Vec::new();
+        };
         let mut environment = vec![(URL.to_owned(), server.url().to_owned())];
         if let Ok(Some(bouncer)) = self.bouncer(&server) {
             environment.push((ENTRANCE.to_owned(), server.url_at(bouncer.address())));
@@ -231,7 +227,7 @@ impl Harness for PostgresHarness {
 impl PostgresHarness {
     /// What is done to the whole server is felt by all who use it.
     async fn inject_into_server(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
-        if !self.shared().await?.is_ours() {
+        if !self.servers.shared().await?.is_ours() {
             return Ok(Injection::NotPossible);
         }
         match fault {
@@ -243,16 +239,8 @@ impl PostgresHarness {
         if !namespace.wants_own_server() {
             return Ok(Injection::NeedsOwnServer);
         }
-        let server = self.server(namespace).await?;
-        match fault {
-            Fault::Freeze(time) => server.pause_for(*time).await,
-            Fault::Restart => server.restart(Data::Kept).await,
-            Fault::Copy => server.copy().await,
-            Fault::Restore => server.restart(Data::Copied).await,
-            _ => return Ok(Injection::NotPossible),
-        }
-        .map_err(no_server)?;
-        Ok(Injection::Done)
+        let server = self.servers.of(namespace).await?;
+        inject_into(std::slice::from_ref(&*server), fault).await
     }
 
     async fn end_session(&self, namespace: &Namespace, name: &LockName) -> Result<Injection, LockError> {
@@ -274,7 +262,7 @@ impl PostgresHarness {
             key[0] << 32 | key[1]
         );
         stranger.batch_execute(&steal).await.map_err(admin::failed)?;
-        lock(&self.strangers).insert(namespace.name().to_owned(), stranger);
+        locked(&self.strangers).insert(namespace.name().to_owned(), stranger);
         Ok(Injection::Done)
     }
 
@@ -309,14 +297,14 @@ impl PostgresHarness {
 
     /// A session that stays, since cases look every few milliseconds.
     async fn look(&self, namespace: &Namespace) -> Result<Arc<Client>, LockError> {
-        let known = lock(&self.admins).get(namespace.name()).cloned();
+        let known = locked(&self.admins).get(namespace.name()).cloned();
         if let Some(known) = known
             && known.check_connection().await.is_ok()
         {
             return Ok(known);
         }
         let client = Arc::new(self.admin(namespace).await?);
-        lock(&self.admins).insert(namespace.name().to_owned(), Arc::clone(&client));
+        locked(&self.admins).insert(namespace.name().to_owned(), Arc::clone(&client));
         Ok(client)
     }
 
@@ -325,7 +313,7 @@ impl PostgresHarness {
         if std::env::var(URL).is_ok() {
             return Ok(());
         }
-        let made = Arc::clone(lock(&self.made).entry(namespace.name().to_owned()).or_default());
+        let made = Arc::clone(locked(&self.made).entry(namespace.name().to_owned()).or_default());
         let url = self.url(namespace).await?;
         let with_template = self.kind.is_started_here();
         made.get_or_try_init(|| admin::make(&url, namespace.name(), with_template))
@@ -336,7 +324,7 @@ impl PostgresHarness {
     async fn url(&self, namespace: &Namespace) -> Result<String, LockError> {
         match std::env::var(URL) {
             Ok(url) => Ok(url),
-            Err(_) => Ok(self.server(namespace).await?.url().to_owned()),
+            Err(_) => Ok(self.servers.of(namespace).await?.url().to_owned()),
         }
     }
 
@@ -348,7 +336,7 @@ impl PostgresHarness {
         if self.bouncers.is_none() || std::env::var(URL).is_ok() {
             return self.url(namespace).await;
         }
-        let server = self.server(namespace).await?;
+        let server = self.servers.of(namespace).await?;
         let bouncer = self.bouncer(&server)?;
         Ok(bouncer.map_or_else(|| server.url().to_owned(), |bouncer| server.url_at(bouncer.address())))
     }
@@ -357,7 +345,7 @@ impl PostgresHarness {
         let Some(bouncers) = &self.bouncers else {
             return Ok(None);
         };
-        let mut bouncers = lock(bouncers);
+        let mut bouncers = locked(bouncers);
         if let Some(bouncer) = bouncers.get(server.authority()) {
             return Ok(Some(Arc::clone(bouncer)));
         }
@@ -365,36 +353,14 @@ impl PostgresHarness {
         bouncers.insert(server.authority().to_owned(), Arc::clone(&bouncer));
         Ok(Some(bouncer))
     }
+}
 
-    fn place(&self, namespace: &Namespace) -> Place {
-        if namespace.wants_own_server() {
-            Arc::clone(lock(&self.own).entry(namespace.name().to_owned()).or_default())
-        } else {
-            Arc::clone(&self.shared)
-        }
-    }
-
-    async fn server(&self, namespace: &Namespace) -> Result<Arc<Server>, LockError> {
-        if !namespace.wants_own_server() {
-            return self.shared().await;
-        }
-        let place = self.place(namespace);
-        let server = place.get_or_try_init(async || Server::start_own(self.kind, &SETTINGS).await.map(Arc::new));
-        server.await.cloned().map_err(no_server)
-    }
-
-    async fn shared(&self) -> Result<Arc<Server>, LockError> {
-        let server = self.shared.get_or_try_init(async || {
-            let named = std::env::var(self.kind.url_variable()).is_ok_and(|url| !url.is_empty());
-            let server = if named {
-                Server::start(self.kind).await
-            } else {
-                Server::start_own(self.kind, &SETTINGS).await
-            };
-            server.map(Arc::new).map_err(no_server)
-        });
-        server.await.cloned()
-    }
+async fn start(kind: &'static Kind, is_own: bool) -> Result<Server, LockError> {
+    let server = match is_own || kind.is_started_here() {
+        true => Server::start_own(kind, &SETTINGS).await,
+        false => Server::start(kind).await,
+    };
+    server.map_err(no_server)
 }
 
 /// As a role that may do no more than a role should be allowed to, in the namespace's own database.
@@ -404,13 +370,4 @@ fn config(url: &str, namespace: &Namespace) -> Result<PostgresConfig, LockError>
     Ok(PostgresConfig::new(server)
         .namespace(namespace.name())
         .op_timeout(OP_TIMEOUT))
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Its debug output is what people should read.
-fn no_server(error: ServerError) -> LockError {
-    LockError::unavailable("seeing to a server", format!("{error:?}"))
 }

@@ -5,92 +5,180 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
+use conformance_tests::{Fault, Injection};
+use futures_util::future::try_join_all;
 use lock_core::LockError;
-use test_servers::{Kind, RedisSentinels, Server, ServerError};
+use test_servers::{Kind, RedisCluster, RedisSentinels, Server};
 
-use super::role::rule;
+use super::role::{USER, rule};
+use super::{command, connect, failed};
+use crate::hosts::{data_after, inject_into, no_server};
 
 /// Longer than any case: no server is replaced.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// A server, found by its address or by sentinels.
+/// How many primaries a cluster has.
+const PRIMARIES: usize = 3;
+
+/// How servers belong together, and how clients find them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Topology {
+    /// One, by its address.
+    Alone,
+    /// One that sentinels watch. Nothing makes them replace it.
+    Watched,
+    Cluster,
+    /// So many that do not know each other.
+    Redlock(usize),
+}
+
+/// Started servers.
 pub(crate) enum Host {
     Alone(Server),
     Watched(RedisSentinels),
+    Cluster(RedisCluster),
+    /// The nodes, and one more for the resources.
+    Redlock(Vec<Server>),
+}
+
+/// How any process reaches them.
+#[derive(Clone)]
+pub(crate) struct Place {
+    /// The address for clients. Those of Redlock take the servers.
+    pub(crate) url: String,
+    /// The addresses of those that grant locks, and of the one for the resources of Redlock.
+    pub(crate) servers: Vec<String>,
+}
+
+impl Place {
+    /// As it is told to a child process.
+    pub(crate) fn told(&self) -> String {
+        format!("{} {}", self.url, self.servers.join(" "))
+    }
+
+    pub(crate) fn of_told(told: &str) -> Self {
+        let mut words = told.split(' ').map(str::to_owned);
+        Self {
+            url: words.next().unwrap_or_default(),
+            servers: words.collect(),
+        }
+    }
 }
 
 impl Host {
-    /// The one that the environment names, if it names one.
-    pub(crate) async fn shared(kind: &'static Kind) -> Result<Self, ServerError> {
-        Server::start(kind).await.map(Self::Alone)
-    }
-
-    /// One with the user of the tests.
-    pub(crate) async fn own(kind: &'static Kind) -> Result<Self, ServerError> {
-        let user = user();
-        let user: Vec<_> = user.iter().map(String::as_str).collect();
-        Server::start_own(kind, &user).await.map(Self::Alone)
-    }
-
-    /// One with the user of the tests, so many replicas and so many sentinels.
-    pub(crate) async fn watched(kind: &'static Kind, replicas: usize, sentinels: usize) -> Result<Self, ServerError> {
-        let user = user();
-        let user: Vec<_> = user.iter().map(String::as_str).collect();
-        RedisSentinels::start(kind, replicas, sentinels, NEVER, &user)
-            .await
-            .map(Self::Watched)
-    }
-
-    /// The one that grants the locks.
-    pub(crate) fn server(&self) -> &Server {
-        match self {
-            Self::Alone(server) => server,
-            Self::Watched(sentinels) => &sentinels.servers()[0],
-        }
-    }
-
-    /// How clients connect.
-    pub(crate) fn url(&self) -> String {
-        match self {
-            Self::Alone(server) => server.url().to_owned(),
-            Self::Watched(sentinels) => sentinels.url(),
-        }
-    }
-
-    /// How clients connect through the proxy at that address.
-    pub(crate) fn url_at(&self, address: SocketAddr) -> Result<String, LockError> {
-        match self {
-            Self::Alone(server) => Ok(server.url_at(address)),
-            Self::Watched(_) => {
-                let sentinel =
-                    naming(address).map_err(|error| LockError::failed("standing in for a sentinel", error))?;
-                Ok(format!("redis+sentinel://{sentinel}/{}", RedisSentinels::SERVICE))
+    /// Servers with the user of the tests; or else, if they are to be shared, the one that the environment names.
+    pub(crate) async fn start(kind: &'static Kind, topology: Topology, is_own: bool) -> Result<Self, LockError> {
+        // As an argument, so that the user is there after every restart.
+        let user = rule(topology);
+        let user: Vec<_> = ["--user"].into_iter().chain(user.iter().map(String::as_str)).collect();
+        let started = match topology {
+            Topology::Alone if is_own || kind.is_started_here() => {
+                Server::start_own(kind, &user).await.map(Self::Alone)
             }
+            Topology::Alone => {
+                let server = Server::start(kind).await.map_err(no_server)?;
+                let mut connection = connect(server.url()).await?;
+                let add = command("ACL SETUSER").arg(rule(topology)).clone();
+                add.exec_async(&mut connection).await.map_err(failed)?;
+                Ok(Self::Alone(server))
+            }
+            Topology::Watched => {
+                let (replicas, sentinels) = if is_own { (1, 1) } else { (2, 3) };
+                let watched = RedisSentinels::start(kind, replicas, sentinels, NEVER, &user).await;
+                watched.map(Self::Watched)
+            }
+            Topology::Cluster => RedisCluster::start(kind, PRIMARIES, &user).await.map(Self::Cluster),
+            Topology::Redlock(count) => {
+                let starting = (0..=count).map(|_| Server::start_own(kind, &user));
+                try_join_all(starting).await.map(Self::Redlock)
+            }
+        };
+        started.map_err(no_server)
+    }
+
+    /// Those that grant locks, and the one for the resources of Redlock.
+    fn servers(&self) -> &[Server] {
+        match self {
+            Self::Alone(server) => std::slice::from_ref(server),
+            Self::Watched(sentinels) => &sentinels.servers()[..1],
+            Self::Cluster(cluster) => cluster.nodes(),
+            Self::Redlock(servers) => servers,
+        }
+    }
+
+    /// Those that grant locks.
+    pub(crate) fn nodes(&self) -> &[Server] {
+        match self {
+            Self::Redlock(servers) => &servers[..servers.len() - 1],
+            _ => self.servers(),
+        }
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        let hosts: Vec<_> = self.nodes().iter().map(Server::authority).collect();
+        Place {
+            url: match self {
+                Self::Alone(server) => server.url().to_owned(),
+                Self::Watched(sentinels) => sentinels.url(),
+                Self::Cluster(_) => format!("redis+cluster://{}", hosts.join(",")),
+                Self::Redlock(_) => "redlock".to_owned(),
+            },
+            servers: self.servers().iter().map(|server| server.url().to_owned()).collect(),
+        }
+    }
+
+    /// The same through the proxy at that address, which stands before the first server. Of the nodes of Redlock a minority cannot be
+    /// reached, so that everything depends on that one.
+    pub(crate) fn place_at(&self, address: SocketAddr) -> Result<Place, LockError> {
+        let mut place = self.place();
+        match self {
+            Self::Watched(_) => {
+                let named = naming(address).map_err(|error| LockError::failed("standing in for a sentinel", error));
+                place.url = format!("redis+sentinel://{}/{}", named?, RedisSentinels::SERVICE);
+            }
+            Self::Redlock(servers) => {
+                place.servers[0] = servers[0].url_at(address);
+                let count = self.nodes().len();
+                for (number, url) in place.servers[..count].iter_mut().enumerate().skip(count / 2 + 1) {
+                    // Nothing listens on these ports.
+                    *url = format!("redis://127.0.0.1:{number}");
+                }
+            }
+            _ => place.url = self.servers()[0].url_at(address),
+        }
+        Ok(place)
+    }
+
+    pub(crate) fn is_ours(&self) -> bool {
+        self.servers()[0].is_ours()
+    }
+
+    /// What is done to the servers themselves.
+    pub(crate) async fn inject(&self, fault: &Fault) -> Result<Injection, LockError> {
+        match (self, data_after(fault)) {
+            (Self::Cluster(cluster), Some(data)) => {
+                let restarted = cluster.restart(data).await;
+                restarted.map(|()| Injection::Done).map_err(no_server)
+            }
+            _ => inject_into(self.servers(), fault).await,
         }
     }
 }
 
 impl fmt::Display for Host {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (first, count) = (&self.nodes()[0], self.nodes().len());
         match self {
-            Self::Alone(server) => server.fmt(f),
-            Self::Watched(sentinels) => {
-                let (servers, sentinels) = (sentinels.servers(), sentinels.sentinels());
-                write!(
-                    f,
-                    "{} with {} replicas and {} sentinels",
-                    servers[0],
-                    servers.len() - 1,
-                    sentinels.len()
-                )
+            Self::Alone(_) => first.fmt(f)?,
+            Self::Watched(service) => {
+                let (replicas, sentinels) = (service.servers().len() - 1, service.sentinels().len());
+                write!(f, "{first} with {replicas} replicas and {sentinels} sentinels")?;
             }
+            Self::Cluster(_) => write!(f, "{count} primaries, each {}", first.version())?,
+            Self::Redlock(_) => write!(f, "{count} servers, each {}", first.version())?,
         }
+        write!(f, ", as the ACL user {USER:?} with the rights in docs/redis.md")
     }
-}
-
-/// As an argument, so that the user is there after every restart.
-fn user() -> Vec<String> {
-    ["--user".to_owned()].into_iter().chain(rule()).collect()
 }
 
 /// Starts what answers as a sentinel does that names the primary at that address. It ends with the process.

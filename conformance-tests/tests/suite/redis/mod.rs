@@ -1,96 +1,261 @@
-//! What the suite needs to know of the Redis backend.
+//! What the suite needs to know of the Redis backend, on one server, behind sentinels, in a cluster, and on several independent servers.
 
-pub(crate) mod host;
-pub(crate) mod resource;
-pub(crate) mod role;
+mod disturbance;
+mod host;
+mod resource;
+mod role;
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
+use futures_util::future::try_join_all;
 use lock_core::{DistributedLock, LockError, LockName, OwnerId};
-use lock_redis::RedisConfig;
 use lock_redis::redis::aio::MultiplexedConnection;
-use lock_redis::redis::{self, AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError};
-use test_servers::{Data, Kind, ServerError};
+use lock_redis::redis::{AsyncConnectionConfig, Client, Cmd, FromRedisValue, RedisError, Value};
+use lock_redis::{RedisConfig, RedlockConfig};
+use test_servers::Kind;
 use tokio::runtime::Handle;
-use tokio::sync::OnceCell;
 
-use host::Host;
+use crate::hosts::{Hosts, locked};
+use disturbance::Disturbance;
+pub(crate) use host::Topology;
+use host::{Host, Place};
 use resource::FencedKey;
 use role::{PASSWORD, USER, rule};
 
-/// Tells a child process how clients connect to the server of its namespace, and where it is.
-const URLS: &str = "FENCELOCK_CONFORMANCE_REDIS";
+/// Tells a child process where the servers of its namespace are.
+const PLACE: &str = "FENCELOCK_CONFORMANCE_REDIS";
 
 /// How long the harness waits for a server that it looks at.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+const LONGEST_LOOK: Duration = Duration::from_secs(10);
 
 /// One server for all cases at once may be slow on a small machine.
 const OP_TIMEOUT: Duration = Duration::from_secs(15);
 
-type Place = Arc<OnceCell<Arc<Host>>>;
+/// The longest ttl of Redlock, for which nodes without data grant nothing.
+const MAX_TTL: Duration = Duration::from_secs(20);
 
-/// One server for all namespaces, and one more for each that wants its own.
 pub(crate) struct RedisHarness {
-    title: &'static str,
+    title: String,
     kind: &'static Kind,
-    /// By how many sentinels clients find the shared one; 0 if they know its address.
-    sentinels: usize,
-    shared: Place,
-    own: Mutex<HashMap<String, Place>>,
-    /// What looks at the server, for each namespace, as each has a runtime of its own.
-    admins: Mutex<HashMap<String, MultiplexedConnection>>,
+    topology: Topology,
+    hosts: Hosts<Host>,
+    disturbance: Option<Arc<Disturbance>>,
+    /// What looks at servers, for each namespace, as each has a runtime of its own, and for each server.
+    admins: Mutex<HashMap<(String, String), MultiplexedConnection>>,
 }
 
 impl RedisHarness {
-    /// Servers of that kind, which clients know. With sentinels: Redis 8 with replicas, which they find by so many sentinels. Nothing
-    /// makes these replace a primary.
-    pub(crate) fn new(kind: &'static Kind, sentinels: usize) -> Self {
+    pub(crate) fn new(kind: &'static Kind, topology: Topology) -> Self {
         Self {
-            title: if sentinels > 0 { "Redis Sentinel" } else { kind.title() },
+            title: match topology {
+                Topology::Alone => kind.title().to_owned(),
+                Topology::Watched => "Redis Sentinel".to_owned(),
+                Topology::Cluster => "Redis Cluster".to_owned(),
+                Topology::Redlock(count) => format!("Redlock, {count} nodes"),
+            },
             kind,
-            sentinels,
-            shared: Place::default(),
-            own: Mutex::default(),
+            topology,
+            hosts: Hosts::new(move |is_own| Host::start(kind, topology, is_own)),
+            disturbance: None,
             admins: Mutex::default(),
         }
+    }
+
+    /// With a minority of the nodes that is stopped, killed, or emptied all the time, except where a case has nodes of its own.
+    pub(crate) fn disturbed(self) -> Self {
+        Self {
+            title: format!("{}, a minority failing", self.title),
+            disturbance: Some(Arc::default()),
+            ..self
+        }
+    }
+
+    /// What disturbs the servers of the namespace.
+    fn disturbance(&self, namespace: &Namespace) -> Option<&Arc<Disturbance>> {
+        let disturbance = self.disturbance.as_ref();
+        disturbance.filter(|_| !namespace.wants_own_server() && std::env::var(PLACE).is_err())
+    }
+
+    async fn place(&self, namespace: &Namespace) -> Result<Place, LockError> {
+        if let Ok(told) = std::env::var(PLACE) {
+            return Ok(Place::of_told(&told));
+        }
+        let host = self.hosts.of(namespace).await?;
+        if let Some(disturbance) = self.disturbance(namespace) {
+            disturbance.begin(host.nodes(), namespace.name());
+        }
+        Ok(host.place())
+    }
+
+    /// A client as a user who may do no more than a user should be allowed to.
+    async fn connect(
+        &self,
+        namespace: &Namespace,
+        place: Place,
+        op_timeout: Duration,
+        runtime: Option<Handle>,
+    ) -> Result<Arc<dyn DistributedLock>, LockError> {
+        if let Topology::Redlock(count) = self.topology {
+            let nodes = place.servers[..count].iter().map(|url| RedisConfig::from_url(url));
+            let config = RedlockConfig::new(nodes.collect::<Result<Vec<_>, _>>()?).max_ttl(MAX_TTL);
+            let config = config.op_timeout(op_timeout).namespace(namespace.name());
+            let mut config = config.credentials(USER, PASSWORD);
+            if let Some(runtime) = runtime {
+                config = config.runtime(runtime);
+            }
+            return Ok(Arc::new(config.connect().await?));
+        }
+        let config = RedisConfig::from_url(&place.url)?.op_timeout(op_timeout);
+        let mut config = config.namespace(namespace.name()).credentials(USER, PASSWORD);
+        if let Some(runtime) = runtime {
+            config = config.runtime(runtime);
+        }
+        Ok(Arc::new(config.connect().await?))
+    }
+
+    /// The answers of the server that has the key, or of all that grant locks. Of nodes that are disturbed, of those that answer.
+    async fn ask<T>(&self, namespace: &Namespace, key: Option<&str>, command: &Cmd) -> Result<Vec<T>, LockError>
+    where
+        T: FromRedisValue,
+    {
+        let servers = self.place(namespace).await?.servers;
+        let nodes = match (self.topology, key) {
+            (Topology::Redlock(count), _) => &servers[..count],
+            (Topology::Cluster, Some(key)) => {
+                let node = self.node_of(namespace, &servers, key).await?;
+                &servers[node..=node]
+            }
+            _ => &servers[..],
+        };
+        let disturbance = self.disturbance(namespace);
+        let ask = async |(node, url): (usize, &String)| {
+            if disturbance.is_some_and(|disturbance| disturbance.is_away(node)) {
+                return Ok(None);
+            }
+            match self.ask_one(namespace, url, command).await {
+                Ok(answer) => Ok(Some(answer)),
+                // It may have failed meanwhile, and be back already.
+                Err(_) if disturbance.is_some() => Ok(None),
+                Err(error) => Err(error),
+            }
+        };
+        let answers = try_join_all(nodes.iter().enumerate().map(ask)).await?;
+        Ok(answers.into_iter().flatten().collect())
+    }
+
+    /// Which node of a cluster serves the key, as the slots are divided.
+    async fn node_of(&self, namespace: &Namespace, nodes: &[String], key: &str) -> Result<usize, LockError> {
+        let question = command("CLUSTER KEYSLOT").arg(key).clone();
+        let slot: usize = self.ask_one(namespace, &nodes[0], &question).await?;
+        let node = (0..nodes.len()).rev().find(|part| slot >= part * 16384 / nodes.len());
+        Ok(node.unwrap_or_default())
+    }
+
+    /// By a connection that stays, since cases look every few milliseconds.
+    async fn ask_one<T: FromRedisValue>(
+        &self,
+        namespace: &Namespace,
+        url: &str,
+        command: &Cmd,
+    ) -> Result<T, LockError> {
+        let place = (namespace.name().to_owned(), url.to_owned());
+        let known = locked(&self.admins).get(&place).cloned();
+        if let Some(mut known) = known {
+            match command.query_async(&mut known).await {
+                // The server was restarted, or its address is that of another one now.
+                Err(error) if error.is_io_error() || error.is_connection_dropped() => {}
+                answer => return answer.map_err(failed),
+            }
+        }
+        let mut connection = connect(url).await?;
+        let answer = command.query_async(&mut connection).await;
+        locked(&self.admins).insert(place, connection);
+        answer.map_err(failed)
+    }
+
+    /// A stranger's record takes the place of the holder's.
+    async fn steal(&self, namespace: &Namespace, name: &LockName) -> Result<Injection, LockError> {
+        let (lock, counter) = (key(namespace, name, "lock"), key(namespace, name, "fence"));
+        let count = command("INCR").arg(&counter).clone();
+        let tokens: Vec<u64> = self.ask(namespace, Some(&counter), &count).await?;
+        let token = tokens.into_iter().max().unwrap_or_default();
+        let stranger = format!("1 {} {token} 0 stranger 0 host", OwnerId::random());
+        let count = command("SET").arg(&counter).arg(token).clone();
+        let steal = command("SET").arg(&lock).arg(stranger).arg("XX").arg("KEEPTTL").clone();
+        for step in [count, steal] {
+            self.ask::<Value>(namespace, Some(&lock), &step).await?;
+        }
+        Ok(Injection::Done)
+    }
+
+    /// What is done to whole servers is felt by all who use them.
+    async fn inject_into_servers(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
+        if !self.hosts.shared().await?.is_ours() {
+            return Ok(Injection::NotPossible);
+        }
+        if !namespace.wants_own_server() {
+            return Ok(Injection::NeedsOwnServer);
+        }
+        let step = match fault {
+            Fault::DeleteAll => command("FLUSHALL"),
+            Fault::Revoke => command("ACL SETUSER").arg(USER).arg("resetkeys").clone(),
+            Fault::Permit => command("ACL SETUSER").arg(rule(self.topology)).clone(),
+            Fault::Full => command("CONFIG SET maxmemory 1"),
+            Fault::Room => command("CONFIG SET maxmemory 0"),
+            fault => return self.hosts.of(namespace).await?.inject(fault).await,
+        };
+        self.ask::<Value>(namespace, None, &step).await?;
+        Ok(Injection::Done)
     }
 }
 
 #[async_trait]
 impl Harness for RedisHarness {
     fn name(&self) -> &str {
-        self.title
+        &self.title
     }
 
     fn known_skips(&self) -> Option<&str> {
-        let skips = include_str!("../skips/redis.txt");
-        Some(skips).filter(|_| self.kind.is_started_here())
+        Some(match self.topology {
+            Topology::Cluster => include_str!("../skips/redis-cluster.txt"),
+            Topology::Redlock(_) if self.disturbance.is_some() => include_str!("../skips/redlock-failing.txt"),
+            Topology::Redlock(_) => include_str!("../skips/redlock.txt"),
+            _ if !self.kind.is_started_here() => return None,
+            _ => include_str!("../skips/redis.txt"),
+        })
     }
 
     async fn begin(&self) -> Result<Option<String>, LockError> {
-        let host = self.shared().await?;
-        Ok(Some(format!(
-            "{host}, as the ACL user {USER:?} with the rights in docs/redis.md"
-        )))
+        let host = self.hosts.shared().await?;
+        if let Some(disturbance) = &self.disturbance {
+            let disturbing = Arc::clone(disturbance).go_on(Arc::clone(&host));
+            lock_core::background()?.spawn(disturbing);
+        }
+        Ok(Some(host.to_string()))
     }
 
     async fn client(&self, namespace: &Namespace) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let config = config(&self.urls(namespace).await?.0, namespace)?;
-        Ok(Arc::new(config.connect().await?))
+        let place = self.place(namespace).await?;
+        self.connect(namespace, place, OP_TIMEOUT, None).await
     }
 
     async fn client_on(&self, namespace: &Namespace, runtime: Handle) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let config = config(&self.urls(namespace).await?.0, namespace)?;
-        Ok(Arc::new(config.runtime(runtime).connect().await?))
+        let place = self.place(namespace).await?;
+        self.connect(namespace, place, OP_TIMEOUT, Some(runtime)).await
     }
 
+    /// Of the nodes of Redlock, the one without which the client at a proxy has no majority. Nodes of a cluster tell clients of each other.
     async fn address(&self, namespace: &Namespace) -> Result<Option<String>, LockError> {
-        Ok(Some(self.host(namespace).await?.server().authority().to_owned()))
+        if self.topology == Topology::Cluster || self.disturbance.is_some() {
+            return Ok(None);
+        }
+        let host = self.hosts.of(namespace).await?;
+        Ok(Some(host.nodes()[0].authority().to_owned()))
     }
 
     async fn client_at(
@@ -98,83 +263,99 @@ impl Harness for RedisHarness {
         namespace: &Namespace,
         address: SocketAddr,
     ) -> Result<Arc<dyn DistributedLock>, LockError> {
-        let url = self.host(namespace).await?.url_at(address)?;
-        let config = config(&url, namespace)?.op_timeout(Duration::from_secs(5));
-        Ok(Arc::new(config.connect().await?))
+        let place = self.hosts.of(namespace).await?.place_at(address)?;
+        self.connect(namespace, place, Duration::from_secs(5), None).await
     }
 
     async fn in_line(&self, namespace: &Namespace, name: &LockName) -> Result<Option<usize>, LockError> {
-        let order = format!("{{{}:{name}}}:order", namespace.name());
-        self.ask(namespace, redis::cmd("ZCARD").arg(order)).await.map(Some)
+        if let Topology::Redlock(_) = self.topology {
+            return Ok(None);
+        }
+        let order = key(namespace, name, "order");
+        let length = command("ZCARD").arg(&order).clone();
+        Ok(self.ask(namespace, Some(&order), &length).await?.pop())
     }
 
     async fn over(&self, namespace: &Namespace) {
-        let own = self.own().remove(namespace.name());
-        self.admins().remove(namespace.name());
-        if own.is_some() {
-            // That takes as long as the engine takes.
-            let _ = tokio::task::spawn_blocking(move || drop(own)).await;
-        } else {
+        if !self.hosts.end(namespace).await
+            && let Ok(place) = self.place(namespace).await
+        {
             // What is left would only be in the way of those who look through all keys.
-            let _ = self.forget(namespace).await;
+            let keys = command("KEYS").arg(format!("{{*{}:*", namespace.name())).clone();
+            for server in &place.servers {
+                let keys: Vec<String> = self.ask_one(namespace, server, &keys).await.unwrap_or_default();
+                for key in keys {
+                    let unlink = command("UNLINK").arg(key).clone();
+                    let _ = self.ask_one::<Value>(namespace, server, &unlink).await;
+                }
+            }
         }
+        locked(&self.admins).retain(|(of, _), _| of != namespace.name());
     }
 
     async fn leftovers(&self, namespace: &Namespace) -> Result<Option<Vec<String>>, LockError> {
-        let mut keys = self.keys(namespace).await?;
-        // Counters stay for a while.
-        keys.retain(|key| !key.ends_with("}:fence"));
+        let keys = command("KEYS").arg(format!("{{{}:*", namespace.name())).clone();
+        let keys: Vec<Vec<String>> = self.ask(namespace, None, &keys).await?;
+        let mut keys = keys.concat();
+        // Counters stay for a while, and what says since when a node of Redlock has its data for good.
+        keys.retain(|key| !key.ends_with("}:fence") && !key.ends_with("}:born"));
         keys.sort_unstable();
-        Ok(Some(keys))
+        // On several nodes it is one thing. A node that was away may keep its part until the lease ends.
+        let fewest = match self.topology {
+            Topology::Redlock(count) if self.disturbance.is_some() => count / 2 + 1,
+            _ => 1,
+        };
+        let left = keys.chunk_by(|a, b| a == b).filter(|same| same.len() >= fewest);
+        Ok(Some(left.map(|same| same[0].clone()).collect()))
     }
 
     async fn inject(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
-        match fault {
-            Fault::Expire(name) => {
-                let expire = redis::cmd("PEXPIRE").arg(lock(namespace, name)).arg(1).clone();
-                self.ask::<()>(namespace, &expire).await?;
+        let (lock, counter) = (
+            |name| key(namespace, name, "lock"),
+            |name| key(namespace, name, "fence"),
+        );
+        let (key, step) = match fault {
+            Fault::Expire(name) => (lock(name), command("PEXPIRE").arg(lock(name)).arg(1).clone()),
+            Fault::Delete(name) => (lock(name), command("DEL").arg(lock(name)).clone()),
+            Fault::DeleteCounter(name) => (counter(name), command("DEL").arg(counter(name)).clone()),
+            Fault::SetBackCounter(name) => (counter(name), command("SET").arg(counter(name)).arg(5).clone()),
+            Fault::Steal(name) => return self.steal(namespace, name).await,
+            Fault::DropPrepared => {
+                // Others only have to send theirs once more.
+                self.ask::<Value>(namespace, None, &command("SCRIPT FLUSH")).await?;
+                return Ok(Injection::Done);
             }
-            Fault::Delete(name) => {
-                self.ask::<()>(namespace, redis::cmd("DEL").arg(lock(namespace, name)))
-                    .await?;
-            }
-            Fault::Steal(name) => {
-                let token: u64 = self
-                    .ask(namespace, redis::cmd("INCR").arg(counter(namespace, name)))
-                    .await?;
-                let stranger = format!("1 {} {token} 0 stranger 0 host", OwnerId::random());
-                let mut steal = redis::cmd("SET");
-                steal.arg(lock(namespace, name)).arg(stranger).arg("KEEPTTL");
-                self.ask::<()>(namespace, &steal).await?;
-            }
-            Fault::DeleteCounter(name) => {
-                self.ask::<()>(namespace, redis::cmd("DEL").arg(counter(namespace, name)))
-                    .await?;
-            }
-            Fault::SetBackCounter(name) => {
-                self.ask::<()>(namespace, redis::cmd("SET").arg(counter(namespace, name)).arg(5))
-                    .await?;
-            }
-            // Others only have to send theirs once more.
-            Fault::DropPrepared => self.ask(namespace, redis::cmd("SCRIPT").arg("FLUSH")).await?,
-            fault => return self.inject_into_server(namespace, fault).await,
-        }
+            fault => return self.inject_into_servers(namespace, fault).await,
+        };
+        self.ask::<Value>(namespace, Some(&key), &step).await?;
         Ok(Injection::Done)
     }
 
     async fn resource(&self, namespace: &Namespace, resource: &str) -> Result<Option<Arc<dyn Resource>>, LockError> {
-        let mut connection = self.connection(namespace).await?;
         // Apart from the locks.
-        let select = redis::cmd("SELECT").arg(1).clone();
-        select.exec_async(&mut connection).await.map_err(failed)?;
-        let resource = format!("{{{}:{resource}}}", namespace.name());
+        let resource = format!("{{resource/{}:{resource}}}", namespace.name());
+        let servers = self.place(namespace).await?.servers;
+        let server = match self.topology {
+            Topology::Cluster => self.node_of(namespace, &servers, &resource).await?,
+            _ => servers.len() - 1,
+        };
+        let connection = connect(&servers[server]).await?;
         Ok(Some(Arc::new(FencedKey::new(connection, resource))))
     }
 
     fn child_environment(&self, namespace: &Namespace) -> Vec<(String, String)> {
-        let host = self.place(namespace).get().cloned();
-        let urls = host.map(|host| (URLS.to_owned(), format!("{} {}", host.url(), host.server().url())));
-        urls.into_iter().collect()
+        let Some(host) = self.hosts.known(namespace) else {
+            return Vec::new();
+        };
+        if let Some(disturbance) = self.disturbance(namespace) {
+            disturbance.begin(host.nodes(), namespace.name());
+        }
+        vec![(PLACE.to_owned(), host.place().told())]
+    }
+
+    /// One of several nodes may be asked again by itself.
+    fn leases_count_from_the_call(&self) -> bool {
+        !matches!(self.topology, Topology::Redlock(_))
     }
 
     // Sent by one task, answered by another.
@@ -187,191 +368,29 @@ impl Harness for RedisHarness {
     }
 }
 
-impl RedisHarness {
-    /// What is done to the whole server is felt by all who use it.
-    async fn inject_into_server(&self, namespace: &Namespace, fault: &Fault) -> Result<Injection, LockError> {
-        if !self.shared().await?.server().is_ours() {
-            return Ok(Injection::NotPossible);
-        }
-        if !namespace.wants_own_server() {
-            return Ok(Injection::NeedsOwnServer);
-        }
-        let host = self.host(namespace).await?;
-        let server = host.server();
-        match fault {
-            Fault::DeleteAll => {
-                return self
-                    .ask(namespace, &redis::cmd("FLUSHALL"))
-                    .await
-                    .map(|()| Injection::Done);
-            }
-            Fault::Revoke => {
-                let no_keys = redis::cmd("ACL").arg("SETUSER").arg(USER).arg("resetkeys").clone();
-                return self.ask::<()>(namespace, &no_keys).await.map(|()| Injection::Done);
-            }
-            Fault::Permit => {
-                let user = redis::cmd("ACL").arg("SETUSER").arg(rule()).clone();
-                return self.ask::<()>(namespace, &user).await.map(|()| Injection::Done);
-            }
-            Fault::Full => return self.limit_memory(namespace, "1").await,
-            Fault::Room => return self.limit_memory(namespace, "0").await,
-            Fault::Freeze(time) => server.pause_for(*time).await,
-            Fault::Restart => server.restart(Data::Kept).await,
-            Fault::RestartWithoutData => server.restart(Data::Lost).await,
-            Fault::Copy => server.copy().await,
-            Fault::Restore => server.restart(Data::Copied).await,
-            _ => return Ok(Injection::NotPossible),
-        }
-        .map_err(no_server)?;
-        Ok(Injection::Done)
-    }
-
-    async fn limit_memory(&self, namespace: &Namespace, bytes: &str) -> Result<Injection, LockError> {
-        let mut limit = redis::cmd("CONFIG");
-        limit.arg("SET").arg("maxmemory").arg(bytes);
-        self.ask::<()>(namespace, &limit).await?;
-        Ok(Injection::Done)
-    }
-
-    /// How clients connect, and where the server is.
-    async fn urls(&self, namespace: &Namespace) -> Result<(String, String), LockError> {
-        if let Some((url, server)) = std::env::var(URLS)
-            .ok()
-            .as_deref()
-            .and_then(|urls| urls.split_once(' '))
-        {
-            return Ok((url.to_owned(), server.to_owned()));
-        }
-        let host = self.host(namespace).await?;
-        Ok((host.url(), host.server().url().to_owned()))
-    }
-
-    fn place(&self, namespace: &Namespace) -> Place {
-        if namespace.wants_own_server() {
-            Arc::clone(self.own().entry(namespace.name().to_owned()).or_default())
-        } else {
-            Arc::clone(&self.shared)
-        }
-    }
-
-    async fn host(&self, namespace: &Namespace) -> Result<Arc<Host>, LockError> {
-        if !namespace.wants_own_server() {
-            return self.shared().await;
-        }
-        let place = self.place(namespace);
-        let host = place.get_or_try_init(async || {
-            let host = match self.sentinels {
-                0 => Host::own(self.kind).await,
-                _ => Host::watched(self.kind, 1, 1).await,
-            };
-            host.map(Arc::new)
-        });
-        host.await.cloned().map_err(no_server)
-    }
-
-    async fn shared(&self) -> Result<Arc<Host>, LockError> {
-        let host = self.shared.get_or_try_init(async || {
-            if self.sentinels > 0 {
-                return Host::watched(self.kind, 2, self.sentinels)
-                    .await
-                    .map(Arc::new)
-                    .map_err(no_server);
-            }
-            let host = Host::shared(self.kind).await.map_err(no_server)?;
-            let user = redis::cmd("ACL").arg("SETUSER").arg(rule()).clone();
-            let mut connection = connect(host.server().url()).await?;
-            user.exec_async(&mut connection).await.map_err(failed)?;
-            Ok(Arc::new(host))
-        });
-        host.await.cloned()
-    }
-
-    fn own(&self) -> MutexGuard<'_, HashMap<String, Place>> {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn connection(&self, namespace: &Namespace) -> Result<MultiplexedConnection, LockError> {
-        connect(&self.urls(namespace).await?.1).await
-    }
-
-    /// By a connection that stays, since cases look every few milliseconds.
-    async fn ask<T: FromRedisValue>(&self, namespace: &Namespace, command: &Cmd) -> Result<T, LockError> {
-        if let Some(mut known) = self.admin(namespace.name()) {
-            match command.query_async(&mut known).await {
-                // The server was restarted, or its address is that of another one now.
-                Err(error) if error.is_io_error() || error.is_connection_dropped() => {}
-                answer => return answer.map_err(failed),
-            }
-        }
-        let mut connection = self.connection(namespace).await?;
-        let answer = command.query_async(&mut connection).await;
-        self.admins().insert(namespace.name().to_owned(), connection);
-        answer.map_err(failed)
-    }
-
-    fn admin(&self, namespace: &str) -> Option<MultiplexedConnection> {
-        self.admins().get(namespace).cloned()
-    }
-
-    fn admins(&self) -> MutexGuard<'_, HashMap<String, MultiplexedConnection>> {
-        self.admins.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn keys(&self, namespace: &Namespace) -> Result<Vec<String>, LockError> {
-        let pattern = format!("{{{}:*", namespace.name());
-        self.ask(namespace, redis::cmd("KEYS").arg(pattern)).await
-    }
-
-    async fn forget(&self, namespace: &Namespace) -> Result<(), LockError> {
-        let pattern = format!("{{{}:*", namespace.name());
-        let mut connection = self.connection(namespace).await?;
-        for database in [0, 1] {
-            let mut asking = redis::pipe();
-            asking.cmd("SELECT").arg(database).ignore();
-            asking.cmd("KEYS").arg(&pattern);
-            let (keys,): (Vec<String>,) = asking.query_async(&mut connection).await.map_err(failed)?;
-            if !keys.is_empty() {
-                let forget = redis::cmd("UNLINK").arg(keys).clone();
-                forget.exec_async(&mut connection).await.map_err(failed)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// As a user who may do no more than a user should be allowed to.
-fn config(url: &str, namespace: &Namespace) -> Result<RedisConfig, LockError> {
-    let config = RedisConfig::from_url(url)?;
-    Ok(config
-        .credentials(USER, PASSWORD)
-        .namespace(namespace.name())
-        .op_timeout(OP_TIMEOUT))
-}
-
 /// As the user that the URL names, who may do everything.
-pub(crate) async fn connect(url: &str) -> Result<MultiplexedConnection, LockError> {
+async fn connect(url: &str) -> Result<MultiplexedConnection, LockError> {
     let client = Client::open(url).map_err(failed)?;
     // A busy machine may need longer than the library's second to connect and half a second to answer.
     let patient = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(PATIENCE))
-        .set_response_timeout(Some(PATIENCE));
+        .set_connection_timeout(Some(LONGEST_LOOK))
+        .set_response_timeout(Some(LONGEST_LOOK));
     let connecting = client.get_multiplexed_async_connection_with_config(&patient);
     connecting.await.map_err(failed)
 }
 
-pub(crate) fn lock(namespace: &Namespace, name: &LockName) -> String {
-    format!("{{{}:{name}}}:lock", namespace.name())
+/// A command of these words. Those that may have spaces are added to it.
+fn command(words: &str) -> Cmd {
+    let mut command = Cmd::new();
+    command.arg(words.split(' ').collect::<Vec<_>>());
+    command
 }
 
-pub(crate) fn counter(namespace: &Namespace, name: &LockName) -> String {
-    format!("{{{}:{name}}}:fence", namespace.name())
+/// The key of that kind of a lock.
+fn key(namespace: &Namespace, name: &LockName, kind: &str) -> String {
+    format!("{{{}:{name}}}:{kind}", namespace.name())
 }
 
-pub(crate) fn failed(error: RedisError) -> LockError {
+fn failed(error: RedisError) -> LockError {
     LockError::failed("looking at the server", error)
-}
-
-/// Its debug output is what people should read.
-pub(crate) fn no_server(error: ServerError) -> LockError {
-    LockError::unavailable("seeing to a server", format!("{error:?}"))
 }

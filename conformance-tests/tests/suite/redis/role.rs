@@ -1,18 +1,20 @@
-//! As whom the backend works.
+//! The user that the backend works as.
+
+use super::host::Topology;
 
 /// The user that clients log in as.
 pub(crate) const USER: &str = "fencelock-tests";
 /// Its password.
 pub(crate) const PASSWORD: &str = "secret";
 
-/// The user with the least rights that the documentation names, in the words of `ACL SETUSER`: in all namespaces of the
+/// The user with the least rights that the documentation names for such servers, in the words of `ACL SETUSER`: in all namespaces of the
 /// suite, and nowhere else.
-pub(crate) fn rule() -> Vec<String> {
-    rule_of("locks")
-}
-
-/// The same by what the documentation says of the user with that name.
-pub(crate) fn rule_of(user: &str) -> Vec<String> {
+pub(crate) fn rule(topology: Topology) -> Vec<String> {
+    let user = if topology == Topology::Cluster {
+        "nodes"
+    } else {
+        "locks"
+    };
     let page = include_str!("../../../../docs/redis.md");
     let rule = page
         .split_once(&format!("ACL SETUSER {user} "))

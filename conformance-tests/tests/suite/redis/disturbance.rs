@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use test_servers::{Data, Server, ServerError};
 
-use super::{MAX_TTL, Nodes};
+use super::MAX_TTL;
+use super::host::Host;
 
 /// Which nodes have a fault, and which namespaces there are.
 #[derive(Default)]
@@ -40,21 +41,22 @@ impl Disturbance {
 
     /// Lets the nodes grant locks in a namespace that begins: none of them can have granted any. Clients let them only if they
     /// reach all.
-    pub(crate) fn begin(&self, nodes: &Nodes, namespace: &str) {
+    pub(crate) fn begin(&self, nodes: &[Server], namespace: &str) {
         let mut state = self.lock();
         if !state.namespaces.insert(namespace.to_owned()) {
             return;
         }
-        for (number, node) in nodes.nodes().iter().enumerate() {
-            if state.away.contains(&number) || !open(node, namespace, nodes.nodes().len()) {
+        for (number, node) in nodes.iter().enumerate() {
+            if state.away.contains(&number) || !open(node, namespace, nodes.len()) {
                 state.missed.push((number, namespace.to_owned()));
             }
         }
     }
 
     /// Disturbs the nodes until the process ends.
-    pub(crate) async fn go_on(self: Arc<Self>, nodes: Arc<Nodes>) {
-        let count = nodes.nodes().len();
+    pub(crate) async fn go_on(self: Arc<Self>, host: Arc<Host>) {
+        let nodes = host.nodes();
+        let count = nodes.len();
         let minority = count.div_ceil(2) - 1;
         let mut first = 0;
         let mut began: Option<Instant> = None;
@@ -70,27 +72,27 @@ impl Disturbance {
             turn += 1;
             self.lock().away.extend(&chosen);
             for &node in &chosen {
-                if let Err(error) = disturb(&nodes.servers[node], fault).await {
+                if let Err(error) = disturb(&nodes[node], fault).await {
                     eprintln!("a node could not be {}: {error}", FAULTS[fault]);
                 }
             }
             if fault >= 1 {
                 began = Some(Instant::now());
             }
-            self.back(&nodes, &chosen, fault);
+            self.back(nodes, &chosen, fault);
             tokio::time::sleep(CALM).await;
         }
     }
 
     /// The nodes are back from that fault.
-    fn back(&self, nodes: &Nodes, chosen: &[usize], fault: usize) {
+    fn back(&self, nodes: &[Server], chosen: &[usize], fault: usize) {
         let mut state = self.lock();
         state.counts[fault] += 1;
         for node in chosen {
             state.away.remove(node);
         }
         for (node, namespace) in std::mem::take(&mut state.missed) {
-            if state.away.contains(&node) || !open(&nodes.servers[node], &namespace, nodes.nodes().len()) {
+            if state.away.contains(&node) || !open(&nodes[node], &namespace, nodes.len()) {
                 state.missed.push((node, namespace));
             }
         }
