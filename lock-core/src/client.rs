@@ -295,7 +295,7 @@ impl fmt::Debug for ClientInner {
 impl Drop for ClientInner {
     fn drop(&mut self) {
         if self.is_of_this_process() {
-            return self.watchdog.wake();
+            return self.watchdog.wake.notify_one();
         }
         // A forked child keeps what does something when it is dropped: the connections, which are its parent's, and what takes a mutex.
         std::mem::forget(Arc::clone(&self.backend));

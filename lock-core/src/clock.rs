@@ -79,6 +79,9 @@ impl ManualClock {
 pub struct Stamp(u64);
 
 impl Stamp {
+    /// The end of time.
+    pub(crate) const MAX: Self = Self(u64::MAX);
+
     /// The time from `earlier` to this reading; zero if `earlier` is in fact later.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {

@@ -9,8 +9,6 @@ use tokio_util::sync::CancellationToken;
 
 use crate::acquire_options::{AcquireOptions, Renew};
 use crate::client::ClientInner;
-use crate::lease::new_serial;
-use crate::loss::Alarm;
 use crate::release::{Release, Releasing, Reply, Reservation};
 use crate::{FencingToken, Grant, Lease, LockError, LossReason, LossSignal, Mode, Released, Revocation, Stamp};
 
@@ -20,7 +18,6 @@ const LONGEST_RUN: Duration = Duration::from_millis(5);
 
 /// A hold of a claim.
 pub(crate) struct Held {
-    id: u64,
     pub(crate) core: Arc<ClientInner>,
     pub(crate) grant: Grant,
     /// One of the grant's block.
@@ -140,7 +137,6 @@ impl Held {
             core.stats.held.add();
         }
         Arc::new(Self {
-            id: new_serial(),
             core: Arc::clone(core),
             grant,
             token,
@@ -185,11 +181,6 @@ impl Held {
         FencingToken::new(self.token.get() + 1).ok().filter(|_| may_run)
     }
 
-    /// Tells it from all other holds and leases.
-    pub(crate) fn id(&self) -> u64 {
-        self.id
-    }
-
     pub(crate) fn lease(&self) -> &Lease {
         &self.grant.lease
     }
@@ -210,18 +201,6 @@ impl Held {
         if let Some(idle) = &self.idle {
             idle.cancelled().await;
         }
-    }
-
-    /// Has `alarm` raised when the hold is revoked, alone or with its grant or lease.
-    pub(crate) fn watch(&self, alarm: &Arc<Alarm>) {
-        let lease = &self.grant.lease;
-        self.own.watch(alarm, self.id);
-        if !self.own.is(self.grant.revocation()) {
-            self.grant.revocation().watch(alarm, self.id);
-        }
-        // The lease of a claim has one hold at a time.
-        let revoked = lease.claim().map_or(lease.serial(), |_| self.id);
-        lease.revocation().watch(alarm, revoked);
     }
 
     pub(crate) fn reservation(&self) -> Reservation {
@@ -345,7 +324,7 @@ impl Held {
 
     fn end_for(&self, reason: LossReason) {
         self.lost(self.core.clock.now());
-        // Without the alarm: the watchdog is about to forget this hold.
+        // Quietly: the watchdog is about to forget this hold.
         let _ = self.own.fire_quietly(reason);
         if self.is_idle() {
             return;

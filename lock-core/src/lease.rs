@@ -20,7 +20,6 @@ use crate::{Claim, LossReason, Revocation, Revoker, Stamp};
 pub struct Lease(Arc<Inner>);
 
 struct Inner {
-    serial: u64,
     id: LeaseId,
     ttl: Duration,
     deadline: AtomicU64,
@@ -62,7 +61,6 @@ impl Lease {
 
     fn new(id: LeaseId, ttl: Duration, sent: Stamp) -> Self {
         Self(Arc::new(Inner {
-            serial: new_serial(),
             id,
             ttl,
             deadline: AtomicU64::new(deadline(sent, ttl).as_nanos()),
@@ -138,14 +136,8 @@ impl Lease {
 
     /// Tells leases apart within this process.
     pub(crate) fn serial(&self) -> u64 {
-        self.0.serial
+        self.0.revocation.serial().0
     }
-}
-
-/// A number that no other lease and no hold of this process has.
-pub(crate) fn new_serial() -> u64 {
-    static SERIAL: AtomicU64 = AtomicU64::new(0);
-    SERIAL.fetch_add(1, Ordering::Relaxed)
 }
 
 fn deadline(sent: Stamp, ttl: Duration) -> Stamp {

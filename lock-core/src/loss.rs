@@ -3,9 +3,10 @@
 use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use tokio::sync::Notify;
+use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
 /// Why a lock is no longer held. Terminal: a lost guard never comes back.
@@ -45,94 +46,53 @@ pub struct Revocation(Arc<Cell>);
 pub struct Revoker(Revocation);
 
 struct Cell {
+    serial: Serial,
     reason: OnceLock<LossReason>,
     /// That of the lease, for a grant; that of the grant, for a hold.
     parent: Option<Revocation>,
-    listeners: Mutex<Listeners>,
+    /// Most locks are released before there is one.
+    token: Mutex<Option<CancellationToken>>,
 }
 
-/// What is told when it fires. Most locks are released before there is any but the alarm.
-#[derive(Default)]
-struct Listeners {
-    token: Option<CancellationToken>,
-    alarms: Alarms,
+/// Tells leases and grants apart within this process: the number of the lease, and that of the grant, or zero for the lease itself. The holds of a
+/// grant, of which there is one at a time, have its serial.
+pub(crate) type Serial = (u64, u64);
+
+/// What is revoked in this process. Revocations are rare, so all clients are told of each, and look whether they have such a hold. A client that
+/// is late by more than that many looks at everything that it holds.
+static REVOCATIONS: LazyLock<broadcast::Sender<Serial>> = LazyLock::new(|| broadcast::Sender::new(256));
+
+/// Receives what is revoked from now on.
+pub(crate) fn revocations() -> broadcast::Receiver<Serial> {
+    REVOCATIONS.subscribe()
 }
 
-/// An alarm, and the identifier of what is said to have been revoked: a hold, or a lease with all holds that it keeps.
-type Watching = (Arc<Alarm>, u64);
-
-/// Those of the clients that have holds on it: mostly it is one.
-#[derive(Clone, Default)]
-pub(crate) struct Alarms {
-    first: Option<Watching>,
-    #[expect(clippy::box_collection, reason = "every hold has the room for it")]
-    others: Option<Box<Vec<Watching>>>,
-}
-
-impl Alarms {
-    fn add(&mut self, alarm: &Arc<Alarm>, revoked: u64) {
-        let entry = (Arc::clone(alarm), revoked);
-        match &mut self.first {
-            Some((first, _)) if !Arc::ptr_eq(first, alarm) => {
-                let others = self.others.get_or_insert_default();
-                // Without those of clients that have ended.
-                others.retain(|(other, _)| !Arc::ptr_eq(other, alarm) && Arc::strong_count(other) > 1);
-                others.push(entry);
-            }
-            first => *first = Some(entry),
-        }
-    }
-
-    fn raise(self) {
-        for (alarm, revoked) in self
-            .first
-            .into_iter()
-            .chain(self.others.into_iter().flat_map(|others| *others))
-        {
-            alarm.raise(revoked);
-        }
-    }
-}
-
-/// Wakes the watchdog because something was revoked.
-#[derive(Debug, Default)]
-pub(crate) struct Alarm {
-    pub(crate) notify: Notify,
-    revoked: Mutex<Vec<u64>>,
-}
-
-impl Alarm {
-    fn raise(&self, revoked: u64) {
-        self.lock().push(revoked);
-        self.notify.notify_one();
-    }
-
-    /// What was revoked since the last call.
-    pub(crate) fn take(&self) -> Vec<u64> {
-        std::mem::take(&mut self.lock())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<u64>> {
-        // Nothing here panics while holding the mutex.
-        self.revoked.lock().unwrap_or_else(PoisonError::into_inner)
-    }
+fn new_number() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 impl Revocation {
+    /// That of a lease.
     pub(crate) fn new() -> Self {
-        Self::of(None)
+        Self::of((new_number(), 0), None)
     }
 
-    /// One that also fires when this one does.
+    /// One that also fires when this one does: that of a grant by the lease, or of a hold by the grant.
     pub(crate) fn child(&self) -> Self {
-        Self::of(Some(self.clone()))
+        let serial = match self.0.serial {
+            (lease, 0) => (lease, new_number()),
+            of_grant => of_grant,
+        };
+        Self::of(serial, Some(self.clone()))
     }
 
-    fn of(parent: Option<Self>) -> Self {
+    fn of(serial: Serial, parent: Option<Self>) -> Self {
         Self(Arc::new(Cell {
+            serial,
             reason: OnceLock::new(),
             parent,
-            listeners: Mutex::default(),
+            token: Mutex::new(None),
         }))
     }
 
@@ -140,37 +100,34 @@ impl Revocation {
         Revoker(self.clone())
     }
 
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
-
-    /// Has `alarm` raised when it fires by itself, or now if it has fired. Of one alarm the last call counts.
-    pub(crate) fn watch(&self, alarm: &Arc<Alarm>, revoked: u64) {
-        self.listeners().alarms.add(alarm, revoked);
-        if self.0.reason.get().is_some() {
-            alarm.raise(revoked);
-        }
-    }
-
-    /// Fires; the first reason stays.
+    /// Fires, and tells the clients; the first reason stays.
     pub(crate) fn fire(&self, reason: LossReason) {
-        if let Some(alarms) = self.fire_quietly(reason) {
-            alarms.raise();
+        if self.fire_quietly(reason) {
+            self.tell();
         }
     }
 
-    /// Fires without raising the alarms, which are returned by the call that fired.
-    pub(crate) fn fire_quietly(&self, reason: LossReason) -> Option<Alarms> {
-        self.0.reason.set(reason).ok()?;
-        // A listener that comes later than this look finds the reason.
-        let (token, alarms) = {
-            let listeners = self.listeners();
-            (listeners.token.clone(), listeners.alarms.clone())
-        };
+    /// Has the clients look at the holds that it concerns.
+    pub(crate) fn tell(&self) {
+        // An error says that no client holds anything.
+        let _ = REVOCATIONS.send(self.0.serial);
+    }
+
+    pub(crate) fn serial(&self) -> Serial {
+        self.0.serial
+    }
+
+    /// Fires without telling the clients. False if it has fired before.
+    pub(crate) fn fire_quietly(&self, reason: LossReason) -> bool {
+        if self.0.reason.set(reason).is_err() {
+            return false;
+        }
+        // A token that is made later than this look finds the reason.
+        let token = self.own_token().clone();
         if let Some(token) = token {
             token.cancel();
         }
-        Some(alarms)
+        true
     }
 
     /// Why it was revoked, or `None` if it was not.
@@ -188,14 +145,11 @@ impl Revocation {
 
     /// Cancelled when it fires.
     pub(crate) fn token(&self) -> CancellationToken {
-        let token = {
-            let mut listeners = self.listeners();
-            let new = || match &self.0.parent {
-                Some(parent) => parent.token().child_token(),
-                None => CancellationToken::new(),
-            };
-            listeners.token.get_or_insert_with(new).clone()
+        let new = || match &self.0.parent {
+            Some(parent) => parent.token().child_token(),
+            None => CancellationToken::new(),
         };
+        let token = self.own_token().get_or_insert_with(new).clone();
         if self.0.reason.get().is_some() {
             token.cancel();
         }
@@ -208,9 +162,9 @@ impl Revocation {
         self.settle().unwrap_or(LossReason::Revoked)
     }
 
-    fn listeners(&self) -> MutexGuard<'_, Listeners> {
+    fn own_token(&self) -> MutexGuard<'_, Option<CancellationToken>> {
         // Nothing here panics while holding the mutex.
-        self.0.listeners.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -284,25 +238,15 @@ mod tests {
     }
 
     #[test]
-    fn the_alarm_is_raised_for_what_fires_before_and_after() {
-        let alarm = Arc::new(Alarm::default());
-        let (before, after) = (Revocation::new(), Revocation::new());
-        before.fire(LossReason::NotHeld);
-        before.watch(&alarm, 1);
-        after.watch(&alarm, 2);
-        assert_eq!(alarm.take(), [1]);
-        after.fire(LossReason::NotHeld);
-        assert_eq!(alarm.take(), [2]);
-        assert_eq!(alarm.take(), []);
-    }
-
-    #[test]
-    fn the_alarms_of_all_clients_on_a_lease_are_raised() {
-        let (alarms, lease) = ([(); 3].map(|()| Arc::new(Alarm::default())), Revocation::new());
-        for alarm in alarms.iter().chain(&alarms) {
-            lease.watch(alarm, 1);
-        }
-        lease.fire(LossReason::NotHeld);
-        assert!(alarms.iter().all(|alarm| alarm.take() == [1]));
+    fn the_clients_are_told_what_fires_and_not_what_ends_by_itself() {
+        let mut revoked = revocations();
+        let (by_the_server, by_the_holder) = (Revocation::new(), Revocation::new());
+        assert!(by_the_holder.fire_quietly(LossReason::Released));
+        by_the_holder.revoker().revoke(LossReason::NotHeld);
+        assert_eq!(by_the_holder.reason(), Some(LossReason::Released));
+        by_the_server.revoker().revoke(LossReason::NotHeld);
+        // Other tests revoke, too.
+        let revoked: Vec<_> = std::iter::from_fn(|| revoked.try_recv().ok()).collect();
+        assert!(revoked.contains(&by_the_server.serial()) && !revoked.contains(&by_the_holder.serial()));
     }
 }

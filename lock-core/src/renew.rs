@@ -6,11 +6,13 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use tokio::sync::broadcast;
 use tokio::time;
 
 use crate::call::catch_panic;
 use crate::client::ClientInner;
 use crate::held::Held;
+use crate::loss::{Serial, revocations};
 use crate::{Lease, LockError, LossReason, Renewal};
 
 impl ClientInner {
@@ -24,7 +26,7 @@ impl ClientInner {
         let is_running = &self.watchdog.is_running;
         if !is_running.swap(true, Ordering::SeqCst) {
             // Neither keeps the client alive nor is waited for by a shutdown.
-            runtime.spawn(watch(Watching(Arc::downgrade(self))));
+            runtime.spawn(watch(Watching(Arc::downgrade(self)), revocations()));
         }
         // A runtime that has ended drops the task at once.
         match is_running.load(Ordering::SeqCst) {
@@ -107,11 +109,16 @@ fn retry_pause(ttl: Duration) -> Duration {
     (ttl / 20).clamp(Duration::from_millis(10), Duration::from_secs(1))
 }
 
-async fn watch(watching: Watching) {
+async fn watch(watching: Watching, mut revocations: broadcast::Receiver<Serial>) {
+    // Everything may have been, if more was than this task could be told.
+    let mut revoked = None;
     loop {
         let Some(core) = watching.0.upgrade() else { return };
         let now = core.clock.now();
-        let found = core.watchdog.look(now);
+        let mut found = core.watchdog.look(now);
+        if let Some(serial) = revoked.take() {
+            found.ended.extend(core.watchdog.revoked(serial));
+        }
         for lease in found.to_renew {
             core.spawn_renewal(lease);
         }
@@ -125,10 +132,11 @@ async fn watch(watching: Watching) {
         let nap = found
             .next_look
             .map_or(Duration::MAX, |look| look.since(core.clock.now()));
-        let alarm = Arc::clone(&core.watchdog.alarm);
+        let wake = Arc::clone(&core.watchdog.wake);
         drop(core);
         tokio::select! {
-            () = alarm.notify.notified() => {}
+            () = wake.notified() => {}
+            serial = revocations.recv() => revoked = Some(serial.ok()),
             () = time::sleep(nap) => {}
         }
     }

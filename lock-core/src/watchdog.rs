@@ -4,16 +4,17 @@
 //! third of its ttl, or somewhat sooner, so that leases that were taken at once are not renewed at once. The times are rounded to a
 //! thousandth of the ttl: what is due at about the same time is renewed together, and costs the client and its server less.
 
-use std::collections::hash_map::Entry;
+use std::collections::btree_map::Range;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use foldhash::fast::RandomState;
+use tokio::sync::Notify;
 
 use crate::held::Held;
-use crate::loss::Alarm;
+use crate::loss::Serial;
 use crate::{Lease, Stamp};
 
 /// The clock is read that often while anything is held, because timers stand still while the machine sleeps and the clock does not.
@@ -33,35 +34,32 @@ const LONGEST_STEP: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 pub(crate) struct Watchdog {
     state: Mutex<State>,
-    pub(crate) alarm: Arc<Alarm>,
+    /// Has the task look at the schedule.
+    pub(crate) wake: Arc<Notify>,
     /// Whether the task runs.
     pub(crate) is_running: AtomicBool,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// By their identifiers.
-    holds: BTreeMap<u64, Arc<Held>>,
-    /// By their serials. A lease may be that of several clients, each of which renews it.
-    leases: HashMap<u64, Watched, RandomState>,
-    /// Each lease of a hold, by its serial, and each hold that ends at a set time, by its identifier: both are drawn from one series.
+    /// By the serials of their grants.
+    holds: BTreeMap<Serial, Arc<Held>>,
+    /// The leases that have holds of this client. A lease may be that of several clients, each of which renews it.
+    leases: HashMap<u64, Due, RandomState>,
+    /// When each of the leases is to be looked at.
     schedule: BTreeSet<(Stamp, u64)>,
     /// When the task looks next. Never, once nothing was held at two looks in a row: what is held again soon after is mostly due later, and need
     /// not wake the task.
     next_look: Option<Stamp>,
 }
 
-/// A lease that has holds of this client.
-#[derive(Debug)]
-struct Watched {
-    lease: Lease,
-    holds: u32,
-    /// The one that came last.
-    last: u64,
-    /// How many of these want it renewed.
-    renew: u32,
-    /// When the lease is to be looked at.
-    due: Stamp,
+/// What is due for a lease.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    /// When it is to be renewed, or is lost. `None` if no hold wants it renewed.
+    renewal: Option<Stamp>,
+    /// That, or the end of a hold that ends before.
+    next: Stamp,
 }
 
 /// What a look at the schedule found.
@@ -75,80 +73,72 @@ pub(crate) struct Found {
 impl State {
     fn insert(&mut self, held: &Arc<Held>) {
         let lease = held.lease();
-        self.holds.insert(held.id(), Arc::clone(held));
-        if let Some(limit) = held.limit() {
-            self.schedule.insert((limit, held.id()));
-        }
-        let due = if held.renews() {
-            first_due(lease)
-        } else {
-            lease.deadline()
-        };
-        match self.leases.entry(lease.serial()) {
-            Entry::Vacant(entry) => {
-                entry.insert(Watched {
-                    lease: lease.clone(),
-                    holds: 1,
-                    last: held.id(),
-                    renew: u32::from(held.renews()),
-                    due,
-                });
-            }
-            Entry::Occupied(mut entry) => {
-                let watched = entry.get_mut();
-                watched.holds += 1;
-                watched.last = held.id();
-                watched.renew += u32::from(held.renews());
-                // Only the first to renew on a lease that none renewed so far changes when that is due.
-                if !held.renews() || watched.renew > 1 {
-                    return;
-                }
-            }
-        }
-        self.schedule(lease.serial(), due);
+        self.holds.insert(held.own.serial(), Arc::clone(held));
+        let known = self.leases.get(&lease.serial()).copied();
+        // Only the first to renew on a lease that none renewed so far changes when that is due.
+        let renewal = known.and_then(|due| due.renewal);
+        let renewal = renewal.or_else(|| held.renews().then(|| first_due(lease)));
+        let next = [known.map(|due| due.next), renewal, held.limit()];
+        self.schedule(lease.serial(), renewal, next.into_iter().flatten().min());
     }
 
     fn remove(&mut self, held: &Held) {
-        let lease = held.lease();
-        if self.holds.remove(&held.id()).is_none() {
+        let (lease, serial) = (held.lease().serial(), held.own.serial());
+        // The next hold of the same grant may be there.
+        let is_there = self
+            .holds
+            .get(&serial)
+            .is_some_and(|there| std::ptr::eq(&**there, held));
+        if !is_there || self.holds.remove(&serial).is_none() || self.holds_of(lease).next().is_some() {
             return;
         }
-        if let Some(limit) = held.limit() {
-            self.schedule.remove(&(limit, held.id()));
+        if let Some(due) = self.leases.remove(&lease) {
+            self.schedule.remove(&(due.next, lease));
         }
-        let Some(watched) = self.leases.get_mut(&lease.serial()) else {
+    }
+
+    fn holds_of(&self, lease: u64) -> Range<'_, Serial, Arc<Held>> {
+        self.holds.range((lease, 0)..=(lease, u64::MAX))
+    }
+
+    /// Sets what is due for a lease that has holds.
+    fn schedule(&mut self, lease: u64, renewal: Option<Stamp>, next: Option<Stamp>) {
+        // Without an end of its own a hold is renewed.
+        let next = next.unwrap_or(Stamp::MAX);
+        match self.leases.insert(lease, Due { renewal, next }) {
+            Some(before) if before.next == next => return,
+            Some(before) => drop(self.schedule.remove(&(before.next, lease))),
+            None => {}
+        }
+        self.schedule.insert((next, lease));
+    }
+
+    /// Looks at a lease whose time has come.
+    fn look(&mut self, serial: u64, now: Stamp, found: &mut Found) {
+        let Some(due) = self.leases.get(&serial).copied() else {
             return;
         };
-        watched.holds -= 1;
-        watched.renew -= u32::from(held.renews());
-        if watched.holds == 0 {
-            self.schedule.remove(&(watched.due, lease.serial()));
-            self.leases.remove(&lease.serial());
+        let (mut lease, mut is_renewed, mut next_limit) = (None, false, None);
+        for (_, held) in self.holds_of(serial) {
+            lease.get_or_insert_with(|| held.lease().clone());
+            // Made final without the mutex, as that tells others.
+            if held.end() <= now {
+                found.ended.push(Arc::clone(held));
+                continue;
+            }
+            is_renewed |= held.renews();
+            next_limit = [next_limit, held.limit()].into_iter().flatten().min();
         }
-    }
-
-    /// Sets when a lease that has holds is looked at.
-    fn schedule(&mut self, lease: u64, due: Stamp) {
-        let Some(watched) = self.leases.get_mut(&lease) else {
-            return;
-        };
-        let before = std::mem::replace(&mut watched.due, due);
-        self.schedule.remove(&(before, lease));
-        self.schedule.insert((due, lease));
-    }
-
-    /// Adds the holds of a lease to `ended`.
-    fn end(&self, lease: &Lease, ended: &mut Vec<Arc<Held>>) {
-        let only = self.leases.get(&lease.serial()).filter(|watched| watched.holds == 1);
-        match only.and_then(|only| self.holds.get(&only.last)) {
-            Some(held) => ended.push(Arc::clone(held)),
-            None => self.end_all(&[lease.serial()], ended),
+        let Some(lease) = lease else { return };
+        let mut renewal = due.renewal.filter(|_| is_renewed);
+        if renewal.is_some_and(|at| at <= now) {
+            // A renewal ends, and sets the next time, well before the deadline.
+            renewal = Some(lease.deadline());
+            if lease.is_valid(now) {
+                found.to_renew.push(lease);
+            }
         }
-    }
-
-    fn end_all(&self, leases: &[u64], ended: &mut Vec<Arc<Held>>) {
-        let kept = |held: &&Arc<Held>| leases.contains(&held.lease().serial());
-        ended.extend(self.holds.values().filter(kept).cloned());
+        self.schedule(serial, renewal, [renewal, next_limit].into_iter().flatten().min());
     }
 
     /// Whether the task is to be woken for what is due first.
@@ -168,10 +158,11 @@ impl Watchdog {
         }
         let is_sooner = state.is_sooner();
         drop(state);
-        // What was revoked before raises the alarm now.
-        held.watch(&self.alarm);
+        if held.own.reason().is_some() {
+            held.own.tell();
+        }
         if is_sooner {
-            self.wake();
+            self.wake.notify_one();
         }
     }
 
@@ -185,42 +176,25 @@ impl Watchdog {
         self.lock().holds.values().cloned().collect()
     }
 
-    pub(crate) fn wake(&self) {
-        self.alarm.notify.notify_one();
+    /// What has been revoked: the hold of a grant, those of a lease, or of all that are held.
+    pub(crate) fn revoked(&self, serial: Option<Serial>) -> Vec<Arc<Held>> {
+        let state = self.lock();
+        let holds = match serial {
+            None => state.holds.range(..),
+            Some((lease, 0)) => state.holds_of(lease),
+            Some(grant) => state.holds.range(grant..=grant),
+        };
+        let holds = holds.map(|(_, held)| held);
+        holds.filter(|held| held.own.reason().is_some()).cloned().collect()
     }
 
     /// Takes what is due, and says when to look again; never, for `None`.
     pub(crate) fn look(&self, now: Stamp) -> Found {
         let mut found = Found::default();
         let mut state = self.lock();
-        while let Some((_, id)) = state.schedule.first().copied().filter(|(at, _)| *at <= now) {
-            state.schedule.pop_first();
-            let Some(watched) = state.leases.get(&id) else {
-                found.ended.extend(state.holds.get(&id).cloned());
-                continue;
-            };
-            let (lease, is_renewed) = (watched.lease.clone(), watched.renew > 0);
-            // Made final without the mutex, as that tells others.
-            if !lease.is_valid(now) {
-                state.end(&lease, &mut found.ended);
-                continue;
-            }
-            // A renewal ends, and sets the next time, well before the deadline.
-            state.schedule(id, lease.deadline());
-            if is_renewed {
-                found.to_renew.push(lease);
-            }
-        }
-        let mut leases = Vec::new();
-        for id in self.alarm.take() {
-            match state.holds.get(&id) {
-                Some(held) => found.ended.push(Arc::clone(held)),
-                None if state.leases.contains_key(&id) => leases.push(id),
-                None => {}
-            }
-        }
-        if !leases.is_empty() {
-            state.end_all(&leases, &mut found.ended);
+        let due = state.schedule.range(..=(now, u64::MAX)).map(|(_, lease)| *lease);
+        for lease in due.collect::<Vec<_>>() {
+            state.look(lease, now, &mut found);
         }
         let first = state.schedule.first().map(|(at, _)| *at);
         let nap = first.map(|at| at.since(now).min(LONGEST_NAP));
@@ -243,9 +217,13 @@ impl Watchdog {
     /// The lease is to be renewed at `due`, or is lost by then.
     pub(crate) fn due(&self, lease: &Lease, due: Stamp) {
         let mut state = self.lock();
-        state.schedule(lease.serial(), due.min(lease.deadline()));
+        let Some(known) = state.leases.get(&lease.serial()).copied() else {
+            return;
+        };
+        let due = due.min(lease.deadline());
+        state.schedule(lease.serial(), Some(due), Some(known.next.min(due)));
         if state.is_sooner() {
-            self.wake();
+            self.wake.notify_one();
         }
     }
 
