@@ -399,8 +399,7 @@ impl NameTask {
                 self.responded();
                 let now = self.core.clock.now();
                 self.change(|name, up_to| name.busy(&busy, true, up_to, now));
-                let Some(deadline) = ask.wait else { return };
-                if deadline.is_none_or(|at| now < at) && self.has_waiters() {
+                if ask.wait.is_some() && ask.deadline().is_none_or(|at| now < at) && self.has_waiters() {
                     // It ended before its time; a pause keeps a backend that always does from spinning.
                     let soon = busy.retry_after.unwrap_or(self.pause);
                     self.pause(soon.clamp(FIRST_RETRY / 10, self.pause)).await;
@@ -416,46 +415,48 @@ impl NameTask {
     /// The response to a request to acquire. `None` if it waited at the server, and no caller waits for it any more.
     async fn response(&mut self, ask: &Ask) -> Option<Result<Attempt, LockError>> {
         let core = Arc::clone(&self.core);
-        let (tell, mut told) = oneshot::channel();
         let sent = core.clock.now();
         let shortest = SHORTEST_RESPONSE.min(core.op_timeout);
-        let (waits, deadline) = (ask.wait.is_some(), ask.wait.flatten());
         let mut request = pin!(catch_panic("acquire", async {
-            if !waits {
-                return core.backend.try_acquire(&ask.claim).await;
+            match &ask.wait {
+                None => core.backend.try_acquire(&ask.claim).await,
+                Some(wait) => core.backend.acquire(&ask.claim, Wait::shared(wait)).await,
             }
-            // The receiver is gone if the answer came at the same time.
-            let wait = Wait::until(deadline).on_busy(move |busy| drop(tell.send(busy)));
-            core.backend.acquire(&ask.claim, wait).await
         }));
-        let mut limit = Some(sent + core.op_timeout + GRACE);
-        if let Some(deadline) = deadline {
-            limit = limit.min(Some(deadline.max(sent + shortest)));
-        }
-        let mut may_tell = waits;
+        let told = || ask.wait.as_ref().and_then(|wait| wait.told());
+        let mut busy_since = None;
         loop {
+            let deadline = ask.deadline();
+            let limit = match busy_since {
+                None => {
+                    let first_response = sent + core.op_timeout + GRACE;
+                    Some(deadline.map_or(first_response, |at| first_response.min(at.max(sent + shortest))))
+                }
+                // The backend ends its wait at the deadline by itself; it is only cut off if it does not.
+                Some(since) => deadline.map(|at| at.max(since) + shortest),
+            };
             tokio::select! {
                 biased;
                 answer = &mut request => {
-                    if may_tell && let Ok(busy) = told.try_recv() {
+                    if let Some(busy) = told() {
                         self.waits(&busy);
                     }
                     return Some(answer);
                 }
-                busy = &mut told, if may_tell => {
-                    may_tell = false;
-                    if let Ok(busy) = busy {
+                () = self.wake.notified() => {
+                    if let Some(busy) = told() {
                         self.waits(&busy);
-                        // The backend ends its wait at the deadline by itself; it is only cut off if it does not.
-                        limit = deadline.map(|at| at.max(core.clock.now()) + shortest);
+                        busy_since = Some(core.clock.now());
+                    }
+                    if let (Some(wait), Some(deadline)) = (&ask.wait, self.look(|name| name.last_deadline()).flatten()) {
+                        wait.put_off(deadline);
                     }
                 }
-                () = self.wake.notified() => {}
                 () = core.sleep_until([limit, self.next_expiry()].into_iter().flatten().min()) => {
                     let now = core.clock.now();
                     if limit.is_some_and(|limit| limit <= now) {
                         let waited = now.since(sent);
-                        let limit = if waits && !may_tell { waited } else { waited.min(core.op_timeout) };
+                        let limit = if busy_since.is_some() { waited } else { waited.min(core.op_timeout) };
                         return Some(Err(LockError::no_answer("acquire", limit)));
                     }
                     self.expire(deadline);

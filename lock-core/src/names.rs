@@ -20,6 +20,7 @@ use crate::client::ClientInner;
 use crate::held::Held;
 use crate::owner::Owners;
 use crate::release::{Release, Releasing, Reservation};
+use crate::wait::SharedWait;
 use crate::waiters::{Answers, GRACE, Queue, SHORTEST_RESPONSE, Waiter};
 use crate::{Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, Stamp};
 
@@ -118,10 +119,17 @@ pub(crate) enum Step {
 /// A request to acquire.
 pub(crate) struct Ask {
     pub(crate) claim: Claim,
-    /// How long it may wait at the server: not at all, until then, or without a limit.
-    pub(crate) wait: Option<Option<Stamp>>,
+    /// `None` if it does not wait at the server.
+    pub(crate) wait: Option<Arc<SharedWait>>,
     /// Whether the server may know of the claim from an earlier request.
     pub(crate) was_sent: bool,
+}
+
+impl Ask {
+    /// When its wait at the server ends.
+    pub(crate) fn deadline(&self) -> Option<Stamp> {
+        self.wait.as_ref()?.deadline()
+    }
 }
 
 impl Names {
@@ -602,14 +610,9 @@ impl Name {
             let claim = queue.claim(owners.next(), lingers || self.is_contended)?;
             self.asking = Some(Box::new(Asking::new(claim)));
         }
-        let asking = self.asking.as_mut()?;
-        let wait = (!is_impatient).then(|| {
-            // The claim keeps its place at the server when the first waiter leaves, for those behind it that ask for the same.
-            let waiters = queue.waiters.iter();
-            let served = waiters.take_while(|waiter| waiter.options.is_served_by(&asking.claim));
-            let deadlines: Option<Vec<_>> = served.map(|waiter| waiter.deadline).collect();
-            deadlines?.into_iter().max()
-        });
+        let last_deadline = self.last_deadline()?;
+        let (asking, task) = (self.asking.as_mut()?, self.task.as_ref()?);
+        let wait = (!is_impatient).then(|| SharedWait::new(last_deadline, task));
         asking.busy = false;
         let was_sent = std::mem::replace(&mut asking.sent, true);
         Some(Ask {
@@ -617,6 +620,15 @@ impl Name {
             wait,
             was_sent,
         })
+    }
+
+    /// Until when the claim is waited for by one of those that it goes to, one after the other: it keeps its place at the server when the first
+    /// of them leaves.
+    pub(crate) fn last_deadline(&self) -> Option<Stamp> {
+        let (asking, queue) = (self.asking.as_ref()?, self.queue.as_ref()?);
+        let waiters = queue.waiters.iter();
+        let served = waiters.take_while(|waiter| waiter.options.is_served_by(&asking.claim));
+        served.map(|waiter| waiter.deadline.unwrap_or(Stamp::MAX)).max()
     }
 
     fn settle(&mut self, holder: KnownHolder, up_to: u64) {

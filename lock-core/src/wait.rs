@@ -1,6 +1,10 @@
 //! How an acquisition waits.
 
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
 
 use crate::{Busy, Stamp};
 
@@ -9,6 +13,16 @@ use crate::{Busy, Stamp};
 pub struct Wait {
     deadline: Option<Stamp>,
     on_busy: Option<Box<dyn FnOnce(Busy) + Send>>,
+    shared: Option<Arc<SharedWait>>,
+}
+
+/// The side of the client of a wait that goes on for as long as one of its waiters wants the claim.
+pub(crate) struct SharedWait {
+    /// [`Stamp::MAX`] for a wait without an end.
+    deadline: AtomicU64,
+    busy: Mutex<Option<Busy>>,
+    /// Woken when the server has said busy.
+    task: Arc<Notify>,
 }
 
 impl Wait {
@@ -18,6 +32,14 @@ impl Wait {
         Self {
             deadline,
             on_busy: None,
+            shared: None,
+        }
+    }
+
+    pub(crate) fn shared(shared: &Arc<SharedWait>) -> Self {
+        Self {
+            shared: Some(Arc::clone(shared)),
+            ..Self::until(None)
         }
     }
 
@@ -28,16 +50,20 @@ impl Wait {
         self
     }
 
-    /// The end of the wait; `None` if it has none.
+    /// The end of the wait; `None` if it has none. It may be put off while the wait goes on: another request of the client waits for the same
+    /// claim then. A backend that looks again when the deadline has come keeps the place of the claim in the queue of the server for it.
     #[must_use]
     pub fn deadline(&self) -> Option<Stamp> {
-        self.deadline
+        match &self.shared {
+            Some(shared) => shared.deadline(),
+            None => self.deadline,
+        }
     }
 
     /// Whether the deadline has come.
     #[must_use]
     pub fn is_over(&self, now: Stamp) -> bool {
-        self.deadline.is_some_and(|deadline| deadline <= now)
+        self.deadline().is_some_and(|deadline| deadline <= now)
     }
 
     /// Tells that the server has said busy. Only the first call counts.
@@ -45,14 +71,48 @@ impl Wait {
         if let Some(tell) = self.on_busy.take() {
             tell(busy.clone());
         }
+        if let Some(shared) = &self.shared {
+            shared.tell(busy);
+        }
+    }
+}
+
+impl SharedWait {
+    /// [`Stamp::MAX`] is no deadline.
+    pub(crate) fn new(deadline: Stamp, task: &Arc<Notify>) -> Arc<Self> {
+        Arc::new(Self {
+            deadline: AtomicU64::new(deadline.as_nanos()),
+            busy: Mutex::new(None),
+            task: Arc::clone(task),
+        })
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Stamp> {
+        let deadline = Stamp::from_nanos(self.deadline.load(Ordering::Acquire));
+        Some(deadline).filter(|deadline| *deadline < Stamp::MAX)
+    }
+
+    /// One of its waiters waits until then.
+    pub(crate) fn put_off(&self, deadline: Stamp) {
+        self.deadline.fetch_max(deadline.as_nanos(), Ordering::AcqRel);
+    }
+
+    fn tell(&self, busy: &Busy) {
+        // Nothing here panics while holding the mutex.
+        *self.busy.lock().unwrap_or_else(PoisonError::into_inner) = Some(busy.clone());
+        self.task.notify_one();
+    }
+
+    /// What the server has said, once.
+    pub(crate) fn told(&self) -> Option<Busy> {
+        self.busy.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl fmt::Debug for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Wait")
-            .field("deadline", &self.deadline)
-            .field("told", &self.on_busy.is_none())
-            .finish()
+            .field("deadline", &self.deadline())
+            .finish_non_exhaustive()
     }
 }
