@@ -38,8 +38,8 @@ pub(crate) enum Push {
     },
     /// It is the first in line; the lock ends after that time.
     First(Duration),
-    /// It was granted the lock, and another client has released that by force.
-    Taken,
+    /// Another client has released its grant with that token by force.
+    Taken(FencingToken),
 }
 
 impl Subscriptions {
@@ -55,7 +55,7 @@ impl Subscriptions {
         }
     }
 
-    /// Listens for a claim that holds, until it is forgotten. A grant that has been released by force meanwhile is lost.
+    /// Listens for a claim that holds, until it is forgotten. If this grant has been released by force meanwhile, it is lost.
     pub(crate) fn hold(&self, grant: &Grant) {
         let holding = Subscription::Holding(Holding {
             claim: grant.claim.clone(),
@@ -64,7 +64,7 @@ impl Subscriptions {
             reserved_until: None,
         });
         if let Some(Subscription::Waiting(tell)) = self.lock().insert(grant.claim.owner(), holding)
-            && *tell.borrow() == Some(Push::Taken)
+            && *tell.borrow() == Some(Push::Taken(grant.token))
         {
             grant.revoker().revoke(LossReason::NotHeld);
         }
@@ -110,7 +110,8 @@ impl Subscriptions {
             (Some(Subscription::Waiting(tell)), push) => {
                 tell.send_replace(Some(push));
             }
-            (Some(Subscription::Holding(holding)), Push::Taken) => {
+            // That of an earlier grant to the same claim may come late.
+            (Some(Subscription::Holding(holding)), Push::Taken(token)) if token == holding.token => {
                 holding.revoker.revoke(LossReason::NotHeld);
                 subscriptions.remove(&owner);
             }
@@ -135,17 +136,7 @@ impl Ticket {
     /// The last push that was not seen yet; `None` if the claim was forgotten. Dropping the future loses nothing.
     pub(crate) async fn next(&mut self) -> Option<Push> {
         self.told.changed().await.ok()?;
-        let push = *self.told.borrow_and_update();
-        if push == Some(Push::Taken)
-            && let Some(Subscription::Waiting(tell)) = self.subscriptions.lock().get(&self.owner)
-        {
-            // A later grant stands.
-            tell.send_if_modified(|push| {
-                *push = None;
-                false
-            });
-        }
-        push
+        *self.told.borrow_and_update()
     }
 }
 
@@ -166,16 +157,17 @@ fn read(message: &str) -> Option<(OwnerId, Push)> {
     let kind = words.next()?;
     let owner = words.next()?.parse().ok()?;
     let mut number = || words.next()?.parse::<i64>().ok();
+    let token = |number| FencingToken::try_from(number).ok();
     let millis = |number: i64| Duration::from_millis(u64::try_from(number).unwrap_or_default());
     let push = match kind {
         "granted" => Push::Granted {
-            token: FencingToken::try_from(number()?).ok()?,
+            token: token(number()?)?,
             sent: u64::try_from(number()?).ok()?,
             life: millis(number()?),
             tokens: u64::try_from(number()?).ok()?,
         },
         "first" => Push::First(millis(number()?)),
-        "taken" => Push::Taken,
+        "taken" => Push::Taken(token(number()?)?),
         _ => return None,
     };
     Some((owner, push))
@@ -198,31 +190,38 @@ mod tests {
         assert_eq!(read(&message), Some((owner, granted)));
         let first = Push::First(Duration::from_millis(250));
         assert_eq!(read(&format!("first {owner} 250")), Some((owner, first)));
-        assert_eq!(read(&format!("taken {owner}")), Some((owner, Push::Taken)));
-        for nonsense in ["", "granted", "granted x 1 2 3", &format!("granted {owner} 0 1 1")] {
+        let taken = Push::Taken(FencingToken::new(42).unwrap());
+        assert_eq!(read(&format!("taken {owner} 42")), Some((owner, taken)));
+        for nonsense in ["", "granted", "granted x 1 2 3", "taken x 1"] {
             assert_eq!(read(nonsense), None, "{nonsense}");
+        }
+        for nonsense in [format!("granted {owner} 0 1 1"), format!("taken {owner}")] {
+            assert_eq!(read(&nonsense), None, "{nonsense}");
         }
     }
 
     #[test]
-    fn a_grant_that_is_taken_before_its_waiter_runs_is_lost() {
-        let subscriptions = Subscriptions::default();
+    fn a_grant_that_is_taken_before_its_waiter_runs_is_lost_and_a_later_one_is_not() {
         let claim = Claim::new("n".parse().unwrap(), Duration::from_secs(9));
         let owner = claim.owner();
-        let ticket = subscriptions.wait(owner);
-        for message in [
-            format!("granted {owner} 1700000000000001 77 5000 1"),
-            format!("taken {owner}"),
-        ] {
-            subscriptions.hear(message.as_bytes());
-        }
-        // The waiter that has read the first one already.
         let now = lock_core::Clock::system().now();
-        let lease = lock_core::Lease::for_claim(&claim, now);
-        let grant = Grant::new(claim, FencingToken::new(1).unwrap(), lease);
-        subscriptions.hold(&grant);
-        assert_eq!(*ticket.told.borrow(), Some(Push::Taken));
-        assert_eq!(grant.revoked(), Some(LossReason::NotHeld));
+        for (token, lost) in [(7, Some(LossReason::NotHeld)), (8, None)] {
+            let subscriptions = Subscriptions::default();
+            let ticket = subscriptions.wait(owner);
+            for message in [format!("granted {owner} 7 77 5000 1"), format!("taken {owner} 7")] {
+                subscriptions.hear(message.as_bytes());
+            }
+            // The waiter that has read the first one already, or has asked again.
+            let lease = lock_core::Lease::for_claim(&claim, now);
+            let grant = Grant::new(claim.clone(), FencingToken::new(token).unwrap(), lease);
+            subscriptions.hold(&grant);
+            assert!(matches!(*ticket.told.borrow(), Some(Push::Taken(_))));
+            assert_eq!(grant.revoked(), lost);
+            // The message may also come late.
+            subscriptions.hear(format!("taken {owner} 7").as_bytes());
+            assert_eq!(grant.revoked(), lost);
+            assert_eq!(subscriptions.token(owner).is_some(), lost.is_none());
+        }
     }
 
     #[test]
@@ -232,8 +231,8 @@ mod tests {
         let first = subscriptions.wait(owner);
         let mut second = subscriptions.wait(owner);
         drop(first);
-        subscriptions.hear(format!("taken {owner}").as_bytes());
-        assert_eq!(*second.told.borrow_and_update(), Some(Push::Taken));
+        subscriptions.hear(format!("taken {owner} 7").as_bytes());
+        assert!(second.told.borrow_and_update().is_some());
         drop(second);
         assert!(subscriptions.lock().is_empty());
     }

@@ -75,7 +75,7 @@ impl Client {
                     }
                     Some(Push::Granted { .. }) => {}
                     Some(Push::First(lease)) => look = self.clock().now() + lease + LEEWAY,
-                    Some(Push::Taken) => return Next::Ask,
+                    Some(Push::Taken(_)) => return Next::Ask,
                 },
                 () = ending.cancelled() => return Next::Ask,
                 () = self.until(deadline) => return Next::GiveUp,

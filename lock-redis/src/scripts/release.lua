@@ -35,7 +35,7 @@ end
 -- A node of several servers has the number of the client's attempt behind a #.
 local client = any and released and string.match(value, '^%d+ %S+ %d+ %d+ ([^ #]+)')
 if client and string.sub(owner_of(value), 1, #RESERVED) ~= RESERVED then
-    tell(client, 'taken', owner_of(value))
+    tell(client, 'taken', owner_of(value), token_of(value))
 end
 local more = 0
 -- Whatever is wrong with the other keys, the release has been carried out.

@@ -176,7 +176,7 @@ const BUGS: &[Bug] = &[
     },
     Bug {
         what: "a forced release is not told to the holder",
-        from: "    tell(client, 'taken', owner_of(value))\n",
+        from: "    tell(client, 'taken', owner_of(value), token_of(value))\n",
         to: "",
     },
     Bug {
