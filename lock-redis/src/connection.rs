@@ -9,6 +9,7 @@ use redis::aio::{AsyncPushSender, MultiplexedConnection, SendError};
 use redis::{AsyncConnectionConfig, Cmd, FromRedisValue, Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
 use tokio::time::timeout;
+use tokio_util::io::InspectReader;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{self, Failure};
@@ -39,8 +40,8 @@ pub(crate) struct Socket {
     uptime: Duration,
     clock: Clock,
     opened: Stamp,
-    /// When the server last answered, in nanoseconds since the opening.
-    heard: AtomicU64,
+    /// When something last came from the server, in nanoseconds since the opening.
+    heard: Arc<AtomicU64>,
     time: Mutex<ServerTime>,
     next_look: Due,
     /// Whether a warning has been logged about what was seen then.
@@ -78,6 +79,12 @@ impl Socket {
         let guard = broken.clone().drop_guard();
         let greeting = settings.login.greeting().await?;
         let stream = place.connect(settings.op_timeout).await?;
+        let heard = Arc::new(AtomicU64::new(0));
+        // Also while nobody looks at the answer.
+        let stream = InspectReader::new(stream, {
+            let (heard, clock) = (Arc::clone(&heard), clock.clone());
+            move |_: &[u8]| heard.store(nanos(clock.now().since(opened)), Ordering::Release)
+        });
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
@@ -134,7 +141,7 @@ impl Socket {
             time: Mutex::new(ServerTime::new(time, sent, clock.now())),
             clock,
             opened,
-            heard: AtomicU64::new(0),
+            heard,
             next_look: Due::default(),
             warned: AtomicBool::new(false),
             // Less than callers have, so that one of them closes a connection to a silent server.
@@ -155,12 +162,6 @@ impl Socket {
     /// Cancelled when the connection ends. It does not keep it.
     pub(crate) fn ending(&self) -> CancellationToken {
         self.broken.clone()
-    }
-
-    fn heard_something(&self) {
-        let since_opened = self.clock.now().since(self.opened).as_nanos();
-        let since_opened = u64::try_from(since_opened).unwrap_or(u64::MAX);
-        self.heard.fetch_max(since_opened, Ordering::AcqRel);
     }
 }
 
@@ -239,7 +240,7 @@ impl Connection {
     }
 
     /// Waits for the answer to a request, for as long as the connection lasts. If the future is dropped after most of the time that a
-    /// request may take, and the server has not answered anything meanwhile, the connection is closed.
+    /// request may take, and nothing has come from the server meanwhile, the connection is closed.
     async fn answered<T>(&self, request: impl Future<Output = Result<T, RedisError>>) -> Result<T, RedisError> {
         let socket = &*self.socket;
         let mut unanswered = Unanswered {
@@ -253,9 +254,10 @@ impl Connection {
             () = socket.broken.cancelled() => Err(std::io::Error::from(std::io::ErrorKind::BrokenPipe).into()),
         };
         unanswered.is_answered = true;
-        match &answer {
-            Err(error) if error.is_unrecoverable_error() || error::is_demotion(error) => socket.close(),
-            Ok(_) | Err(_) => socket.heard_something(),
+        if let Err(error) = &answer
+            && (error.is_unrecoverable_error() || error::is_demotion(error))
+        {
+            socket.close();
         }
         answer
     }
@@ -324,6 +326,10 @@ impl Connection {
     }
 }
 
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// The next answer of a pipeline.
 fn read<T: FromRedisValue>(answers: &mut impl Iterator<Item = Value>) -> Result<T, Failure> {
     let answer = answers.next().ok_or(Failure::Nonsense)?.extract_error()?;
@@ -359,7 +365,7 @@ impl Drop for Unanswered<'_> {
         if self.is_answered || heard > self.sent {
             return;
         }
-        // Given up without an answer to anything since the sending.
+        // Given up, and nothing has come since the sending.
         if socket.clock.now().since(self.sent) >= socket.silence {
             socket.close();
         }

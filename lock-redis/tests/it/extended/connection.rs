@@ -96,3 +96,25 @@ async fn a_caller_that_gives_up_soon_ends_no_connection() {
     granted(&lock, &claim("m", LONG)).await;
     assert_eq!(id(connection().await), before);
 }
+
+#[tokio::test]
+async fn a_request_that_is_answered_and_not_looked_at_ends_no_connection() {
+    let server = Server::start();
+    let (limit, ttl) = (Duration::from_secs(1), LONG);
+    let lock = server.config().op_timeout(limit).connect().await.unwrap();
+    // The scripts are known then, so that one request is all that it takes.
+    granted(&lock, &claim("warm", ttl)).await;
+    let list = async || server.command::<String>("CLIENT LIST TYPE pubsub").await;
+    let first = |list: String| list.split(' ').next().map(str::to_owned);
+    let before = first(list().await);
+    let wanted = claim("n", ttl);
+    let mut asking = Box::pin(lock.try_acquire(&wanted));
+    let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(asking.as_mut().poll(cx).is_ready())).await;
+    assert!(!polled);
+    server.until_locked("n", true).await;
+    // Longer than any request may take.
+    tokio::time::sleep(limit).await;
+    drop(asking);
+    granted(&lock, &claim("m", ttl)).await;
+    assert_eq!(first(list().await), before);
+}
