@@ -286,13 +286,10 @@ impl Client {
         }
     }
 
-    /// Releases what the client holds, if there is a connection for it, and closes all connections for good.
+    /// Releases what the client holds, and closes all connections for good. Without a connection, one is made for it.
     pub(crate) async fn close(&self) -> Result<(), LockError> {
         // Also if this is dropped.
         let _closing = Closing(self);
-        if self.router.current().is_none() {
-            return Ok(());
-        }
         let now = self.clock().now();
         let held = self.subscriptions().holding().into_iter();
         let releasing = held.map(|(claim, reserved_until)| async move {

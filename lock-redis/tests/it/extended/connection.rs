@@ -118,3 +118,19 @@ async fn a_request_that_is_answered_and_not_looked_at_ends_no_connection() {
     granted(&lock, &claim("m", ttl)).await;
     assert_eq!(first(list().await), before);
 }
+
+#[tokio::test]
+async fn closing_without_a_connection_releases_what_is_held_or_says_that_it_is_not_released() {
+    let server = Server::start();
+    for is_reachable in [true, false] {
+        let (lock, proxy) = by_proxy(&server, LIMIT).await;
+        granted(&lock, &claim("n", LONG)).await;
+        if !is_reachable {
+            proxy.set(Direction::Both, Traffic::Stalled);
+        }
+        proxy.cut();
+        let closed = lock.close().await;
+        assert_eq!(closed.is_ok(), is_reachable, "{closed:?}");
+        server.until_locked("n", !is_reachable).await;
+    }
+}
