@@ -392,7 +392,7 @@ impl NameTask {
         match self.core.heard(answer) {
             Ok(Attempt::Granted(grant)) => {
                 if let Err(error) = self.granted(&ask.claim, grant) {
-                    self.ask_failed(error, false).await;
+                    self.ask_failed(error, false, false).await;
                 }
             }
             Ok(Attempt::Busy(busy)) => {
@@ -407,7 +407,9 @@ impl NameTask {
             }
             Err(error) => {
                 let unsent = error.is_unsent() && !ask.was_sent;
-                self.ask_failed(error, unsent).await;
+                let now = self.core.clock.now();
+                let is_over = ask.wait.is_none_or(|deadline| deadline.is_some_and(|at| at <= now));
+                self.ask_failed(error, unsent, is_over).await;
             }
         }
     }
@@ -502,10 +504,10 @@ impl NameTask {
         Ok(())
     }
 
-    async fn ask_failed(&mut self, error: LockError, unsent: bool) {
+    async fn ask_failed(&mut self, error: LockError, unsent: bool, is_over: bool) {
         let may_pass = matches!(error, LockError::Unavailable { .. });
         let now = self.core.clock.now();
-        self.change(|name, up_to| name.failed(&error, unsent, up_to, now));
+        self.change(|name, up_to| name.failed(&error, unsent, is_over, up_to, now));
         if !may_pass || !self.has_waiters() {
             return;
         }
@@ -562,7 +564,7 @@ impl NameTask {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         core.stats.release_errors.add();
-        self.change(|name, up_to| name.failed(&error, true, up_to, now));
+        self.change(|name, up_to| name.failed(&error, true, false, up_to, now));
         let failed = self.look(|name| name.releasing().map(|release| release.failed(now)));
         let Some((reply, kept, is_over)) = failed.flatten() else {
             return;

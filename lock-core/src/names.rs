@@ -79,7 +79,7 @@ pub(crate) struct Asking {
     sent: bool,
     /// The server has said busy in response to this request, and the claim may wait there.
     busy: bool,
-    /// The request failed for good.
+    /// The request failed for good, or after its wait was over: the claim is of no more use.
     failed: bool,
     /// The lease of a grant that had no use, if other locks may keep it alive.
     shared: Option<Lease>,
@@ -442,14 +442,17 @@ impl Name {
 
     /// A request failed, and left nothing at the server if it was `unsent`. What may pass is waited out by those who have the time. A failure
     /// `for_good` ends every wait.
-    pub(crate) fn failed(&mut self, error: &LockError, unsent: bool, up_to: u64, now: Stamp) -> Answers {
+    ///
+    /// If its wait was over (`is_over`), the backend may have begun to release the claim, and the network may deliver that later: the next request
+    /// is for a claim of its own.
+    pub(crate) fn failed(&mut self, error: &LockError, unsent: bool, is_over: bool, up_to: u64, now: Stamp) -> Answers {
         let for_good = !matches!(error, LockError::Unavailable { .. });
         self.holder = None;
         if let Some(asking) = &mut self.asking {
             // A server that has said busy knows of the claim.
             asking.sent &= !unsent || asking.busy;
             asking.busy = false;
-            asking.failed = for_good;
+            asking.failed |= for_good || is_over;
         }
         let Some(queue) = &mut self.queue else {
             return Answers::new();

@@ -1,6 +1,6 @@
 //! The backend.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -48,14 +48,18 @@ impl DistributedLock for RedisLock {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         let client = &*self.client;
+        let busy = &OnceLock::new();
         let asking = |connection, resent| async move {
-            // If an earlier request was carried out, the same owner gets the same token.
-            let (answer, _) = client.acquire_on(&connection, claim, OnBusy::Fail).await?;
-            if resent && matches!(answer, Answer::Busy(_)) {
-                // It may be carried out yet.
-                client.release_on(&connection, claim, None).await?;
+            if busy.get().is_none() {
+                // If an earlier request was carried out, the same owner gets the same token.
+                match client.acquire_on(&connection, claim, OnBusy::Fail).await?.0 {
+                    Answer::Busy(waiting) if resent => busy.set(waiting.busy).unwrap_or_default(),
+                    answer => return Ok(answer.into()),
+                }
             }
-            Ok(answer.into())
+            // It may be carried out yet. From now on the claim is only released: a release that arrives late would end a grant.
+            client.release_on(&connection, claim, None).await?;
+            Ok(busy.get().cloned().unwrap_or_default().into())
         };
         client.call("acquire", claim.name(), asking).await
     }

@@ -248,6 +248,36 @@ async fn a_wait_goes_on_after_failures_and_answers_those_that_do_not_wait() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_claim_that_failed_at_the_end_of_its_wait_is_released_and_not_asked_for_again() {
+    for limit in [Duration::ZERO, 2 * SECOND] {
+        let world = World::new();
+        world.server.occupy("a", 100 * TTL);
+        let failing = if limit.is_zero() { Op::Try } else { Op::Acquire };
+        if failing == Op::Try {
+            world.server.next(failing, [Fate::FailAfter(SECOND)]);
+        }
+        let first = tokio::spawn(world.locks.lock("a").wait_for(limit).into_future());
+        world.settle().await;
+        let second = ask(&world.locks, "a");
+        if failing == Op::Acquire {
+            world.pass(limit - SECOND / 2).await;
+            world.server.next(failing, [Fate::FailAfter(SECOND)]);
+        }
+        let error = first.await.unwrap().unwrap_err();
+        assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+        // The backend may have begun to release the claim, and that may arrive late.
+        world.pass(2 * SECOND).await;
+        let asked = world.server.asked();
+        assert!(
+            asked.len() > 1 && asked[1..].iter().all(|owner| *owner != asked[0]),
+            "{asked:?}"
+        );
+        assert_eq!(world.server.count(Op::Release), 1);
+        assert!(!second.is_finished());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_server_that_never_answers_is_unavailable_within_the_op_timeout_for_all() {
     let world = World::new();
     world.server.next(Op::Try, [Fate::Hang; 100]);
