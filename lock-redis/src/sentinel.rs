@@ -1,40 +1,38 @@
 //! A primary that sentinels know.
 //!
-//! Before each connection to a server, the sentinels in the address are asked for the primary, one after the other, until one names a server
-//! that says of itself that it is a primary. The client stays subscribed to what that sentinel announces, so that a connection to a server
-//! that has been replaced is closed at once although that server still answers.
+//! Before each connection to a server, all sentinels in the address are asked for the primary. The answer of the latest configuration counts: each
+//! failover has a number, which sentinels that have missed it do not know. The client stays subscribed to what the sentinels announce, so that a
+//! connection to a server that has been replaced is closed at once although that server still answers.
 
-use std::collections::HashMap;
+mod connection;
+
 use std::fmt::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::stream::{FuturesUnordered, StreamExt};
 use lock_core::LockError;
-use lock_transport::Endpoint;
-use redis::aio::{AsyncPushSender, MultiplexedConnection, SendError};
-use redis::{AsyncConnectionConfig, ErrorKind, PushInfo, PushKind, RedisError, Value};
 use tokio::runtime::Handle;
-use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::CancellationToken;
 
 use crate::connection::Socket;
-use crate::error::{self, Failure};
 use crate::login::Login;
 use crate::transport::Place;
 
-/// What sentinels announce when they name another primary. The one that leads a failover announces `+switch-master` only when the other
-/// replicas follow the new primary, and `+promoted-slave` before that; and `+monitor` when they are told of another service by that name.
-const EVENTS: [&str; 3] = ["+switch-master", "+promoted-slave", "+monitor"];
+use connection::{Answer, Named, Sentinel, explain};
 
-/// The longest that one sentinel may take to connect and answer, before the next one is asked.
+/// The longest that one sentinel may take to connect and answer.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Before the sentinels are asked again after a primary could not be used.
+/// How long the others may take once a majority has answered.
+const STRAGGLERS: Duration = Duration::from_millis(100);
+
+/// Before the sentinels are asked again after a primary could not be used, or a sentinel has closed its connection.
 const RETRY: Duration = Duration::from_millis(200);
 
-/// How often a sentinel is asked that announces nothing.
+/// How often sentinels are asked that announce nothing.
 const WATCH_EVERY: Duration = Duration::from_secs(5);
 
 /// A service, and the sentinels that know its primary.
@@ -73,11 +71,12 @@ impl fmt::Display for Service {
 pub(crate) struct Sentinels {
     service: Service,
     op_timeout: Duration,
-    /// The one that is asked first: the last that named a primary, or one behind those that did not answer.
-    first: AtomicUsize,
-    /// Whether a primary has been found before.
-    found: AtomicBool,
+    /// The latest configuration that was followed, plus 1; 0 before the first.
+    followed: AtomicU64,
 }
+
+/// For each sentinel, by its number in the address, the connection to it, if there is one.
+type Connections = Vec<Option<Sentinel>>;
 
 impl Sentinels {
     pub(crate) fn new(service: Service, op_timeout: Duration) -> Result<Self, LockError> {
@@ -89,8 +88,7 @@ impl Sentinels {
         Ok(Self {
             service,
             op_timeout,
-            first: AtomicUsize::new(0),
-            found: AtomicBool::new(false),
+            followed: AtomicU64::new(0),
         })
     }
 
@@ -114,69 +112,89 @@ impl Sentinels {
         }
     }
 
-    /// Asks each sentinel once, until one names a server that is a primary.
+    /// Asks all sentinels once, and connects to the primary that the latest configuration names.
     async fn attempt<F>(self: Arc<Self>, open: impl Fn(Place) -> F, end: Instant) -> Result<Socket, LockError>
     where
         F: Future<Output = Result<Socket, LockError>>,
     {
-        let (mut unnamed, mut unusable) = (Vec::new(), None);
-        for number in self.in_turn() {
-            let (sentinel, named) = match self.ask(number).await {
-                Ok((sentinel, Answer::Primary(place))) => (sentinel, place),
-                Ok((_, Answer::NoService { known })) => {
-                    unnamed.push(self.no_service(&known));
-                    continue;
-                }
-                Err(error) => {
-                    // Each that is silent takes a part of the time that a connection may take.
-                    let next = (number + 1) % self.service.sentinels.len();
-                    let _ = self
-                        .first
-                        .compare_exchange(number, next, Ordering::AcqRel, Ordering::Acquire);
-                    unnamed.push(error);
-                    continue;
-                }
-            };
-            self.found.store(true, Ordering::Release);
-            // Also if other sentinels took most of the time.
+        let mut connections = Connections::default();
+        let (named, failed) = self.ask(&mut connections).await;
+        let mut unusable = None;
+        // Mostly it is one.
+        for place in self.latest(&named).unwrap_or_default() {
+            // Also if the sentinels took most of the time.
             let end = end.max(Instant::now() + self.op_timeout / 5);
-            let opened = match timeout_at(end, open(named.clone())).await {
+            let opened = match timeout_at(end, open(place.clone())).await {
                 Ok(opened) => opened,
                 Err(_) => Err(LockError::unavailable(
                     "connecting",
-                    format!("the server at {named}, which the sentinels name as the primary, does not answer"),
+                    format!("the server at {place}, which the sentinels name as the primary, does not answer"),
                 )),
             };
             match opened {
                 Ok(socket) => {
-                    self.first.store(number, Ordering::Release);
-                    Handle::current().spawn(self.watch(sentinel, named, socket.ending()));
+                    let (place, ending) = (place.clone(), socket.ending());
+                    Handle::current().spawn(self.watch(connections, place, ending));
                     return Ok(socket);
                 }
-                // The next sentinel may know of another one.
-                Err(error) => unusable = Some(self.explained(&named, error)),
+                Err(error) => unusable = Some(self.explained(place, error)),
             }
         }
-        Err(unusable.unwrap_or_else(|| self.unknown(unnamed)))
+        Err(unusable.unwrap_or_else(|| self.unknown(&named, failed)))
     }
 
-    /// The numbers of the sentinels in the order in which they are asked.
-    fn in_turn(&self) -> impl Iterator<Item = usize> + use<> {
-        let (first, count) = (self.first.load(Ordering::Acquire), self.service.sentinels.len());
-        (0..count).map(move |at| (first + at) % count)
+    /// Asks all sentinels, at the same time, for the primary; connects to those to which there is no connection. As soon as a majority has
+    /// answered, waits only a little for the others.
+    async fn ask(&self, connections: &mut Connections) -> (Vec<Named>, Vec<LockError>) {
+        let count = self.service.sentinels.len();
+        connections.resize_with(count, || None);
+        let mut asking: FuturesUnordered<_> = connections
+            .iter_mut()
+            .zip(&self.service.sentinels)
+            .map(|(connection, place)| self.ask_one(connection, place))
+            .collect();
+        let (mut named, mut failed) = (Vec::new(), Vec::new());
+        let mut end = None;
+        while named.len() + failed.len() < count {
+            let next = async {
+                match end {
+                    Some(end) => timeout_at(end, asking.next()).await.unwrap_or_default(),
+                    None => asking.next().await,
+                }
+            };
+            match next.await {
+                Some(Ok(answer)) => named.push(answer),
+                Some(Err(error)) => failed.push(error),
+                None => break,
+            }
+            if named.len() > count / 2 {
+                end.get_or_insert(Instant::now() + STRAGGLERS);
+            }
+        }
+        (named, failed)
     }
 
-    /// Connects to a sentinel and asks it for the primary.
-    async fn ask(&self, number: usize) -> Result<(Sentinel, Answer), LockError> {
-        let place = &self.service.sentinels[number];
+    /// The answer of one sentinel. A connection that fails is dropped.
+    async fn ask_one(&self, connection: &mut Option<Sentinel>, place: &Place) -> Result<Named, LockError> {
         let limit = LIMIT.min(self.op_timeout / 2);
+        let known = connection.take();
         let asking = async {
-            let sentinel = Sentinel::connect(place, &self.service.login, limit).await?;
-            let answer = sentinel.primary(&self.service).await?;
-            Ok((sentinel, answer))
+            let sentinel = match known {
+                Some(mut sentinel) => {
+                    // The answer comes after what was announced so far.
+                    while sentinel.announcements.try_recv().is_ok() {}
+                    sentinel
+                }
+                None => Sentinel::connect(place, &self.service.login, limit).await?,
+            };
+            let answer = sentinel.primary(&self.service.name).await?;
+            *connection = Some(sentinel);
+            Ok(answer)
         };
         match timeout(limit, asking).await {
-            Ok(asked) => asked.map_err(|failure| explain(place, failure)),
+            Ok(Ok(Answer::Primary(named))) => Ok(named),
+            Ok(Ok(Answer::NoService { known })) => Err(self.no_service(&known)),
+            Ok(Err(failure)) => Err(explain(place, failure)),
             Err(_) => {
                 let what = format!("the sentinel at {place} does not answer");
                 let cause = LockError::no_answer("asking a sentinel", limit);
@@ -185,68 +203,63 @@ impl Sentinels {
         }
     }
 
-    /// Cancels `ending`, which closes the connection to the server at `place`, as soon as a sentinel names another one. Completes when it
-    /// is cancelled.
-    async fn watch(self: Arc<Self>, sentinel: Sentinel, place: Place, ending: CancellationToken) {
-        let mut watched = Some(sentinel);
+    /// The primaries that the latest configuration of the answers names, if it is to be followed: one that is older than what was followed before
+    /// only if a majority of the sentinels has it, as after `SENTINEL MONITOR`.
+    fn latest<'a>(&self, answers: &'a [Named]) -> Option<Vec<&'a Place>> {
+        let epoch = answers.iter().map(|named| named.epoch).max()?;
+        if self.followed.fetch_max(epoch + 1, Ordering::AcqRel) > epoch + 1 {
+            if answers.len() <= self.service.sentinels.len() / 2 {
+                return None;
+            }
+            self.followed.store(epoch + 1, Ordering::Release);
+        }
+        let latest = answers.iter().filter(|named| named.epoch == epoch);
+        let mut places: Vec<_> = latest.map(|named| &named.place).collect();
+        places.dedup();
+        Some(places)
+    }
+
+    /// Cancels `ending`, which closes the connection to the server at `place`, as soon as the sentinels name another one. Completes when it is
+    /// cancelled.
+    async fn watch(self: Arc<Self>, mut connections: Connections, place: Place, ending: CancellationToken) {
+        let mut every = WATCH_EVERY;
         while !ending.is_cancelled() {
-            let named = match &mut watched {
-                Some(sentinel) => {
-                    tokio::select! {
-                        biased;
-                        () = ending.cancelled() => return,
-                        _ = timeout(WATCH_EVERY, sentinel.announcements.recv()) => {}
-                    }
-                    match timeout(LIMIT, sentinel.primary(&self.service)).await {
-                        Ok(Ok(answer)) => Some(answer),
-                        _ => None,
-                    }
-                }
-                None => None,
-            };
-            let named = match named {
-                Some(named) => named,
-                // It has gone: another one is watched.
-                None => match self.ask_any().await {
-                    Some((sentinel, named)) => {
-                        watched = Some(sentinel);
-                        named
-                    }
-                    None => {
-                        watched = None;
-                        tokio::select! {
-                            () = ending.cancelled() => return,
-                            () = sleep(10 * RETRY) => continue,
-                        }
-                    }
-                },
-            };
-            match named {
-                Answer::Primary(now) if now != place => {
-                    tracing::debug!(
-                        target: "fencelock",
-                        "closing the connection to {place}: the sentinels name {now} as the primary now"
-                    );
-                    ending.cancel();
-                }
-                _ => {}
+            let open = connections.iter_mut().flatten();
+            let mut announced: FuturesUnordered<_> = open.map(|sentinel| sentinel.announcements.recv()).collect();
+            tokio::select! {
+                biased;
+                () = ending.cancelled() => return,
+                Some(_) = announced.next() => {}
+                () = sleep(every) => {}
             }
+            drop(announced);
+            let before = connections.iter().flatten().count();
+            let (named, _) = self.ask(&mut connections).await;
+            let lost = before > connections.iter().flatten().count();
+            if let Some(latest) = self.latest(&named)
+                && !latest.contains(&&place)
+            {
+                tracing::debug!(
+                    target: "fencelock",
+                    "closing the connection to {place}: the sentinels name {} as the primary now", latest[0]
+                );
+                ending.cancel();
+            }
+            // One that closes each connection is not asked without a pause.
+            every = if lost { RETRY } else { WATCH_EVERY };
         }
     }
 
-    async fn ask_any(&self) -> Option<(Sentinel, Answer)> {
-        for number in self.in_turn() {
-            if let Ok(asked) = self.ask(number).await {
-                // One that closes each connection is not asked without a pause.
-                sleep(RETRY).await;
-                return Some(asked);
-            }
+    /// The error if no sentinel names a primary that is to be followed.
+    fn unknown(&self, named: &[Named], failed: Vec<LockError>) -> LockError {
+        if let Some(named) = named.first() {
+            let message = format!(
+                "a failover is not known to the sentinels of {:?} that can be reached, which name {}; see that the others run and can be \
+                 reached",
+                self.service.name, named.place
+            );
+            return LockError::unavailable("connecting", message);
         }
-        None
-    }
-
-    /// The error if no sentinel names a primary.
-    fn unknown(&self, failed: Vec<LockError>) -> LockError {
         // One that is set up in another way than the rest, or is just being set up, is no reason to give up.
         let wrong = failed.iter().filter(|error| !error.is_retryable());
         if wrong.clone().count() > failed.len() / 2
@@ -276,7 +289,7 @@ impl Sentinels {
             self.service.name
         );
         // Sentinels that knew it are being set up anew.
-        match self.found.load(Ordering::Acquire) {
+        match self.followed.load(Ordering::Acquire) > 0 {
             true => LockError::unavailable("connecting", message),
             false => LockError::configuration(message),
         }
@@ -302,120 +315,6 @@ impl Sentinels {
             _ => {}
         }
         error
-    }
-}
-
-/// What a sentinel says of the service.
-enum Answer {
-    Primary(Place),
-    /// It does not know the service, but those.
-    NoService {
-        known: Vec<String>,
-    },
-}
-
-/// A connection to a sentinel that is subscribed to [`EVENTS`].
-struct Sentinel {
-    con: MultiplexedConnection,
-    place: Place,
-    /// Has a message for each announcement, and when the connection ends.
-    announcements: mpsc::UnboundedReceiver<()>,
-    _closing: DropGuard,
-}
-
-impl Sentinel {
-    /// `limit` is how long that may take; with TLS less, so that the reason is told.
-    async fn connect(place: &Place, login: &Login, limit: Duration) -> Result<Self, Failure> {
-        let broken = CancellationToken::new();
-        // Should this future be dropped, so is the socket.
-        let closing = broken.clone().drop_guard();
-        let greeting = login.greeting().await?;
-        let stream = place.connect(limit).await?;
-        let (tell, announcements) = mpsc::unbounded_channel();
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_push_sender(Announcements(tell));
-        let (mut con, driver) = MultiplexedConnection::new_with_config(&greeting, stream, config).await?;
-        Handle::current().spawn(async move {
-            tokio::select! {
-                () = driver => {}
-                () = broken.cancelled() => {}
-            }
-        });
-        con.subscribe(&EVENTS[..]).await?;
-        Ok(Self {
-            con,
-            place: place.clone(),
-            announcements,
-            _closing: closing,
-        })
-    }
-
-    /// Asks for the primary of the service.
-    async fn primary(&self, service: &Service) -> Result<Answer, Failure> {
-        let mut con = self.con.clone();
-        let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&service.name);
-        if let Some((host, port)) = read::<Option<(String, u16)>>(con.send_packed_command(&question).await?)? {
-            return Ok(Answer::Primary(self.place.at(Endpoint::new(host, port))));
-        }
-        let masters = con.send_packed_command(redis::cmd("SENTINEL").arg("MASTERS")).await?;
-        let masters: Vec<HashMap<String, String>> = read(masters)?;
-        let known = masters.into_iter().filter_map(|mut master| master.remove("name"));
-        Ok(Answer::NoService { known: known.collect() })
-    }
-}
-
-fn explain(place: &Place, failure: Failure) -> LockError {
-    let Failure::Redis(error) = failure else {
-        return failure.explain("asking a sentinel");
-    };
-    let message = match error.code().unwrap_or_default() {
-        "NOAUTH" => {
-            format!("the sentinel at {place} wants a password; give it as sentinel_password in the address")
-        }
-        _ if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") => format!(
-            "the sentinel at {place} refused the user name or the password; correct sentinel_user and sentinel_password in the address"
-        ),
-        _ if is_unknown_command(&error) => format!(
-            "what answers at {place} is a Redis server and no sentinel; use {} for it, or give the addresses of its sentinels",
-            place.url("")
-        ),
-        _ if error::is_denied(&error) => {
-            format!("the user of the sentinel at {place} lacks a right; grant what docs/redis.md lists for sentinels")
-        }
-        _ => {
-            let hint = match error.is_connection_dropped() {
-                true => format!("; {}", place.hung_up()),
-                false => String::new(),
-            };
-            let what = format!("the sentinel at {place} cannot be asked{hint}");
-            return LockError::unavailable("connecting", what).with_source(error);
-        }
-    };
-    LockError::configuration(message).with_source(error)
-}
-
-/// The answer to one command.
-fn read<T: redis::FromRedisValue>(answer: Value) -> Result<T, Failure> {
-    redis::from_redis_value(answer.extract_error()?).map_err(|_| Failure::Nonsense)
-}
-
-fn is_unknown_command(error: &RedisError) -> bool {
-    error.code() == Some("ERR") && error.detail().is_some_and(|words| words.starts_with("unknown command"))
-}
-
-/// Receives what a sentinel announces.
-struct Announcements(mpsc::UnboundedSender<()>);
-
-impl AsyncPushSender for Announcements {
-    fn send(&self, push: PushInfo) -> Result<(), SendError> {
-        if matches!(push.kind, PushKind::Message | PushKind::Disconnection) {
-            // Without a receiver nothing is watched any more.
-            let _ = self.0.send(());
-        }
-        Ok(())
     }
 }
 

@@ -190,16 +190,20 @@ fn naming(address: SocketAddr) -> std::io::Result<SocketAddr> {
     let text = |text: &str| format!("${}\r\n{text}\r\n", text.len());
     let [host, port] = [address.ip().to_string(), address.port().to_string()].map(|part| text(&part));
     let named = format!("*2\r\n{host}{port}");
+    let name = text(RedisSentinels::SERVICE);
+    let known = format!(
+        "*1\r\n%4\r\n$4\r\nname\r\n{name}$2\r\nip\r\n{host}$4\r\nport\r\n{port}$12\r\nconfig-epoch\r\n$1\r\n0\r\n"
+    );
     std::thread::spawn(move || {
         for client in listener.incoming().flatten() {
-            let named = named.clone();
-            std::thread::spawn(move || answer(client, &named));
+            let (named, known) = (named.clone(), known.clone());
+            std::thread::spawn(move || answer(client, &named, &known));
         }
     });
     Ok(own)
 }
 
-fn answer(mut client: TcpStream, named: &str) {
+fn answer(mut client: TcpStream, named: &str, known: &str) {
     const HELLO: &str = "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
     let subscribed = ["a", "b", "c"].map(|channel| format!(">3\r\n$9\r\nsubscribe\r\n$1\r\n{channel}\r\n:1\r\n"));
     let subscribed = subscribed.concat();
@@ -209,6 +213,7 @@ fn answer(mut client: TcpStream, named: &str) {
         let answer = match () {
             () if request.contains("HELLO") => HELLO,
             () if request.contains("SUBSCRIBE") => &subscribed,
+            () if request.contains("MASTERS") => known,
             () => named,
         };
         if client.write_all(answer.as_bytes()).is_err() {

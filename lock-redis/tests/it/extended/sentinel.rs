@@ -277,3 +277,36 @@ async fn a_named_server_that_is_a_replica_is_not_used() {
     granted(&connecting.await.unwrap().unwrap(), &claim("n", LONG)).await;
     drop(primary);
 }
+
+#[tokio::test]
+async fn a_sentinel_that_has_missed_a_failover_is_not_believed() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinels = [(2, &old), (3, &new), (2, &old)].map(|(epoch, server)| FakeSentinel::since(epoch, server.port()));
+    let config = RedisConfig::sentinel(sentinels.iter().map(|sentinel| ("127.0.0.1", sentinel.port())), SERVICE);
+    let lock = config.op_timeout(Duration::from_secs(2)).connect().await.unwrap();
+    let held = granted(&lock, &claim("n", LONG)).await;
+    new.until_locked("n", true).await;
+    // One of them alone remains.
+    for sentinel in &sentinels[..2] {
+        sentinel.set_down(true);
+    }
+    let _: usize = new.command("CLIENT KILL TYPE pubsub").await;
+    until("the connection is noticed to have ended", async || {
+        lock.renew(&held.lease).await.is_err()
+    })
+    .await;
+    let error = lock.renew(&held.lease).await.unwrap_err();
+    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
+    assert!(error.to_string().contains("failover"), "{error}");
+    sentinels[1].set_down(false);
+    assert_eq!(lock.renew(&held.lease).await.unwrap(), Renewal::Renewed);
+    // If most of them say so, they were told of another primary.
+    sentinels[0].set_down(false);
+    sentinels[1].set_down(true);
+    let _: usize = new.command("CLIENT KILL TYPE pubsub").await;
+    until("the client has moved", async || {
+        lock.try_acquire(&claim("m", LONG)).await.is_ok()
+    })
+    .await;
+    old.until_locked("m", true).await;
+}

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use lock_redis::RedisConfig;
@@ -176,34 +176,53 @@ pub(crate) async fn state(sentinel: &Server) -> HashMap<String, String> {
 pub(crate) struct FakeSentinel {
     port: u16,
     connections: Arc<AtomicU32>,
+    is_down: Arc<AtomicBool>,
 }
 
 impl FakeSentinel {
     pub(crate) fn naming(host: &str, port: u16) -> Self {
-        Self::start(host, port, false)
+        Self::start(host, port, 0, false)
+    }
+
+    /// One that knows of that many failovers.
+    pub(crate) fn since(epoch: u64, port: u16) -> Self {
+        Self::start("127.0.0.1", port, epoch, false)
     }
 
     /// One that closes each connection once it has answered.
     pub(crate) fn closing(host: &str, port: u16) -> Self {
-        Self::start(host, port, true)
+        Self::start(host, port, 0, true)
     }
 
-    fn start(host: &str, port: u16, closes: bool) -> Self {
+    fn start(host: &str, port: u16, epoch: u64, closes: bool) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let own = listener.local_addr().unwrap().port();
-        let text = |text: &str| format!("${}\r\n{text}\r\n", text.len());
-        let named = format!("*2\r\n{}{}", text(host), text(&port.to_string()));
-        let connections = Arc::new(AtomicU32::new(0));
-        let counted = Arc::clone(&connections);
+        let [name, host, port, epoch] =
+            [SERVICE, host, &port.to_string(), &epoch.to_string()].map(|text| format!("${}\r\n{text}\r\n", text.len()));
+        let named = format!("*2\r\n{host}{port}");
+        let known = format!(
+            "*1\r\n%4\r\n$4\r\nname\r\n{name}$2\r\nip\r\n{host}$4\r\nport\r\n{port}$12\r\nconfig-epoch\r\n{epoch}"
+        );
+        let (connections, is_down) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicBool::new(false)));
+        let (counted, down) = (Arc::clone(&connections), Arc::clone(&is_down));
         // It ends with the process.
         std::thread::spawn(move || {
             for client in listener.incoming() {
-                let named = named.clone();
+                let (named, known, down) = (named.clone(), known.clone(), Arc::clone(&down));
                 counted.fetch_add(1, Ordering::Relaxed);
-                std::thread::spawn(move || answer(client.unwrap(), &named, closes));
+                std::thread::spawn(move || answer(client.unwrap(), &named, &known, closes, &down));
             }
         });
-        Self { port: own, connections }
+        Self {
+            port: own,
+            connections,
+            is_down,
+        }
+    }
+
+    /// Whether it closes connections without an answer from now on.
+    pub(crate) fn set_down(&self, is_down: bool) {
+        self.is_down.store(is_down, Ordering::SeqCst);
     }
 
     pub(crate) fn port(&self) -> u16 {
@@ -216,7 +235,7 @@ impl FakeSentinel {
     }
 }
 
-fn answer(mut client: TcpStream, named: &str, closes: bool) {
+fn answer(mut client: TcpStream, named: &str, known: &str, closes: bool, is_down: &AtomicBool) {
     let hello = "%2\r\n$6\r\nserver\r\n$5\r\nredis\r\n$5\r\nproto\r\n:3\r\n";
     let subscribed = ["a", "b", "c"].map(|channel| format!(">3\r\n$9\r\nsubscribe\r\n$1\r\n{channel}\r\n:1\r\n"));
     let subscribed = subscribed.concat();
@@ -226,9 +245,11 @@ fn answer(mut client: TcpStream, named: &str, closes: bool) {
         let answer = match () {
             () if request.contains("HELLO") => hello,
             () if request.contains("SUBSCRIBE") => &subscribed,
+            () if request.contains("MASTERS") => known,
             () => named,
         };
-        if client.write_all(answer.as_bytes()).is_err() || (closes && answer == named) {
+        if is_down.load(Ordering::SeqCst) || client.write_all(answer.as_bytes()).is_err() || (closes && answer == named)
+        {
             return;
         }
     }
