@@ -3,10 +3,10 @@
 use std::net::TcpListener;
 use std::time::Duration;
 
-use lock_core::LockError;
+use lock_core::{LockError, Locks, LossReason};
 use lock_postgres::{PostgresConfig, PostgresLock};
 
-use crate::server::{Database, claim, granted, is_busy};
+use crate::server::{Database, claim, granted, in_time, is_busy};
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -91,4 +91,17 @@ async fn a_configuration_of_the_driver_is_used_with_its_servers() {
     let lock = PostgresConfig::new(server.login()).connect().await.unwrap();
     granted(&lock, &claim("a", TTL)).await;
     assert_eq!(server.locks().await, 1);
+}
+
+#[tokio::test]
+async fn a_session_that_is_ended_is_told_at_once() {
+    let server = Database::new().await;
+    let locks = Locks::new(server.client().await);
+    let guard = locks.lock("a").ttl(TTL).await.unwrap();
+    server.end_sessions().await;
+    let told = in_time(guard.lost().wait()).await;
+    // And not because its time is over.
+    assert_eq!(told, LossReason::Revoked);
+    assert!(!guard.is_held());
+    locks.lock("a").ttl(TTL).await.unwrap().release().await.unwrap();
 }

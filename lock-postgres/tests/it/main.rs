@@ -5,7 +5,6 @@
 mod abandoned;
 mod bad_input;
 mod connection;
-mod contract;
 mod extended;
 mod fence;
 mod inquiry;

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use lock_core::{DistributedLock, LockGuard, Locks, Options};
 
-use crate::server::{Database, HANG_LIMIT, claim, granted, in_time, is_busy, name, until, waited, waiting};
+use crate::server::{Database, HANG_LIMIT, claim, granted, in_time, is_busy, name, until, waiting};
 
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 
@@ -149,67 +149,6 @@ pub(crate) async fn many_names_are_waited_for(step: Duration, few: usize) {
     assert!(granted.iter().all(LockGuard::is_held));
     drop(granted);
     server.until_locks(0).await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_waiter_that_is_granted_the_lock_wakes_no_other() {
-    let server = Database::with_statements_logged().await;
-    let mut clients = vec![server.client().await];
-    granted(&clients[0], &claim("a", TTL)).await;
-    let mut tasks = Vec::new();
-    for _ in 0..4 {
-        let lock = server.client().await;
-        clients.push(lock.clone());
-        tasks.push(tokio::spawn(async move {
-            let mine = claim("a", TTL);
-            waited(&lock, &mine).await;
-            lock.release(&mine, None).await.unwrap();
-        }));
-    }
-    server.until_waiting("a", 4).await;
-    clients.remove(0).close().await.unwrap();
-    for task in tasks {
-        in_time(task).await.unwrap();
-    }
-    server.until_locks(0).await;
-    let passed_on = server.log().matches("IS TRUE AND pg_try_advisory_lock(").count();
-    assert_eq!(
-        passed_on, 0,
-        "wake-ups were passed on by those who were granted the lock"
-    );
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_on_which_a_wait_could_not_be_shown_ends_with_the_last_lock_that_it_carries() {
-    let server = Database::new().await;
-    let (holder, lock) = (server.client().await, server.client().await);
-    granted(&holder, &claim("a", 2 * HANG_LIMIT)).await;
-    let kept = claim("kept", TTL);
-    granted(&lock, &kept).await;
-    let before = server.sessions().await;
-    // What waits are shown by: with it locked, one cannot be shown, and what came of it is not known.
-    let (plain, key) = (server.plain().await, lock.key(&name("a")));
-    let shown = format!("({}, {})", (key >> 32) as i32, key as i32);
-    plain
-        .batch_execute(&format!("SELECT pg_advisory_lock{shown}"))
-        .await
-        .unwrap();
-    let waiting = waiting(&lock, claim("a", TTL));
-    until("the wait cannot be shown", async || {
-        server.log().contains("canceling statement due to lock timeout")
-    })
-    .await;
-    waiting.abort();
-    plain
-        .batch_execute(&format!("SELECT pg_advisory_unlock{shown}"))
-        .await
-        .unwrap();
-    lock.release(&kept, None).await.unwrap();
-    until("what shows a wait that has ended goes", async || {
-        let left = server.sessions().await;
-        !before.iter().all(|pid| left.contains(pid))
-    })
-    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -89,7 +89,7 @@ async fn make_at_every_fourth(lane: usize) -> usize {
                 .connect(),
         );
         in_time(async {
-            while !proxy.holds_requests() && !connecting.is_finished() {
+            while proxy.left() > 0 && !connecting.is_finished() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         })

@@ -143,7 +143,8 @@ async fn a_client_that_stops_while_it_puts_the_counter_right_does_not_keep_other
     // It has the turn, and waits.
     server.until_locks(1).await;
     // Its next message never comes.
-    proxy.hold_everything();
+    proxy.hold_requests_after(0);
+    proxy.hold_answers();
     tx.rollback().await.unwrap();
     server.until_locks(0).await;
     granted(&server.client().await, &claim("a", TTL)).await;

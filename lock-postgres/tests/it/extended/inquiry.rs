@@ -39,7 +39,7 @@ async fn send(request: impl Future) {
 }
 
 async fn until_held(proxy: &Proxy) {
-    until("a request comes", async || proxy.holds_requests()).await;
+    until("a request comes", async || proxy.left() == 0).await;
 }
 
 /// Waits until that question yields true.

@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use lock_postgres::PostgresConfig;
 use lock_postgres::tokio_postgres::{Client, NoTls, SimpleQueryMessage};
 
-use super::{HANG_LIMIT, Server, command, give};
+use super::locking::HANG_LIMIT;
+use super::machine::{command, give};
+use super::process::Server;
 
 /// Ends when dropped.
 pub(crate) struct Bouncer {
