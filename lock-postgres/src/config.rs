@@ -6,17 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Executor, LockError, Options};
-#[cfg(feature = "tls")]
-use lock_transport::Pin;
 use lock_transport::Secret;
+#[cfg(feature = "tls")]
+use lock_transport::{Pin, TlsFiles};
 use tokio::runtime::Handle;
 
-use crate::connect::Tcp;
 use crate::keys::Keys;
 use crate::schema::Schema;
 use crate::sessions::Settings;
-#[cfg(feature = "tls")]
-use crate::tls::{Certificates, Roots};
 use crate::{PostgresLock, address};
 
 /// The server, and how to work with it.
@@ -37,8 +34,10 @@ pub struct PostgresConfig {
     pub(crate) password: Option<Secret>,
     pub(crate) tls: Tls,
     #[cfg(feature = "tls")]
-    pub(crate) certificates: Certificates,
-    pub(crate) tcp: Tcp,
+    pub(crate) tls_files: TlsFiles,
+    /// Whether what the system trusts counts, and not the file in the home directory.
+    #[cfg(feature = "tls")]
+    pub(crate) system_roots: bool,
     pub(crate) namespace: String,
     pub(crate) schema: String,
     pub(crate) op_timeout: Duration,
@@ -74,9 +73,15 @@ pub enum Tls {
 impl PostgresConfig {
     /// The servers, credentials and database of a configuration of `tokio-postgres`, whose own way to encrypt is kept
     /// unless [`tls`](Self::tls) is called. Of several servers, and of several addresses of one, the first primary is used. What
-    /// sessions need is set by this crate, as are limits and keepalives of connections.
+    /// sessions need is set by this crate, as are keepalives of connections; a `connect_timeout` and a `tcp_user_timeout` count as in addresses.
     #[must_use]
-    pub fn new(server: tokio_postgres::Config) -> Self {
+    pub fn new(mut server: tokio_postgres::Config) -> Self {
+        // What the network drops silently is noticed within 30 seconds.
+        server
+            .keepalives(true)
+            .keepalives_idle(Duration::from_secs(15))
+            .keepalives_interval(Duration::from_secs(5))
+            .keepalives_retries(3);
         let tls = match server.get_ssl_mode() {
             tokio_postgres::config::SslMode::Disable => Tls::Disable,
             tokio_postgres::config::SslMode::Require => Tls::Require,
@@ -87,8 +92,9 @@ impl PostgresConfig {
             password: None,
             tls,
             #[cfg(feature = "tls")]
-            certificates: Certificates::default(),
-            tcp: Tcp::default(),
+            tls_files: TlsFiles::default(),
+            #[cfg(feature = "tls")]
+            system_roots: false,
             namespace: "fencelock".to_owned(),
             schema: "fencelock".to_owned(),
             op_timeout: Duration::from_secs(5),
@@ -186,7 +192,8 @@ impl PostgresConfig {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn trust(mut self, file: impl Into<PathBuf>) -> Self {
-        self.certificates.roots = Roots::File(file.into());
+        self.tls_files.ca = Some(file.into());
+        self.system_roots = false;
         self
     }
 
@@ -197,8 +204,8 @@ impl PostgresConfig {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn client_certificate(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
-        self.certificates.own = Some(certificate.into());
-        self.certificates.key = Some(key.into());
+        self.tls_files.cert = Some(certificate.into());
+        self.tls_files.key = Some(key.into());
         self
     }
 
@@ -207,7 +214,7 @@ impl PostgresConfig {
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn pin(mut self, fingerprint: Pin) -> Self {
-        self.certificates.pin = Some(fingerprint);
+        self.tls_files.pin = Some(fingerprint);
         self
     }
 
@@ -283,8 +290,9 @@ impl PostgresConfig {
             password: self.password,
             tls: self.tls,
             #[cfg(feature = "tls")]
-            certificates: self.certificates,
-            tcp: self.tcp,
+            tls_files: self.tls_files,
+            #[cfg(feature = "tls")]
+            system_roots: self.system_roots,
             keys: Keys::new(&self.namespace)?,
             schema: Schema::new(&self.schema)?,
             op_timeout: Options::usable_op_timeout(self.op_timeout)?,

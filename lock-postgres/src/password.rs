@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::{env, fs};
 
+use lock_transport::Endpoint;
+
 /// The password for that server: `PGPASSWORD`, or what the password file says. As libpq, in that order.
-pub(crate) fn find(host: &str, port: u16, database: &str, user: &str) -> Option<String> {
+pub(crate) fn find(server: &Endpoint, database: &str, user: &str) -> Option<String> {
     if let Some(password) = env::var("PGPASSWORD").ok().filter(|password| !password.is_empty()) {
         return Some(password);
     }
@@ -14,7 +16,7 @@ pub(crate) fn find(host: &str, port: u16, database: &str, user: &str) -> Option<
         tracing::warn!(target: "fencelock", file = %file.display(), "others can read the password file, so it is not used; make it 0600");
         return None;
     }
-    look(&text, [host, &port.to_string(), database, user])
+    look(&text, [&server.host, &server.port.to_string(), database, user])
 }
 
 fn file() -> Option<PathBuf> {

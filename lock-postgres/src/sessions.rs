@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use lock_core::{Clock, Executor, LockError, Outages, Stamp};
 use lock_transport::Secret;
+#[cfg(feature = "tls")]
+use lock_transport::TlsFiles;
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Tls;
-use crate::connect::Tcp;
 use crate::failure::Failure;
 use crate::holdings::Holdings;
 use crate::inquiry::Inquiries;
@@ -23,8 +24,6 @@ use crate::pool::Pool;
 use crate::reserve::Reservations;
 use crate::room::Room;
 use crate::schema::Schema;
-#[cfg(feature = "tls")]
-use crate::tls::Certificates;
 use crate::to_its_end::ToItsEnd;
 use crate::tokens::NotBefore;
 
@@ -36,8 +35,10 @@ pub(crate) struct Settings {
     pub(crate) password: Option<Secret>,
     pub(crate) tls: Tls,
     #[cfg(feature = "tls")]
-    pub(crate) certificates: Certificates,
-    pub(crate) tcp: Tcp,
+    pub(crate) tls_files: TlsFiles,
+    /// Whether what the system trusts counts, and not the file in the home directory.
+    #[cfg(feature = "tls")]
+    pub(crate) system_roots: bool,
     pub(crate) keys: Keys,
     pub(crate) schema: Schema,
     pub(crate) op_timeout: Duration,

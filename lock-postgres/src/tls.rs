@@ -5,12 +5,11 @@ use std::sync::Arc;
 use std::{env, fs, io};
 
 use lock_core::LockError;
+use lock_transport::TlsFiles;
 use lock_transport::tls::{Handshake, Peer, Verify, client_config};
-use lock_transport::{Pin, TlsFiles};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::config::Tls;
-use crate::failure::Failure;
 
 pub(crate) const PEER: Peer = Peer {
     product: "Postgres",
@@ -18,61 +17,37 @@ pub(crate) const PEER: Peer = Peer {
     client_auth: "",
 };
 
-/// The files that a connection needs, as configured. libpq looks for the same ones in `~/.postgresql`.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Certificates {
-    pub(crate) roots: Roots,
-    pub(crate) own: Option<PathBuf>,
-    pub(crate) key: Option<PathBuf>,
-    pub(crate) pin: Option<Pin>,
-}
-
-/// Whom to trust.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Roots {
-    /// The file in the home directory, or else the system's.
-    #[default]
-    Default,
-    /// What the system trusts.
-    System,
-    /// Those in that file.
-    File(PathBuf),
-}
-
-/// What makes a connection encrypted, and what came of it.
-pub(crate) struct Connector {
-    pub(crate) connector: MakeRustlsConnect,
-    pub(crate) handshake: Arc<Handshake>,
-}
-
-/// What makes connections encrypted as `tls` wants it.
-pub(crate) async fn connector(tls: Tls, certificates: &Certificates) -> Result<Connector, Failure> {
-    let certificates = certificates.clone();
+/// What makes connections encrypted as `tls` wants it, and what the handshake with it came to.
+pub(crate) async fn connector(
+    tls: Tls,
+    files: &TlsFiles,
+    system_roots: bool,
+) -> Result<(MakeRustlsConnect, Arc<Handshake>), LockError> {
+    let files = files.clone();
     // Not on the thread that renews locks: there may be hundreds of files.
-    let reading = tokio::task::spawn_blocking(move || build(tls, &certificates)).await;
-    Ok(reading.map_err(|e| wrong("the certificates cannot be read".to_owned(), e))??)
+    let reading = tokio::task::spawn_blocking(move || build(tls, files, system_roots)).await;
+    reading.map_err(|e| wrong("the certificates cannot be read".to_owned(), e))?
 }
 
-fn build(tls: Tls, certificates: &Certificates) -> Result<Connector, LockError> {
-    let ca = match &certificates.roots {
-        Roots::File(file) => Some(file.clone()),
-        Roots::Default => home("root.crt"),
-        Roots::System => None,
-    };
+/// Files that are not configured are those in `~/.postgresql`, as with libpq.
+fn build(tls: Tls, mut files: TlsFiles, system_roots: bool) -> Result<(MakeRustlsConnect, Arc<Handshake>), LockError> {
+    if !system_roots {
+        files.ca = files.ca.or_else(|| home("root.crt"));
+    }
     // Where there is a file of authorities, libpq verifies in every mode; without one any server is believed, unless that was ruled out.
     let verify = match tls {
         Tls::VerifyFull => Verify::Full,
         Tls::VerifyCa => Verify::Authority,
-        _ if ca.is_some() || certificates.roots == Roots::System => Verify::Authority,
+        _ if files.ca.is_some() || system_roots => Verify::Authority,
         _ => Verify::Nothing,
     };
-    let (cert, key) = own(certificates)?.unzip();
-    let pin = certificates.pin;
-    let (config, handshake) = client_config(&TlsFiles { ca, cert, key, pin }, verify)?;
-    Ok(Connector {
-        connector: MakeRustlsConnect::new(config),
-        handshake,
-    })
+    files.cert = files.cert.or_else(|| home("postgresql.crt"));
+    files.key = match &files.cert {
+        Some(cert) => Some(private_key(cert, files.key)?),
+        None => None,
+    };
+    let (config, handshake) = client_config(&files, verify)?;
+    Ok((MakeRustlsConnect::new(config), handshake))
 }
 
 /// That file in `~/.postgresql`, if it is there.
@@ -81,20 +56,17 @@ fn home(name: &str) -> Option<PathBuf> {
     file.exists().then_some(file)
 }
 
-/// What the client shows of itself, and the key to it.
-fn own(certificates: &Certificates) -> Result<Option<(PathBuf, PathBuf)>, LockError> {
-    let Some(file) = certificates.own.clone().or_else(|| home("postgresql.crt")) else {
-        return Ok(None);
-    };
-    let Some(key) = certificates.key.clone().or_else(|| home("postgresql.key")) else {
+/// The key to the certificate that the client shows.
+fn private_key(cert: &Path, key: Option<PathBuf>) -> Result<PathBuf, LockError> {
+    let Some(key) = key.or_else(|| home("postgresql.key")) else {
         return Err(LockError::configuration(format!(
             "there is a client certificate, {}, but no private key for it; give it with key=FILE (or sslkey=FILE)",
-            file.display()
+            cert.display()
         )));
     };
     let shown = key.display();
     match is_private(&key) {
-        Ok(true) => Ok(Some((file, key))),
+        Ok(true) => Ok(key),
         Ok(false) => Err(LockError::configuration(format!(
             "others can read the private key {shown}; make it 0600 (or 0640 if root owns it)"
         ))),
