@@ -8,7 +8,7 @@ use std::time::SystemTime;
 use lock_core::{Claim, Clock, FencingToken, Grant, Holder, Lease};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-use crate::session::{Carried, Share};
+use crate::carried::{Carried, Share};
 
 /// One lock that a session of this client carries.
 pub(crate) struct Holding {

@@ -211,7 +211,7 @@ impl Sessions {
     pub(crate) async fn listen(self: &Arc<Self>, session: &Arc<Session>, runtime: &Handle) {
         let listening = async {
             let channel = self.channel(session).await?;
-            let subscription = session.wire().subscribe(channel.as_str());
+            let subscription = session.wire.subscribe(channel.as_str());
             session.ask(&format!("LISTEN {}", quoted(&channel))).await?;
             Ok::<_, Failure>(subscription)
         };
@@ -254,7 +254,7 @@ impl Sessions {
         }
         let channel = self.channel(session).await?;
         let reply = format!("fencelock_{}", OwnerId::random());
-        let mut subscription = session.wire().subscribe_to(reply.as_str(), UNREAD);
+        let mut subscription = session.wire.subscribe_to(reply.as_str(), UNREAD);
         let requests = pids.chunks(NAMED).map(|pids| Request {
             question,
             mark: self.settings.keys.mark(),

@@ -53,6 +53,7 @@ pub mod fence;
 
 mod address;
 mod backend_key;
+mod carried;
 mod commands;
 mod config;
 mod connect;

@@ -9,13 +9,14 @@ use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tokio_postgres::error::SqlState;
 
+use crate::carried::Carried;
 use crate::commands::{self, millis};
 use crate::counter::{self, NOW, Start};
 use crate::failure::Failure;
 use crate::proof::{Proof, elsewhere};
 use crate::safety::{self, Server};
 use crate::schema::{Schema, check_planted};
-use crate::session::{Carried, Opened, Session};
+use crate::session::{Opened, Session};
 use crate::sessions::Sessions;
 use crate::tokens::{locked, unconfirmed};
 use crate::wire::Wire;
@@ -85,7 +86,7 @@ impl Sessions {
         self.pool.add(&session);
         // It may have been closed meanwhile.
         if self.is_closed() {
-            session.wire().end();
+            session.wire.end();
             return Err(LockError::closed().into());
         }
         self.listen(&session, &runtime).await;
@@ -144,7 +145,7 @@ impl Sessions {
         }
         // What is drawn from now on must be above that.
         self.saw(start.last);
-        Ok(Session::new(Opened {
+        let opened = Opened {
             wire,
             id: OwnerId::random().to_string().into(),
             clock: self.clock.clone(),
@@ -154,11 +155,10 @@ impl Sessions {
             start,
             schema: settings.schema.clone(),
             reserved_until: sequences.reserved_until,
-            known_past: sequences.known_past,
             application_name: settings.application_name(),
             op_timeout: limit,
-            ttl,
-        }))
+        };
+        Ok(Session::new(opened, ttl, sequences.known_past))
     }
 
     /// Where the counter is, once it is right. This session holds no lock so far, so it may wait for a commit, though not

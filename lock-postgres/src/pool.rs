@@ -13,9 +13,10 @@ use lock_core::Lease;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::sleep;
 
+use crate::carried::Carried;
 use crate::failure::Failure;
 use crate::open::Room;
-use crate::session::{Carried, Session};
+use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::ttl_class::class_of;
 
@@ -79,7 +80,7 @@ impl Pool {
     pub(crate) fn end_all(&self) {
         let sessions = std::mem::take(&mut *self.lock());
         for session in sessions {
-            session.wire().end();
+            session.wire.end();
         }
     }
 
@@ -171,7 +172,7 @@ impl Pool {
             let free = session.is_free() && session.waits() == 0;
             kept += usize::from(free);
             if free && kept > but {
-                session.wire().end();
+                session.wire.end();
             }
             !session.is_over()
         });
@@ -280,7 +281,7 @@ impl Sessions {
         let over = session.is_over();
         // One that can take no more locks may still carry some.
         if session.carries() <= 1 && !session.is_useful() {
-            session.wire().end();
+            session.wire.end();
         }
         drop(session);
         if over {
@@ -311,7 +312,7 @@ impl Sessions {
     /// The session that keeps that shared lease now.
     pub(crate) fn by_lease(&self, lease: &Lease) -> Option<Arc<Session>> {
         self.pool
-            .find(|session| session.wire().lease().is_some_and(|kept| kept.id() == lease.id()))
+            .find(|session| session.wire.lease().is_some_and(|kept| kept.id() == lease.id()))
     }
 
     /// Whether the session with that backend is one of this client.

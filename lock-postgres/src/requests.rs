@@ -7,10 +7,11 @@ use lock_core::{Attempt, Busy, Claim, Grant, Lease, LeaseId, Released, Renewal};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 
+use crate::carried::{Carried, Share};
 use crate::failure::Failure;
 use crate::holdings::{Holding, Turn};
 use crate::open::Room;
-use crate::session::{Carried, Session, Share};
+use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::tokens::Drawn;
 use crate::unfinished::Unfinished;
@@ -245,7 +246,7 @@ impl Sessions {
 fn own_lease(session: &Session, claim: &Claim, drawn: &Drawn) -> Lease {
     let lease = Lease::for_claim(claim, drawn.sent);
     session.fall_silent();
-    session.wire().keep(Some(lease.clone()));
+    session.wire.keep(Some(lease.clone()));
     lease
 }
 

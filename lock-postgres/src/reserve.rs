@@ -168,7 +168,7 @@ impl Session {
     /// Makes the reservation of a lock that the session has.
     async fn reserve(&self, reserved_until: u32, row: &commands::Row<'_>, length: Duration) -> Result<(), Failure> {
         // The second message counts for that long.
-        let limit = self.op_timeout();
+        let limit = self.op_timeout;
         let raise = commands::raise_reserved_until(&self.proof, reserved_until, micros(length + limit));
         let rows = self.ask(&raise).await?;
         let Some(now) = rows.last() else {

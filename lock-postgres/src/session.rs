@@ -10,14 +10,14 @@
 
 use std::fmt;
 use std::num::NonZeroU32;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use lock_core::{Busy, Clock, Lease, ServerInfo, Stamp};
-use tokio::runtime::Handle;
+use lock_core::{Busy, Clock, ServerInfo, Stamp};
 use tokio::sync::Semaphore;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use crate::commands;
 use crate::counter::Start;
@@ -37,14 +37,11 @@ const FLIGHTS: usize = 8;
 /// No value of a sequence: some key may be reserved, so each attempt looks for that in the same message.
 const SOME_RESERVED: i64 = 0;
 
-/// How long a session that carries nothing is kept.
-const LINGER: Duration = Duration::from_secs(60);
-
 /// How many tokens one grant has at most. The sequence counts for all names at once. It starts at the clock in microseconds, and must be
 /// behind it when data is lost: so it is unless there are more than 62 500 grants per second that have as many.
 const BLOCK: NonZeroU32 = NonZeroU32::new(16).unwrap();
 
-/// What a new session is made of.
+/// What a session is from its beginning on.
 pub(crate) struct Opened {
     pub(crate) wire: Wire,
     pub(crate) id: Arc<str>,
@@ -54,49 +51,52 @@ pub(crate) struct Opened {
     pub(crate) version: ServerInfo,
     pub(crate) start: Start,
     pub(crate) schema: Schema,
+    /// The sequence of that name, as the server numbers it. None: there was none.
     pub(crate) reserved_until: Option<u32>,
-    pub(crate) known_past: Option<i64>,
     pub(crate) application_name: String,
     pub(crate) op_timeout: Duration,
-    pub(crate) ttl: Duration,
 }
 
 /// One session on the server.
 pub(crate) struct Session {
-    wire: Wire,
-    id: Arc<str>,
-    clock: Clock,
-    pub(crate) proof: Proof,
-    pub(crate) pid: i32,
-    pub(crate) version: ServerInfo,
-    pub(crate) start: Start,
-    pub(crate) schema: Schema,
-    /// The sequence of that name, as the server numbers it. None: there was none when the session was opened.
-    pub(crate) reserved_until: Option<u32>,
-    /// Where that sequence was when it was seen to be in the past, or [`SOME_RESERVED`].
+    opened: Opened,
+    /// Where the sequence `reserved_until` was when it was seen to be in the past, or [`SOME_RESERVED`].
     known_past: AtomicI64,
     ceiling: AtomicU64,
     ttl: Mutex<Duration>,
-    /// Locks that it carries, and attempts.
-    carried: AtomicUsize,
-    /// Whether what it carries has the session to itself.
-    alone: AtomicBool,
-    /// Whether a claim holds its lock here that is not to be renewed: nothing may be sent then.
-    silent: AtomicBool,
-    /// How many waits it shows to others.
-    waits: AtomicUsize,
-    /// Whether marks of waits are left that could not be taken back.
-    stale: AtomicBool,
-    /// How many locks the lease keeps that they share now, and how many leases there have been.
-    sharing: Mutex<(usize, u64)>,
-    used: Mutex<Stamp>,
+    pub(crate) usage: Usage,
     /// The label that it shows, if that is known.
     label: Mutex<Option<String>>,
     /// Whether it has no token to give any more. What it carries stays.
     dry: AtomicBool,
-    application_name: String,
-    op_timeout: Duration,
     flights: Semaphore,
+}
+
+/// What a session was opened with is its own.
+impl Deref for Session {
+    type Target = Opened;
+
+    fn deref(&self) -> &Opened {
+        &self.opened
+    }
+}
+
+/// What depends on a session.
+#[derive(Debug)]
+pub(crate) struct Usage {
+    /// Locks that it carries, and attempts.
+    pub(crate) carried: AtomicUsize,
+    /// Whether what it carries has the session to itself.
+    pub(crate) alone: AtomicBool,
+    /// Whether a claim holds its lock here that is not to be renewed: nothing may be sent then.
+    pub(crate) silent: AtomicBool,
+    /// How many waits it shows to others.
+    pub(crate) waits: AtomicUsize,
+    /// Whether marks of waits are left that could not be taken back.
+    pub(crate) stale: AtomicBool,
+    /// How many locks the lease keeps that they share now, and how many leases there have been.
+    pub(crate) sharing: Mutex<(usize, u64)>,
+    pub(crate) used: Mutex<Stamp>,
 }
 
 /// Tokens that were drawn by a message sent then, before they are known to be good ones.
@@ -126,57 +126,26 @@ impl Draw {
 }
 
 impl Session {
-    pub(crate) fn new(opened: Opened) -> Arc<Self> {
-        let Opened {
-            wire,
-            id,
-            clock,
-            pid,
-            proof,
-            version,
-            start,
-            schema,
-            reserved_until,
-            known_past,
-            application_name,
-            op_timeout,
-            ttl,
-        } = opened;
+    /// `known_past`: where the sequence `reserved_until` is, if that is in the past.
+    pub(crate) fn new(opened: Opened, ttl: Duration, known_past: Option<i64>) -> Arc<Self> {
         Arc::new(Self {
-            wire,
-            id,
-            used: Mutex::new(clock.now()),
-            clock,
-            proof,
-            pid,
-            version,
-            ceiling: AtomicU64::new(start.ceiling),
-            start,
-            schema,
-            reserved_until,
             known_past: AtomicI64::new(known_past.unwrap_or(SOME_RESERVED)),
+            ceiling: AtomicU64::new(opened.start.ceiling),
             ttl: Mutex::new(ttl),
-            carried: AtomicUsize::new(0),
-            alone: AtomicBool::new(false),
-            silent: AtomicBool::new(false),
-            waits: AtomicUsize::new(0),
-            stale: AtomicBool::new(false),
-            sharing: Mutex::default(),
+            usage: Usage {
+                carried: AtomicUsize::new(0),
+                alone: AtomicBool::new(false),
+                silent: AtomicBool::new(false),
+                waits: AtomicUsize::new(0),
+                stale: AtomicBool::new(false),
+                sharing: Mutex::default(),
+                used: Mutex::new(opened.clock.now()),
+            },
             label: Mutex::new(Some(String::new())),
             dry: AtomicBool::new(false),
-            application_name,
-            op_timeout,
             flights: Semaphore::new(FLIGHTS),
+            opened,
         })
-    }
-
-    pub(crate) fn wire(&self) -> &Wire {
-        &self.wire
-    }
-
-    /// How long one operation takes at most.
-    pub(crate) fn op_timeout(&self) -> Duration {
-        self.op_timeout
     }
 
     pub(crate) fn ttl(&self) -> Duration {
@@ -252,24 +221,6 @@ impl Session {
         if let Some(lease) = self.wire.lease().filter(|lease| lease.claim().is_some()) {
             lease.refreshed(sent, self.clock.now());
         }
-    }
-
-    /// The lease of a lock that was granted by a message sent then: that of the others, or else one that counts from it.
-    pub(crate) fn share(self: &Arc<Self>, sent: Stamp) -> (Lease, Share) {
-        let mut sharing = lock(&self.sharing);
-        sharing.0 += 1;
-        let ttl = self.ttl();
-        let kept = self
-            .wire
-            .lease()
-            .filter(|lease| sharing.0 > 1 && lease.ttl() == ttl && lease.claim().is_none());
-        let lease = kept.unwrap_or_else(|| {
-            sharing.1 += 1;
-            let lease = Lease::shared(format!("{} lease {}", self.id, sharing.1), ttl, sent);
-            self.wire.keep(Some(lease.clone()));
-            lease
-        });
-        (lease, Share(Arc::clone(self)))
     }
 
     /// Has the server keep the session for that ttl after the last sign of life. Only while it carries no lock.
@@ -448,7 +399,7 @@ impl Session {
 
     /// What shows the label of the only lock that the session carries, and no label if there are several.
     fn relabel(&self, label: Option<&str>) -> String {
-        let alone = self.carried.load(Ordering::Acquire) <= 1;
+        let alone = self.carries() <= 1;
         let wanted = label.filter(|_| alone).unwrap_or_default();
         let mut shown = lock(&self.label);
         if shown.as_deref() == Some(wanted) {
@@ -462,86 +413,6 @@ impl Session {
     fn forget_label(&self) {
         *lock(&self.label) = None;
     }
-
-    /// Keeps the session in use until dropped.
-    pub(crate) fn carry(self: &Arc<Self>) -> Carried {
-        self.carried.fetch_add(1, Ordering::AcqRel);
-        Carried {
-            session: Arc::clone(self),
-            alone: false,
-        }
-    }
-
-    /// The same, so that nothing else is carried meanwhile.
-    pub(crate) fn carry_alone(self: &Arc<Self>) -> Carried {
-        self.alone.store(true, Ordering::Release);
-        let mut carried = self.carry();
-        carried.alone = true;
-        carried
-    }
-
-    pub(crate) fn carries(&self) -> usize {
-        self.carried.load(Ordering::Acquire)
-    }
-
-    /// Whether it carries more than attempts.
-    pub(crate) fn holds(&self) -> bool {
-        self.is_silent() || lock(&self.sharing).0 > 0
-    }
-
-    pub(crate) fn is_alone(&self) -> bool {
-        self.alone.load(Ordering::Acquire)
-    }
-
-    /// Whether nothing is carried, so that it can be used for anything.
-    pub(crate) fn is_free(&self) -> bool {
-        self.carries() == 0 && !self.is_alone()
-    }
-
-    /// From now on nothing is sent that is not about the one lock that it carries.
-    pub(crate) fn fall_silent(&self) {
-        self.silent.store(true, Ordering::Release);
-    }
-
-    pub(crate) fn is_silent(&self) -> bool {
-        self.silent.load(Ordering::Acquire)
-    }
-
-    /// One more wait is shown by it, or one less.
-    pub(crate) fn waits(&self) -> usize {
-        self.waits.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn add_wait(&self) {
-        self.waits.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub(crate) fn remove_wait(&self) {
-        *lock(&self.used) = self.clock.now();
-        self.waits.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    pub(crate) fn is_stale(&self) -> bool {
-        self.stale.load(Ordering::Acquire)
-    }
-
-    /// What is left on it of waits that have ended goes with it, as soon as it carries nothing.
-    pub(crate) fn make_stale(&self) {
-        self.stale.store(true, Ordering::Release);
-        self.end_if_stale();
-    }
-
-    fn end_if_stale(&self) {
-        if self.is_stale() && self.carries() == 0 {
-            self.wire.end();
-        }
-    }
-
-    /// Starts what keeps an unused session for a while, and ends one whose lease is over.
-    pub(crate) fn look_after(self: &Arc<Self>, runtime: &Handle) {
-        let weak = Arc::downgrade(self);
-        runtime.spawn(look_after(weak));
-    }
 }
 
 /// What came of a release.
@@ -551,89 +422,7 @@ pub(crate) struct Unlocked {
     pub(crate) woke: bool,
 }
 
-/// One of the locks that share a lease.
-pub(crate) struct Share(Arc<Session>);
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        let mut sharing = lock(&self.0.sharing);
-        sharing.0 -= 1;
-        if sharing.0 == 0 {
-            // Nobody renews it any more.
-            self.0.wire.keep(None);
-        }
-    }
-}
-
-/// A session in use.
-pub(crate) struct Carried {
-    session: Arc<Session>,
-    alone: bool,
-}
-
-impl Carried {
-    /// Lets others use the session, too.
-    pub(crate) fn with_others(mut self) -> Self {
-        self.alone = false;
-        self.session.alone.store(false, Ordering::Release);
-        self
-    }
-}
-
-impl std::ops::Deref for Carried {
-    type Target = Arc<Session>;
-
-    fn deref(&self) -> &Arc<Session> {
-        &self.session
-    }
-}
-
-impl Drop for Carried {
-    fn drop(&mut self) {
-        let session = &self.session;
-        *lock(&session.used) = session.clock.now();
-        if self.alone {
-            // Before anybody else finds it free.
-            session.wire.keep(None);
-            session.silent.store(false, Ordering::Release);
-            if session.is_stale() {
-                session.wire.end();
-            }
-            session.carried.fetch_sub(1, Ordering::AcqRel);
-            session.alone.store(false, Ordering::Release);
-        } else {
-            session.carried.fetch_sub(1, Ordering::AcqRel);
-        }
-        // It may have become stale since the look.
-        session.end_if_stale();
-    }
-}
-
-async fn look_after(session: Weak<Session>) {
-    loop {
-        let Some(nap) = session.upgrade().map(|session| session.ttl() / 3) else {
-            return;
-        };
-        sleep(nap).await;
-        let Some(session) = session.upgrade() else { return };
-        if session.is_over() {
-            return;
-        }
-        // Whoever uses it renews it.
-        if session.carries() > 0 {
-            continue;
-        }
-        let used = *lock(&session.used);
-        let wanted = session.waits() > 0 || session.clock.now().since(used) < LINGER;
-        let beaten = wanted && matches!(timeout(session.op_timeout, session.beat()).await, Ok(Ok(())));
-        if !beaten && session.carries() == 0 {
-            session.wire.end();
-            return;
-        }
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing here panics while holding a mutex.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -76,7 +76,7 @@ impl Sessions {
                 seen = before,
                 "the sequence of fencing tokens went back; starting a new session"
             );
-            session.wire().end();
+            session.wire.end();
             return Err(Failure::Ended);
         }
         if last > ceiling {

@@ -20,7 +20,7 @@ impl Unfinished {
 impl Drop for Unfinished {
     fn drop(&mut self) {
         if let Some(session) = &self.0 {
-            session.wire().end();
+            session.wire.end();
         }
     }
 }

@@ -235,7 +235,7 @@ async fn woken_up(shown: &mut Option<Shown>) {
             let notified = shown.subscription.next().await.is_some();
             shown.woken = notified;
             if !notified {
-                shown.session.wire().end();
+                shown.session.wire.end();
             }
         }
         None => std::future::pending().await,
