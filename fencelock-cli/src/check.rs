@@ -9,20 +9,20 @@ use serde_json::{Value, json};
 use tokio::task::JoinError;
 
 use crate::exit::{CONFIGURATION, Failure, UNAVAILABLE};
-use crate::place::{Place, leave};
-use crate::say::print;
+use crate::location::{Location, leave};
+use crate::output::print;
 use crate::timing::shown;
 
 /// Tries everything on locks of its own, and prints what came of it.
-pub(crate) async fn check(place: &Place, json: bool) -> Result<ExitCode, Failure> {
-    let (locks, other) = (place.client()?, place.client()?);
+pub(crate) async fn check(location: &Location, json: bool) -> Result<ExitCode, Failure> {
+    let (locks, other) = (location.client()?, location.client()?);
     let (steps, server) = try_all(&locks, &other).await;
     leave(&other).await;
     leave(&locks).await;
     let capabilities = locks.capabilities();
     print(&match json {
-        true => format!("{}\n", in_json(place, server.as_ref(), &capabilities, &steps)),
-        false => in_words(place, server.as_ref(), &capabilities, &steps),
+        true => format!("{}\n", in_json(location, server.as_ref(), &capabilities, &steps)),
+        false => in_words(location, server.as_ref(), &capabilities, &steps),
     })?;
     // One thing that a person has to change is enough.
     let codes = steps.iter().filter_map(|(_, outcome)| match outcome {
@@ -168,9 +168,9 @@ impl Steps {
     }
 }
 
-fn in_words(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> String {
+fn in_words(location: &Location, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> String {
     let named = server.map(|server| format!(" ({server})")).unwrap_or_default();
-    let mut text = format!("fencelock {}, locks in {place}{named}\n", env!("CARGO_PKG_VERSION"));
+    let mut text = format!("fencelock {}, locks in {location}{named}\n", env!("CARGO_PKG_VERSION"));
     for (step, outcome) in steps {
         let _ = match outcome {
             Outcome::Done(time) => writeln!(text, "  {step:17} ok       {:.1} ms", time.as_secs_f64() * 1_000.0),
@@ -201,7 +201,7 @@ fn in_words(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilit
     text
 }
 
-fn in_json(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> Value {
+fn in_json(location: &Location, server: Option<&ServerInfo>, capabilities: &Capabilities, steps: &[Step]) -> Value {
     let shown = steps.iter().map(|(step, outcome)| match outcome {
         Outcome::Done(time) => json!({ "step": step, "outcome": "ok", "ms": time.as_secs_f64() * 1_000.0 }),
         Outcome::NotSupported => json!({ "step": step, "outcome": "not supported" }),
@@ -210,7 +210,7 @@ fn in_json(place: &Place, server: Option<&ServerInfo>, capabilities: &Capabiliti
     json!({
         "ok": !steps.iter().any(|(_, outcome)| matches!(outcome, Outcome::Refused(_))),
         "version": env!("CARGO_PKG_VERSION"),
-        "location": place.to_string(),
+        "location": location.to_string(),
         "backend": server.map(|server| json!({ "product": server.product, "version": server.version })),
         "scope": scope(capabilities),
         "fair": capabilities.fair,

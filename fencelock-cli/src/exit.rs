@@ -4,8 +4,7 @@ use std::fmt;
 
 use fencelock::LockError;
 
-use crate::place::without_secrets;
-use crate::say::{remark, say};
+use crate::secrets::without_secrets;
 use crate::timing::shown;
 
 /// Wrong arguments, or an address that no backend of this build answers to.
@@ -38,7 +37,7 @@ pub(crate) struct Failure {
     pub(crate) code: u8,
     message: String,
     /// It is no error, so that `--quiet` applies to it.
-    is_remark: bool,
+    pub(crate) is_remark: bool,
 }
 
 impl Failure {
@@ -68,11 +67,6 @@ impl Failure {
 
     pub(crate) fn configuration(message: impl Into<String>) -> Self {
         Self::new(CONFIGURATION, message)
-    }
-
-    /// Tells it on stderr.
-    pub(crate) fn tell(&self) {
-        if self.is_remark { remark(self) } else { say(self) }
     }
 }
 

@@ -1,32 +1,33 @@
 //! What is held while the command runs: a lock, or a permit of a semaphore.
 
-use std::pin::Pin;
 use std::time::Duration;
 
 use fencelock::{FencingToken, LockError, LockGuard, Locks, LossReason, LossSignal, OwnerId, Permit, ReleaseOutcome};
 
-use crate::arguments::Run;
+use crate::args::Run;
 
 pub(crate) enum Guard {
     Lock(LockGuard),
     Permit(Permit),
 }
 
-/// An acquisition under way.
-pub(crate) type Acquiring = Pin<Box<dyn Future<Output = Result<Guard, LockError>> + Send>>;
-
+/// Methods of both.
 macro_rules! of_either {
-    ($self:ident, $guard:ident => $value:expr) => {
-        match $self {
-            Guard::Lock($guard) => $value,
-            Guard::Permit($guard) => $value,
-        }
+    ($($name:ident: $type:ty),+) => {
+        $(
+            pub(crate) fn $name(&self) -> $type {
+                match self {
+                    Self::Lock(guard) => guard.$name(),
+                    Self::Permit(guard) => guard.$name(),
+                }
+            }
+        )+
     };
 }
 
 impl Guard {
-    /// Asks for what `run` wants.
-    pub(crate) fn acquire(locks: &Locks, run: &Run) -> Acquiring {
+    /// Waits for what `run` asks for.
+    pub(crate) async fn acquire(locks: &Locks, run: &Run) -> Result<Self, LockError> {
         macro_rules! set {
             ($request:expr) => {{
                 let mut request = $request.ttl(run.ttl);
@@ -44,8 +45,7 @@ impl Guard {
             }};
         }
         if let Some(holders) = run.max_holders {
-            let request = set!(locks.semaphore(&run.name, holders));
-            return Box::pin(async { request.await.map(Self::Permit) });
+            return set!(locks.semaphore(&run.name, holders)).await.map(Self::Permit);
         }
         let mut request = set!(locks.lock(&run.name));
         if run.shared {
@@ -54,12 +54,11 @@ impl Guard {
         if let Some(length) = run.min_hold {
             request = request.at_least(length);
         }
-        Box::pin(async { request.await.map(Self::Lock) })
+        request.await.map(Self::Lock)
     }
 
-    pub(crate) fn owner(&self) -> OwnerId {
-        of_either!(self, guard => guard.owner())
-    }
+    // The ttl is zero once it is lost.
+    of_either! { owner: OwnerId, ttl: Duration, remaining: Duration, lost: LossSignal }
 
     /// Permits have none: several work at once.
     pub(crate) fn token(&self) -> Option<FencingToken> {
@@ -69,25 +68,18 @@ impl Guard {
         }
     }
 
-    /// Zero once it is lost.
-    pub(crate) fn ttl(&self) -> Duration {
-        of_either!(self, guard => guard.ttl())
-    }
-
-    pub(crate) fn remaining(&self) -> Duration {
-        of_either!(self, guard => guard.remaining())
-    }
-
-    pub(crate) fn lost(&self) -> LossSignal {
-        of_either!(self, guard => guard.lost())
-    }
-
     pub(crate) async fn renew_now(&self) -> Result<(), LockError> {
-        of_either!(self, guard => guard.renew_now().await)
+        match self {
+            Self::Lock(guard) => guard.renew_now().await,
+            Self::Permit(guard) => guard.renew_now().await,
+        }
     }
 
     pub(crate) async fn release(self) -> Result<ReleaseOutcome, LockError> {
-        of_either!(self, guard => guard.release().await)
+        match self {
+            Self::Lock(guard) => guard.release().await,
+            Self::Permit(guard) => guard.release().await,
+        }
     }
 }
 

@@ -10,16 +10,15 @@ use nix::unistd::getpgrp;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::process::{Pid, Signal, WaitOptions, WaitStatus, kill_process, setpgid, wait};
 use tokio::signal::unix::{Signal as Children, SignalKind, signal};
-use tokio::time::{MissedTickBehavior, interval, sleep};
+use tokio::time::sleep;
 
-use crate::arguments::Run;
+use crate::args::Run;
+use crate::command::{Starter, Target};
 use crate::exit::{Failure, LOST};
 use crate::guard::{Guard, loss};
-use crate::place::Place;
-use crate::say::say;
+use crate::location::Location;
+use crate::output::say;
 use crate::signals::{Received, Signals, write_from_background};
-use crate::starter::Starter;
-use crate::target::Target;
 use crate::timing::{Instant, Times, Timing, now};
 use crate::watchdog::{KILL_TAKES, Watchdog};
 
@@ -29,12 +28,9 @@ pub(crate) const OWNERS: &str = "FENCELOCK_OWNER";
 /// For how long what the command left behind may take to end by itself.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// Between looks at whether anything is left of the command, at first and later.
+/// Between looks at the lock, and at whether anything is left of the command.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
-const LOOK: Duration = Duration::from_millis(100);
-
-/// Longer than any release takes.
-const NEVER: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+const LAST_LOOK: Duration = Duration::from_millis(100);
 
 /// Why a command is ended.
 #[derive(Clone, Copy, Debug)]
@@ -66,18 +62,21 @@ pub(crate) struct Job {
     watchdog: Watchdog,
     target: Target,
     timing: Timing,
-    ttl: Duration,
+    /// It was told to end before, and gets no further grace if this process is killed.
+    was_told: bool,
+    /// Between looks at the lock.
+    look: Duration,
     max_hold: Option<Instant>,
     signals: Signals,
     /// Tells of children that have ended or were stopped. It also has the system keep their exit codes, where the caller ignores this signal.
     children: Children,
-    end: End,
+    pub(crate) end: End,
 }
 
 impl Job {
     pub(crate) async fn start(
         guard: &Guard,
-        place: &Place,
+        location: &Location,
         run: &Run,
         command: &[OsString],
         timing: Timing,
@@ -89,29 +88,28 @@ impl Job {
         }
         let failed = |e: io::Error| Failure::unavailable(format!("no process can be started: {e}"));
         let children = signal(SignalKind::child()).map_err(failed)?;
-        let (name, times) = (&run.name, timing.times(lease_end(guard)));
-        let owner = run.min_hold.is_none().then(|| guard.owner());
-        let mut watchdog = Watchdog::start(name, owner, place, times).map_err(failed)?;
+        // Without a terminal the command has a group of its own.
+        let shared = has_terminal().then(own_group).flatten();
+        let timing = if shared.is_some() {
+            timing.in_shared_group()
+        } else {
+            timing
+        };
+        let name = &run.name;
         let around = env::var(OWNERS).map(|owners| owners + " ").unwrap_or_default();
         let owners = format!("{around}{}", guard.owner());
         let token = guard.token().map(|token| ("FENCELOCK_TOKEN", token.to_string()));
         let set = [("FENCELOCK_NAME", name.clone()), (OWNERS, owners)]
             .into_iter()
             .chain(token);
-        // Without a terminal the command has a group of its own.
-        let shared = has_terminal().then(own_group).flatten();
-        let starter = match Starter::start(command, set, &signals.blocked(), shared.is_none()) {
-            Ok(starter) => starter,
-            Err(error) => {
-                watchdog.done();
-                return Err(failed(error));
-            }
-        };
+        let starter = Starter::start(command, set, &signals.blocked(), shared.is_none()).map_err(failed)?;
         let target = Target {
             command: starter.pid,
             group: shared.unwrap_or(starter.pid),
         };
-        watchdog.watch(target);
+        let times = Times::new(lease_end(guard).saturating_sub(timing.margin), timing.grace);
+        let owner = run.min_hold.is_none().then(|| guard.owner());
+        let watchdog = Watchdog::start(name, owner, location, target, times).map_err(failed)?;
         if now() >= times.term_at || guard.remaining().is_zero() {
             watchdog.done();
             let why = match loss(&guard.lost()).await {
@@ -126,7 +124,8 @@ impl Job {
             watchdog,
             target,
             timing,
-            ttl: run.ttl,
+            was_told: false,
+            look: (run.ttl / 20).clamp(FIRST_LOOK, Duration::from_secs(1)),
             max_hold: run.max_hold.map(|longest| now().saturating_add(longest)),
             signals,
             children,
@@ -137,30 +136,27 @@ impl Job {
     /// Keeps the lock until the command, and what it has left in its group, has ended.
     pub(crate) async fn run(&mut self, guard: &Guard) {
         let loss = guard.lost();
-        let mut look = interval((self.ttl / 20).clamp(Duration::from_millis(5), Duration::from_secs(1)));
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while self.end.status.is_none() && !self.is_given_up() {
+            // On time for SIGTERM, so that this process leaves a group that it shares before SIGKILL.
+            let left = self.watchdog.times.term_at.saturating_sub(now());
+            let look = if self.end.cause.is_none() {
+                self.look.min(left)
+            } else {
+                self.look
+            };
             tokio::select! {
                 biased;
                 _ = self.children.recv() => self.reap(),
                 signal = self.signals.receive() => self.pass_on(signal),
                 reason = loss.wait(), if self.end.cause.is_none() => self.ended_by(Cause::Lost(reason)),
-                _ = look.tick() => {}
+                () = sleep(look) => {}
             }
             self.look_at_time(guard);
         }
         self.end_leftovers(guard).await;
-    }
-
-    /// Takes the deadline from the watchdog if the command has ended. A release may last longer than the lease, and nothing is to be ended then,
-    /// least of all the group that a command on a terminal shares.
-    pub(crate) fn may_end_late(&mut self) {
+        // A release may last longer than the lease. Nothing is to be ended then, least of all the group that a command on a terminal shares.
         if self.end.cause.is_none() && self.end.left.is_none() {
-            let never = now() + NEVER;
-            self.watchdog.set(Times {
-                term_at: never,
-                kill_at: never,
-            });
+            self.watchdog.set(Times::never());
         }
     }
 
@@ -175,17 +171,24 @@ impl Job {
         if self.end.cause.is_some() {
             return;
         }
-        let known = self.watchdog.times;
-        if now() >= known.term_at {
+        if now() >= self.watchdog.times.term_at {
             return self.ended_by(Cause::Lost(LossReason::Expired));
         }
-        let times = self.timing.times(lease_end(guard));
+        let kill_at = lease_end(guard).saturating_sub(self.timing.margin);
         // What is left falls as time passes, so a difference is a renewal, or the inaccuracy of two readings.
-        if times.kill_at.saturating_sub(known.kill_at) > Duration::from_millis(1) {
-            let without_grace = known.term_at == known.kill_at && self.timing.grace > Duration::ZERO;
-            self.watchdog
-                .set(if without_grace { times.without_grace() } else { times });
+        if kill_at.saturating_sub(self.watchdog.times.kill_at) > Duration::from_millis(1) {
+            self.end_at(kill_at);
         }
+    }
+
+    /// Has the watchdog end the command by then.
+    fn end_at(&mut self, kill_at: Instant) {
+        let grace = if self.was_told {
+            self.timing.shortest_grace
+        } else {
+            self.timing.grace
+        };
+        self.watchdog.set(Times::new(kill_at, grace));
     }
 
     /// The command has to go.
@@ -205,9 +208,8 @@ impl Job {
 
     /// SIGTERM now, and the grace from now on.
     fn end_now(&mut self) {
-        let kill_at = self.watchdog.times.kill_at;
-        let term_at = kill_at.saturating_sub(self.timing.grace);
-        self.watchdog.set(Times { term_at, kill_at }.now());
+        self.watchdog
+            .set(Times::new(self.watchdog.times.kill_at, self.timing.grace).now());
     }
 
     /// Whether even SIGKILL had no effect.
@@ -246,7 +248,7 @@ impl Job {
     }
 
     fn pass_on(&mut self, signal: Received) {
-        self.end.interrupted |= signal.typed && signal.number == Signal::INT.as_raw();
+        self.end.interrupted |= signal.is_ctrl_c();
         let Some(named) = Signal::from_named_raw(signal.number) else {
             return;
         };
@@ -262,7 +264,8 @@ impl Job {
         if named == Signal::TERM && self.end.cause.is_none() && !is_late {
             // A process that kills this one next has waited for the end of the command. A `fencelock run` around this one does that
             // when its own lock ends, and everything below it has to go then.
-            self.watchdog.set(self.watchdog.times.without_grace());
+            self.was_told = true;
+            self.end_at(self.watchdog.times.kill_at);
         }
     }
 
@@ -287,7 +290,7 @@ impl Job {
             }
             tokio::select! {
                 signal = self.signals.receive() => self.pass_on(signal),
-                () = sleep(look) => look = LOOK.min(look * 2),
+                () = sleep(look) => look = LAST_LOOK.min(look * 2),
             }
             self.reap();
         }

@@ -6,15 +6,15 @@ use std::time::SystemTime;
 use fencelock::{Holder, Mode};
 use serde_json::{Value, json};
 
-use crate::arguments::{HolderOf, List, Release};
+use crate::args::{HolderOf, List, Release};
 use crate::exit::{FREE, Failure};
-use crate::place::Place;
-use crate::say::{print, remark};
+use crate::location::Location;
+use crate::output::{print, remark};
 use crate::timing::shown;
 
 /// Says who holds a lock.
-pub(crate) async fn holder(place: &Place, of: &HolderOf) -> Result<ExitCode, Failure> {
-    let holders = match place.inspector()? {
+pub(crate) async fn holder(location: &Location, of: &HolderOf) -> Result<ExitCode, Failure> {
+    let holders = match location.inspector()? {
         Some(locks) => locks.holders(&of.name).await?,
         None => Vec::new(),
     };
@@ -27,13 +27,13 @@ pub(crate) async fn holder(place: &Place, of: &HolderOf) -> Result<ExitCode, Fai
 }
 
 /// Takes a lock away from whoever holds it.
-pub(crate) async fn release(place: &Place, release: &Release) -> Result<ExitCode, Failure> {
+pub(crate) async fn release(location: &Location, release: &Release) -> Result<ExitCode, Failure> {
     if !release.force {
         return Err(Failure::usage(
             "releasing a lock takes it away from its holder, who may be at work; say so with --force",
         ));
     }
-    let victims = place.client()?.force_release(&release.name).await?;
+    let victims = location.client()?.force_release(&release.name).await?;
     tell(&release.name, &victims, release.json, |victim| {
         let others = match victim.also_released {
             None | Some(0) => String::new(),
@@ -65,8 +65,8 @@ fn tell(name: &str, holders: &[Holder], json: bool, sentence: impl Fn(&Holder) -
 }
 
 /// Lists what is held.
-pub(crate) async fn list(place: &Place, list: &List) -> Result<ExitCode, Failure> {
-    let held = match place.inspector()? {
+pub(crate) async fn list(location: &Location, list: &List) -> Result<ExitCode, Failure> {
+    let held = match location.inspector()? {
         Some(locks) => locks.list(&list.prefix).await?,
         None => Vec::new(),
     };
@@ -74,7 +74,7 @@ pub(crate) async fn list(place: &Place, list: &List) -> Result<ExitCode, Failure
         let locks: Value = held.iter().map(in_json).collect();
         return print(&format!(
             "{}\n",
-            json!({ "location": place.to_string(), "locks": locks })
+            json!({ "location": location.to_string(), "locks": locks })
         ));
     }
     if list.names {
@@ -84,13 +84,13 @@ pub(crate) async fn list(place: &Place, list: &List) -> Result<ExitCode, Failure
         return print(&names.concat());
     }
     match held.len() {
-        0 if list.prefix.is_empty() => remark(format_args!("no locks are held in {place}")),
+        0 if list.prefix.is_empty() => remark(format_args!("no locks are held in {location}")),
         0 => remark(format_args!(
-            "no locks are held under {} in {place}",
+            "no locks are held under {} in {location}",
             visible(&list.prefix)
         )),
-        1 => remark(format_args!("1 lock is held in {place}")),
-        n => remark(format_args!("{n} locks are held in {place}")),
+        1 => remark(format_args!("1 lock is held in {location}")),
+        n => remark(format_args!("{n} locks are held in {location}")),
     }
     match held.is_empty() {
         true => Ok(ExitCode::SUCCESS),

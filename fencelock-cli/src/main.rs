@@ -8,22 +8,20 @@ compile_error!(
     "the fencelock command needs Linux: timers that run on in suspend, signals and processes as descriptors, and /proc"
 );
 
-mod arguments;
+mod args;
 mod check;
-mod completions;
+mod command;
 mod exit;
 mod guard;
+mod inherited;
 mod job;
+mod location;
 mod locks;
-mod log;
 mod manual;
-mod place;
+mod output;
 mod run;
-mod say;
+mod secrets;
 mod signals;
-mod starter;
-mod streams;
-mod target;
 mod timing;
 mod watchdog;
 
@@ -31,60 +29,54 @@ use std::env;
 use std::process::ExitCode;
 
 use clap::Parser;
-use tokio::runtime::{Builder, Runtime};
 
-use arguments::{Arguments, Command};
+use args::{Cli, Command};
 use exit::Failure;
-use place::Place;
+use location::Location;
 
 fn main() -> ExitCode {
-    streams::keep_closed();
+    inherited::keep_closed();
     let mut args = env::args_os();
     match args.next() {
         Some(name) if name == watchdog::NAME => return watchdog::main(args),
-        Some(name) if name == starter::NAME => return starter::main(args),
+        Some(name) if name == command::STARTER => return command::main(args),
         _ => {}
     }
-    let done = match Arguments::try_parse() {
-        Ok(arguments) => carry_out(arguments),
+    let done = match Cli::try_parse() {
+        Ok(cli) => carry_out(cli),
         Err(error) => manual::answer(&error),
     };
     done.unwrap_or_else(|failure| {
-        failure.tell();
+        output::tell(&failure);
         ExitCode::from(failure.code)
     })
 }
 
-fn carry_out(arguments: Arguments) -> Result<ExitCode, Failure> {
-    if arguments.common.quiet {
-        say::be_quiet();
-    }
-    log::start(arguments.common.verbose);
-    let url = arguments.common.url;
-    match arguments.command {
-        Command::Run(run) => at(url, async |place| run::run(place, run).await),
-        Command::Holder(of) => at(url, async |place| locks::holder(place, &of).await),
-        Command::List(list) => at(url, async |place| locks::list(place, &list).await),
-        Command::Release(release) => at(url, async |place| locks::release(place, &release).await),
-        Command::Check(check) => at(url, async |place| check::check(place, check.json).await),
+fn carry_out(Cli { common, command }: Cli) -> Result<ExitCode, Failure> {
+    output::start(common.quiet, common.verbose);
+    let url = common.url;
+    match command {
+        Command::Run(run) => at(url, async |location| run::run(location, run).await),
+        Command::Holder(of) => at(url, async |location| locks::holder(location, &of).await),
+        Command::List(list) => at(url, async |location| locks::list(location, &list).await),
+        Command::Release(release) => at(url, async |location| locks::release(location, &release).await),
+        Command::Check(check) => at(url, async |location| check::check(location, check.json).await),
         #[cfg(feature = "postgres")]
         Command::Schema(of) => {
-            let arguments::Database::Postgres = of.database;
+            let args::Database::Postgres = of.database;
             let sql = fencelock::postgres::schema_sql(&of.schema, of.role.as_deref());
-            say::print(&sql.map_err(|error| Failure::usage(format!("{error:#}")))?)
+            output::print(&sql.map_err(|error| Failure::usage(format!("{error:#}")))?)
         }
-        Command::Completions { shell } => completions::completions(shell),
+        Command::Completions { shell } => manual::completions(shell),
         Command::Man { command } => manual::page(command.as_deref()),
     }
 }
 
-/// Works at that place.
-fn at(url: Option<String>, work: impl AsyncFnOnce(&Place) -> Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
-    let place = Place::find(url)?;
-    runtime()?.block_on(work(&place))
-}
-
-pub(crate) fn runtime() -> Result<Runtime, Failure> {
-    let runtime = Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| Failure::unavailable(format!("no runtime could be started: {error}")))
+/// Works on the locks at that address.
+fn at(
+    url: Option<String>,
+    work: impl AsyncFnOnce(&Location) -> Result<ExitCode, Failure>,
+) -> Result<ExitCode, Failure> {
+    let location = Location::find(url)?;
+    location::runtime()?.block_on(work(&location))
 }

@@ -1,14 +1,15 @@
-//! What the command says about itself.
+//! What the command says about itself: help, manual pages, completions for shells.
 
 use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Command, CommandFactory};
+use clap_complete::Shell;
 use clap_mangen::Man;
 
-use crate::arguments::Arguments;
+use crate::args::Cli;
 use crate::exit::{Failure, USAGE};
-use crate::say::{print, written};
+use crate::output::{print, written};
 
 pub(crate) const NO_COMMAND: &str = "there is no command to run: fencelock run NAME -- COMMAND [ARG...]";
 
@@ -47,7 +48,7 @@ fn in_one_line(error: &clap::Error) -> String {
 
 /// Prints the manual page of the whole, or of one command.
 pub(crate) fn page(name: Option<&str>) -> Result<ExitCode, Failure> {
-    let mut whole = Arguments::command().disable_help_subcommand(true);
+    let mut whole = Cli::command().disable_help_subcommand(true);
     whole.build();
     let command = match name.map(|name| (name, whole.find_subcommand(name))) {
         None => whole,
@@ -62,4 +63,28 @@ pub(crate) fn page(name: Option<&str>) -> Result<ExitCode, Failure> {
     let rendered = Man::new(command).render(&mut page);
     rendered.map_err(|error| Failure::unavailable(format!("the manual page cannot be made: {error}")))?;
     print(&String::from_utf8_lossy(&page))
+}
+
+/// Prints completions for a shell: those that clap makes, with the names of locks that are held and with the command of `fencelock run`.
+pub(crate) fn completions(shell: Shell) -> Result<ExitCode, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "fencelock", &mut script);
+    let script = String::from_utf8_lossy(&script);
+    print(&match shell {
+        Shell::Bash => script + include_str!("completions/names.bash"),
+        Shell::Fish => script + include_str!("completions/names.fish"),
+        Shell::Zsh => in_zsh(&script).into(),
+        _ => script,
+    })
+}
+
+/// In zsh it is an argument's description that names the function which completes it.
+fn in_zsh(script: &str) -> String {
+    let is_name = |line: &str| line.starts_with("':name -- ") || line.starts_with("'::prefix -- ");
+    let lines = script.lines().map(|line| match line.strip_suffix(":_default' \\") {
+        Some(argument) if is_name(line) => format!("{argument}:_fencelock_held' \\\n"),
+        _ => format!("{line}\n"),
+    });
+    let own = include_str!("completions/names.zsh").to_owned() + "_fencelock() {\n";
+    lines.collect::<String>().replacen("_fencelock() {\n", &own, 1)
 }

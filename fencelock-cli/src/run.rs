@@ -10,51 +10,49 @@ use fencelock::{LockError, LockName, LockRequest, Locks, LossReason, Mode, Relea
 use rustix::process::Signal;
 use tokio::time::{sleep, timeout};
 
-use crate::arguments::Run;
+use crate::args::Run;
 use crate::exit::{Failure, LOST, by_signal};
 use crate::guard::{Guard, loss};
 use crate::job::{Cause, End, Job, OWNERS};
+use crate::location::{LEAVING, Location, leave};
 use crate::locks::held_by;
 use crate::manual::NO_COMMAND;
-use crate::place::{LEAVING, Place, leave};
-use crate::say::{is_quiet, remark, say};
+use crate::output::{is_quiet, remark, say};
 use crate::signals::{Received, Signals, die_of_interrupt};
 use crate::timing::{Timing, shown};
 
 /// Waits for the lock, runs the command under it, and releases it.
-pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(location: &Location, run: Run) -> Result<ExitCode, Failure> {
     let name = LockName::new(&run.name).map_err(LockError::from)?;
     if run.max_hold.is_some_and(|longest| longest.is_zero()) {
         return Err(Failure::usage(
             "--max-hold is zero, so that the command would have no time",
         ));
     }
-    if run
-        .min_hold
-        .is_some_and(|shortest| shortest > LockRequest::MAX_AT_LEAST)
-    {
+    if run.min_hold > Some(LockRequest::MAX_AT_LEAST) {
         let longest = shown(LockRequest::MAX_AT_LEAST);
         return Err(Failure::usage(format!(
             "--min-hold is too long; give at most {longest}"
         )));
     }
-    let timing = Timing::fit(run.ttl.min(run.max_hold.unwrap_or(Duration::MAX)), run.grace)?;
+    let timing = Timing::fit(run.ttl.min(run.max_hold.unwrap_or(Duration::MAX)), run.grace);
+    let timing = timing.map_err(Failure::usage)?;
     let command = command(&run)?;
     let signals = Signals::listen();
     let mut signals = signals.map_err(|e| Failure::unavailable(format!("signals cannot be received: {e}")))?;
     let patience = if run.no_wait { Some(Duration::ZERO) } else { run.wait };
-    let locks = place.patient_client(patience.unwrap_or(Duration::MAX))?;
-    let guard = match acquire(&locks, &run, place, &mut signals).await? {
+    let locks = location.patient_client(patience.unwrap_or(Duration::MAX))?;
+    let guard = match acquire(&locks, &run, location, &mut signals).await? {
         Ok(guard) => guard,
         Err(signal) => {
             leave(&locks).await;
-            if signal.typed && signal.number == Signal::INT.as_raw() {
+            if signal.is_ctrl_c() {
                 die_of_interrupt();
             }
             return Ok(ExitCode::from(by_signal(signal.number)));
         }
     };
-    let mut job = match Job::start(&guard, place, &run, &command, timing, signals).await {
+    let mut job = match Job::start(&guard, location, &run, &command, timing, signals).await {
         Ok(job) => job,
         Err(failure) => {
             let _ = timeout(LEAVING, guard.release()).await;
@@ -62,7 +60,6 @@ pub(crate) async fn run(place: &Place, run: Run) -> Result<ExitCode, Failure> {
         }
     };
     job.run(&guard).await;
-    job.may_end_late();
     let (signal, ttl) = (guard.lost(), guard.ttl());
     let released = guard.release().await;
     let mut end = job.done();
@@ -139,14 +136,14 @@ async fn refuse_own_lock(locks: &Locks, run: &Run) -> Result<(), Failure> {
 async fn acquire(
     locks: &Locks,
     run: &Run,
-    place: &Place,
+    location: &Location,
     signals: &mut Signals,
 ) -> Result<Result<Guard, Received>, Failure> {
     let acquiring = ask(locks, run);
     let telling = async {
         sleep(Duration::from_secs(1)).await;
         let by = who_holds(locks, run).await;
-        say(format_args!("waiting for {}{by}, in {place}", run.name));
+        say(format_args!("waiting for {}{by}, in {location}", run.name));
     };
     tokio::pin!(acquiring, telling);
     let mut is_told = is_quiet() || !stderr().is_terminal();

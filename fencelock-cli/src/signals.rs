@@ -1,12 +1,14 @@
 //! Signals that are meant for the command.
 
-use std::{fs, io};
+use std::io;
 
 use nix::libc;
 use nix::sys::signal::Signal::*;
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use tokio::io::unix::AsyncFd;
+
+use crate::inherited;
 
 /// What is passed on to the command, and ends the wait for a lock: every signal that ends a process by default, except SIGKILL and those
 /// that the kernel sends for a mistake of the process itself.
@@ -23,8 +25,13 @@ pub(crate) struct Received {
     pub(crate) typed: bool,
 }
 
-/// The signals that are passed on, except those that this process was started to ignore, as by `nohup`. They are blocked, and read from a
-/// descriptor, so none is missed.
+impl Received {
+    pub(crate) fn is_ctrl_c(self) -> bool {
+        self.typed && self.number == libc::SIGINT
+    }
+}
+
+/// The signals that are passed on, except those that the caller ignores. They are blocked, and read from a descriptor, so none is missed.
 #[derive(Debug)]
 pub(crate) struct Signals {
     descriptor: AsyncFd<SignalFd>,
@@ -35,9 +42,10 @@ pub(crate) struct Signals {
 impl Signals {
     /// Listens from now on. Before this process has other threads, as they inherit what is blocked.
     pub(crate) fn listen() -> io::Result<Self> {
-        let ignored = ignored();
-        let is_heeded = |signal: &Signal| ignored & (1 << (*signal as i32 - 1)) == 0;
-        let wanted: SigSet = FORWARDED.into_iter().filter(is_heeded).collect();
+        let wanted: SigSet = FORWARDED
+            .into_iter()
+            .filter(|&signal| !inherited::ignores(signal))
+            .collect();
         let mut blocked = wanted;
         // With a limit for the size of files, a write beyond it is an error then, and not the end of this process.
         blocked.add(SIGXFSZ);
@@ -97,16 +105,8 @@ pub(crate) fn write_from_background() {
     let _ = SigSet::from(SIGTTOU).thread_block();
 }
 
-/// Ends this process by SIGINT, as Ctrl-C does without a handler.
+/// Ends this process by SIGINT, as Ctrl-C does without a handler: a shell ends its loop or script only then.
 pub(crate) fn die_of_interrupt() {
     let _ = SigSet::from(SIGINT).thread_unblock();
     let _ = raise(SIGINT);
-}
-
-/// The signals that this process was started to ignore, as bits: bit 0 is signal 1. None if `/proc` does not tell.
-fn ignored() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
 }

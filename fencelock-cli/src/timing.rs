@@ -4,8 +4,6 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::exit::Failure;
-
 /// A reading of the clock that leases are measured with: the time since boot, also that in suspend. All processes of one `fencelock run`
 /// read the same clock.
 pub(crate) type Instant = Duration;
@@ -16,13 +14,25 @@ pub(crate) fn now() -> Instant {
 }
 
 /// When a command gets SIGTERM, and when SIGKILL.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Times {
     pub(crate) term_at: Instant,
     pub(crate) kill_at: Instant,
 }
 
 impl Times {
+    pub(crate) fn new(kill_at: Instant, grace: Duration) -> Self {
+        Self {
+            term_at: kill_at.saturating_sub(grace),
+            kill_at,
+        }
+    }
+
+    /// Longer than any release takes.
+    pub(crate) fn never() -> Self {
+        Self::new(now() + Duration::from_secs(365 * 24 * 60 * 60), Duration::ZERO)
+    }
+
     /// Both now or earlier than so far: SIGTERM at once, and the same grace as so far.
     pub(crate) fn now(self) -> Self {
         let term_at = now();
@@ -32,23 +42,17 @@ impl Times {
             kill_at: self.kill_at.min(term_at + grace),
         }
     }
-
-    /// The same end, without SIGTERM before it.
-    pub(crate) fn without_grace(self) -> Self {
-        Self {
-            term_at: self.kill_at,
-            ..self
-        }
-    }
 }
 
 /// How a command is ended: SIGTERM, then SIGKILL after `grace`, and the last `margin` of the lease for SIGKILL to do its work.
 ///
 /// **Invariant.** `grace + margin` is at most a third of the ttl. A renewal is due when two thirds are left, so it may fail and be tried
 /// again for a third of the ttl before the command gets SIGTERM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     pub(crate) grace: Duration,
+    /// The grace of a command that was told to end before: zero, but on a terminal.
+    pub(crate) shortest_grace: Duration,
     pub(crate) margin: Duration,
 }
 
@@ -56,31 +60,32 @@ pub(crate) struct Timing {
 const USUAL_GRACE: Duration = Duration::from_secs(5);
 
 impl Timing {
-    /// The timing for a ttl: with the grace given if it fits, or else with the usual one, cut to what fits.
-    pub(crate) fn fit(ttl: Duration, grace: Option<Duration>) -> Result<Self, Failure> {
+    /// The timing for a ttl: with the grace given, or else with the usual one, cut to what fits. Fails if the grace given does not fit.
+    pub(crate) fn fit(ttl: Duration, grace: Option<Duration>) -> Result<Self, String> {
         let margin = (ttl / 10).clamp(Duration::from_millis(20), Duration::from_secs(1));
         let fits = (ttl / 3).saturating_sub(margin);
         let largest = Duration::new(fits.as_secs(), fits.subsec_millis() * 1_000_000);
-        match grace {
-            Some(grace) if grace > largest => Err(Failure::usage(format!(
-                "a grace of {} does not fit into {}: give at most {}, or a longer --ttl (and --max-hold)",
-                shown(grace),
-                shown(ttl),
-                shown(largest),
-            ))),
-            _ => Ok(Self {
-                grace: grace.unwrap_or(USUAL_GRACE.min(largest)),
-                margin,
-            }),
+        let grace = grace.unwrap_or(USUAL_GRACE.min(largest));
+        if grace > largest {
+            let [grace, ttl, largest] = [grace, ttl, largest].map(shown);
+            return Err(format!(
+                "a grace of {grace} does not fit into {ttl}: give at most {largest}, or a longer --ttl (and --max-hold)"
+            ));
         }
+        Ok(Self {
+            grace,
+            shortest_grace: Duration::ZERO,
+            margin,
+        })
     }
 
-    /// The times for a lock that ends at `end` unless it is renewed.
-    pub(crate) fn times(self, end: Instant) -> Times {
-        let kill_at = end.saturating_sub(self.margin);
-        Times {
-            term_at: kill_at.saturating_sub(self.grace),
-            kill_at,
+    /// The timing where `fencelock` is in the process group of the command, and needs time between SIGTERM and SIGKILL to leave it.
+    pub(crate) fn in_shared_group(self) -> Self {
+        let shortest_grace = self.margin / 2;
+        Self {
+            grace: self.grace.max(shortest_grace),
+            shortest_grace,
+            ..self
         }
     }
 }
@@ -111,14 +116,17 @@ mod tests {
         ] {
             assert_eq!(Timing::fit(ms(ttl), None).unwrap().grace, ms(usual), "{ttl}");
             let refused = Timing::fit(ms(ttl), Some(ms(largest + 1))).unwrap_err();
-            assert_eq!(refused.code, 64);
-            assert!(refused.to_string().contains(&shown(ms(largest))), "{refused}");
-            let end = now() + ms(ttl);
-            let times = Timing::fit(ms(ttl), Some(ms(largest))).unwrap().times(end);
-            assert!(
-                times.kill_at < end && end - times.term_at <= ms(ttl).max(ms(60)) / 3,
-                "{ttl}"
-            );
+            assert!(refused.contains(&shown(ms(largest))), "{refused}");
+            for grace in [0, largest] {
+                let timing = Timing::fit(ms(ttl), Some(ms(grace))).unwrap();
+                let shared = timing.in_shared_group();
+                assert!(timing.grace == ms(grace) && shared.shortest_grace >= ms(10));
+                for timing in [timing, shared] {
+                    assert!(timing.shortest_grace <= timing.grace);
+                    assert!(timing.grace + timing.margin <= ms(ttl).max(ms(90)) / 3, "{ttl}");
+                }
+            }
+            let times = Times::new(now() + ms(ttl), ms(largest));
             let sooner = times.now();
             assert!(sooner.kill_at <= times.kill_at && sooner.term_at <= now());
         }

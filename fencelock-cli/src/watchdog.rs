@@ -3,9 +3,9 @@
 //! **Invariant.** From the last `margin` of the lease on, nothing runs in the command's process group, as far as the kernel lets a
 //! SIGKILL through, whatever happens to `fencelock`: the watchdog knows the times, and reads the clock that they are measured with.
 //!
-//! It reads a pipe: lines with the command, its group and the two [times](Times), of which the last counts, and `done` at the end. The end
-//! of the pipe without `done` means that `fencelock` was killed: the command is ended now, and then the lock is released, so that it is
-//! free before its ttl is over. Once SIGTERM was sent there is no way back.
+//! It reads a pipe: lines with the two [times](Times), of which the last counts, and `done` at the end. The end of the pipe without `done`
+//! means that `fencelock` was killed: the command is ended now, and then the lock is released, so that it is free before its ttl is over.
+//! Once SIGTERM was sent there is no way back.
 
 use std::env::ArgsOs;
 use std::io::{self, BufRead, BufReader, IsTerminal, Write, stderr, stdin};
@@ -15,26 +15,24 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use fencelock::{ENV, LockError, Locks, OwnerId};
+use fencelock::{ENV, LockError, OwnerId};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, pidfd_send_signal, waitpid};
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
+use tokio::time::timeout;
 
+use crate::command::Target;
 use crate::exit::{Failure, USAGE};
-use crate::place::Place;
-use crate::say::say;
+use crate::location::{Location, runtime};
+use crate::output::say;
 use crate::signals::block_all;
-use crate::target::Target;
 use crate::timing::{Instant, Times, now, shown};
 
 /// What the watchdog is started as, and called in a list of processes. Not `fencelock`, so that `pkill -9 fencelock` does not end it too.
 pub(crate) const NAME: &str = "lock-watchdog";
-
-/// The owner of a lock that stays reserved: nothing is released.
-const NOBODY: &str = "-";
 
 /// Between looks at whether the command has ended, and between tries to release its lock.
 const LOOK: Duration = Duration::from_millis(50);
@@ -51,53 +49,47 @@ const ZERO: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 pub(crate) struct Watchdog {
     command: Command,
     child: Child,
-    target: Option<Target>,
     /// What it knows.
     pub(crate) times: Times,
 }
 
 impl Watchdog {
-    /// Starts it. It knows nothing yet but which lock to release; one without an `owner` stays reserved, and is not released.
-    pub(crate) fn start(name: &str, owner: Option<OwnerId>, place: &Place, times: Times) -> io::Result<Self> {
-        let owner = owner.map_or_else(|| NOBODY.to_owned(), |owner| owner.to_string());
+    /// Has a process watch the command, and release that lock. One without an `owner` stays reserved, and is not released.
+    pub(crate) fn start(
+        name: &str,
+        owner: Option<OwnerId>,
+        location: &Location,
+        target: Target,
+        times: Times,
+    ) -> io::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
-        command.arg0(NAME).arg(name).arg(owner);
+        let pids = [target.command, target.group].map(|pid| pid.as_raw_nonzero().to_string());
+        let owner = owner.map(|owner| owner.to_string()).unwrap_or_default();
+        command.arg0(NAME).args([name, &owner]).args(pids);
         // Not as an argument: an address may be secret.
-        command.env(ENV, place.url());
+        command.env(ENV, &location.url);
         // Out of reach of the keyboard, and of signals to this process's group.
         command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
         let child = command.spawn()?;
-        Ok(Self {
-            command,
-            child,
-            target: None,
-            times,
-        })
+        let mut watchdog = Self { command, child, times };
+        watchdog.set(times);
+        Ok(watchdog)
     }
 
     pub(crate) fn pid(&self) -> Option<Pid> {
         Pid::from_raw(self.child.id() as i32)
     }
 
-    /// Has it watch the command.
-    pub(crate) fn watch(&mut self, target: Target) {
-        self.target = Some(target);
-        self.set(self.times);
-    }
-
     /// Replaces the times.
     pub(crate) fn set(&mut self, times: Times) {
         self.times = times;
-        if let Some(Target { command, group }) = self.target {
-            let [command, group] = [command, group].map(Pid::as_raw_nonzero);
-            let [term_at, kill_at] = [times.term_at, times.kill_at].map(|at| at.as_nanos());
-            self.write(format!("{command} {group} {term_at} {kill_at}\n"));
-        }
+        let [term_at, kill_at] = [times.term_at, times.kill_at].map(|at| at.as_nanos());
+        self.write(&format!("{term_at} {kill_at}\n"));
     }
 
     /// Ends it, as nothing is left to do. It is waited for: not every init would do so.
     pub(crate) fn done(mut self) {
-        self.write("done\n".to_owned());
+        self.write("done\n");
         if let Some(pid) = self.pid()
             && matches!(waitpid(Some(pid), WaitOptions::NOHANG), Ok(None))
         {
@@ -107,14 +99,14 @@ impl Watchdog {
         }
     }
 
-    /// It was ended by someone: another one takes its place.
+    /// Starts another one in the place of one that was ended.
     pub(crate) fn replace(&mut self) -> io::Result<()> {
         self.child = self.command.spawn()?;
         self.set(self.times);
         Ok(())
     }
 
-    fn write(&mut self, line: String) {
+    fn write(&mut self, line: &str) {
         // If it has ended, that is noticed elsewhere. In one piece, as this process may be killed in between.
         if let Some(pipe) = &mut self.child.stdin {
             let _ = pipe.write_all(line.as_bytes());
@@ -122,15 +114,19 @@ impl Watchdog {
     }
 }
 
-/// Runs as the watchdog. The arguments are the lock's name and its owner.
-pub(crate) fn main(mut args: ArgsOs) -> ExitCode {
+/// Runs as the watchdog. The arguments are the lock's name and its owner, the command and its group.
+pub(crate) fn main(args: ArgsOs) -> ExitCode {
     let _ = rustix::thread::set_name(c"lock-watchdog");
     // It has to outlive the command, also where a service manager signals every process of a service.
     block_all();
-    let name = args.next().unwrap_or_default().to_string_lossy().into_owned();
-    let owner = args.next().unwrap_or_default();
-    match (watch(&name), owner.to_string_lossy().parse()) {
-        (Ok(true), Ok(owner)) => release(&name, owner),
+    let args: Vec<String> = args.map(|arg| arg.to_string_lossy().into_owned()).collect();
+    let [name, owner] = [0, 1].map(|at| args.get(at).map_or("", String::as_str));
+    let [command, group] = [2, 3].map(|at| Pid::from_raw(args.get(at)?.parse().ok()?));
+    let target = command.zip(group).map(|(command, group)| Target { command, group });
+    let watched = target.ok_or_else(not_for_people).and_then(|target| watch(name, target));
+    match (watched, owner.parse()) {
+        (Ok(true), Ok(owner)) => release(name, owner),
+        // What stays reserved has no owner here.
         (Ok(_), _) => {}
         (Err(error), _) => {
             say(format_args!("the watchdog of the lock {name} failed: {error}"));
@@ -140,26 +136,33 @@ pub(crate) fn main(mut args: ArgsOs) -> ExitCode {
     ExitCode::SUCCESS
 }
 
+fn not_for_people() -> io::Error {
+    io::Error::other("it is started by `fencelock run` only")
+}
+
 /// Watches to the end. True if `fencelock` was killed, and nothing is left of the command: the lock is to be released.
-fn watch(name: &str) -> io::Result<bool> {
+fn watch(name: &str, target: Target) -> io::Result<bool> {
     let timer = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::CLOEXEC)?;
     let mut pipe = BufReader::new(stdin());
-    let mut watched: Option<Watched<'_>> = None;
+    let mut watched = Watched {
+        name,
+        target,
+        command: pidfd_open(target.command, PidfdFlags::empty()).ok(),
+        times: Times::never(),
+        phase: Phase::Running,
+        warn_at: None,
+    };
     loop {
-        let next = watched.as_mut().and_then(Watched::act);
-        let mut is_readable = wait(&timer, next)?;
+        let mut is_readable = wait(&timer, watched.act())?;
         while is_readable {
             let mut line = String::new();
             if pipe.read_line(&mut line)? == 0 {
-                return Ok(watched.is_none_or(Watched::end));
+                return Ok(watched.end());
             }
             if line == "done\n" {
                 return Ok(false);
             }
-            let orders = orders(&line).ok_or_else(|| io::Error::other("it is started by `fencelock run` only"));
-            let (target, times) = orders?;
-            let watched = watched.get_or_insert_with(|| Watched::new(name, target, times));
-            watched.set(times);
+            watched.set(times(&line).ok_or_else(not_for_people)?);
             // Lines come in one piece each, so that none keeps it waiting.
             is_readable = !pipe.buffer().is_empty();
         }
@@ -184,16 +187,13 @@ fn wait(timer: &OwnedFd, at: Option<Instant>) -> io::Result<bool> {
     }
 }
 
-/// What a line of the pipe says.
-fn orders(line: &str) -> Option<(Target, Times)> {
-    let numbers: Option<Vec<u64>> = line.trim_end().split(' ').map(|number| number.parse().ok()).collect();
-    let &[command, group, term_at, kill_at] = numbers?.as_slice() else {
-        return None;
-    };
-    let pid = |number: u64| Pid::from_raw(number.try_into().ok()?);
-    let (command, group) = (pid(command)?, pid(group)?);
-    let [term_at, kill_at] = [term_at, kill_at].map(Duration::from_nanos);
-    Some((Target { command, group }, Times { term_at, kill_at }))
+/// The times in a line of the pipe.
+fn times(line: &str) -> Option<Times> {
+    let (term_at, kill_at) = line.trim_end().split_once(' ')?;
+    Some(Times {
+        term_at: Duration::from_nanos(term_at.parse().ok()?),
+        kill_at: Duration::from_nanos(kill_at.parse().ok()?),
+    })
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -215,18 +215,7 @@ struct Watched<'a> {
     warn_at: Option<Instant>,
 }
 
-impl<'a> Watched<'a> {
-    fn new(name: &'a str, target: Target, times: Times) -> Self {
-        Self {
-            name,
-            target,
-            command: pidfd_open(target.command, PidfdFlags::empty()).ok(),
-            times,
-            phase: Phase::Running,
-            warn_at: None,
-        }
-    }
-
+impl Watched<'_> {
     fn set(&mut self, times: Times) {
         self.times = times;
         let left = times.term_at.checked_sub(now()).filter(|_| stderr().is_terminal());
@@ -248,10 +237,9 @@ impl<'a> Watched<'a> {
         }
         if self.phase == Phase::Running && self.warn_at.is_some_and(|at| now >= at) {
             self.warn_at = None;
+            let (name, left) = (self.name, shown(term_at - now));
             say(format_args!(
-                "unless the lock {} is renewed (is its job stopped?), its command is ended in {}",
-                self.name,
-                shown(term_at - now)
+                "unless the lock {name} is renewed (is its job stopped?), its command is ended in {left}"
             ));
         }
         match self.phase {
@@ -305,23 +293,23 @@ impl<'a> Watched<'a> {
 /// Releases the lock of a `fencelock` that was killed: this acquisition alone, whose owner no later one has.
 fn release(name: &str, owner: OwnerId) {
     let work = || -> Result<(), Failure> {
-        let locks = Place::find(None)?.client()?;
-        let releasing = async { tokio::time::timeout(RELEASE_TAKES, until_answered(&locks, name, owner)).await };
-        let released = crate::runtime()?.block_on(releasing);
-        Ok(released.map_err(|_| Failure::unavailable("there was no answer in time"))??)
+        let locks = Location::find(None)?.client()?;
+        let releasing = async {
+            loop {
+                match locks.release_owned(name, owner).await {
+                    Err(error) if error.is_retryable() => tokio::time::sleep(LOOK).await,
+                    answered => return answered.map(drop),
+                }
+            }
+        };
+        let released = runtime()?.block_on(async { timeout(RELEASE_TAKES, releasing).await });
+        released
+            .map_err(|_| Failure::unavailable("there was no answer in time"))?
+            .map_err(LockError::into)
     };
     if let Err(failure) = work() {
         say(format_args!(
             "the lock {name} of a fencelock that was killed could not be released: {failure}; it is free when its ttl is over"
         ));
-    }
-}
-
-async fn until_answered(locks: &Locks, name: &str, owner: OwnerId) -> Result<(), LockError> {
-    loop {
-        match locks.release_owned(name, owner).await {
-            Err(error) if error.is_retryable() => tokio::time::sleep(LOOK).await,
-            answered => return answered.map(drop),
-        }
     }
 }

@@ -178,9 +178,11 @@ fn neither_watchdog_nor_starter_is_for_people() {
         command.arg0(name).args(args).current_dir(world.dir());
         Done::of(command.stdin(fs::File::open("/proc/version").unwrap()))
     };
-    run("lock-watchdog", &["lock", "-"]).fails(64, "started by `fencelock run` only");
+    for args in [&["lock", ""][..], &["lock", "", "99999999", "99999999"]] {
+        run("lock-watchdog", args).fails(64, "started by `fencelock run` only");
+    }
     // Without leave from a `fencelock run`, nothing is started.
-    run("lock-starter", &["99", "", "touch", "ran"]).is(137, "", "");
+    run("lock-starter", &["99", "", "", "touch", "ran"]).is(137, "", "");
     assert!(!world.has("ran"));
 }
 

@@ -252,7 +252,9 @@ fn quiet_says_nothing_but_errors_and_verbose_what_happens() {
     let world = World::new();
     let running = world.sleeper("");
     world.run("--quiet run -n lock -- true").is(75, "", "");
-    assert_eq!(world.run("-q list").stderr, "");
+    for line in ["-q list", "-qq list", "-q list -q", "list --quiet --quiet"] {
+        assert_eq!(world.run(line).stderr, "", "{line}");
+    }
     running.stop();
     world
         .run_script("-q", "sleep 600 > /dev/null 2>&1 & true")

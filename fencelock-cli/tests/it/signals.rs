@@ -72,20 +72,25 @@ fn a_limit_for_the_size_of_files_is_an_error_and_kills_nobody() {
 
 #[test]
 fn what_the_caller_ignores_the_command_ignores_too_and_nothing_of_ours_is_blocked() {
-    let world = World::new();
-    world.script("job", "exec sleep 600");
-    let script = r#"trap '' HUP INT; exec "$0" run lock -- sh job"#;
-    let mut caller = world.program("setsid");
-    caller.args(["sh", "-c", script, binary()]);
-    let caller = world.started(&mut caller, "exec sleep 600");
-    let (fencelock, command) = (caller.fencelock(), caller.command);
-    for signal in [Signal::HUP, Signal::INT] {
-        assert!(command.has("SigIgn:", signal) && fencelock.has("SigIgn:", signal));
+    let all = [Signal::HUP, Signal::INT, Signal::PIPE];
+    for (names, ignored) in [("HUP INT", &all[..2]), ("PIPE", &all[2..]), ("PIPE HUP INT", &all)] {
+        let world = World::new();
+        world.script("job", "exec sleep 600");
+        let script = format!(r#"trap '' {names}; exec "$0" run lock -- sh job"#);
+        let mut caller = world.program("setsid");
+        caller.args(["sh", "-c", &script, binary()]);
+        let caller = world.started(&mut caller, "exec sleep 600");
+        for signal in all {
+            assert_eq!(
+                caller.command.has("SigIgn:", signal),
+                ignored.contains(&signal),
+                "{signal:?} of {names}"
+            );
+        }
+        assert_eq!(caller.command.mask("SigBlk:"), 0);
+        for signal in ignored {
+            caller.fencelock().signal(*signal);
+        }
+        caller.stop();
     }
-    assert_eq!(command.mask("SigBlk:"), 0);
-    assert!(!command.has("SigIgn:", Signal::PIPE));
-    fencelock.signal(Signal::HUP);
-    fencelock.signal(Signal::TERM);
-    let done = caller.end();
-    assert_eq!(done.code, Some(143), "{done:?}");
 }

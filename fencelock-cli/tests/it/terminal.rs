@@ -219,18 +219,21 @@ fn a_hung_up_terminal_ends_command_and_lock() {
 
 #[test]
 fn a_job_that_stays_stopped_is_warned_of_and_ended_before_its_lock() {
-    let world = World::new();
-    let mut session = running(&world, "--ttl 4s", "exec sleep 600");
-    let command = world.asleep();
-    session.type_in(CTRL_Z);
-    session.see("PROMPT> ");
-    // Somebody else can have the lock, and sees that the command has ended.
-    session.start(&format!(
-        "fencelock run lock -- sh -c 'kill -0 {} || echo mine-$((1 + 1))'",
-        command.0
-    ));
-    session.see("unless the lock lock is renewed");
-    session.see("could not be renewed in time; the command was ended");
-    session.see("mine-2");
-    session.see("PROMPT> ");
+    // Without a grace, too, `fencelock` has the time to leave the group that is killed.
+    for options in ["--ttl 4s", "--ttl 10s --grace 0"] {
+        let world = World::new();
+        let mut session = running(&world, options, "exec sleep 600");
+        let command = world.asleep();
+        session.type_in(CTRL_Z);
+        session.see("PROMPT> ");
+        // Somebody else can have the lock, and sees that the command has ended.
+        session.start(&format!(
+            "fencelock run lock -- sh -c 'kill -0 {} || echo mine-$((1 + 1))'",
+            command.0
+        ));
+        session.see("unless the lock lock is renewed");
+        session.see("could not be renewed in time; the command was ended");
+        session.see("mine-2");
+        session.see("PROMPT> ");
+    }
 }

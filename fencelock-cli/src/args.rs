@@ -1,10 +1,12 @@
-//! What can be asked of the command.
+//! Command line arguments.
 
 use std::ffi::OsString;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueHint};
 use clap_complete::Shell;
+
+use crate::exit::BUSY;
 
 /// Run commands under distributed locks, and look after those locks.
 ///
@@ -13,7 +15,7 @@ use clap_complete::Shell;
 /// own processes on this machine.
 #[derive(Debug, Parser)]
 #[command(name = "fencelock", version, arg_required_else_help = true, after_help = EXAMPLES)]
-pub(crate) struct Arguments {
+pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) common: Common,
     #[command(subcommand)]
@@ -38,7 +40,7 @@ pub(crate) struct Common {
     #[arg(short, long, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
     /// Say nothing on stderr but errors. A lock that is busy is none: the exit code tells it.
-    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    #[arg(short, long, global = true, conflicts_with = "verbose", overrides_with = "quiet")]
     pub(crate) quiet: bool,
 }
 
@@ -86,7 +88,7 @@ pub(crate) struct Run {
     #[arg(short, long, visible_aliases = ["nonblock", "nb"], conflicts_with = "wait")]
     pub(crate) no_wait: bool,
     /// The exit code if the lock stays busy.
-    #[arg(short = 'E', long, value_name = "CODE", default_value_t = crate::exit::BUSY)]
+    #[arg(short = 'E', long, value_name = "CODE", default_value_t = BUSY)]
     pub(crate) conflict_exit_code: u8,
     /// Share the lock with others that ask for it with --shared: for commands that only read.
     #[arg(short, long, conflicts_with_all = ["max_holders", "min_hold"])]
@@ -144,21 +146,18 @@ Exit codes:
   127  the command was not found
   128 + signal if a signal ended the wait for the lock";
 
-pub(crate) fn time(text: &str) -> Result<Duration, &'static str> {
-    if text
-        .strip_prefix('-')
-        .is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))
-    {
-        return Err("a time cannot be negative; give one such as 5 (seconds), 500ms, 30s or 5m");
-    }
-    // A number alone means seconds, as for flock and timeout.
-    let seconds = text
+/// A number alone means seconds, as for flock and timeout.
+fn time(text: &str) -> Result<Duration, &'static str> {
+    let positive = text.strip_prefix('-').unwrap_or(text);
+    let seconds = positive
         .parse()
         .ok()
-        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-    seconds
-        .or_else(|| humantime::parse_duration(text).ok())
-        .ok_or("give a time such as 5 (seconds), 500ms, 30s or 5m")
+        .and_then(|number| Duration::try_from_secs_f64(number).ok());
+    match seconds.or_else(|| humantime::parse_duration(positive).ok()) {
+        Some(time) if positive == text => Ok(time),
+        Some(_) => Err("a time cannot be negative; give one such as 5 (seconds), 500ms, 30s or 5m"),
+        None => Err("give a time such as 5 (seconds), 500ms, 30s or 5m"),
+    }
 }
 
 /// Say who holds a lock. Exit code 1 if nobody does.
@@ -239,7 +238,6 @@ pub(crate) struct Schema {
     pub(crate) schema: String,
 }
 
-/// What needs a schema.
 #[cfg(feature = "postgres")]
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum Database {
