@@ -30,31 +30,23 @@ pub struct Reconnecting<C: Connect> {
     executor: Executor,
     op_timeout: Duration,
     rest: Duration,
-    state: Arc<Mutex<State<C::Connection>>>,
+    /// `None` once it is closed.
+    last: Arc<Mutex<Option<Attempt<C::Connection>>>>,
 }
 
-#[derive(Debug)]
-enum State<T> {
-    Idle,
-    /// The result for all callers that want a connection meanwhile.
-    Opening(watch::Receiver<Option<Opened<T>>>),
-    Open(Arc<T>),
-    /// Until then this is the result of the last attempt.
-    Failed(LockError, Instant),
-    Closed,
-}
-
-type Opened<T> = Result<Arc<T>, LockError>;
+/// The result of the last attempt, and when it came. `None` as long as the attempt goes on, and if its task was dropped.
+type Attempt<T> = watch::Receiver<Option<(Result<Arc<T>, LockError>, Instant)>>;
 
 impl<C: Connect> Reconnecting<C> {
     /// Starts without a connection; the first [`get`](Self::get) makes one, within `op_timeout`.
     pub fn new(connect: C, executor: Executor, op_timeout: Duration) -> Self {
+        let (_, none) = watch::channel(None);
         Self {
             connect: Arc::new(connect),
             executor,
             op_timeout,
             rest: Duration::ZERO,
-            state: Arc::new(Mutex::new(State::Idle)),
+            last: Arc::new(Mutex::new(Some(none))),
         }
     }
 
@@ -72,78 +64,70 @@ impl<C: Connect> Reconnecting<C> {
     ///
     /// Those of [`Connect::connect`], marked as [`unsent`](LockError::unsent); [`LockError::closed`] after [`close`](Self::close).
     pub async fn get(&self) -> Result<Arc<C::Connection>, LockError> {
-        let mut opening = {
-            let mut state = self.lock();
-            match &*state {
-                State::Closed => return Err(LockError::closed()),
-                State::Open(open) if !C::is_broken(open) => return Ok(Arc::clone(open)),
-                State::Failed(error, until) if Instant::now() < *until => return Err(error.clone()),
-                State::Opening(opening) if opening.has_changed().is_ok() => opening.clone(),
-                // None yet, a broken one, or an attempt whose task was dropped.
-                _ => {
-                    let opening = self.open()?;
-                    *state = State::Opening(opening.clone());
-                    opening
-                }
+        let mut attempt = {
+            let mut last = self.lock();
+            let last = last.as_mut().ok_or_else(LockError::closed)?;
+            let is_over = match &*last.borrow() {
+                Some((Ok(open), _)) => C::is_broken(open),
+                Some((Err(_), failed_at)) => failed_at.elapsed() >= self.rest,
+                // None yet, or an attempt whose task was dropped.
+                None => last.has_changed().is_err(),
+            };
+            if is_over {
+                *last = self.open()?;
             }
+            last.clone()
         };
-        let opened = opening.wait_for(Option::is_some).await;
+        let opened = attempt.wait_for(Option::is_some).await;
         match opened.ok().and_then(|opened| opened.clone()) {
-            Some(opened) => opened,
-            None if self.is_closed() => Err(LockError::closed()),
+            // A connection that came too late is closed when it is dropped.
+            _ if self.is_closed() => Err(LockError::closed()),
+            Some((opened, _)) => opened,
             None => Err(self.executor.dropped("connecting")),
         }
     }
 
     /// Connects on the runtime where the connection will be worked.
-    fn open(&self) -> Result<watch::Receiver<Option<Opened<C::Connection>>>, LockError> {
-        let (sender, receiver) = watch::channel(None);
-        let (connect, state) = (Arc::clone(&self.connect), Arc::downgrade(&self.state));
-        let (limit, rest) = (self.op_timeout, self.rest);
+    fn open(&self) -> Result<Attempt<C::Connection>, LockError> {
+        let (sender, attempt) = watch::channel(None);
+        let (connect, limit) = (Arc::clone(&self.connect), self.op_timeout);
         self.executor.spawn(async move {
             let opened = within(limit, "connecting", connect.connect(Handle::current())).await;
             let opened = opened.map(Arc::new).map_err(LockError::unsent);
             // If no clone is left, or it was closed meanwhile, the connection is dropped, which closes it.
-            let Some(state) = state.upgrade() else { return };
-            let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            if !matches!(*state, State::Closed) {
-                *state = match &opened {
-                    Ok(open) => State::Open(Arc::clone(open)),
-                    Err(_) if rest.is_zero() => State::Idle,
-                    Err(error) => State::Failed(error.clone(), Instant::now() + rest),
-                };
-                let _ = sender.send(Some(opened));
-            }
+            let _ = sender.send(Some((opened, Instant::now())));
         })?;
-        Ok(receiver)
+        Ok(attempt)
     }
 
     /// Returns the connection if there is one; none is made.
     #[must_use]
     pub fn current(&self) -> Option<Arc<C::Connection>> {
-        match &*self.lock() {
-            State::Open(open) if !C::is_broken(open) => Some(Arc::clone(open)),
+        match &*self.lock().as_ref()?.borrow() {
+            Some((Ok(open), _)) if !C::is_broken(open) => Some(Arc::clone(open)),
             _ => None,
         }
     }
 
     /// Closes the connection. No other one is made.
     pub fn close(&self) {
-        let state = std::mem::replace(&mut *self.lock(), State::Closed);
-        if let State::Open(open) = state {
-            C::close(&open);
+        let last = self.lock().take();
+        if let Some(last) = last
+            && let Some((Ok(open), _)) = &*last.borrow()
+        {
+            C::close(open);
         }
     }
 
     /// Whether it was closed for good.
     #[must_use]
     pub fn is_closed(&self) -> bool {
-        matches!(*self.lock(), State::Closed)
+        self.lock().is_none()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<C::Connection>> {
+    fn lock(&self) -> MutexGuard<'_, Option<Attempt<C::Connection>>> {
         // Nothing here panics while holding the mutex.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -154,7 +138,7 @@ impl<C: Connect> Clone for Reconnecting<C> {
             executor: self.executor.clone(),
             op_timeout: self.op_timeout,
             rest: self.rest,
-            state: Arc::clone(&self.state),
+            last: Arc::clone(&self.last),
         }
     }
 }
@@ -167,14 +151,14 @@ mod tests {
 
     #[derive(Default)]
     struct Server {
-        attempts: Arc<AtomicU32>,
-        refuses: Arc<AtomicBool>,
+        attempts: AtomicU32,
+        refuses: AtomicBool,
     }
 
     /// Its number, and whether it is broken.
     struct Numbered(u32, AtomicBool);
 
-    impl Connect for Server {
+    impl Connect for Arc<Server> {
         type Connection = Numbered;
 
         async fn connect(&self, _: Handle) -> Result<Numbered, LockError> {
@@ -195,60 +179,56 @@ mod tests {
         }
     }
 
-    fn reconnecting(op_timeout: u64) -> (Reconnecting<Server>, Arc<AtomicBool>) {
-        let server = Server::default();
-        let refuses = Arc::clone(&server.refuses);
+    fn reconnecting(server: &Arc<Server>, op_timeout: u64) -> Reconnecting<Arc<Server>> {
         let executor = Executor::new(Some(Handle::current()));
-        (
-            Reconnecting::new(server, executor, Duration::from_secs(op_timeout)),
-            refuses,
-        )
+        Reconnecting::new(Arc::clone(server), executor, Duration::from_secs(op_timeout))
     }
 
     #[tokio::test(start_paused = true)]
     async fn callers_share_a_connection_until_it_breaks_or_is_closed() {
-        let (line, _) = reconnecting(5);
+        let line = reconnecting(&Arc::default(), 5);
         assert!(line.current().is_none());
         let clone = line.clone();
         let (one, other) = tokio::join!(line.get(), clone.get());
         assert_eq!((one.as_ref().unwrap().0, other.unwrap().0), (0, 0));
-        Server::close(&one.unwrap());
+        Arc::close(&one.unwrap());
         assert!(line.current().is_none());
         let next = line.get().await.unwrap();
         assert_eq!((next.0, line.current().unwrap().0), (1, 1));
         line.close();
-        assert!(Server::is_broken(&next) && line.is_closed());
+        assert!(Arc::is_broken(&next) && line.is_closed());
         assert!(matches!(line.get().await, Err(LockError::Closed { .. })));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_attempt_is_the_answer_for_its_rest_and_sent_nothing() {
-        let (line, refuses) = reconnecting(5);
-        refuses.store(true, Ordering::Relaxed);
-        let error = |opened: Result<_, LockError>| opened.err().map(|error| (error.is_unsent(), error.to_string()));
-        assert!(error(line.get().await).unwrap().1.contains("attempt 0"));
-        assert!(error(line.get().await).unwrap().1.contains("attempt 1"));
-        let line = line.with_rest(Duration::from_secs(3));
-        for _ in 0..2 {
-            let (unsent, said) = error(line.get().await).unwrap();
-            assert!(unsent && said.contains("attempt 2"), "{said}");
+        let server = Arc::new(Server::default());
+        server.refuses.store(true, Ordering::Relaxed);
+        let line = reconnecting(&server, 5);
+        let resting = line.clone().with_rest(Duration::from_secs(3));
+        for (line, attempt) in [(&line, 0), (&line, 1), (&resting, 1), (&resting, 1)] {
+            let error = line.get().await.err().unwrap();
+            let said = error.to_string();
+            assert!(
+                error.is_unsent() && said.contains(&format!("attempt {attempt}")),
+                "{said}"
+            );
         }
         tokio::time::sleep(Duration::from_secs(3)).await;
-        refuses.store(false, Ordering::Relaxed);
-        assert_eq!(line.get().await.unwrap().0, 3);
+        server.refuses.store(false, Ordering::Relaxed);
+        assert_eq!(resting.get().await.unwrap().0, 2);
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_attempt_is_limited_and_outlives_its_caller() {
-        let (line, _) = reconnecting(5);
+        let line = reconnecting(&Arc::default(), 5);
         let limit = Duration::from_millis(100);
         assert!(tokio::time::timeout(limit, line.get()).await.is_err());
         assert_eq!(line.get().await.unwrap().0, 0);
-        let (slow, _) = reconnecting(0);
+        let slow = reconnecting(&Arc::default(), 0);
         assert!(slow.get().await.err().unwrap().to_string().contains("no answer"));
-        let closed = line.clone();
-        Server::close(&line.current().unwrap());
-        let (opened, ()) = tokio::join!(line.get(), async { closed.close() });
+        Arc::close(&line.current().unwrap());
+        let (opened, ()) = tokio::join!(line.get(), async { line.close() });
         assert!(matches!(opened, Err(LockError::Closed { .. })));
     }
 }

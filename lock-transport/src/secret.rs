@@ -39,20 +39,20 @@ impl Secret {
     ///
     /// [`LockError::Configuration`] if the file cannot be read, and those of the function.
     pub async fn get(&self) -> Result<String, LockError> {
-        if let Kind::Literal(text) = &self.0 {
-            return Ok(text.clone());
-        }
-        let kind = self.0.clone();
+        let kind = match self.0.clone() {
+            Kind::Literal(text) => return Ok(text),
+            kind => kind,
+        };
         // Not on the thread that renews locks.
         let reading = tokio::task::spawn_blocking(move || match kind {
             Kind::Literal(text) => Ok(text),
-            Kind::File(path) => {
-                let read = std::fs::read_to_string(&path).map_err(|error| {
-                    LockError::configuration(format!("the password cannot be read from {}", path.display()))
-                        .with_source(error)
-                });
-                Ok(read?.trim_end_matches(['\n', '\r']).to_owned())
-            }
+            Kind::File(path) => match std::fs::read_to_string(&path) {
+                Ok(text) => Ok(text.trim_end_matches(['\n', '\r']).to_owned()),
+                Err(error) => {
+                    let message = format!("the password cannot be read from {}", path.display());
+                    Err(LockError::configuration(message).with_source(error))
+                }
+            },
             Kind::Function(function) => function(),
         });
         let failed = |error| LockError::configuration("the function that gives the password failed").with_source(error);
@@ -96,20 +96,18 @@ mod tests {
     async fn a_secret_is_asked_for_anew_and_never_shown() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
-        let secret = Secret::file(&path);
-        let error = secret.get().await.unwrap_err();
-        assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-        for text in ["hunter2", "rotated \u{e9}"] {
-            std::fs::write(&path, format!("{text}\r\n")).unwrap();
-            assert_eq!(secret.get().await.unwrap(), text);
-        }
+        let file = Secret::file(&path);
+        assert!(matches!(file.get().await, Err(LockError::Configuration { .. })));
         let calls = AtomicU32::new(0);
         let counted = Secret::from_fn(move || Ok(format!("hunter{}", calls.fetch_add(1, Ordering::Relaxed))));
-        assert_eq!(counted.get().await.unwrap(), "hunter0");
-        assert_eq!(counted.get().await.unwrap(), "hunter1");
         let literal = Secret::from("hunter2");
-        assert_eq!(literal.get().await.unwrap(), "hunter2");
-        assert_eq!(format!("{literal:?} {secret:?} {counted:?}"), "*** *** ***");
-        assert!(literal == Secret::new("hunter2") && literal != secret && counted == counted.clone());
+        for text in ["hunter0", "hunter1"] {
+            std::fs::write(&path, format!("{text}\r\n")).unwrap();
+            assert_eq!(file.get().await.unwrap(), text);
+            assert_eq!(counted.get().await.unwrap(), text);
+            assert_eq!(literal.get().await.unwrap(), "hunter2");
+        }
+        assert_eq!(format!("{literal:?} {file:?} {counted:?}"), "*** *** ***");
+        assert!(literal == Secret::new("hunter2") && literal != file && counted == counted.clone());
     }
 }

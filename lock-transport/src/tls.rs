@@ -38,12 +38,21 @@ pub enum Verify {
     Nothing,
 }
 
-/// What the other side did in the handshakes of one configuration.
-#[derive(Debug, Default)]
+/// Judges the server's certificate, shows that of the client, and notes what the other side did in the handshakes of one configuration.
+#[derive(Debug)]
 pub struct Handshake {
+    /// `None` trusts every authority.
+    webpki: Option<Arc<WebPkiServerVerifier>>,
+    /// The certificates in the file of trusted ones.
+    trusted: Vec<CertificateDer<'static>>,
+    /// Whether the server's certificate must be for its host.
+    names: bool,
+    pin: Option<Pin>,
+    provider: Arc<CryptoProvider>,
+    /// The client's certificate.
+    own: Option<Arc<CertifiedKey>>,
     shown: AtomicBool,
     asked: AtomicBool,
-    anonymous: bool,
 }
 
 impl Handshake {
@@ -90,32 +99,25 @@ pub fn client_config(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, 
         }
     }
     let webpki = (!roots.is_empty())
-        .then(|| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build())
-        .transpose()
-        .map_err(|e| wrong("the trusted certificates cannot be used".to_owned(), e))?;
-    let key = own(files, &provider)?;
+        .then(|| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build());
     let handshake = Arc::new(Handshake {
-        anonymous: key.is_none(),
-        ..Handshake::default()
-    });
-    let own = Own {
-        key,
-        handshake: Arc::clone(&handshake),
-    };
-    let verifier = Verifier {
-        webpki,
+        webpki: webpki
+            .transpose()
+            .map_err(|e| wrong("the trusted certificates cannot be used", e))?,
         trusted,
         names: verify == Verify::Full,
         pin: files.pin,
+        own: own(files, &provider)?,
         provider: Arc::clone(&provider),
-        handshake: Arc::clone(&handshake),
-    };
+        shown: AtomicBool::new(false),
+        asked: AtomicBool::new(false),
+    });
     let config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|e| wrong("TLS cannot be set up".to_owned(), e))?
+        .map_err(|e| wrong("TLS cannot be set up", e))?
         .dangerous()
-        .with_custom_certificate_verifier(Arc::new(verifier))
-        .with_client_cert_resolver(Arc::new(own));
+        .with_custom_certificate_verifier(Arc::clone(&handshake) as Arc<dyn ServerCertVerifier>)
+        .with_client_cert_resolver(Arc::clone(&handshake) as Arc<dyn ResolvesClientCert>);
     Ok((config, handshake))
 }
 
@@ -137,10 +139,10 @@ pub async fn connect(
     let read = files.clone();
     // Not on the thread that renews locks: there may be hundreds of files.
     let reading = tokio::task::spawn_blocking(move || client_config(&read, Verify::Full)).await;
-    let (mut config, handshake) = reading.map_err(|e| wrong("the certificates cannot be read".to_owned(), e))??;
+    let (mut config, handshake) = reading.map_err(|e| wrong("the certificates cannot be read", e))??;
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     let unnamed = "the host in the address is not one that a certificate can name";
-    let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| wrong(unnamed.to_owned(), e))?;
+    let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| wrong(unnamed, e))?;
     let connecting = async {
         let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
         let version = stream.get_ref().1.protocol_version();
@@ -204,8 +206,8 @@ pub fn explain(
     use AlertDescription as Alert;
     let at = format!("{} at {endpoint}", peer.product);
     let asked = handshake.asked.load(Ordering::Acquire);
-    let lacking = asked && handshake.anonymous;
-    let refused = asked && matches!(find(&error), Some(Error::AlertReceived(alert)) if refuses(*alert));
+    let lacking = asked && handshake.own.is_none();
+    let refused = asked && matches!(find(&error), Some(Error::AlertReceived(alert)) if REFUSALS.contains(alert));
     let message = match find(&error) {
         Some(Error::InvalidCertificate(reason)) => {
             format!("the certificate of {at} {}", untrusted(reason, &endpoint.host))
@@ -259,24 +261,20 @@ fn find<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
     }
 }
 
-/// Whether the alert may be about the client's certificate, if the server asked for one.
-fn refuses(alert: AlertDescription) -> bool {
-    use AlertDescription as Alert;
-    matches!(
-        alert,
-        Alert::CertificateRequired
-            | Alert::NoCertificate
-            | Alert::BadCertificate
-            | Alert::UnsupportedCertificate
-            | Alert::CertificateRevoked
-            | Alert::CertificateExpired
-            | Alert::CertificateUnknown
-            | Alert::UnknownCA
-            | Alert::AccessDenied
-            | Alert::DecryptError
-            | Alert::HandshakeFailure
-    )
-}
+/// The alerts that may be about the client's certificate, if the server asked for one.
+const REFUSALS: [AlertDescription; 11] = [
+    AlertDescription::CertificateRequired,
+    AlertDescription::NoCertificate,
+    AlertDescription::BadCertificate,
+    AlertDescription::UnsupportedCertificate,
+    AlertDescription::CertificateRevoked,
+    AlertDescription::CertificateExpired,
+    AlertDescription::CertificateUnknown,
+    AlertDescription::UnknownCA,
+    AlertDescription::AccessDenied,
+    AlertDescription::DecryptError,
+    AlertDescription::HandshakeFailure,
+];
 
 /// Why the server's certificate is not taken, and what to do.
 fn untrusted(reason: &CertificateError, host: &str) -> String {
@@ -335,18 +333,16 @@ fn own(files: &TlsFiles, provider: &CryptoProvider) -> Result<Option<Arc<Certifi
     };
     let chain = certificates(cert)?;
     let (at, key_at) = (shown(&files.cert), shown(&files.key));
-    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| {
-        wrong(
-            format!("no private key can be read from {key_at}; it must be a PEM file and not encrypted"),
-            e,
-        )
-    })?;
-    let certified = CertifiedKey::from_der(chain, key, provider).map_err(|e| match e {
-        Error::InconsistentKeys(_) => wrong(format!("the private key in {key_at} is not that of the certificate in {at}"), e),
-        _ => wrong(
-            format!("the certificate in {at} with the key in {key_at} cannot be used; it must have a key of RSA, P-256, P-384 or Ed25519"),
-            e,
-        ),
+    let unread = format!("no private key can be read from {key_at}; it must be a PEM file and not encrypted");
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(unread, e))?;
+    let certified = CertifiedKey::from_der(chain, key, provider).map_err(|e| {
+        let message = match e {
+            Error::InconsistentKeys(_) => format!("the private key in {key_at} is not that of the certificate in {at}"),
+            _ => format!(
+                "the certificate in {at} with the key in {key_at} cannot be used; it must have a key of RSA, P-256, P-384 or Ed25519"
+            ),
+        };
+        wrong(message, e)
     })?;
     Ok(Some(Arc::new(certified)))
 }
@@ -354,38 +350,23 @@ fn own(files: &TlsFiles, provider: &CryptoProvider) -> Result<Option<Arc<Certifi
 /// The certificates in a file: at least one.
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, LockError> {
     let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    match read {
-        Ok(found) if found.is_empty() => Err(LockError::configuration(format!(
-            "there is no certificate in {}",
-            path.display()
-        ))),
-        read => read.map_err(|e| wrong(format!("no certificate can be read from {}", path.display()), e)),
+    let at = path.display();
+    let found = read.map_err(|e| wrong(format!("no certificate can be read from {at}"), e))?;
+    if found.is_empty() {
+        return Err(LockError::configuration(format!("there is no certificate in {at}")));
     }
+    Ok(found)
 }
 
 fn shown(file: &Option<PathBuf>) -> String {
     file.iter().map(|file| file.display().to_string()).collect()
 }
 
-fn wrong(message: String, source: impl Into<lock_core::Source>) -> LockError {
+fn wrong(message: impl Into<String>, source: impl Into<lock_core::Source>) -> LockError {
     LockError::configuration(message).with_source(source)
 }
 
-/// Judges the server's certificate.
-#[derive(Debug)]
-struct Verifier {
-    /// `None` trusts every authority.
-    webpki: Option<Arc<WebPkiServerVerifier>>,
-    /// The certificates in the file of trusted ones.
-    trusted: Vec<CertificateDer<'static>>,
-    /// Whether the certificate must be for that host.
-    names: bool,
-    pin: Option<Pin>,
-    provider: Arc<CryptoProvider>,
-    handshake: Arc<Handshake>,
-}
-
-impl ServerCertVerifier for Verifier {
+impl ServerCertVerifier for Handshake {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
@@ -394,7 +375,7 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.handshake.shown.store(true, Ordering::Release);
+        self.shown.store(true, Ordering::Release);
         if self.pin.is_some_and(|pin| pin.0[..] != Sha256::digest(end_entity)[..]) {
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
@@ -443,20 +424,13 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Notes that the server asked for a certificate, and shows the one that there is.
-#[derive(Debug)]
-struct Own {
-    key: Option<Arc<CertifiedKey>>,
-    handshake: Arc<Handshake>,
-}
-
-impl ResolvesClientCert for Own {
+impl ResolvesClientCert for Handshake {
     fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        self.handshake.asked.store(true, Ordering::Release);
-        self.key.clone()
+        self.asked.store(true, Ordering::Release);
+        self.own.clone()
     }
 
     fn has_certs(&self) -> bool {
-        self.key.is_some()
+        self.own.is_some()
     }
 }

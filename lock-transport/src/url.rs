@@ -188,27 +188,11 @@ mod tests {
         port: 7,
     };
 
-    fn refusal(text: &str) -> String {
-        let read = || {
-            let mut address = parse(text, &SPEC)?;
-            address.params.duration("time", "5s")?;
-            address.params.flag("flag")?;
-            let password = address.password.take();
-            address.params.password(password)?;
-            TlsFiles::from_params(&mut address.params)?;
-            address.params.finish("time and flag")
-        };
-        let error = read().unwrap_err();
-        assert!(matches!(error, LockError::Configuration { .. }), "{error:?}");
-        assert!(!format!("{error:?} {error:#}").contains("hunter2"), "{text}: {error:?}");
-        error.to_string()
-    }
-
     #[tokio::test]
     async fn an_address_gives_hosts_login_path_and_parameters() {
-        let text =
-            "somes://j%C3%B6e:p%40ss%3A@a,b.example:1,[::1]:2,10.0.0.1/x/y?time=500ms&flag=true&text=a%20b&ca=/c";
-        let mut address = parse(text, &SPEC).unwrap();
+        let hosts = "a,b.example:1,[::1]:2,10.0.0.1";
+        let text = format!("somes://j%C3%B6e:p%40ss%3A@{hosts}/x/y?time=500ms&flag=true&text=a%20b&ca=/c");
+        let mut address = parse(&text, &SPEC).unwrap();
         assert_eq!((address.tls, &*address.path), (true, "x/y"));
         assert_eq!(address.user.as_deref(), Some("j\u{f6}e"));
         assert_eq!(address.password.clone().unwrap().get().await.unwrap(), "p@ss:");
@@ -220,25 +204,40 @@ mod tests {
         assert_eq!(params.flag("flag").unwrap(), Some(true));
         assert_eq!(params.text("text").unwrap().as_deref(), Some("a b"));
         assert_eq!(TlsFiles::from_params(params).unwrap().ca, Some("/c".into()));
-        let taken = (params.text("text").unwrap(), params.flag("none").unwrap());
-        assert_eq!(taken, (None, None));
+        assert_eq!(
+            (params.text("text").unwrap(), params.flag("none").unwrap()),
+            (None, None)
+        );
         address.params.finish("").unwrap();
-        for (text, login) in [
-            ("some://h", (false, false)),
-            ("some://u@h/", (true, false)),
-            ("some://:p@h", (false, true)),
+        for (text, user, password) in [
+            ("some://h", false, false),
+            ("some://u@h/", true, false),
+            ("some://:p@h", false, true),
         ] {
             let address = parse(text, &SPEC).unwrap();
-            assert_eq!((address.user.is_some(), address.password.is_some()), login, "{text}");
+            assert_eq!(
+                (address.user.is_some(), address.password.is_some()),
+                (user, password),
+                "{text}"
+            );
         }
     }
 
     #[test]
     fn a_wrong_address_is_refused_with_what_to_do_and_shows_no_secret() {
+        let read = |text: &str| {
+            let mut address = parse(text, &SPEC)?;
+            address.params.duration("time", "5s")?;
+            address.params.flag("flag")?;
+            let password = address.password.take();
+            address.params.password(password)?;
+            TlsFiles::from_params(&mut address.params)?;
+            address.params.finish("time and flag")
+        };
         for (text, says) in [
             (
                 "hunter2://joe:hunter2@h",
-                "start with some:// or the like, as in some://localhost:7",
+                "some:// or the like, as in some://localhost:7",
             ),
             ("some:hunter2", "must start with"),
             ("some://joe:hunter2@", "names no host"),
@@ -257,7 +256,10 @@ mod tests {
             ("some://h?pin=sha256:hunter2", "fingerprint"),
             ("some://u:hunter2@h?password_file=hunter2", "give one of them"),
         ] {
-            let said = refusal(text);
+            let error = read(text).unwrap_err();
+            let said = format!("{error:#}");
+            assert!(matches!(error, LockError::Configuration { .. }), "{text}: {error:?}");
+            assert!(!format!("{error:?} {said}").contains("hunter2"), "{text}: {error:?}");
             assert!(
                 said.starts_with("the address of the server ") && said.contains(says),
                 "{text}: {said}"
