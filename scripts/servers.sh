@@ -5,9 +5,9 @@
 #                                        programs: redis-server, postgresql, pgbouncer, faketime, openssl; all of them by default
 #   scripts/servers.sh check [NAME]...   says within seconds what is missing and could not be got, and gets nothing
 #
-# With a container engine: images. What is there stays; what a registry has is pulled; the rest is made from Debian packages. Without
-# an engine: nothing for servers that are on the PATH in the version that is wanted; for root, programs out of the same root file systems,
-# which scripts/test.sh adds to the PATH. Making them takes root and apt-get. Nothing is got for a server that FENCELOCK_TEST_..._URL names.
+# With a container engine: images. What is there stays; what a registry has is pulled; the rest is made from Debian packages, which takes
+# root and apt-get. Without an engine: servers on the PATH in the version that is wanted; root installs them where apt-get has that version.
+# Nothing is got for a server that FENCELOCK_TEST_..._URL names.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -117,17 +117,19 @@ in_image() {
     answers
 }
 
-# unpack: the root file system of $work/root.tar in $root, with the programs of the server for the PATH.
-unpack() {
+# take_out PROGRAM...: the file system of the image in $root, with these programs for the PATH in $root/programs.
+take_out() {
+    container=$(docker create "$image")
+    docker export "$container" >"$work/root.tar"
+    docker rm "$container" >/dev/null
     mkdir -p "$roots"
     unpacked=$(mktemp -d "$roots/.unpacking.XXXXXX")
     # Only root can make devices.
-    if [ "$(id -u)" -eq 0 ]; then devices=; else devices='dev/*'; fi
-    tar -C "$unpacked" --numeric-owner ${devices:+--exclude="$devices"} -xpf "$work/root.tar"
+    tar -C "$unpacked" --numeric-owner --exclude='dev/*' -xpf "$work/root.tar"
     chmod 755 "$unpacked"
     (
         cd "$unpacked"
-        wrap "$server" initdb pg_basebackup pg_dump
+        wrap "$@"
     )
     # Another run may have been faster.
     if [ -e "$root" ]; then rm -rf "$unpacked"; else mv "$unpacked" "$root"; fi
@@ -146,8 +148,6 @@ wrap() {
         cat >"$folder/$name" <<END
 #!/bin/sh
 for loader in '$root'/usr/lib/*-linux-gnu/ld-linux*.so.*; do
-    # A program that needs no libraries cannot be started by it.
-    "\$loader" --verify '$root/$real' >/dev/null 2>&1 || exec '$root/$real' "\$@"
     exec "\$loader" --argv0 '$root/$folder/$name' --library-path "\${loader%/*}" '$root/$real' "\$@"
 done
 END
@@ -156,7 +156,7 @@ END
     chmod 755 "$folder"/* programs/*
 }
 
-# build: the root file system as $work/root.tar.
+# build: the image from Debian packages.
 build() {
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     if ! has mmdebstrap || [ ! -e "$keyring" ]; then
@@ -179,10 +179,6 @@ build() {
             printf '%s\n' \"listen_addresses = '*'\" \"unix_socket_directories = '/tmp'\" dynamic_shared_memory_type=posix >>postgresql.conf"
     mmdebstrap "$@" "$suite" "$work/root.tar" >"$work/build.log" 2>&1 </dev/null ||
         { cat "$work/build.log"; die "$image could not be made from Debian packages."; }
-}
-
-# import: the image, of $work/root.tar.
-import() {
     # Without the option, Redis would talk to nobody outside the container.
     case $folder in /data) command="[\"$server\", \"--protected-mode\", \"no\"]" ;; *) command="[\"$server\"]" ;; esac
     docker import --message "$package of Debian $suite" --change "WORKDIR $folder" --change "USER $user" --change "CMD $command" \
@@ -190,7 +186,7 @@ import() {
         "$work/root.tar" "$image" >/dev/null
 }
 
-# get NAME: an image, or the programs of its root file system. With $checks: only whether it could be got.
+# get NAME: an image, or a server on the PATH. With $checks: only whether it could be got.
 get() {
     about "$1"
     if [ -n "$url" ]; then
@@ -199,20 +195,13 @@ get() {
         how=here
         if [ $checks = no ] && ! here; then
             build
-            import
             how="made from $package of Debian $suite"
         fi
         say "$image: $how"
-    elif allowed path && [ -d "$root/programs" ]; then
-        say "$image: here, in $root"
     elif allowed path && on_path; then
         say "$image: not needed, $server on the PATH is of that version"
-    elif allowed path && can_install; then
-        if [ $checks = no ]; then
-            build
-            unpack
-        fi
-        say "$image: made from $package of Debian $suite, in $root"
+    elif allowed path && can_install && { [ $checks = yes ] || { apt "$package" && on_path; }; }; then
+        say "$image: not needed, $package is installed"
     else
         missing="$missing
   $image: there is no container engine that answers, and $server of that version is not on the PATH"
@@ -231,15 +220,12 @@ get_program() {
     elif [ $checks = no ] && [ ! -e "$root/programs" ]; then
         say "Taking the programs of $1 out of $image."
         here || die "$image is not here, and no registry has it."
-        container=$(docker create "$image")
-        docker export "$container" >"$work/root.tar"
-        docker rm "$container" >/dev/null
-        unpack
+        take_out "$server" initdb pg_basebackup pg_dump
     fi
 }
 
-roots=${FENCELOCK_TEST_ROOTS:-$(sh scripts/roots.sh)}
-silent='' unpacked='' missing='' packages='' images='' programs='' checks=no way=root
+roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
+silent='' unpacked='' missing='' packages='' images='' programs='' checks=no way=path
 work=$(mktemp -d)
 trap 'rm -rf "$work" ${unpacked:+"$unpacked"}' EXIT
 trap 'exit 130' HUP INT TERM

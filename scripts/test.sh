@@ -116,8 +116,9 @@ cargo fmt --version >/dev/null 2>&1 || die "rustfmt is missing: run \`rustup com
 cargo clippy --version >/dev/null 2>&1 || die "clippy is missing: run \`rustup component add clippy\`."
 # shellcheck disable=SC2086
 [ -z "$wanted" ] || sh scripts/servers.sh check $wanted || exit 2
-# Programs that scripts/servers.sh takes out of images and packages, where nothing else has them.
-for root in "${FENCELOCK_TEST_ROOTS:-$(sh scripts/roots.sh)}"/*-programs; do PATH=$PATH:$root/programs; done
+# Programs that scripts/servers.sh takes out of images, where nothing else has them.
+roots=${FENCELOCK_TEST_ROOTS:-${XDG_CACHE_HOME:-${HOME:-/root}/.cache}/fencelock/roots}
+for root in "$roots"/*-programs; do PATH=$PATH:$root/programs; done
 
 # Wherever an environment or a configuration puts it.
 target=$(cargo metadata --no-deps --format-version 1 | sed -n 's/.*"target_directory":"\([^"]*\)".*/\1/p')
