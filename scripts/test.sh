@@ -18,7 +18,7 @@ postgres|postgresql pgbouncer faketime|lock-postgres, further tests|further lock
 etcd|etcd|lock-etcd, further tests|further lock-etcd
 sqlite||lock-sqlite, further tests|further lock-sqlite
 core||lock-core, fencelock, fencelock-macros|further lock-core fencelock fencelock-macros
-command|redis postgres etcd faketime|the command, on every backend|further fencelock-cli
+command|redis postgres etcd|the command, on every backend|further fencelock-cli
 servers|redis valkey redis70 postgres postgres15 etcd faketime|servers, failovers, moves|further test-servers conformance-tests
 servers||forks|cargo_test -p conformance-tests --all-features --test fork
 examples|redis postgres etcd faketime|examples, and a backend of a third party|cargo_test -p fencelock -p conformance-tests --all-features --example http --example third_party

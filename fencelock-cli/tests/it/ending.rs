@@ -68,12 +68,8 @@ pub(crate) fn the_lock_of_one_that_is_killed_is_free_long_before_its_ttl(backend
 }
 
 #[test]
-fn killed_on_sqlite() {
+fn killed_or_stopped_on_sqlite() {
     one_that_is_killed_takes_its_command_along(Backend::Sqlite);
-}
-
-#[test]
-fn stopped_on_sqlite() {
     one_that_is_stopped_loses_command_and_lock_and_exits_with_76_when_it_wakes(Backend::Sqlite);
 }
 
@@ -81,18 +77,15 @@ fn stopped_on_sqlite() {
 fn the_address_of_one_that_is_killed_is_not_shown_and_may_hold_anything() {
     let world = World::new();
     let url = world.file("two words.db");
-    world.script("job", "exec sleep 600");
+    world.job("exec sleep 600");
     let mut program = world.fencelock();
-    program
-        .args("run --ttl 600s lock -- sh job".split(' '))
-        .env("FENCELOCK_URL", &url);
-    let running = world.started(&mut program, "exec sleep 600");
-    let arguments = fs::read_to_string(format!("/proc/{}/cmdline", running.watchdog().0)).unwrap();
+    program.args("run --ttl 600s lock -- sh job".split(' '));
+    let running = world.started(program.env("FENCELOCK_URL", &url), "exec sleep 600");
+    let arguments = running.watchdog(None).cmdline();
     assert!(!arguments.contains("two words"), "{arguments}");
     running.kill();
-    world
-        .run_at(&url, &format!("run {PATIENTLY} lock -- true"))
-        .is(0, "", "");
+    let next = world.run_at(&url, &format!("run {PATIENTLY} lock -- true"));
+    next.is(0, "", "");
     running.end();
 }
 
@@ -100,7 +93,7 @@ fn the_address_of_one_that_is_killed_is_not_shown_and_may_hold_anything() {
 fn one_that_is_killed_does_not_release_what_another_holds_by_now() {
     let world = World::new();
     let first = world.sleeper("--ttl 600s");
-    let watchdog = first.watchdog();
+    let watchdog = first.watchdog(None);
     // Its next renewal is minutes away, so it learns nothing of this.
     world.take_away();
     let second = world.sleeper("--ttl 600s");
@@ -152,12 +145,9 @@ fn a_stopped_command_is_ended_too() {
 fn another_watchdog_takes_the_place_of_one_that_is_killed_and_guards_the_command() {
     let world = World::new();
     let running = world.sleeper("");
-    let watchdog = running.watchdog();
-    watchdog.signal(Signal::KILL);
-    wait_until("another watchdog", || {
-        running.watchdogs().iter().any(|other| *other != watchdog)
-    });
-    let watchdog = running.watchdog();
+    let first = running.watchdog(None);
+    first.signal(Signal::KILL);
+    let watchdog = running.watchdog(Some(first));
     watchdog.signal(Signal::STOP);
     watchdog.comes_to('S');
     // What a service manager sends to all changes nothing.
@@ -198,16 +188,6 @@ fn lost_is_76_and_the_command_is_ended() {
 }
 
 #[test]
-fn a_lock_file_that_vanishes_ends_the_command_before_its_lease() {
-    let world = World::new();
-    let running = world.sleeper(SHORT_TTL);
-    fs::remove_file(world.path("locks.db")).unwrap();
-    let command = running.command;
-    assert_eq!(running.end().code, Some(76));
-    assert!(!command.is_alive());
-}
-
-#[test]
 fn a_run_inside_of_one_that_loses_its_lock_ends_its_deaf_command_and_frees_its_own_lock() {
     for kill in [false, true] {
         let world = World::new();
@@ -231,29 +211,25 @@ fn a_run_inside_of_one_that_loses_its_lock_ends_its_deaf_command_and_frees_its_o
 }
 
 #[test]
-fn what_the_command_leaves_in_the_background_is_ended_with_it_and_a_line_says_so() {
-    let world = World::new();
-    let script = format!(
-        "nohup {} > /dev/null 2>&1 & while ! test -e left; do sleep 0.01; done; exit 3",
-        deaf("left")
-    );
-    let done = world.run_script("--grace 300ms", &script);
-    done.fails(3, "processes that it had started still ran");
-    done.fails(3, "they were ended");
-    assert!(!world.pid("left").is_alive());
-}
-
-#[test]
-fn a_daemon_that_left_the_group_outlives_the_command() {
-    let world = World::new();
-    let script = format!(
-        "setsid {} > /dev/null 2>&1 & while ! test -e daemon; do sleep 0.01; done",
-        deaf("daemon")
-    );
-    let done = world.run_script("", &script);
-    let daemon = world.pid("daemon");
-    let alive = daemon.is_alive();
-    daemon.clean_up();
-    done.is(0, "", "");
-    assert!(alive && world.is_free());
+fn what_the_command_leaves_in_the_background_is_ended_with_it_unless_it_has_left_the_group() {
+    for (program, says) in [("nohup", "processes that it had started still ran"), ("setsid", "")] {
+        let world = World::new();
+        let script = format!(
+            "{program} {} > /dev/null 2>&1 & while ! test -e left; do sleep 0.01; done; exit 3",
+            deaf("left")
+        );
+        let done = world.run_script("--grace 300ms", &script);
+        let left = world.pid("left");
+        let is_alive = left.is_alive();
+        left.clean_up();
+        assert!(world.is_free());
+        match says {
+            "" => done.is(3, "", ""),
+            says => {
+                done.fails(3, says);
+                done.fails(3, "they were ended");
+            }
+        }
+        assert_eq!(is_alive, says.is_empty(), "{program}");
+    }
 }

@@ -1,13 +1,6 @@
 //! What is refused: one clear line, the right code, and no secret in it.
 
-use std::fs;
-
 use crate::world::{Done, World};
-
-#[track_caller]
-fn refused(args: &[&str], code: i32, says: &str) {
-    World::new().run_words(args).fails(code, says);
-}
 
 #[track_caller]
 fn run_refused(options: &str, says: &str) {
@@ -15,70 +8,64 @@ fn run_refused(options: &str, says: &str) {
 }
 
 #[test]
-fn a_run_without_a_command_says_how_to_give_one() {
-    let says = "there is no command to run: fencelock run NAME -- COMMAND";
-    for line in ["run lock", "run lock --", "run -n lock --", "run -- -n --"] {
-        World::new().run(line).fails(64, says);
+fn a_line_that_cannot_be_carried_out_says_why() {
+    let world = World::new();
+    let no_command = "there is no command to run: fencelock run NAME -- COMMAND";
+    for (line, says) in [
+        ("run lock", no_command),
+        ("run lock --", no_command),
+        ("run -n lock --", no_command),
+        ("run -- -n --", no_command),
+        ("run", "<NAME>"),
+        ("run -x -- true", "use '-- -x'"),
+        ("frobnicate", "unrecognized subcommand"),
+        ("man frobnicate", "there are run,"),
+        ("release lock", "say so with --force"),
+    ] {
+        world.run(line).fails(64, says);
     }
-    World::new().run("run").fails(64, "<NAME>");
+    let done = world.run("");
+    assert!(done.code == Some(64) && done.stdout.is_empty(), "{done:?}");
+    assert!(done.stderr.contains("Usage: fencelock"), "{done:?}");
 }
 
 #[test]
-fn an_address_that_cannot_be_or_would_exclude_nobody_is_refused() {
-    run_refused("--url mysql://h/shop", "postgres, redis, sqlite");
-    run_refused("--url locks.db", "does not start with a scheme");
-    run_refused("--url memory:", "exclude nobody");
-    let done = World::new().run("run --url mysql://h/shop lock -- true");
-    assert!(
-        !done.stderr.contains("memory:"),
-        "no advice that is refused in turn: {done:?}"
-    );
-}
-
-#[test]
-fn times_and_numbers_that_cannot_be_are_refused_with_their_option() {
+fn an_option_that_cannot_be_says_why() {
+    for (options, says) in [
+        ("--url mysql://h/shop", "postgres, redis, sqlite"),
+        ("--url locks.db", "does not start with a scheme"),
+        ("--url memory:", "exclude nobody"),
+        ("-E=256", "--conflict-exit-code"),
+        ("-E=-1", "--conflict-exit-code"),
+        ("-E=busy", "--conflict-exit-code"),
+        ("--max-holders 0", "--max-holders"),
+        ("--max-holders many", "--max-holders"),
+        (
+            "--ttl 1ms",
+            "a ttl of 1ms is not possible here; choose one from 100ms to 1day",
+        ),
+        ("--ttl 0", "a ttl of 0s is not possible here"),
+        ("--ttl 100000", "a ttl of 1day 3h 46m 40s is not possible here"),
+        ("--grace 20s", "give at most 9s, or a longer --ttl"),
+        ("--ttl 3s --grace 3s", "at most 700ms"),
+        ("--min-hold 1e18", "--min-hold is too long; give at most 1year 18h"),
+        ("-n --wait 1s", "cannot be used with"),
+        ("--shared --max-holders 2", "cannot be used with"),
+        ("--shared --min-hold 1m", "cannot be used with"),
+        ("-q -v", "cannot be used with"),
+        ("--nonsense", "--nonsense"),
+    ] {
+        run_refused(options, says);
+    }
     for option in ["--ttl", "--wait", "--grace", "--max-hold", "--min-hold"] {
         for time in ["soon", "10parsecs", "", "-1s"] {
             run_refused(&format!("{option}={time}"), option);
         }
         run_refused(&format!("{option} -5"), "cannot be negative");
     }
-    for code in ["256", "-1", "busy"] {
-        run_refused(&format!("-E={code}"), "--conflict-exit-code");
-    }
-    for holders in ["0", "many"] {
-        run_refused(&format!("--max-holders {holders}"), "--max-holders");
-    }
-    for (ttl, shown) in [("1ms", "1ms"), ("0", "0s"), ("100000", "1day 3h 46m 40s")] {
-        let says = format!("a ttl of {shown} is not possible here; choose one from 100ms to 1day");
-        run_refused(&format!("--ttl {ttl}"), &says);
-    }
-    run_refused("--grace 20s", "give at most 9s, or a longer --ttl");
-    run_refused("--ttl 3s --grace 3s", "at most 700ms");
-    run_refused("--min-hold 1e18", "--min-hold is too long; give at most 1year 18h");
-}
-
-#[test]
-fn contradictory_and_unknown_arguments_are_refused() {
-    for options in [
-        "-n --wait 1s",
-        "--shared --max-holders 2",
-        "--shared --min-hold 1m",
-        "-q -v",
-    ] {
-        run_refused(options, "cannot be used with");
-    }
-    run_refused("--nonsense", "--nonsense");
-    for (line, says) in [
-        ("run -x -- true", "use '-- -x'"),
-        ("frobnicate", "unrecognized subcommand"),
-        ("man frobnicate", "there are run,"),
-    ] {
-        World::new().run(line).fails(64, says);
-    }
-    let done = World::new().run("");
-    assert!(done.code == Some(64) && done.stdout.is_empty(), "{done:?}");
-    assert!(done.stderr.contains("Usage: fencelock"), "{done:?}");
+    let done = World::new().run("run --url mysql://h/shop lock -- true");
+    let advice = "no advice that is refused in turn";
+    assert!(!done.stderr.contains("memory:"), "{advice}: {done:?}");
 }
 
 #[test]
@@ -95,8 +82,8 @@ fn a_name_may_hold_anything_printable_of_512_bytes() {
         ("", "empty"),
         ("two\nlines", "control character"),
     ] {
-        refused(&["run", name, "--", "true"], 64, says);
-        refused(&["holder", name], 64, says);
+        world.run_words(["run", name, "--", "true"]).fails(64, says);
+        world.run_words(["holder", name]).fails(64, says);
     }
 }
 
@@ -104,8 +91,6 @@ fn a_name_may_hold_anything_printable_of_512_bytes() {
 fn nothing_secret_is_shown_of_an_address_however_it_is_written() {
     const SECRET: &str = "hunter2";
     let world = World::new();
-    // A port that nothing listens on.
-    let closed = "127.0.0.1:1";
     let mut urls: Vec<String> = [
         "redis://joe:hunter2@localhost/0",
         "postgres://joe:hunter2@localhost/shop?password=hunter2",
@@ -136,7 +121,8 @@ fn nothing_secret_is_shown_of_an_address_however_it_is_written() {
             "joe:x hunter2",
             "joe@hunter2:x",
         ] {
-            urls.push(format!("{scheme}://{login}@{closed}/shop"));
+            // Nothing listens on that port.
+            urls.push(format!("{scheme}://{login}@127.0.0.1:1/shop"));
         }
         // The path of a file is not secret.
         if scheme != "sqlite" {
@@ -154,11 +140,8 @@ fn nothing_secret_is_shown_of_an_address_however_it_is_written() {
         let lines = ["-vv run -n lock -- true", "-v list", "check"];
         for line in &lines[..if is_like_an_address { 3 } else { 2 }] {
             let mut command = world.fencelock();
-            command
-                .args(["--url", url])
-                .args(line.split(' '))
-                .env_remove("FENCELOCK_URL");
-            look(Done::of(&mut command), true);
+            command.env_remove("FENCELOCK_URL").args(["--url", url]);
+            look(Done::of(command.args(line.split(' '))), true);
             look(world.run_at(url, line), true);
         }
         // In the wrong place it is an unknown argument.
@@ -168,29 +151,4 @@ fn nothing_secret_is_shown_of_an_address_however_it_is_written() {
         }
     }
     assert!(wrong.is_empty(), "{}: {wrong:#?}", wrong.len());
-}
-
-#[test]
-fn without_a_home_or_a_usable_state_directory_it_says_what_to_do() {
-    let world = World::new();
-    let run = |line: &str, (name, value): (&str, &str)| {
-        let mut command = world.fencelock();
-        Done::of(
-            command
-                .env_remove("FENCELOCK_URL")
-                .env(name, value)
-                .args(line.split(' ')),
-        )
-    };
-    for home in ["", "relative"] {
-        for line in ["run lock -- true", "list"] {
-            run(line, ("HOME", home)).fails(64, "HOME is not set to an absolute path; give --url");
-        }
-    }
-    let path = |name: &str| world.path(name).display().to_string();
-    // A file where a directory should be stops root too.
-    world.write("home", "");
-    run("run lock -- true", ("HOME", &path("home"))).fails(78, "home/.local/state/fencelock cannot be made");
-    fs::create_dir_all(world.path("state/fencelock/locks.db")).unwrap();
-    run("run lock -- true", ("XDG_STATE_HOME", &path("state"))).fails(78, "locks.db is a directory");
 }

@@ -58,16 +58,6 @@ impl Server {
         self.running.runtime.block_on(work)
     }
 
-    /// Stops it where it is: connections stay open, and nobody gets an answer.
-    pub(crate) fn pause(&self) {
-        self.block_on(self.running.server.pause()).unwrap();
-    }
-
-    /// Lets it go on after a pause.
-    pub(crate) fn resume(&self) {
-        self.block_on(self.running.server.resume()).unwrap();
-    }
-
     /// Ends it as `kill -9` does.
     pub(crate) fn kill(&self) {
         self.block_on(self.running.server.kill()).unwrap();

@@ -1,6 +1,6 @@
 //! The command on each server, once: it runs, it says that a lock is busy, it shows the holder and takes a lock away.
 
-use crate::modes;
+use crate::modes::several_hold_a_lock_as_far_as_their_modes_go_together;
 use crate::world::{Backend, World};
 
 #[test]
@@ -26,19 +26,17 @@ fn works_on(backend: Backend) {
     let running = world.sleeper("--label nightly");
     let holder = format!(":{} (nightly) for ", running.fencelock().0);
     world.run("run -n lock -- true").fails(75, &holder);
-    let shown = world.run("holder lock");
-    assert!(shown.code == Some(0) && shown.stdout.contains(&holder), "{shown:?}");
+    world.run("holder lock").shows(0, &[&holder]);
     running.stop();
 
     world.run("holder lock").is(1, "lock is free\n", "");
     world.run("run -n --min-hold 1h lock -- true").is(0, "", "");
-    assert_eq!(world.run("run -n lock -- true").code, Some(75));
+    world.run("run -n lock -- true").ends_with(75);
     world.take_away();
     assert!(world.run_script("", "echo $FENCELOCK_TOKEN").token() > first);
     let check = world.run("check --json");
+    check.ends_with(0);
     let product = check.json()["backend"]["product"].to_string().to_lowercase();
-    let expected = format!("{backend:?}").to_lowercase();
-    assert!(check.code == Some(0) && product.contains(&expected), "{check:?}");
-    modes::readers_share_a_lock_and_exclude_a_writer(backend);
-    modes::a_number_of_holders_are_let_in_at_once(backend);
+    assert!(product.contains(&format!("{backend:?}").to_lowercase()), "{check:?}");
+    several_hold_a_lock_as_far_as_their_modes_go_together(backend);
 }

@@ -10,7 +10,7 @@ use crate::world::{SHORT_TTL, World, wait_until};
 
 /// A session in which `fencelock run` with `options` runs a script.
 fn running(world: &World, options: &str, script: &str) -> Session {
-    world.script("job", script);
+    world.job(script);
     let mut session = Session::new(world);
     session.start(&format!("fencelock run {options} lock -- sh job"));
     session.see("ready");
@@ -33,7 +33,7 @@ fn ctrl_c_ends_the_command_and_gives_130_also_after_it_has_read_the_terminal() {
 fn ctrl_c_ends_a_script_and_not_only_the_command_in_it() {
     for shell in ["sh", "bash"] {
         let world = World::new();
-        world.script("job", "exec sleep 600");
+        world.job("exec sleep 600");
         world.write("script", "for i in 1 2 3; do fencelock run lock -- sh job; done");
         let mut session = Session::new(&world);
         session.start(&format!("{shell} script"));
@@ -116,7 +116,7 @@ fn ctrl_z_stops_the_command_and_fg_and_bg_continue_it() {
 #[test]
 fn ctrl_z_stops_a_script_too_and_the_script_has_the_terminal_afterwards() {
     let world = World::new();
-    world.script("job", "read x; exec sleep 600");
+    world.job("read x; exec sleep 600");
     let script = "fencelock run --ttl 10m lock -- sh job; echo after-$?; read y; echo and-$y";
     world.write("script", script);
     let mut session = Session::new(&world);
@@ -164,7 +164,7 @@ fn a_pager_beside_the_command_keeps_the_keyboard() {
 fn a_shell_as_the_command_is_a_shell() {
     let world = World::new();
     let mut session = Session::new(&world);
-    world.script("job", "exec sleep 600");
+    world.job("exec sleep 600");
     session.start("fencelock run lock -- env PS1='inner> ' sh -i");
     session.see("inner> ");
     for key in [CTRL_C, CTRL_Z] {

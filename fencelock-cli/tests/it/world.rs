@@ -12,8 +12,7 @@ use tempfile::TempDir;
 
 use crate::server::Server;
 
-/// How long a test waits for a condition before it fails. A process that is to be ended by something else lives longer
-/// than that.
+/// How long a test waits for a condition before it fails. A process that is to be ended by something else lives longer.
 pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
 
 /// The same, as an option of `fencelock run`.
@@ -24,6 +23,9 @@ pub(crate) const SHORT_TTL: &str = "--ttl 6s";
 
 /// What a script does first: it writes its number to the file `pid`.
 const TELL: &str = "echo $$ > pid.new; mv pid.new pid;";
+
+/// A script that sleeps.
+const SLEEP: &str = "exec sleep 600";
 
 /// Fails because something is missing that a test needs, unless the environment variable `FENCELOCK_TEST_LESS` is set.
 pub(crate) fn not_shown(why: &str) {
@@ -67,10 +69,8 @@ impl World {
 
     /// With its locks on a server that no other world uses, which may be harmed.
     pub(crate) fn on_own(backend: Backend) -> Self {
-        Self {
-            server: Some(Server::own(backend)),
-            ..Self::new()
-        }
+        let server = Some(Server::own(backend));
+        Self { server, ..Self::new() }
     }
 
     /// The server that keeps the locks.
@@ -176,11 +176,10 @@ impl World {
     /// Takes the lock away from its holder.
     #[track_caller]
     pub(crate) fn take_away(&self) {
-        let done = self.run("release --force lock");
-        assert_eq!(done.code, Some(0), "{done:?}");
+        self.run("release --force lock").ends_with(0);
     }
 
-    /// A transaction that nobody can write beside, until it is committed.
+    /// A transaction beside which nothing can be written, until it is committed.
     pub(crate) fn keep_file_to_itself(&self) -> rusqlite::Connection {
         let others = rusqlite::Connection::open(self.path("locks.db")).unwrap();
         others.busy_timeout(HANG_LIMIT).unwrap();
@@ -193,8 +192,8 @@ impl World {
     pub(crate) fn start(&self, options: &str, script: &str) -> Running {
         let mut command = self.fencelock();
         command.arg("run").args(options.split_whitespace());
-        command.args(["lock", "--", "sh", "-c", &format!("{TELL} {script}")]);
-        self.started(&mut command, script)
+        let script = format!("{TELL} {script}");
+        self.started(command.args(["lock", "--", "sh", "-c", &script]), &script)
     }
 
     /// Starts such a command by a program, and waits in the same way.
@@ -203,7 +202,7 @@ impl World {
         let _ = fs::remove_file(self.path("pid"));
         let child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let command = self.pid("pid");
-        if script.ends_with("exec sleep 600") {
+        if script.ends_with(SLEEP) {
             command.becomes("sleep");
         }
         Running { child, command }
@@ -211,12 +210,12 @@ impl World {
 
     /// The same, and waits until the lock is held by a command that sleeps.
     pub(crate) fn sleeper(&self, options: &str) -> Running {
-        self.start(options, "exec sleep 600")
+        self.start(options, SLEEP)
     }
 
-    /// Writes a script that first writes its number to the file `pid`, and says `ready`.
-    pub(crate) fn script(&self, name: &str, text: &str) {
-        self.write(name, &format!("{TELL} echo ready; {text}"));
+    /// Writes a script to the file `job` that first writes its number to the file `pid`, and says `ready`.
+    pub(crate) fn job(&self, text: &str) {
+        self.write("job", &format!("{TELL} echo ready; {text}"));
     }
 
     /// Waits until the script of that kind that ends in `exec sleep 600` sleeps.
@@ -254,6 +253,12 @@ impl Done {
         command.output().unwrap().into()
     }
 
+    /// Checks its code.
+    #[track_caller]
+    pub(crate) fn ends_with(&self, code: i32) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+    }
+
     /// Checks its code and all that it wrote.
     #[track_caller]
     pub(crate) fn is(&self, code: i32, stdout: &str, stderr: &str) {
@@ -277,6 +282,16 @@ impl Done {
         assert!(line.contains(says), "{says}: {line}");
     }
 
+    /// Checks its code, and that its output holds all of that.
+    #[track_caller]
+    pub(crate) fn shows(&self, code: i32, all: &[&str]) {
+        let missing = all.iter().find(|says| !self.stdout.contains(**says));
+        assert!(
+            self.code == Some(code) && missing.is_none(),
+            "{code}, {missing:?}: {self:?}"
+        );
+    }
+
     #[track_caller]
     pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}: {self:?}"))
@@ -285,7 +300,7 @@ impl Done {
     /// The token that the command printed.
     #[track_caller]
     pub(crate) fn token(&self) -> u64 {
-        assert_eq!(self.code, Some(0), "{self:?}");
+        self.ends_with(0);
         self.stdout.trim().parse().unwrap()
     }
 }
@@ -311,25 +326,20 @@ impl Running {
         Process(self.child.id() as i32)
     }
 
-    /// The watchdog of the command.
-    pub(crate) fn watchdog(&self) -> Process {
+    /// The watchdog of the command, another one than `before`.
+    pub(crate) fn watchdog(&self, before: Option<Process>) -> Process {
+        let is_watchdog = |process: &Process| {
+            let is_named = process.cmdline().starts_with("lock-watchdog");
+            is_named && process.is_alive() && process.word(1) == Some(self.child.id().to_string())
+        };
         let mut found = Vec::new();
-        wait_until("one watchdog", || {
-            found = self.watchdogs();
-            found.len() == 1
+        wait_until("a watchdog", || {
+            let processes = fs::read_dir("/proc").unwrap().flatten();
+            let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Process));
+            found = processes.filter(is_watchdog).collect();
+            found.len() == 1 && found.first() != before.as_ref()
         });
         found[0]
-    }
-
-    pub(crate) fn watchdogs(&self) -> Vec<Process> {
-        let processes = fs::read_dir("/proc").unwrap().flatten();
-        let processes = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok().map(Process));
-        let is_watchdog = |process: &Process| {
-            let name = fs::read(format!("/proc/{}/cmdline", process.0)).unwrap_or_default();
-            let parent = process.word(1);
-            name.starts_with(b"lock-watchdog") && process.is_alive() && parent == Some(self.child.id().to_string())
-        };
-        processes.filter(is_watchdog).collect()
     }
 
     pub(crate) fn kill(&self) {
@@ -379,6 +389,11 @@ impl Process {
     /// Whether it runs, or could if it were continued. What has ended and waits to be asked about does not.
     pub(crate) fn is_alive(self) -> bool {
         !matches!(self.state(), None | Some('Z' | 'X'))
+    }
+
+    pub(crate) fn cmdline(self) -> String {
+        let line = fs::read(format!("/proc/{}/cmdline", self.0)).unwrap_or_default();
+        String::from_utf8_lossy(&line).into_owned()
     }
 
     /// As `ps` shows it.

@@ -26,7 +26,7 @@ fn commands_that_end_leave_no_lease() {
         let before = leases_and_keys(world.server());
         run();
         for line in ["list", "check"] {
-            assert_eq!(world.run(line).code, Some(0));
+            world.run(line).ends_with(0);
         }
         let after = leases_and_keys(world.server());
         if after == before {
@@ -54,9 +54,9 @@ fn a_user_who_may_only_read_sees_the_locks_and_changes_none() {
     });
     let as_user = |user: &str| world.url().replace("etcd://", &format!("etcd://{user}:PASSWORD@"));
     // With the output of `fencelock list` as its own, the command shows what is held while it runs.
-    world.script("job", r#"FENCELOCK_URL="$2" "$1" list --names"#);
+    world.job(r#"FENCELOCK_URL="$2" "$1" list --names"#);
     let job = format!("run lock -- sh job {} {}", binary(), as_user("look"));
     world.run_at(&as_user("root"), &job).is(0, "ready\nlock\n", "");
-    assert_eq!(world.run_at(&as_user("look"), "holder lock").code, Some(1));
+    world.run_at(&as_user("look"), "holder lock").ends_with(1);
     world.run_at(&as_user("look"), "run -n lock -- true").one_line(78);
 }

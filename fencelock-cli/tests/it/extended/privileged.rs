@@ -37,8 +37,7 @@ impl<'a> User<'a> {
 
     /// Not by this process: another thread that starts a program meanwhile would keep the copy open for writing.
     fn copy(&self, from: &str, name: &str, mode: u32) {
-        let done = Done::of(self.world.program("cp").args([from, name]));
-        assert_eq!(done.code, Some(0), "{done:?}");
+        Done::of(self.world.program("cp").args([from, name])).ends_with(0);
         set_mode(&self.world.path(name), mode);
     }
 
@@ -79,10 +78,8 @@ fn a_user_who_may_only_read_the_file_sees_the_locks() {
     set_mode(&world.path("locks.db"), 0o644);
     let running = world.sleeper("--ttl 1h");
     let look = || {
-        Done::of(
-            user.runs("./fencelock", &["list", "--names"])
-                .env("FENCELOCK_URL", world.url()),
-        )
+        let mut look = user.runs("./fencelock", &["list", "--names"]);
+        Done::of(look.env("FENCELOCK_URL", world.url()))
     };
     look().is(0, "lock\n", "");
     set_mode(&world.path("locks.db"), 0o600);
@@ -96,7 +93,7 @@ fn a_command_that_cannot_be_signalled_is_not_called_ended() {
     let Some(user) = User::new(&world) else { return };
     // As sudo does, it becomes root for good.
     user.copy("/usr/bin/setpriv", "raise", 0o4755);
-    world.script("job", "exec > /dev/null 2>&1; exec sleep 600");
+    world.job("exec > /dev/null 2>&1; exec sleep 600");
     let line = "run --ttl 2s lock -- ./raise --reuid=0 --regid=0 --clear-groups sh job";
     let mut running = user.runs("./fencelock", &line.split(' ').collect::<Vec<_>>());
     let mut running = running.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -110,8 +107,7 @@ fn a_command_that_cannot_be_signalled_is_not_called_ended() {
         return;
     }
     let command = world.asleep();
-    let forced = Done::of(&mut user.runs("./fencelock", &["release", "--force", "lock"]));
-    assert_eq!(forced.code, Some(0), "{forced:?}");
+    Done::of(&mut user.runs("./fencelock", &["release", "--force", "lock"])).ends_with(0);
     let done = Done::from(running.wait_with_output().unwrap());
     let is_alive = command.is_alive();
     command.clean_up();
@@ -125,7 +121,7 @@ fn what_proc_hides_is_not_called_ended() {
     let world = World::new();
     let Some(user) = User::new(&world) else { return };
     user.copy("/usr/bin/setpriv", "raise", 0o4755);
-    world.script("job", "exec > /dev/null 2>&1; exec sleep 600");
+    world.job("exec > /dev/null 2>&1; exec sleep 600");
     let script = r#"mount -t proc -o hidepid=2 proc /proc && exec setpriv --clear-groups --reuid=$0 --regid=$0 "$@""#;
     let mut hidden = world.program("unshare");
     hidden.args(["--mount", "sh", "-c", script, &user.number.to_string()]);

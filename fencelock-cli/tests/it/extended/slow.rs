@@ -1,32 +1,14 @@
 //! What takes several ttl, and what is shown on every backend.
 
-use std::fs;
-
 use crate::ending::{
     one_that_is_killed_takes_its_command_along,
     one_that_is_stopped_loses_command_and_lock_and_exits_with_76_when_it_wakes,
     the_lock_of_one_that_is_killed_is_free_long_before_its_ttl,
 };
-use crate::world::{Backend, Done, World, binary};
+use crate::world::{Backend, World};
 
 fn a_command_that_runs_for_many_ttls_keeps_its_lock(backend: Backend) {
     World::on(backend).run("run --ttl 4s lock -- sleep 14").is(0, "", "");
-}
-
-fn of_hosts_whose_clocks_differ_by_hours_one_runs_the_command(backend: Backend) {
-    let world = World::on(backend);
-    for ahead in ["+0", "+3h", "-3h", "+1h"] {
-        let mut host = world.program("faketime");
-        // Only the wall clock can be wrong on a real machine.
-        host.args(["-f", ahead, binary()])
-            .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        host.args("run -n -E 0 --min-hold 1h lock -c".split(' '))
-            .arg("date +%s >> ran");
-        let done = Done::of(&mut host);
-        assert_eq!(done.code, Some(0), "{done:?}");
-        let ran = fs::read_to_string(world.path("ran")).unwrap().lines().count();
-        assert_eq!(ran, 1, "clock {ahead}");
-    }
 }
 
 /// Makes a test of each function, on each backend.
@@ -53,7 +35,6 @@ on_every_backend! {
     one_that_is_stopped_loses_command_and_lock_and_exits_with_76_when_it_wakes,
     the_lock_of_one_that_is_killed_is_free_long_before_its_ttl,
     a_command_that_runs_for_many_ttls_keeps_its_lock,
-    of_hosts_whose_clocks_differ_by_hours_one_runs_the_command,
 }
 
 #[test]
