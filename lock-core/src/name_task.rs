@@ -408,7 +408,7 @@ impl NameTask {
             Err(error) => {
                 let unsent = error.is_unsent() && !ask.was_sent;
                 let now = self.core.clock.now();
-                let is_over = ask.wait.is_none_or(|deadline| deadline.is_some_and(|at| at <= now));
+                let is_over = ask.wait.is_none() || ask.deadline().is_some_and(|at| at <= now);
                 self.ask_failed(error, unsent, is_over).await;
             }
         }
