@@ -16,7 +16,12 @@ pub(crate) async fn call<T>(
     limit: Duration,
     request: impl Future<Output = Result<T, LockError>>,
 ) -> Result<T, LockError> {
-    time::timeout(limit, catch_panic(operation, request))
+    let mut request = pin!(catch_panic(operation, request));
+    // What is there at once needs no timer.
+    if let Poll::Ready(done) = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx))).await {
+        return done;
+    }
+    time::timeout(limit, request)
         .await
         .unwrap_or_else(|_| Err(LockError::no_answer(operation, limit)))
 }

@@ -284,7 +284,9 @@ impl LockGuard {
         self.released = true;
         let key = core.names.new_key(&held.key);
         let task = core.names.vacate(&held.key, &key);
-        core.start(&held.key, task, false);
+        if let Some(task) = task {
+            core.start(&held.key, task, None);
+        }
         let shared = held.shared(grant, &key);
         core.watch(&shared, Some(&held));
         drop(counted);

@@ -9,6 +9,7 @@
 
 pub mod fence;
 
+mod acquire;
 mod acquire_options;
 mod backend;
 mod background;

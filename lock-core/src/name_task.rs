@@ -20,212 +20,77 @@
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::Notify;
 use tokio::time;
 
-use crate::acquire_options::AcquireOptions;
 use crate::call::catch_panic;
 use crate::client::{ClientInner, TENURE};
-use crate::guard::LockGuard;
 use crate::held::Held;
-use crate::names::{Ask, Entered, Name, Step};
+use crate::names::{Ask, Name, Step};
 use crate::release::{Release, Releasing, Reservation};
-use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE, Waiter};
-use crate::{
-    Attempt, Busy, Claim, FencingToken, Grant, Lease, LockError, LockName, LossReason, Mode, Outage, Released, Stamp,
-    Wait,
-};
+use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE};
+use crate::{Attempt, Busy, Claim, Grant, Lease, LockError, Outage, Released, Stamp, Wait};
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 
+/// A request to the backend. It can be moved to the task of the name after its first step.
+pub(crate) type Request<T> = Pin<Box<dyn Future<Output = Result<T, LockError>> + Send>>;
+
+/// A request whose first step was done in the task of a caller.
+pub(crate) enum Begun {
+    Acquire(Ask, Request<Attempt>),
+    Release(Request<Released>),
+}
+
 impl ClientInner {
-    /// Waits for the lock in the queue of its name.
-    pub(crate) async fn wait_for(
+    pub(crate) fn acquire_request(&self, ask: &Ask) -> Request<Attempt> {
+        let (backend, claim, wait) = (Arc::clone(&self.backend), ask.claim.clone(), ask.wait.clone());
+        Box::pin(catch_panic("acquire", async move {
+            match wait {
+                None => backend.try_acquire(&claim).await,
+                Some(wait) => backend.acquire(&claim, Wait::shared(wait)).await,
+            }
+        }))
+    }
+
+    /// A release, once there is a slot for it. Those that are repeated have slots of their own.
+    pub(crate) fn release_request(
         self: &Arc<Self>,
-        name: &LockName,
-        options: AcquireOptions,
-    ) -> Result<LockGuard, LockError> {
-        let span = tracing::debug_span!(target: "fencelock", "lock", %name, ttl = ?options.ttl);
-        let exclusive = name.shared();
-        let is_exclusive = options.mode == Mode::Exclusive;
-        let key = if is_exclusive {
-            Arc::clone(&exclusive)
-        } else {
-            self.names.new_key(&exclusive)
+        claim: Claim,
+        reservation: Reservation,
+        is_retry: bool,
+    ) -> Request<Released> {
+        let core = Arc::clone(self);
+        Box::pin(async move {
+            let slots = if is_retry {
+                &core.retry_slots
+            } else {
+                &core.release_slots
+            };
+            let request = async { core.backend.release(&claim, core.rest(reservation)).await };
+            slots.run(core.op_timeout, request).await
+        })
+    }
+
+    /// Does the first step of a request in the task of the caller, who waits for it in any case.
+    pub(crate) fn begin<T>(&self, request: &mut Request<T>) -> Poll<Result<T, LockError>> {
+        let Ok(runtime) = self.executor.handle() else {
+            return Poll::Pending;
         };
-        // None of them is to wait for a claim that this client keeps.
-        let _sharing = (!is_exclusive).then(|| self.names.sharing(&exclusive));
-        let options = Arc::new(options);
-        loop {
-            if let Some(guard) = self.resume(&exclusive, &options, &span).await {
-                return guard;
-            }
-            let (reply, outcome) = oneshot::channel();
-            let (options, now) = (Arc::clone(&options), self.clock.now());
-            let waiter = Waiter::new(
-                name.clone(),
-                options,
-                now,
-                reply,
-                span.clone(),
-                self.stats.waiting.hold(),
-            );
-            let starting = self.about_to_start();
-            match self.names.enter(&key, waiter) {
-                Entered::Kept => {}
-                Entered::Refused(error) => {
-                    self.count(Err(&error));
-                    return Err(error);
-                }
-                Entered::Queued(serial, task) => {
-                    let caller = Caller {
-                        core: self,
-                        key: &key,
-                        serial,
-                        outcome: Some(outcome),
-                    };
-                    self.start(&key, task, true);
-                    drop(starting);
-                    return caller.outcome().await;
-                }
-            }
-        }
+        let _there = runtime.enter();
+        let step = || request.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        // After a panic, as that of a timer whose runtime has ended, the task of the name panics, and its waiters are answered.
+        catch_unwind(AssertUnwindSafe(step)).unwrap_or(Poll::Pending)
     }
 
-    /// The lock, if the client keeps a claim for the name. One that differs is released.
-    async fn resume(
-        self: &Arc<Self>,
-        key: &Arc<str>,
-        options: &AcquireOptions,
-        span: &tracing::Span,
-    ) -> Option<Result<LockGuard, LockError>> {
-        if self.linger.is_zero() {
-            return None;
-        }
-        let _starting = self.about_to_start();
-        let idle = self.names.kept(key)?;
-        let Some(counted) = idle.finish(LossReason::Released) else {
-            // It is being released, or another request has it. Behind an exclusive claim that takes its turn in the queue of the name.
-            if options.mode != Mode::Exclusive {
-                idle.kept_no_more().await;
-            }
-            return None;
-        };
-        let now = self.clock.now();
-        let token = idle.next_token(now).filter(|_| options.is_served_by(&idle.grant.claim));
-        let Some(token) = token.filter(|_| !self.names.is_closed()) else {
-            idle.release(None, counted);
-            if options.mode != Mode::Exclusive {
-                idle.kept_no_more().await;
-            }
-            return None;
-        };
-        let resumed = self
-            .names
-            .with(key, |name, up_to| name.resumed(&idle.grant.claim, token, up_to, now));
-        if let Some((refused, _kept)) = resumed {
-            self.answer(refused);
-        }
-        self.stats.handed_over.add();
-        let next = idle.next(token, options, now);
-        self.watch(&next, Some(&idle));
-        idle.resume();
-        Some(self.guard(next, Duration::ZERO, span))
-    }
-
-    /// Keeps the claim of a hold that has ended for the next one. False if it is to be released.
-    pub(crate) fn linger(self: &Arc<Self>, ended: &Arc<Held>) -> bool {
-        if self.linger.is_zero() {
-            return false;
-        }
-        let Some(idle) = ended.linger(self.linger, self.clock.now()) else {
-            return false;
-        };
-        self.watch(&idle, Some(ended));
-        if !self.names.keep(&ended.key, &idle) && idle.finish(LossReason::Released).is_some() {
-            self.watch(ended, Some(&idle));
-            return false;
-        }
-        self.stats.released.add();
-        true
-    }
-
-    /// Releases all claims that are kept without a guard. None is until the result is dropped.
-    pub(crate) fn end_lingering(&self) -> impl Drop {
-        let (kept, none) = self.names.keep_none();
-        for idle in kept {
-            idle.let_go(LossReason::Released, None);
-        }
-        none
-    }
-
-    /// Releases the claim of a guard that has ended.
-    pub(crate) fn release(self: &Arc<Self>, key: &Arc<str>, release: Release) {
-        let is_awaited = release.reply.is_some();
-        let task = self.names.release(key, release);
-        self.start(key, task, is_awaited);
-    }
-
-    /// Gives the claim of a hold that has ended to the first waiter of this client, with the next token of its block and without a request.
-    /// False if the claim is to be released.
-    pub(crate) fn hand_on(self: &Arc<Self>, ended: &Held) -> bool {
-        let now = self.clock.now();
-        let Some(token) = ended.next_token(now) else {
-            return false;
-        };
-        let claim = &ended.grant.claim;
-        let Some((waiter, refused)) = self.names.hand_on(&ended.key, claim, token, now) else {
-            return false;
-        };
-        self.answer(refused);
-        // That of a hold that was kept is counted already.
-        if !ended.is_idle() {
-            self.stats.released.add();
-        }
-        self.stats.handed_over.add();
-        let next = ended.next(token, &waiter.options, now);
-        self.watch(&next, Some(ended));
-        ended.resume();
-        self.give(*waiter, next, now);
-        true
-    }
-
-    /// Gives a waiter its guard.
-    fn give(&self, waiter: Waiter, held: Arc<Held>, now: Stamp) {
-        let Waiter {
-            started,
-            reply,
-            span,
-            waiting,
-            ..
-        } = waiter;
-        drop(waiting);
-        // If the caller is gone, the guard is dropped.
-        let _ = reply.send(self.guard(held, now.since(started), &span));
-    }
-
-    fn guard(&self, held: Arc<Held>, waited: Duration, span: &tracing::Span) -> Result<LockGuard, LockError> {
-        let guard = LockGuard::new(held);
-        // A shutdown that began meanwhile may not have seen this one; dropping it releases.
-        let outcome = if self.names.is_closed() {
-            Err(LockError::closed())
-        } else {
-            Ok(guard)
-        };
-        span.in_scope(|| self.count(outcome.as_ref().map(|guard| (guard.token(), waited))));
-        outcome
-    }
-
-    /// Starts the task of a name, if there is one. What it can do without waiting is done before this returns if it is to begin `at_once`: the
-    /// caller waits for it in any case, and a task that has no more to do is never spawned.
-    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, task: Option<Arc<Notify>>, at_once: bool) {
-        let Some(wake) = task else { return };
+    /// Starts the task of a name.
+    pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, wake: Arc<Notify>, begun: Option<Begun>) {
         let task = NameTask {
             core: Arc::clone(self),
             key: Arc::clone(key),
@@ -235,52 +100,14 @@ impl ClientInner {
             outage: None,
             release_outage: None,
         };
-        let started = self.executor.handle().map(|runtime| {
-            let mut task = Box::pin(self.tasks.track_future(task.run()));
-            if at_once {
-                let _there = runtime.enter();
-                let poll = || task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready();
-                // A panic is that of the task: its waiters are answered when it is dropped.
-                if catch_unwind(AssertUnwindSafe(poll)).unwrap_or(true) {
-                    return;
-                }
-            }
-            runtime.spawn(task);
-        });
-        if let Err(error) = started {
+        if let Err(error) = self.spawn(task.run(begun)) {
             tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "the requests of a lock client cannot be sent");
             self.answer(self.names.give_up(key, &error));
         }
     }
 
-    /// Tells waiters that their requests have ended.
-    pub(crate) fn answer(&self, answers: Answers) {
-        for (waiter, error) in answers {
-            let Waiter {
-                reply, span, waiting, ..
-            } = *waiter;
-            drop(waiting);
-            span.in_scope(|| self.count(Err(&error)));
-            let _ = reply.send(Err(error));
-        }
-    }
-
-    fn count(&self, outcome: Result<(FencingToken, Duration), &LockError>) {
-        match outcome {
-            Ok((token, waited)) => {
-                self.stats.acquired.add();
-                tracing::debug!(target: "fencelock", %token, ?waited, "acquired");
-            }
-            Err(LockError::TimedOut { .. }) => self.stats.timed_out.add(),
-            Err(error) => {
-                self.stats.failed.add();
-                tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "not acquired");
-            }
-        }
-    }
-
     /// The clean-up of a claim that never became a guard.
-    fn clean_up(&self, claim: Claim, shared: Option<Lease>, counted: Option<Releasing>) -> Release {
+    pub(crate) fn clean_up(&self, claim: Claim, shared: Option<Lease>, counted: Option<Releasing>) -> Release {
         self.stats.abandoned.add();
         Release {
             until: self.clock.now() + claim.ttl(),
@@ -292,12 +119,6 @@ impl ClientInner {
             kept: None,
             _counted: counted.unwrap_or_else(|| self.releasing()),
         }
-    }
-
-    /// Releases a claim that the server may have, and that no guard has.
-    pub(crate) fn clean_up_under(self: &Arc<Self>, key: Arc<str>, claim: Claim) {
-        let release = self.clean_up(claim, None, None);
-        self.release(&key, release);
     }
 
     async fn sleep_until(&self, until: Option<Stamp>) {
@@ -323,41 +144,6 @@ impl ClientInner {
     }
 }
 
-/// The caller of a request that waits. Dropping it takes the request back.
-struct Caller<'a> {
-    core: &'a Arc<ClientInner>,
-    key: &'a str,
-    serial: u64,
-    /// `None` once it is answered.
-    outcome: Option<oneshot::Receiver<Result<LockGuard, LockError>>>,
-}
-
-impl Caller<'_> {
-    async fn outcome(mut self) -> Result<LockGuard, LockError> {
-        let dropped = || self.core.executor.dropped("acquire");
-        let outcome = match &mut self.outcome {
-            Some(outcome) => outcome.await.unwrap_or_else(|_| Err(dropped())),
-            None => Err(dropped()),
-        };
-        self.outcome = None;
-        outcome
-    }
-}
-
-impl Drop for Caller<'_> {
-    fn drop(&mut self) {
-        let Some(outcome) = self.outcome.take() else { return };
-        // In a forked child a mutex may be locked for ever, and the task runs in the parent.
-        if !self.core.is_of_this_process() {
-            return std::mem::forget(outcome);
-        }
-        let left = self.core.names.leave(self.key, self.serial, || self.core.releasing());
-        if left.is_some() {
-            self.core.stats.cancelled.add();
-        }
-    }
-}
-
 struct NameTask {
     core: Arc<ClientInner>,
     key: Arc<str>,
@@ -370,13 +156,24 @@ struct NameTask {
 }
 
 impl NameTask {
-    async fn run(mut self) {
+    async fn run(mut self, begun: Option<Begun>) {
+        match begun {
+            Some(Begun::Acquire(ask, request)) => self.ask(ask, request).await,
+            Some(Begun::Release(request)) => self.release(request).await,
+            None => {}
+        }
         loop {
             let core = Arc::clone(&self.core);
             let clean_up = |claim, shared, counted| core.clean_up(claim, shared, counted);
             match core.names.next(&self.key, clean_up) {
-                Step::Ask(ask) => Box::pin(self.ask(ask)).await,
-                Step::Release(claim, reservation) => Box::pin(self.release(claim, reservation)).await,
+                Step::Ask(ask) => {
+                    let request = core.acquire_request(&ask);
+                    self.ask(ask, request).await;
+                }
+                Step::Release(claim, reservation) => {
+                    let is_retry = self.release_outage.is_some();
+                    self.release(core.release_request(claim, reservation, is_retry)).await;
+                }
                 Step::Hold => self.wait(Duration::MAX, || true).await,
                 Step::End => break,
             }
@@ -384,9 +181,9 @@ impl NameTask {
         self.has_ended = true;
     }
 
-    /// Sends one request to acquire, and tells the waiters what came of it.
-    async fn ask(&mut self, ask: Ask) {
-        let Some(answer) = self.response(&ask).await else {
+    /// Waits for the response to a request to acquire, and tells the waiters what came of it.
+    async fn ask(&mut self, ask: Ask, request: Request<Attempt>) {
+        let Some(answer) = self.response(&ask, request).await else {
             return;
         };
         match self.core.heard(answer) {
@@ -415,16 +212,10 @@ impl NameTask {
     }
 
     /// The response to a request to acquire. `None` if it waited at the server, and no caller waits for it any more.
-    async fn response(&mut self, ask: &Ask) -> Option<Result<Attempt, LockError>> {
+    async fn response(&mut self, ask: &Ask, mut request: Request<Attempt>) -> Option<Result<Attempt, LockError>> {
         let core = Arc::clone(&self.core);
         let sent = core.clock.now();
         let shortest = SHORTEST_RESPONSE.min(core.op_timeout);
-        let mut request = pin!(catch_panic("acquire", async {
-            match &ask.wait {
-                None => core.backend.try_acquire(&ask.claim).await,
-                Some(wait) => core.backend.acquire(&ask.claim, Wait::shared(wait)).await,
-            }
-        }));
         let told = || ask.wait.as_ref().and_then(|wait| wait.told());
         let mut busy_since = None;
         loop {
@@ -518,16 +309,10 @@ impl NameTask {
         self.pause(self.pause).await;
     }
 
-    /// Sends one request to release, and tells the caller what came of it.
-    async fn release(&mut self, claim: Claim, reservation: Reservation) {
-        let core = Arc::clone(&self.core);
-        let slots = match self.release_outage {
-            None => &core.release_slots,
-            Some(_) => &core.retry_slots,
-        };
-        let request = async { core.backend.release(&claim, core.rest(reservation)).await };
-        let released = self.until(slots.run(core.op_timeout, request), || false).await;
-        match released.map(|released| core.heard(released)) {
+    /// Waits for the response to a release, and tells the caller what came of it.
+    async fn release(&mut self, request: Request<Released>) {
+        let released = self.until(request, || false).await;
+        match released.map(|released| self.core.heard(released)) {
             Some(Ok(released)) => self.released(released).await,
             Some(Err(error)) => self.release_failed(error).await,
             None => {}
@@ -536,21 +321,13 @@ impl NameTask {
 
     async fn released(&mut self, outcome: Released) {
         let core = Arc::clone(&self.core);
-        let Some((mut release, kept)) = self.look(|name| name.released(true)).flatten() else {
+        let Some((release, kept)) = self.look(|name| name.released(true)).flatten() else {
             return;
         };
         drop(kept);
         self.release_outage.take().into_iter().for_each(Outage::end);
         self.pause = FIRST_RETRY;
-        if outcome == Released::Released && !release.is_clean_up {
-            core.stats.released.add();
-            tracing::debug!(target: "fencelock", name = %release.claim.name(), "released");
-        }
-        let reply = release.reply.take();
-        drop(release);
-        if let Some(reply) = reply {
-            let _ = reply.send(Ok(outcome));
-        }
+        core.count_released(*release, outcome);
         let now = core.clock.now();
         if !core.capabilities.fair && self.look(|name| name.yields(now, TENURE)) == Some(true) {
             // Others poll for this lock, and would always come too late.

@@ -16,13 +16,14 @@ use std::time::{Duration, SystemTime};
 use foldhash::fast::RandomState;
 use tokio::sync::Notify;
 
+use crate::acquire_options::AcquireOptions;
 use crate::client::ClientInner;
 use crate::held::Held;
 use crate::owner::Owners;
 use crate::release::{Release, Releasing, Reservation};
 use crate::wait::SharedWait;
-use crate::waiters::{Answers, GRACE, Queue, SHORTEST_RESPONSE, Waiter};
-use crate::{Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, Stamp};
+use crate::waiters::{Answers, BLOCK, GRACE, Queue, SHORTEST_RESPONSE, Waiter};
+use crate::{Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, LockName, Stamp};
 
 /// A request whose time ends that soon is not repeated.
 pub(crate) const TOO_LATE: Duration = Duration::from_millis(50);
@@ -116,6 +117,13 @@ pub(crate) enum Step {
     End,
 }
 
+/// The first request for a name, which begins in the task of its caller.
+pub(crate) struct First {
+    pub(crate) serial: u64,
+    pub(crate) ask: Ask,
+    pub(crate) task: Arc<Notify>,
+}
+
 /// A request to acquire.
 pub(crate) struct Ask {
     pub(crate) claim: Claim,
@@ -182,22 +190,54 @@ impl Names {
         name.wake()
     }
 
-    /// Puts a request into the queue, or answers it at once.
-    pub(crate) fn enter(&self, key: &Arc<str>, mut waiter: Waiter) -> Entered {
+    /// Begins the first request for a name of which nothing is known, without a waiter so far.
+    pub(crate) fn begin(&self, key: &Arc<str>, name: &LockName, options: &AcquireOptions, now: Stamp) -> Option<First> {
+        let mut state = self.lock();
+        if state.closed || state.names.contains_key(key) {
+            return None;
+        }
+        state.last_serial += 1;
+        let serial = state.last_serial;
+        let claim = options.claim(self.owners.next(), name.clone());
+        let claim = if self.lingers && options.may_run() {
+            claim.with_tokens_wanted(BLOCK)
+        } else {
+            claim
+        };
+        let task = Arc::new(Notify::new());
+        let deadline = options.wait.map_or(Stamp::MAX, |limit| now + limit);
+        let ask = Ask {
+            claim: claim.clone(),
+            wait: options.waits().then(|| SharedWait::new(deadline, &task)),
+            was_sent: false,
+        };
+        let mut asking = Asking::new(claim);
+        asking.sent = true;
+        let begun = Name {
+            task: Some(Arc::clone(&task)),
+            asking: Some(Box::new(asking)),
+            ..Name::default()
+        };
+        state.names.insert(Arc::clone(key), Box::new(begun));
+        Some(First { serial, ask, task })
+    }
+
+    /// Puts a request into the queue, or answers it at once. One that has begun has its serial, and comes first.
+    pub(crate) fn enter(&self, key: &Arc<str>, mut waiter: Waiter, begun: Option<u64>) -> Entered {
         // Dropped without the mutex.
         let _abandoned;
         let mut state = self.lock();
         if state.closed {
             return Entered::Refused(LockError::closed());
         }
-        state.last_serial += 1;
-        let serial = state.last_serial;
+        let serial = begun.unwrap_or(state.last_serial + 1);
+        state.last_serial = state.last_serial.max(serial);
         let name = state.names.entry(Arc::clone(key)).or_default();
         if name.kept.as_ref().is_some_and(|idle| !idle.has_ended()) {
             return Entered::Kept;
         }
         waiter.came_to_busy = name.is_busy();
-        if waiter.came_to_busy && waiter.is_impatient {
+        if waiter.came_to_busy && waiter.is_impatient && begun.is_none() {
             let busy = name.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
             return Entered::Refused(waiter.timed_out(waiter.started, &busy));
         }
@@ -257,6 +297,18 @@ impl Names {
         name.is_held = false;
         name.releasing = Some(Box::new(release));
         name.wake()
+    }
+
+    /// The release of a claim is confirmed. Forgets the name, unless a waiter has come.
+    pub(crate) fn released_at_once(&self, key: &str) -> Option<(Box<Release>, Option<Arc<Held>>)> {
+        let mut state = self.lock();
+        let name = state.names.get_mut(key)?;
+        if name.has_waiters() {
+            return None;
+        }
+        let released = name.released(true);
+        state.names.remove(key);
+        released
     }
 
     /// The guard with `claim` has ended: takes out the first waiter, which gets the same claim with `token`. `None` if the claim is to be
@@ -480,6 +532,23 @@ impl Name {
                 None
             }
         }
+    }
+
+    /// The claim is granted to the request that has begun first. Returns the task if others have come that need it.
+    pub(crate) fn granted_at_once(
+        &mut self,
+        grant: &Grant,
+        serial: u64,
+        up_to: u64,
+        now: Stamp,
+    ) -> (Answers, Option<Box<Asking>>, Option<Arc<Notify>>) {
+        self.is_held = true;
+        let asking = self.asking.take();
+        let refused = self.serves(serial, &grant.claim, grant.first_token(), up_to, now);
+        if self.next_expiry().is_none() {
+            self.task = None;
+        }
+        (refused, asking, self.task.clone())
     }
 
     /// The claim was granted with that lease, and is to be released.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{Semaphore, SemaphorePermit, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::DropGuard;
 use tokio_util::task::TaskTracker;
@@ -88,20 +88,27 @@ impl ReleaseSlots {
         limit: Duration,
         release: impl Future<Output = Result<T, LockError>>,
     ) -> Result<T, LockError> {
-        let mut free = pin!(self.free.acquire());
-        let _slot = loop {
-            let before = self.answered.load(Ordering::Relaxed);
-            match timeout(limit, &mut free).await {
-                Ok(slot) => break slot,
-                Err(_) if self.answered.load(Ordering::Relaxed) != before => {}
-                Err(_) => return Err(LockError::no_answer("release", limit)),
-            }
+        let _slot = match self.free.try_acquire() {
+            Ok(slot) => slot,
+            Err(_) => self.wait(limit).await?,
         };
         let outcome = call("release", limit, release).await;
         if outcome.is_ok() {
             self.answered.fetch_add(1, Ordering::Relaxed);
         }
         outcome
+    }
+
+    async fn wait(&self, limit: Duration) -> Result<SemaphorePermit<'_>, LockError> {
+        let mut free = pin!(self.free.acquire());
+        loop {
+            let before = self.answered.load(Ordering::Relaxed);
+            match timeout(limit, &mut free).await {
+                Ok(Ok(slot)) => return Ok(slot),
+                Err(_) if self.answered.load(Ordering::Relaxed) != before => {}
+                _ => return Err(LockError::no_answer("release", limit)),
+            }
+        }
     }
 }
 

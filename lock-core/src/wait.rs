@@ -36,9 +36,9 @@ impl Wait {
         }
     }
 
-    pub(crate) fn shared(shared: &Arc<SharedWait>) -> Self {
+    pub(crate) fn shared(shared: Arc<SharedWait>) -> Self {
         Self {
-            shared: Some(Arc::clone(shared)),
+            shared: Some(shared),
             ..Self::until(None)
         }
     }

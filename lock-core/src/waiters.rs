@@ -20,7 +20,7 @@ pub(crate) const SHORTEST_RESPONSE: Duration = Duration::from_secs(1);
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
 /// How many tokens a claim asks for if several wait for it.
-const BLOCK: NonZeroU32 = NonZeroU32::new(64).unwrap();
+pub(crate) const BLOCK: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// A request of this client that has no outcome yet.
 pub(crate) struct Waiter {
@@ -128,7 +128,8 @@ impl Queue {
     pub(crate) fn push(&mut self, waiter: Box<Waiter>) {
         self.impatient += usize::from(waiter.is_impatient);
         self.next_expiry = [self.next_expiry, waiter.expiry].into_iter().flatten().min();
-        self.waiters.push_back(waiter);
+        let at = self.waiters.partition_point(|other| other.serial < waiter.serial);
+        self.waiters.insert(at, waiter);
     }
 
     pub(crate) fn remove(&mut self, serial: u64) -> Option<Box<Waiter>> {

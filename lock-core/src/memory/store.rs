@@ -81,6 +81,16 @@ impl Entry {
         !self.released && self.claim.owner() == claim.owner()
     }
 
+    /// When the store lets go of it.
+    fn until(&self, sessions: &[Session]) -> Option<Stamp> {
+        let kept = match &self.keeps {
+            _ if self.released => None,
+            Keeps::Until(until) => Some(*until),
+            Keeps::Session(id) => sessions.iter().find(|s| s.id == *id).map(|s| s.until),
+        };
+        kept.max(self.reserved_until)
+    }
+
     /// Tells the holder. Not under the store's mutex: whoever is woken may come right back.
     pub(super) fn tell(&self, reason: LossReason) {
         self.revoker.revoke(reason);
@@ -108,28 +118,18 @@ pub(super) struct Waiter {
 
 impl State {
     pub(super) fn until(&self, entry: &Entry) -> Option<Stamp> {
-        let kept = match &entry.keeps {
-            _ if entry.released => None,
-            Keeps::Until(until) => Some(*until),
-            Keeps::Session(id) => self.sessions.iter().find(|s| s.id == *id).map(|s| s.until),
-        };
-        kept.max(entry.reserved_until)
+        entry.until(&self.sessions)
     }
 
     /// Ends the holds whose leases are over, and serves the queue.
     pub(super) fn settle(&mut self, name: &LockName, now: Stamp) {
-        if let Some(mut entries) = self.locks.remove(name) {
-            entries.retain(|entry| self.until(entry).is_some_and(|until| now < until));
-            self.put_back(name, entries);
+        if let Some(entries) = self.locks.get_mut(name) {
+            entries.retain(|entry| entry.until(&self.sessions).is_some_and(|until| now < until));
+            if entries.is_empty() {
+                self.locks.remove(name);
+            }
         }
         self.grant_next(name, now);
-    }
-
-    /// Puts back the holds of a name.
-    fn put_back(&mut self, name: &LockName, entries: Vec<Entry>) {
-        if !entries.is_empty() {
-            self.locks.insert(name.clone(), entries);
-        }
     }
 
     /// The holds of a name.
@@ -145,9 +145,13 @@ impl State {
 
     /// Takes out the holds of a name that `ends` is true for.
     pub(super) fn take(&mut self, name: &LockName, ends: impl Fn(&Entry) -> bool) -> Vec<Entry> {
-        let entries = self.locks.remove(name).unwrap_or_default();
-        let (ended, kept) = entries.into_iter().partition(ends);
-        self.put_back(name, kept);
+        let Some(entries) = self.locks.get_mut(name) else {
+            return Vec::new();
+        };
+        let ended = entries.extract_if(.., |entry| ends(entry)).collect();
+        if entries.is_empty() {
+            self.locks.remove(name);
+        }
         ended
     }
 
