@@ -26,12 +26,7 @@ pub(crate) struct Held {
     pub(crate) own: Revocation,
     /// The key under which the client queues for the name.
     pub(crate) key: Arc<str>,
-    // Terms, in parts: together they would take eight bytes more.
-    renews: bool,
-    may_linger: bool,
-    lingers: bool,
-    run_until: Stamp,
-    limit: Option<(Stamp, LossReason)>,
+    terms: Terms,
     /// No guard has it: the client keeps the claim for the next one, until this is cancelled.
     idle: Option<CancellationToken>,
     /// The owner of the claim may be known as that of this hold.
@@ -92,7 +87,7 @@ impl Held {
 
     /// The hold after this one, by the same grant.
     pub(crate) fn next(&self, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Self> {
-        let Terms { run_until, lingers, .. } = self.terms();
+        let Terms { run_until, lingers, .. } = self.terms;
         let terms = Terms {
             run_until,
             lingers,
@@ -104,10 +99,10 @@ impl Held {
 
     /// Keeps the claim of this hold, which has ended, for the next one: at most for `length` since no waiter wanted it for the first time.
     pub(crate) fn linger(&self, length: Duration, now: Stamp) -> Option<Arc<Self>> {
-        if self.is_idle() || !self.may_linger {
+        if self.is_idle() || !self.terms.may_linger {
             return None;
         }
-        let mut terms = self.terms();
+        let mut terms = self.terms;
         if !std::mem::replace(&mut terms.lingers, true) {
             terms.run_until = terms.run_until.max(now + length.min(self.grant.lease.ttl() / 3));
         }
@@ -121,7 +116,7 @@ impl Held {
     /// The hold of the same claim, once others may share it.
     pub(crate) fn shared(&self, grant: Grant, key: &Arc<str>) -> Arc<Self> {
         let own = grant.revocation().clone();
-        Self::of(&self.core, grant, self.token, own, key, self.terms(), None)
+        Self::of(&self.core, grant, self.token, own, key, self.terms, None)
     }
 
     fn of(
@@ -142,11 +137,7 @@ impl Held {
             token,
             own,
             key: Arc::clone(key),
-            renews: terms.renews,
-            may_linger: terms.may_linger,
-            lingers: terms.lingers,
-            run_until: terms.run_until,
-            limit: terms.limit,
+            terms,
             idle,
             owner_shown: AtomicBool::new(false),
             reservation: Mutex::new(Reservation::None),
@@ -154,20 +145,10 @@ impl Held {
         })
     }
 
-    fn terms(&self) -> Terms {
-        Terms {
-            renews: self.renews,
-            may_linger: self.may_linger,
-            run_until: self.run_until,
-            lingers: self.lingers,
-            limit: self.limit,
-        }
-    }
-
     /// The token of the next hold, if the claim may go to another guard of this client without a request. A lease that is not renewed as it
     /// should be is released: the server knows more.
     pub(crate) fn next_token(&self, now: Stamp) -> Option<FencingToken> {
-        self.token_until(self.run_until, now)
+        self.token_until(self.terms.run_until, now)
     }
 
     fn token_until(&self, end: Stamp, now: Stamp) -> Option<FencingToken> {
@@ -212,7 +193,7 @@ impl Held {
     }
 
     pub(crate) fn renews(&self) -> bool {
-        self.renews
+        self.terms.renews
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -238,7 +219,7 @@ impl Held {
 
     /// When the hold ends whatever the server says.
     pub(crate) fn limit(&self) -> Option<Stamp> {
-        self.limit.map(|(at, _)| at)
+        self.terms.limit.map(|(at, _)| at)
     }
 
     /// When the lock ends if nothing more is heard from the server.
@@ -252,7 +233,7 @@ impl Held {
         if let Some(reason) = self.own.settle() {
             return Some(reason);
         }
-        let limit = self.limit.filter(|(at, _)| now >= *at);
+        let limit = self.terms.limit.filter(|(at, _)| now >= *at);
         if limit.is_none() && self.grant.lease.is_valid(now) {
             return None;
         }
