@@ -2,13 +2,12 @@
 
 mod bug;
 mod fence;
-mod harness;
 mod shared;
 mod waiting;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -17,9 +16,60 @@ use lock_core::{
     Mode, Released, Renewal, Scope, ServerInfo, Stamp, Wait,
 };
 
+use crate::harness::Resource;
 pub(crate) use bug::Bug;
-pub(crate) use harness::BrokenHarness;
+use fence::BrokenFence;
 use shared::Shared;
+
+/// A bug in all clients of one case.
+pub(crate) struct Breakage {
+    bug: Bug,
+    shared: Arc<Shared>,
+    clients: AtomicUsize,
+}
+
+impl Breakage {
+    pub(crate) fn new(bug: Bug) -> Self {
+        Self {
+            bug,
+            shared: Arc::default(),
+            clients: AtomicUsize::new(0),
+        }
+    }
+
+    /// The client with the bug.
+    pub(crate) fn of(&self, inner: Arc<dyn DistributedLock>) -> Arc<dyn DistributedLock> {
+        Arc::new(Broken {
+            inner,
+            bug: self.bug,
+            shared: Arc::clone(&self.shared),
+            number: self.clients.fetch_add(1, Ordering::Relaxed),
+            drawn: AtomicU64::new(0),
+        })
+    }
+
+    /// What takes the place of the resource, if the bug is there.
+    pub(crate) fn resource(&self) -> Option<Arc<dyn Resource>> {
+        let is_here = [
+            Bug::FenceAdmitsWithoutAMark,
+            Bug::FenceForgetsReaders,
+            Bug::FenceTakesWhatDiffers,
+        ];
+        is_here
+            .contains(&self.bug)
+            .then(|| Arc::new(BrokenFence::new(self.bug)) as _)
+    }
+
+    /// Whether some of those that wait are not in line at the server.
+    pub(crate) fn hides_the_line(&self) -> bool {
+        self.bug != Bug::Nothing
+    }
+
+    /// How many wait for the name, as far as the clients know.
+    pub(crate) fn in_line(&self, name: &LockName) -> usize {
+        self.shared.lock().in_line.get(name).copied().unwrap_or_default()
+    }
+}
 
 /// A client with a bug around one that has none.
 struct Broken {

@@ -10,18 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use lock_core::fence::Fence;
-use lock_core::{Capabilities, Claim, Clock, DistributedLock, LockError, LockName, Locks, Options, Scope, Stamp};
+use lock_core::{Capabilities, Claim, Clock, DistributedLock, LockName, Locks, Options, Scope, Stamp};
 use tokio::runtime::Handle;
 
+use crate::broken::{Breakage, Bug};
 use crate::child::{COUNTER, Child};
 use crate::harness::{Fault, Harness, Injection, Namespace, Resource};
 use crate::history::History;
 use crate::link::Link;
 use crate::oracle::Log;
 use crate::outcome::{Outcome, Stop, ensure};
-
-/// How long the client waits for an answer, however short the wait that was asked for.
-const SHORT_WAIT: Duration = Duration::from_secs(1);
 
 /// What every case calls its resource.
 pub(crate) const RESOURCE: &str = "the resource";
@@ -33,6 +31,8 @@ pub(crate) struct Terms {
     pub(crate) row: Arc<str>,
     /// Whether it has a server of its own.
     pub(crate) own_server: bool,
+    /// What is planted into its clients.
+    pub(crate) bug: Option<Bug>,
     /// How long it waits for what should happen: beyond any time that a busy machine takes.
     pub(crate) hang_limit: Duration,
 }
@@ -44,6 +44,7 @@ pub(crate) struct Case {
     namespace: Namespace,
     history: Arc<History>,
     capabilities: Capabilities,
+    breakage: Option<Breakage>,
     // Looks at the server beside the clients under test.
     observer: Arc<dyn DistributedLock>,
     clients: AtomicUsize,
@@ -85,7 +86,8 @@ pub(crate) struct Party {
 impl Case {
     pub(crate) async fn new(harness: Arc<dyn Harness>, terms: Terms) -> Outcome<Arc<Self>> {
         let namespace = Namespace::fresh(terms.own_server)?;
-        let observer = harness.client(&namespace).await?;
+        let breakage = terms.bug.map(Breakage::new);
+        let observer = broken(breakage.as_ref(), harness.client(&namespace).await?);
         Ok(Arc::new(Self {
             capabilities: observer.capabilities(),
             history: Arc::new(History::new()),
@@ -96,6 +98,7 @@ impl Case {
             harness,
             terms,
             namespace,
+            breakage,
             observer,
         }))
     }
@@ -125,6 +128,7 @@ impl Case {
     }
 
     fn linked(&self, client: Arc<dyn DistributedLock>) -> Link {
+        let client = broken(self.breakage.as_ref(), client);
         let number = self.clients.fetch_add(1, Ordering::Relaxed) + 1;
         Link::new(client, number, Arc::clone(&self.history))
     }
@@ -232,6 +236,9 @@ impl Case {
 
     /// A resource that refuses stale tokens: what the backend ships, or else the fence in memory.
     pub(crate) async fn resource(&self) -> Outcome<Arc<dyn Resource>> {
+        if let Some(broken) = self.breakage.as_ref().and_then(Breakage::resource) {
+            return Ok(broken);
+        }
         let shipped = self.harness.resource(&self.namespace, RESOURCE).await?;
         Ok(shipped.unwrap_or_else(|| Arc::new(Fence::new(RESOURCE, 0))))
     }
@@ -319,7 +326,7 @@ impl Case {
     /// Waits until the server has that many claims in line for the name. False, and at once, if nobody can see that.
     pub(crate) async fn in_line(&self, name: &str, wanted: usize) -> Outcome<bool> {
         let (name, start) = (self.name(name), self.now());
-        while let Some(seen) = self.harness.in_line(&self.namespace, &name).await? {
+        while let Some(seen) = self.seen_in_line(&name).await? {
             if seen == wanted {
                 return Ok(true);
             }
@@ -331,6 +338,16 @@ impl Case {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         Ok(false)
+    }
+
+    /// With a bug, as far as the clients know, since it keeps some from the server. Without one, who waits by its own account may not have
+    /// come to the server yet.
+    async fn seen_in_line(&self, name: &LockName) -> Outcome<Option<usize>> {
+        let seen = match &self.breakage {
+            Some(breakage) if breakage.hides_the_line() => None,
+            _ => self.harness.in_line(&self.namespace, name).await?,
+        };
+        Ok(seen.or_else(|| self.breakage.as_ref().map(|breakage| breakage.in_line(name))))
     }
 
     // What is left.
@@ -381,25 +398,6 @@ impl Case {
     /// Says that this could be judged only on a machine that is less busy. It is counted.
     pub(crate) fn too_slow(&self, what: impl Into<String>) {
         self.findings_mut().too_slow.push(what.into());
-    }
-
-    /// What the server answered to a request that waits for less than a round trip may take. `None`, and counted as too slow to judge, if
-    /// the answer of a busy server did not come within the second that the client gives it then.
-    pub(crate) fn in_time<T>(
-        &self,
-        wait: Duration,
-        took: Duration,
-        answer: Result<T, LockError>,
-    ) -> Option<Result<T, LockError>> {
-        match answer {
-            Err(LockError::Unavailable { .. }) if wait < SHORT_WAIT && took >= SHORT_WAIT => {
-                self.too_slow(format!(
-                    "a wait of {wait:?}, since an answer took longer than {took:.1?}"
-                ));
-                None
-            }
-            answer => Some(answer),
-        }
     }
 
     /// A holder believed until `belief_end`, and the next one from `next` on: the first must come before the second.
@@ -469,5 +467,12 @@ impl Case {
 
     fn findings_mut(&self) -> MutexGuard<'_, Findings> {
         self.findings.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn broken(breakage: Option<&Breakage>, client: Arc<dyn DistributedLock>) -> Arc<dyn DistributedLock> {
+    match breakage {
+        Some(breakage) => breakage.of(client),
+        None => client,
     }
 }

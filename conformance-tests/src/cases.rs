@@ -21,6 +21,7 @@ pub(crate) mod network;
 pub(crate) mod ownership;
 pub(crate) mod reservations;
 pub(crate) mod runtime;
+pub(crate) mod semaphores;
 pub(crate) mod together;
 pub(crate) mod tokens;
 pub(crate) mod waiting;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lock_core::{Capabilities, LockError};
 
-use crate::broken::{BrokenHarness, Bug};
+use crate::broken::Bug;
 use crate::cases::full_name;
 use crate::harness::{Harness, Namespace};
 use crate::outcome::{Outcome, Stop};
@@ -44,10 +44,7 @@ pub(crate) fn hunt(row: &Arc<str>, harness: &Arc<dyn Harness>, bug: Bug) -> Hunt
     let Some(entry) = bug.case() else {
         return Hunt::Escaped("no case is to catch it".to_owned());
     };
-    let run = |bug, limits| {
-        let broken: Arc<dyn Harness> = Arc::new(BrokenHarness::new(Arc::clone(harness), bug));
-        run_case(row, &broken, entry, limits)
-    };
+    let run = |bug, limits| run_case(row, harness, entry, limits, Some(bug));
     let case = full_name(entry);
     let mut hunted = Hunt::NotJudged(format!("{case} was not run"));
     for limits in LIMITS {

@@ -332,12 +332,6 @@ impl Shown for Released {
     }
 }
 
-impl Shown for Option<Holder> {
-    fn shown(&self) -> String {
-        self.as_ref().map_or_else(|| "nobody".to_owned(), Holder::to_string)
-    }
-}
-
 impl Shown for Vec<Holder> {
     fn shown(&self) -> String {
         format!("{} held", self.len())

@@ -102,7 +102,7 @@ impl Row {
     }
 
     fn run(&self, name: &str, entry: Entry) -> Result<Completion, Failed> {
-        let mut ran = run_case(&self.key, &self.harness, entry, Limits::GENEROUS);
+        let mut ran = run_case(&self.key, &self.harness, entry, Limits::GENEROUS, None);
         ran.outcome = self.judged(name, ran.outcome);
         self.summary().case(name, &ran);
         match ran.outcome {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::broken::Bug;
 use crate::case::{Case, Findings, Terms};
 use crate::cases::Entry;
 use crate::harness::Harness;
@@ -47,9 +48,16 @@ impl Ran {
 }
 
 /// Runs the case beside others, and then on a server of its own if it turns out to need one.
-pub(crate) fn run_case(row: &Arc<str>, harness: &Arc<dyn Harness>, entry: Entry, limits: Limits) -> Ran {
+pub(crate) fn run_case(
+    row: &Arc<str>,
+    harness: &Arc<dyn Harness>,
+    entry: Entry,
+    limits: Limits,
+    bug: Option<Bug>,
+) -> Ran {
     let terms = Terms {
         row: Arc::clone(row),
+        bug,
         own_server: false,
         hang_limit: limits.hang,
     };
@@ -164,7 +172,7 @@ mod tests {
             .into_iter()
             .find(|case| case.sentence == "tokens_rise_across_a_restart");
         let harness: Arc<dyn Harness> = Arc::clone(&shared) as _;
-        let ran = run_case(&"shared".into(), &harness, *case.unwrap(), Limits::GENEROUS);
+        let ran = run_case(&"shared".into(), &harness, *case.unwrap(), Limits::GENEROUS, None);
         let faults = shared.faults.lock().unwrap().clone();
         (ran.outcome, faults)
     }

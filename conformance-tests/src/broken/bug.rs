@@ -6,7 +6,7 @@ use lock_core::Capabilities;
 use crate::cases::network;
 use crate::cases::{
     Entry, cancellation, dropped, entry, errors, exclusion, fences, leases, leaving, load, loss, modes, ownership,
-    reservations, together, tokens, waiting,
+    reservations, semaphores, together, tokens, waiting,
 };
 use crate::harness::Harness;
 
@@ -187,7 +187,7 @@ const PLANTED: &[Planted] = &[
     Planted {
         bug: Bug::OnePermitTooMany,
         words: "one permit too many",
-        case: entry!(modes::a_semaphore_has_no_permit_too_many_over_a_thousand_random_holds),
+        case: entry!(semaphores::a_semaphore_has_no_permit_too_many_over_a_thousand_random_holds),
         sign: "hold a permit at once",
     },
     Planted {

@@ -126,23 +126,17 @@ impl Case {
         Ok(at)
     }
 
-    /// The condition must hold before `limit` is over. Says how long it took.
-    pub(crate) async fn eventually(
-        &self,
-        whom: &str,
-        what: &str,
-        limit: Duration,
-        mut condition: impl FnMut() -> bool,
-    ) -> Outcome<Duration> {
+    /// The condition must come to hold.
+    pub(crate) async fn eventually(&self, whom: &str, what: &str, mut condition: impl FnMut() -> bool) -> Outcome {
         checked();
-        let start = self.now();
+        let (start, limit) = (self.now(), self.hang_limit());
         while !condition() {
             if self.now().since(start) > limit {
                 return Err(Stop::Failed(format!("expected of {whom}: {what} within {limit:?}")));
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        Ok(self.now().since(start))
+        Ok(())
     }
 
     /// The holder must learn of a loss at the latest when the first renewal of each of the party's locks is answered. The server knew
@@ -154,9 +148,7 @@ impl Case {
         lost_after: Duration,
         locks: usize,
     ) -> Outcome<LossReason> {
-        let reason = self
-            .within(self.hang_limit(), "the loss is seen", guard.lost().wait())
-            .await?;
+        let reason = self.soon("the loss is seen", guard.lost().wait()).await?;
         let sent = party.link.counts().renewals();
         if lost_after > guard.ttl() / 4 {
             self.too_slow(format!(
@@ -170,6 +162,11 @@ impl Case {
             "a loss is seen within one renewal; it took {sent} of {locks} locks"
         );
         Ok(reason)
+    }
+
+    /// The future must end.
+    pub(crate) async fn soon<T>(&self, what: &str, future: impl Future<Output = T>) -> Outcome<T> {
+        self.within(self.hang_limit(), what, future).await
     }
 
     /// The future must end before `limit` is over.

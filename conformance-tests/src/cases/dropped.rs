@@ -235,31 +235,12 @@ pub(crate) async fn acquire_dropped_at_every_poll_of_a_grant_leaves_nothing(case
 async fn released_once_awaited(case: Arc<Case>, client: Arc<Link>, held: Claim, polls: Arc<AtomicUsize>) -> Outcome {
     let fewest = case.fewest_polls();
     let polled = || polls.load(Ordering::SeqCst) >= fewest;
-    case.eventually("the waiter", "it is polled", case.hang_limit(), polled)
-        .await?;
+    case.eventually("the waiter", "it is polled", polled).await?;
     let gave_up = || polls.load(Ordering::SeqCst) == usize::MAX;
     tokio::select! {
         seen = case.in_line("n", 1) => drop(seen?),
-        gone = case.eventually("the waiter", "it gives up", case.hang_limit(), gave_up) => drop(gone?),
+        gone = case.eventually("the waiter", "it gives up", gave_up) => drop(gone?),
     }
     client.release(&held, None).await?;
-    Ok(())
-}
-
-pub(crate) async fn a_request_for_a_lock_dropped_at_every_poll_leaves_nothing(case: Arc<Case>) -> Outcome {
-    let (party, other) = (case.party().await?, case.client().await?);
-    let kept = party.locks.lock("kept").await?;
-    let mut every = EveryPoll::default();
-    while let Some(drops) = every.next()? {
-        let asking = party.locks.lock("n").into_future();
-        every.saw(&dropped(asking, drops, case.hang_limit()).await.transpose()?);
-    }
-    let most = every.most;
-    case.remark(format!(
-        "a request for a lock was dropped at each of its polls, k_max {most}"
-    ));
-    case.is_free_within(&other, &case.name("n"), case.hang_limit()).await?;
-    case.only_leftovers(1).await?;
-    kept.release().await?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Attempt, DistributedLock, LockError, LockGuard};
+use lock_core::{Attempt, Claim, DistributedLock, LockError, LockGuard};
 
 use super::{Entry, cases};
 use crate::case::Case;
@@ -21,11 +21,11 @@ pub(crate) const CASES: &[Entry] = cases![
 ];
 
 pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome {
-    let (holder, other) = (case.party().await?, case.party().await?);
-    let guard = holder.locks.lock("n").ttl(case.ttl_of(Duration::from_secs(30))).await?;
+    let (holder, other) = (case.party().await?.locks, case.client().await?);
+    let guard = holder.lock("n").await?;
     for _ in 0..5 {
-        let claim = case.claim("n");
-        match other.link.try_acquire(&claim).await {
+        let claim = Claim::new(case.name("n"), case.kept_ttl());
+        match other.try_acquire(&claim).await {
             Ok(Attempt::Busy(busy)) => {
                 let after = busy.retry_after;
                 ensure!(
@@ -37,37 +37,10 @@ pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome
             other => fail!("the backend", "a held name is busy and no failure; it said {other:?}"),
         }
     }
-    for locks in [&holder.locks, &other.locks] {
-        for wait in [None, Some(Duration::from_millis(50))] {
-            let start = case.now();
-            let answer = match wait {
-                None => locks.lock("n").no_wait().await,
-                Some(wait) => {
-                    let answer = locks.lock("n").wait_for(wait).await;
-                    match case.in_time(wait, case.now().since(start), answer) {
-                        Some(answer) => answer,
-                        None => continue,
-                    }
-                }
-            };
-            let Err(error @ LockError::TimedOut { .. }) = answer else {
-                fail!("the client", "a lock that stays busy is TimedOut; it said {answer:?}");
-            };
-            ensure!(
-                error.is_busy() && error.is_retryable(),
-                "the client",
-                "a busy lock may be free later"
-            );
-            let (name, process) = (case.name("n"), format!(":{}", std::process::id()));
-            ensure!(
-                error.to_string().contains(name.as_str()) && !format!("{error:#}").contains(&process),
-                "the client",
-                "a busy lock is named, and its holder is told to nobody else; it said {error:#}"
-            );
-        }
-    }
+    // A claim that does not wait is in no queue.
+    case.only_leftovers(1).await?;
     guard.release().await?;
-    Ok(())
+    case.is_free(&other, &case.name("n")).await
 }
 
 pub(crate) async fn a_wait_ends_with_a_failure_that_only_a_person_can_mend(case: Arc<Case>) -> Outcome {
@@ -75,7 +48,7 @@ pub(crate) async fn a_wait_ends_with_a_failure_that_only_a_person_can_mend(case:
     let guard = holder.lock("n").ttl(case.steady_ttl()).await?;
     // The second one waits in the client for the first.
     let waits = [0, 1].map(|_| tokio::spawn(waiter.lock("n").wait_forever().into_future()));
-    case.eventually("the client", "the requests are under way", case.hang_limit(), || {
+    case.eventually("the client", "the requests are under way", || {
         waiter.stats().waiting == 2
     })
     .await?;

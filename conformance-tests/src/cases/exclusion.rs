@@ -18,7 +18,6 @@ pub(crate) const CASES: &[Entry] = cases![
     names_that_look_alike_stay_apart,
     a_name_of_512_bytes_works,
     eight_clients_hold_one_at_a_time,
-    four_processes_hold_one_at_a_time,
     twenty_processes_lose_no_update,
     a_thousand_names_are_held_at_once_by_one_client,
     runtime::a_client_used_from_two_runtimes_outlives_the_one_that_ends,
@@ -195,26 +194,20 @@ pub(crate) async fn eight_clients_hold_one_at_a_time(case: Arc<Case>) -> Outcome
     Ok(())
 }
 
-pub(crate) async fn four_processes_hold_one_at_a_time(case: Arc<Case>) -> Outcome {
-    count_in_processes(&case, 4, 25).await
-}
-
-pub(crate) async fn twenty_processes_lose_no_update(case: Arc<Case>) -> Outcome {
-    count_in_processes(&case, 20, 50).await
-}
-
 /// Processes read, increment and write a number in a file, each time under the lock.
-async fn count_in_processes(case: &Case, processes: usize, turns: usize) -> Outcome {
+pub(crate) async fn twenty_processes_lose_no_update(case: Arc<Case>) -> Outcome {
+    const PROCESSES: usize = 20;
+    const TURNS: usize = 50;
     case.needs_processes()?;
     std::fs::write(case.counter(), "0")?;
     let mut children: Vec<Child> = Vec::new();
-    for _ in 0..processes {
+    for _ in 0..PROCESSES {
         children.push(case.child().await?);
     }
     let ttl = case.ttl_of(Duration::from_secs(10));
     let start = case.now();
     for child in &mut children {
-        child.count("n", ttl, turns).await?;
+        child.count("n", ttl, TURNS).await?;
     }
     let mut tokens = Vec::new();
     for child in &mut children {
@@ -227,8 +220,8 @@ async fn count_in_processes(case: &Case, processes: usize, turns: usize) -> Outc
         tokens.extend(own);
     }
     let took = case.now().since(start);
-    let expected = processes * turns;
-    case.remark(format!("{processes} processes x {turns} increments took {took:.1?}"));
+    let expected = PROCESSES * TURNS;
+    case.remark(format!("{PROCESSES} processes x {TURNS} increments took {took:.1?}"));
     let counted: usize = std::fs::read_to_string(case.counter())?.parse().unwrap_or(0);
     ensure!(
         counted == expected,

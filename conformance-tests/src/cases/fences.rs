@@ -8,7 +8,6 @@ use lock_core::{DistributedLock, FencingToken};
 use super::{Entry, cases};
 use crate::case::{Case, RESOURCE};
 use crate::harness::Resource;
-use crate::link::FaultMode;
 use crate::outcome::{Outcome, ensure};
 use crate::writers::{self, Written};
 
@@ -16,9 +15,7 @@ pub(crate) const CASES: &[Entry] = cases![
     a_stale_token_is_refused_and_an_equal_one_accepted,
     admission_before_the_read_saves_an_update,
     the_marks_survive_a_restart,
-    of_many_writers_at_once_no_older_one_writes_last,
     no_write_is_accepted_below_a_token_that_was_seen,
-    a_holder_cut_off_past_its_ttl_cannot_write_after_its_successor,
     a_holder_stopped_past_its_ttl_cannot_write_after_its_successor,
 ];
 
@@ -86,33 +83,6 @@ pub(crate) async fn the_marks_survive_a_restart(case: Arc<Case>) -> Outcome {
     let resource = &*case.shipped_resource().await?;
     write(resource, old, 2, false, 1).await?;
     write(resource, new, 3, true, 3).await
-}
-
-pub(crate) async fn of_many_writers_at_once_no_older_one_writes_last(case: Arc<Case>) -> Outcome {
-    let mut tokens: [FencingToken; 12] = tokens(&case).await?;
-    let newest = tokens[11];
-    let resource = case.resource().await?;
-    fastrand::shuffle(&mut tokens);
-    let mut writers = tokio::task::JoinSet::new();
-    for token in tokens {
-        let resource = Arc::clone(&resource);
-        writers.spawn(async move { (token, resource.write(token, token.as_i64()).await) });
-    }
-    while let Some(ended) = writers.join_next().await {
-        let (token, accepted) = ended?;
-        ensure!(
-            accepted? || token != newest,
-            "the resource",
-            "it takes the newest token, whoever else writes"
-        );
-    }
-    let left = resource.read().await?;
-    ensure!(
-        left == newest.as_i64(),
-        "the resource",
-        "the newest holder's write stays; {newest} was overwritten with {left}"
-    );
-    Ok(())
 }
 
 const WRITERS: usize = 8;
@@ -196,21 +166,6 @@ async fn written_by_tasks(case: &Case, resource: &Arc<dyn Resource>) -> Outcome<
         written.extend(ended??);
     }
     Ok(written)
-}
-
-pub(crate) async fn a_holder_cut_off_past_its_ttl_cannot_write_after_its_successor(case: Arc<Case>) -> Outcome {
-    let (cut_off, other) = (case.party().await?, case.party().await?);
-    let resource = &*case.resource().await?;
-    let guard = cut_off.locks.lock("n").ttl(case.ttl()).await?;
-    write(resource, guard.token(), 1, true, 1).await?;
-    cut_off.link.set(FaultMode::Silent);
-    let limit = 2 * guard.ttl() + case.hang_limit();
-    let next = other.locks.lock("n").wait_for(limit).await?;
-    write(resource, next.token(), 2, true, 2).await?;
-    write(resource, guard.token(), 3, false, 2).await?;
-    cut_off.link.set(FaultMode::None);
-    next.release().await?;
-    Ok(())
 }
 
 pub(crate) async fn a_holder_stopped_past_its_ttl_cannot_write_after_its_successor(case: Arc<Case>) -> Outcome {

@@ -57,7 +57,7 @@ async fn one_leaves(
             // The one that is to leave may have gone by the time of this look, and did not count any more then.
             let is_over = |waiter| waiting.get(waiter).is_some_and(JoinHandle::is_finished);
             let asked = || party.locks.stats().waiting > 0 || is_over(waiter) || is_over(place);
-            case.eventually("the client", "a waiter counts as waiting", case.hang_limit(), asked)
+            case.eventually("the client", "a waiter counts as waiting", asked)
                 .await?;
             let left = async {
                 while !is_over(place) {
@@ -96,11 +96,8 @@ async fn one_leaves(
 async fn one_after_the_other(case: &Case, mut waiting: Vec<JoinHandle<Result<LockGuard, LockError>>>) -> Outcome {
     while !waiting.is_empty() {
         let served = |waiting: &[JoinHandle<_>]| waiting.iter().filter(|task| task.is_finished()).count();
-        let soon = case.hang_limit();
-        case.eventually("the backend", "the next waiter is served", soon, || {
-            served(&waiting) > 0
-        })
-        .await?;
+        case.eventually("the backend", "the next waiter is served", || served(&waiting) > 0)
+            .await?;
         let together = served(&waiting);
         let Some(at) = waiting.iter().position(JoinHandle::is_finished) else {
             continue;

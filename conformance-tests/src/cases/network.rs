@@ -18,7 +18,6 @@ pub(crate) const CASES: &[Entry] = cases![
     silence::a_holder_whose_requests_are_lost_notices_before_the_server_frees,
     silence::a_holder_whose_replies_are_lost_notices_before_the_server_frees,
     silence::a_server_that_is_gone_is_unavailable_and_is_found_again,
-    silence::a_wait_goes_on_until_the_server_is_there,
     cut::an_acquisition_cut_after_any_byte_leaves_nothing,
     cut::a_renewal_cut_after_any_byte_leaves_nothing,
     cut::a_release_cut_after_any_byte_leaves_nothing,

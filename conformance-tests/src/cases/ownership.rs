@@ -12,7 +12,6 @@ use crate::outcome::{Outcome, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
     release_by_another_owner_harms_nothing,
-    release_of_a_free_name_is_not_held,
     release_twice_is_not_held_the_second_time,
     a_late_release_spares_the_successor,
     a_late_renewal_does_not_lengthen_the_successors_lease,
@@ -31,12 +30,6 @@ pub(crate) async fn release_by_another_owner_harms_nothing(case: Arc<Case>) -> O
         case.is_busy(&other, claim.name()).await?;
     }
     held(&holder, &claim).await
-}
-
-pub(crate) async fn release_of_a_free_name_is_not_held(case: Arc<Case>) -> Outcome {
-    let client = case.client().await?;
-    not_held(&client, &case.claim("n")).await?;
-    case.is_free(&client, &case.name("n")).await
 }
 
 pub(crate) async fn release_twice_is_not_held_the_second_time(case: Arc<Case>) -> Outcome {

@@ -82,7 +82,7 @@ pub(crate) async fn a_name_that_is_released_early_stays_taken_for_the_rest_of_it
     // Held for longer than it was reserved: free with the release.
     let guard = party.locks.lock("short").at_least(Duration::from_millis(1)).await?;
     let start = case.now();
-    case.eventually("the clock", "a millisecond passes", case.hang_limit(), || {
+    case.eventually("the clock", "a millisecond passes", || {
         case.now().since(start) > Duration::from_millis(1)
     })
     .await?;
@@ -106,7 +106,7 @@ pub(crate) async fn those_who_wait_are_served_when_the_reservation_ends(case: Ar
             granted.release().await.map(|_| (token, at))
         });
     }
-    case.eventually("the clients", "both wait", case.hang_limit(), || {
+    case.eventually("the clients", "both wait", || {
         [&here, &there].iter().all(|party| party.locks.stats().waiting == 1)
     })
     .await?;
@@ -135,11 +135,7 @@ pub(crate) async fn a_name_stays_taken_when_its_client_is_shut_down(case: Arc<Ca
     let guard = party.locks.lock("job").at_least(length).await?;
     party.locks.shutdown().await?;
     let told = case
-        .within(
-            case.hang_limit(),
-            "the guard is lost with its client",
-            guard.lost().into_future(),
-        )
+        .soon("the guard is lost with its client", guard.lost().into_future())
         .await?;
     ensure!(
         told == LossReason::Shutdown,

@@ -2,21 +2,18 @@
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::time::Duration;
 
 use lock_core::{Attempt, Claim, DistributedLock, FencingToken, Grant, Renewal, Wait};
 
 use super::{Entry, cases};
 use crate::case::Case;
 use crate::harness::Fault;
-use crate::link::{FaultMode, Link};
-use crate::oracle::{Event, Log};
+use crate::link::Link;
 use crate::outcome::{Outcome, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
     tokens_rise_across_releases_by_any_client,
     tokens_rise_across_expiry,
-    tokens_rise_across_dropped_guards,
     tokens_rise_across_a_new_client_and_a_closed_one,
     tokens_rise_across_processes,
     tokens_rise_across_the_kill_of_a_holder,
@@ -28,11 +25,9 @@ pub(crate) const CASES: &[Entry] = cases![
     tokens_rise_across_the_deletion_of_everything,
     tokens_rise_across_the_loss_of_prepared_requests,
     tokens_rise_across_the_restore_of_an_older_copy,
-    tokens_rise_in_real_time_among_many_clients,
     a_token_is_drawn_at_the_grant_and_not_at_the_attempt,
     renewal_leaves_the_token_as_it_is,
     asking_again_gives_the_same_token,
-    after_a_lost_reply_the_same_token_is_given_or_the_claim_is_gone,
 ];
 
 /// How many tokens a client asks for that has waiters of its own. A backend may grant fewer.
@@ -54,6 +49,21 @@ impl Rising {
             "a grant has the tokens that were asked for, or fewer; {first} to {last} are more than {most}"
         );
         self.0 = Some(last);
+        Ok(())
+    }
+
+    /// The claim is granted at once, and released.
+    async fn turn(&mut self, case: &Case, client: &Link, claim: Claim) -> Outcome {
+        self.grant(&case.take(client, &claim).await?)?;
+        client.release(&claim, None).await?;
+        Ok(())
+    }
+
+    /// The same, across a fault.
+    async fn turn_through(&mut self, case: &Case, client: &Link, claim: Claim) -> Outcome {
+        let limit = case.ttl() + case.hang_limit();
+        self.grant(&case.take_through(client, &claim, limit).await?)?;
+        client.release(&claim, None).await?;
         Ok(())
     }
 
@@ -87,9 +97,7 @@ pub(crate) async fn tokens_rise_across_releases_by_any_client(case: Arc<Case>) -
     for turn in 0..20 {
         // Both clients twice in a row: a counter per client would show.
         let client = &clients[turn / 2 % 2];
-        let claim = block(&case);
-        rising.grant(&case.take(client, &claim).await?)?;
-        client.release(&claim, None).await?;
+        rising.turn(&case, client, block(&case)).await?;
     }
     Ok(())
 }
@@ -108,25 +116,12 @@ pub(crate) async fn tokens_rise_across_expiry(case: Arc<Case>) -> Outcome {
     Ok(())
 }
 
-pub(crate) async fn tokens_rise_across_dropped_guards(case: Arc<Case>) -> Outcome {
-    let clients = [case.party().await?.locks, case.party().await?.locks];
-    let mut rising = Rising::default();
-    for turn in 0..10 {
-        let guard = clients[turn % 2].lock("n").wait_for(case.hang_limit()).await?;
-        rising.next(guard.token())?;
-        drop(guard);
-    }
-    Ok(())
-}
-
 pub(crate) async fn tokens_rise_across_a_new_client_and_a_closed_one(case: Arc<Case>) -> Outcome {
     let mut rising = Rising::default();
     for _ in 0..4 {
         let client = case.client().await?;
         for _ in 0..3 {
-            let claim = case.claim("n");
-            rising.grant(&case.take(&client, &claim).await?)?;
-            client.release(&claim, None).await?;
+            rising.turn(&case, &client, case.claim("n")).await?;
         }
         client.close().await?;
     }
@@ -186,9 +181,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
     let (first, second) = (case.client().await?, case.client().await?);
     let mut rising = Rising::default();
     for _ in 0..3 {
-        let claim = case.claim("n");
-        rising.grant(&case.take(&first, &claim).await?)?;
-        first.release(&claim, None).await?;
+        rising.turn(&case, &first, case.claim("n")).await?;
     }
     let held = case.claim("n");
     rising.grant(&case.take(&first, &held).await?)?;
@@ -219,9 +212,7 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
             Some(client) => client,
             None => case.client().await?,
         };
-        let claim = case.claim("n");
-        rising.grant(&case.take_through(&client, &claim, limit).await?)?;
-        client.release(&claim, None).await?;
+        rising.turn_through(&case, &client, case.claim("n")).await?;
     }
     Ok(())
 }
@@ -241,16 +232,11 @@ pub(crate) async fn tokens_rise_across_the_restore_of_an_older_copy(case: Arc<Ca
         if turn == 3 {
             case.inject(Fault::Copy).await?;
         }
-        let claim = block(&case);
-        rising.grant(&case.take(&client, &claim).await?)?;
-        client.release(&claim, None).await?;
+        rising.turn(&case, &client, block(&case)).await?;
     }
     case.inject(Fault::Restore).await?;
     for client in [client, case.client().await?] {
-        let claim = block(&case);
-        let limit = case.ttl() + case.hang_limit();
-        rising.grant(&case.take_through(&client, &claim, limit).await?)?;
-        client.release(&claim, None).await?;
+        rising.turn_through(&case, &client, block(&case)).await?;
     }
     Ok(())
 }
@@ -260,62 +246,14 @@ async fn rise_across(case: &Case, fault: Fault) -> Outcome {
     let client = case.client().await?;
     let mut rising = Rising::default();
     for _ in 0..3 {
-        let claim = block(case);
-        rising.grant(&case.take(&client, &claim).await?)?;
-        client.release(&claim, None).await?;
+        rising.turn(case, &client, block(case)).await?;
     }
     let holder = case.brief_claim("n");
     rising.grant(&case.take(&client, &holder).await?)?;
     case.inject(fault).await?;
     for client in [client, case.client().await?] {
-        let claim = block(case);
-        let limit = case.ttl() + case.hang_limit();
-        rising.grant(&case.take_through(&client, &claim, limit).await?)?;
-        client.release(&claim, None).await?;
+        rising.turn_through(case, &client, block(case)).await?;
     }
-    Ok(())
-}
-
-pub(crate) async fn tokens_rise_in_real_time_among_many_clients(case: Arc<Case>) -> Outcome {
-    const CLIENTS: usize = 6;
-    const GRANTS: usize = 15;
-    let log = Arc::new(Log::new());
-    let mut tasks = tokio::task::JoinSet::new();
-    for actor in 0..CLIENTS {
-        let (client, log, case) = (case.client().await?, Arc::clone(&log), Arc::clone(&case));
-        tasks.spawn(async move {
-            let name = case.name("n");
-            let mut grants = 0;
-            while grants < GRANTS {
-                let claim = case.claim("n");
-                log.record(actor, &name, Event::Invoke);
-                match client.try_quietly(&claim).await? {
-                    Attempt::Granted(grant) => {
-                        log.record(actor, &name, Event::Ok(grant.token));
-                        client.release(&claim, None).await?;
-                        grants += 1;
-                    }
-                    _ => tokio::time::sleep(Duration::from_millis(1)).await,
-                }
-            }
-            Outcome::Ok(())
-        });
-    }
-    while let Some(ended) = tasks.join_next().await {
-        ended??;
-    }
-    log.record(CLIENTS, &case.name("n"), Event::Healed);
-    let last = case.client().await?;
-    let claim = case.claim("n");
-    log.record(CLIENTS, claim.name(), Event::Invoke);
-    log.record(CLIENTS, claim.name(), Event::Ok(case.take(&last, &claim).await?.token));
-    last.release(&claim, None).await?;
-    let verdict = log.verdict();
-    ensure!(
-        verdict.violations.is_empty(),
-        "the backend",
-        "its history is one that locks may have; {verdict}"
-    );
     Ok(())
 }
 
@@ -404,32 +342,5 @@ async fn same_token(case: &Case, client: &Link, grant: &Grant) -> Outcome {
         grant.token,
         again.token
     );
-    Ok(())
-}
-
-pub(crate) async fn after_a_lost_reply_the_same_token_is_given_or_the_claim_is_gone(case: Arc<Case>) -> Outcome {
-    let (client, other) = (case.client().await?, case.client().await?);
-    let claim = case.claim("n");
-    client.set(FaultMode::RepliesLost);
-    let lost = tokio::time::timeout(case.ttl() / 4, client.try_acquire(&claim)).await;
-    ensure!(
-        !matches!(lost, Ok(Ok(_))),
-        "the suite",
-        "the reply is lost; it came: {lost:?}"
-    );
-    client.set(FaultMode::None);
-    let grant = case.take(&client, &claim).await?;
-    same_token(&case, &client, &grant).await?;
-    client.release(&claim, None).await?;
-    let next = case.claim("n");
-    let later = case.take(&other, &next).await?;
-    ensure!(
-        later.token > grant.token,
-        "the backend",
-        "the next grant is higher; {} came after {}",
-        later.token,
-        grant.token
-    );
-    other.release(&next, None).await?;
     Ok(())
 }

@@ -24,11 +24,7 @@ pub(super) async fn a_wake_up_missed_with_its_connection_is_repaired(case: Arc<C
         guard.release().await?;
         proxy.heal().await;
         let next = case
-            .within(
-                case.hang_limit(),
-                "the waiter that missed its wake-up gets the lock",
-                waiting,
-            )
+            .soon("the waiter that missed its wake-up gets the lock", waiting)
             .await???;
         next.release().await?;
     }
