@@ -155,31 +155,19 @@ impl Case {
 
     /// A process of its own with a client of this namespace.
     pub(crate) async fn child(&self) -> Outcome<Child> {
-        self.needs_processes()?;
-        Child::start(
-            &self.terms.row,
-            &self.namespace,
-            self.harness.child_environment(&self.namespace),
-            &self.history,
-        )
-        .await
+        self.child_adapted(|_| {}).await
     }
 
     /// The same, with that wall clock.
     #[cfg(all(unix, feature = "faults"))]
     pub(crate) async fn child_with_clock(&self, clock: &crate::faults::WallClock) -> Outcome<Child> {
+        self.child_adapted(|command| clock.govern(command)).await
+    }
+
+    async fn child_adapted(&self, adapt: impl FnOnce(&mut std::process::Command)) -> Outcome<Child> {
         self.needs_processes()?;
         let environment = self.harness.child_environment(&self.namespace);
-        Child::start_with(
-            &self.terms.row,
-            &self.namespace,
-            environment,
-            &self.history,
-            |command| {
-                clock.govern(command);
-            },
-        )
-        .await
+        Child::start(&self.terms.row, &self.namespace, environment, &self.history, adapt).await
     }
 
     // What this backend can do.

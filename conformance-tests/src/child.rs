@@ -1,11 +1,11 @@
 //! Other processes: the same test binary again, told what to do line by line.
 //!
-//! A child reads one command per line and answers each with one line. It ends when its input does, so that no child
+//! A child reads one order per line and answers each with one line, or two if it waits. It ends when its input does, so that no child
 //! outlives the suite.
 
 mod obey;
+mod order;
 
-use std::path::Path;
 use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +15,12 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::process::{ChildStdin, ChildStdout, Command};
 
 pub(crate) use obey::{COUNTER, obey};
+use order::{Answer, Order};
 
 use crate::harness::Namespace;
 use crate::history::History;
 use crate::outcome::{Outcome, Stop, ensure, fail};
-use crate::writers::{self, Written};
+use crate::writers::Written;
 
 /// Tells a process that it is a child, and of which namespace.
 pub(crate) const NAMESPACE: &str = "FENCELOCK_CONFORMANCE_CHILD";
@@ -28,7 +29,10 @@ pub(crate) const NAMESPACE: &str = "FENCELOCK_CONFORMANCE_CHILD";
 pub(crate) const ROW: &str = "FENCELOCK_CONFORMANCE_ROW";
 
 /// How long a child may take to answer what needs no waiting.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LONGEST_ANSWER: Duration = Duration::from_secs(60);
+
+/// How much of a line the history shows.
+const SHOWN: usize = 120;
 
 /// A process with one client. Killed when dropped.
 pub(crate) struct Child {
@@ -40,17 +44,8 @@ pub(crate) struct Child {
 }
 
 impl Child {
+    /// Starts one, and waits until it has connected. `adapt` changes how the process is started.
     pub(crate) async fn start(
-        row: &str,
-        namespace: &Namespace,
-        environment: Vec<(String, String)>,
-        history: &Arc<History>,
-    ) -> Outcome<Self> {
-        Self::start_with(row, namespace, environment, history, |_| {}).await
-    }
-
-    /// The same, and `adapt` changes how the process is started.
-    pub(crate) async fn start_with(
         row: &str,
         namespace: &Namespace,
         environment: Vec<(String, String)>,
@@ -77,51 +72,45 @@ impl Child {
             answers: BufReader::new(output).lines(),
             history: Arc::clone(history),
         };
-        let ready = child.answer(PATIENCE).await?;
-        ensure!(ready == "ready", "a child process", "it connects; it said {ready:?}");
-        Ok(child)
+        match child.answer(LONGEST_ANSWER).await? {
+            Answer::Ready => Ok(child),
+            other => other.unexpected("it connects"),
+        }
     }
 
-    /// Asks for a lock, and returns when the child has begun to; [`locked`](Self::locked) waits for the answer.
+    /// Asks for a lock, and returns when the child has begun to; [`locked`](Self::locked) waits for the answer. Without `wait` it
+    /// waits for ever.
     pub(crate) async fn ask(&mut self, name: &str, ttl: Duration, wait: Option<Duration>) -> Outcome {
-        let wait = wait.map_or("forever".to_owned(), |wait| wait.as_millis().to_string());
-        self.send(&format!("lock {} {wait} {name}", ttl.as_millis())).await?;
-        let answer = self.answer(PATIENCE).await?;
-        ensure!(
-            answer == "asking",
-            "a child process",
-            "it asks for {name:?}; it said {answer:?}"
-        );
-        Ok(())
+        let name = name.to_owned();
+        self.send(&Order::Lock { name, ttl, wait }).await?;
+        match self.answer(LONGEST_ANSWER).await? {
+            Answer::Asking => Ok(()),
+            other => other.unexpected("it asks for a lock"),
+        }
     }
 
     /// The answer to [`ask`](Self::ask): the token, or `None` if it was busy to the end.
-    pub(crate) async fn locked(&mut self, patience: Duration) -> Outcome<Option<FencingToken>> {
-        match self.told(patience).await? {
+    pub(crate) async fn locked(&mut self, limit: Duration) -> Outcome<Option<FencingToken>> {
+        match self.told(limit).await? {
             Ok(locked) => Ok(locked),
-            Err(answer) => fail!(
-                "a child process",
-                "it gets the lock or is told that it is busy; it said {answer:?}"
-            ),
+            Err(why) => Answer::Failed(why).unexpected("it gets the lock or is told that it is busy"),
         }
     }
 
-    /// The same, or what it said instead, where that may be.
-    pub(crate) async fn told(&mut self, patience: Duration) -> Outcome<Result<Option<FencingToken>, String>> {
-        let answer = self.answer(patience).await?;
-        if answer == "busy" {
-            return Ok(Ok(None));
+    /// The same, or how it failed, where that may be.
+    pub(crate) async fn told(&mut self, limit: Duration) -> Outcome<Result<Option<FencingToken>, String>> {
+        match self.answer(limit).await? {
+            Answer::Busy => Ok(Ok(None)),
+            Answer::Granted(token) => Ok(Ok(Some(token))),
+            Answer::Failed(why) => Ok(Err(why)),
+            other => other.unexpected("it tells what became of its request"),
         }
-        Ok(match answer.strip_prefix("granted ").map(str::parse) {
-            Some(Ok(token)) => Ok(Some(token)),
-            _ => Err(answer),
-        })
     }
 
     /// Takes a lock that must be free.
     pub(crate) async fn lock(&mut self, name: &str, ttl: Duration) -> Outcome<FencingToken> {
-        self.ask(name, ttl, Some(PATIENCE)).await?;
-        match self.locked(2 * PATIENCE).await? {
+        self.ask(name, ttl, Some(LONGEST_ANSWER)).await?;
+        match self.locked(2 * LONGEST_ANSWER).await? {
             Some(token) => Ok(token),
             None => fail!("the backend", "{name:?} is granted to a child process"),
         }
@@ -129,69 +118,65 @@ impl Child {
 
     /// Takes a lock that must be free, and reserves its name for `length`.
     pub(crate) async fn reserve(&mut self, name: &str, ttl: Duration, length: Duration) -> Outcome<FencingToken> {
-        self.send(&format!("reserve {} {} {name}", ttl.as_millis(), length.as_millis()))
-            .await?;
-        match self.told(PATIENCE).await? {
-            Ok(Some(token)) => Ok(token),
-            other => fail!(
-                "the backend",
-                "{name:?} is reserved for a child process; it said {other:?}"
-            ),
+        let name = name.to_owned();
+        self.send(&Order::Reserve { name, ttl, length }).await?;
+        match self.answer(LONGEST_ANSWER).await? {
+            Answer::Granted(token) => Ok(token),
+            other => other.unexpected("it reserves a name"),
         }
     }
 
     /// Lets go. Says whether the lock was held to that moment.
     pub(crate) async fn release(&mut self, name: &str) -> Outcome<bool> {
-        self.send(&format!("release {name}")).await?;
-        match self.answer(PATIENCE).await?.as_str() {
-            "released" => Ok(true),
-            "lost" => Ok(false),
-            other => fail!("a child process", "it releases {name:?}; it said {other:?}"),
+        self.send(&Order::Release(name.to_owned())).await?;
+        match self.answer(LONGEST_ANSWER).await? {
+            Answer::Was(held) => Ok(held),
+            other => other.unexpected("it releases what it has"),
         }
     }
 
     /// Whether the child believes to hold the lock.
     pub(crate) async fn is_held(&mut self, name: &str) -> Outcome<bool> {
-        self.send(&format!("held {name}")).await?;
-        Ok(self.answer(PATIENCE).await? == "true")
+        self.send(&Order::Look(name.to_owned())).await?;
+        match self.answer(LONGEST_ANSWER).await? {
+            Answer::Was(held) => Ok(held),
+            other => other.unexpected("it looks"),
+        }
     }
 
     /// Adds one to the number in a file, `times` times, each time under the lock. [`counted`](Self::counted) waits for
     /// the end.
     pub(crate) async fn count(&mut self, name: &str, ttl: Duration, times: usize) -> Outcome {
-        self.send(&format!("count {} {times} {name}", ttl.as_millis())).await
+        let name = name.to_owned();
+        self.send(&Order::Count { name, ttl, times }).await
     }
 
     /// The tokens under which the child counted, in their order.
-    pub(crate) async fn counted(&mut self, patience: Duration) -> Outcome<Vec<FencingToken>> {
-        let answer = self.answer(patience).await?;
-        let tokens = answer
-            .strip_prefix("counted")
-            .map(|tokens| tokens.split_whitespace().map(str::parse).collect());
-        match tokens {
-            Some(Ok(tokens)) => Ok(tokens),
-            _ => fail!("a child process", "it counts under the lock; it said {answer:?}"),
+    pub(crate) async fn counted(&mut self, limit: Duration) -> Outcome<Vec<FencingToken>> {
+        match self.answer(limit).await? {
+            Answer::Counted(tokens) => Ok(tokens),
+            other => other.unexpected("it counts under the lock"),
         }
     }
 
     /// Writes to the resource, under the lock and beyond; [`written`](Self::written) waits for the end.
     pub(crate) async fn write(&mut self, name: &str, resource: &str, writes: usize) -> Outcome {
-        self.send(&format!("write {writes} {name} {resource}")).await
+        let (name, resource) = (name.to_owned(), resource.to_owned());
+        self.send(&Order::Write { name, resource, writes }).await
     }
 
     /// What the resource answered.
-    pub(crate) async fn written(&mut self, patience: Duration) -> Outcome<Vec<Written>> {
-        let answer = self.answer(patience).await?;
-        match answer.strip_prefix("written ") {
-            Some(file) => Ok(writers::load(Path::new(file))?),
-            None => fail!("a child process", "it writes; it said {answer:?}"),
+    pub(crate) async fn written(&mut self, limit: Duration) -> Outcome<Vec<Written>> {
+        match self.answer(limit).await? {
+            Answer::Written(written) => Ok(written),
+            other => other.unexpected("it writes"),
         }
     }
 
     /// Has the process drop its guards and return from `main`, or call `exit` once the client has drained.
     pub(crate) async fn end(mut self, exits: bool) -> Outcome {
-        self.send(if exits { "drain and exit" } else { "return" }).await?;
-        let ended = tokio::time::timeout(PATIENCE, self.process.wait()).await;
+        self.send(&Order::End { exits }).await?;
+        let ended = tokio::time::timeout(LONGEST_ANSWER, self.process.wait()).await;
         ensure!(
             matches!(&ended, Ok(Ok(status)) if status.success()),
             "a child process",
@@ -237,17 +222,19 @@ impl Child {
         Err(Stop::not_applicable("processes cannot be stopped on this system"))
     }
 
-    async fn send(&mut self, command: &str) -> Outcome {
-        self.history.note(format!("process {}: < {command}", self.pid));
-        self.input.write_all(format!("{command}\n").as_bytes()).await?;
+    async fn send(&mut self, order: &Order) -> Outcome {
+        let line = serde_json::to_string(order).map_err(std::io::Error::other)?;
+        self.history.note(format!("process {}: < {line}", self.pid));
+        self.input.write_all(format!("{line}\n").as_bytes()).await?;
         Ok(())
     }
 
-    async fn answer(&mut self, patience: Duration) -> Outcome<String> {
-        match tokio::time::timeout(patience, self.answers.next_line()).await {
-            Ok(Ok(Some(answer))) => {
-                self.history.note(format!("process {}: > {answer}", self.pid));
-                Ok(answer)
+    async fn answer(&mut self, limit: Duration) -> Outcome<Answer> {
+        match tokio::time::timeout(limit, self.answers.next_line()).await {
+            Ok(Ok(Some(line))) => {
+                let shown: String = line.chars().take(SHOWN).collect();
+                self.history.note(format!("process {}: > {shown}", self.pid));
+                Ok(serde_json::from_str(&line).map_err(std::io::Error::other)?)
             }
             Ok(Ok(None)) => fail!(
                 "a child process",
@@ -255,7 +242,14 @@ impl Child {
                 self.process.try_wait()
             ),
             Ok(Err(error)) => Err(error.into()),
-            Err(_) => fail!("a child process", "it answers within {patience:?}"),
+            Err(_) => fail!("a child process", "it answers within {limit:?}"),
         }
+    }
+}
+
+impl Answer {
+    /// Ends the case, as something else was expected.
+    fn unexpected<T>(self, what: &str) -> Outcome<T> {
+        fail!("a child process", "{what}; it said {self:?}")
     }
 }

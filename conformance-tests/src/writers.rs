@@ -1,17 +1,16 @@
 //! Writers that go on after their time, as processes do that were stopped, and what the resource may answer them.
 
-use std::fmt::Write as _;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lock_core::{Clock, FencingToken, LockError, Locks};
+use serde::{Deserialize, Serialize};
 use tokio::task::JoinSet;
 
 use crate::harness::Resource;
 
 /// One guarded write, as whoever made it saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Written {
     pub(crate) token: FencingToken,
     /// When it was asked for and answered, in nanoseconds of a clock that all processes of the machine share.
@@ -109,37 +108,6 @@ fn highest_before(rising: &[(u64, FencingToken)], time: u64) -> Option<FencingTo
     before.checked_sub(1).map(|last| rising[last].1)
 }
 
-/// Keeps what a process wrote for the one that judges it.
-pub(crate) fn save(written: &[Written], file: &Path) -> std::io::Result<()> {
-    let mut text = String::new();
-    for Written {
-        token,
-        asked,
-        answered,
-        accepted,
-    } in written
-    {
-        let _ = writeln!(text, "{token} {asked} {answered} {accepted}");
-    }
-    std::fs::write(file, text)
-}
-
-pub(crate) fn load(file: &Path) -> std::io::Result<Vec<Written>> {
-    let text = std::fs::read_to_string(file)?;
-    let lines = text.lines().map(|line| {
-        let mut parts = line.split(' ');
-        let mut part = || parts.next().unwrap_or_default();
-        Some(Written {
-            token: part().parse().ok()?,
-            asked: part().parse().ok()?,
-            answered: part().parse().ok()?,
-            accepted: part().parse().ok()?,
-        })
-    });
-    let written: Option<_> = lines.collect();
-    written.ok_or_else(|| std::io::Error::other("a child process wrote something else"))
-}
-
 /// The clock has an origin, to which a subtraction of any length comes down.
 fn now() -> u64 {
     let now = Clock::system().now();
@@ -178,14 +146,5 @@ mod tests {
             let history = [write(6, 1, 5, true), write(5, 2, 4, accepted)];
             assert_eq!(violations(&history), Vec::<String>::new());
         }
-    }
-
-    #[test]
-    fn what_a_process_wrote_survives_the_way_to_its_judge() {
-        let folder = tempfile::tempdir().unwrap();
-        let written = [write(5, 1, 2, true), write(4, 3, u64::MAX, false)];
-        save(&written, &folder.path().join("w")).unwrap();
-        assert_eq!(load(&folder.path().join("w")).unwrap(), written);
-        assert!(now() > 0 && now() < u64::MAX);
     }
 }

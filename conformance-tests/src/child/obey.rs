@@ -10,6 +10,7 @@ use std::time::Duration;
 use lock_core::{LockError, LockGuard, Locks, ReleaseOutcome};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
+use super::order::{Answer, Order};
 use crate::harness::{Harness, Namespace};
 use crate::writers;
 
@@ -19,14 +20,14 @@ pub(crate) const COUNTER: &str = "counter";
 /// Obeys until the input ends.
 pub(crate) fn obey(harness: &Arc<dyn Harness>, folder: PathBuf) -> ExitCode {
     let namespace = Namespace::of_parent(folder);
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
+    let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
-        .build()
-    {
+        .build();
+    let runtime = match runtime {
         Ok(runtime) => runtime,
         Err(error) => {
-            answer(&format!("no runtime: {error}"));
+            tell(&Answer::Failed(format!("no runtime: {error}")));
             return ExitCode::FAILURE;
         }
     };
@@ -34,29 +35,30 @@ pub(crate) fn obey(harness: &Arc<dyn Harness>, folder: PathBuf) -> ExitCode {
         let client = match harness.client(&namespace).await {
             Ok(client) => client,
             Err(error) => {
-                answer(&format!("not connected: {error}"));
+                tell(&Answer::Failed(format!("not connected: {error}")));
                 return ExitCode::FAILURE;
             }
         };
-        answer("ready");
+        tell(&Answer::Ready);
         let mut servant = Servant {
             locks: Locks::new(client),
             harness: Arc::clone(harness),
-            counter: namespace.folder().join(COUNTER),
-            guards: HashMap::new(),
             namespace,
+            guards: HashMap::new(),
         };
-        let mut commands = BufReader::new(tokio::io::stdin()).lines();
-        while let Ok(Some(command)) = commands.next_line().await {
-            match command.as_str() {
-                "return" => return ExitCode::SUCCESS,
-                "drain and exit" => {
+        let mut orders = BufReader::new(tokio::io::stdin()).lines();
+        while let Ok(Some(order)) = orders.next_line().await {
+            let done = match serde_json::from_str(&order) {
+                Ok(Order::End { exits: false }) => return ExitCode::SUCCESS,
+                Ok(Order::End { exits: true }) => {
                     servant.guards.clear();
                     servant.locks.drain().await;
                     std::process::exit(0)
                 }
-                command => answer(&servant.obey(command).await),
-            }
+                Ok(order) => servant.obey(order).await.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            };
+            tell(&done.unwrap_or_else(Answer::Failed));
         }
         // The parent is gone or has let go of this child: nobody waits for an orderly end.
         std::process::exit(0)
@@ -67,112 +69,78 @@ struct Servant {
     harness: Arc<dyn Harness>,
     namespace: Namespace,
     locks: Locks,
-    counter: PathBuf,
     guards: HashMap<String, LockGuard>,
 }
 
 impl Servant {
-    async fn obey(&mut self, command: &str) -> String {
-        let done = match command.split_once(' ') {
-            Some(("lock", rest)) => self.lock(rest).await,
-            Some(("reserve", rest)) => self.reserve(rest).await,
-            Some(("release", name)) => self.release(name).await,
-            Some(("held", name)) => Ok(self.guards.get(name).is_some_and(LockGuard::is_held).to_string()),
-            Some(("count", rest)) => self.count(rest).await,
-            Some(("write", rest)) => self.write(rest).await,
-            _ => Err("unknown command".to_owned()),
-        };
-        done.unwrap_or_else(|error| format!("error: {error}"))
-    }
-
-    async fn lock(&mut self, arguments: &str) -> Result<String, String> {
-        let mut parts = arguments.splitn(3, ' ');
-        let ttl = millis(parts.next())?;
-        let wait = parts.next().filter(|wait| *wait != "forever");
-        let request = |name: &str| self.locks.lock(name).ttl(ttl);
-        let name = arguments.splitn(3, ' ').nth(2).ok_or("no name")?;
-        let request = match wait {
-            Some(wait) => request(name).wait_for(millis(Some(wait))?),
-            None => request(name).wait_forever(),
-        };
-        let asked = tokio::spawn(request.into_future());
-        answer("asking");
-        match asked.await.map_err(|error| error.to_string())? {
-            Ok(guard) => {
-                let answer = format!("granted {}", guard.token());
-                self.guards.insert(name.to_owned(), guard);
-                Ok(answer)
+    async fn obey(&mut self, order: Order) -> Result<Answer, LockError> {
+        match order {
+            Order::Lock { name, ttl, wait } => {
+                let request = self.locks.lock(&*name).ttl(ttl);
+                let request = match wait {
+                    Some(wait) => request.wait_for(wait),
+                    None => request.wait_forever(),
+                };
+                let asked = tokio::spawn(request.into_future());
+                tell(&Answer::Asking);
+                match asked.await.map_err(|error| LockError::failed("asking", error))? {
+                    Ok(guard) => Ok(self.keep(name, guard)),
+                    Err(LockError::TimedOut { .. }) => Ok(Answer::Busy),
+                    Err(error) => Err(error),
+                }
             }
-            Err(LockError::TimedOut { .. }) => Ok("busy".to_owned()),
-            Err(error) => Err(error.to_string()),
+            Order::Reserve { name, ttl, length } => {
+                let request = self.locks.lock(&*name).ttl(ttl).at_least(length).no_wait();
+                let guard = request.await?;
+                Ok(self.keep(name, guard))
+            }
+            Order::Release(name) => {
+                let Some(guard) = self.guards.remove(&name) else {
+                    return Ok(Answer::Failed("not held".to_owned()));
+                };
+                Ok(Answer::Was(guard.release().await? == ReleaseOutcome::Released))
+            }
+            Order::Look(name) => Ok(Answer::Was(self.guards.get(&name).is_some_and(LockGuard::is_held))),
+            Order::Count { name, ttl, times } => {
+                let mut tokens = Vec::new();
+                for _ in 0..times {
+                    let guard = self.locks.lock(&*name).ttl(ttl).await?;
+                    let counter = self.namespace.folder().join(COUNTER);
+                    add_one(&counter).map_err(|error| LockError::failed("counting", error))?;
+                    tokens.push(guard.token());
+                    guard.release().await?;
+                }
+                Ok(Answer::Counted(tokens))
+            }
+            Order::Write { name, resource, writes } => {
+                let Some(resource) = self.harness.resource(&self.namespace, &resource).await? else {
+                    return Ok(Answer::Failed("no resource is shipped".to_owned()));
+                };
+                let written = writers::write_on(&self.locks, &resource, &name, writes).await?;
+                Ok(Answer::Written(written))
+            }
+            Order::End { .. } => Ok(Answer::Failed("it has an end already".to_owned())),
         }
     }
 
-    async fn reserve(&mut self, arguments: &str) -> Result<String, String> {
-        let mut parts = arguments.splitn(3, ' ');
-        let (ttl, length) = (millis(parts.next())?, millis(parts.next())?);
-        let name = parts.next().ok_or("no name")?;
-        let guard = self.locks.lock(name).ttl(ttl).at_least(length).no_wait().await;
-        let guard = guard.map_err(|error| error.to_string())?;
-        let answer = format!("granted {}", guard.token());
-        self.guards.insert(name.to_owned(), guard);
-        Ok(answer)
-    }
-
-    async fn release(&mut self, name: &str) -> Result<String, String> {
-        let guard = self.guards.remove(name).ok_or("not held")?;
-        match guard.release().await {
-            Ok(ReleaseOutcome::Released) => Ok("released".to_owned()),
-            Ok(_) => Ok("lost".to_owned()),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    async fn count(&self, arguments: &str) -> Result<String, String> {
-        let mut parts = arguments.splitn(3, ' ');
-        let ttl = millis(parts.next())?;
-        let times: usize = parts.next().and_then(|n| n.parse().ok()).ok_or("no number")?;
-        let name = parts.next().ok_or("no name")?;
-        let mut answer = "counted".to_owned();
-        for _ in 0..times {
-            let guard = self.locks.lock(name).ttl(ttl).await.map_err(|e| e.to_string())?;
-            add_one(&self.counter).map_err(|e| e.to_string())?;
-            answer.push_str(&format!(" {}", guard.token()));
-            guard.release().await.map_err(|e| e.to_string())?;
-        }
-        Ok(answer)
-    }
-
-    async fn write(&self, arguments: &str) -> Result<String, String> {
-        let mut parts = arguments.splitn(3, ' ');
-        let writes: usize = parts.next().and_then(|n| n.parse().ok()).ok_or("no number")?;
-        let (name, resource) = (parts.next().ok_or("no name")?, parts.next().ok_or("no resource")?);
-        let resource = self.harness.resource(&self.namespace, resource).await;
-        let resource = resource.map_err(|e| e.to_string())?.ok_or("no resource is shipped")?;
-        let written = writers::write_on(&self.locks, &resource, name, writes).await;
-        let file = self.namespace.folder().join(format!("written-{}", std::process::id()));
-        writers::save(&written.map_err(|e| e.to_string())?, &file).map_err(|e| e.to_string())?;
-        Ok(format!("written {}", file.display()))
+    fn keep(&mut self, name: String, guard: LockGuard) -> Answer {
+        let token = guard.token();
+        self.guards.insert(name, guard);
+        Answer::Granted(token)
     }
 }
 
 /// Reads, waits a little, writes: two that do it at once lose an update.
 fn add_one(counter: &Path) -> std::io::Result<()> {
-    let number: u64 = std::fs::read_to_string(counter)?
-        .trim()
-        .parse()
-        .map_err(std::io::Error::other)?;
+    let number = std::fs::read_to_string(counter)?;
+    let number: u64 = number.trim().parse().map_err(std::io::Error::other)?;
     std::thread::sleep(Duration::from_micros(200));
     std::fs::write(counter, (number + 1).to_string())
 }
 
-fn millis(text: Option<&str>) -> Result<Duration, String> {
-    let millis = text.and_then(|text| text.parse().ok()).ok_or("no duration")?;
-    Ok(Duration::from_millis(millis))
-}
-
-fn answer(line: &str) {
+fn tell(answer: &Answer) {
     let mut out = std::io::stdout().lock();
+    let line = serde_json::to_string(answer).unwrap_or_default();
     // If the parent is gone there is nobody to tell.
     let _ = writeln!(out, "{line}").and_then(|()| out.flush());
 }
