@@ -113,6 +113,13 @@ pub(crate) fn is_heavy(case: Entry) -> bool {
     HEAVY.contains(&case.sentence)
 }
 
+/// The case with that name, which is that of its group and its sentence.
+pub(crate) fn named(name: &str) -> Option<Entry> {
+    let (group, sentence) = name.split_once("::")?;
+    let group = GROUPS.iter().find(|known| known.name == group)?;
+    group.cases.iter().find(|case| case.sentence == sentence).copied()
+}
+
 /// The name with that of the group.
 pub(crate) fn full_name(case: Entry) -> String {
     let is_here = |entry: &Entry| entry.sentence == case.sentence;
@@ -120,8 +127,14 @@ pub(crate) fn full_name(case: Entry) -> String {
     format!("{}::{}", group.map_or("?", |group| group.name), case.sentence)
 }
 
-/// The entry of that function; it is named by its sentence.
+/// The entry of that function, which is named by its sentence, or of that sentence and what it runs.
 macro_rules! entry {
+    ($($part:ident)::+ => |$case:ident| $run:expr) => {
+        $crate::cases::Entry {
+            sentence: $crate::cases::last!($($part)::+),
+            run: |$case| Box::pin(async move { $run.await }),
+        }
+    };
     ($($part:ident)::+) => {
         $crate::cases::Entry {
             sentence: $crate::cases::last!($($part)::+),
@@ -131,10 +144,10 @@ macro_rules! entry {
 }
 pub(crate) use entry;
 
-/// The entries of those functions.
+/// The entries of these.
 macro_rules! cases {
-    ($($($part:ident)::+),+ $(,)?) => {
-        &[$($crate::cases::entry!($($part)::+)),+]
+    ($($($part:ident)::+ $(=> |$case:ident| $run:expr)?),+ $(,)?) => {
+        &[$($crate::cases::entry!($($part)::+ $(=> |$case| $run)?)),+]
     };
 }
 pub(crate) use cases;

@@ -258,31 +258,33 @@ mod hand_made {
         FencingToken::new(value).unwrap()
     }
 
+    /// For 100 ms.
+    pub(super) fn refreshed(value: u64, sent_ms: u64) -> Event {
+        Event::Refreshed {
+            token: token(value),
+            sent: Duration::from_millis(sent_ms),
+            ttl: Duration::from_millis(100),
+        }
+    }
+
+    pub(super) fn write(value: u64, accepted: bool) -> Event {
+        let token = token(value);
+        Event::Write { token, accepted }
+    }
+
+    pub(super) fn failover(overlap: bool) -> Event {
+        let what = "failover".to_owned();
+        Event::Fault { what, overlap }
+    }
+
     #[test]
     fn a_good_history_has_no_violation_and_is_counted() {
-        let ttl = Duration::from_millis(100);
-        let sent = Duration::from_millis(1);
         let history = [
             at(1, 1, Event::Invoke),
-            at(
-                2,
-                1,
-                Event::Refreshed {
-                    token: token(5),
-                    sent,
-                    ttl,
-                },
-            ),
+            at(2, 1, refreshed(5, 1)),
             at(2, 1, Event::Ok(token(5))),
             at(3, 2, Event::Invoke),
-            at(
-                4,
-                1,
-                Event::Write {
-                    token: token(5),
-                    accepted: true,
-                },
-            ),
+            at(4, 1, write(5, true)),
             at(5, 1, Event::Held(token(5))),
             at(6, 1, Event::fault("pause")),
             at(7, 1, Event::Released(token(5))),
@@ -300,28 +302,18 @@ mod hand_made {
 
     #[test]
     fn a_record_is_read_as_it_was_written() {
-        let (sent, ttl) = (Duration::from_nanos(7), Duration::from_secs(1));
         for (record, text) in [
             (
                 at(1, 0, Event::Ok(token(5))),
                 r#"{"at_ns":1000000,"actor":0,"name":"n","event":{"ok":5}}"#,
             ),
             (
-                Record::new(ttl, Record::NOBODY, None, Event::Healed),
+                Record::new(Duration::from_secs(1), Record::NOBODY, None, Event::Healed),
                 r#"{"at_ns":1000000000,"event":"healed"}"#,
             ),
             (
-                Record::new(
-                    sent,
-                    1,
-                    None,
-                    Event::Refreshed {
-                        token: token(5),
-                        sent,
-                        ttl,
-                    },
-                ),
-                r#"{"at_ns":7,"actor":1,"event":{"refreshed":{"token":5,"sent_ns":7,"ttl_ns":1000000000}}}"#,
+                Record::new(Duration::from_nanos(7), 1, None, refreshed(5, 2)),
+                r#"{"at_ns":7,"actor":1,"event":{"refreshed":{"token":5,"sent_ns":2000000,"ttl_ns":100000000}}}"#,
             ),
         ] {
             assert_eq!(serde_json::to_string(&record).unwrap(), text);

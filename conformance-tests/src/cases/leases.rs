@@ -13,8 +13,8 @@ use crate::outcome::{Outcome, ensure};
 pub(crate) const CASES: &[Entry] = cases![
     a_renewed_lock_is_held_past_three_ttls,
     an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_holder_knows,
-    asking_again_keeps_the_lock_for_a_full_ttl,
-    renewing_keeps_the_lock_for_a_full_ttl,
+    asking_again_keeps_the_lock_for_a_full_ttl => |case| kept_from_the_last_sign(&case, Sign::AskingAgain),
+    renewing_keeps_the_lock_for_a_full_ttl => |case| kept_from_the_last_sign(&case, Sign::Renewing),
     a_lock_taken_late_is_not_believed_in_longer_than_the_server_keeps_it,
     the_granted_ttl_is_at_least_the_one_asked_for,
     a_process_that_ends_frees_what_it_held,
@@ -66,14 +66,6 @@ pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_h
         other.release(&next, None).await?;
     }
     Ok(())
-}
-
-pub(crate) async fn asking_again_keeps_the_lock_for_a_full_ttl(case: Arc<Case>) -> Outcome {
-    kept_from_the_last_sign(&case, Sign::AskingAgain).await
-}
-
-pub(crate) async fn renewing_keeps_the_lock_for_a_full_ttl(case: Arc<Case>) -> Outcome {
-    kept_from_the_last_sign(&case, Sign::Renewing).await
 }
 
 /// How a holder gives a sign of life.

@@ -7,7 +7,6 @@ use std::time::Duration;
 use lock_core::{DistributedLock, LockError, LockGuard};
 use tokio::task::{JoinHandle, JoinSet};
 
-use super::waiting::long_ttl;
 use crate::case::Case;
 use crate::child::Child;
 use crate::outcome::{Outcome, ensure, fail};
@@ -37,7 +36,7 @@ async fn one_leaves(
     case: &Arc<Case>,
     leave: impl AsyncFn(JoinHandle<Result<LockGuard, LockError>>) -> Outcome,
 ) -> Outcome {
-    let (holder, ttl) = (case.party().await?, long_ttl(case));
+    let (holder, ttl) = (case.party().await?, case.kept_ttl());
     for place in [0, 1, 3] {
         case.note(format!("waiter {place} leaves"));
         let guard = holder.locks.lock("n").ttl(ttl).await?;
@@ -115,14 +114,6 @@ async fn one_after_the_other(case: &Case, mut waiting: Vec<JoinHandle<Result<Loc
     Ok(())
 }
 
-pub(crate) async fn a_killed_waiter_holds_nobody_up(case: Arc<Case>) -> Outcome {
-    one_process_fails(&case, Harm::Kill).await
-}
-
-pub(crate) async fn a_stopped_waiter_holds_nobody_up_for_long(case: Arc<Case>) -> Outcome {
-    one_process_fails(&case, Harm::Stop).await
-}
-
 /// No other process is left to tell the waiter, whose own ttl is so long that it would not look by itself in time.
 pub(crate) async fn a_killed_waiter_before_another_and_a_killed_holder_hold_nobody_up(case: Arc<Case>) -> Outcome {
     case.needs_processes()?;
@@ -131,7 +122,7 @@ pub(crate) async fn a_killed_waiter_before_another_and_a_killed_holder_hold_nobo
     holder.lock("n", case.ttl()).await?;
     first.ask("n", case.ttl(), None).await?;
     case.in_line("n", 1).await?;
-    let waiting = tokio::spawn(waiter.lock("n").ttl(long_ttl(&case)).into_future());
+    let waiting = tokio::spawn(waiter.lock("n").into_future());
     case.in_line("n", 2).await?;
     first.kill().await?;
     holder.kill().await?;
@@ -145,7 +136,7 @@ pub(crate) async fn a_killed_waiter_before_another_and_a_killed_holder_hold_nobo
 
 /// What is done to a process.
 #[derive(Clone, Copy)]
-enum Harm {
+pub(super) enum Harm {
     Kill,
     Stop,
 }
@@ -175,13 +166,13 @@ async fn stop_while_it_waits(case: &Case, child: &Child) -> Outcome {
 
 /// Of three processes that wait, something is done to one: the first, the middle one, the last. The others get their
 /// turns, one at a time.
-async fn one_process_fails(case: &Arc<Case>, harm: Harm) -> Outcome {
+pub(super) async fn one_process_fails(case: &Arc<Case>, harm: Harm) -> Outcome {
     case.needs_processes()?;
     let holder = case.party().await?.locks;
     let ttl = case.steady_ttl();
     for place in 0..3 {
         case.note(format!("waiter {place} fails"));
-        let guard = holder.lock("n").ttl(long_ttl(case)).wait_for(case.hang_limit()).await?;
+        let guard = holder.lock("n").wait_for(case.hang_limit()).await?;
         let mut children = Vec::new();
         for waiter in 0..3 {
             let mut child = case.child().await?;

@@ -14,11 +14,16 @@ use crate::outcome::{Outcome, ensure, fail};
 
 pub(crate) const CASES: &[Entry] = cases![
     a_server_frozen_for_less_than_a_ttl_lets_nobody_else_in_while_the_holder_believes,
-    a_lock_that_expires_early_is_told_within_one_renewal,
-    a_stolen_lock_is_told_within_one_renewal,
-    a_deleted_lock_is_told_within_one_renewal,
-    a_lock_lost_in_a_restart_without_data_is_told_within_one_renewal,
-    a_lock_lost_with_everything_else_is_told_within_one_renewal,
+    a_lock_that_expires_early_is_told_within_one_renewal =>
+        |case| told_within_one_renewal(&case, Fault::Expire(case.name("n")), true),
+    a_stolen_lock_is_told_within_one_renewal =>
+        |case| told_within_one_renewal(&case, Fault::Steal(case.name("n")), false),
+    a_deleted_lock_is_told_within_one_renewal =>
+        |case| told_within_one_renewal(&case, Fault::Delete(case.name("n")), true),
+    a_lock_lost_in_a_restart_without_data_is_told_within_one_renewal =>
+        |case| told_within_one_renewal(&case, Fault::RestartWithoutData, true),
+    a_lock_lost_with_everything_else_is_told_within_one_renewal =>
+        |case| told_within_one_renewal(&case, Fault::DeleteAll, true),
     a_restart_loses_no_lock_without_telling,
 ];
 
@@ -46,29 +51,6 @@ pub(crate) async fn a_server_frozen_for_less_than_a_ttl_lets_nobody_else_in_whil
     drop(guard);
     waiting.await??.release().await?;
     Ok(())
-}
-
-pub(crate) async fn a_lock_that_expires_early_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    let fault = Fault::Expire(case.name("n"));
-    told_within_one_renewal(&case, fault, true).await
-}
-
-pub(crate) async fn a_stolen_lock_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    let fault = Fault::Steal(case.name("n"));
-    told_within_one_renewal(&case, fault, false).await
-}
-
-pub(crate) async fn a_deleted_lock_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    let fault = Fault::Delete(case.name("n"));
-    told_within_one_renewal(&case, fault, true).await
-}
-
-pub(crate) async fn a_lock_lost_in_a_restart_without_data_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    told_within_one_renewal(&case, Fault::RestartWithoutData, true).await
-}
-
-pub(crate) async fn a_lock_lost_with_everything_else_is_told_within_one_renewal(case: Arc<Case>) -> Outcome {
-    told_within_one_renewal(&case, Fault::DeleteAll, true).await
 }
 
 pub(crate) async fn a_restart_loses_no_lock_without_telling(case: Arc<Case>) -> Outcome {

@@ -17,13 +17,13 @@ pub(crate) const CASES: &[Entry] = cases![
     tokens_rise_across_a_new_client_and_a_closed_one,
     tokens_rise_across_processes,
     tokens_rise_across_the_kill_of_a_holder,
-    tokens_rise_across_a_restart,
-    tokens_rise_across_a_restart_without_data,
-    tokens_rise_across_the_deletion_of_a_lock,
-    tokens_rise_across_the_deletion_of_a_counter,
+    tokens_rise_across_a_restart => |case| rise_across(&case, Fault::Restart),
+    tokens_rise_across_a_restart_without_data => |case| rise_across(&case, Fault::RestartWithoutData),
+    tokens_rise_across_the_deletion_of_a_lock => |case| rise_across(&case, Fault::Delete(case.name("n"))),
+    tokens_rise_across_the_deletion_of_a_counter => |case| rise_across(&case, Fault::DeleteCounter(case.name("n"))),
     tokens_rise_across_a_counter_that_is_set_back,
-    tokens_rise_across_the_deletion_of_everything,
-    tokens_rise_across_the_loss_of_prepared_requests,
+    tokens_rise_across_the_deletion_of_everything => |case| rise_across(&case, Fault::DeleteAll),
+    tokens_rise_across_the_loss_of_prepared_requests => |case| rise_across(&case, Fault::DropPrepared),
     tokens_rise_across_the_restore_of_an_older_copy,
     a_token_is_drawn_at_the_grant_and_not_at_the_attempt,
     renewal_leaves_the_token_as_it_is,
@@ -160,22 +160,6 @@ pub(crate) async fn tokens_rise_across_the_kill_of_a_holder(case: Arc<Case>) -> 
     Ok(())
 }
 
-pub(crate) async fn tokens_rise_across_a_restart(case: Arc<Case>) -> Outcome {
-    rise_across(&case, Fault::Restart).await
-}
-
-pub(crate) async fn tokens_rise_across_a_restart_without_data(case: Arc<Case>) -> Outcome {
-    rise_across(&case, Fault::RestartWithoutData).await
-}
-
-pub(crate) async fn tokens_rise_across_the_deletion_of_a_lock(case: Arc<Case>) -> Outcome {
-    rise_across(&case, Fault::Delete(case.name("n"))).await
-}
-
-pub(crate) async fn tokens_rise_across_the_deletion_of_a_counter(case: Arc<Case>) -> Outcome {
-    rise_across(&case, Fault::DeleteCounter(case.name("n"))).await
-}
-
 pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case>) -> Outcome {
     let limit = case.ttl() + case.hang_limit();
     let (first, second) = (case.client().await?, case.client().await?);
@@ -215,14 +199,6 @@ pub(crate) async fn tokens_rise_across_a_counter_that_is_set_back(case: Arc<Case
         rising.turn_through(&case, &client, case.claim("n")).await?;
     }
     Ok(())
-}
-
-pub(crate) async fn tokens_rise_across_the_deletion_of_everything(case: Arc<Case>) -> Outcome {
-    rise_across(&case, Fault::DeleteAll).await
-}
-
-pub(crate) async fn tokens_rise_across_the_loss_of_prepared_requests(case: Arc<Case>) -> Outcome {
-    rise_across(&case, Fault::DropPrepared).await
 }
 
 pub(crate) async fn tokens_rise_across_the_restore_of_an_older_copy(case: Arc<Case>) -> Outcome {

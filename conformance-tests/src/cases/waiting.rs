@@ -21,22 +21,17 @@ pub(crate) const CASES: &[Entry] = cases![
     a_busy_client_does_not_starve_another,
     leaving::a_cancelled_waiter_holds_nobody_up,
     leaving::a_waiter_that_times_out_holds_nobody_up,
-    leaving::a_killed_waiter_holds_nobody_up,
+    a_killed_waiter_holds_nobody_up => |case| leaving::one_process_fails(&case, leaving::Harm::Kill),
     leaving::a_killed_waiter_before_another_and_a_killed_holder_hold_nobody_up,
-    leaving::a_stopped_waiter_holds_nobody_up_for_long,
-    a_wait_goes_on_across_a_restart,
-    a_wait_goes_on_across_a_restart_without_data,
-    a_wait_goes_on_when_everything_is_deleted,
+    a_stopped_waiter_holds_nobody_up_for_long => |case| leaving::one_process_fails(&case, leaving::Harm::Stop),
+    a_wait_goes_on_across_a_restart => |case| wait_goes_on_across(&case, Fault::Restart),
+    a_wait_goes_on_across_a_restart_without_data => |case| wait_goes_on_across(&case, Fault::RestartWithoutData),
+    a_wait_goes_on_when_everything_is_deleted => |case| wait_goes_on_across(&case, Fault::DeleteAll),
 ];
-
-/// So long that no waiter is served within the hang limit because a lease ran out, or because it looked again.
-pub(super) fn long_ttl(case: &Case) -> Duration {
-    case.kept_ttl()
-}
 
 pub(crate) async fn a_wait_of_the_backend_ends_at_its_deadline(case: Arc<Case>) -> Outcome {
     let (holder, waiter) = (case.client().await?, case.client().await?);
-    let claim = Claim::new(case.name("n"), long_ttl(&case));
+    let claim = Claim::new(case.name("n"), case.kept_ttl());
     case.take(&holder, &claim).await?;
     // On a busy server an attempt takes its time, too: it is not to be taken for a wait.
     let mut attempt = Duration::ZERO;
@@ -73,8 +68,8 @@ pub(crate) async fn a_wait_of_the_backend_ends_at_its_deadline(case: Arc<Case>) 
 
 pub(crate) async fn a_wait_tells_at_once_that_the_name_is_busy(case: Arc<Case>) -> Outcome {
     let (holder, waiter) = (case.party().await?.locks, case.party().await?);
-    let guard = holder.lock("n").ttl(long_ttl(&case)).await?;
-    let waiting = tokio::spawn(waiter.locks.lock("n").ttl(long_ttl(&case)).into_future());
+    let guard = holder.lock("n").await?;
+    let waiting = tokio::spawn(waiter.locks.lock("n").into_future());
     waits(&case, &waiter, 1).await?;
     // Whoever does not want to wait learns it from the wait of another task.
     let refused = waiter.locks.try_lock("n").await?;
@@ -97,8 +92,8 @@ pub(crate) async fn a_wait_tells_at_once_that_the_name_is_busy(case: Arc<Case>) 
 pub(crate) async fn a_waiter_of_another_client_gets_the_lock_on_release(case: Arc<Case>) -> Outcome {
     let (holder, waiter) = (case.party().await?, case.party().await?);
     for _ in 0..3 {
-        let guard = holder.locks.lock("n").ttl(long_ttl(&case)).await?;
-        let waiting = tokio::spawn(waiter.locks.lock("n").ttl(long_ttl(&case)).into_future());
+        let guard = holder.locks.lock("n").await?;
+        let waiting = tokio::spawn(waiter.locks.lock("n").into_future());
         waits(&case, &waiter, 1).await?;
         ensure!(
             !waiting.is_finished(),
@@ -146,7 +141,7 @@ pub(crate) async fn waiters_of_different_clients_are_served_in_order(case: Arc<C
         case.capabilities().fair,
         "the backend promises no order among processes",
     )?;
-    let (holder, ttl) = (case.party().await?, long_ttl(&case));
+    let (holder, ttl) = (case.party().await?, case.kept_ttl());
     let guard = holder.locks.lock("n").ttl(ttl).await?;
     let turn = Arc::new(AtomicUsize::new(0));
     let mut waiting: Vec<JoinHandle<Outcome>> = Vec::new();
@@ -184,7 +179,7 @@ pub(crate) async fn a_busy_client_does_not_starve_another(case: Arc<Case>) -> Ou
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
-        let (locks, stop, ttl) = (busy.clone(), Arc::clone(&stop), long_ttl(&case));
+        let (locks, stop, ttl) = (busy.clone(), Arc::clone(&stop), case.kept_ttl());
         tasks.spawn(async move {
             let mut turns = 0;
             while !stop.load(Ordering::SeqCst) {
@@ -196,7 +191,7 @@ pub(crate) async fn a_busy_client_does_not_starve_another(case: Arc<Case>) -> Ou
     }
     let mut served = 0;
     for _ in 0..5 {
-        let guard = other.lock("n").ttl(long_ttl(&case)).wait_for(case.hang_limit()).await;
+        let guard = other.lock("n").wait_for(case.hang_limit()).await;
         if guard.is_err() {
             break;
         }
@@ -213,18 +208,6 @@ pub(crate) async fn a_busy_client_does_not_starve_another(case: Arc<Case>) -> Ou
         "a busy client lets others in; {turns} turns left {served} of 5 to another"
     );
     Ok(())
-}
-
-pub(crate) async fn a_wait_goes_on_across_a_restart(case: Arc<Case>) -> Outcome {
-    wait_goes_on_across(&case, Fault::Restart).await
-}
-
-pub(crate) async fn a_wait_goes_on_across_a_restart_without_data(case: Arc<Case>) -> Outcome {
-    wait_goes_on_across(&case, Fault::RestartWithoutData).await
-}
-
-pub(crate) async fn a_wait_goes_on_when_everything_is_deleted(case: Arc<Case>) -> Outcome {
-    wait_goes_on_across(&case, Fault::DeleteAll).await
 }
 
 async fn wait_goes_on_across(case: &Case, fault: Fault) -> Outcome {

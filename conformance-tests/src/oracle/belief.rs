@@ -100,20 +100,13 @@ fn intervals(records: &[&Record]) -> Vec<Interval> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hand_made::{at, token};
+    use super::super::hand_made::{at, failover, token};
     use super::*;
 
     fn two_believers(overlap: bool) -> Vec<Record> {
         vec![
             at(1, 1, Event::Ok(token(5))),
-            at(
-                2,
-                1,
-                Event::Fault {
-                    what: "failover".to_owned(),
-                    overlap,
-                },
-            ),
+            at(2, 1, failover(overlap)),
             at(3, 2, Event::Ok(token(6))),
             at(4, 1, Event::Held(token(5))),
         ]
@@ -136,19 +129,10 @@ mod tests {
 
     #[test]
     fn a_fault_that_is_under_way_excuses_what_begins_in_its_time_and_nothing_after_its_end() {
-        let what = "failover".to_owned();
-        let fault = at(
-            0,
-            9,
-            Event::Fault {
-                what: what.clone(),
-                overlap: true,
-            },
-        );
         let overlaps_until = |end: u64| {
-            let mut history = vec![fault.clone()];
+            let what = "failover".to_owned();
+            let mut history = vec![at(0, 9, failover(true)), at(end, 9, Event::Over { what })];
             history.extend(two_believers(false));
-            history.push(at(end, 9, Event::Over { what: what.clone() }));
             history.sort_by_key(|record| record.at);
             let overlaps = overlaps(&history);
             (overlaps.permitted, overlaps.violations.len())
@@ -159,14 +143,7 @@ mod tests {
 
     #[test]
     fn a_fault_long_before_excuses_nothing() {
-        let mut history = vec![at(
-            0,
-            1,
-            Event::Fault {
-                what: "failover".to_owned(),
-                overlap: true,
-            },
-        )];
+        let mut history = vec![at(0, 1, failover(true))];
         history.extend(two_believers(false));
         assert_eq!(violations(&history).len(), 1);
     }

@@ -44,26 +44,13 @@ pub(super) fn violations(records: &[Record]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hand_made::{at, token};
+    use super::super::hand_made::{at, refreshed, token};
     use super::*;
-
-    fn refreshed(ms: u64, sent: u64) -> Record {
-        let (sent, ttl) = (Duration::from_millis(sent), Duration::from_millis(100));
-        at(
-            ms,
-            9,
-            Event::Refreshed {
-                token: token(5),
-                sent,
-                ttl,
-            },
-        )
-    }
 
     #[test]
     fn belief_beyond_the_promise_is_a_violation() {
         let history = [
-            refreshed(1, 0),
+            at(1, 9, refreshed(5, 0)),
             at(2, 1, Event::Ok(token(5))),
             at(101, 1, Event::Held(token(5))),
         ];
@@ -72,16 +59,17 @@ mod tests {
 
     #[test]
     fn an_acknowledged_renewal_lengthens_the_promise_from_its_sending_on() {
-        let renewed = [refreshed(1, 0), refreshed(70, 60), at(150, 1, Event::Held(token(5)))];
-        assert_eq!(violations(&renewed), Vec::<String>::new());
-        let late = [refreshed(1, 0), refreshed(70, 60), at(161, 1, Event::Held(token(5)))];
-        assert_eq!(violations(&late).len(), 1);
+        let held_at = |ms| {
+            let held = at(ms, 1, Event::Held(token(5)));
+            violations(&[at(1, 9, refreshed(5, 0)), at(70, 9, refreshed(5, 60)), held]).len()
+        };
+        assert_eq!((held_at(150), held_at(161)), (0, 1));
     }
 
     #[test]
     fn what_is_lost_does_not_come_back() {
         let history = [
-            refreshed(1, 0),
+            at(1, 9, refreshed(5, 0)),
             at(2, 1, Event::Lost(token(5))),
             at(3, 1, Event::Held(token(5))),
         ];

@@ -29,35 +29,26 @@ pub(super) fn violations(records: &[Record]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::hand_made::{at, token};
+    use super::super::hand_made::{at, write};
     use super::*;
 
-    fn write(ms: u64, value: u64, accepted: bool) -> Record {
-        let token = token(value);
-        at(ms, 1, Event::Write { token, accepted })
+    fn wrong(writes: &[(u64, bool)]) -> usize {
+        let record = |(ms, (token, accepted)): (u64, &(u64, bool))| at(ms, 1, write(*token, *accepted));
+        violations(&(1..).zip(writes).map(record).collect::<Vec<_>>()).len()
     }
 
     #[test]
     fn a_stale_write_that_was_taken_is_a_violation() {
-        assert_eq!(
-            violations(&[write(1, 5, true), write(2, 6, true), write(3, 5, true)]).len(),
-            1
-        );
+        assert_eq!(wrong(&[(5, true), (6, true), (5, true)]), 1);
     }
 
     #[test]
     fn a_current_write_that_was_refused_is_a_violation() {
-        assert_eq!(violations(&[write(1, 5, true), write(2, 5, false)]).len(), 1);
+        assert_eq!(wrong(&[(5, true), (5, false)]), 1);
     }
 
     #[test]
     fn equal_and_higher_tokens_are_taken_and_lower_ones_refused() {
-        let history = [
-            write(1, 5, true),
-            write(2, 5, true),
-            write(3, 8, true),
-            write(4, 5, false),
-        ];
-        assert_eq!(violations(&history), Vec::<String>::new());
+        assert_eq!(wrong(&[(5, true), (5, true), (8, true), (5, false)]), 0);
     }
 }

@@ -19,25 +19,13 @@ const MOST_CUTS: usize = 256;
 
 /// What is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Request {
+pub(super) enum Request {
     Acquire,
     Renew,
     Release,
 }
 
-pub(super) async fn an_acquisition_cut_after_any_byte_leaves_nothing(case: Arc<Case>) -> Outcome {
-    cut_after_any_byte(&case, Request::Acquire).await
-}
-
-pub(super) async fn a_renewal_cut_after_any_byte_leaves_nothing(case: Arc<Case>) -> Outcome {
-    cut_after_any_byte(&case, Request::Renew).await
-}
-
-pub(super) async fn a_release_cut_after_any_byte_leaves_nothing(case: Arc<Case>) -> Outcome {
-    cut_after_any_byte(&case, Request::Release).await
-}
-
-async fn cut_after_any_byte(case: &Arc<Case>, request: Request) -> Outcome {
+pub(super) async fn cut_after_any_byte(case: &Arc<Case>, request: Request) -> Outcome {
     let (mut lanes, mut length) = (Vec::new(), usize::MAX);
     for number in 0..LANES {
         let lane = Lane::new(case, number).await?;

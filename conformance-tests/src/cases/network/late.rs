@@ -114,15 +114,7 @@ async fn deliver(case: &Case, proxy: &Proxy, held: Held) {
     let _ = tokio::time::timeout(Duration::from_secs(1), ended).await;
 }
 
-pub(crate) async fn late_replies_shorten_what_is_believed(case: Arc<Case>) -> Outcome {
-    believed_in_time(&case, Direction::ToClient).await
-}
-
-pub(super) async fn late_requests_shorten_what_is_believed(case: Arc<Case>) -> Outcome {
-    believed_in_time(&case, Direction::ToServer).await
-}
-
-async fn believed_in_time(case: &Case, direction: Direction) -> Outcome {
+pub(super) async fn believed_in_time(case: &Case, direction: Direction) -> Outcome {
     let proxy = case.proxy().await?;
     let (party, other) = (case.party_through(&proxy).await?, case.client().await?);
     // A connection that has to be made first takes several times that.

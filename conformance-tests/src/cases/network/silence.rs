@@ -11,20 +11,8 @@ use crate::faults::{Direction, Traffic};
 use crate::link::Link;
 use crate::outcome::{Outcome, ensure, fail};
 
-pub(super) async fn every_call_ends_in_time_on_a_connection_that_fell_silent(case: Arc<Case>) -> Outcome {
-    every_call_ends(&case, Direction::Both).await
-}
-
-pub(super) async fn every_call_ends_in_time_while_requests_are_lost(case: Arc<Case>) -> Outcome {
-    every_call_ends(&case, Direction::ToServer).await
-}
-
-pub(super) async fn every_call_ends_in_time_while_replies_are_lost(case: Arc<Case>) -> Outcome {
-    every_call_ends(&case, Direction::ToClient).await
-}
-
 /// No byte, no FIN, no RST: only a limit of the client's own can end its calls.
-async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
+pub(super) async fn every_call_ends(case: &Arc<Case>, direction: Direction) -> Outcome {
     let proxy = case.proxy().await?;
     let client = case.client_through(&proxy).await?;
     let op_timeout = client.capabilities().op_timeout;
@@ -127,20 +115,8 @@ pub(super) async fn connecting_into_silence_ends_in_time(case: Arc<Case>) -> Out
     Ok(())
 }
 
-pub(super) async fn a_holder_behind_a_silent_connection_notices_before_the_server_frees(case: Arc<Case>) -> Outcome {
-    notices(&case, Direction::Both).await
-}
-
-pub(super) async fn a_holder_whose_requests_are_lost_notices_before_the_server_frees(case: Arc<Case>) -> Outcome {
-    notices(&case, Direction::ToServer).await
-}
-
-pub(super) async fn a_holder_whose_replies_are_lost_notices_before_the_server_frees(case: Arc<Case>) -> Outcome {
-    notices(&case, Direction::ToClient).await
-}
-
 /// The holder is cut off at different points between two of its renewals, and works again once it is not.
-async fn notices(case: &Case, direction: Direction) -> Outcome {
+pub(super) async fn notices(case: &Case, direction: Direction) -> Outcome {
     let proxy = case.proxy().await?;
     let (party, other) = (case.party_through(&proxy).await?, case.client().await?);
     let mut smallest = Duration::MAX;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError};
 
-use super::super::waiting::{long_ttl, waits_after_busy};
+use super::super::waiting::waits_after_busy;
 use crate::case::Case;
 use crate::faults::{Direction, Traffic};
 use crate::outcome::{Outcome, ensure};
@@ -15,9 +15,9 @@ pub(super) async fn a_wake_up_missed_with_its_connection_is_repaired(case: Arc<C
     let (holder, waiter) = (case.party().await?.locks, case.party_through(&proxy).await?);
     for _ in 0..3 {
         // So long that nobody gets anything because a lease or a place in the line ran out.
-        let guard = holder.lock("n").ttl(long_ttl(&case)).await?;
+        let guard = holder.lock("n").await?;
         let before = waiter.link.counts().waits();
-        let waiting = tokio::spawn(waiter.locks.lock("n").ttl(long_ttl(&case)).into_future());
+        let waiting = tokio::spawn(waiter.locks.lock("n").into_future());
         waits_after_busy(&case, &waiter, before).await?;
         proxy.refuse().await;
         proxy.cut();
