@@ -9,29 +9,12 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::Instant;
 
 use super::proxy::{Direction, Shared, Traffic};
-use super::trap::{Fate, Met, Swallowing, Then};
+use super::trap::{Kind, Swallowing, Then};
 
 /// How much is read at a time: more than any request or reply of a test.
 const PIECE: usize = 64 * 1024;
 /// How many pieces may be under way: what is delayed must not hold up its sender.
 const UNDER_WAY: usize = 1024;
-
-/// One of the two ways of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    ToServer,
-    ToClient,
-}
-
-impl Way {
-    pub(super) fn is(self, direction: Direction) -> bool {
-        match direction {
-            Direction::ToServer => self == Self::ToServer,
-            Direction::ToClient => self == Self::ToClient,
-            Direction::Both => true,
-        }
-    }
-}
 
 /// A reply that is not to arrive.
 type Unheard = Mutex<Option<(Swallowing, watch::Sender<bool>)>>;
@@ -62,8 +45,8 @@ pub(super) async fn carry(mut client: TcpStream, shared: Arc<Shared>) {
         let end = {
             let (from_client, to_client) = client.split();
             let (from_server, to_server) = server.split();
-            let requests = carry_one_way(Way::ToServer, from_client, to_server, &shared, &unheard);
-            let replies = carry_one_way(Way::ToClient, from_server, to_client, &shared, &unheard);
+            let requests = carry_one_way(Direction::ToServer, from_client, to_server, &shared, &unheard);
+            let replies = carry_one_way(Direction::ToClient, from_server, to_client, &shared, &unheard);
             let both = async {
                 tokio::pin!(requests, replies);
                 tokio::select! {
@@ -99,7 +82,13 @@ enum Piece {
     Reset,
 }
 
-async fn carry_one_way(way: Way, mut from: ReadHalf<'_>, to: WriteHalf<'_>, shared: &Shared, unheard: &Unheard) -> End {
+async fn carry_one_way(
+    way: Direction,
+    mut from: ReadHalf<'_>,
+    to: WriteHalf<'_>,
+    shared: &Shared,
+    unheard: &Unheard,
+) -> End {
     let (pieces, under_way) = mpsc::channel(UNDER_WAY);
     let reading = async move {
         let mut buffer = vec![0; PIECE];
@@ -124,7 +113,10 @@ async fn carry_one_way(way: Way, mut from: ReadHalf<'_>, to: WriteHalf<'_>, shar
         to,
         shared,
         unheard,
-        traffic: shared.traffic(way),
+        traffic: match way {
+            Direction::ToServer => shared.to_server.subscribe(),
+            _ => shared.to_client.subscribe(),
+        },
         lost: false,
         is_gone: false,
     };
@@ -134,22 +126,20 @@ async fn carry_one_way(way: Way, mut from: ReadHalf<'_>, to: WriteHalf<'_>, shar
     }
 }
 
-fn count(shared: &Shared, way: Way, length: u64) {
-    shared.counts.send_modify(|counts| match way {
-        Way::ToServer => {
-            counts.bytes_to_server += length;
-            counts.sends_to_server += 1;
-        }
-        Way::ToClient => {
-            counts.bytes_to_client += length;
-            counts.sends_to_client += 1;
-        }
+fn count(shared: &Shared, way: Direction, length: u64) {
+    shared.counts.send_modify(|counts| {
+        let (bytes, sends) = match way {
+            Direction::ToServer => (&mut counts.bytes_to_server, &mut counts.sends_to_server),
+            _ => (&mut counts.bytes_to_client, &mut counts.sends_to_client),
+        };
+        *bytes += length;
+        *sends += 1;
     });
 }
 
 /// The end of a way: here it is decided what arrives.
 struct Writer<'a> {
-    way: Way,
+    way: Direction,
     to: WriteHalf<'a>,
     shared: &'a Shared,
     unheard: &'a Unheard,
@@ -213,7 +203,7 @@ impl Writer<'_> {
     }
 
     async fn pass(&mut self, bytes: &[u8]) -> Result<(), End> {
-        if self.way == Way::ToClient
+        if self.way == Direction::ToClient
             && let Some((then, swallowed)) = self.swallow(bytes)
         {
             swallowed.send_replace(true);
@@ -226,25 +216,25 @@ impl Writer<'_> {
                 Then::Pass => Ok(()),
             };
         }
-        let passing = match self.shared.traps.meet(self.way, bytes) {
-            Met::Nothing => bytes,
-            Met::Cut { after } => {
-                let _ = self.to.write_all(&bytes[..after]).await;
+        match self.shared.traps.meet(self.way, bytes) {
+            None => {}
+            Some((Kind::CutAfter { left, .. }, sprung)) => {
+                sprung.send_replace(true);
+                let _ = self.to.write_all(&bytes[..left]).await;
                 return Err(End::Cut);
             }
-            Met::Hold(mut fate) => {
-                let fate = fate.wait_for(|fate| *fate != Fate::Open).await;
-                if !fate.is_ok_and(|fate| *fate == Fate::Delivered) {
+            Some((Kind::Hold { mut delivered, .. }, sprung)) => {
+                sprung.send_replace(true);
+                let decided = delivered.wait_for(Option::is_some).await;
+                if !decided.is_ok_and(|delivered| *delivered == Some(true)) {
                     return Err(End::Reset);
                 }
-                bytes
             }
-            Met::Swallow(swallowing, swallowed) => {
-                *self.unheard.lock().unwrap_or_else(PoisonError::into_inner) = Some((swallowing, swallowed));
-                bytes
+            Some((Kind::Swallow { swallowing, .. }, sprung)) => {
+                *self.unheard.lock().unwrap_or_else(PoisonError::into_inner) = Some((swallowing, sprung));
             }
-        };
-        self.is_gone = self.is_gone || self.to.write_all(passing).await.is_err();
+        }
+        self.is_gone = self.is_gone || self.to.write_all(bytes).await.is_err();
         Ok(())
     }
 

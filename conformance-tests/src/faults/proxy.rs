@@ -9,8 +9,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::connection::{Way, carry};
-use super::trap::{Held, Swallowing, Then, Trap, Traps};
+use super::connection::carry;
+use super::trap::{Held, Kind, Swallowing, Then, Trap, Traps};
 use crate::background::{background, in_background};
 use crate::port::free_port;
 
@@ -161,7 +161,7 @@ impl Proxy {
     /// [`Direction::Both`] counts both ways together.
     #[must_use = "a trap that is dropped is taken away"]
     pub fn cut_after(&self, direction: Direction, bytes: usize) -> Trap {
-        self.shared.traps.cut_after(direction, bytes)
+        self.shared.traps.set(Kind::CutAfter { direction, left: bytes })
     }
 
     /// Holds back the next piece of a request that contains `pattern`, and whatever its connection sends after that. It
@@ -170,7 +170,12 @@ impl Proxy {
     /// The empty pattern is in every piece. A pattern is not found if it was sent in two pieces.
     #[must_use = "what is held is thrown away when the handle is dropped"]
     pub fn hold(&self, pattern: &[u8]) -> Held {
-        self.shared.traps.hold(pattern)
+        let delivered = watch::Sender::new(None);
+        let trap = self.shared.traps.set(Kind::Hold {
+            pattern: pattern.to_vec(),
+            delivered: delivered.subscribe(),
+        });
+        Held { trap, delivered }
     }
 
     /// Lets the next request that contains `pattern` pass, and throws its reply away: the server has done it, and the
@@ -193,7 +198,10 @@ impl Proxy {
         then: Then,
     ) -> Trap {
         let is_reply = Box::new(is_reply);
-        self.shared.traps.swallow(pattern, Swallowing { is_reply, then })
+        self.shared.traps.set(Kind::Swallow {
+            pattern: pattern.to_vec(),
+            swallowing: Swallowing { is_reply, then },
+        })
     }
 
     /// What has passed.
@@ -213,15 +221,6 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         self.accepting.abort();
-    }
-}
-
-impl Shared {
-    pub(super) fn traffic(&self, way: Way) -> watch::Receiver<Traffic> {
-        match way {
-            Way::ToServer => self.to_server.subscribe(),
-            Way::ToClient => self.to_client.subscribe(),
-        }
     }
 }
 

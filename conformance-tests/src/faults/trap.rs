@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 
-use super::connection::Way;
 use super::proxy::Direction;
 
 /// A fault that was set and happens once.
@@ -34,7 +33,7 @@ impl Trap {
 
 impl Drop for Trap {
     fn drop(&mut self) {
-        self.traps.remove(self.id);
+        self.traps.lock().waiting.retain(|trap| trap.id != self.id);
     }
 }
 
@@ -43,8 +42,9 @@ impl Drop for Trap {
 /// Dropping it throws the request away and ends its connection.
 #[derive(Debug)]
 pub struct Held {
-    trap: Trap,
-    fate: watch::Sender<Fate>,
+    pub(super) trap: Trap,
+    /// Whether it is delivered, once that is decided.
+    pub(super) delivered: watch::Sender<Option<bool>>,
 }
 
 impl Held {
@@ -62,19 +62,14 @@ impl Held {
 
     /// Sends the request on, and what came after it. Without a request none will be held any more.
     pub fn deliver(self) {
-        self.fate.send_replace(Fate::Delivered);
+        self.delivered.send_replace(Some(true));
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.fate.send_if_modified(|fate| {
-            let open = *fate == Fate::Open;
-            if open {
-                *fate = Fate::Dropped;
-            }
-            open
-        });
+        self.delivered
+            .send_modify(|delivered| *delivered = delivered.or(Some(false)));
     }
 }
 
@@ -89,102 +84,63 @@ pub enum Then {
     Pass,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
-    Open,
-    Delivered,
-    Dropped,
-}
-
 /// All traps of a proxy.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub(super) struct Traps(Arc<Mutex<Set>>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Set {
     last: u64,
-    traps: Vec<Waiting>,
+    waiting: Vec<Waiting>,
 }
 
-#[derive(Debug)]
 struct Waiting {
     id: u64,
+    /// To be told when it has happened.
     sprung: watch::Sender<bool>,
     kind: Kind,
 }
 
-#[derive(Debug)]
-enum Kind {
-    CutAfter {
-        direction: Direction,
-        left: usize,
-    },
+pub(super) enum Kind {
+    /// That many bytes pass, then the connection ends.
+    CutAfter { direction: Direction, left: usize },
+    /// The request waits until it is decided whether it is delivered.
     Hold {
         pattern: Vec<u8>,
-        fate: watch::Receiver<Fate>,
+        delivered: watch::Receiver<Option<bool>>,
     },
-    Swallow {
-        pattern: Vec<u8>,
-        swallowing: Swallowing,
-    },
+    /// The request passes, and its reply does not.
+    Swallow { pattern: Vec<u8>, swallowing: Swallowing },
 }
 
 /// Tells a reply from what else a server sends.
 type IsReply = dyn Fn(&[u8]) -> bool + Send;
 
-/// What is thrown away, and what comes then.
+/// Which piece is thrown away as the reply, and what comes then.
 pub(super) struct Swallowing {
     pub(super) is_reply: Box<IsReply>,
     pub(super) then: Then,
 }
 
-impl fmt::Debug for Swallowing {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Swallowing")
-            .field("then", &self.then)
-            .finish_non_exhaustive()
-    }
-}
-
-/// What a piece of traffic met.
-#[derive(Debug)]
-pub(super) enum Met {
-    /// Nothing.
-    Nothing,
-    /// That many bytes pass, then the connection ends.
-    Cut { after: usize },
-    /// It waits for its fate.
-    Hold(watch::Receiver<Fate>),
-    /// It passes, and its reply does not; the sender is told when the reply came.
-    Swallow(Swallowing, watch::Sender<bool>),
-}
-
 impl Traps {
-    pub(super) fn cut_after(&self, direction: Direction, bytes: usize) -> Trap {
-        self.set(Kind::CutAfter { direction, left: bytes })
-    }
-
-    pub(super) fn hold(&self, pattern: &[u8]) -> Held {
-        let fate = watch::Sender::new(Fate::Open);
-        let trap = self.set(Kind::Hold {
-            pattern: pattern.to_vec(),
-            fate: fate.subscribe(),
-        });
-        Held { trap, fate }
-    }
-
-    pub(super) fn swallow(&self, pattern: &[u8], swallowing: Swallowing) -> Trap {
-        self.set(Kind::Swallow {
-            pattern: pattern.to_vec(),
-            swallowing,
-        })
-    }
-
-    /// What a piece that is about to pass meets. One piece meets one trap, the oldest that fits.
-    pub(super) fn meet(&self, way: Way, piece: &[u8]) -> Met {
+    pub(super) fn set(&self, kind: Kind) -> Trap {
         let mut set = self.lock();
-        let met = set.traps.iter_mut().position(|trap| match &mut trap.kind {
-            Kind::CutAfter { direction, left } if way.is(*direction) => {
+        set.last += 1;
+        let (id, sprung) = (set.last, watch::Sender::new(false));
+        let trap = Trap {
+            traps: self.clone(),
+            id,
+            sprung: sprung.subscribe(),
+        };
+        set.waiting.push(Waiting { id, sprung, kind });
+        trap
+    }
+
+    /// The trap that a piece meets which is about to pass: the oldest that fits. It is not set any more.
+    pub(super) fn meet(&self, way: Direction, piece: &[u8]) -> Option<(Kind, watch::Sender<bool>)> {
+        let mut set = self.lock();
+        let met = set.waiting.iter_mut().position(|trap| match &mut trap.kind {
+            Kind::CutAfter { direction, left } if *direction == way || *direction == Direction::Both => {
                 // The cut comes with the last byte that passes, not with the first that does not.
                 let cut = piece.len() >= *left;
                 if !cut {
@@ -194,49 +150,21 @@ impl Traps {
             }
             Kind::CutAfter { .. } => false,
             Kind::Hold { pattern, .. } | Kind::Swallow { pattern, .. } => {
-                way == Way::ToServer && contains(piece, pattern)
+                way == Direction::ToServer && contains(piece, pattern)
             }
         });
-        let Some(met) = met else {
-            return Met::Nothing;
-        };
-        let Waiting { sprung, kind, .. } = set.traps.remove(met);
-        match kind {
-            Kind::CutAfter { left, .. } => {
-                sprung.send_replace(true);
-                Met::Cut { after: left }
-            }
-            Kind::Hold { fate, .. } => {
-                sprung.send_replace(true);
-                Met::Hold(fate)
-            }
-            Kind::Swallow { swallowing, .. } => Met::Swallow(swallowing, sprung),
-        }
-    }
-
-    fn set(&self, kind: Kind) -> Trap {
-        let mut set = self.lock();
-        set.last += 1;
-        let sprung = watch::Sender::new(false);
-        let trap = Trap {
-            traps: self.clone(),
-            id: set.last,
-            sprung: sprung.subscribe(),
-        };
-        set.traps.push(Waiting {
-            id: trap.id,
-            sprung,
-            kind,
-        });
-        trap
-    }
-
-    fn remove(&self, id: u64) {
-        self.lock().traps.retain(|trap| trap.id != id);
+        let Waiting { sprung, kind, .. } = set.waiting.remove(met?);
+        Some((kind, sprung))
     }
 
     fn lock(&self) -> MutexGuard<'_, Set> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Traps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Traps").finish_non_exhaustive()
     }
 }
 
