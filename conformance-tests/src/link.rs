@@ -146,13 +146,7 @@ impl Link {
         answer
     }
 
-    /// The call, with the time at which it set out: not before the mode lets it.
-    async fn stamped<T>(&self, call: impl Future<Output = Result<T, LockError>>) -> Result<(Stamp, T), LockError> {
-        let sent = self.clock().now();
-        Ok((sent, call.await?))
-    }
-
-    /// The call of an acquisition, with the time at which it set out.
+    /// The call of an acquisition, with the time at which it set out: not before the mode lets it.
     async fn acquiring<T>(&self, call: impl Future<Output = Result<T, LockError>>) -> Result<(Stamp, T), LockError> {
         let sent = self.clock().now();
         if let (Some(log), true) = (&self.log, self.acquisitions_renew) {
@@ -202,7 +196,10 @@ impl DistributedLock for Link {
             self.note(format_args!("renew {what}: made to fail"));
             return Err(LockError::unavailable("renew", "made to fail by the suite"));
         }
-        let call = self.stamped(self.inner.renew(lease));
+        let call = async {
+            let sent = self.clock().now();
+            Ok((sent, self.inner.renew(lease).await?))
+        };
         let (sent, renewal) = self.pass("renew", what, call).await?;
         if let (Some(log), Renewal::Renewed) = (&self.log, renewal) {
             log.refreshed(lease, sent);
@@ -216,22 +213,6 @@ impl DistributedLock for Link {
     }
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
-        if matches!(self.mode(), FaultMode::Silent | FaultMode::RepliesLost) {
-            // A fault is for one request at a time.
-            match self.try_acquire(claim).await? {
-                Attempt::Busy(found) => wait.busy(&found),
-                granted => return Ok(granted),
-            }
-            if wait.is_over(self.clock().now()) {
-                return self.try_acquire(claim).await;
-            }
-            self.counts.acquire.fetch_add(1, Ordering::SeqCst);
-            self.note(format_args!("acquire {} begins", claim.shown()));
-            let call = self.acquiring(self.inner.acquire(claim, wait));
-            let (_, attempt) = self.pass("acquire", claim.shown(), call).await?;
-            self.granted(&attempt, None);
-            return Ok(attempt);
-        }
         let (counts, waits) = (Arc::clone(&self.counts), Arc::new(AtomicBool::new(false)));
         let (waiting, history) = (Arc::clone(&waits), Arc::clone(&self.history));
         let words = format!("client {}: busy, {} waits", self.number, claim.shown());

@@ -15,7 +15,6 @@ pub(crate) const CASES: &[Entry] = cases![
     tokens_rise_across_releases_by_any_client,
     tokens_rise_across_expiry,
     tokens_rise_across_a_new_client_and_a_closed_one,
-    tokens_rise_across_processes,
     tokens_rise_across_the_kill_of_a_holder,
     tokens_rise_across_a_restart => |case| rise_across(&case, Fault::Restart),
     tokens_rise_across_a_restart_without_data => |case| rise_across(&case, Fault::RestartWithoutData),
@@ -124,22 +123,6 @@ pub(crate) async fn tokens_rise_across_a_new_client_and_a_closed_one(case: Arc<C
             rising.turn(&case, &client, case.claim("n")).await?;
         }
         client.close().await?;
-    }
-    Ok(())
-}
-
-pub(crate) async fn tokens_rise_across_processes(case: Arc<Case>) -> Outcome {
-    case.needs_processes()?;
-    let mut rising = Rising::default();
-    let mut children = [case.child().await?, case.child().await?];
-    for turn in 0..6 {
-        let child = &mut children[turn % 2];
-        rising.next(child.lock("n", case.ttl()).await?)?;
-        ensure!(
-            child.release("n").await?,
-            "a child process",
-            "it holds the lock until it releases it"
-        );
     }
     Ok(())
 }
