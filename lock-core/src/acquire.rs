@@ -256,7 +256,7 @@ impl ClientInner {
             ..
         } = waiter;
         drop(waiting);
-        // If the caller is gone, the guard is dropped.
+        // If the caller has gone away, the guard is dropped.
         let _ = reply.send(self.guard(held, now.since(started), &span));
     }
 

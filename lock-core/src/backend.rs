@@ -35,14 +35,14 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     /// What this backend can do. Cheap, and the same for as long as the client lives.
     fn capabilities(&self) -> Capabilities;
 
-    /// Takes the name if nobody holds it; never waits for a holder.
+    /// Takes the name if it is free; never waits for a holder.
     ///
     /// # Errors
     ///
     /// If the backend failed; the outcome is then unknown and the core releases the claim.
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError>;
 
-    /// Keeps the lease for another full ttl, if it is still there and still the same. Never brings back what is gone.
+    /// Keeps the lease for another full ttl, if it is still there and still the same. Never brings back a lease that has ended.
     ///
     /// # Errors
     ///
@@ -57,7 +57,7 @@ pub trait DistributedLock: fmt::Debug + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// If the backend failed; the core asks again until the server must have let go by itself.
+    /// If the backend failed; the core asks again until the lease must have ended at the server.
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError>;
 
     /// Takes the name, and waits for it if another claim holds it, until `wait` is over. Busy then, with nothing of the claim left at the server; the

@@ -1,4 +1,4 @@
-//! One wish to hold a name, and what a backend may answer.
+//! A request to hold a name, as backends see it.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::{LockName, OwnerId};
 
-/// One wish to hold a name. All backend calls are idempotent per claim. Cloning is cheap.
+/// A request to hold a name, by one acquisition. All backend calls are idempotent per claim. Cloning is cheap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim(Arc<Inner>);
 
@@ -101,7 +101,7 @@ impl Claim {
         self
     }
 
-    /// Asks for a lease that is shared with no other claim, so that the server frees it at its ttl if nobody renews.
+    /// Asks for a lease that is shared with no other claim, so that the server frees it at its ttl unless it is renewed.
     #[must_use]
     pub fn with_own_lease(mut self) -> Self {
         Arc::make_mut(&mut self.0).own_lease = true;

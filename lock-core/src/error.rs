@@ -192,7 +192,7 @@ impl LockError {
     /// The backend did not answer `operation` within `limit`.
     #[must_use]
     pub fn no_answer(operation: &'static str, limit: Duration) -> Self {
-        // Nobody reads nanoseconds.
+        // Rounded for display.
         let step = if limit < Duration::from_secs(1) { 1 } else { 100 };
         let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX - step);
         let limit = Duration::from_millis((millis + step / 2) / step * step);
@@ -328,20 +328,14 @@ impl LockError {
     /// The same error, about the lock `name` if it names none so far.
     #[must_use]
     pub fn of(mut self, lock: &LockName) -> Self {
-        match &mut self {
-            Self::Unavailable { name, .. }
-            | Self::Deadlock { name, .. }
-            | Self::UnsafeConfiguration { name, .. }
-            | Self::Configuration { name, .. }
-            | Self::NotSupported { name, .. }
-            | Self::Closed { name } => {
-                name.get_or_insert_with(|| lock.clone());
-            }
-            Self::TimedOut { .. }
-            | Self::Lost { .. }
-            | Self::InvalidName(_)
-            | Self::InvalidTtl { .. }
-            | Self::InvalidMode { .. } => {}
+        if let Self::Unavailable { name, .. }
+        | Self::Deadlock { name, .. }
+        | Self::UnsafeConfiguration { name, .. }
+        | Self::Configuration { name, .. }
+        | Self::NotSupported { name, .. }
+        | Self::Closed { name } = &mut self
+        {
+            name.get_or_insert_with(|| lock.clone());
         }
         self
     }
@@ -461,7 +455,7 @@ impl Error for LockError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Unavailable { source, .. } | Self::Configuration { source, .. } | Self::Deadlock { source, .. } => {
-                source.as_deref().map(|source| source as _)
+                Some(source.as_deref()? as _)
             }
             _ => None,
         }
@@ -478,20 +472,18 @@ mod tests {
 
     #[test]
     fn messages_say_what_to_do() {
-        let ttl = LockError::InvalidTtl {
-            name: name(),
-            ttl: Duration::ZERO,
-            min: Duration::from_millis(100),
-            max: Duration::from_secs(60),
-        };
+        let (min, max) = (Duration::from_millis(100), Duration::from_secs(60));
+        let (name, ttl) = (name(), Duration::ZERO);
+        let told = LockError::InvalidTtl { name, ttl, min, max }.to_string();
         assert_eq!(
-            ttl.to_string(),
+            told,
             "lock \"stock/1\": a ttl of 0ns is not possible here; choose one from 100ms to 60s"
         );
-        let busy = LockError::timed_out(&name(), Duration::from_millis(5040), None);
+        let name = self::name();
+        let busy = LockError::timed_out(&name, Duration::from_millis(5040), None);
         assert_eq!(busy.to_string(), "lock \"stock/1\" was still held after 5.0s");
         assert!(busy.is_busy());
-        let at_once = LockError::timed_out(&name(), Duration::ZERO, None);
+        let at_once = LockError::timed_out(&name, Duration::ZERO, None);
         assert_eq!(at_once.to_string(), "lock \"stock/1\" is already held");
     }
 

@@ -125,7 +125,7 @@ impl<T> Fence<T> {
         }
     }
 
-    /// Reads the value. Whoever holds the result blocks every write, so do not call [`write`](Self::write),
+    /// Reads the value. The result blocks every write while it lives, so do not call [`write`](Self::write),
     /// [`admit`](Self::admit) or [`mark`](Self::mark) on the same thread before it is dropped.
     pub fn read(&self) -> impl std::ops::Deref<Target = T> + '_ {
         Reading(self.lock())
@@ -154,7 +154,7 @@ impl<T> std::ops::Deref for Reading<'_, T> {
 
 impl<T> fmt::Debug for Fence<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Whoever reads the value may print the fence.
+        // The caller may print the fence while it holds the value.
         let mark = self.state.try_lock().ok().map(|state| state.mark);
         f.debug_struct("Fence")
             .field("resource", &self.resource)

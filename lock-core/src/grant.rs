@@ -48,7 +48,7 @@ impl Grant {
         self.first_token
     }
 
-    /// Lets the backend take back this one grant while its lease lives on, as when somebody forces a lock free that
+    /// Lets the backend take back this one grant while its lease lives on, as when a lock is released by force that
     /// shares its lease with others.
     #[must_use]
     pub fn revoker(&self) -> Revoker {
@@ -91,7 +91,7 @@ impl Grant {
 pub enum Attempt {
     /// The claim holds the name.
     Granted(Grant),
-    /// Somebody else does.
+    /// Another claim does.
     Busy(Busy),
 }
 
@@ -112,7 +112,7 @@ impl Attempt {
     }
 }
 
-/// What is known about a name that somebody else holds.
+/// What is known about a name that another claim holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Busy {
@@ -150,7 +150,7 @@ impl From<Busy> for Attempt {
 pub enum Renewal {
     /// The server keeps the lease for another full ttl, counted from when the request was sent.
     Renewed,
-    /// The server does not know this lease, or it belongs to somebody else. Final.
+    /// The server does not know this lease, or it belongs to another owner. Final.
     NotHeld,
 }
 

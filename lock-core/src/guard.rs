@@ -47,7 +47,7 @@ pub enum ReleaseOutcome {
     /// The lock was held to this moment; if it stays with this client, for a waiter or by [`Options::linger`](crate::Options::linger), as far as the client
     /// has heard from the server.
     Released,
-    /// The lock had been lost before; somebody else may have held it since.
+    /// The lock had been lost before; another client may have held it since.
     AlreadyLost,
 }
 
@@ -95,9 +95,9 @@ impl LockGuard {
         }
     }
 
-    /// Whether the lock can still be believed in. Reads the clock every time; asks nobody.
+    /// Whether the lock can still be believed in. Reads the clock every time, and sends no request.
     ///
-    /// While the server keeps its lease, this is false before the server may let go.
+    /// While the server keeps its lease, this is false before the server may free the lock.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.held.is_held()
@@ -152,7 +152,7 @@ impl LockGuard {
     /// # Errors
     ///
     /// [`LockError::Unavailable`] if the server did not answer. The lock is not held any more from this process's view,
-    /// and the release is tried again in the background until the server must have let go by itself.
+    /// and the release is tried again in the background until the lease must have ended at the server.
     /// [`LockError::Configuration`] in a forked child, where nothing is released.
     ///
     /// # Cancellation

@@ -22,7 +22,7 @@ pub struct Holder {
     pub host: Option<String>,
     /// The holder's process.
     pub pid: Option<u32>,
-    /// When it got the lock, by the wall clock of whoever noted it.
+    /// When it got the lock, by the wall clock of the server or client that recorded it.
     pub acquired_at: Option<SystemTime>,
     /// How long the server keeps it unless it is renewed.
     pub remaining: Option<Duration>,

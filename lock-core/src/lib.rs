@@ -1,7 +1,7 @@
 //! The heart of fencelock: distributed locks with fencing tokens, over any backend.
 //!
-//! Users depend on the `fencelock` crate, which re-exports what they need from here. This crate is for whoever writes
-//! a backend: implement [`DistributedLock`] and prove it with the `conformance-tests` crate.
+//! Users depend on the `fencelock` crate, which re-exports what they need from here. This crate is for authors of
+//! backends: implement [`DistributedLock`] and prove it with the `conformance-tests` crate.
 //!
 //! [`Locks`] turns a backend into a client: it queues the requests of one process, renews what is held, notices what is
 //! lost, and cleans up what was abandoned. [`MemoryLock`] is the backend for tests and single processes. [`fence`]

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// The lease was not renewed in time; the server may have let go by now.
+    /// The lease was not renewed in time; the server may have freed the lock by now.
     #[error("the lease ran out before it could be renewed")]
     Expired,
     /// The server said that this owner does not hold the lock: it was taken away, deleted, or forced free.
@@ -28,7 +28,7 @@ pub enum LossReason {
     /// The client was shut down while the lock was held.
     #[error("the lock client was shut down")]
     Shutdown,
-    /// The holder itself let go: the guard was released or dropped.
+    /// The guard was released or dropped.
     #[error("the guard was released")]
     Released,
     /// The runtime that the client was given ([`Options::runtime`](crate::Options::runtime)) has ended, and nothing renews the lock.
@@ -41,7 +41,7 @@ pub enum LossReason {
 #[derive(Clone)]
 pub struct Revocation(Arc<Cell>);
 
-/// Fires a [`Revocation`]: the backend's way to say that the server let go early.
+/// Fires a [`Revocation`]: the backend's way to say that the server freed the lock early.
 #[derive(Clone)]
 pub struct Revoker(Revocation);
 

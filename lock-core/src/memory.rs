@@ -120,9 +120,9 @@ impl MemoryLock {
         let stranger = Claim::new(name.clone(), first.ttl())
             .with_label("a stranger")
             .with_mode(first.mode());
-        let nobody = Client::of(Arc::clone(&self.client.store), false);
+        let no_client = Client::of(Arc::clone(&self.client.store), false);
         let now = self.client.store.clock.now();
-        let grant = state.grant(&nobody, &stranger, now);
+        let grant = state.grant(&no_client, &stranger, now);
         state.grant_next(name, now);
         drop(state);
         for entry in &robbed {
@@ -233,7 +233,7 @@ impl DistributedLock for MemoryLock {
                 // The one that ends first makes room.
                 let first = state.holds(claim.name()).iter().min_by_key(|entry| state.until(entry));
                 let holder = first.map_or_else(Holder::new, |entry| state.holder(entry, now));
-                // Left before the store is let go of: nothing can be granted to a wait that is over.
+                // Left under the same mutex: nothing can be granted to a wait that is over.
                 if wait.is_over(now) && state.leave_queue(claim) {
                     // Those behind it may go together with those that hold.
                     state.grant_next(claim.name(), now);
@@ -241,7 +241,7 @@ impl DistributedLock for MemoryLock {
                 }
                 holder.remaining
             };
-            // Nobody tells when a lease runs out: look again then.
+            // There is no event when a lease runs out: look again then.
             let mut nap = remaining.unwrap_or_default().max(Duration::from_millis(1));
             if let Some(deadline) = wait.deadline() {
                 nap = nap.min(deadline.since(clock.now()));

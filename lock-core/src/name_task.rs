@@ -3,7 +3,7 @@
 //! ```text
 //! loop {
 //!     a guard has ended, or a claim has no use any more:
-//!         release it; again, until that is confirmed or the server must have let go by itself
+//!         release it; again, until that is confirmed or the lease must have ended at the server
 //!     waiters, and no guard:
 //!         try_acquire or acquire for the first waiter; granted: it gets the guard; busy: those that do not wait are refused
 //!     a guard, and waiters whose time ends by itself: wait for that
@@ -336,7 +336,7 @@ impl NameTask {
         }
     }
 
-    /// What fails is repeated until it is confirmed, or until the server must have let go by itself. After a shutdown it is not.
+    /// What fails is repeated until it is confirmed, or until the lease must have ended at the server. After a shutdown it is not.
     async fn release_failed(&mut self, error: LockError) {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();

@@ -1,7 +1,7 @@
 //! What this client does with each name: the waiters, and the claim that is at the server.
 //!
 //! **Invariant.** For each key (the name, or a key of its own for a claim that others may hold beside) at most one claim of this client is at the server, be it asking, waiting, held or being released. A
-//! claim follows another one only when the release of the first is confirmed, or when the server must have let go of it by itself.
+//! claim follows another one only when the release of the first is confirmed, or when its lease must have ended at the server.
 //!
 //! Claims that others may hold beside have a key each, and so no queue here: the server puts them into their order.
 //!
@@ -253,7 +253,7 @@ impl Names {
         Entered::Queued(serial, if is_patient { None } else { name.wake() })
     }
 
-    /// Takes a request out whose caller is gone. `count` counts the clean-up of what the server may do for it.
+    /// Takes out a request whose caller has gone away. `count` counts the clean-up of what the server may do for it.
     pub(crate) fn leave(&self, key: &str, serial: u64, count: impl FnOnce() -> Releasing) -> Option<Box<Waiter>> {
         // Dropped without the mutex.
         let _abandoned;

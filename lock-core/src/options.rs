@@ -98,19 +98,19 @@ impl Options {
         self
     }
 
-    /// Whether the client only looks, as set with [`read_only`](Self::read_only). For whoever makes the backend as well.
+    /// Whether the client only looks, as set with [`read_only`](Self::read_only). Backends read it, too.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// The limit set with [`op_timeout`](Self::op_timeout). For whoever makes the backend as well.
+    /// The limit set with [`op_timeout`](Self::op_timeout). Backends read it, too.
     #[must_use]
     pub fn get_op_timeout(&self) -> Option<Duration> {
         self.op_timeout
     }
 
-    /// The runtime set with [`runtime`](Self::runtime). For whoever makes the backend as well.
+    /// The runtime set with [`runtime`](Self::runtime). Backends read it, too.
     #[must_use]
     pub fn get_runtime(&self) -> Option<&Handle> {
         self.runtime.as_ref()

@@ -24,7 +24,7 @@ pub(crate) struct Release {
     pub(crate) shared: Option<Lease>,
     /// The caller that waits for the first response.
     pub(crate) reply: Option<Reply>,
-    /// By then the server has let go by itself, unless the lease is shared.
+    /// By then the lease has ended at the server, unless it is shared.
     pub(crate) until: Stamp,
     /// The claim never became a guard. Its release undoes whatever the server may have done with it.
     pub(crate) is_clean_up: bool,

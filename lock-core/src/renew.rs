@@ -1,4 +1,4 @@
-//! The task of a client that renews leases, and lets go of what was lost.
+//! The task of a client that renews leases, and ends the holds that were lost.
 //!
 //! Renewals that fail are tried again until the deadline of the lease. They run beside each other, so that a slow one delays no other.
 

@@ -318,7 +318,7 @@ impl LockRequest {
         })
     }
 
-    /// The lock, or `None` if somebody else holds it.
+    /// The lock, or `None` if another client holds it.
     pub(crate) async fn attempt(self) -> Result<Option<LockGuard>, LockError> {
         match self.no_wait().await {
             Ok(guard) => Ok(Some(guard)),
@@ -327,7 +327,7 @@ impl LockRequest {
         }
     }
 
-    /// Fails if several could lead at once.
+    /// Fails if the request is for a lock that several may hold, as one client is to lead.
     pub(crate) fn check_exclusive(&self) -> Result<(), LockError> {
         match &self.name {
             Ok(name) if self.options.mode != Mode::Exclusive => {
@@ -337,7 +337,7 @@ impl LockRequest {
         }
     }
 
-    /// Fails if the backend cannot do what is asked for, or nobody can.
+    /// Fails if a setting is not usable, or not supported by the backend.
     fn check(&self, name: &LockName) -> Result<(), LockError> {
         let (options, capabilities) = (&self.options, &self.locks.core.capabilities);
         let (ttl, min, max) = (options.ttl, capabilities.min_ttl, capabilities.max_ttl);

@@ -44,7 +44,7 @@ counters! {
     cancelled: Counter,
     /// Claims that were cleaned up because their caller went away or their outcome was unknown.
     abandoned: Counter,
-    /// Locks that the server let go of when asked, or that were handed over without a request.
+    /// Locks that the server freed at a release, or that were handed over without a request.
     released: Counter,
     /// Locks lost while they were held.
     lost: Counter,

@@ -81,7 +81,7 @@ impl Entry {
         !self.released && self.claim.owner() == claim.owner()
     }
 
-    /// When the store lets go of it.
+    /// When it ends at the store.
     fn until(&self, sessions: &[Session]) -> Option<Stamp> {
         let kept = match &self.keeps {
             _ if self.released => None,
@@ -91,7 +91,7 @@ impl Entry {
         kept.max(self.reserved_until)
     }
 
-    /// Tells the holder. Not under the store's mutex: whoever is woken may come right back.
+    /// Tells the holder. Not under the store's mutex: the task that is woken may call the store at once.
     pub(super) fn tell(&self, reason: LossReason) {
         self.revoker.revoke(reason);
     }

@@ -194,7 +194,7 @@ impl Name {
 
     /// Whether callers that do not wait are refused without a request.
     pub(super) fn is_busy(&self) -> bool {
-        // One that was kept and has ended is about to be released, and so is one whose caller is gone.
+        // One that was kept and has ended is about to be released, and so is one whose caller has gone away.
         self.is_held && self.kept.is_none() && !self.is_undelivered
             || self.releasing.is_none() && self.asking.as_ref().is_some_and(|asking| asking.busy)
     }
