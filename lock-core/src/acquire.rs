@@ -89,7 +89,7 @@ impl ClientInner {
         span: &tracing::Span,
     ) -> Result<Result<LockGuard, LockError>, (First, Request<Attempt>)> {
         let mut request = self.acquire_request(&first.ask);
-        let answer = match self.begin(&mut request) {
+        let answer = match self.begin(request.as_mut()) {
             Poll::Pending => return Err((first, request)),
             Poll::Ready(answer) => answer,
         };
@@ -193,9 +193,9 @@ impl ClientInner {
     }
 
     /// Begins a release. `None` if it has ended at once, and there is nothing more to do for the name.
-    fn release_at_once(self: &Arc<Self>, key: &str, claim: Claim, reservation: Reservation) -> Option<Begun> {
+    fn release_at_once(self: &Arc<Self>, key: &Arc<str>, claim: Claim, reservation: Reservation) -> Option<Begun> {
         let mut request = self.release_request(claim, reservation, false);
-        let answer = match self.begin(&mut request) {
+        let answer = match self.begin(request.as_mut()) {
             Poll::Pending => return Some(Begun::Release(request)),
             Poll::Ready(answer) => answer,
         };

@@ -78,18 +78,18 @@ impl ClientInner {
         })
     }
 
-    /// Does the first step of a request in the task of the caller, who waits for it in any case.
-    pub(crate) fn begin<T>(&self, request: &mut Request<T>) -> Poll<Result<T, LockError>> {
+    /// Does the first step of some work in the task of the caller, which waits for it in any case.
+    pub(crate) fn begin<W: Future + ?Sized>(&self, mut work: Pin<&mut W>) -> Poll<W::Output> {
         let Ok(runtime) = self.executor.handle() else {
             return Poll::Pending;
         };
         let _there = runtime.enter();
-        let step = || request.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        let step = || work.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         // After a panic, as that of a timer whose runtime has ended, the task of the name panics, and its waiters are answered.
         catch_unwind(AssertUnwindSafe(step)).unwrap_or(Poll::Pending)
     }
 
-    /// Starts the task of a name.
+    /// Starts the task of a name. What it can do without waiting is done before this returns if a request has begun: the caller waits for that.
     pub(crate) fn start(self: &Arc<Self>, key: &Arc<str>, wake: Arc<Notify>, begun: Option<Begun>) {
         let task = NameTask {
             core: Arc::clone(self),
@@ -100,7 +100,12 @@ impl ClientInner {
             outage: None,
             release_outage: None,
         };
-        if let Err(error) = self.spawn(task.run(begun)) {
+        let is_awaited = begun.is_some();
+        let mut task = Box::pin(self.tasks.track_future(task.run(begun)));
+        if is_awaited && self.begin(task.as_mut()).is_ready() {
+            return;
+        }
+        if let Err(error) = self.executor.spawn(task) {
             tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "the requests of a lock client cannot be sent");
             self.answer(self.names.give_up(key, &error));
         }

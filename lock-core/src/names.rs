@@ -11,6 +11,7 @@
 mod name;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -194,11 +195,19 @@ impl Names {
     /// Begins the first request for a name of which nothing is known, without a waiter so far.
     pub(crate) fn begin(&self, key: &Arc<str>, name: &LockName, options: &AcquireOptions, now: Stamp) -> Option<First> {
         let mut state = self.lock();
-        if state.closed || state.names.contains_key(key) {
+        let State {
+            names,
+            last_serial,
+            closed: false,
+            ..
+        } = &mut *state
+        else {
             return None;
-        }
-        state.last_serial += 1;
-        let serial = state.last_serial;
+        };
+        let Entry::Vacant(entry) = names.entry(Arc::clone(key)) else {
+            return None;
+        };
+        *last_serial += 1;
         let claim = options.claim(self.owners.next(), name.clone());
         let claim = if self.lingers && options.may_run() {
             claim.with_tokens_wanted(BLOCK)
@@ -219,7 +228,8 @@ impl Names {
             asking: Some(Box::new(asking)),
             ..Name::default()
         };
-        state.names.insert(Arc::clone(key), Box::new(begun));
+        entry.insert(Box::new(begun));
+        let serial = *last_serial;
         Some(First { serial, ask, task })
     }
 
@@ -299,15 +309,16 @@ impl Names {
     }
 
     /// The release of a claim is confirmed. Forgets the name, unless a waiter has come.
-    pub(crate) fn released_at_once(&self, key: &str) -> Option<(Box<Release>, Option<Arc<Held>>)> {
+    pub(crate) fn released_at_once(&self, key: &Arc<str>) -> Option<(Box<Release>, Option<Arc<Held>>)> {
+        // Dropped without the mutex.
+        let mut name;
         let mut state = self.lock();
-        let name = state.names.get_mut(key)?;
-        if name.has_waiters() {
-            return None;
+        match state.names.entry(Arc::clone(key)) {
+            Entry::Occupied(entry) if !entry.get().has_waiters() => name = entry.remove(),
+            _ => return None,
         }
-        let released = name.released(true);
-        state.names.remove(key);
-        released
+        drop(state);
+        name.released(true)
     }
 
     /// The guard with `claim` has ended: takes out the first waiter, which gets the same claim with `token`. `None` if the claim is to be
