@@ -248,7 +248,7 @@ impl Names {
             return Entered::Kept;
         }
         waiter.came_to_busy = name.is_busy();
-        if waiter.came_to_busy && waiter.is_impatient && begun.is_none() {
+        if waiter.came_to_busy && waiter.is_impatient {
             let busy = name.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
             return Entered::Refused(waiter.timed_out(waiter.started, &busy));
         }
