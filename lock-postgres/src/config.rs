@@ -2,19 +2,15 @@
 
 #[cfg(feature = "tls")]
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Executor, LockError, Options};
+use lock_core::LockError;
 use lock_transport::Secret;
 #[cfg(feature = "tls")]
 use lock_transport::{Pin, TlsFiles};
 use tokio::runtime::Handle;
 
-use crate::keys::Keys;
-use crate::schema::Schema;
-use crate::sessions::Settings;
-use crate::{PostgresLock, address};
+use crate::address;
 
 /// The server, and how to work with it.
 ///
@@ -43,8 +39,8 @@ pub struct PostgresConfig {
     pub(crate) op_timeout: Duration,
     pub(crate) allow_unsafe: bool,
     pub(crate) session_pooler: bool,
-    read_only: bool,
-    runtime: Option<Handle>,
+    pub(crate) read_only: bool,
+    pub(crate) runtime: Option<Handle>,
 }
 
 /// Whether the connection is encrypted, and what the server must prove: what libpq calls `sslmode`, with the same meanings.
@@ -254,52 +250,10 @@ impl PostgresConfig {
     }
 
     /// Works sessions on that runtime instead of fencelock's own background thread. If it ends, the client ends with it. Give
-    /// the same one to [`Options::runtime`].
+    /// the same one to [`Options::runtime`](lock_core::Options::runtime).
     #[must_use]
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
-    }
-
-    /// Connects, and makes the schema if it is missing, unless the client is [`read_only`](Self::read_only). Dropping the future leaves nothing behind.
-    ///
-    /// # Errors
-    ///
-    /// - [`LockError::Configuration`] if a setting cannot be used, the server refuses the credentials or the database, its
-    ///   certificate is not trusted, the role lacks rights, or the schema is missing and the role may not make it.
-    /// - [`LockError::UnsafeConfiguration`] if locks on it might not exclude.
-    /// - [`LockError::Unavailable`] if it cannot be reached, or did not answer in time.
-    pub async fn connect(self) -> Result<PostgresLock, LockError> {
-        let lock = self.connect_lazy()?;
-        let sessions = Arc::clone(lock.sessions());
-        let executor = sessions.settings.executor.clone();
-        // The caller may be outside of a runtime.
-        let connecting = async move { sessions.warm_up().await };
-        executor.run("connecting", connecting).await??;
-        Ok(lock)
-    }
-
-    /// Connects at the first request, which fails as [`connect`](Self::connect) does. The next one tries again.
-    ///
-    /// # Errors
-    ///
-    /// [`LockError::Configuration`] if a setting cannot be used.
-    pub fn connect_lazy(self) -> Result<PostgresLock, LockError> {
-        Ok(PostgresLock::new(Settings {
-            server: self.server,
-            password: self.password,
-            tls: self.tls,
-            #[cfg(feature = "tls")]
-            tls_files: self.tls_files,
-            #[cfg(feature = "tls")]
-            system_roots: self.system_roots,
-            keys: Keys::new(&self.namespace)?,
-            schema: Schema::new(&self.schema)?,
-            op_timeout: Options::usable_op_timeout(self.op_timeout)?,
-            allow_unsafe: self.allow_unsafe,
-            session_pooler: self.session_pooler,
-            read_only: self.read_only,
-            executor: Executor::new(self.runtime),
-        }))
     }
 }

@@ -18,7 +18,7 @@ use crate::commands::FREE_OF_DEFAULTS;
 use crate::config::Tls;
 use crate::failure::{self, Failure};
 use crate::password;
-use crate::sessions::Settings;
+use crate::settings::Settings;
 use crate::wire::Wire;
 
 /// One of the configured hosts, or one of its addresses.
@@ -36,7 +36,7 @@ impl Wire {
     /// Locks are kept by primaries alone. So of several hosts, and of several addresses of one host, standbys are passed over.
     pub(crate) async fn open(settings: &Settings, runtime: &Handle) -> Result<Self, Failure> {
         let hosts = hosts(settings).await?;
-        let limit = share(settings.op_timeout, hosts.len());
+        let limit = share(settings.config.op_timeout, hosts.len());
         let mut failures = Vec::new();
         for host in &hosts {
             let opening = open_host(settings, host, hosts.len() == 1, limit, runtime, &mut failures);
@@ -77,7 +77,7 @@ async fn open_host(
     runtime: &Handle,
     failures: &mut Vec<(String, Failure)>,
 ) -> Option<Wire> {
-    let places = match host.resolve(settings.server.get_load_balance_hosts()).await {
+    let places = match host.resolve(settings.config.server.get_load_balance_hosts()).await {
         Ok(places) => places,
         Err(error) => {
             failures.push((host.shown.clone(), error.into()));
@@ -128,7 +128,7 @@ fn is_about_user(failure: &Failure) -> bool {
 
 /// Connects as `sslmode` has it. Where it leaves a choice, the second way is tried if the first one is refused.
 async fn open_place(settings: &Settings, place: &Place, runtime: &Handle) -> Result<Wire, Failure> {
-    let (first, second) = match settings.tls {
+    let (first, second) = match settings.config.tls {
         // A socket of this machine is never encrypted, whatever is asked for. So it is with libpq.
         _ if place.is_socket() => (SslMode::Disable, None),
         Tls::Disable => (SslMode::Disable, None),
@@ -166,7 +166,12 @@ async fn open_as(settings: &Settings, place: &Place, mode: SslMode, runtime: &Ha
     let mut config = place.config.clone();
     #[cfg(feature = "tls")]
     if mode != SslMode::Disable {
-        let connector = crate::tls::connector(settings.tls, &settings.tls_files, settings.system_roots).await;
+        let connector = crate::tls::connector(
+            settings.config.tls,
+            &settings.config.tls_files,
+            settings.config.system_roots,
+        )
+        .await;
         let (connector, handshake) = match connector {
             Ok(connector) => connector,
             Err(error) => return (true, Err(error.into())),
@@ -200,8 +205,8 @@ async fn open_as(settings: &Settings, place: &Place, mode: SslMode, runtime: &Ha
 
 /// The configured hosts, in the order in which they are tried.
 async fn hosts(settings: &Settings) -> Result<Vec<Place>, Failure> {
-    let all = &settings.server;
-    let password = match &settings.password {
+    let all = &settings.config.server;
+    let password = match &settings.config.password {
         Some(password) => Some(password.get().await?.into_bytes()),
         None => all.get_password().map(<[u8]>::to_vec),
     };
@@ -227,7 +232,7 @@ async fn hosts(settings: &Settings) -> Result<Vec<Place>, Failure> {
 
 /// What connections to all hosts have in common.
 fn without_hosts(settings: &Settings) -> Config {
-    let all = &settings.server;
+    let all = &settings.config.server;
     let mut base = Config::new();
     base.application_name(settings.application_name())
         .channel_binding(all.get_channel_binding())
@@ -250,7 +255,7 @@ fn without_hosts(settings: &Settings) -> Config {
     if let Some(count) = all.get_keepalives_retries() {
         base.keepalives_retries(count);
     }
-    let limit = settings.op_timeout;
+    let limit = settings.config.op_timeout;
     base.connect_timeout(all.get_connect_timeout().map_or(limit, |own| limit.min(*own)));
     match all.get_tcp_user_timeout().copied().unwrap_or(limit) {
         Duration::ZERO => {}

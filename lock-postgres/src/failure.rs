@@ -148,96 +148,51 @@ pub(crate) fn is_final(error: &Error) -> bool {
 }
 
 fn explain(operation: &'static str, error: Error) -> LockError {
-    let shown = shown(&error);
-    let code = error.code().cloned();
-    let configuration = |message: String, error: Error| LockError::configuration(message).with_source(error);
-    let unavailable = |message: String, error: Error| LockError::unavailable(operation, message).with_source(error);
-    let Some(code) = code else {
+    let Some(code) = error.code().cloned() else {
         return match reason(&error) {
-            Some(reason) => configuration(reason.to_owned(), error),
+            Some(reason) => LockError::configuration(reason).with_source(error),
             None => LockError::failed(operation, error),
         };
     };
-    if code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION && shown.contains("client certificate") {
-        return configuration(
-            "Postgres wants to see a certificate of the client; give one with cert=FILE and key=FILE".to_owned(),
-            error,
-        )
-        .lasting();
-    }
-    // The server names the file in every language.
-    if code == SqlState::INVALID_AUTHORIZATION_SPECIFICATION && shown.contains("pg_hba.conf") {
-        return configuration(
-            "Postgres does not admit this connection; change sslmode in the address (require is encrypted, \
-                 disable is not), or add a line to pg_hba.conf"
-                .to_owned(),
-            error,
-        );
-    }
-    if [
-        SqlState::INVALID_PASSWORD,
-        SqlState::INVALID_AUTHORIZATION_SPECIFICATION,
-    ]
-    .contains(&code)
-    {
-        return configuration(
-            "Postgres refused the user or the password; correct them in the address, in PGPASSWORD or in .pgpass"
-                .to_owned(),
-            error,
-        );
-    }
-    if code == SqlState::INVALID_CATALOG_NAME {
-        return configuration(
-            "the database does not exist; correct it in the address, or create it".to_owned(),
-            error,
-        );
-    }
-    // Nothing else of ours divides.
-    if code == SqlState::DIVISION_BY_ZERO {
-        return elsewhere();
-    }
-    if code == SqlState::T_R_DEADLOCK_DETECTED {
-        return LockError::deadlock(error);
-    }
-    if code == SqlState::INSUFFICIENT_PRIVILEGE {
-        return configuration(
-
-                "the Postgres role lacks a right that locks need; grant what `fencelock schema postgres --role ROLE` prints".to_owned(),
-            error,
-        );
-    }
-    if [
-        SqlState::UNDEFINED_TABLE,
-        SqlState::UNDEFINED_COLUMN,
-        SqlState::INVALID_SCHEMA_NAME,
-    ]
-    .contains(&code)
-    {
-        return configuration(
-            "the schema of fencelock is missing or damaged; run what `fencelock schema postgres` prints".to_owned(),
-            error,
-        );
-    }
-    if code == SqlState::TOO_MANY_CONNECTIONS {
-        return unavailable(
-            "Postgres has no connection left; raise max_connections, or close some".to_owned(),
-            error,
-        );
-    }
-    if code == SqlState::OUT_OF_MEMORY {
-        return unavailable(
-
-                "Postgres has no room for another lock: raise max_locks_per_transaction. Locks that are held can be renewed and released".to_owned(),
-            error,
-        );
-    }
-    if code == SqlState::CANNOT_CONNECT_NOW {
-        return unavailable("Postgres is starting, stopping or recovering".to_owned(), error);
-    }
-    if code == SqlState::FEATURE_NOT_SUPPORTED {
-        return configuration("the server lacks what locks need".to_owned(), error);
-    }
-    LockError::failed(operation, error)
+    let shown = shown(&error);
+    let configuration = |message: &str| LockError::configuration(message);
+    let unavailable = |message: &str| unavailable(operation, message);
+    let explained = match code {
+        SqlState::INVALID_AUTHORIZATION_SPECIFICATION if shown.contains("client certificate") => {
+            configuration("Postgres wants to see a certificate of the client; give one with cert=FILE and key=FILE")
+                .lasting()
+        }
+        // The server names the file in every language.
+        SqlState::INVALID_AUTHORIZATION_SPECIFICATION if shown.contains("pg_hba.conf") => configuration(
+            "Postgres does not admit this connection; change sslmode in the address (require is encrypted, disable is not), or add a line \
+             to pg_hba.conf",
+        ),
+        SqlState::INVALID_PASSWORD | SqlState::INVALID_AUTHORIZATION_SPECIFICATION => configuration(
+            "Postgres refused the user or the password; correct them in the address, in PGPASSWORD or in .pgpass",
+        ),
+        SqlState::INVALID_CATALOG_NAME => {
+            configuration("the database does not exist; correct it in the address, or create it")
+        }
+        // Nothing else of ours divides.
+        SqlState::DIVISION_BY_ZERO => return elsewhere(),
+        SqlState::T_R_DEADLOCK_DETECTED => return LockError::deadlock(error),
+        SqlState::INSUFFICIENT_PRIVILEGE => configuration(
+            "the Postgres role lacks a right that locks need; grant what `fencelock schema postgres --role ROLE` prints",
+        ),
+        SqlState::UNDEFINED_TABLE | SqlState::UNDEFINED_COLUMN | SqlState::INVALID_SCHEMA_NAME => {
+            configuration("the schema of fencelock is missing or damaged; run what `fencelock schema postgres` prints")
+        }
+        SqlState::TOO_MANY_CONNECTIONS => {
+            unavailable("Postgres has no connection left; raise max_connections, or close some")
+        }
+        SqlState::OUT_OF_MEMORY => unavailable(
+            "Postgres has no room for another lock: raise max_locks_per_transaction. Locks that are held can be renewed and released",
+        ),
+        SqlState::CANNOT_CONNECT_NOW => unavailable("Postgres is starting, stopping or recovering"),
+        SqlState::FEATURE_NOT_SUPPORTED => configuration("the server lacks what locks need"),
+        _ => return LockError::failed(operation, error),
+    };
+    explained.with_source(error)
 }
 
 /// What each of several servers said. Worth a retry if it is for one of them: that may be the one to be used.

@@ -10,18 +10,17 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use lock_core::{Holder, LockName, LossReason, OwnerId};
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use lock_core::{Holder, LossReason, OwnerId};
 use tokio::runtime::Handle;
 use tokio::time::{timeout, timeout_at};
 
 use crate::failure::Failure;
 use crate::notifications::Subscription;
+use crate::record;
 use crate::schema::{literal, quoted};
 use crate::session::Session;
-use crate::sessions::{Sessions, host};
+use crate::sessions::Sessions;
 use crate::to_its_end::ToItsEnd;
 
 /// How long one notification is at most, in bytes. The server takes less than 8000.
@@ -117,92 +116,32 @@ fn numbers(text: &str) -> Vec<i32> {
     text.split(',').filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// What is written as `%` and two digits in name and label, beside all that is not ASCII: not every encoding has every letter.
-const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
-
-/// One lock as it is told: key, session, token, owner, microseconds since 1970, milliseconds that are left, name, label.
-pub(crate) fn line(key: i64, session: i32, holder: &Holder) -> String {
-    let since = holder.acquired_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    let fields = [
-        key.to_string(),
-        session.to_string(),
-        shown(holder.token),
-        shown(holder.owner),
-        shown(since.map(|since| since.as_micros())),
-        shown(holder.remaining.map(|left| left.as_millis())),
-        escaped(holder.name.as_ref().map_or("", LockName::as_str)),
-        escaped(holder.label.as_deref().unwrap_or_default()),
-    ];
-    fields.join("\t")
-}
-
-fn shown(value: Option<impl ToString>) -> String {
-    value.map(|value| value.to_string()).unwrap_or_default()
-}
-
-pub(crate) fn escaped(text: &str) -> String {
-    utf8_percent_encode(text, ESCAPED).to_string()
-}
-
-fn unescaped(text: &str) -> Option<String> {
-    Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
-}
-
-pub(crate) fn read_line(line: &str, host: &str, process: &str) -> Option<((i32, i64), Holder)> {
-    let fields: Vec<_> = line.split('\t').collect();
-    let [key, session, token, owner, since, left, name, label] = *fields.as_slice() else {
-        return None;
-    };
-    let mut holder = Holder::new();
-    let key = key.parse().ok()?;
-    holder.key = Some(crate::keys::shown(key));
-    holder.host = unescaped(host).filter(|host| !host.is_empty());
-    holder.pid = process.parse().ok();
-    holder.token = token.parse().ok();
-    holder.owner = owner.parse().ok();
-    let since = since.parse().ok().map(Duration::from_micros);
-    holder.acquired_at = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
-    holder.remaining = left.parse().ok().map(Duration::from_millis);
-    holder.name = unescaped(name)?.parse().ok();
-    holder.label = Some(unescaped(label)?).filter(|label| !label.is_empty());
-    Some(((session.parse().ok()?, key), holder))
-}
-
 impl Answers {
-    /// One answer: `end|more HOST PROCESS PID,PID,...` and a line for each lock.
+    /// One answer: `more`, or `end PID,PID,...`, and a line for each lock.
     fn read(&mut self, text: &str) {
-        let mut lines = text.lines();
-        let head: Vec<_> = lines.next().unwrap_or_default().split('\t').collect();
-        let [which, host, process, pids] = *head.as_slice() else {
-            return;
-        };
+        let (head, lines) = text.split_once('\n').unwrap_or((text, ""));
+        let read = lines.lines().filter_map(record::read);
         self.told
-            .extend(lines.filter_map(|line| read_line(line, host, process)));
-        if which == "end" {
+            .extend(read.map(|(key, session, holder)| ((session, key), holder)));
+        if let Some(pids) = head.strip_prefix("end ") {
             self.answered.extend(numbers(pids));
         }
     }
 }
 
 /// An answer in as many parts as it takes.
-fn parts(lines: Vec<String>, host: &str, pids: &[i32]) -> Vec<String> {
-    let process = std::process::id();
+fn parts(lines: Vec<String>, pids: &[i32]) -> Vec<String> {
     let pids: Vec<_> = pids.iter().map(ToString::to_string).collect();
-    let end = format!("end\t{host}\t{process}\t{}", pids.join(","));
-    let more = format!("more\t{host}\t{process}\t");
     let mut parts = Vec::new();
-    let mut part = String::new();
+    let mut part = "more".to_owned();
     for line in lines {
-        if part.len() + line.len() > PAYLOAD - more.len() {
-            parts.push(format!("{more}{}", std::mem::take(&mut part)));
+        if part.len() + line.len() > PAYLOAD {
+            parts.push(std::mem::replace(&mut part, "more".to_owned()));
         }
-        part += "\n";
-        part += &line;
+        part = part + "\n" + &line;
     }
-    if part.len() > PAYLOAD - end.len().min(PAYLOAD) {
-        parts.push(format!("{more}{}", std::mem::take(&mut part)));
-    }
-    parts.push(end + &part);
+    parts.push(part);
+    parts.push(format!("end {}", pids.join(",")));
     parts
 }
 
@@ -265,8 +204,8 @@ impl Sessions {
         session
             .ask(&format!("LISTEN {}; SELECT {}", quoted(&reply), requests.join(", ")))
             .await?;
-        let patience = self.settings.op_timeout / 3;
-        let end = tokio::time::Instant::now() + self.settings.op_timeout * 2 / 3;
+        let patience = self.settings.config.op_timeout / 3;
+        let end = tokio::time::Instant::now() + self.settings.config.op_timeout * 2 / 3;
         while !pids.iter().all(|pid| answers.answered.contains(pid)) {
             let until = end.min(tokio::time::Instant::now() + patience);
             match timeout_at(until, subscription.next()).await {
@@ -280,7 +219,7 @@ impl Sessions {
 
     /// What this client holds by those sessions; for [`Question::GiveUp`], what it has released.
     async fn tell(self: &Arc<Self>, question: Question, pids: &[i32]) -> Vec<String> {
-        let limit = self.settings.op_timeout / 6;
+        let limit = self.settings.config.op_timeout / 6;
         let held = match question {
             Question::All => self.holdings.all(),
             Question::One(key) => match timeout(limit, self.holdings.turn(key)).await {
@@ -298,7 +237,9 @@ impl Sessions {
             }
         };
         let named = held.into_iter().filter(|(_, pid, _)| pids.contains(pid));
-        named.map(|(key, pid, holder)| line(key, pid, &holder)).collect()
+        named
+            .map(|(key, pid, holder)| record::write(key, pid, &holder))
+            .collect()
     }
 
     /// Tells the holder of its loss, and then releases the lock.
@@ -355,7 +296,7 @@ async fn answer(sessions: &Arc<Sessions>, session: &Arc<Session>, request: Reque
         return Ok(());
     }
     let lines = sessions.tell(request.question, &ours).await;
-    let lines = parts(lines, &escaped(&host()), &ours);
+    let lines = parts(lines, &ours);
     // A statement would keep a lock alive that is not to be renewed.
     if session.is_silent() {
         let other = sessions.any().await?;
@@ -376,7 +317,9 @@ async fn send(session: &Session, reply: &str, parts: &[String]) -> Result<(), Fa
 
 #[cfg(test)]
 mod tests {
-    use lock_core::{Claim, FencingToken};
+    use std::time::Duration;
+
+    use lock_core::Claim;
 
     use super::*;
 
@@ -398,20 +341,14 @@ mod tests {
 
     #[test]
     fn answers_are_read_as_they_are_written_however_many_parts_they_have() {
-        let locks: Vec<_> = (0..500)
-            .map(|number| {
-                let claim = Claim::new(format!("{number} \u{e9}'\\").parse().unwrap(), Duration::from_secs(1));
-                let mut holder = Holder::of(&claim.with_label("a label"));
-                holder.key = Some(crate::keys::shown(number));
-                holder.token = FencingToken::new(7).ok();
-                holder.remaining = Some(Duration::from_millis(700));
-                holder.acquired_at = UNIX_EPOCH.checked_add(Duration::from_micros(1_700_000_000_000_001));
-                (number, holder)
-            })
-            .collect();
-        let lines = locks.iter().map(|(key, holder)| line(*key, 5, holder)).collect();
-        let host = locks[0].1.host.clone().unwrap_or_default();
-        let parts = parts(lines, &host, &[5, 6]);
+        let holder = |number: i64| {
+            let name = format!("{number} \u{e9}'\\").parse().unwrap();
+            let mut holder = Holder::of(&Claim::new(name, Duration::from_secs(1)).with_label("a label"));
+            holder.key = Some(crate::keys::shown(number));
+            holder
+        };
+        let lines = (0..500).map(|number| record::write(number, 5, &holder(number)));
+        let parts = parts(lines.collect(), &[5, 6]);
         assert!(parts.len() > 2 && parts.iter().all(|part| part.len() <= PAYLOAD));
         let mut answers = Answers::default();
         for (number, part) in parts.iter().enumerate() {
@@ -419,8 +356,8 @@ mod tests {
             assert_eq!(answers.answered.is_empty(), number + 1 < parts.len());
         }
         assert_eq!(answers.answered, HashSet::from([5, 6]));
-        for (key, holder) in locks {
-            assert_eq!(answers.told[&(5, key)], holder);
+        for number in 0..500 {
+            assert_eq!(answers.told[&(5, number)], holder(number));
         }
         answers.read("nonsense\nmore");
     }

@@ -189,7 +189,7 @@ impl Sessions {
         };
         tracing::warn!(target: "fencelock", %name, %holder, locks, "ending the session that holds the lock, and with it all of its locks");
         let session = self.any().await?;
-        let patience = crate::commands::millis(self.settings.op_timeout / 4);
+        let patience = crate::commands::millis(self.settings.config.op_timeout / 4);
         let ended = session
             .ask(&format!("SELECT pg_terminate_backend({pid}, {patience})"))
             .await;

@@ -68,6 +68,7 @@ mod open;
 mod password;
 mod pool;
 mod proof;
+mod record;
 mod requests;
 mod reserve;
 mod room;
@@ -76,6 +77,7 @@ mod safety;
 mod schema;
 mod session;
 mod sessions;
+mod settings;
 #[cfg(feature = "tls")]
 mod tls;
 mod to_its_end;
@@ -102,7 +104,8 @@ pub use schema::schema_sql;
 pub use tokio_postgres;
 pub use transaction::TransactionSql;
 
-use sessions::{Sessions, Settings};
+use sessions::Sessions;
+use settings::Settings;
 
 /// Locks in a Postgres database.
 ///
@@ -165,7 +168,7 @@ macro_rules! run {
 impl DistributedLock for PostgresLock {
     fn capabilities(&self) -> Capabilities {
         Capabilities::new(Scope::Server)
-            .with_op_timeout(self.sessions.settings.op_timeout)
+            .with_op_timeout(self.sessions.settings.config.op_timeout)
             // Whoever waits elsewhere is woken, and let go first.
             .with_give_way(Duration::ZERO)
             .with_shared_leases()

@@ -60,7 +60,7 @@ impl Sessions {
     async fn open_with(self: &Arc<Self>, ttl: Duration, room: Room, counter: Counter) -> Result<Carried, Failure> {
         // All that uses sessions runs where the executor starts tasks.
         let runtime = Handle::current();
-        let limit = self.settings.op_timeout;
+        let limit = self.settings.config.op_timeout;
         let until = self.clock.now() + limit * 4 / 5;
         let mut pause = FIRST_PAUSE;
         let session = loop {
@@ -112,17 +112,17 @@ impl Sessions {
 
     async fn open_once(self: &Arc<Self>, ttl: Duration, counter: Counter) -> Result<Arc<Session>, Failure> {
         let settings = &self.settings;
-        let limit = settings.op_timeout;
+        let limit = settings.config.op_timeout;
         let wire = Wire::open(settings, &Handle::current()).await?;
         let Ok(server) = timeout(limit * 4 / 5, Server::look(&wire)).await else {
             return Err(unanswered(limit).into());
         };
         let server = server?;
-        server.check(settings.allow_unsafe)?;
+        server.check(settings.config.allow_unsafe)?;
         self.found_primary.store(true, Ordering::Release);
         let pooled = wire.named_process().await != Some(server.pid);
         if pooled {
-            safety::pooled(&server, settings.session_pooler, settings.allow_unsafe)?;
+            safety::pooled(&server, settings.config.session_pooler, settings.config.allow_unsafe)?;
         }
         self.room.saw(server.room, self.clock.now());
         let mark = pooled.then(|| OwnerId::random().to_string());
@@ -165,7 +165,7 @@ impl Sessions {
     /// without limit.
     async fn begin(&self, wire: &Wire, proof: &Proof, sequence: u32, counter: Counter) -> Result<Start, Failure> {
         let (schema, seen) = (&self.settings.schema, self.seen.load(Ordering::Acquire));
-        if self.settings.read_only {
+        if self.settings.config.read_only {
             // It draws no token.
             return Ok(Start {
                 last: 0,
@@ -183,7 +183,7 @@ impl Sessions {
             if look.is_settled || (look.is_usable && counter == Counter::AsItIs) {
                 return Ok(look.start);
             }
-            let limit = self.settings.op_timeout / if look.is_usable { 4 } else { 2 };
+            let limit = self.settings.config.op_timeout / if look.is_usable { 4 } else { 2 };
             if wire.ask(&take_turn).await?.one()?.truth(0)? {
                 break (look, limit);
             }
@@ -226,7 +226,7 @@ impl Sessions {
     /// The sequences, which are made with their schema if it is missing.
     async fn sequences(&self, wire: &Wire, server: &Server) -> Result<Sequences, Failure> {
         let schema = &self.settings.schema;
-        let read_only = self.settings.read_only;
+        let read_only = self.settings.config.read_only;
         let look = look_for_sequences(schema);
         let mut rows = wire.ask(&look).await?;
         if rows.last().is_none() && read_only {
@@ -248,7 +248,7 @@ impl Sessions {
                 }
             }
         } else if rows.one()?.get(4)?.is_none() && rows.one()?.truth(5)? && !read_only {
-            check_planted(rows.one()?.get(3)?, self.settings.allow_unsafe)?;
+            check_planted(rows.one()?.get(3)?, self.settings.config.allow_unsafe)?;
             let lockers = wire.ask(&schema.lockers()).await?;
             let lockers = lockers.iter().map(|row| row.text(0)).collect::<Result<Vec<_>, _>>()?;
             if let Err(failure) = wire.ask(&schema.add_reservations(lockers.into_iter())).await {
@@ -257,8 +257,8 @@ impl Sessions {
             rows = wire.ask(&look).await?;
         }
         let row = rows.one()?;
-        safety::sequence(row.number(1)?, row.truth(2)?, self.settings.allow_unsafe)?;
-        check_planted(row.get(3)?, self.settings.allow_unsafe)?;
+        safety::sequence(row.number(1)?, row.truth(2)?, self.settings.config.allow_unsafe)?;
+        check_planted(row.get(3)?, self.settings.config.allow_unsafe)?;
         let reserved_until = row.get(4)?.map(|_| row.number(4)).transpose()?;
         let may_read = reserved_until.is_none() || row.truth(6)?;
         if !may_read && !read_only {
@@ -281,7 +281,7 @@ impl Sessions {
         match wire.ask(&schema.create_alone(unlogged)).await {
             Ok(_) => Ok(()),
             Err(failure) if failure.code() == Some(&SqlState::INSUFFICIENT_PRIVILEGE) => {
-                let user = self.settings.server.get_user().unwrap_or("ROLE");
+                let user = self.settings.config.server.get_user().unwrap_or("ROLE");
                 let sql = schema.create(unlogged) + &schema.grant(user);
                 // Without the server's words, which would stand behind what is to be copied.
                 Err(LockError::configuration(format!(

@@ -19,8 +19,8 @@ use lock_core::{Busy, Claim, Holder, LockError, OwnerId, Released, Renewal, Stam
 use crate::commands::{self, micros};
 use crate::failure::Failure;
 use crate::holdings::Turn;
-use crate::inquiry::{escaped, line, read_line};
 use crate::keys::shown;
+use crate::record;
 use crate::rows::Row;
 use crate::session::Session;
 use crate::sessions::Sessions;
@@ -73,7 +73,7 @@ impl Sessions {
         let Some(reserved_until) = session.reserved_until else {
             return Err(missing(&self.settings.schema).into());
         };
-        let text = text_of(key, session.pid, &holding.holder());
+        let text = record::write(key, session.pid, &holding.holder());
         let namespace = self.settings.keys.mark();
         let row = commands::Row {
             key,
@@ -160,7 +160,7 @@ impl Sessions {
 
     /// For how long a row says that a claim was withdrawn: twice as long as a request to reserve counts, by the same clock.
     fn withdrawn_for(&self) -> Duration {
-        2 * self.settings.op_timeout
+        2 * self.settings.config.op_timeout
     }
 }
 
@@ -252,20 +252,10 @@ pub(crate) fn found_reserved(key: i64, row: &Row) -> Result<Busy, Failure> {
     Ok(Busy::default().with_retry_after(left).with_holder(holder))
 }
 
-/// The claim as the table has it, for people.
-fn text_of(key: i64, session: i32, holder: &Holder) -> String {
-    let host = escaped(holder.host.as_deref().unwrap_or_default());
-    let process = holder.pid.map_or_else(String::new, |pid| pid.to_string());
-    format!("{host}\t{process}\t{}", line(key, session, holder))
-}
-
-/// The session that had the lock, and the rest.
+/// The session that had the lock, and its holder, as the table has them.
 fn read_text(key: i64, text: &str, micros_left: i64) -> (Option<i32>, Holder) {
-    let mut words = text.splitn(3, '\t');
-    let mut word = || words.next().unwrap_or_default();
-    let (host, process, rest) = (word(), word(), word());
-    let (session, mut holder) = match read_line(rest, host, process) {
-        Some(((session, _), holder)) => (Some(session), holder),
+    let (session, mut holder) = match record::read(text) {
+        Some((_, session, holder)) => (Some(session), holder),
         None => (None, Holder::new()),
     };
     holder.key = Some(shown(key));
@@ -285,19 +275,6 @@ fn missing(schema: &crate::schema::Schema) -> LockError {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_holder_is_read_from_the_table_as_it_was_written() {
-        let claim = Claim::new("a \u{e9}'\\".parse().unwrap(), Duration::from_secs(1)).with_label("nightly");
-        let mut holder = Holder::of(&claim);
-        holder.acquired_at = None;
-        let text = text_of(-7, 5, &holder);
-        assert!(text.is_ascii(), "{text}");
-        holder.key = Some(shown(-7));
-        holder.remaining = Some(Duration::from_micros(1_500_001));
-        assert_eq!(read_text(-7, &text, 1_500_001), (Some(5), holder));
-        assert_eq!(read_text(1, "nonsense", -1).1.remaining, Some(Duration::ZERO));
-    }
 
     #[test]
     fn a_claim_is_forgotten_when_its_reservation_is_over() {

@@ -4,61 +4,22 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use lock_core::{Clock, Executor, LockError, Outages, Stamp};
-use lock_transport::Secret;
-#[cfg(feature = "tls")]
-use lock_transport::TlsFiles;
+use lock_core::{Clock, LockError, Outages, Stamp};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::config::Tls;
 use crate::failure::Failure;
 use crate::holdings::Holdings;
 use crate::inquiry::Inquiries;
-use crate::keys::Keys;
 use crate::pool::Pool;
 use crate::reserve::Reservations;
 use crate::room::Room;
-use crate::schema::Schema;
+use crate::settings::Settings;
 use crate::to_its_end::ToItsEnd;
 use crate::tokens::NotBefore;
-
-/// What the client was configured with.
-#[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    pub(crate) server: tokio_postgres::Config,
-    /// In place of the one in `server`.
-    pub(crate) password: Option<Secret>,
-    pub(crate) tls: Tls,
-    #[cfg(feature = "tls")]
-    pub(crate) tls_files: TlsFiles,
-    /// Whether what the system trusts counts, and not the file in the home directory.
-    #[cfg(feature = "tls")]
-    pub(crate) system_roots: bool,
-    pub(crate) keys: Keys,
-    pub(crate) schema: Schema,
-    pub(crate) op_timeout: Duration,
-    pub(crate) allow_unsafe: bool,
-    /// Whether a pooler is said to give each client a session of its own.
-    pub(crate) session_pooler: bool,
-    /// Whether nothing is written: no schema is made, and the counter stays as it is.
-    pub(crate) read_only: bool,
-    pub(crate) executor: Executor,
-}
-
-impl Settings {
-    /// What sessions are called on the server. It cuts after 63 bytes, and shows other letters than those of ASCII as `?`.
-    pub(crate) fn application_name(&self) -> String {
-        let host = host();
-        let host: String = host.chars().filter(|c| c.is_ascii_graphic()).take(24).collect();
-        let host = if host.is_empty() { "?" } else { &host };
-        format!("fencelock {} {} {host}", self.keys.mark(), std::process::id())
-    }
-}
 
 /// All sessions of a client, and what they hold.
 pub(crate) struct Sessions {
@@ -110,7 +71,7 @@ impl Sessions {
         operation: &'static str,
         work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T, LockError> {
-        let limit = self.settings.op_timeout;
+        let limit = self.settings.config.op_timeout;
         match timeout(limit, self.unlimited(operation, work)).await {
             Ok(done) => done,
             Err(_) => Err(LockError::no_answer(operation, limit)),
@@ -149,7 +110,7 @@ impl Sessions {
 
     /// Fails if the client only looks at locks.
     pub(crate) fn may_write(&self) -> Result<(), LockError> {
-        if self.settings.read_only {
+        if self.settings.config.read_only {
             return Err(LockError::configuration(
                 "this client was made read-only, and can only tell what is held; make one without PostgresConfig::read_only to take, \
                  renew or release locks",
@@ -186,16 +147,4 @@ impl fmt::Debug for Sessions {
             .field("settings", &self.settings)
             .finish_non_exhaustive()
     }
-}
-
-/// The name of this machine.
-pub(crate) fn host() -> String {
-    lock_core::Holder::of(&anyone()).host.unwrap_or_default()
-}
-
-/// A claim of nobody in particular, for what all claims of this process have in common.
-fn anyone() -> lock_core::Claim {
-    #[expect(clippy::expect_used, reason = "the name is a usable one")]
-    let name = lock_core::LockName::new("anything").expect("a usable name");
-    lock_core::Claim::new(name, Duration::from_secs(30))
 }

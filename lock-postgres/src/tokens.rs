@@ -122,7 +122,7 @@ impl Sessions {
     }
 
     async fn raise_in(self: &Arc<Self>, turn: &mut OwnedMutexGuard<NotBefore>, token: u64) -> Result<(), Failure> {
-        let limit = self.settings.op_timeout / 2;
+        let limit = self.settings.config.op_timeout / 2;
         let raised = timeout(limit, self.raise_by_another(token, limit)).await;
         let raised = raised.unwrap_or_else(|_| Err(unconfirmed(limit).into()));
         **turn = raised.is_err().then(|| self.clock.now() + PAUSE);

@@ -81,7 +81,7 @@ impl Sessions {
                 shown = None;
             }
             // A server that says nothing ends the wait: the caller decides what comes next.
-            let until = self.clock.now() + self.settings.op_timeout;
+            let until = self.clock.now() + self.settings.config.op_timeout;
             self.look_for_room().await;
             // Not all of them leave at once.
             if shown.is_some() && self.room.is_very_short(self.clock.now()) && fastrand::usize(..LEAVES) == 0 {
@@ -171,12 +171,12 @@ impl Sessions {
         let limit = until.since(self.clock.now());
         match timeout(limit, ToItsEnd::new(work, Handle::current())).await {
             Ok(done) => done,
-            Err(_) => Err(LockError::no_answer("acquire", self.settings.op_timeout).into()),
+            Err(_) => Err(LockError::no_answer("acquire", self.settings.config.op_timeout).into()),
         }
     }
 
     async fn show(self: &Arc<Self>, claim: &Claim, key: i64) -> Result<Shown, Failure> {
-        let until = self.clock.now() + self.settings.op_timeout;
+        let until = self.clock.now() + self.settings.config.op_timeout;
         let (sessions, ttl) = (Arc::clone(self), claim.ttl());
         self.in_time(until, async move { Shown::new(&sessions, ttl, key).await })
             .await
@@ -208,7 +208,7 @@ impl Sessions {
             return;
         }
         if let Some(session) = self.pool.find(|session| session.is_useful() && !session.is_silent())
-            && let Ok(Ok(left)) = timeout(self.settings.op_timeout / 4, session.room()).await
+            && let Ok(Ok(left)) = timeout(self.settings.config.op_timeout / 4, session.room()).await
         {
             self.room.saw(left, now);
         }
