@@ -252,13 +252,7 @@ impl Sessions {
     /// Looks for locks, and asks the clients that have them if there is a question; in a session that carries no lock, or in any
     /// if the server has no room for another.
     async fn inquire(self: &Arc<Self>, locks: &str, question: Option<Question>) -> Result<Looked, Failure> {
-        let session = match self.any().await {
-            Ok(session) => session,
-            Err(failure) => match self.pool.beside(|_| failure.is_about_room()) {
-                Some(session) => return self.inquire_in(&session, locks, question).await,
-                None => return Err(failure),
-            },
-        };
+        let session = self.unhurried().await?;
         let looked = self.inquire_in(&session, locks, question).await;
         self.spare(session);
         looked

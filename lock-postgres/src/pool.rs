@@ -260,8 +260,9 @@ impl Sessions {
         }
     }
 
-    /// A session that carries no lock, for a statement that waits for the disk; beside locks only if the server has no room for another.
-    pub(crate) async fn for_a_commit(self: &Arc<Self>) -> Result<Carried, Failure> {
+    /// A session that carries no lock, for what takes long, such as a wait for the disk; beside locks only if the server has no room for
+    /// another.
+    pub(crate) async fn unhurried(self: &Arc<Self>) -> Result<Carried, Failure> {
         match self.any().await {
             Ok(session) => Ok(session),
             Err(failure) => self.pool.beside(|_| failure.is_about_room()).ok_or(failure),

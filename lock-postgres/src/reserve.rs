@@ -127,7 +127,7 @@ impl Sessions {
 
     /// The same without the session that had the lock.
     async fn withdraw_elsewhere(self: &Arc<Self>, turn: &mut Turn, key: i64, owner: OwnerId) -> Result<(), Failure> {
-        let session = self.for_a_commit().await?;
+        let session = self.unhurried().await?;
         let namespace = self.settings.keys.mark();
         let withdrawn = session.withdraw_for(key, owner, &namespace, self.withdrawn_for()).await;
         if withdrawn.is_ok() && turn.held().is_none() {
@@ -141,7 +141,7 @@ impl Sessions {
     /// Ends the reservation of that owner, whose claim is not of this client or was lost.
     pub(crate) async fn end_reservation(self: &Arc<Self>, reserved: &Reserved) -> Result<(), Failure> {
         let mut turn = self.holdings.turn(reserved.key).await;
-        let session = self.for_a_commit().await?;
+        let session = self.unhurried().await?;
         let ended = session.withdraw(reserved.key, &reserved.owner).await;
         if ended.is_ok() && turn.held().is_none() {
             session.pass_on(reserved.key).await;
