@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use lock_core::{Claim, Clock, FencingToken, Grant, Holder, Lease};
+use lock_core::{Claim, Clock, FencingToken, Grant, Holder, Lease, OwnerId, Stamp};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::carried::{Carried, Share};
@@ -124,5 +124,52 @@ impl Drop for Turn {
 impl fmt::Debug for Holdings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Holdings").field("keys", &self.keys().len()).finish()
+    }
+}
+
+/// The claims of this client that may have a reservation, and how long that may be. A claim is forgotten with its release.
+#[derive(Debug, Default)]
+pub(crate) struct Reservations(Mutex<HashMap<OwnerId, Stamp>>);
+
+impl Reservations {
+    pub(crate) fn add(&self, owner: OwnerId, until: Stamp, now: Stamp) {
+        let mut claims = self.lock();
+        claims.retain(|_, until| *until > now);
+        claims.insert(owner, until);
+    }
+
+    pub(crate) fn remove(&self, owner: OwnerId) {
+        self.lock().remove(&owner);
+    }
+
+    pub(crate) fn contains(&self, owner: OwnerId) -> bool {
+        self.lock().contains_key(&owner)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Stamp>> {
+        // Nothing here panics while holding the mutex.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_claim_is_forgotten_when_its_reservation_is_over() {
+        let reservations = Reservations::default();
+        let (clock, hand) = lock_core::Clock::manual();
+        let (first, second) = (OwnerId::random(), OwnerId::random());
+        let second_of_time = Duration::from_secs(1);
+        reservations.add(first, clock.now() + second_of_time, clock.now());
+        hand.advance(2 * second_of_time);
+        assert!(reservations.contains(first));
+        reservations.add(second, clock.now() + second_of_time, clock.now());
+        assert!(reservations.contains(second) && !reservations.contains(first));
+        reservations.remove(second);
+        assert!(!reservations.contains(second));
     }
 }

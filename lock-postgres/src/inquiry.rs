@@ -55,23 +55,15 @@ pub(crate) struct Answers {
     pub(crate) answered: HashSet<i32>,
 }
 
-/// What a client remembers of requests.
-#[derive(Debug, Default)]
-pub(crate) struct Inquiries {
-    channel: Mutex<Option<String>>,
-    answered: Mutex<VecDeque<String>>,
-}
-
-impl Inquiries {
-    fn is_new(&self, reply: &str) -> bool {
-        let mut answered = self.answered.lock().unwrap_or_else(PoisonError::into_inner);
-        if answered.iter().any(|known| known == reply) {
-            return false;
-        }
-        answered.truncate(REMEMBERED - 1);
-        answered.push_front(reply.to_owned());
-        true
+/// Whether the request was not answered so far. It counts as answered from now on.
+fn is_new(answered: &Mutex<VecDeque<String>>, request: String) -> bool {
+    let mut answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
+    if answered.contains(&request) {
+        return false;
     }
+    answered.truncate(REMEMBERED - 1);
+    answered.push_front(request);
+    true
 }
 
 /// One request, as it is notified: `VERB KEY NAMESPACE REPLY PID,PID,...`.
@@ -167,7 +159,7 @@ impl Sessions {
 
     /// The channel for requests.
     async fn channel(&self, session: &Session) -> Result<String, Failure> {
-        let known = || self.inquiries.channel.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || self.channel.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(channel) = known().clone() {
             return Ok(channel);
         }
@@ -292,7 +284,7 @@ async fn answer(sessions: &Arc<Sessions>, session: &Arc<Session>, request: Reque
         return Ok(());
     }
     // Several requests with one reply name different sessions.
-    if !sessions.inquiries.is_new(&format!("{} {}", request.reply, ours[0])) {
+    if !is_new(&sessions.answered, format!("{} {}", request.reply, ours[0])) {
         return Ok(());
     }
     let lines = sessions.tell(request.question, &ours).await;
@@ -364,12 +356,12 @@ mod tests {
 
     #[test]
     fn a_request_is_new_once() {
-        let inquiries = Inquiries::default();
-        assert!(inquiries.is_new("a") && inquiries.is_new("b"));
-        assert!(!inquiries.is_new("a"));
+        let answered = Mutex::default();
+        let is_new = |request: &str| is_new(&answered, request.to_owned());
+        assert!(is_new("a") && is_new("b") && !is_new("a"));
         for number in 0..REMEMBERED {
-            assert!(inquiries.is_new(&number.to_string()));
+            assert!(is_new(&number.to_string()));
         }
-        assert!(inquiries.is_new("a"));
+        assert!(is_new("a"));
     }
 }

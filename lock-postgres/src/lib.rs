@@ -54,6 +54,7 @@ pub mod fence;
 mod address;
 mod backend_key;
 mod carried;
+mod choice;
 mod commands;
 mod config;
 mod connect;

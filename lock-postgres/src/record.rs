@@ -2,10 +2,12 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use lock_core::{Holder, LockName};
+use lock_core::{Busy, Holder, LockName};
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
+use crate::failure::Failure;
 use crate::keys;
+use crate::rows::Row;
 
 /// What is written as `%` and two digits, beside all that is not ASCII: not every encoding of a database has every letter.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
@@ -47,6 +49,30 @@ pub(crate) fn read(line: &str) -> Option<(i64, i32, Holder)> {
     holder.name = unescaped(name)?.parse().ok();
     holder.label = Some(unescaped(label)?).filter(|label| !label.is_empty());
     Some((key, session.parse().ok()?, holder))
+}
+
+/// The session that had the lock, and its holder, as the table has them.
+pub(crate) fn read_reserved(key: i64, text: &str, micros_left: i64) -> (Option<i32>, Holder) {
+    let (session, mut holder) = match read(text) {
+        Some((_, session, holder)) => (Some(session), holder),
+        None => (None, Holder::new()),
+    };
+    holder.key = Some(keys::shown(key));
+    holder.remaining = Some(Duration::from_micros(u64::try_from(micros_left).unwrap_or_default()));
+    (session, holder)
+}
+
+/// What is known if an attempt was in vain, from the answer to [`draw_unless_reserved`](crate::commands::draw_unless_reserved).
+pub(crate) fn found_reserved(key: i64, row: &Row) -> Result<Busy, Failure> {
+    let (taken, left, text) = (row.truth(1)?, row.get(2)?, row.get(3)?);
+    let (Some(left), Some(text)) = (left, text) else {
+        return Ok(Busy::default());
+    };
+    let (_, mut holder) = read_reserved(key, text, left.parse().map_err(|_| Failure::Nonsense)?);
+    holder.is_reserved = taken;
+    // It may be held for longer, but is not granted before.
+    let left = holder.remaining.unwrap_or_default();
+    Ok(Busy::default().with_retry_after(left).with_holder(holder))
 }
 
 fn shown(value: Option<impl ToString>) -> String {

@@ -10,45 +10,18 @@
 //! the request. If that session is lost, the request may still be on its way there: then another session leaves a row that says that the
 //! claim was withdrawn, and the row stays for longer than the request counts.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use lock_core::{Busy, Claim, Holder, LockError, OwnerId, Released, Renewal, Stamp};
+use lock_core::{Claim, Holder, LockError, OwnerId, Released, Renewal};
 
 use crate::commands::{self, micros};
 use crate::failure::Failure;
 use crate::holdings::Turn;
-use crate::keys::shown;
 use crate::record;
 use crate::rows::Row;
 use crate::session::Session;
 use crate::sessions::Sessions;
-
-/// The claims of this client that may have a reservation, and how long that may be. A claim is forgotten with its release.
-#[derive(Debug, Default)]
-pub(crate) struct Reservations(Mutex<HashMap<OwnerId, Stamp>>);
-
-impl Reservations {
-    fn add(&self, owner: OwnerId, until: Stamp, now: Stamp) {
-        let mut claims = self.lock();
-        claims.retain(|_, until| *until > now);
-        claims.insert(owner, until);
-    }
-
-    fn remove(&self, owner: OwnerId) {
-        self.lock().remove(&owner);
-    }
-
-    pub(crate) fn contains(&self, owner: OwnerId) -> bool {
-        self.lock().contains_key(&owner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Stamp>> {
-        // Nothing here panics while holding the mutex.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// A reservation that is not over.
 pub(crate) struct Reserved {
@@ -227,7 +200,7 @@ impl Session {
         let rows = self.ask(&commands::reservations(&self.schema, condition)).await?;
         let read = |row: &Row| {
             let key = row.number(0)?;
-            let (session, holder) = read_text(key, row.text(3)?, row.number(2)?);
+            let (session, holder) = record::read_reserved(key, row.text(3)?, row.number(2)?);
             Ok(Reserved {
                 key,
                 owner: row.text(1)?.to_owned(),
@@ -239,30 +212,6 @@ impl Session {
     }
 }
 
-/// What is known if an attempt was in vain, from the answer to [`commands::draw_unless_reserved`].
-pub(crate) fn found_reserved(key: i64, row: &Row) -> Result<Busy, Failure> {
-    let (taken, left, text) = (row.truth(1)?, row.get(2)?, row.get(3)?);
-    let (Some(left), Some(text)) = (left, text) else {
-        return Ok(Busy::default());
-    };
-    let (_, mut holder) = read_text(key, text, left.parse().map_err(|_| Failure::Nonsense)?);
-    holder.is_reserved = taken;
-    // It may be held for longer, but is not granted before.
-    let left = holder.remaining.unwrap_or_default();
-    Ok(Busy::default().with_retry_after(left).with_holder(holder))
-}
-
-/// The session that had the lock, and its holder, as the table has them.
-fn read_text(key: i64, text: &str, micros_left: i64) -> (Option<i32>, Holder) {
-    let (session, mut holder) = match record::read(text) {
-        Some((_, session, holder)) => (Some(session), holder),
-        None => (None, Holder::new()),
-    };
-    holder.key = Some(shown(key));
-    holder.remaining = Some(Duration::from_micros(u64::try_from(micros_left).unwrap_or_default()));
-    (session, holder)
-}
-
 /// Why nothing can be reserved in a schema of an earlier version.
 fn missing(schema: &crate::schema::Schema) -> LockError {
     LockError::configuration(format!(
@@ -270,24 +219,4 @@ fn missing(schema: &crate::schema::Schema) -> LockError {
          somebody who may, and then the grants that `fencelock schema postgres --role ROLE` prints:\n{}",
         schema.create_reservations()
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_claim_is_forgotten_when_its_reservation_is_over() {
-        let reservations = Reservations::default();
-        let (clock, hand) = lock_core::Clock::manual();
-        let (first, second) = (OwnerId::random(), OwnerId::random());
-        let second_of_time = Duration::from_secs(1);
-        reservations.add(first, clock.now() + second_of_time, clock.now());
-        hand.advance(2 * second_of_time);
-        assert!(reservations.contains(first));
-        reservations.add(second, clock.now() + second_of_time, clock.now());
-        assert!(reservations.contains(second) && !reservations.contains(first));
-        reservations.remove(second);
-        assert!(!reservations.contains(second));
-    }
 }

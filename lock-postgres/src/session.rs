@@ -25,7 +25,7 @@ use crate::failure::Failure;
 use crate::keys::shown;
 use crate::notifications::Subscription;
 use crate::proof::{Proof, elsewhere};
-use crate::reserve::found_reserved;
+use crate::record::found_reserved;
 use crate::rows::Rows;
 use crate::schema::Schema;
 use crate::wire::Wire;

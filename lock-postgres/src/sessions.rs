@@ -1,6 +1,6 @@
 //! All sessions of a client.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
@@ -12,14 +12,11 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::failure::Failure;
-use crate::holdings::Holdings;
-use crate::inquiry::Inquiries;
+use crate::holdings::{Holdings, Reservations};
 use crate::pool::Pool;
-use crate::reserve::Reservations;
 use crate::room::Room;
 use crate::settings::Settings;
 use crate::to_its_end::ToItsEnd;
-use crate::tokens::NotBefore;
 
 /// All sessions of a client, and what they hold.
 pub(crate) struct Sessions {
@@ -32,14 +29,17 @@ pub(crate) struct Sessions {
     pub(crate) room: Room,
     /// Whether a primary was found at the address.
     pub(crate) found_primary: AtomicBool,
-    /// Held by whoever raises the ceiling of tokens.
-    pub(crate) raising: Arc<AsyncMutex<NotBefore>>,
+    /// Held by whoever raises the ceiling of tokens. Not again ahead of need before that moment, after a failure.
+    pub(crate) raising: Arc<AsyncMutex<Option<Stamp>>>,
     /// The locks that were let go of for those who wait elsewhere, and until when those come first.
     pub(crate) gave_way: Mutex<HashMap<i64, Stamp>>,
     /// How many claims wait.
     pub(crate) waiting: AtomicUsize,
     pub(crate) outages: Outages,
-    pub(crate) inquiries: Inquiries,
+    /// The channel on which clients are asked what they hold, once it is known.
+    pub(crate) channel: Mutex<Option<String>>,
+    /// The last requests that this client has answered.
+    pub(crate) answered: Mutex<VecDeque<String>>,
     pub(crate) reservations: Reservations,
     closed: CancellationToken,
 }
@@ -58,7 +58,8 @@ impl Sessions {
             gave_way: Mutex::default(),
             waiting: AtomicUsize::new(0),
             outages: Outages::default(),
-            inquiries: Inquiries::default(),
+            channel: Mutex::default(),
+            answered: Mutex::default(),
             reservations: Reservations::default(),
             closed: CancellationToken::new(),
         }

@@ -32,9 +32,6 @@ pub(crate) struct Drawn {
     pub(crate) sent: Stamp,
 }
 
-/// When a ceiling may be raised ahead of need again.
-pub(crate) type NotBefore = Option<Stamp>;
-
 impl Sessions {
     /// Takes the lock if it is free and not reserved.
     pub(crate) async fn try_lock(
@@ -121,7 +118,7 @@ impl Sessions {
         });
     }
 
-    async fn raise_in(self: &Arc<Self>, turn: &mut OwnedMutexGuard<NotBefore>, token: u64) -> Result<(), Failure> {
+    async fn raise_in(self: &Arc<Self>, turn: &mut OwnedMutexGuard<Option<Stamp>>, token: u64) -> Result<(), Failure> {
         let limit = self.settings.config.op_timeout / 2;
         let raised = timeout(limit, self.raise_by_another(token, limit)).await;
         let raised = raised.unwrap_or_else(|_| Err(unconfirmed(limit).into()));
