@@ -1,7 +1,7 @@
 //! Encryption, and what each side must prove: `sslmode` and the files that belong to it mean what they mean to libpq.
 
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use lock_core::LockError;
@@ -112,56 +112,52 @@ async fn a_connection_is_encrypted_as_the_address_wants_it() {
     let folder = folder();
     let own = self_signed(&params("localhost", false));
     let server = secure(&folder, &own, &[]);
-    let root = folder.path().join("server.pem");
-    let with_root = |host: &str, mode: &str| {
-        let query = format!("sslmode={mode}&sslrootcert={}", root.display());
-        url(&server, host, &query)
-    };
-    let plain = |host: &str, mode: &str| url(&server, host, &format!("sslmode={mode}"));
-    for (url, encrypted) in [
-        (plain("localhost", "disable"), false),
-        (plain("localhost", "allow"), false),
-        (plain("localhost", "prefer"), true),
-        (plain("127.0.0.1", "require"), true),
-        (url(&server, "127.0.0.1", "ssl=true"), true),
+    let root = |name: &str| format!("sslrootcert={}", folder.path().join(name).display());
+    let full = |name: &str| format!("sslmode=verify-full&{}", root(name));
+    let own = root("server.pem");
+    write(&folder, "empty.pem", "", 0o644);
+    for (host, query, encrypted) in [
+        ("localhost", "sslmode=disable", false),
+        ("localhost", "sslmode=allow", false),
+        ("localhost", "sslmode=prefer", true),
+        ("127.0.0.1", "sslmode=require", true),
+        ("127.0.0.1", "ssl=true", true),
         (
-            url(
-                &server,
-                "127.0.0.1",
-                "sslmode=require&application_name=shop&options=-c%20search_path%3Dnone",
-            ),
+            "127.0.0.1",
+            "sslmode=require&application_name=shop&options=-c%20search_path%3Dnone",
             true,
         ),
-        (with_root("127.0.0.1", "require"), true),
-        (with_root("127.0.0.1", "verify-ca"), true),
-        (with_root("localhost", "verify-full"), true),
+        ("127.0.0.1", &*format!("sslmode=require&{own}"), true),
+        ("127.0.0.1", &*format!("sslmode=verify-ca&{own}"), true),
+        ("localhost", &*format!("sslmode=verify-full&{own}"), true),
+        // The name that all backends have.
+        ("localhost", &*own.replace("sslrootcert", "ca"), true),
+        // By a socket of this machine it never is, whatever is asked for.
+        (
+            &*server.folder().to_str().unwrap().replace('/', "%2F"),
+            "sslmode=require",
+            false,
+        ),
     ] {
+        let url = url(&server, host, query);
         assert_eq!(is_encrypted(&server, &url).await, encrypted, "{url}");
     }
-    // By a socket of this machine it never is, whatever is asked for.
-    let socket = server.folder().to_str().unwrap().replace('/', "%2F");
-    assert!(!is_encrypted(&server, &url(&server, &socket, "sslmode=require")).await);
     // Not trusted; not the name in the certificate; no such file; nothing in it.
-    for query in ["sslmode=verify-ca", "sslmode=verify-full", "sslrootcert=system"] {
-        let refused = refusal(&url(&server, "localhost", query)).await;
-        assert!(refused.contains("ca=FILE"), "{refused}");
+    for (host, query, says) in [
+        ("localhost", "sslmode=verify-ca", "ca=FILE"),
+        ("localhost", "sslmode=verify-full", "ca=FILE"),
+        ("localhost", "sslrootcert=system", "ca=FILE"),
+        (
+            "127.0.0.1",
+            &*full("server.pem"),
+            "is not for the host 127.0.0.1, but for",
+        ),
+        ("localhost", &*full("none.pem"), "none.pem"),
+        ("localhost", &*full("empty.pem"), "no certificate"),
+    ] {
+        let refused = refusal(&url(&server, host, query)).await;
+        assert!(refused.contains(says), "{query}: {refused}");
     }
-    let refused = refusal(&with_root("127.0.0.1", "verify-full")).await;
-    assert!(refused.contains("is not for the host 127.0.0.1, but for"), "{refused}");
-    // The names that all backends have.
-    let ours = url(&server, "localhost", &format!("ca={}", root.display()));
-    assert!(is_encrypted(&server, &ours).await);
-    let from = |file: &Path| {
-        let query = format!("sslmode=verify-full&sslrootcert={}", file.display());
-        url(&server, "localhost", &query)
-    };
-    assert!(
-        refusal(&from(&folder.path().join("none.pem")))
-            .await
-            .contains("none.pem")
-    );
-    let empty = write(&folder, "empty.pem", "", 0o644);
-    assert!(refusal(&from(&empty)).await.contains("no certificate"));
 }
 
 #[tokio::test]
@@ -229,26 +225,21 @@ async fn a_server_that_signed_its_certificate_itself_is_trusted_by_that_certific
     // As `openssl req -x509` makes it: that of an authority.
     let server = secure(&folder, &self_signed(&params("localhost", true)), &[]);
     let root = folder.path().join("server.pem");
-    let with = |host: &str, mode: &str, root: &Path| {
-        let query = format!("sslmode={mode}&sslrootcert={}", root.display());
-        url(&server, host, &query)
-    };
-    for (host, mode) in [
-        ("127.0.0.1", "require"),
-        ("127.0.0.1", "verify-ca"),
-        ("localhost", "verify-full"),
-    ] {
-        assert!(is_encrypted(&server, &with(host, mode, &root)).await, "{mode}");
-    }
-    let refused = refusal(&with("127.0.0.1", "verify-full", &root)).await;
-    assert!(refused.contains("is not for the host"), "{refused}");
     // Another one of the same name is another one.
     let other = write(&folder, "other.pem", &self_signed(&params("localhost", true)).0, 0o644);
-    assert!(
-        refusal(&with("localhost", "verify-ca", &other))
-            .await
-            .contains("ca=FILE")
-    );
+    for (host, mode, root, refused) in [
+        ("127.0.0.1", "require", &root, None),
+        ("127.0.0.1", "verify-ca", &root, None),
+        ("localhost", "verify-full", &root, None),
+        ("127.0.0.1", "verify-full", &root, Some("is not for the host")),
+        ("localhost", "verify-ca", &other, Some("ca=FILE")),
+    ] {
+        let url = url(&server, host, &format!("sslmode={mode}&sslrootcert={}", root.display()));
+        match refused {
+            None => assert!(is_encrypted(&server, &url).await, "{url}"),
+            Some(says) => assert!(refusal(&url).await.contains(says), "{url}"),
+        }
+    }
     drop(server);
 
     let mut expired = params("localhost", true);
