@@ -6,11 +6,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
+use std::time::Duration;
 
 use test_servers::{self as servers, Kind};
 use tokio::runtime::Runtime;
 
-use crate::world::{Backend, HANG_LIMIT};
+/// How long a test waits for a condition before it fails. A process that is to be ended by something else lives longer.
+pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
+
+/// Where a world keeps its locks.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Backend {
+    Etcd,
+    Postgres,
+    Redis,
+    Sqlite,
+}
 
 /// A namespace on a server that tests share, or a server of a test's own. The server ends with the last who uses it.
 pub(crate) struct Server {

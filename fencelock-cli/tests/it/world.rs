@@ -11,11 +11,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
 use crate::server::Server;
+pub(crate) use crate::server::{Backend, HANG_LIMIT};
 
-/// How long a test waits for a condition before it fails. A process that is to be ended by something else lives longer.
-pub(crate) const HANG_LIMIT: Duration = Duration::from_secs(60);
-
-/// The same, as an option of `fencelock run`.
+/// [`HANG_LIMIT`] as an option of `fencelock run`.
 pub(crate) const PATIENTLY: &str = "--wait 60s";
 
 /// For a lock that is lost: the renewal after a third of the ttl finds that out, and may come seconds late on a busy machine.
@@ -36,15 +34,6 @@ pub(crate) fn not_shown(why: &str) {
     );
     // Past the capture of output.
     let _ = writeln!(std::io::stderr(), "not shown: {why}");
-}
-
-/// Where a world keeps its locks.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Backend {
-    Etcd,
-    Postgres,
-    Redis,
-    Sqlite,
 }
 
 /// A folder, a place for locks, and nothing of the caller's environment.
