@@ -71,20 +71,15 @@ fn self_signed(folder: &Path, name: &str, hosts: &[&str], set: impl Fn(&mut Cert
     let mut params = CertificateParams::new(hosts).unwrap();
     set(&mut params);
     let key = KeyPair::generate().unwrap();
-    std::fs::write(
-        folder.join(format!("{name}.pem")),
-        params.self_signed(&key).unwrap().pem(),
-    )
-    .unwrap();
-    std::fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
+    let certificate = params.self_signed(&key).unwrap().pem();
+    for (kind, text) in [("pem", certificate), ("key", key.serialize_pem())] {
+        std::fs::write(folder.join(format!("{name}.{kind}")), text).unwrap();
+    }
 }
 
 fn openssl(folder: &Path, arguments: &str) {
-    let done = Command::new("openssl")
-        .args(arguments.split(' '))
-        .current_dir(folder)
-        .output();
-    let done = done.unwrap();
+    let mut command = Command::new("openssl");
+    let done = command.args(arguments.split(' ')).current_dir(folder).output().unwrap();
     assert!(done.status.success(), "{arguments}: {done:?}");
 }
 
@@ -100,16 +95,13 @@ fn each_certificate_has_its_exit_code_and_its_sentence_on_every_backend() {
     self_signed(folder, "expired", &NAMES, |params| {
         (params.not_before, params.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
     });
-    let key = "-newkey ec -pkeyopt ec_paramgen_curve";
-    openssl(
-        folder,
-        &format!("req -new {key}:P-256 -nodes -subj /CN=localhost -keyout v1.key -out v1.csr"),
-    );
+    let new = |more: &str| {
+        let request = "req -nodes -subj /CN=localhost -newkey ec -pkeyopt ec_paramgen_curve";
+        openssl(folder, &format!("{request}:{more}"));
+    };
+    new("P-256 -keyout v1.key -out v1.csr");
     openssl(folder, "x509 -req -in v1.csr -signkey v1.key -days 2 -out v1.pem");
-    openssl(
-        folder,
-        &format!("req -x509 {key}:P-521 -nodes -days 2 -subj /CN=localhost -keyout p521.key -out p521.pem"),
-    );
+    new("P-521 -x509 -days 2 -keyout p521.key -out p521.pem");
     let wants_clients = ["-Verify", "1", "-verify_return_error"];
     // The certificate of the server, the one in ca=, what else the server is told, and what is said; nothing if it is taken.
     let cases: [(&str, &str, &[&str], &str); 10] = [
@@ -158,12 +150,12 @@ fn an_address_without_tls_says_so_and_blames_no_certificate() {
     let world = World::new();
     self_signed(world.dir(), "plain", &NAMES, |_| {});
     let server = Server::start(world.dir(), "plain", &[]);
-    for (backend, code) in [
-        ("redis://localhost:PORT?op_timeout=3s", 69),
-        ("etcd://localhost:PORT?op_timeout=3s", 69),
+    for backend in [
+        "redis://localhost:PORT?op_timeout=3s",
+        "etcd://localhost:PORT?op_timeout=3s",
     ] {
         let done = server.run(&world, backend, "namespace=n");
-        let line = done.one_line(code);
+        let line = done.one_line(69);
         assert!(!line.contains("ertificate") && !line.contains("::"), "{line}");
     }
 }

@@ -91,11 +91,7 @@ impl Session {
             }
             match self.output.recv_timeout(end.saturating_duration_since(Instant::now())) {
                 Ok(part) => self.unread += &String::from_utf8_lossy(&part),
-                Err(_) => panic!(
-                    "{text:?} was not seen, only {:?}; there are\n{}",
-                    self.unread,
-                    self.processes()
-                ),
+                Err(_) => panic!("{text:?} was not seen, only {:?}", self.unread),
             }
         }
     }
@@ -106,17 +102,6 @@ impl Session {
         self.see("PROMPT> ");
         let said = self.line("echo code=$?");
         assert!(said.contains(&format!("code={code}")), "{code}: {said}");
-    }
-
-    /// What runs in the session, as `ps` shows it.
-    fn processes(&self) -> String {
-        let columns = "pid,ppid,pgid,tpgid,stat,wchan:20,pending,caught,ignored,args";
-        let mut ps = std::process::Command::new("ps");
-        let shown = ps.args(["-o", columns, "-s", &self.shell.id().to_string()]).output();
-        shown.map_or_else(
-            |error| error.to_string(),
-            |shown| String::from_utf8_lossy(&shown.stdout).into_owned(),
-        )
     }
 }
 
