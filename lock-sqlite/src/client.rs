@@ -31,6 +31,9 @@ const STANDSTILL: Duration = Duration::from_secs(1);
 /// A failure that is to come, from a file that another process blocks, is told so soon after the end of a wait.
 const LAST_ATTEMPT: Duration = Duration::from_millis(750);
 
+/// How long a claim whose wait has ended waits for its row to be taken away.
+const LEAVING: Duration = Duration::from_millis(250);
+
 /// One client's way to the database.
 pub(crate) struct Client {
     jobs: mpsc::Sender<Job>,
@@ -147,6 +150,7 @@ impl DistributedLock for SqliteLock {
             // Not before: a claim that is said to wait holds up those that come after it.
             wait.busy(&busy);
             if left().is_zero() {
+                waiting.end().await;
                 return Ok(busy.into());
             }
             let _ = timeout(client.wake.pause(&busy).min(left()), waiting.woken.notified()).await;
@@ -223,6 +227,9 @@ impl Client {
         let claim = claim.clone();
         let work = move |worker: &mut Worker| {
             let sent = Clock::system().now();
+            if waits {
+                worker.begin_wait(&claim);
+            }
             let attempt = worker.write(|database| database.acquire(&claim, sent, waits));
             if attempt.as_ref().is_err_and(Failure::is_busy) && worker.stuck_for() >= standstill {
                 let message = no_answer(&worker.config.path, worker.stuck_for());
@@ -352,6 +359,14 @@ impl<'a> Waiting<'a> {
             has_row: true,
         }
     }
+
+    /// Takes the row away, so that it holds up no others. If the file is busy for so long, [`Drop`] sees to that.
+    async fn end(mut self) {
+        let claim = self.claim.clone();
+        let leave = move |worker: &mut Worker| worker.write(|database| database.leave(&claim));
+        let left = self.client.call("acquire", Order::First, LEAVING, leave).await;
+        self.has_row = left.is_err();
+    }
 }
 
 impl Drop for Waiting<'_> {
@@ -359,8 +374,7 @@ impl Drop for Waiting<'_> {
         self.client.wake.leave(self.claim.owner());
         if self.has_row {
             let claim = self.claim.clone();
-            // If the file is busy the row ends by itself.
-            let leave = move |worker: &mut Worker| drop(worker.write(|database| database.leave(&claim)));
+            let leave = move |worker: &mut Worker| worker.end_wait(claim);
             let _ = self.client.send(Job::new(Order::First, leave));
         }
     }

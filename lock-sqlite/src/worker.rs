@@ -20,6 +20,9 @@ use crate::wait::Wake;
 /// How long one request keeps the thread waiting for a transaction of another process. For as long after that, others only try.
 const SLICE: Duration = Duration::from_millis(50);
 
+/// Between attempts to take away the rows of waits that have ended.
+const AGAIN: Duration = Duration::from_millis(20);
+
 /// Between looks whether the files are still the same, while something is held.
 const WATCH: Duration = Duration::from_secs(1);
 
@@ -60,6 +63,8 @@ pub(crate) struct Worker {
     /// The highest token that the client has seen.
     seen: u64,
     held: HashMap<OwnerId, Held>,
+    /// Waits that were dropped, and whose rows the file was too busy to take away.
+    ended_waits: Vec<(Claim, Instant)>,
     /// When the files were looked at last.
     watched: Instant,
     stuck: Option<Stuck>,
@@ -98,6 +103,7 @@ impl Worker {
             inode: None,
             seen: 0,
             held: HashMap::new(),
+            ended_waits: Vec::new(),
             watched: Instant::now(),
             stuck: None,
             wake: Arc::clone(&wake),
@@ -120,6 +126,7 @@ impl Worker {
                 if let Some(job) = job {
                     (job.work)(self);
                 }
+                self.end_waits();
             });
             if catch_unwind(work).is_err() {
                 tracing::error!(target: "fencelock", "a request to SQLite panicked; please report it");
@@ -140,13 +147,33 @@ impl Worker {
             }
         }
         let next = self.first.pop_front().or_else(|| self.in_turn.pop_front());
-        next.or_else(|| match self.held.is_empty() {
-            true => self.jobs.recv().ok(),
-            false => self
-                .jobs
-                .recv_timeout(WATCH.saturating_sub(self.watched.elapsed()))
-                .ok(),
+        next.or_else(|| match (self.ended_waits.is_empty(), self.held.is_empty()) {
+            (true, true) => self.jobs.recv().ok(),
+            (true, false) => {
+                let left = WATCH.saturating_sub(self.watched.elapsed());
+                self.jobs.recv_timeout(left).ok()
+            }
+            (false, _) => self.jobs.recv_timeout(AGAIN).ok(),
         })
+    }
+
+    /// Takes away the row of a claim that waits no more: now, or as soon as the file is free.
+    pub(crate) fn end_wait(&mut self, claim: Claim) {
+        self.ended_waits.push((claim, Instant::now()));
+    }
+
+    /// The claim waits again, and has its row for that.
+    pub(crate) fn begin_wait(&mut self, claim: &Claim) {
+        self.ended_waits.retain(|(ended, _)| ended.owner() != claim.owner());
+    }
+
+    fn end_waits(&mut self) {
+        for (claim, since) in std::mem::take(&mut self.ended_waits) {
+            let left = self.write(|database| database.leave(&claim));
+            if left.is_err_and(|failure| failure.is_busy()) && since.elapsed() < self.config.op_timeout {
+                self.ended_waits.push((claim, since));
+            }
+        }
     }
 
     /// Tells holders soon when the file under them was replaced or removed.
@@ -193,6 +220,7 @@ impl Worker {
 
     /// Closes the file, and ends the thread.
     pub(crate) fn end(&mut self) {
+        self.ended_waits.clear();
         self.database = None;
         self.is_over = true;
     }

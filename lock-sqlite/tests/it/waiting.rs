@@ -74,6 +74,31 @@ async fn new_readers_wait_behind_a_writer_and_go_on_when_it_has_gone() {
 }
 
 #[tokio::test]
+async fn a_wait_that_ends_while_the_file_is_busy_leaves_no_row_behind() {
+    let file = File::new();
+    let config = SqliteConfig::new(file.path()).op_timeout(100 * HANG_LIMIT);
+    let lock = config.connect().await.unwrap();
+    granted(&lock, &claim("n", LONG)).await;
+    let busy = file.connection();
+    {
+        let wanted = claim("n", LONG);
+        let mut waiting = pin!(lock.acquire(&wanted, Wait::until(None)));
+        until_waiting(&lock, waiting.as_mut()).await;
+        busy.execute_batch("BEGIN IMMEDIATE").unwrap();
+    }
+    // The client has tried, and tries again.
+    lock.holders(claim("n", LONG).name()).await.unwrap().pop();
+    assert_eq!(waiters(&file), 1);
+    busy.execute_batch("ROLLBACK").unwrap();
+    in_time(async {
+        while waiters(&file) > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn a_wait_whose_time_ends_while_another_process_is_stuck_ends_in_time_and_says_so() {
     let file = File::new();
     let lock = file.client().await;
