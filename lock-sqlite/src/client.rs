@@ -17,7 +17,7 @@ use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::commands::{Database, Key, Tx};
-use crate::error::{ACQUIRE, Failure, no_answer};
+use crate::error::{Failure, no_answer};
 use crate::wait::Wake;
 use crate::worker::{Job, Order, Worker};
 use crate::{SqliteConfig, SqliteLock, file_identity, read_only};
@@ -233,14 +233,14 @@ impl Client {
             let attempt = worker.write(|database| database.acquire(&claim, sent, waits));
             if attempt.as_ref().is_err_and(Failure::is_busy) && worker.stuck_for() >= standstill {
                 let message = no_answer(&worker.config.path, worker.stuck_for());
-                return Err(LockError::unavailable(ACQUIRE, message).into());
+                return Err(LockError::unavailable("acquire", message).into());
             }
             if let Ok(Attempt::Granted(grant)) = &attempt {
                 worker.granted(grant, sent);
             }
             attempt
         };
-        self.call(ACQUIRE, Order::InTurn, limit, work).await
+        self.call("acquire", Order::InTurn, limit, work).await
     }
 
     async fn keep(

@@ -13,9 +13,6 @@ use rustix::io::Errno as E;
 
 use crate::file_identity::with_suffix;
 
-/// The operation that takes locks.
-pub(crate) const ACQUIRE: &str = "acquire";
-
 /// Why an operation on the file failed.
 #[derive(Debug)]
 pub(crate) enum Failure {
@@ -100,13 +97,7 @@ impl Failure {
         let message = if is_busy {
             no_answer(path, waited)
         } else if is_full {
-            let full =
-                format!("there is no room to write {at}: the disk, a quota or a size limit is full; free some space");
-            if operation == ACQUIRE {
-                // Waiting makes no room. What is held may be renewed and released in the space that there is.
-                return LockError::configuration(full).with_source(error);
-            }
-            full
+            format!("there is no room to write {at}: the disk, a quota or a size limit is full; free some space")
         } else if extended == Some(ffi::SQLITE_IOERR_SHORT_READ) {
             format!(
                 "{at} ends too early: it or its -wal file was replaced or cut while it was in use. If this stays, {REMOVE}"

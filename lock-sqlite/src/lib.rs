@@ -68,7 +68,7 @@
 //!   believed in the parent, and not its locks. Otherwise the child gets [`Configuration`](lock_core::LockError::Configuration) at once.
 //!   Connect after the fork, [shut down](lock_core::Locks::shutdown) before it, or start a new program in the child.
 //! - **A full disk**: what finds no room fails with [`Unavailable`](lock_core::LockError::Unavailable), and no new client
-//!   can connect. An acquisition fails with [`Configuration`](lock_core::LockError::Configuration): to wait makes no room. Requests of open clients go on in the space that the file and its log have already, as far as that goes.
+//!   can connect. Requests of open clients go on in the space that the file and its log have already, as far as that goes.
 //! - **Waiters** of different processes are served in no particular order, but a claim that was passed by 32 others goes next, and new readers
 //!   wait behind a writer that waits. They notice a release mostly within 15 ms. On Linux they are woken through a named pipe beside the
 //!   database (`.locks.db-wake`), and look by themselves 3 to 8 times a second.
