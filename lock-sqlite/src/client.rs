@@ -16,7 +16,7 @@ use lock_core::{
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{sleep, timeout};
 
-use crate::commands::{Database, Key, Tx};
+use crate::commands::{Key, Tx};
 use crate::error::{Failure, no_answer};
 use crate::wait::Wake;
 use crate::worker::{Job, Order, Worker};
@@ -97,24 +97,28 @@ impl DistributedLock for SqliteLock {
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         match lease.claim() {
-            Some(claim) => self.client.keep("renew", claim, Database::renew).await,
+            Some(claim) => {
+                self.client
+                    .keep("renew", claim, false, |tx, claim| tx.renew(claim))
+                    .await
+            }
             // Not one of ours.
             None => Ok(Renewal::NotHeld),
         }
     }
 
     async fn reserve(&self, claim: &Claim, length: Duration) -> Result<Renewal, LockError> {
-        let reserve = move |database: &mut Database, claim: &Claim| database.reserve(claim, length);
-        self.client.keep("reserve", claim, reserve).await
+        let reserve = move |tx: &Tx<'_>, claim: &Claim| tx.reserve(claim, length);
+        self.client.keep("reserve", claim, true, reserve).await
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         let claim = claim.clone();
         let work = move |worker: &mut Worker| {
             worker.renewed(&claim, None);
-            let was_held = match worker.write(|database| database.release(&claim, keep)) {
+            let was_held = match worker.change(|tx| tx.release(&claim, keep)) {
                 // What lies there now may be a copy that has the lock.
-                Err(Failure::Lost(_)) => worker.write(|database| database.release(&claim, keep))?,
+                Err(Failure::Lost(_)) => worker.change(|tx| tx.release(&claim, keep))?,
                 done => done?,
             };
             Ok(match was_held {
@@ -181,7 +185,7 @@ impl DistributedLock for SqliteLock {
 
     async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         let name = name.clone();
-        let work = move |worker: &mut Worker| worker.write(|database| database.force_release(&name));
+        let work = move |worker: &mut Worker| worker.change(|tx| tx.force_release(&name));
         self.client.first("forced release", work).await
     }
 
@@ -247,12 +251,13 @@ impl Client {
         &self,
         operation: &'static str,
         claim: &Claim,
-        keep: impl Fn(&mut Database, &Claim) -> Result<bool, Failure> + Send + Sync + 'static,
+        durably: bool,
+        keep: impl Fn(&Tx<'_>, &Claim) -> Result<bool, Failure> + Send + Sync + 'static,
     ) -> Result<Renewal, LockError> {
         let claim = claim.clone();
         let work = move |worker: &mut Worker| {
             let sent = Clock::system().now();
-            let is_held = match worker.write(|database| keep(database, &claim)) {
+            let is_held = match worker.write(|database| database.write(durably, |tx| keep(tx, &claim))) {
                 // What lies there now knows of the lock at best what was true when it was copied.
                 Err(Failure::Lost(_)) => false,
                 done => done?,
@@ -363,7 +368,7 @@ impl<'a> Waiting<'a> {
     /// Takes the row away, so that it holds up no others. If the file is busy for so long, [`Drop`] sees to that.
     async fn end(mut self) {
         let claim = self.claim.clone();
-        let leave = move |worker: &mut Worker| worker.write(|database| database.leave(&claim));
+        let leave = move |worker: &mut Worker| worker.change(|tx| tx.leave(&claim));
         let left = self.client.call("acquire", Order::First, LEAVING, leave).await;
         self.has_row = left.is_err();
     }

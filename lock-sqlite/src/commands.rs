@@ -1,32 +1,16 @@
-//! What is asked of the database: one short transaction per operation, and all SQL about locks.
-//!
-//! # Admission
-//!
-//! A claim is granted a name beside the live rows of `lock` for it if its mode admits them: an exclusive claim beside none, a shared
-//! one beside shared ones, a permit beside fewer than there are permits. Rows of `waiter` set limits, too, so that no claim waits for
-//! ever:
-//!
-//! - A reader waits while a writer waits that came before it.
-//! - Each grant counts as a pass for the claims that wait. One that was passed [`PASSES`] times goes before all that came after it.
-//!
-//! A waiter keeps its row alive. That of a process that ends or is stopped counts for [`WAITER_TTL`] at the most.
+//! All SQL about locks: what an operation does in its transaction.
 
 use std::error::Error;
-use std::path::Path;
 use std::time::{Duration, UNIX_EPOCH};
 
 use lock_core::{Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, LockName, Mode, OwnerId, Stamp};
 use rusqlite::types::Type;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, Params, Row, ToSql, Transaction, params};
+use rusqlite::{OptionalExtension, Params, Row, ToSql, Transaction, params};
 
+use crate::admission::{Admission, Waiter, admission};
 use crate::boot_clock::{BootClock, after, until, wall_clock};
-use crate::connection::{self, InUse, LOG};
+use crate::counter;
 use crate::error::Failure;
-use crate::file_identity::{self, FileIdentity, Place};
-use crate::{counter, schema};
-
-/// How many later claims may be granted before one that waits.
-const PASSES: u32 = 32;
 
 /// How long the row of a waiter counts without being kept up.
 const WAITER_TTL: Duration = Duration::from_secs(1);
@@ -40,243 +24,21 @@ const PAGE: usize = 500;
 /// The longest reservation. It fits an `i64` of nanoseconds.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
 
-/// An open database and what was true when it was opened.
-#[derive(Debug)]
-pub(crate) struct Database {
-    conn: Connection,
-    boot: BootClock,
-    pub(crate) files: FileIdentity,
-    pub(crate) known: Known,
-    /// A longer log is brought into the database.
-    due: u64,
-    /// Whether the counter of tokens was below what this client had seen when the file was opened.
-    pub(crate) was_set_back: bool,
-    /// Dropped after the connection is closed.
-    _in_use: InUse,
-}
-
 /// What a client remembers from one operation to the next.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     /// Stored with every row, so that a client can release all that it holds.
-    client: String,
+    pub(crate) client: String,
     /// The highest token drawn here, or the start that was made sure of; all that come are higher.
     pub(crate) seen: u64,
     /// How many grants there are before the next search for expired rows.
-    sweep_after: i64,
+    pub(crate) sweep_after: i64,
     /// Whether the last operation left something that claims wait for.
     pub(crate) wakes: bool,
 }
 
 /// Name and owner of a row.
 pub(crate) type Key = (String, String);
-
-impl Database {
-    /// Opens the file, or makes it. `seen` is what the client's last connection had seen.
-    pub(crate) fn open(path: &Path, allow_unsafe: bool, client: OwnerId, seen: u64) -> Result<Self, Failure> {
-        let in_use = InUse::begin()?;
-        connection::check_version()?;
-        let boot = BootClock::find(allow_unsafe)?;
-        let _alone = connection::opening();
-        let place = Place::make(path, allow_unsafe)?;
-        let conn = connection::open(&place.real, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
-        // Before the journal mode, which is stored in the file: another program's database must stay untouched.
-        let tx = conn.unchecked_transaction()?;
-        schema::is_ours(&tx, path)?;
-        drop(tx);
-        schema::set_journal_mode(&conn, path)?;
-        let files = FileIdentity::of(path, place)?;
-        connection::set_durable(&conn, true)?;
-        let tx = connection::begin(&conn)?;
-        if !schema::is_ours(&tx, path)? {
-            schema::create(&tx)?;
-        }
-        let was_set_back = counter::is_below(&tx, seen)?;
-        let seen = counter::raise(&tx, seen)?;
-        // What is left of reservations by the wall clock goes by the clock of this boot from now on.
-        let sql = format!(
-            "UPDATE lock SET boot = ?1, client = '', expires = {ENDS}, reserved = {ENDS} WHERE boot <> ?1 AND {ENDS} > ?2"
-        );
-        tx.execute(&sql, (boot.id(), boot.now(), wall_clock()))?;
-        files.check()?;
-        tx.commit()?;
-        connection::set_durable(&conn, false)?;
-        for message in file_identity::warnings(path) {
-            tracing::warn!(target: "fencelock", "{message}");
-        }
-        let client = client.to_string();
-        let known = Known {
-            client,
-            seen,
-            ..Known::default()
-        };
-        let mut database = Self {
-            conn,
-            boot,
-            files,
-            known,
-            due: LOG,
-            was_set_back,
-            _in_use: in_use,
-        };
-        // Processes that come and go bound the log, too.
-        database.checkpoint_if_due(database.files.check()?);
-        Ok(database)
-    }
-
-    /// Grants the claim, or tells that the name is busy. If it `waits`, it has a row among the waiters then.
-    pub(crate) fn acquire(&mut self, claim: &Claim, sent: Stamp, waits: bool) -> Result<Attempt, Failure> {
-        if let Some(busy) = self.read(|tx| tx.look(claim, waits))? {
-            return Ok(busy.into());
-        }
-        if let Some(attempt) = self.write(false, |tx| tx.acquire(claim, sent, waits))? {
-            return Ok(attempt);
-        }
-        // In one transaction: between two of them other processes could draw all tokens below the new ceiling.
-        let attempt = self.write(true, |tx| {
-            if let Some(attempt) = tx.acquire(claim, sent, waits)? {
-                return Ok(Some(attempt));
-            }
-            tx.raise()?;
-            tx.acquire(claim, sent, waits)
-        })?;
-        attempt.ok_or_else(|| lost("its counter of tokens cannot be raised"))
-    }
-
-    /// Keeps the claim for another ttl. Tells whether it holds the name.
-    pub(crate) fn renew(&mut self, claim: &Claim) -> Result<bool, Failure> {
-        self.write(false, |tx| {
-            let expires = after(tx.now, claim.ttl());
-            tx.update(claim, "expires = max(?5, reserved)", &[expires])
-        })
-    }
-
-    /// Reserves the name if the claim holds it, and tells whether it does. Waits for the disk: a reservation outlives a loss of power.
-    pub(crate) fn reserve(&mut self, claim: &Claim, length: Duration) -> Result<bool, Failure> {
-        let set = format!("{RESERVE}, expires = max(expires, ?5)");
-        self.write(true, |tx| tx.update(claim, &set, &tx.ends(length)))
-    }
-
-    /// Releases the claim, and ends its wait. With `keep` its name stays reserved for that long. Tells whether it held the name.
-    pub(crate) fn release(&mut self, claim: &Claim, keep: Option<Duration>) -> Result<bool, Failure> {
-        let set = format!("{RESERVE}, expires = ?5, client = ''");
-        self.write(false, |tx| {
-            let was_held = match keep {
-                Some(rest) => tx.update(claim, &set, &tx.ends(rest))?,
-                None => tx.delete(claim)?,
-            };
-            tx.leave(claim)?;
-            Ok(was_held)
-        })
-    }
-
-    /// Ends the wait of the claim.
-    pub(crate) fn leave(&mut self, claim: &Claim) -> Result<(), Failure> {
-        self.write(false, |tx| tx.leave(claim))
-    }
-
-    /// Takes the name away from all its holders, and tells who they were.
-    pub(crate) fn force_release(&mut self, name: &LockName) -> Result<Vec<Holder>, Failure> {
-        self.write(false, |tx| {
-            let holders = tx.holders(name).unwrap_or_else(|_| {
-                let mut damaged = Holder::new();
-                damaged.name = Some(name.clone());
-                vec![damaged]
-            });
-            tx.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()])?;
-            tx.known.wakes = !tx.waiting(name)?.is_empty();
-            Ok(holders)
-        })
-    }
-
-    /// Releases everything that this client holds. What is reserved stays so.
-    pub(crate) fn release_all(&mut self) -> Result<(), Failure> {
-        self.write(false, |tx| {
-            let client = tx.known.client.as_str();
-            let held = "DELETE FROM lock WHERE client = ?1 AND reserved <= ?2";
-            tx.execute(held, (client, tx.now))?;
-            tx.execute(
-                "UPDATE lock SET client = '', expires = reserved WHERE client = ?1",
-                [client],
-            )?;
-            tx.execute("DELETE FROM waiter WHERE client = ?1", [client])?;
-            tx.known.wakes = tx.tx.prepare_cached("SELECT 1 FROM waiter")?.exists([])?;
-            Ok(())
-        })
-    }
-
-    /// Reads what is held.
-    pub(crate) fn read<T>(&mut self, body: impl FnOnce(&Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
-        self.files.check()?;
-        body(&Tx::new(
-            self.conn.unchecked_transaction()?,
-            &self.boot,
-            &mut self.known,
-        ))
-    }
-
-    /// Runs `body` in one transaction. If the log has no room to grow, brings it into the database, so that it begins anew, and runs
-    /// `body` again.
-    fn write<T>(&mut self, durably: bool, body: impl Fn(&mut Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
-        if durably {
-            connection::set_durable(&self.conn, true)?;
-        }
-        let mut done = self.write_once(&body);
-        if done.as_ref().is_err_and(Failure::is_full) && connection::checkpoint(&self.conn, &self.files).is_ok() {
-            done = self.write_once(&body);
-        }
-        if durably {
-            connection::set_durable(&self.conn, false)?;
-        }
-        let (done, log) = done?;
-        self.checkpoint_if_due(log);
-        Ok(done)
-    }
-
-    fn write_once<T>(&mut self, body: &impl Fn(&mut Tx<'_>) -> Result<T, Failure>) -> Result<(T, u64), Failure> {
-        let seen = self.known.seen;
-        self.known.wakes = false;
-        let written = connection::begin(&self.conn).and_then(|tx| {
-            // The clock is read under the write lock: no other process's reading comes between this one and what is written.
-            let mut tx = Tx::new(tx, &self.boot, &mut self.known);
-            let done = body(&mut tx)?;
-            // Also when nothing was written: what an orphaned file says does not count.
-            let log = self.files.check()?;
-            tx.tx.commit()?;
-            Ok((done, log))
-        });
-        if written.is_err() {
-            self.known.seen = seen;
-        }
-        written
-    }
-
-    /// Brings in a log of that length if it is too long. If another connection writes, this is left to that client or a later call.
-    fn checkpoint_if_due(&mut self, length: u64) {
-        if length <= LOG {
-            self.due = LOG;
-        }
-        if length <= self.due {
-            return;
-        }
-        // A reader may keep the log from beginning anew; not every commit is to try.
-        self.due = length + LOG / 4;
-        match connection::checkpoint(&self.conn, &self.files) {
-            Err(failure) if !failure.is_busy() => tracing::warn!(
-                target: "fencelock", ?failure, database = %self.files.database().display(),
-                "the write-ahead log cannot be brought in, and grows"
-            ),
-            _ => {}
-        }
-    }
-}
-
-fn lost(what: &str) -> Failure {
-    Failure::Lost(format!(
-        "an older state was copied over the file while it was in use, or {what}; the next call opens it anew. Restore by replacing the \
-         file, with all its users stopped"
-    ))
-}
 
 /// The columns of a holder, before [`ENDS`].
 const COLUMNS: &str = "name, owner, token, mode, permits, label, host, pid, acquired_at, client = '' OR boot <> ?1";
@@ -299,19 +61,14 @@ pub(crate) struct Tx<'a> {
     known: &'a mut Known,
 }
 
-/// A row of `waiter` that counts.
-struct Waiter {
-    owner: String,
-    mode: Mode,
-    place: i64,
-    passed: u32,
-    expires: i64,
-}
-
 impl<'a> Tx<'a> {
     pub(crate) fn new(tx: Transaction<'a>, boot: &'a BootClock, known: &'a mut Known) -> Self {
         let now = boot.now();
         Self { tx, boot, now, known }
+    }
+
+    pub(crate) fn commit(self) -> Result<(), Failure> {
+        Ok(self.tx.commit()?)
     }
 
     /// All that hold the name.
@@ -397,7 +154,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Whether the name is busy, without keeping others from writing. `None` if that cannot be told, or if there is something to write.
-    fn look(&self, claim: &Claim, waits: bool) -> Result<Option<Busy>, Failure> {
+    pub(crate) fn look(&self, claim: &Claim, waits: bool) -> Result<Option<Busy>, Failure> {
         let holders = self.holders(claim.name())?;
         if holders.is_empty() {
             return Ok(None);
@@ -418,7 +175,7 @@ impl<'a> Tx<'a> {
     }
 
     /// `None`: the ceiling of tokens must be raised first.
-    fn acquire(&mut self, claim: &Claim, sent: Stamp, waits: bool) -> Result<Option<Attempt>, Failure> {
+    pub(crate) fn acquire(&mut self, claim: &Claim, sent: Stamp, waits: bool) -> Result<Option<Attempt>, Failure> {
         let name = claim.name();
         let (holders, waiting) = (self.holders(name)?, self.waiting(name)?);
         let [mode, permits] = columns(claim.mode());
@@ -443,7 +200,7 @@ impl<'a> Tx<'a> {
                     return Ok(None);
                 };
                 if first.get() <= self.known.seen {
-                    return Err(lost("its counter was set back"));
+                    return Err(Failure::set_back("its counter was set back"));
                 }
                 self.known.seen = last.get();
                 self.sweep()?;
@@ -461,12 +218,69 @@ impl<'a> Tx<'a> {
     }
 
     /// Raises the ceiling of tokens. The start would hide that the counter was set back.
-    fn raise(&mut self) -> Result<(), Failure> {
+    pub(crate) fn raise(&mut self) -> Result<(), Failure> {
         if counter::is_below(&self.tx, self.known.seen)? {
-            return Err(lost("its counter was set back"));
+            return Err(Failure::set_back("its counter was set back"));
         }
         self.known.seen = counter::raise(&self.tx, self.known.seen)?;
         Ok(())
+    }
+
+    /// Keeps the claim for another ttl. Tells whether it holds the name.
+    pub(crate) fn renew(&self, claim: &Claim) -> Result<bool, Failure> {
+        let expires = after(self.now, claim.ttl());
+        self.update(claim, "expires = max(?5, reserved)", &[expires])
+    }
+
+    /// Reserves the name if the claim holds it, and tells whether it does. To be done durably: a reservation outlives a loss of power.
+    pub(crate) fn reserve(&self, claim: &Claim, length: Duration) -> Result<bool, Failure> {
+        let set = format!("{RESERVE}, expires = max(expires, ?5)");
+        self.update(claim, &set, &self.ends(length))
+    }
+
+    /// Releases the claim, and ends its wait. With `keep` its name stays reserved for that long. Tells whether it held the name.
+    pub(crate) fn release(&mut self, claim: &Claim, keep: Option<Duration>) -> Result<bool, Failure> {
+        let set = format!("{RESERVE}, expires = ?5, client = ''");
+        let was_held = match keep {
+            Some(rest) => self.update(claim, &set, &self.ends(rest))?,
+            None => self.delete(claim)?,
+        };
+        self.leave(claim)?;
+        Ok(was_held)
+    }
+
+    /// Takes the name away from all its holders, and tells who they were.
+    pub(crate) fn force_release(&mut self, name: &LockName) -> Result<Vec<Holder>, Failure> {
+        let holders = self.holders(name).unwrap_or_else(|_| {
+            let mut damaged = Holder::new();
+            damaged.name = Some(name.clone());
+            vec![damaged]
+        });
+        self.execute("DELETE FROM lock WHERE name = ?1", [name.as_str()])?;
+        self.known.wakes = !self.waiting(name)?.is_empty();
+        Ok(holders)
+    }
+
+    /// Releases everything that this client holds. What is reserved stays so.
+    pub(crate) fn release_all(&mut self) -> Result<(), Failure> {
+        let client = self.known.client.as_str();
+        let held = "DELETE FROM lock WHERE client = ?1 AND reserved <= ?2";
+        self.execute(held, (client, self.now))?;
+        self.execute(
+            "UPDATE lock SET client = '', expires = reserved WHERE client = ?1",
+            [client],
+        )?;
+        self.execute("DELETE FROM waiter WHERE client = ?1", [client])?;
+        self.known.wakes = self.tx.prepare_cached("SELECT 1 FROM waiter")?.exists([])?;
+        Ok(())
+    }
+
+    /// Has what is left of reservations by the wall clock go by the clock of this boot from now on.
+    pub(crate) fn take_over_reservations(&self) -> Result<(), Failure> {
+        let sql = format!(
+            "UPDATE lock SET boot = ?1, client = '', expires = {ENDS}, reserved = {ENDS} WHERE boot <> ?1 AND {ENDS} > ?2"
+        );
+        self.execute(&sql, (self.boot.id(), self.now, wall_clock())).map(drop)
     }
 
     fn insert(&self, claim: &Claim, token: FencingToken, expires: i64) -> Result<(), Failure> {
@@ -495,7 +309,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Ends the wait of the claim, if it waits. Others may go on without it.
-    fn leave(&mut self, claim: &Claim) -> Result<(), Failure> {
+    pub(crate) fn leave(&mut self, claim: &Claim) -> Result<(), Failure> {
         let (waiting, owner) = (self.waiting(claim.name())?, claim.owner().to_string());
         self.known.wakes = waiting.iter().any(|waiter| waiter.owner != owner);
         if waiting.iter().any(|waiter| waiter.owner == owner) {
@@ -570,94 +384,5 @@ fn mode(mode: i64, permits: u32) -> Mode {
         0 => Mode::Exclusive,
         1 => Mode::Shared,
         _ => Mode::Permit { of: permits },
-    }
-}
-
-enum Admission {
-    /// The claim holds the name already.
-    Held(FencingToken),
-    Free,
-    Busy(Busy),
-}
-
-fn admission(claim: &Claim, holders: &[Holder], waiting: &[Waiter]) -> Result<Admission, LockError> {
-    let (name, asked, owner) = (claim.name(), claim.mode(), claim.owner().to_string());
-    let mut mine = holders
-        .iter()
-        .filter(|holder| holder.owner == Some(claim.owner()) && !holder.is_reserved);
-    if let Some((held, token)) = mine.next().and_then(|holder| Some((holder.mode, holder.token?))) {
-        // A writer can become a reader.
-        return match held == asked || (held, asked) == (Mode::Exclusive, Mode::Shared) {
-            true => Ok(Admission::Held(token)),
-            false => Err(LockError::invalid_mode(name, asked, held)),
-        };
-    }
-    let others = || waiting.iter().filter(|waiter| waiter.owner != owner);
-    let mut found = holders
-        .iter()
-        .map(|holder| holder.mode)
-        .chain(others().map(|waiter| waiter.mode));
-    if let Some(found) = found.next().filter(|found| !found.is_same_kind(asked)) {
-        return Err(LockError::invalid_mode(name, asked, found));
-    }
-    let mine = waiting.iter().find(|waiter| waiter.owner == owner);
-    let place = mine.map_or(i64::MAX, |waiter| waiter.place);
-    let before = || others().filter(|waiter| waiter.place < place);
-    let first = before().filter(|waiter| waiter.passed >= PASSES).count();
-    let is_free = match asked {
-        Mode::Shared => {
-            holders.iter().all(|holder| holder.mode == asked) && !before().any(|waiter| waiter.mode != asked)
-        }
-        Mode::Permit { of } => holders.len() + first < of as usize,
-        _ => holders.is_empty() && first == 0,
-    };
-    if is_free {
-        return Ok(Admission::Free);
-    }
-    let mut busy = Busy::default();
-    // The one that ends first makes room.
-    if let Some(holder) = holders.iter().min_by_key(|holder| holder.remaining) {
-        busy = busy
-            .with_retry_after(holder.remaining.unwrap_or_default())
-            .with_holder(holder.clone());
-    }
-    Ok(Admission::Busy(busy))
-}
-
-#[cfg(test)]
-mod tests {
-    use lock_core::Clock;
-
-    use super::*;
-
-    #[test]
-    fn claims_that_wait_may_go_on_when_their_name_has_room_for_them() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut database = Database::open(&dir.path().join("a.db"), false, OwnerId::random(), 0).unwrap();
-        let permit = Mode::Permit { of: 2 };
-        let claim = |name: &str, mode| Claim::new(name.parse().unwrap(), Duration::from_secs(600)).with_mode(mode);
-        let mut acquire = |claim: &Claim| {
-            let attempt = database.acquire(claim, Clock::system().now(), true).unwrap();
-            attempt.granted().is_some()
-        };
-        let held = [
-            ("x", Mode::Exclusive),
-            ("r", Mode::Exclusive),
-            ("p", permit),
-            ("p", permit),
-        ];
-        let held = held.map(|(name, mode)| claim(name, mode));
-        assert!(held.iter().all(&mut acquire));
-        let waiting =
-            [("x", Mode::Exclusive), ("r", Mode::Shared), ("p", permit)].map(|(name, mode)| claim(name, mode));
-        assert!(!waiting.iter().any(acquire));
-        let may_go = |database: &mut Database| database.read(|tx| tx.may_go()).unwrap();
-        assert!(may_go(&mut database).is_empty());
-        for (freed, waiter) in [(0, 0), (1, 1), (3, 2)] {
-            database.release(&held[freed], None).unwrap();
-            assert_eq!(may_go(&mut database), [waiting[waiter].owner()]);
-            assert!(database.known.wakes);
-            database.leave(&waiting[waiter]).unwrap();
-        }
     }
 }

@@ -29,6 +29,14 @@ impl Failure {
         Self::Lock(LockError::configuration(message))
     }
 
+    /// The file says less than this client has seen in it.
+    pub(crate) fn set_back(how: &str) -> Self {
+        Self::Lost(format!(
+            "an older state was copied over the file while it was in use, or {how}; the next call opens it anew. Restore by replacing the \
+             file, with all its users stopped"
+        ))
+    }
+
     /// Another connection stood in the way. The operation is worth another try.
     pub(crate) fn busy() -> Self {
         Self::Sqlite(Error::SqliteFailure(ffi::Error::new(ffi::SQLITE_BUSY), None))

@@ -81,12 +81,14 @@ compile_error!("lock-sqlite needs a Unix system: it tells files apart by device 
 
 pub mod fence;
 
+mod admission;
 mod boot_clock;
 mod client;
 mod commands;
 mod config;
 mod connection;
 mod counter;
+mod database;
 mod error;
 mod file_identity;
 mod read_only;

@@ -10,9 +10,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use lock_core::{Claim, Clock, Grant, LockError, LossReason, OwnerId, Revoker, Stamp};
 
-use crate::commands::{Database, Tx};
+use crate::commands::Tx;
 use crate::config::SqliteConfig;
 use crate::connection;
+use crate::database::Database;
 use crate::error::Failure;
 use crate::file_identity::{Inode, with_suffix};
 use crate::wait::Wake;
@@ -169,7 +170,7 @@ impl Worker {
 
     fn end_waits(&mut self) {
         for (claim, since) in std::mem::take(&mut self.ended_waits) {
-            let left = self.write(|database| database.leave(&claim));
+            let left = self.change(|tx| tx.leave(&claim));
             if left.is_err_and(|failure| failure.is_busy()) && since.elapsed() < self.config.op_timeout {
                 self.ended_waits.push((claim, since));
             }
@@ -212,7 +213,7 @@ impl Worker {
     pub(crate) fn close(&mut self) -> Result<(), Failure> {
         // A file that was closed after a failure may have rows of this client.
         if self.database.is_some() || !self.held.is_empty() {
-            self.write(Database::release_all)?;
+            self.change(|tx| tx.release_all())?;
         }
         self.end();
         Ok(())
@@ -230,6 +231,11 @@ impl Worker {
         self.stuck
             .as_ref()
             .map_or(Duration::ZERO, |stuck| stuck.last - stuck.since)
+    }
+
+    /// Runs `change` in a transaction that does not wait for the disk.
+    pub(crate) fn change<T>(&mut self, change: impl Fn(&mut Tx<'_>) -> Result<T, Failure>) -> Result<T, Failure> {
+        self.write(|database| database.write(false, change))
     }
 
     /// As [`with`](Self::with), for what takes the write lock.

@@ -81,16 +81,6 @@ async fn closing_frees_what_the_client_holds_and_a_close_that_failed_can_be_call
 }
 
 #[tokio::test]
-async fn a_client_that_connects_lazily_opens_at_the_first_request() {
-    let file = File::new();
-    let lock = SqliteConfig::new(file.beside("no/locks.db")).connect_lazy().unwrap();
-    let refused = lock.try_acquire(&claim("n", LONG)).await.unwrap_err();
-    assert!(matches!(refused, LockError::Configuration { .. }), "{refused}");
-    std::fs::create_dir(file.beside("no")).unwrap();
-    granted(&lock, &claim("n", LONG)).await;
-}
-
-#[tokio::test]
 async fn a_damaged_entry_hides_no_other_and_can_be_forced_free() {
     let file = File::new();
     let lock = file.client().await;

@@ -151,31 +151,6 @@ async fn requests_beside_a_writer_that_is_stuck_fail_with_the_reason_and_work_ag
     assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
 }
 
-#[tokio::test]
-async fn many_names_wait_at_once_while_requests_of_the_same_client_go_on() {
-    const NAMES: usize = 300;
-    let file = File::new();
-    let (a, b) = (file.client().await, file.client().await);
-    let held: Vec<_> = (0..NAMES).map(|n| claim(&format!("n{n}"), LONG)).collect();
-    let mut waiting = Vec::new();
-    for held in &held {
-        granted(&a, held).await;
-        let (b, wanted) = (b.clone(), claim(held.name().as_str(), LONG));
-        waiting.push(tokio::spawn(async move { b.acquire(&wanted, Wait::until(None)).await }));
-    }
-    let other = claim("other", LONG);
-    let grant = granted(&b, &other).await;
-    for _ in 0..50 {
-        b.renew(&grant.lease).await.unwrap();
-    }
-    for held in &held {
-        a.release(held, None).await.unwrap();
-    }
-    for waiter in waiting {
-        assert!(in_time(waiter).await.unwrap().unwrap().granted().is_some());
-    }
-}
-
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn the_pipe_is_hidden_and_follows_the_rights_of_the_database() {
