@@ -369,7 +369,8 @@ impl<'a> Waiting<'a> {
     async fn end(mut self) {
         let claim = self.claim.clone();
         let leave = move |worker: &mut Worker| worker.change(|tx| tx.leave(&claim));
-        let left = self.client.call("acquire", Order::First, LEAVING, leave).await;
+        let limit = LEAVING.min(self.client.config.op_timeout);
+        let left = self.client.call("acquire", Order::First, limit, leave).await;
         self.has_row = left.is_err();
     }
 }
