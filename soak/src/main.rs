@@ -21,10 +21,9 @@ use clap::Parser;
 use conformance_tests::faults::WallClock;
 
 use client::Task;
-use plan::Kind;
+use plan::{Config, Kind};
 use recorder::Plant;
 use result::History;
-use run::Config;
 use servers::{Group, KINDS};
 
 /// Let processes share a few locks while faults come and go, and judge what happened.
@@ -85,7 +84,7 @@ async fn main() -> Result<ExitCode, Box<dyn Error>> {
 
 /// Runs on a server of that kind, or on the one of the user.
 async fn soak(kind: &str, arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
-    let group = match &arguments.url {
+    let mut group = match &arguments.url {
         Some(url) => Group::elsewhere(url),
         None => Group::start(kind).await?,
     };
@@ -111,14 +110,14 @@ async fn soak(kind: &str, arguments: &Arguments) -> Result<bool, Box<dyn Error>>
         Err(missing) => format!("steady: {missing}"),
     };
     config.clocks = clocks.starts_with("step");
-    let records = run::run(&config, &group, progress).await;
+    let records = run::run(&config, &mut group, progress).await;
     progress(String::new());
     let about = [
         ("locks in", group.title()),
         ("fencelock", env!("CARGO_PKG_VERSION").to_owned()),
         ("ttl", format!("{:?}", config.ttl)),
         ("wall clocks of clients", clocks),
-        ("failovers", group.failovers().to_string()),
+        ("failovers", group.failovers.to_string()),
         ("seed", seed.to_string()),
     ];
     let about = about.map(|(name, value)| (name.to_owned(), value));

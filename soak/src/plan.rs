@@ -1,4 +1,4 @@
-//! Which fault happens when, and to which client: all of it follows from the seed.
+//! What is to be tried, and which fault happens when, and to which client: all of it follows from the seed.
 
 use std::fmt;
 use std::time::Duration;
@@ -6,7 +6,41 @@ use std::time::Duration;
 use conformance_tests::faults::{Direction, Traffic};
 use fastrand::Rng;
 
-use crate::run::Config;
+use crate::recorder::Plant;
+
+pub(crate) const CLIENTS: usize = 8;
+/// How many tasks of each client take locks.
+pub(crate) const WORKERS: usize = 3;
+pub(crate) const NAMES: usize = 4;
+
+/// What is to be tried.
+#[derive(Clone, Debug)]
+pub(crate) struct Config {
+    pub(crate) time: Duration,
+    pub(crate) ttl: Duration,
+    /// For how long the server has no fault after one.
+    pub(crate) server_rest: Duration,
+    pub(crate) faults: Vec<Kind>,
+    /// Whether the wall clock of a client steps with each of its faults.
+    pub(crate) clocks: bool,
+    pub(crate) seed: u64,
+    pub(crate) plant: Option<Plant>,
+}
+
+impl Config {
+    /// Stops and kills of clients.
+    pub(crate) fn new(time: Duration, seed: u64) -> Self {
+        Self {
+            time,
+            ttl: Duration::from_secs(2),
+            server_rest: Duration::from_secs(8),
+            faults: vec![Kind::Pause, Kind::Kill],
+            clocks: false,
+            seed,
+            plant: None,
+        }
+    }
+}
 
 /// What can happen to a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +81,7 @@ pub(crate) struct Planned {
 /// that there are calm times too.
 pub(crate) fn plan(config: &Config, server: &[ServerFault]) -> Vec<Planned> {
     let mut rng = Rng::with_seed(config.seed);
-    let mut free_at = vec![Duration::ZERO; config.clients + 1];
+    let mut free_at = [Duration::ZERO; CLIENTS + 1];
     let (mut plan, mut at) = (Vec::new(), Duration::ZERO);
     let kinds = config.faults.len() + usize::from(!server.is_empty());
     if kinds == 0 {
@@ -71,12 +105,12 @@ pub(crate) fn plan(config: &Config, server: &[ServerFault]) -> Vec<Planned> {
         };
         let until = (at + config.ttl.mul_f64(least + (most - least) * rng.f64())).min(config.time);
         let (choices, rest) = match kind {
-            Some(_) => (0..config.clients, Duration::ZERO),
-            None => (config.clients..config.clients + 1, config.server_rest),
+            Some(_) => (0..CLIENTS, Duration::ZERO),
+            None => (CLIENTS..CLIENTS + 1, config.server_rest),
         };
         let free: Vec<_> = choices.filter(|i| free_at[*i] < at).collect();
         let Some(struck) = rng.choice(free) else { continue };
-        let client = (struck < config.clients).then_some(struck);
+        let client = (struck < CLIENTS).then_some(struck);
         free_at[struck] = until + rest;
         plan.push(Planned {
             at,
@@ -153,6 +187,7 @@ mod tests {
         let kills = plan_of(&[Kind::Kill], &[]);
         assert!(kills.len() > 20 && kills.iter().all(|planned| planned.what == What::Kill));
         assert!(plan_of(&[], &[]).is_empty());
+        assert_eq!(plan(&config(3, &ALL), &[]), plan(&config(3, &ALL), &[]));
         assert_ne!(plan(&config(3, &ALL), &[]), plan(&config(4, &ALL), &[]));
     }
 }

@@ -18,45 +18,9 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 
 use crate::client::{TASK, Task, wall_ahead};
-use crate::plan::{Kind, What, plan};
-use crate::recorder::{Line, Plant, Recorder, since_boot};
+use crate::plan::{CLIENTS, Config, NAMES, WORKERS, What, plan};
+use crate::recorder::{Line, Recorder, since_boot};
 use crate::servers::Group;
-
-/// What is to be tried.
-#[derive(Clone, Debug)]
-pub(crate) struct Config {
-    pub(crate) clients: usize,
-    /// How many tasks of each client take locks.
-    pub(crate) workers: usize,
-    pub(crate) names: usize,
-    pub(crate) time: Duration,
-    pub(crate) ttl: Duration,
-    /// For how long the server has no fault after one.
-    pub(crate) server_rest: Duration,
-    pub(crate) faults: Vec<Kind>,
-    /// Whether the wall clock of a client steps with each of its faults.
-    pub(crate) clocks: bool,
-    pub(crate) seed: u64,
-    pub(crate) plant: Option<Plant>,
-}
-
-impl Config {
-    /// Stops and kills of clients.
-    pub(crate) fn new(time: Duration, seed: u64) -> Self {
-        Self {
-            clients: 8,
-            workers: 3,
-            names: 4,
-            time,
-            ttl: Duration::from_secs(2),
-            server_rest: Duration::from_secs(8),
-            faults: vec![Kind::Pause, Kind::Kill],
-            clocks: false,
-            seed,
-            plant: None,
-        }
-    }
-}
 
 /// The history while it happens, and the registers that the clients write to.
 struct Story {
@@ -118,10 +82,10 @@ impl Story {
     }
 }
 
-/// A client, with the proxies on its way to the server and its wall clock.
+/// A client, with the proxy on its way to the server and its wall clock.
 struct Client {
     task: Task,
-    proxies: Vec<Proxy>,
+    proxy: Option<Proxy>,
     clock: Option<WallClock>,
     story: Arc<Story>,
     /// `None` between two lives.
@@ -191,25 +155,19 @@ impl Client {
         if let Some(clock) = &self.clock {
             clock.set(fastrand::i32(-3_600..=3_600))?;
         }
-        match fault {
-            What::Pause => self.signal(if begins { Signal::STOP } else { Signal::CONT })?,
-            What::Kill if begins => self.die().await?,
-            What::Kill => self.live()?,
-            What::Traffic(direction, traffic) => {
-                let traffic = if begins { *traffic } else { Traffic::Flows };
-                self.proxies.iter().for_each(|proxy| proxy.set(*direction, traffic));
+        match (fault, &self.proxy) {
+            (What::Pause, _) => self.signal(if begins { Signal::STOP } else { Signal::CONT })?,
+            (What::Kill, _) if begins => self.die().await?,
+            (What::Kill, _) => self.live()?,
+            (What::Traffic(direction, traffic), Some(proxy)) => {
+                proxy.set(*direction, if begins { *traffic } else { Traffic::Flows });
             }
-            What::Refused => {
-                for proxy in &self.proxies {
-                    if begins {
-                        proxy.refuse().await;
-                        proxy.cut();
-                    } else {
-                        proxy.heal().await;
-                    }
-                }
+            (What::Refused, Some(proxy)) if begins => {
+                proxy.refuse().await;
+                proxy.cut();
             }
-            What::Server(_) => {}
+            (What::Refused, Some(proxy)) => proxy.heal().await,
+            _ => {}
         }
         Ok(())
     }
@@ -240,13 +198,12 @@ async fn hear(
 }
 
 /// Runs the clients and the faults until the time is over, and gives the records in the order of their times. `progress` is told how far it is.
-pub(crate) async fn run(config: &Config, group: &Group, progress: impl Fn(String)) -> io::Result<Vec<Record>> {
+pub(crate) async fn run(config: &Config, group: &mut Group, progress: impl Fn(String)) -> io::Result<Vec<Record>> {
     // A run of its own, beside others on the same server.
     let prefix = format!("soak/{:08x}", fastrand::u32(..));
-    let names = (0..config.names).map(|i| LockName::new(format!("{prefix}/{i}")));
+    let names = (0..NAMES).map(|i| LockName::new(format!("{prefix}/{i}")));
     let names: Vec<_> = names.collect::<Result<_, _>>().map_err(io::Error::other)?;
-    let url = group.url();
-    let locks = Recorder::new(&url, Arc::default(), None).map_err(io::Error::other)?;
+    let locks = Recorder::new(&group.url(), Arc::default(), None).map_err(io::Error::other)?;
     let locks = Locks::new(locks);
     // Whether locks can be had at all, before any client is started. New nodes of Redlock grant nothing for a while.
     let first = locks.lock(format!("{prefix}/try")).ttl(config.ttl);
@@ -259,10 +216,10 @@ pub(crate) async fn run(config: &Config, group: &Group, progress: impl Fn(String
     let (start, state) = (since_boot(), Mutex::default());
     let story = Arc::new(Story { start, state });
     let mut clients = Vec::new();
-    for number in 0..config.clients {
-        let (url, proxies) = group.through_proxies(&url).await?;
+    for number in 0..CLIENTS {
+        let (url, proxy) = group.through_proxy().await?;
         // The first worker of a client has its number, as its faults have.
-        let actors = (0..config.workers).map(|worker| number + worker * config.clients);
+        let actors = (0..WORKERS).map(|worker| number + worker * CLIENTS);
         let task = Task {
             url,
             actors: actors.collect(),
@@ -274,7 +231,7 @@ pub(crate) async fn run(config: &Config, group: &Group, progress: impl Fn(String
         };
         let mut client = Client {
             task,
-            proxies,
+            proxy,
             clock: config.clocks.then(WallClock::new).transpose()?,
             story: Arc::clone(&story),
             life: None,
@@ -304,7 +261,7 @@ pub(crate) async fn run(config: &Config, group: &Group, progress: impl Fn(String
     }
     // Every name once more, now that all faults are over.
     story.record(Record::NOBODY, None, Event::Healed);
-    let actor = config.clients * config.workers;
+    let actor = CLIENTS * WORKERS;
     for name in &names {
         story.record(actor, Some(name), Event::Invoke);
         let limit = 3 * config.ttl + Duration::from_secs(20);
@@ -322,7 +279,7 @@ pub(crate) async fn run(config: &Config, group: &Group, progress: impl Fn(String
 async fn carry_out(
     config: &Config,
     clients: &mut [Client],
-    group: &Group,
+    group: &mut Group,
     story: &Story,
     progress: impl Fn(String),
 ) -> io::Result<()> {

@@ -1,8 +1,6 @@
 //! The servers that keep the locks, and what can happen to them.
 
 use std::io;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use conformance_tests::faults::Proxy;
@@ -62,10 +60,11 @@ pub(crate) struct Group {
     name: String,
     running: Running,
     /// The numbers of the servers that have a fault or had the last one.
-    struck: Mutex<Vec<usize>>,
+    struck: Vec<usize>,
     /// Since when the last ones that were restarted are back.
-    restarted: Mutex<Option<Instant>>,
-    failovers: AtomicUsize,
+    restarted: Option<Instant>,
+    /// How often a primary was replaced.
+    pub(crate) failovers: usize,
 }
 
 impl Group {
@@ -107,9 +106,9 @@ impl Group {
         Self {
             name: name.to_owned(),
             running,
-            struck: Mutex::default(),
-            restarted: Mutex::default(),
-            failovers: AtomicUsize::new(0),
+            struck: Vec::new(),
+            restarted: None,
+            failovers: 0,
         }
     }
 
@@ -150,32 +149,20 @@ impl Group {
         self.servers().len() > 1
     }
 
-    /// How often a primary was replaced.
-    pub(crate) fn failovers(&self) -> usize {
-        self.failovers.load(Ordering::Relaxed)
-    }
-
-    /// Whether proxies can stand between a client and what keeps the locks: not where servers tell clients of each other, nor where
+    /// Whether a proxy can stand between a client and what keeps the locks: not where servers tell clients of each other, nor where
     /// certificates name them.
     pub(crate) fn has_route(&self) -> bool {
-        route(&self.url()).is_some() && !self.is_several()
+        route(&self.url()).is_some()
     }
 
-    /// The address through a proxy for each server, and the proxies.
-    pub(crate) async fn through_proxies(&self, url: &str) -> io::Result<(String, Vec<Proxy>)> {
-        let Some((before, hosts, after, port)) = route(url).filter(|_| self.has_route()) else {
-            return Ok((url.to_owned(), Vec::new()));
+    /// The address for a client with a proxy of its own on its way, and the proxy.
+    pub(crate) async fn through_proxy(&self) -> io::Result<(String, Option<Proxy>)> {
+        let url = self.url();
+        let Some((before, host, after)) = route(&url) else {
+            return Ok((url, None));
         };
-        let (mut proxies, mut addresses) = (Vec::new(), Vec::new());
-        for host in hosts.split(',') {
-            // An IPv6 address has colons of its own, within brackets.
-            let has_port = host[host.rfind(']').unwrap_or(0)..].contains(':');
-            let port = if has_port { String::new() } else { format!(":{port}") };
-            let proxy = Proxy::start(format!("{host}{port}")).await?;
-            addresses.push(proxy.address().to_string());
-            proxies.push(proxy);
-        }
-        Ok((format!("{before}{}{after}", addresses.join(",")), proxies))
+        let proxy = Proxy::start(host).await?;
+        Ok((format!("{before}{}{after}", proxy.address()), Some(proxy)))
     }
 
     /// Whether the server frees the locks of a connection that ends.
@@ -205,7 +192,7 @@ impl Group {
     }
 
     /// Does the first part of a fault, and returns when it has been done.
-    pub(crate) async fn begin(&self, fault: &str) -> io::Result<()> {
+    pub(crate) async fn begin(&mut self, fault: &str) -> io::Result<()> {
         self.until_whole().await?;
         let struck = self.next(fault).await?;
         for server in &struck {
@@ -218,14 +205,13 @@ impl Group {
                 _ => self.move_slots(server).await?,
             }
         }
-        *lock(&self.struck) = struck;
+        self.struck = struck;
         Ok(())
     }
 
     /// Undoes it, and returns when clients can connect and all servers know each other again.
-    pub(crate) async fn end(&self, fault: &str) -> io::Result<()> {
-        let struck = lock(&self.struck).clone();
-        for server in &struck {
+    pub(crate) async fn end(&mut self, fault: &str) -> io::Result<()> {
+        for server in &self.struck {
             let server = self.server(fault, *server);
             match fault {
                 PAUSE | REPLICA => server.resume().await.map_err(io::Error::other)?,
@@ -234,12 +220,11 @@ impl Group {
                 _ => {}
             }
         }
-        *lock(&self.restarted) = [RESTART, EMPTY].contains(&fault).then(Instant::now);
+        self.restarted = [RESTART, EMPTY].contains(&fault).then(Instant::now);
         self.until_whole().await?;
         if let (Running::Sentinels(_) | Running::Cluster(_), PAUSE | RESTART | FAILOVER) = (&self.running, fault) {
             let primaries = self.primaries().await?;
-            let replaced = struck.iter().filter(|struck| !primaries.contains(struck)).count();
-            self.failovers.fetch_add(replaced, Ordering::Relaxed);
+            self.failovers += self.struck.iter().filter(|struck| !primaries.contains(struck)).count();
         }
         Ok(())
     }
@@ -262,8 +247,8 @@ impl Group {
             }
             // A minority: others than the last time, unless those were restarted a short time ago and take no part yet.
             _ => {
-                let last = lock(&self.struck).first().copied().unwrap_or(0);
-                let stay = lock(&self.restarted).is_some_and(|since| since.elapsed() <= MAX_TTL);
+                let last = self.struck.first().copied().unwrap_or(0);
+                let stay = self.restarted.is_some_and(|since| since.elapsed() <= MAX_TTL);
                 let first = if stay { last } else { last + 1 };
                 (0..count.div_ceil(2).max(2) - 1).map(|i| (first + i) % count).collect()
             }
@@ -385,14 +370,10 @@ impl Group {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// What is before the hosts of an address, the hosts, what is after them, and the port where they name none: if proxies can stand there.
-fn route(url: &str) -> Option<(&str, &str, &str, u16)> {
+/// What is before the host of an address, the host with its port, and what is after it: if a proxy can stand there.
+fn route(url: &str) -> Option<(&str, String, &str)> {
     let port = match url.split("://").next()? {
-        "redis" | "valkey" | "redlock" => 6379,
+        "redis" | "valkey" => 6379,
         "postgres" | "postgresql" => 5432,
         "etcd" => 2379,
         _ => return None,
@@ -400,10 +381,15 @@ fn route(url: &str) -> Option<(&str, &str, &str, u16)> {
     let start = url.find("://")? + 3;
     let end = url[start..].find(['/', '?']).map_or(url.len(), |end| start + end);
     let start = url[..end].rfind('@').map_or(start, |at| at + 1);
-    let (before, hosts, after) = (&url[..start], &url[start..end], &url[end..]);
+    let (before, host, after) = (&url[..start], &url[start..end], &url[end..]);
     let elsewhere = ["sslmode", "host=", "hostaddr=", "port="];
-    let is_plain = !hosts.is_empty() && !before.contains(',') && !elsewhere.iter().any(|it| after.contains(it));
-    is_plain.then_some((before, hosts, after, port))
+    if host.is_empty() || host.contains(',') || elsewhere.iter().any(|it| after.contains(it)) {
+        return None;
+    }
+    // An IPv6 address has colons of its own, within brackets.
+    let has_port = host[host.rfind(']').unwrap_or(0)..].contains(':');
+    let port = if has_port { String::new() } else { format!(":{port}") };
+    Some((before, format!("{host}{port}"), after))
 }
 
 /// The answer to a command, of which spaces separate the words.
@@ -448,14 +434,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn proxies_stand_before_servers_that_are_reached_without_tls_and_name_no_others() {
+    fn a_proxy_stands_before_one_server_that_is_reached_without_tls_and_names_no_others() {
         for (url, wanted) in [
-            ("redis://redis", Some(("redis://", "redis", "", 6379))),
+            ("redis://redis", Some(("redis://", "redis:6379", ""))),
             (
                 "redis://joe:p@ss@h:1/0?x=1",
-                Some(("redis://joe:p@ss@", "h:1", "/0?x=1", 6379)),
+                Some(("redis://joe:p@ss@", "h:1", "/0?x=1")),
             ),
-            ("etcd://a,[::1]:2?x", Some(("etcd://", "a,[::1]:2", "?x", 2379))),
+            ("etcd://[::1]?x", Some(("etcd://", "[::1]:2379", "?x"))),
+            ("etcd://a,b", None),
             ("sqlite:/a.db", None),
             ("rediss://h", None),
             ("redis+sentinel://a,b/s", None),
@@ -463,6 +450,7 @@ mod tests {
             ("postgres://h/shop?sslmode=verify-full", None),
             ("postgres:///shop?host=/run/postgresql", None),
         ] {
+            let wanted = wanted.map(|(before, host, after)| (before, host.to_owned(), after));
             assert_eq!(route(url), wanted, "{url}");
         }
     }

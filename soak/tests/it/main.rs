@@ -105,29 +105,6 @@ async fn a_store_that_forgets_its_locks_is_found() {
 }
 
 #[test]
-fn the_same_seed_gives_the_same_faults() {
-    let faults = |seed| {
-        let folder = tempfile::tempdir().unwrap();
-        let (output, history) = run(folder.path(), &["--seed", seed]);
-        assert_eq!(output.status.code(), Some(0), "{}", said(&output));
-        let history = fs::read_to_string(history).unwrap();
-        let faults = history.lines().filter(|line| line.contains("\"fault\""));
-        let faults = faults.map(|line| {
-            line.split_once(",\"actor\"")
-                .unwrap()
-                .1
-                .trim_end_matches(',')
-                .to_owned()
-        });
-        faults.collect::<Vec<_>>()
-    };
-    let first = faults("5");
-    assert!(!first.is_empty());
-    assert_eq!(faults("5"), first);
-    assert_ne!(faults("6"), first);
-}
-
-#[test]
 fn what_is_no_history_is_refused_with_the_place() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("h.json");
