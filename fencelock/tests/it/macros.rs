@@ -4,7 +4,6 @@ use std::any::Any;
 use std::error::Error;
 use std::fmt::Debug;
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +11,6 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use fencelock::{LockError, LockGuard, Locks, LossReason, MemoryLock, locked};
 use futures_util::FutureExt;
-use tokio::sync::oneshot;
 
 #[derive(Debug)]
 enum ShopError {
@@ -326,56 +324,11 @@ async fn methods_of_traits_are_locked_with_async_trait_and_without() {
 }
 
 #[tokio::test]
-async fn futures_can_be_spawned_boxed_and_dropped() {
+async fn futures_can_be_spawned_and_boxed() {
     let locks = locks();
     let client = locks.clone();
     let spawned = tokio::spawn(async move { by_argument(&client, 1).await });
     spawned.await.unwrap().unwrap();
     let boxed: Pin<Box<dyn Future<Output = _> + Send>> = Box::pin(by_argument(&locks, 1));
     boxed.await.unwrap();
-
-    let held = locks.lock("door").await.unwrap();
-    let mut waits = Box::pin(whenever(&locks));
-    assert!(waits.as_mut().now_or_never().is_none());
-    drop(waits);
-    held.release().await.unwrap();
-    locks.drain().await;
-    assert!(
-        locks.try_lock("door").await.unwrap().is_some(),
-        "the request was taken back"
-    );
-}
-
-#[tokio::test]
-async fn a_panic_releases() {
-    #[locked("door")]
-    async fn breaks(locks: &Locks) -> Result<(), LockError> {
-        panic!("on purpose")
-    }
-    let locks = locks();
-    AssertUnwindSafe(breaks(&locks)).catch_unwind().await.unwrap_err();
-    locks.drain().await;
-    assert!(locks.try_lock("door").await.unwrap().is_some());
-}
-
-#[tokio::test]
-async fn a_loss_cancels_the_body_and_is_the_functions_error() {
-    #[locked("door")]
-    async fn endless(locks: &Locks, kept: oneshot::Sender<()>, begun: oneshot::Sender<()>) -> Result<(), ShopError> {
-        let _dropped_with_the_body = kept;
-        let _ = begun.send(());
-        std::future::pending().await
-    }
-    let locks = locks();
-    let ((kept, dropped), (begin, begun)) = (oneshot::channel(), oneshot::channel());
-    let client = locks.clone();
-    let runs = tokio::spawn(async move { endless(&client, kept, begin).await });
-    begun.await.unwrap();
-    locks.shutdown().await.unwrap();
-    dropped.await.unwrap_err();
-    let lost = runs.await.unwrap().unwrap_err();
-    let ShopError::Lock(LockError::Lost { name, reason, .. }) = lost else {
-        panic!("{lost:?}")
-    };
-    assert_eq!((name.as_str(), reason), ("door", LossReason::Shutdown));
 }

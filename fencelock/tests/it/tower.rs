@@ -8,18 +8,16 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
-use axum::error_handling::HandleErrorLayer;
 use axum::extract::{Extension, FromRequestParts, Path, RawPathParams, Request};
 use axum::http::{StatusCode, header};
 use axum::response::Response;
 use axum::routing::get;
-use fencelock::tower::{LockLayer, WithoutName, decoded_path, response};
+use fencelock::tower::{LockLayer, WithoutName, decoded_path};
 use fencelock::{Clock, FencingToken, Locks, LossSignal, MemoryLock};
 use futures_util::{FutureExt, StreamExt, stream};
 use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
-use tower::limit::GlobalConcurrencyLimitLayer;
-use tower::{BoxError, Layer, Service, ServiceBuilder, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 use StatusCode as Status;
 
@@ -279,42 +277,4 @@ async fn a_name_can_come_from_the_parameters_and_the_headers_of_a_request() {
         let answer = app.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(answer.status(), status, "{tenant}");
     }
-}
-
-#[tokio::test]
-async fn handlers_that_lock_themselves_answer_as_the_layer_does() {
-    let locks = locks();
-    let answer = |error| response(&error, Duration::from_millis(1_500)).map(Body::from);
-    let accounts = locks.lock_all(["a", "secret"]).label("secret").await.unwrap();
-    let busy = locks.lock_all(["b", "secret"]).no_wait().await.unwrap_err();
-    is_refused(answer(busy), Status::LOCKED, Some("2")).await;
-    locks.force_release("secret").await.unwrap();
-    let lost = accounts.run(std::future::pending::<()>()).await.unwrap_err();
-    is_refused(answer(lost), Status::SERVICE_UNAVAILABLE, None).await;
-    let unusable = locks.lock("two\nlines").await.unwrap_err();
-    is_refused(answer(unusable), Status::BAD_REQUEST, None).await;
-    locks.shutdown().await.unwrap();
-    let closed = locks.lock("a").await.unwrap_err();
-    is_refused(answer(closed), Status::SERVICE_UNAVAILABLE, Some("2")).await;
-}
-
-#[tokio::test]
-async fn the_layers_of_tower_bound_how_many_requests_wait() {
-    let locks = locks();
-    let held = locks.lock("7").await.unwrap();
-    let limited = ServiceBuilder::new()
-        .layer(HandleErrorLayer::new(async |_: BoxError| Status::SERVICE_UNAVAILABLE))
-        .load_shed()
-        .layer(GlobalConcurrencyLimitLayer::new(1))
-        .layer(layer(&locks).wait_for(HANG_LIMIT));
-    let app = Router::new()
-        .route("/orders/{id}", get(async || "done"))
-        .route_layer(limited);
-    let client = app.clone();
-    let waits = tokio::spawn(async move { ask(&client, "/orders/7").await });
-    someone_waits(&locks).await;
-    assert_eq!(ask(&app, "/orders/8").await.status(), Status::SERVICE_UNAVAILABLE);
-    held.release().await.unwrap();
-    assert_eq!(waits.await.unwrap().status(), Status::OK);
-    assert_eq!(ask(&app, "/orders/8").await.status(), Status::OK);
 }
