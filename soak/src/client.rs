@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use crate::recorder::{Line, Plant, Recorder, Teller, print, since_boot};
+use crate::recorder::{Line, Recorder, Teller, print, since_boot};
 
 /// The environment variable with the task of a client.
 pub(crate) const TASK: &str = "FENCELOCK_SOAK_TASK";
@@ -34,7 +34,7 @@ pub(crate) struct Task {
     pub(crate) names: Vec<LockName>,
     pub(crate) ttl: Duration,
     pub(crate) seed: u64,
-    pub(crate) plant: Option<Plant>,
+    pub(crate) plant: bool,
 }
 
 impl Task {

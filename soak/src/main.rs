@@ -12,7 +12,7 @@ mod servers;
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::{self, File};
-use std::io::{self, BufWriter, IsTerminal, Write, stderr};
+use std::io::{self, BufWriter};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -22,8 +22,7 @@ use conformance_tests::faults::WallClock;
 
 use client::Task;
 use plan::{Config, Kind};
-use recorder::Plant;
-use result::History;
+use result::{History, Outcome};
 use servers::{Group, KINDS};
 
 /// Let processes share a few locks while faults come and go, and judge what happened.
@@ -52,9 +51,9 @@ struct Arguments {
     /// For tests: the milliseconds that a lock outlives its holder.
     #[arg(long, hide = true)]
     ttl: Option<u64>,
-    /// For tests: a bug that has to be found.
+    /// For tests: plants a bug that has to be found: clients take renewals for granted.
     #[arg(long, hide = true)]
-    plant: Option<Plant>,
+    plant: bool,
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -110,8 +109,8 @@ async fn soak(kind: &str, arguments: &Arguments) -> Result<bool, Box<dyn Error>>
         Err(missing) => format!("steady: {missing}"),
     };
     config.clocks = clocks.starts_with("step");
-    let records = run::run(&config, &mut group, progress).await;
-    progress(String::new());
+    let records = run::run(&config, &mut group).await;
+    run::progress("");
     let about = [
         ("locks in", group.title()),
         ("fencelock", env!("CARGO_PKG_VERSION").to_owned()),
@@ -137,7 +136,7 @@ async fn soak(kind: &str, arguments: &Arguments) -> Result<bool, Box<dyn Error>>
 
 /// Says what a history came to, and draws it. Returns whether it has no violation.
 fn tell(history: &History, drawing: &Path) -> io::Result<bool> {
-    let outcome = history.outcome();
+    let outcome = Outcome::of(&history.records);
     fs::write(drawing, picture::picture(&history.records))?;
     println!("{outcome}");
     for (name, value) in &history.about {
@@ -145,11 +144,4 @@ fn tell(history: &History, drawing: &Path) -> io::Result<bool> {
     }
     println!("  drawn in {}", drawing.display());
     Ok(outcome.verdict.violations.is_empty())
-}
-
-/// One line that is written anew, for a person at a terminal; none if it is empty.
-fn progress(line: String) {
-    if stderr().is_terminal() {
-        let _ = write!(stderr(), "\r{line}\x1b[K");
-    }
 }

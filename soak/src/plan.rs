@@ -6,8 +6,6 @@ use std::time::Duration;
 use conformance_tests::faults::{Direction, Traffic};
 use fastrand::Rng;
 
-use crate::recorder::Plant;
-
 pub(crate) const CLIENTS: usize = 8;
 /// How many tasks of each client take locks.
 pub(crate) const WORKERS: usize = 3;
@@ -24,7 +22,8 @@ pub(crate) struct Config {
     /// Whether the wall clock of a client steps with each of its faults.
     pub(crate) clocks: bool,
     pub(crate) seed: u64,
-    pub(crate) plant: Option<Plant>,
+    /// Whether clients have the planted bug.
+    pub(crate) plant: bool,
 }
 
 impl Config {
@@ -37,7 +36,7 @@ impl Config {
             faults: vec![Kind::Pause, Kind::Kill],
             clocks: false,
             seed,
-            plant: None,
+            plant: false,
         }
     }
 }

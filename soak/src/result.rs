@@ -46,10 +46,6 @@ impl History {
         }
         writeln!(to, "\n]}}")
     }
-
-    pub(crate) fn outcome(&self) -> Outcome {
-        Outcome::of(&self.records)
-    }
 }
 
 /// The verdict and the figures. It shows itself in lines.
@@ -68,7 +64,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    fn of(records: &[Record]) -> Self {
+    pub(crate) fn of(records: &[Record]) -> Self {
         let count = |is: fn(&Event) -> bool| records.iter().filter(|record| is(&record.event)).count();
         let mut faults = BTreeMap::new();
         // The server has one fault at a time.

@@ -1,7 +1,7 @@
 //! A run: client processes, the faults that happen to them, and the history of it.
 
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, IsTerminal, Write, stderr};
 use std::process::Stdio;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -197,13 +197,13 @@ async fn hear(
     }
 }
 
-/// Runs the clients and the faults until the time is over, and gives the records in the order of their times. `progress` is told how far it is.
-pub(crate) async fn run(config: &Config, group: &mut Group, progress: impl Fn(String)) -> io::Result<Vec<Record>> {
+/// Runs the clients and the faults until the time is over, and gives the records in the order of their times.
+pub(crate) async fn run(config: &Config, group: &mut Group) -> io::Result<Vec<Record>> {
     // A run of its own, beside others on the same server.
     let prefix = format!("soak/{:08x}", fastrand::u32(..));
     let names = (0..NAMES).map(|i| LockName::new(format!("{prefix}/{i}")));
     let names: Vec<_> = names.collect::<Result<_, _>>().map_err(io::Error::other)?;
-    let locks = Recorder::new(&group.url(), Arc::default(), None).map_err(io::Error::other)?;
+    let locks = Recorder::new(&group.url(), Arc::default(), false).map_err(io::Error::other)?;
     let locks = Locks::new(locks);
     // Whether locks can be had at all, before any client is started. New nodes of Redlock grant nothing for a while.
     let first = locks.lock(format!("{prefix}/try")).ttl(config.ttl);
@@ -239,7 +239,7 @@ pub(crate) async fn run(config: &Config, group: &mut Group, progress: impl Fn(St
         client.live()?;
         clients.push(client);
     }
-    carry_out(config, &mut clients, group, &story, progress).await?;
+    carry_out(config, &mut clients, group, &story).await?;
     for client in &mut clients {
         client.life.as_mut().and_then(|life| life.input.take());
     }
@@ -275,14 +275,15 @@ pub(crate) async fn run(config: &Config, group: &mut Group, progress: impl Fn(St
     Ok(records)
 }
 
+/// One line that is written anew, for a person at a terminal; none if it is empty.
+pub(crate) fn progress(line: &str) {
+    if stderr().is_terminal() {
+        let _ = write!(stderr(), "\r{line}\x1b[K");
+    }
+}
+
 /// Carries out the plan of the faults.
-async fn carry_out(
-    config: &Config,
-    clients: &mut [Client],
-    group: &mut Group,
-    story: &Story,
-    progress: impl Fn(String),
-) -> io::Result<()> {
+async fn carry_out(config: &Config, clients: &mut [Client], group: &mut Group, story: &Story) -> io::Result<()> {
     let plan = plan(config, group.faults());
     // What is carried out later than planned comes in the planned order all the same.
     let mut steps: Vec<_> = plan.iter().map(|fault| (fault.at, true, Some(fault))).collect();
@@ -294,7 +295,7 @@ async fn carry_out(
         while story.now() < at {
             clients.iter_mut().try_for_each(Client::must_live)?;
             let (now, grants) = (story.now().as_secs(), story.state().grants);
-            progress(format!(
+            progress(&format!(
                 "{now} of {} s, {grants} grants, {faults} faults",
                 config.time.as_secs()
             ));

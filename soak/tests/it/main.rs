@@ -68,7 +68,7 @@ fn a_short_run_has_no_violation_and_the_promise_behind_every_grant() {
 #[test]
 fn a_client_that_takes_renewals_for_granted_is_found() {
     let folder = tempfile::tempdir().unwrap();
-    let (output, history) = run(folder.path(), &["--plant", "renewals"]);
+    let (output, history) = run(folder.path(), &["--plant"]);
     let said = said(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(
