@@ -106,8 +106,8 @@ impl Database {
         ))
     }
 
-    /// Runs `body` in one transaction, which waits for the disk if it is to be durable. If the log has no room to grow, brings it into the database, so that it begins anew, and runs
-    /// `body` again.
+    /// Runs `body` in one transaction, which waits for the disk if it is to be durable. If the log has no room to grow, brings it into the
+    /// database, so that it begins anew, and runs `body` again.
     pub(crate) fn write<T>(
         &mut self,
         durably: bool,

@@ -38,22 +38,21 @@ pub(crate) fn read<T: Default>(
     let _in_use = InUse::begin()?;
     connection::check_version()?;
     let boot = BootClock::find(allow_unsafe)?;
-    let mut done = look(path, allow_unsafe, &boot, &work);
     for _ in 0..TRIES {
-        if !matches!(&done, Err(Failure::Sqlite(e)) if e.sqlite_error_code() == Some(ErrorCode::CannotOpen)) {
-            break;
+        match look(path, allow_unsafe, &boot, &work) {
+            Err(Failure::Sqlite(e)) if e.sqlite_error_code() == Some(ErrorCode::CannotOpen) => {}
+            done => return done,
         }
         thread::sleep(Duration::from_millis(5));
-        done = look(path, allow_unsafe, &boot, &work);
     }
-    done
+    look(path, allow_unsafe, &boot, &work)
 }
 
 fn look<T: Default>(
     path: &Path,
     allow_unsafe: bool,
     boot: &BootClock,
-    work: impl Fn(&Tx<'_>) -> Result<T, Failure>,
+    work: &impl Fn(&Tx<'_>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let _alone = connection::opening();
     match fs::metadata(path) {
@@ -75,28 +74,22 @@ fn look<T: Default>(
         )));
     }
     let before = seen(&real);
-    let done = read_open(&real, boot, work);
+    // An index without a log says nothing; SQLite would make a log for it.
+    let has_log = fs::metadata(with_suffix(&real, "-wal")).is_ok_and(|log| log.len() > 0);
+    let how = if has_log { "readonly_shm=1" } else { "immutable=1" };
+    let encoded = percent_encode(real.as_os_str().as_bytes(), NON_ALPHANUMERIC);
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
+    let opened = connection::open(Path::new(&format!("file:{encoded}?mode=ro&{how}")), flags);
+    let done = opened.and_then(|conn| {
+        let tx = Transaction::new_unchecked(&conn, TransactionBehavior::Deferred)?;
+        match schema::is_ours(&tx, &real)? {
+            true => work(&Tx::new(tx, boot, &mut Known::default())),
+            false => Ok(T::default()),
+        }
+    });
     match seen(&real) == before {
         true => done,
         false => Err(Failure::busy()),
-    }
-}
-
-fn read_open<T: Default>(
-    path: &Path,
-    boot: &BootClock,
-    work: impl Fn(&Tx<'_>) -> Result<T, Failure>,
-) -> Result<T, Failure> {
-    // An index without a log says nothing; SQLite would make a log for it.
-    let has_log = fs::metadata(with_suffix(path, "-wal")).is_ok_and(|log| log.len() > 0);
-    let how = if has_log { "readonly_shm=1" } else { "immutable=1" };
-    let encoded = percent_encode(path.as_os_str().as_bytes(), NON_ALPHANUMERIC);
-    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI;
-    let conn = connection::open(Path::new(&format!("file:{encoded}?mode=ro&{how}")), flags)?;
-    let tx = Transaction::new_unchecked(&conn, TransactionBehavior::Deferred)?;
-    match schema::is_ours(&tx, path)? {
-        true => work(&Tx::new(tx, boot, &mut Known::default())),
-        false => Ok(T::default()),
     }
 }
 
