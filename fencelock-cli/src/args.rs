@@ -141,7 +141,7 @@ Exit codes:
   69   the locks cannot be reached, or the system refuses a process or thread; worth a retry
   75   the lock stayed busy (-E changes it)
   76   the lock was lost while the command ran, and the command was ended
-  78   what a person has to change: a password, the rights to a file, a full disk, or locks that cannot do this; not worth a retry
+  78   a wrong configuration, such as a password or the rights to a file, or locks that cannot do this; not worth a retry
   126  the command cannot be executed
   127  the command was not found
   128 + signal if a signal ended the wait for the lock";

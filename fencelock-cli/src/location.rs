@@ -139,12 +139,12 @@ fn make_private(dir: &Path) -> Result<(), Failure> {
 
     let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
     made.map_err(|error| {
-        let advice = match error.kind() {
-            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "free some space",
-            _ => "make it writable",
+        let (refused, advice): (fn(String) -> Failure, _) = match error.kind() {
+            ErrorKind::StorageFull | ErrorKind::QuotaExceeded => (Failure::unavailable, "free some space"),
+            _ => (Failure::configuration, "make it writable"),
         };
         let dir = dir.display();
-        Failure::configuration(format!(
+        refused(format!(
             "the directory {dir} cannot be made: {error}; {advice}, or give --url"
         ))
     })
