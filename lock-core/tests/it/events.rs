@@ -1,27 +1,36 @@
 //! What the client tells a subscriber of `tracing`.
 
+use std::cell::RefCell;
 use std::fmt::{self, Write};
 use std::future::IntoFuture;
-use std::sync::{Arc, Mutex};
+use std::sync::Once;
 use std::time::Duration;
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
-use tracing::subscriber::DefaultGuard;
 use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::engine::scripted::{Fate, Op, TTL, World};
 use crate::paused;
 
-/// Level and message of each event with the target of the project, and whether it tells of an outage.
-#[derive(Clone, Default)]
-struct Events(Arc<Mutex<Vec<(Level, String, bool)>>>);
+thread_local! {
+    /// Level and message of each event on this thread with the target of the project, and whether it tells of an outage.
+    static EVENTS: RefCell<Vec<(Level, String, bool)>> = const { RefCell::new(Vec::new()) };
+}
+
+/// The subscriber of the whole program: one of a thread would miss events that another thread, which has none, meets first, since
+/// `tracing` remembers for each event whether anything wants it.
+struct Events;
 
 impl Events {
-    /// The subscriber of this thread, on which the clients of the test work, until the guard is dropped.
-    fn of_this_thread() -> (Self, DefaultGuard) {
-        let events = Self::default();
-        (events.clone(), tracing::subscriber::set_default(events))
+    fn begin() {
+        static BEGUN: Once = Once::new();
+        BEGUN.call_once(|| {
+            tracing::subscriber::set_global_default(Self).expect("nothing else in this program subscribes");
+            // Other threads may have met some in between.
+            tracing::callsite::rebuild_interest_cache();
+        });
+        EVENTS.take();
     }
 }
 
@@ -53,7 +62,7 @@ impl Subscriber for Events {
         event.record(&mut message);
         let is_outage = event.metadata().fields().field("outage").is_some();
         let told = (*event.metadata().level(), message.0, is_outage);
-        self.0.lock().unwrap().push(told);
+        EVENTS.with_borrow_mut(|events| events.push(told));
     }
 
     fn enter(&self, _: &Id) {}
@@ -63,7 +72,7 @@ impl Subscriber for Events {
 
 #[tokio::test(start_paused = true)]
 async fn one_target_shows_what_becomes_of_a_lock() {
-    let (events, _told) = Events::of_this_thread();
+    Events::begin();
     let memory = paused::memory();
     let locks = paused::client(memory.client());
     let guard = locks.lock("a").ttl(TTL).await.unwrap();
@@ -74,7 +83,7 @@ async fn one_target_shows_what_becomes_of_a_lock() {
     stolen.lost().await;
     drop(stolen);
     locks.shutdown().await.unwrap();
-    let told = events.0.lock().unwrap();
+    let told = EVENTS.take();
     for expected in [
         (Level::DEBUG, "acquired"),
         (Level::TRACE, "renewed"),
@@ -90,7 +99,7 @@ async fn one_target_shows_what_becomes_of_a_lock() {
 
 #[tokio::test(start_paused = true)]
 async fn an_outage_is_told_once_with_its_reason_and_so_is_its_end() {
-    let (events, _told) = Events::of_this_thread();
+    Events::begin();
     let world = World::new();
     for name in ["a", "b"] {
         world.server.occupy(name, 10 * TTL);
@@ -108,7 +117,7 @@ async fn an_outage_is_told_once_with_its_reason_and_so_is_its_end() {
     for wait in waits {
         wait.await.unwrap().unwrap().release().await.unwrap();
     }
-    let told = events.0.lock().unwrap();
+    let told = EVENTS.take();
     let outages: Vec<_> = told
         .iter()
         .filter(|(level, _, is_outage)| *is_outage && *level <= Level::INFO)
