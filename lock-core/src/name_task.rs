@@ -316,10 +316,11 @@ impl NameTask {
 
     /// Waits for the response to a release, and tells the caller what came of it.
     async fn release(&mut self, request: Request<Released>) {
+        let sent = self.core.names.with(&self.key, |_, up_to| up_to).unwrap_or_default();
         let released = self.until(request, || false).await;
         match released.map(|released| self.core.heard(released)) {
             Some(Ok(released)) => self.released(released).await,
-            Some(Err(error)) => self.release_failed(error).await,
+            Some(Err(error)) => self.release_failed(error, sent).await,
             None => {}
         }
     }
@@ -342,11 +343,11 @@ impl NameTask {
     }
 
     /// What fails is repeated until it is confirmed, or until the lease must have ended at the server. After a shutdown it is not.
-    async fn release_failed(&mut self, error: LockError) {
+    async fn release_failed(&mut self, error: LockError, sent: u64) {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         core.stats.release_errors.add();
-        self.change(|name, up_to| name.failed(&error, true, false, up_to, now));
+        self.change(|name, up_to| name.release_failed(&error, sent, up_to, now));
         let failed = self.look(|name| name.releasing().map(|release| release.failed(now)));
         let Some((reply, kept, is_over)) = failed.flatten() else {
             return;

@@ -309,7 +309,7 @@ async fn send(session: &Session, reply: &str, parts: &[String]) -> Result<(), Fa
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::time::{Duration, UNIX_EPOCH};
 
     use lock_core::Claim;
 
@@ -337,9 +337,14 @@ mod tests {
             let name = format!("{number} \u{e9}'\\").parse().unwrap();
             let mut holder = Holder::of(&Claim::new(name, Duration::from_secs(1)).with_label("a label"));
             holder.key = Some(crate::keys::shown(number));
+            // As exact as a record.
+            holder.acquired_at = Some(UNIX_EPOCH + Duration::from_micros(1_500_001));
             holder
         };
-        let lines = (0..500).map(|number| record::write(number, 5, &holder(number)));
+        let holders: Vec<_> = (0..500).map(holder).collect();
+        let lines = (0..)
+            .zip(&holders)
+            .map(|(number, holder)| record::write(number, 5, holder));
         let parts = parts(lines.collect(), &[5, 6]);
         assert!(parts.len() > 2 && parts.iter().all(|part| part.len() <= PAYLOAD));
         let mut answers = Answers::default();
@@ -348,8 +353,8 @@ mod tests {
             assert_eq!(answers.answered.is_empty(), number + 1 < parts.len());
         }
         assert_eq!(answers.answered, HashSet::from([5, 6]));
-        for number in 0..500 {
-            assert_eq!(answers.told[&(5, number)], holder(number));
+        for (number, holder) in (0..).zip(holders) {
+            assert_eq!(answers.told[&(5, number)], holder);
         }
         answers.read("nonsense\nmore");
     }

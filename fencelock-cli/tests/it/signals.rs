@@ -91,6 +91,7 @@ fn what_the_caller_ignores_the_command_ignores_too_and_nothing_of_ours_is_blocke
         for signal in ignored {
             caller.fencelock().signal(*signal);
         }
-        caller.stop();
+        caller.fencelock().signal(Signal::TERM);
+        caller.end().is(143, "ready\n", "");
     }
 }

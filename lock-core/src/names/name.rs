@@ -72,8 +72,8 @@ impl Name {
         answers
     }
 
-    /// A request failed, and left nothing at the server if it was `unsent`. What may pass is waited out by those who have the time. A failure
-    /// `for_good` ends every wait.
+    /// A request to acquire failed, and left nothing at the server if it was `unsent`. What may pass is waited out by those who have the time. A
+    /// failure `for_good` ends every wait.
     ///
     /// If its wait was over (`is_over`), the backend may have begun to release the claim, and the network may deliver that later: the next request
     /// is for a claim of its own.
@@ -86,14 +86,24 @@ impl Name {
             asking.busy = false;
             asking.failed |= for_good || is_over;
         }
+        self.fail_waits(error, for_good, u64::MAX, up_to, now)
+    }
+
+    /// A release failed. That says nothing to requests that came after it was sent, up to `sent`: what was wrong may have been mended.
+    pub(crate) fn release_failed(&mut self, error: &LockError, sent: u64, up_to: u64, now: Stamp) -> Answers {
+        self.holder = None;
+        self.fail_waits(error, !matches!(error, LockError::Unavailable { .. }), sent, up_to, now)
+    }
+
+    fn fail_waits(&mut self, error: &LockError, for_good: bool, sent: u64, up_to: u64, now: Stamp) -> Answers {
         let Some(queue) = &mut self.queue else {
             return Answers::new();
         };
-        queue.failure = Some((error.clone(), up_to));
+        queue.failure = Some((error.clone(), up_to.min(sent)));
         let (up_to, soon) = (queue.busy_up_to, now + TOO_LATE);
         queue.end(|waiter| {
-            let ends = for_good || waiter.is_impatient || waiter.is_over(up_to, soon);
-            ends.then(|| error.clone())
+            let concerns = waiter.serial <= sent && (for_good || waiter.is_impatient);
+            (concerns || waiter.is_over(up_to, soon)).then(|| error.clone())
         })
     }
 
