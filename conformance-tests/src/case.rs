@@ -5,6 +5,8 @@ mod looking;
 mod proxied;
 mod taking;
 
+pub(crate) use taking::{is_over, renews, rises};
+
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

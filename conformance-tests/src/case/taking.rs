@@ -3,7 +3,9 @@
 use std::future::Future;
 use std::time::Duration;
 
-use lock_core::{Attempt, Claim, DistributedLock, Grant, LockGuard, LockName, Locks, LossReason, Stamp};
+use lock_core::{
+    Attempt, Claim, DistributedLock, FencingToken, Grant, Lease, LockGuard, LockName, Locks, LossReason, Renewal, Stamp,
+};
 
 use super::{Case, Party};
 use crate::link::Link;
@@ -177,4 +179,32 @@ impl Case {
             Err(_) => fail!("the backend", "{what} within {limit:?}"),
         }
     }
+}
+
+/// The token of a later grant must be higher than that of an earlier one.
+pub(crate) fn rises(earlier: impl Into<Option<FencingToken>>, later: FencingToken) -> Outcome {
+    let earlier = earlier.into();
+    ensure!(
+        earlier < Some(later),
+        "the backend",
+        "the next token is higher; {later} came after {earlier:?}"
+    );
+    Ok(())
+}
+
+/// The guard must know that another is granted its name.
+pub(crate) fn is_over(guard: &LockGuard) -> Outcome {
+    ensure!(
+        !guard.is_held(),
+        "the guard",
+        "it is not held once the next one is granted"
+    );
+    Ok(())
+}
+
+/// A renewal must be answered like that.
+pub(crate) async fn renews(client: &Link, lease: &Lease, expected: Renewal, why: &str) -> Outcome {
+    let renewal = client.renew(lease).await?;
+    ensure!(renewal == expected, "the backend", "{why}; it said {renewal:?}");
+    Ok(())
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_core::{Claim, DistributedLock, LossReason, Renew, Renewal};
 
 use super::{Entry, cases};
-use crate::case::Case;
+use crate::case::{Case, is_over, renews, rises};
 use crate::link::FaultMode;
 use crate::outcome::{Outcome, ensure};
 
@@ -50,11 +50,7 @@ pub(crate) async fn an_unrenewed_lock_is_free_after_its_ttl_and_not_before_its_h
         // The holder's own release, as soon as it knows of its loss, shall not be what frees the lock.
         party.link.set(FaultMode::Silent);
         let (_, at) = case.take_within(&other, &next, guard.ttl() + case.hang_limit()).await?;
-        ensure!(
-            !guard.is_held(),
-            "the guard",
-            "it is not held once the next one is granted"
-        );
+        is_over(&guard)?;
         case.margin(believed, at)?;
         party.link.set(FaultMode::None);
         let told = case.soon("the loss is told", guard.lost().wait()).await?;
@@ -83,12 +79,7 @@ async fn kept_from_the_last_sign(case: &Case, sign: Sign) -> Outcome {
     let lease = match sign {
         Sign::AskingAgain => case.take(&client, &claim).await?.lease,
         Sign::Renewing => {
-            let renewal = client.renew(&first).await?;
-            ensure!(
-                renewal == Renewal::Renewed,
-                "the backend",
-                "it renews what is held; it said {renewal:?}"
-            );
+            renews(&client, &first, Renewal::Renewed, "it renews what is held").await?;
             first.refreshed(sent, case.now());
             first
         }
@@ -126,11 +117,7 @@ pub(crate) async fn a_lock_taken_late_is_not_believed_in_longer_than_the_server_
     for (believed, guard) in &guards {
         let next = Claim::new(guard.name().clone(), case.ttl()).with_own_lease();
         let (_, at) = case.take_within(&other, &next, guard.ttl() + case.hang_limit()).await?;
-        ensure!(
-            !guard.is_held(),
-            "the guard",
-            "it is not held once the next one is granted"
-        );
+        is_over(guard)?;
         case.margin(*believed, at)?;
         other.release(&next, None).await?;
     }
@@ -223,12 +210,7 @@ pub(crate) async fn a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_lo
         "the woken holder",
         "it sees its loss at its next look"
     );
-    ensure!(
-        grant.token > old,
-        "the backend",
-        "the next token is higher; {} came after {old}",
-        grant.token
-    );
+    rises(old, grant.token)?;
     // What the woken holder does about its loss harms nobody.
     case.is_busy(&other, next.name()).await?;
     other.release(&next, None).await?;

@@ -8,7 +8,7 @@ use lock_core::fence::Fence;
 use lock_core::{Attempt, DistributedLock};
 
 use super::{Entry, cases};
-use crate::case::Case;
+use crate::case::{Case, rises};
 use crate::harness::Fault;
 use crate::outcome::{Outcome, ensure, fail};
 
@@ -115,11 +115,7 @@ async fn told_within_one_renewal(case: &Case, fault: Fault, frees: bool) -> Outc
         if guard.is_held() {
             case.overlap(words);
         }
-        ensure!(
-            next.token() > guard.token(),
-            "the backend",
-            "the next token is higher; {next:?} came after {guard:?}"
-        );
+        rises(guard.token(), next.token())?;
         fenced(next.token(), true)?;
         fenced(guard.token(), false)?;
         told.await?;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_core::{Attempt, Claim, DistributedLock, LossReason, ReleaseOutcome, Released, Renewal};
 
 use super::{Entry, cases};
-use crate::case::Case;
+use crate::case::{Case, renews, rises};
 use crate::link::Link;
 use crate::outcome::{Outcome, ensure, fail};
 
@@ -68,12 +68,13 @@ pub(crate) async fn a_late_renewal_does_not_lengthen_the_successors_lease(case: 
         // Keeps trying to renew for the successor, until the successor's own ttl is over.
         let limit = case.ttl() + case.hang_limit();
         loop {
-            let renewal = first.renew(&stale.lease).await?;
-            ensure!(
-                renewal == Renewal::NotHeld,
-                "the backend",
-                "a lease that is over is not renewed; it said {renewal:?}"
-            );
+            renews(
+                &first,
+                &stale.lease,
+                Renewal::NotHeld,
+                "a lease that is over is not renewed",
+            )
+            .await?;
             let claim = case.claim("n");
             if let Attempt::Granted(_) = judge.try_quietly(&claim).await? {
                 held(&judge, &claim).await?;
@@ -99,22 +100,18 @@ pub(crate) async fn renewal_never_brings_back_an_expired_lock(case: Arc<Case>) -
     let claim = case.brief_claim("n");
     let grant = case.take(&first, &claim).await?;
     case.is_free_within(&second, claim.name(), limit).await?;
-    let renewal = first.renew(&grant.lease).await?;
-    ensure!(
-        renewal == Renewal::NotHeld,
-        "the backend",
-        "an expired lock is not renewed; it said {renewal:?}"
-    );
+    renews(&first, &grant.lease, Renewal::NotHeld, "an expired lock is not renewed").await?;
     case.is_free(&second, claim.name()).await?;
     let grant = case.take(&first, &case.brief_claim("n")).await?;
     let next = case.claim("n");
     case.take_within(&second, &next, limit).await?;
-    let renewal = first.renew(&grant.lease).await?;
-    ensure!(
-        renewal == Renewal::NotHeld,
-        "the backend",
-        "a successor's lock is not renewed; it said {renewal:?}"
-    );
+    renews(
+        &first,
+        &grant.lease,
+        Renewal::NotHeld,
+        "a successor's lock is not renewed",
+    )
+    .await?;
     held(&second, &next).await
 }
 
@@ -123,12 +120,7 @@ pub(crate) async fn renewal_after_release_brings_nothing_back(case: Arc<Case>) -
     let claim = case.claim("n");
     let grant = case.take(&first, &claim).await?;
     held(&first, &claim).await?;
-    let renewal = first.renew(&grant.lease).await?;
-    ensure!(
-        renewal == Renewal::NotHeld,
-        "the backend",
-        "a released lock is not renewed; it said {renewal:?}"
-    );
+    renews(&first, &grant.lease, Renewal::NotHeld, "a released lock is not renewed").await?;
     case.is_free(&second, claim.name()).await
 }
 
@@ -151,11 +143,7 @@ pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: A
         "the forced release hit {guard:?}; it named {named:?}"
     );
     let next = other.locks.lock("n").ttl(ttl).wait_for(case.hang_limit()).await?;
-    ensure!(
-        next.token() > guard.token(),
-        "the backend",
-        "the next token is higher; {next:?} came after {guard:?}"
-    );
+    rises(guard.token(), next.token())?;
     let told = case.learns_by_a_renewal(&victim, &guard, lost_after, 2).await?;
     ensure!(
         matches!(told, LossReason::NotHeld | LossReason::Revoked | LossReason::Expired),

@@ -9,7 +9,7 @@ use lock_core::{DistributedLock, LockName, LossReason, Released, Renewal, Stamp}
 use tokio::task::JoinSet;
 
 use super::{Entry, cases};
-use crate::case::Case;
+use crate::case::{Case, rises};
 use crate::link::Link;
 use crate::outcome::{Outcome, Stop, ensure};
 
@@ -58,12 +58,7 @@ pub(crate) async fn a_name_that_is_released_early_stays_taken_for_the_rest_of_it
     for dropped in [false, true] {
         let asked = case.now();
         let guard = party.locks.lock("job").at_least(length).no_wait().await?;
-        ensure!(
-            Some(guard.token()) > last,
-            "the backend",
-            "tokens rise across a reservation; {:?} came after {last:?}",
-            guard.token()
-        );
+        rises(last, guard.token())?;
         last = Some(guard.token());
         if dropped {
             drop(guard);
@@ -154,12 +149,7 @@ pub(crate) async fn a_name_stays_taken_when_its_process_is_killed(case: Arc<Case
     child.kill().await?;
     case.is_taken_for(&other, "job", asked, length).await?;
     let next = case.take(&other, &case.brief_claim("job")).await?;
-    ensure!(
-        next.token > first,
-        "the backend",
-        "the next token is higher; {:?} came after {first:?}",
-        next.token
-    );
+    rises(first, next.token)?;
     other.release(&next.claim, None).await?;
     Ok(())
 }

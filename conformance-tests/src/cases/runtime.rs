@@ -8,7 +8,7 @@ use futures_executor::block_on;
 use lock_core::LockError;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::case::Case;
+use crate::case::{Case, rises};
 use crate::outcome::{Outcome, checked, ensure, fail};
 
 pub(crate) async fn a_client_used_from_two_runtimes_outlives_the_one_that_ends(case: Arc<Case>) -> Outcome {
@@ -55,11 +55,7 @@ pub(crate) async fn a_client_is_made_and_used_outside_of_a_runtime(case: Arc<Cas
             let token = guard.token();
             guard.release().await?;
             let next = locks.lock("n").with(async |guard| guard.token()).await?;
-            ensure!(
-                next > token,
-                "the backend",
-                "the next token is higher; {next} came after {token}"
-            );
+            rises(token, next)?;
             locks.shutdown().await?;
             Ok(())
         })
@@ -120,12 +116,7 @@ pub(crate) async fn a_client_whose_own_runtime_ends_ends_with_it(case: Arc<Case>
             other.lock("held").into_future(),
         )
         .await??;
-    ensure!(
-        next.token() > token,
-        "the backend",
-        "the next token is higher; {} came after {token}",
-        next.token()
-    );
+    rises(token, next.token())?;
     taken.release().await?;
     Ok(())
 }

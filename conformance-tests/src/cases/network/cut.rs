@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_core::{Attempt, Claim, DistributedLock, FencingToken, Grant, LockError, Released, Renewal};
 use tokio::task::JoinSet;
 
-use crate::case::Case;
+use crate::case::{Case, rises};
 use crate::faults::{Direction, Proxy, Then, Trap};
 use crate::link::Link;
 use crate::outcome::{Outcome, ensure, fail};
@@ -157,12 +157,7 @@ impl Lane {
         let limit = case.steady_ttl() + case.hang_limit();
         let (grant, _) = case.take_within(&self.other, &next, limit).await?;
         let before = held.map(|grant| grant.token).max(*last);
-        ensure!(
-            before.is_none_or(|before| grant.token > before),
-            "the backend",
-            "the next token is higher; {} came after {before:?}",
-            grant.token
-        );
+        rises(before, grant.token)?;
         *last = Some(grant.token);
         self.other.release(&next, None).await?;
         Ok(was_cut)
@@ -220,12 +215,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
         case.is_busy(&other, claim.name()).await?;
         let grant = case.take_through(&client, &claim, case.hang_limit()).await?;
         granted_to_itself(repeated, Some(grant.token))?;
-        ensure!(
-            last < Some(grant.token),
-            "the backend",
-            "tokens rise; {} came after {last:?}",
-            grant.token
-        );
+        rises(last, grant.token)?;
         same_again(&client, &claim, grant.token).await?;
 
         let trap = case.swallow_reply(&proxy, then).await;
@@ -307,12 +297,7 @@ async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, oth
             let next = case.claim("n");
             let (grant, _) = case.take_within(other, &next, ttl + case.hang_limit()).await?;
             let before = held.map(|grant| grant.token).max(last);
-            ensure!(
-                before < Some(grant.token),
-                "the backend",
-                "tokens rise; {} came after {before:?}",
-                grant.token
-            );
+            rises(before, grant.token)?;
             last = Some(grant.token);
             other.release(&next, None).await?;
         }

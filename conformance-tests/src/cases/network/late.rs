@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use lock_core::{Claim, DistributedLock, Renew, Renewal};
 
-use crate::case::Case;
+use crate::case::{Case, is_over, renews};
 use crate::faults::{Direction, Held, Proxy, Traffic};
 use crate::link::Link;
 use crate::outcome::{Outcome, ensure};
@@ -55,12 +55,7 @@ pub(super) async fn a_renewal_delivered_after_its_clean_up_brings_nothing_back(c
         .await?;
     deliver(&case, &proxy, held).await;
     case.is_free(&other, claim.name()).await?;
-    let renewal = client.renew(&lease).await?;
-    ensure!(
-        renewal == Renewal::NotHeld,
-        "the backend",
-        "what was released is not renewed; it said {renewal:?}"
-    );
+    renews(&client, &lease, Renewal::NotHeld, "what was released is not renewed").await?;
     Ok(())
 }
 
@@ -138,11 +133,7 @@ pub(super) async fn believed_in_time(case: &Case, direction: Direction) -> Outco
         let (_, at) = case
             .take_within(&other, &next, guard.ttl() + delay + case.hang_limit())
             .await?;
-        ensure!(
-            !guard.is_held(),
-            "the guard",
-            "it is not held once the next one is granted"
-        );
+        is_over(&guard)?;
         case.margin(believed, at)?;
         proxy.heal().await;
         other.release(&next, None).await?;
