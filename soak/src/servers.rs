@@ -255,47 +255,41 @@ impl Group {
         })
     }
 
-    /// The numbers of the primaries: by the word of most sentinels, or by that of the nodes of a cluster.
+    /// The numbers of the primaries: by the word of the first sentinel that answers, or by that of the nodes of a cluster.
     async fn primaries(&self) -> io::Result<Vec<usize>> {
-        let mut votes = vec![0; self.servers().len()];
-        match &self.running {
-            Running::Sentinels(group) => {
-                let question = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", RedisSentinels::SERVICE);
-                for sentinel in group.sentinels() {
-                    let Ok((host, port)) = ask::<(String, u16)>(sentinel, &question).await else {
-                        continue;
-                    };
-                    let is_named = |server: &Server| server.authority() == format!("{host}:{port}");
-                    let named = self.servers().iter().position(is_named);
-                    named.into_iter().for_each(|server| votes[server] += 1);
-                }
+        let numbered = self.servers().iter().enumerate();
+        let mut primaries = Vec::new();
+        let Running::Sentinels(group) = &self.running else {
+            for (number, node) in numbered {
+                let own = own_line(node).await.unwrap_or_default();
+                let has_slots = own.split(' ').nth(8).is_some();
+                primaries.extend((own.contains("master") && has_slots).then_some(number));
             }
-            _ => {
-                for (vote, node) in votes.iter_mut().zip(self.servers()) {
-                    let own = own_line(node).await.unwrap_or_default();
-                    *vote = if own.contains("master") && own.split(' ').nth(8).is_some() {
-                        2
-                    } else {
-                        0
-                    };
-                }
+            return Ok(primaries);
+        };
+        let question = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {}", RedisSentinels::SERVICE);
+        for sentinel in group.sentinels() {
+            if let Ok((host, port)) = ask::<(String, u16)>(sentinel, &question).await {
+                let named = numbered.filter(|(_, server)| server.authority() == format!("{host}:{port}"));
+                primaries.extend(named.map(|(number, _)| number));
+                break;
             }
         }
-        Ok((0..votes.len()).filter(|server| votes[*server] >= 2).collect())
+        Ok(primaries)
     }
 
-    async fn order_failover(&self, primary: &Server) -> io::Result<redis::Value> {
+    async fn order_failover(&self, primary: &Server) -> io::Result<()> {
         let Running::Sentinels(group) = &self.running else {
             let id: String = ask(primary, "CLUSTER MYID").await?;
             for node in self.servers() {
                 if own_line(node).await?.contains(&format!("slave {id}")) {
-                    return ask(node, "CLUSTER FAILOVER").await;
+                    return tell(node, "CLUSTER FAILOVER").await;
                 }
             }
             return Err(io::Error::other("a primary has no replica"));
         };
         let order = format!("SENTINEL FAILOVER {}", RedisSentinels::SERVICE);
-        let answer = ask(&group.sentinels()[0], &order).await;
+        let answer = tell(&group.sentinels()[0], &order).await;
         // It begins some time after the order.
         let before = primary.authority();
         let changed = async || -> io::Result<bool> {
@@ -322,16 +316,16 @@ impl Group {
         slots.sort_unstable();
         slots.dedup();
         for slot in slots {
-            let _: redis::Value = ask(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}")).await?;
-            let _: redis::Value = ask(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}")).await?;
+            tell(to, &format!("CLUSTER SETSLOT {slot} IMPORTING {source}")).await?;
+            tell(from, &format!("CLUSTER SETSLOT {slot} MIGRATING {target}")).await?;
             // Clients meet a slot of which a part has been moved.
             tokio::time::sleep(Duration::from_millis(50)).await;
             while let [key, ..] = &ask::<Vec<String>>(from, &format!("CLUSTER GETKEYSINSLOT {slot} 1")).await?[..] {
-                let _: redis::Value = ask(from, &format!("MIGRATE {place} {key} 0 5000")).await?;
+                tell(from, &format!("MIGRATE {place} {key} 0 5000")).await?;
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
             for node in [to, from] {
-                let _: redis::Value = ask(node, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await?;
+                tell(node, &format!("CLUSTER SETSLOT {slot} NODE {target}")).await?;
             }
         }
         Ok(())
@@ -404,14 +398,15 @@ async fn ask<T: FromRedisValue>(server: &Server, command: &str) -> io::Result<T>
     asking.await.map_err(io::Error::other)
 }
 
+async fn tell(server: &Server, command: &str) -> io::Result<()> {
+    ask::<redis::Value>(server, command).await.map(drop)
+}
+
 /// What a node of a cluster says of itself.
 async fn own_line(node: &Server) -> io::Result<String> {
     let nodes: String = ask(node, "CLUSTER NODES").await?;
-    Ok(nodes
-        .lines()
-        .find(|line| line.contains("myself"))
-        .unwrap_or_default()
-        .to_owned())
+    let own = nodes.lines().find(|line| line.contains("myself"));
+    Ok(own.unwrap_or_default().to_owned())
 }
 
 /// Waits until it is so. A server that does not answer is asked again.
