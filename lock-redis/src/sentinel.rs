@@ -144,7 +144,7 @@ impl Sentinels {
     }
 
     /// Asks all sentinels, at the same time, for the primary; connects to those to which there is no connection. As soon as a majority has
-    /// answered, waits only a little for the others.
+    /// answered, and not only with what is older than what was followed before, waits only a little for the others.
     async fn ask(&self, connections: &mut Connections) -> (Vec<Named>, Vec<LockError>) {
         let count = self.service.sentinels.len();
         connections.resize_with(count, || None);
@@ -167,7 +167,8 @@ impl Sentinels {
                 Some(Err(error)) => failed.push(error),
                 None => break,
             }
-            if named.len() > count / 2 {
+            let is_known = |named: &Named| named.epoch + 1 >= self.followed.load(Ordering::Acquire);
+            if named.len() > count / 2 && named.iter().any(is_known) {
                 end.get_or_insert(Instant::now() + STRAGGLERS);
             }
         }
