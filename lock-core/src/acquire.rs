@@ -22,7 +22,7 @@ impl ClientInner {
     pub(crate) async fn wait_for(
         self: &Arc<Self>,
         name: &LockName,
-        options: AcquireOptions,
+        options: &AcquireOptions,
     ) -> Result<LockGuard, LockError> {
         let span = tracing::debug_span!(target: "fencelock", "lock", %name, ttl = ?options.ttl);
         let exclusive = name.shared();
@@ -35,13 +35,13 @@ impl ClientInner {
         // None of them is to wait for a claim that this client keeps.
         let _sharing = (!is_exclusive).then(|| self.names.sharing(&exclusive));
         loop {
-            if let Some(guard) = self.resume(&exclusive, &options, &span).await {
+            if let Some(guard) = self.resume(&exclusive, options, &span).await {
                 return guard;
             }
             let (now, starting) = (self.clock.now(), self.about_to_start());
-            let first = match self.names.begin(&key, name, &options, now) {
+            let first = match self.names.begin(&key, name, options, now) {
                 None => None,
-                Some(first) => match self.acquire_at_once(&key, first, &options, &span) {
+                Some(first) => match self.acquire_at_once(&key, first, options, &span) {
                     Ok(guard) => return guard,
                     Err(first) => Some(first),
                 },

@@ -153,7 +153,7 @@ impl ClientInner {
     pub(crate) async fn acquire(
         self: &Arc<Self>,
         name: &LockName,
-        options: AcquireOptions,
+        options: &AcquireOptions,
     ) -> Result<LockGuard, LockError> {
         self.check_process()?;
         Options::usable_op_timeout(self.op_timeout)?;

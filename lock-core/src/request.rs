@@ -379,10 +379,9 @@ impl LockRequest {
     }
 
     async fn acquire(self) -> Result<LockGuard, LockError> {
-        let name = self.name.clone()?;
-        self.check(&name).map_err(|error| error.of(&name))?;
-        let at_least = self.options.at_least;
-        let acquired = self.locks.core.acquire(&name, self.options).await;
+        let name = self.name.as_ref().map_err(InvalidName::clone)?;
+        self.check(name).map_err(|error| error.of(name))?;
+        let acquired = self.locks.core.acquire(name, &self.options).await;
         let guard = acquired.map_err(|mut error| {
             if let LockError::TimedOut {
                 holder: Some(holder), ..
@@ -390,10 +389,11 @@ impl LockRequest {
             {
                 **holder = self.locks.seen_from_here(std::mem::take(&mut **holder));
             }
-            error.of(&name)
+            error.of(name)
         })?;
-        if let Some(length) = at_least {
-            guard.reserve(length).await?;
+        if let Some(length) = self.options.at_least {
+            // Boxed, as most requests have no such step.
+            Box::pin(guard.reserve(length)).await?;
         }
         Ok(guard)
     }
