@@ -8,6 +8,7 @@ use lock_core::{DistributedLock, FencingToken};
 use super::{Entry, cases};
 use crate::case::{Case, RESOURCE};
 use crate::harness::Resource;
+use crate::link::FaultMode;
 use crate::outcome::{Outcome, ensure};
 use crate::writers::{self, Written};
 
@@ -16,6 +17,7 @@ pub(crate) const CASES: &[Entry] = cases![
     admission_before_the_read_saves_an_update,
     the_marks_survive_a_restart,
     no_write_is_accepted_below_a_token_that_was_seen,
+    a_holder_cut_off_past_its_ttl_cannot_write_after_its_successor,
     a_holder_stopped_past_its_ttl_cannot_write_after_its_successor,
 ];
 
@@ -166,6 +168,21 @@ async fn written_by_tasks(case: &Case, resource: &Arc<dyn Resource>) -> Outcome<
         written.extend(ended??);
     }
     Ok(written)
+}
+
+pub(crate) async fn a_holder_cut_off_past_its_ttl_cannot_write_after_its_successor(case: Arc<Case>) -> Outcome {
+    let (cut_off, other) = (case.party().await?, case.party().await?);
+    let resource = &*case.resource().await?;
+    let guard = cut_off.locks.lock("n").ttl(case.ttl()).await?;
+    write(resource, guard.token(), 1, true, 1).await?;
+    cut_off.link.set(FaultMode::Silent);
+    let limit = 2 * guard.ttl() + case.hang_limit();
+    let next = other.locks.lock("n").wait_for(limit).await?;
+    write(resource, next.token(), 2, true, 2).await?;
+    write(resource, guard.token(), 3, false, 2).await?;
+    cut_off.link.set(FaultMode::None);
+    next.release().await?;
+    Ok(())
 }
 
 pub(crate) async fn a_holder_stopped_past_its_ttl_cannot_write_after_its_successor(case: Arc<Case>) -> Outcome {

@@ -23,6 +23,7 @@ pub(crate) const CASES: &[Entry] = cases![
     a_holder_whose_replies_are_lost_notices_before_the_server_frees =>
         |case| silence::notices(&case, Direction::ToClient),
     silence::a_server_that_is_gone_is_unavailable_and_is_found_again,
+    silence::a_wait_goes_on_until_the_server_is_there,
     an_acquisition_cut_after_any_byte_leaves_nothing => |case| cut::cut_after_any_byte(&case, Request::Acquire),
     a_renewal_cut_after_any_byte_leaves_nothing => |case| cut::cut_after_any_byte(&case, Request::Renew),
     a_release_cut_after_any_byte_leaves_nothing => |case| cut::cut_after_any_byte(&case, Request::Release),

@@ -183,3 +183,42 @@ pub(super) async fn a_server_that_is_gone_is_unavailable_and_is_found_again(case
         .await?;
     Ok(())
 }
+
+/// The first question of a wait fails, and many more. Others have no time to wait, and are told meanwhile.
+pub(super) async fn a_wait_goes_on_until_the_server_is_there(case: Arc<Case>) -> Outcome {
+    let proxy = case.proxy().await?;
+    let party = case.party_through(&proxy).await?;
+    let limit = 2 * party.link.capabilities().op_timeout + case.hang_limit();
+    proxy.refuse().await;
+    proxy.cut();
+    let wait = || {
+        let request = party.locks.lock("n").ttl(case.steady_ttl()).wait_for(2 * limit);
+        // Each lets the next one have it.
+        tokio::spawn(async move { request.await?.release().await })
+    };
+    let waits = [wait(), wait(), wait()];
+    for request in [
+        party.locks.lock("other").no_wait(),
+        party.locks.lock("n"),
+        party.locks.lock("third"),
+    ] {
+        match case
+            .within(limit, "a server that is gone is noticed", request.into_future())
+            .await?
+        {
+            Err(LockError::Unavailable { .. }) => {}
+            other => fail!("the client", "a server that is gone is Unavailable; it said {other:?}"),
+        }
+    }
+    ensure!(
+        waits.iter().all(|wait| !wait.is_finished()),
+        "the client",
+        "what may pass is waited out for as long as the request may wait"
+    );
+    proxy.heal().await;
+    for wait in waits {
+        case.within(2 * limit, "a server that is there again is found", wait)
+            .await???;
+    }
+    Ok(())
+}
