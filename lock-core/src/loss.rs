@@ -1,11 +1,12 @@
 //! How a holder learns that it holds no more.
 
-use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::{fmt, process};
 
+use arc_swap::ArcSwapOption;
 use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
 
@@ -60,11 +61,39 @@ pub(crate) type Serial = (u64, u64);
 
 /// What is revoked in this process. Revocations are rare, so all clients are told of each, and look whether they have such a hold. A client that
 /// is late by more than that many looks at everything that it holds.
-static REVOCATIONS: LazyLock<broadcast::Sender<Serial>> = LazyLock::new(|| broadcast::Sender::new(256));
+///
+/// A forked child gets one of its own: the parent's may be locked there for ever.
+static REVOCATIONS: ArcSwapOption<Revocations> = ArcSwapOption::const_empty();
+
+struct Revocations {
+    process: u32,
+    sender: broadcast::Sender<Serial>,
+}
+
+fn of_this_process() -> Option<Arc<Revocations>> {
+    let process = process::id();
+    REVOCATIONS.load_full().filter(|found| found.process == process)
+}
 
 /// Receives what is revoked from now on.
 pub(crate) fn revocations() -> broadcast::Receiver<Serial> {
-    REVOCATIONS.subscribe()
+    if let Some(found) = of_this_process() {
+        return found.sender.subscribe();
+    }
+    let new = Arc::new(Revocations {
+        process: process::id(),
+        sender: broadcast::Sender::new(256),
+    });
+    // Another thread may have been faster.
+    let before = REVOCATIONS.rcu(|found| {
+        let other = found.as_ref().filter(|other| other.process == new.process);
+        Some(Arc::clone(other.unwrap_or(&new)))
+    });
+    if let Some(before) = before.filter(|before| before.process != new.process) {
+        // To drop that of the parent would lock it.
+        std::mem::forget(before);
+    }
+    of_this_process().unwrap_or(new).sender.subscribe()
 }
 
 fn new_number() -> u64 {
@@ -109,8 +138,10 @@ impl Revocation {
 
     /// Has the clients look at the holds that it concerns.
     pub(crate) fn tell(&self) {
-        // An error says that no client holds anything.
-        let _ = REVOCATIONS.send(self.0.serial);
+        if let Some(revocations) = of_this_process() {
+            // An error says that no client holds anything.
+            let _ = revocations.sender.send(self.0.serial);
+        }
     }
 
     pub(crate) fn serial(&self) -> Serial {

@@ -201,7 +201,7 @@ impl NameTask {
                 self.responded();
                 let now = self.core.clock.now();
                 self.change(|name, up_to| name.busy(&busy, true, up_to, now));
-                if ask.wait.is_some() && ask.deadline().is_none_or(|at| now < at) && self.has_waiters() {
+                if !ask.has_been_over(now) && self.has_waiters() {
                     // It ended before its time; a pause keeps a backend that always does from spinning.
                     let soon = busy.retry_after.unwrap_or(self.pause);
                     self.pause(soon.clamp(FIRST_RETRY / 10, self.pause)).await;
@@ -210,8 +210,7 @@ impl NameTask {
             Err(error) => {
                 let unsent = error.is_unsent() && !ask.was_sent;
                 let now = self.core.clock.now();
-                let is_over = ask.wait.is_none() || ask.deadline().is_some_and(|at| at <= now);
-                self.ask_failed(error, unsent, is_over).await;
+                self.ask_failed(error, unsent, ask.has_been_over(now)).await;
             }
         }
     }
@@ -244,7 +243,7 @@ impl NameTask {
                 () = self.wake.notified() => {
                     if let Some(busy) = told() {
                         self.waits(&busy);
-                        busy_since = Some(core.clock.now());
+                        busy_since.get_or_insert(core.clock.now());
                     }
                     if let (Some(wait), Some(deadline)) = (&ask.wait, self.look(|name| name.last_deadline()).flatten()) {
                         wait.put_off(deadline);
@@ -311,7 +310,10 @@ impl NameTask {
             Some(_) => tracing::debug!(target: "fencelock", error = format_args!("{error:#}"), "asking again"),
             None => self.outage = Some(self.core.outages.begin(&error)),
         }
-        self.pause(self.pause).await;
+        // The claim of a wait that was over is released first.
+        if !is_over {
+            self.pause(self.pause).await;
+        }
     }
 
     /// Waits for the response to a release, and tells the caller what came of it.

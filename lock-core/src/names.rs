@@ -140,6 +140,11 @@ impl Ask {
     pub(crate) fn deadline(&self) -> Option<Stamp> {
         self.wait.as_ref()?.deadline()
     }
+
+    /// Whether the backend may have ended its wait by itself.
+    pub(crate) fn has_been_over(&self, now: Stamp) -> bool {
+        self.wait.as_ref().is_none_or(|wait| wait.has_been_over(now))
+    }
 }
 
 impl Names {

@@ -110,8 +110,8 @@ fn retry_pause(ttl: Duration) -> Duration {
 }
 
 async fn watch(watching: Watching, mut revocations: broadcast::Receiver<Serial>) {
-    // Everything may have been, if more was than this task could be told.
-    let mut revoked = None;
+    // Everything may have been: before this task was told of it, or if more was than it could be told.
+    let mut revoked = Some(None);
     loop {
         let Some(core) = watching.0.upgrade() else { return };
         let now = core.clock.now();

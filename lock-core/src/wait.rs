@@ -20,6 +20,8 @@ pub struct Wait {
 pub(crate) struct SharedWait {
     /// [`Stamp::MAX`] for a wait without an end.
     deadline: AtomicU64,
+    /// The same, before it was put off: a backend may have ended its wait then.
+    first_deadline: Stamp,
     busy: Mutex<Option<Busy>>,
     /// Woken when the server has said busy.
     task: Arc<Notify>,
@@ -82,6 +84,7 @@ impl SharedWait {
     pub(crate) fn new(deadline: Stamp, task: &Arc<Notify>) -> Arc<Self> {
         Arc::new(Self {
             deadline: AtomicU64::new(deadline.as_nanos()),
+            first_deadline: deadline,
             busy: Mutex::new(None),
             task: Arc::clone(task),
         })
@@ -90,6 +93,11 @@ impl SharedWait {
     pub(crate) fn deadline(&self) -> Option<Stamp> {
         let deadline = Stamp::from_nanos(self.deadline.load(Ordering::Acquire));
         Some(deadline).filter(|deadline| *deadline < Stamp::MAX)
+    }
+
+    /// Whether the deadline has come that it had at the beginning.
+    pub(crate) fn has_been_over(&self, now: Stamp) -> bool {
+        self.first_deadline <= now
     }
 
     /// One of its waiters waits until then.

@@ -102,8 +102,12 @@ impl Name {
         queue.failure = Some((error.clone(), up_to.min(sent)));
         let (up_to, soon) = (queue.busy_up_to, now + TOO_LATE);
         queue.end(|waiter| {
-            let concerns = waiter.serial <= sent && (for_good || waiter.is_impatient);
-            (concerns || waiter.is_over(up_to, soon)).then(|| error.clone())
+            let ends = match waiter.serial <= sent {
+                true => for_good || waiter.is_impatient || waiter.is_over(up_to, soon),
+                // One that does not wait is answered by what it asks itself.
+                false => !waiter.is_impatient && waiter.is_over(up_to, soon),
+            };
+            ends.then(|| error.clone())
         })
     }
 
