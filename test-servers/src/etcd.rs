@@ -27,7 +27,9 @@ pub(crate) fn arguments(place: Place<'_>, bind: &str, alone: bool) -> Vec<String
         ["--initial-cluster", &cluster],
     ];
     let words = if alone { &words[..] } else { &words[..3] };
-    words.concat().into_iter().map(str::to_owned).collect()
+    // Tests end processes, not the machine.
+    let words = words.concat().into_iter().chain(["--unsafe-no-fsync"]);
+    words.map(str::to_owned).collect()
 }
 
 /// Further arguments name the endpoints behind it.
