@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use lock_core::{DistributedLock, LockError, Locks, Wait};
+use tokio::runtime::Handle;
 
 use crate::server::{Direction, LONG, Server, Traffic, by_proxy, claim, granted, soon, until, until_queued};
 
@@ -101,7 +102,9 @@ async fn a_caller_that_gives_up_soon_ends_no_connection() {
 async fn a_request_that_is_answered_and_not_looked_at_ends_no_connection() {
     let server = Server::start();
     let (limit, ttl) = (Duration::from_secs(1), LONG);
-    let lock = server.config().op_timeout(limit).connect().await.unwrap();
+    // Works the connection on this thread, so that no answer comes within a poll.
+    let config = server.config().runtime(Handle::current()).op_timeout(limit);
+    let lock = config.connect().await.unwrap();
     // The scripts are known then, so that one request is all that it takes.
     granted(&lock, &claim("warm", ttl)).await;
     let list = async || server.command::<String>("CLIENT LIST TYPE pubsub").await;
