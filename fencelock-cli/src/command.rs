@@ -12,7 +12,9 @@ use std::process::{Command, ExitCode};
 
 use nix::sys::signal::Signal::SIGPIPE;
 use rustix::io::{Errno, FdFlags, fcntl_setfd};
-use rustix::process::{Pid, Signal, getpid, kill_process_group, test_kill_process_group};
+use rustix::process::{
+    Pid, Signal, WaitOptions, getpid, kill_process, kill_process_group, test_kill_process_group, waitpid,
+};
 
 use crate::exit::{NOT_EXECUTABLE, NOT_FOUND, by_signal};
 use crate::inherited;
@@ -49,6 +51,12 @@ impl Starter {
         let child = starter.spawn()?;
         let pid = Pid::from_raw(child.id() as i32).ok_or_else(|| io::Error::other("a process without a number"))?;
         Ok(Self { pid, leave })
+    }
+
+    /// Ends it without leave. It is waited for: not every init would do so.
+    pub(crate) fn end(self) {
+        let _ = kill_process(self.pid, Signal::KILL);
+        let _ = waitpid(Some(self.pid), WaitOptions::empty());
     }
 
     /// Lets it become the command.

@@ -109,8 +109,15 @@ impl Job {
         };
         let times = Times::new(lease_end(guard).saturating_sub(timing.margin), timing.grace);
         let owner = run.min_hold.is_none().then(|| guard.owner());
-        let watchdog = Watchdog::start(name, owner, location, target, times).map_err(failed)?;
+        let watchdog = match Watchdog::start(name, owner, location, target, times) {
+            Ok(watchdog) => watchdog,
+            Err(error) => {
+                starter.end();
+                return Err(failed(error));
+            }
+        };
         if now() >= times.term_at || guard.remaining().is_zero() {
+            starter.end();
             watchdog.done();
             let why = match loss(&guard.lost()).await {
                 Some(reason) => format!("the lock {name} was lost: {reason}"),
@@ -152,6 +159,10 @@ impl Job {
                 () = sleep(look) => {}
             }
             self.look_at_time(guard);
+        }
+        // What has ended the command may be told after its end.
+        while let Some(signal) = self.signals.arrived() {
+            self.pass_on(signal);
         }
         self.end_leftovers(guard).await;
         // A release may last longer than the lease. Nothing is to be ended then, least of all the group that a command on a terminal shares.
@@ -253,8 +264,8 @@ impl Job {
             return;
         };
         let passed_on = match self.target.is_shared() {
-            // It has got it from the terminal.
-            true if signal.typed => return,
+            // It has got it from the terminal, or is gone, and its number may be that of another process.
+            true if signal.typed || self.end.status.is_some() => return,
             true => kill_process(self.target.command, named),
             false => self.target.signal(named),
         };

@@ -69,15 +69,21 @@ impl Signals {
             let Ok(mut ready) = self.descriptor.readable().await else {
                 return std::future::pending().await;
             };
-            if let Ok(Some(info)) = ready.get_inner().read_signal() {
-                let number = info.ssi_signo as i32;
-                return Received {
-                    number,
-                    typed: info.ssi_code == libc::SI_KERNEL && [libc::SIGINT, libc::SIGQUIT].contains(&number),
-                };
+            if let Some(received) = self.arrived() {
+                return received;
             }
             ready.clear_ready();
         }
+    }
+
+    /// A signal that is here already.
+    pub(crate) fn arrived(&self) -> Option<Received> {
+        let info = self.descriptor.get_ref().read_signal().ok()??;
+        let number = info.ssi_signo as i32;
+        Some(Received {
+            number,
+            typed: info.ssi_code == libc::SI_KERNEL && [libc::SIGINT, libc::SIGQUIT].contains(&number),
+        })
     }
 
     /// The numbers of the signals that a process started from here has to unblock, for [`unblock`].
