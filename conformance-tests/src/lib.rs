@@ -45,6 +45,7 @@
 //!
 //! A history of locks, from wherever it is, is judged by the [`oracle`].
 
+mod admission;
 #[cfg(feature = "faults")]
 mod background;
 mod broken;

@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use libtest_mimic::{Completion, Failed, Trial};
 
+use crate::admission;
 use crate::broken::Bug;
 use crate::cases::{self, Entry, GROUPS};
 use crate::harness::Harness;
@@ -102,6 +103,7 @@ impl Row {
     }
 
     fn run(&self, name: &str, entry: Entry) -> Result<Completion, Failed> {
+        let _running = admission::enter();
         let mut ran = run_case(&self.key, &self.harness, entry, Limits::GENEROUS, None);
         ran.outcome = self.judged(name, ran.outcome);
         self.summary().case(name, &ran);
@@ -137,6 +139,7 @@ impl Row {
     }
 
     fn hunt(&self, bug: Bug) -> Result<Completion, Failed> {
+        let _running = admission::enter();
         let mut hunted = hunt(&self.key, &self.harness, bug);
         let skips = Skips::of(self.harness.known_skips());
         let objection = match &hunted {

@@ -26,7 +26,12 @@ pub(crate) async fn connector(
     let files = files.clone();
     // Not on the thread that renews locks: there may be hundreds of files.
     let reading = tokio::task::spawn_blocking(move || build(tls, files, system_roots)).await;
-    reading.map_err(|e| wrong("the certificates cannot be read".to_owned(), e))?
+    reading.map_err(|e| {
+        wrong(
+            "the certificates cannot be read, as the runtime of this client ends".to_owned(),
+            e,
+        )
+    })?
 }
 
 /// Files that are not configured are those in `~/.postgresql`, as with libpq.

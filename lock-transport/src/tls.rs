@@ -139,7 +139,8 @@ pub async fn connect(
     let read = files.clone();
     // Not on the thread that renews locks: there may be hundreds of files.
     let reading = tokio::task::spawn_blocking(move || client_config(&read, Verify::Full)).await;
-    let (mut config, handshake) = reading.map_err(|e| wrong("the certificates cannot be read", e))??;
+    let (mut config, handshake) =
+        reading.map_err(|e| wrong("the certificates cannot be read, as the runtime of this client ends", e))??;
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     let unnamed = "the host in the address is not one that a certificate can name";
     let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| wrong(unnamed, e))?;

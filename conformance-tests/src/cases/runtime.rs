@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use futures_executor::block_on;
 use lock_core::LockError;
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{Builder, Handle, Runtime};
 
 use crate::case::{Case, rises};
 use crate::outcome::{Outcome, checked, ensure, fail};
@@ -69,10 +69,10 @@ pub(crate) async fn a_client_is_made_and_used_outside_of_a_runtime(case: Arc<Cas
 
 pub(crate) async fn a_client_whose_own_runtime_ends_ends_with_it(case: Arc<Case>) -> Outcome {
     let other = case.party().await?.locks;
-    let runtime = own_runtime()?;
-    let locks = case.party_on_runtime(runtime.handle()).await?.locks;
+    let (mut runtime, handle) = OwnRuntime::start()?;
+    let locks = case.party_on_runtime(&handle).await?.locks;
     // This one is not used before its runtime has ended.
-    let idle = case.party_on_runtime(runtime.handle()).await?.locks;
+    let idle = case.party_on_runtime(&handle).await?.locks;
     let taken = other.lock("taken").await?;
     let held = locks.lock("held").ttl(case.steady_ttl()).await?;
     let token = held.token();
@@ -81,7 +81,8 @@ pub(crate) async fn a_client_whose_own_runtime_ends_ends_with_it(case: Arc<Case>
         tokio::task::yield_now().await;
     }
     case.in_line("taken", 1).await?;
-    tokio::task::spawn_blocking(move || drop(runtime)).await?;
+    let ending = runtime.0.take();
+    tokio::task::spawn_blocking(move || drop(ending)).await?;
 
     let limit = case.hang_limit();
     case.within(
@@ -121,7 +122,21 @@ pub(crate) async fn a_client_whose_own_runtime_ends_ends_with_it(case: Arc<Case>
     Ok(())
 }
 
-/// A runtime that nothing but the client uses.
-fn own_runtime() -> io::Result<Runtime> {
-    Builder::new_multi_thread().worker_threads(1).enable_all().build()
+/// A runtime that nothing but the client uses. A task may drop it, as a case that fails does.
+struct OwnRuntime(Option<Runtime>);
+
+impl OwnRuntime {
+    fn start() -> io::Result<(Self, Handle)> {
+        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let handle = runtime.handle().clone();
+        Ok((Self(Some(runtime)), handle))
+    }
+}
+
+impl Drop for OwnRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
