@@ -168,7 +168,8 @@ pub(crate) async fn eight_clients_hold_one_at_a_time(case: Arc<Case>) -> Outcome
                     "one holds {:?} at a time; {others} were inside when {guard:?} came",
                     guard.name()
                 );
-                tokio::task::yield_now().await;
+                // Long enough that one that comes too early meets this one.
+                tokio::time::sleep(Duration::from_millis(5)).await;
                 ensure!(
                     guard.is_held(),
                     "the client",
