@@ -251,7 +251,7 @@ impl Resource for Fence<i64> {
 pub enum Fault {
     /// The lease of this name ends before its time.
     Expire(LockName),
-    /// Somebody else is made the holder of this name while another holds it.
+    /// Another client is made the holder of this name while another holds it.
     Steal(LockName),
     /// Whatever is stored of who holds this name is deleted behind the server's back.
     Delete(LockName),
@@ -272,7 +272,7 @@ pub enum Fault {
     Revoke,
     /// They may again.
     Permit,
-    /// The server answers nobody for that long, and forgets nothing.
+    /// The server answers no client for that long, and forgets nothing.
     Freeze(std::time::Duration),
     /// The server restarts and keeps its data.
     Restart,

@@ -1,4 +1,4 @@
-//! What happened in a case, for whoever reads its failure.
+//! What happened in a case, for the reader of its failure.
 
 use std::collections::VecDeque;
 use std::fmt::Write as _;

@@ -4,7 +4,7 @@
 //! So everything is written down with its time, and the invariants look at it afterwards. An operation that failed
 //! is *unknown*, not undone: the server may have done it.
 //!
-//! Whoever has a history of locks, from this suite or from elsewhere, can have it judged:
+//! A history of locks, from this suite or from elsewhere, can be judged:
 //!
 //! ```
 //! use std::time::Duration;
@@ -86,7 +86,7 @@ pub enum Event {
     Invoke,
     /// It was granted.
     Ok(FencingToken),
-    /// Somebody else held it to the end of the wait.
+    /// Another client held it to the end of the wait.
     Busy,
     /// The operation failed or was given up: nothing is known.
     Unknown,

@@ -160,7 +160,7 @@ fn time(text: &str) -> Result<Duration, &'static str> {
     }
 }
 
-/// Say who holds a lock. Exit code 1 if nobody does.
+/// Say who holds a lock. Exit code 1 if it is free.
 ///
 /// It only looks: the right to read a file of locks is enough, and nothing is written to it. Exit code 78 if there is no such file.
 #[derive(Args, Debug)]
@@ -168,7 +168,7 @@ fn time(text: &str) -> Result<Duration, &'static str> {
 pub(crate) struct HolderOf {
     /// The lock.
     pub(crate) name: String,
-    /// Print JSON: an object, or null if nobody holds it.
+    /// Print JSON: an object, or null if it is free.
     #[arg(long)]
     pub(crate) json: bool,
 }
@@ -190,7 +190,7 @@ pub(crate) struct List {
     pub(crate) names: bool,
 }
 
-/// Take a lock away from whoever holds it. Exit code 1 if nobody does.
+/// Take a lock away from its holder. Exit code 1 if it is free.
 ///
 /// The holder learns of it at its next renewal, at the latest a third of its ttl later. Until then both it and the next
 /// holder believe in the lock; only the fencing token tells them apart.
@@ -223,7 +223,7 @@ pub(crate) struct Check {
 
 /// Print the SQL that a database needs before locks can be kept in it.
 ///
-/// Only where the role that locks may not make what is missing by itself; somebody who may runs this once.
+/// Only where the role that locks may not make what is missing by itself; a role that may runs this once.
 #[cfg(feature = "postgres")]
 #[derive(Args, Debug)]
 #[command(after_help = "Example:\n  fencelock schema postgres --role locks | psql -U postgres shop")]

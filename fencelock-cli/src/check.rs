@@ -227,7 +227,7 @@ fn scope(capabilities: &Capabilities) -> &'static str {
     match capabilities.scope {
         Scope::Process => "clients of the same store in this process",
         Scope::Machine => "the processes of this machine",
-        Scope::Server => "everyone who reaches the server",
-        _ => "somebody",
+        Scope::Server => "all clients of the server",
+        _ => "some clients",
     }
 }

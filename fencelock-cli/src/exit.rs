@@ -23,7 +23,7 @@ pub(crate) const CONFIGURATION: u8 = 78;
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
 /// The command was not found.
 pub(crate) const NOT_FOUND: u8 = 127;
-/// Nobody holds the lock that was asked about.
+/// The lock that was asked about is free.
 pub(crate) const FREE: u8 = 1;
 
 /// What shells say of a process that a signal ended.

@@ -103,7 +103,7 @@ impl Location {
         })?;
         if locks.capabilities().scope == Scope::Process {
             return Err(Failure::usage(
-                "locks of that address exist within one process only, so they would exclude nobody; choose another",
+                "locks of that address exist within one process only, so they would exclude no other process; choose another",
             ));
         }
         // Not before: of what could not be read as an address nothing is known to be fit to be shown.

@@ -26,7 +26,7 @@ pub(crate) async fn holder(location: &Location, of: &HolderOf) -> Result<ExitCod
     })
 }
 
-/// Takes a lock away from whoever holds it.
+/// Takes a lock away from its holder.
 pub(crate) async fn release(location: &Location, release: &Release) -> Result<ExitCode, Failure> {
     if !release.force {
         return Err(Failure::usage(
@@ -48,7 +48,7 @@ pub(crate) async fn release(location: &Location, release: &Release) -> Result<Ex
     })
 }
 
-/// Prints who holds or held a lock, a line for each, or that nobody does.
+/// Prints who holds or held a lock, a line for each, or that it is free.
 fn tell(name: &str, holders: &[Holder], json: bool, sentence: impl Fn(&Holder) -> String) -> Result<ExitCode, Failure> {
     if holders.is_empty() {
         print(&match json {

@@ -1,4 +1,4 @@
-//! For whoever writes a backend, or wraps one: the trait and what passes through it.
+//! For authors of backends, and of what wraps one: the trait and what passes through it.
 //!
 //! [`Locks::new`](crate::Locks::new) takes anything that implements [`DistributedLock`]. Prove yours with the
 //! `conformance-tests` crate.

@@ -104,7 +104,7 @@ impl SqliteConfig {
     pub(crate) fn absolute(&self) -> Result<PathBuf, LockError> {
         let (text, shown) = (self.path.as_os_str().as_bytes(), self.path.display());
         let wrong = if text.is_empty() || text == b":memory:" {
-            "a SQLite database in memory excludes nobody else; give the path of a file".to_owned()
+            "a SQLite database in memory excludes no other process; give the path of a file".to_owned()
         } else if text.contains(&0) {
             let shown = shown.to_string();
             format!(

@@ -9,8 +9,8 @@
 //! UPDATE stock SET amount = ?2, fence = ?3 WHERE id = ?1 AND fence <= ?3
 //! ```
 //!
-//! No row changed means that the token is stale (or the row is missing). That is all that a blind write needs. Whoever
-//! reads before it writes, or protects more than a row, admits the token *first*, in the same transaction:
+//! No row changed means that the token is stale (or the row is missing). That is all that a blind write needs. A
+//! holder that reads before it writes, or protects more than a row, admits the token *first*, in the same transaction:
 //!
 //! ```
 //! use lock_core::FencingToken;
@@ -76,7 +76,7 @@ pub enum FenceError {
     /// The database failed; whether the holder is stale is not known.
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
-    /// The mark is not a token: somebody else wrote to the table.
+    /// The mark is not a token: another program wrote to the table.
     #[error("the mark of {resource} is not a fencing token; repair the table fencelock_fence")]
     Mark {
         /// Whose mark it is.

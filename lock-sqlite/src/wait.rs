@@ -1,6 +1,6 @@
 //! How claims that wait are woken, beside the looks that they take by themselves.
 //!
-//! Beside the database lies a named pipe. The client that frees a name that others wait for leaves one byte in it, and nobody reads it: `epoll`
+//! Beside the database lies a named pipe. The client that frees a name that others wait for leaves one byte in it, which is never read: `epoll`
 //! reports each write once to every client that listens (`EPOLLET`). It counts against no limit of a user, as inotify instances do, and works
 //! across containers. A client with several claims that wait then finds out with one query which of them may go on.
 //!

@@ -106,7 +106,7 @@ const PLANTED: &[Planted] = &[
         bug: Bug::ReleaseWithoutOwnerCheck,
         words: "release without owner check",
         case: "ownership::release_by_another_owner_harms_nothing",
-        sign: "who does not hold it is NotHeld",
+        sign: "that does not hold it is NotHeld",
     },
     Planted {
         bug: Bug::RenewalResurrects,

@@ -59,7 +59,7 @@ pub(crate) async fn a_swallowed_reply_leaves_nothing_after_the_release(case: Arc
     ensure!(
         released == Released::Released,
         "the backend",
-        "the request was done although nobody heard of it; its release said {released:?}"
+        "the request was done although its caller had gone; its release said {released:?}"
     );
     case.is_free(&other, claim.name()).await?;
     // The same at the level of users: the caller is told that it failed, and nothing is left.

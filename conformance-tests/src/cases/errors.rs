@@ -31,7 +31,7 @@ pub(crate) async fn busy_is_never_reported_as_broken(case: Arc<Case>) -> Outcome
                 ensure!(
                     after.is_none_or(|after| after <= guard.ttl()),
                     "the backend",
-                    "a lock that nobody renews is free after its ttl; it said to ask again after {after:?}"
+                    "a lock that is not renewed is free after its ttl; it said to ask again after {after:?}"
                 );
             }
             other => fail!("the backend", "a held name is busy and no failure; it said {other:?}"),
@@ -183,11 +183,11 @@ pub(crate) async fn a_holder_is_shown_as_it_is(case: Arc<Case>) -> Outcome {
     ensure!(
         nobody.is_none(),
         "the backend",
-        "nobody holds a free name; it named {nobody:?}"
+        "a free name has no holder; it named {nobody:?}"
     );
     let guard = party.locks.lock("n").label("nightly").await?;
     let Some(holder) = other.locks.holder("n").await? else {
-        fail!("the backend", "somebody holds {guard:?}; it named nobody");
+        fail!("the backend", "{guard:?} has a holder; it named none");
     };
     let right = holder.name.as_ref().is_none_or(|name| name == guard.name())
         && holder.token.is_none_or(|token| token == guard.token())
@@ -209,7 +209,7 @@ pub(crate) async fn a_holder_is_shown_as_it_is(case: Arc<Case>) -> Outcome {
     ensure!(
         nobody.is_none(),
         "the backend",
-        "nobody holds a released name; it named {nobody:?}"
+        "a released name has no holder; it named {nobody:?}"
     );
     Ok(())
 }

@@ -143,7 +143,7 @@ pub(crate) async fn a_name_of_512_bytes_works(case: Arc<Case>) -> Outcome {
     Ok(())
 }
 
-/// Tasks on eight clients take turns; each turn checks that nobody else is inside.
+/// Tasks on eight clients take turns; each turn checks that no other is inside.
 pub(crate) async fn eight_clients_hold_one_at_a_time(case: Arc<Case>) -> Outcome {
     const CLIENTS: usize = 8;
     const TASKS: usize = 24;
@@ -190,7 +190,7 @@ pub(crate) async fn eight_clients_hold_one_at_a_time(case: Arc<Case>) -> Outcome
     ensure!(
         done == expected,
         "the backend",
-        "everybody gets its turns: {expected}; it were {done}"
+        "each task gets its turns: {expected}; it were {done}"
     );
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The resource refuses whoever is late.
+//! The resource refuses holders that are late.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -199,7 +199,7 @@ pub(crate) async fn a_holder_stopped_past_its_ttl_cannot_write_after_its_success
     write(resource, next.token(), 2, true, 2).await?;
     // The woken process may still be between its last look and its write: only the resource can stop that.
     write(resource, old, 3, false, 2).await?;
-    ensure!(next.is_held(), "the client", "the woken process harms nobody");
+    ensure!(next.is_held(), "the client", "the woken process does no harm");
     next.release().await?;
     Ok(())
 }

@@ -91,7 +91,7 @@ async fn kept_from_the_last_sign(case: &Case, sign: Sign) -> Outcome {
     ensure!(
         believed.since(sent) + took >= case.ttl() * 9 / 10,
         "the backend",
-        "whoever gives a sign of life gets a full ttl of {:?}; it got {:?}",
+        "a holder that gives a sign of life gets a full ttl of {:?}; it got {:?}",
         case.ttl(),
         believed.since(sent)
     );
@@ -211,7 +211,7 @@ pub(crate) async fn a_stopped_holder_frees_its_lock_within_a_ttl_and_sees_the_lo
         "it sees its loss at its next look"
     );
     rises(old, grant.token)?;
-    // What the woken holder does about its loss harms nobody.
+    // What the woken holder does about its loss does no harm.
     case.is_busy(&other, next.name()).await?;
     other.release(&next, None).await?;
     Ok(())

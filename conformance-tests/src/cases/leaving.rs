@@ -78,12 +78,12 @@ async fn one_leaves(
             seen = case.in_line("n", 3) => drop(seen?),
             () = served => {}
         }
-        // Whoever stood behind it must not take its going for that of the holder.
+        // The waiter behind it must not take its going for that of the holder.
         tokio::time::sleep(case.ttl() / 8).await;
         ensure!(
             !waiting.iter().any(JoinHandle::is_finished),
             "the backend",
-            "nobody is served while the lock is held; somebody was when a waiter left"
+            "no waiter is served while the lock is held; one was when another left"
         );
         guard.release().await?;
         one_after_the_other(case, waiting).await?;
@@ -160,7 +160,7 @@ async fn stop_while_it_waits(case: &Case, child: &Child) -> Outcome {
     }
     fail!(
         "the backend",
-        "a process that is stopped while it waits holds nobody up; each time it did"
+        "a process that is stopped while it waits holds no other up; each time it did"
     );
 }
 
@@ -197,7 +197,7 @@ pub(super) async fn one_process_fails(case: &Arc<Case>, harm: Harm) -> Outcome {
                 ensure!(
                     token.is_some(),
                     "the backend",
-                    "whoever waits for ever is never told busy"
+                    "a waiter without a limit is never told busy"
                 );
                 let others = inside.fetch_add(1, Ordering::SeqCst);
                 ensure!(others == 0, "the backend", "waiters are served one at a time");

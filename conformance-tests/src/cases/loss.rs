@@ -40,7 +40,7 @@ pub(crate) async fn a_server_frozen_for_less_than_a_ttl_lets_nobody_else_in_whil
         ensure!(
             !waiting.is_finished(),
             "the backend",
-            "nobody else is let in while the holder believes"
+            "no other is let in while the holder believes"
         );
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -145,7 +145,7 @@ async fn told_within_one_renewal(case: &Case, fault: Fault, frees: bool) -> Outc
         ensure!(
             refused.is_none() || case.now().since(injected) >= ttl / 2,
             "the backend",
-            "what was given to somebody else is busy; it gave {refused:?}"
+            "what was given to another client is busy; it gave {refused:?}"
         );
         drop(refused);
         // The stranger does not renew.

@@ -1,4 +1,4 @@
-//! Whatever happens between a client and its server, nothing hangs, nothing is left, and nobody believes for too long.
+//! Whatever happens between a client and its server, nothing hangs, nothing is left, and no holder believes for too long.
 //!
 //! What the other groups do to the calls of a client is done here to its bytes.
 

@@ -96,7 +96,7 @@ pub(crate) async fn a_late_renewal_does_not_lengthen_the_successors_lease(case: 
 pub(crate) async fn renewal_never_brings_back_an_expired_lock(case: Arc<Case>) -> Outcome {
     let (first, second) = (case.client().await?, case.client().await?);
     let limit = case.ttl() + case.hang_limit();
-    // Once with nobody after it, once with a successor.
+    // Once without, once with a successor.
     let claim = case.brief_claim("n");
     let grant = case.take(&first, &claim).await?;
     case.is_free_within(&second, claim.name(), limit).await?;
@@ -127,7 +127,7 @@ pub(crate) async fn renewal_after_release_brings_nothing_back(case: Arc<Case>) -
 pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: Arc<Case>) -> Outcome {
     case.needs(case.capabilities().force_release, "the backend cannot release by force")?;
     let (victim, other) = (case.party().await?, case.party().await?);
-    // Long enough that the victim would believe for much longer if nobody told it.
+    // Long enough that the victim would believe for much longer if it were not told.
     let ttl = case.ttl_of(Duration::from_secs(12));
     let taken = case.now();
     let guard = victim.locks.lock("n").ttl(ttl).label("the victim").await?;
@@ -135,7 +135,7 @@ pub(crate) async fn a_forced_release_tells_the_victim_within_one_renewal(case: A
     let named = other.locks.force_release("n").await?.pop();
     let lost_after = case.now().since(taken);
     let Some(named) = named else {
-        fail!("the backend", "a forced release says whom it hit; it found nobody");
+        fail!("the backend", "a forced release names the holder; it found none");
     };
     ensure!(
         named.token.is_none_or(|token| token == guard.token()),
@@ -180,7 +180,7 @@ pub(crate) async fn a_forced_release_of_a_free_name_finds_nobody(case: Arc<Case>
     ensure!(
         found.is_empty(),
         "the backend",
-        "nobody holds a free name; it found {found:?}"
+        "a free name has no holder; it found {found:?}"
     );
     case.is_free(&client, &case.name("n")).await
 }
@@ -201,7 +201,7 @@ async fn not_held(client: &Link, claim: &Claim) -> Outcome {
     ensure!(
         released == Released::NotHeld,
         "the backend",
-        "a release of {:?} by somebody who does not hold it is NotHeld; it said {released:?}",
+        "a release of {:?} by a client that does not hold it is NotHeld; it said {released:?}",
         claim.name()
     );
     Ok(())

@@ -1,4 +1,4 @@
-//! Whoever waits gets the lock in time, or is told in time.
+//! A waiter gets the lock in time, or is told in time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

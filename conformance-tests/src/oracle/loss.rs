@@ -1,4 +1,4 @@
-//! Nobody believes longer than the server has promised, and what is lost stays lost.
+//! No holder believes longer than the server has promised, and what is lost stays lost.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;

@@ -34,7 +34,7 @@ fn an_option_that_cannot_be_says_why() {
     for (options, says) in [
         ("--url mysql://h/shop", "postgres, redis, sqlite"),
         ("--url locks.db", "does not start with a scheme"),
-        ("--url memory:", "exclude nobody"),
+        ("--url memory:", "exclude no other process"),
         ("-E=256", "--conflict-exit-code"),
         ("-E=-1", "--conflict-exit-code"),
         ("-E=busy", "--conflict-exit-code"),

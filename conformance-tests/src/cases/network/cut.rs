@@ -247,7 +247,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
             "what was released is not held; it said {released:?}"
         );
 
-        // Nobody asks again: the clean-up alone has to do.
+        // It is not asked again: the clean-up alone has to do.
         let given_up = Claim::new(claim.name().clone(), claim.ttl());
         prepare(&case, &client, claim.ttl()).await?;
         let trap = case.swallow_reply(&proxy, then).await;
@@ -265,7 +265,7 @@ pub(super) async fn a_reply_swallowed_after_the_commit_is_made_good_by_asking_ag
     Ok(())
 }
 
-/// What was granted ends with the connection that the reply was lost on. Whoever asks again gets something new.
+/// What was granted ends with the connection that the reply was lost on. Another request gets something new.
 async fn gone_with_its_connection(case: &Case, proxy: &Proxy, client: &Link, other: &Link) -> Outcome {
     let mut last: Option<FencingToken> = None;
     for then in [Then::Cut, Then::Silence] {

@@ -14,7 +14,7 @@ pub(super) async fn a_wake_up_missed_with_its_connection_is_repaired(case: Arc<C
     let proxy = case.proxy().await?;
     let (holder, waiter) = (case.party().await?.locks, case.party_through(&proxy).await?);
     for _ in 0..3 {
-        // So long that nobody gets anything because a lease or a place in the line ran out.
+        // So long that no claim is granted because a lease or a place in the line ran out.
         let guard = holder.lock("n").await?;
         let before = waiter.link.counts().waits();
         let waiting = tokio::spawn(waiter.locks.lock("n").into_future());
@@ -83,7 +83,7 @@ pub(super) async fn a_wait_into_silence_is_over_in_time_and_holds_nobody_up(case
     // At the worst the lock goes to the silent waiter for one ttl, after its place has run out.
     let limit = 2 * ttl + case.hang_limit();
     let next = case
-        .within(limit, "whoever stands behind gets the lock", next)
+        .within(limit, "the waiter behind it gets the lock", next)
         .await???;
     next.release().await?;
     proxy.heal().await;
