@@ -38,6 +38,7 @@ impl ClientInner {
             if let Some(guard) = self.resume(&exclusive, options, &span).await {
                 return guard;
             }
+            let waiting = self.stats.waiting.hold();
             let (now, starting) = (self.clock.now(), self.about_to_start());
             let first = match self.names.begin(&key, name, options, now) {
                 None => None,
@@ -48,7 +49,6 @@ impl ClientInner {
             };
             let (reply, outcome) = oneshot::channel();
             let options = Arc::new(options.clone());
-            let waiting = self.stats.waiting.hold();
             let waiter = Waiter::new(name.clone(), options, now, reply, span.clone(), waiting);
             let entered = self
                 .names

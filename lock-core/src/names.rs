@@ -408,7 +408,7 @@ impl Names {
         let Some(name) = state.names.get_mut(key) else {
             return Step::End;
         };
-        _queue = name.queue.take_if(|queue| queue.waiters.is_empty());
+        _queue = name.queue.take_if(|queue| queue.is_empty());
         if let Some(release) = &name.releasing {
             return release.step();
         }

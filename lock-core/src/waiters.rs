@@ -1,6 +1,6 @@
 //! The requests of this client that wait for a name, in their order.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,14 +44,17 @@ pub(crate) struct Waiter {
 /// Waiters whose outcome is known. They are answered without the mutex, as that runs code of others.
 pub(crate) type Answers = Vec<(Box<Waiter>, LockError)>;
 
-/// Those that wait for one name.
+/// Those that wait for one name. What changes with each of them costs the logarithm of their number.
 #[derive(Default)]
 pub(crate) struct Queue {
-    /// By their serials.
-    pub(crate) waiters: VecDeque<Box<Waiter>>,
+    /// By their serials: in the order of their arrival.
+    waiters: BTreeMap<u64, Box<Waiter>>,
+    /// When the time of a waiter is looked at next.
+    expiries: BTreeSet<(Stamp, u64)>,
+    /// The deadlines of the waiters up to the serial `run_end`, which a claim of the first one serves one after the other.
+    run: BTreeSet<(Stamp, u64)>,
+    run_end: u64,
     impatient: usize,
-    /// No waiter's time is to be looked at before.
-    pub(crate) next_expiry: Option<Stamp>,
     /// Waiters up to this serial know that the lock is held.
     pub(crate) busy_up_to: u64,
     /// The last failure until the server responds again, and the last waiter that was there.
@@ -94,6 +97,11 @@ impl Waiter {
         }
     }
 
+    /// Its place among the deadlines of those that a claim serves.
+    fn in_run(&self) -> (Stamp, u64) {
+        (self.deadline.unwrap_or(Stamp::MAX), self.serial)
+    }
+
     pub(crate) fn timed_out(&self, now: Stamp, busy: &Busy) -> LockError {
         let waited = if self.options.waits() {
             now.since(self.started)
@@ -106,11 +114,20 @@ impl Waiter {
 
 impl Queue {
     pub(crate) fn front(&self) -> Option<&Waiter> {
-        self.waiters.front().map(|waiter| &**waiter)
+        self.waiters.first_key_value().map(|(_, waiter)| &**waiter)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiters.is_empty()
     }
 
     pub(crate) fn has_impatient(&self) -> bool {
         self.impatient > 0
+    }
+
+    /// When the time of a waiter is to be looked at first.
+    pub(crate) fn next_expiry(&self) -> Option<Stamp> {
+        self.expiries.first().map(|(at, _)| *at)
     }
 
     /// The claim for the first waiter. It asks for tokens for others that wait, or that are likely to come.
@@ -125,35 +142,65 @@ impl Queue {
         })
     }
 
+    /// Until when one of those waits that get the claim one after the other; [`Stamp::MAX`] if one waits for ever. `None` if the first waiter
+    /// asks for something else.
+    pub(crate) fn last_deadline(&mut self, claim: &Claim) -> Option<Stamp> {
+        self.front().filter(|front| front.options.is_served_by(claim))?;
+        for waiter in self.waiters.range(self.run_end + 1..).map(|(_, waiter)| waiter) {
+            if !waiter.options.is_served_by(claim) {
+                break;
+            }
+            self.run_end = waiter.serial;
+            self.run.insert(waiter.in_run());
+        }
+        self.run.last().map(|(deadline, _)| *deadline)
+    }
+
     pub(crate) fn push(&mut self, waiter: Box<Waiter>) {
+        if waiter.serial <= self.run_end {
+            self.run.clear();
+            self.run_end = 0;
+        }
         self.impatient += usize::from(waiter.is_impatient);
-        self.next_expiry = [self.next_expiry, waiter.expiry].into_iter().flatten().min();
-        let at = self.waiters.partition_point(|other| other.serial < waiter.serial);
-        self.waiters.insert(at, waiter);
+        self.expiries.extend(waiter.expiry.map(|at| (at, waiter.serial)));
+        self.waiters.insert(waiter.serial, waiter);
     }
 
     pub(crate) fn remove(&mut self, serial: u64) -> Option<Box<Waiter>> {
-        let at = self
-            .waiters
-            .binary_search_by_key(&serial, |waiter| waiter.serial)
-            .ok()?;
-        let waiter = self.waiters.remove(at)?;
+        let waiter = self.waiters.remove(&serial)?;
         self.impatient -= usize::from(waiter.is_impatient);
+        if let Some(at) = waiter.expiry {
+            self.expiries.remove(&(at, serial));
+        }
+        self.run.remove(&waiter.in_run());
         Some(waiter)
     }
 
     /// Takes out the waiters for which `look` finds an error.
-    pub(crate) fn end(&mut self, mut look: impl FnMut(&mut Waiter) -> Option<LockError>) -> Answers {
-        let (mut left, mut answers) = (VecDeque::new(), Answers::new());
-        for mut waiter in std::mem::take(&mut self.waiters) {
-            match look(&mut waiter) {
-                Some(error) => answers.push((waiter, error)),
-                None => left.push_back(waiter),
-            }
+    pub(crate) fn end(&mut self, look: impl Fn(&Waiter) -> Option<LockError>) -> Answers {
+        let ends = self
+            .waiters
+            .values()
+            .filter_map(|waiter| Some((waiter.serial, look(waiter)?)));
+        let ends: Vec<_> = ends.collect();
+        let ended = ends.into_iter().map(|(serial, error)| (self.remove(serial), error));
+        ended.filter_map(|(waiter, error)| Some((waiter?, error))).collect()
+    }
+
+    /// The same for those whose time has come by `now`. `look` may set a later time.
+    pub(crate) fn end_due(&mut self, now: Stamp, mut look: impl FnMut(&mut Waiter) -> Option<LockError>) -> Answers {
+        let mut answers = Answers::new();
+        while let Some((_, serial)) = self.expiries.first().copied().filter(|(at, _)| *at <= now) {
+            self.expiries.pop_first();
+            let Some(waiter) = self.waiters.get_mut(&serial) else {
+                continue;
+            };
+            (waiter.expiry, self.impatient) = (None, self.impatient - usize::from(waiter.is_impatient));
+            let error = look(waiter);
+            self.impatient += usize::from(waiter.is_impatient);
+            self.expiries.extend(waiter.expiry.map(|at| (at, serial)));
+            answers.extend(error.and_then(|error| Some((self.remove(serial)?, error))));
         }
-        self.impatient = left.iter().filter(|waiter| waiter.is_impatient).count();
-        self.next_expiry = left.iter().filter_map(|waiter| waiter.expiry).min();
-        self.waiters = left;
         answers
     }
 }

@@ -160,7 +160,7 @@ impl Name {
 
     /// When the time of a waiter ends first.
     pub(crate) fn next_expiry(&self) -> Option<Stamp> {
-        self.queue.as_ref()?.next_expiry
+        self.queue.as_ref()?.next_expiry()
     }
 
     /// Ends the requests whose time is over. The response to the request that is under way decides about those that wait until
@@ -170,8 +170,7 @@ impl Name {
             return Answers::new();
         };
         let (up_to, failure, holder) = (queue.busy_up_to, queue.failure.clone(), &self.holder);
-        let answers = queue.end(|waiter| {
-            waiter.expiry.take_if(|at| *at <= now)?;
+        let answers = queue.end_due(now, |waiter| {
             let knows_busy = waiter.knows_busy(up_to);
             let deadline = waiter.deadline.filter(|_| !waiter.is_impatient);
             if !waiter.is_impatient && knows_busy {
@@ -297,11 +296,9 @@ impl Name {
 
     /// Until when the claim is waited for by one of those that it goes to, one after the other: it keeps its place at the server when the first
     /// of them leaves.
-    pub(crate) fn last_deadline(&self) -> Option<Stamp> {
-        let (asking, queue) = (self.asking.as_ref()?, self.queue.as_ref()?);
-        let waiters = queue.waiters.iter();
-        let served = waiters.take_while(|waiter| waiter.options.is_served_by(&asking.claim));
-        served.map(|waiter| waiter.deadline.unwrap_or(Stamp::MAX)).max()
+    pub(crate) fn last_deadline(&mut self) -> Option<Stamp> {
+        let claim = &self.asking.as_ref()?.claim;
+        self.queue.as_mut()?.last_deadline(claim)
     }
 
     pub(super) fn settle(&mut self, holder: KnownHolder, up_to: u64) {
@@ -313,8 +310,10 @@ impl Name {
     }
 
     pub(super) fn refuse_all(&mut self, error: &LockError) -> Answers {
-        let waiters = self.queue.take().into_iter().flat_map(|queue| queue.waiters);
-        waiters.map(|waiter| (waiter, error.clone())).collect()
+        let queue = self.queue.take();
+        queue
+            .map(|mut queue| queue.end(|_| Some(error.clone())))
+            .unwrap_or_default()
     }
 
     pub(super) fn refuse_impatient(&mut self, now: Stamp) -> Answers {

@@ -15,6 +15,20 @@ fn ask(locks: &Locks, name: &'static str) -> JoinHandle<Result<LockGuard, LockEr
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_request_counts_as_waiting_from_its_first_step_to_its_end() {
+    let world = World::new();
+    world.server.client.set(world.locks.clone()).unwrap();
+    let guard = world.locks.lock("a").await.unwrap();
+    assert_eq!((world.server.waiting(), world.locks.stats().waiting), (vec![1], 0));
+    let waits = ask(&world.locks, "a");
+    world.settle().await;
+    assert_eq!(world.locks.stats().waiting, 1);
+    guard.release().await.unwrap();
+    waits.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!((world.server.waiting(), world.locks.stats().waiting), (vec![1, 1], 0));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_try_that_meets_a_siblings_request_awaits_its_answer() {
     let world = World::new();
     world.server.next(Op::Try, [Fate::AnswerAfter(SECOND)]);

@@ -3,7 +3,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -73,6 +73,8 @@ pub(crate) struct Scripted {
     pub(crate) grants_another_claim: bool,
     /// How long the client keeps its locks.
     pub(crate) linger: Duration,
+    /// The client whose statistics are read when a request to acquire begins.
+    pub(crate) client: Arc<OnceLock<Locks>>,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +85,8 @@ struct Server {
     fates: HashMap<Op, VecDeque<Fate>>,
     log: Vec<(Op, Stamp)>,
     asked: Vec<OwnerId>,
+    /// How many requests the client counted as waiting when each of them began.
+    waiting: Vec<u64>,
     shared: Option<Lease>,
     shared_until: Option<Stamp>,
     crossed: usize,
@@ -113,6 +117,7 @@ impl World {
             gives_up_early: false,
             grants_another_claim: false,
             linger: Duration::ZERO,
+            client: Arc::default(),
         };
         change(&mut server);
         let options = paused::options().ttl(TTL).linger(server.linger);
@@ -209,6 +214,11 @@ impl Scripted {
     /// How often the client asked for a name that an earlier claim of its own held.
     pub(crate) fn crossed(&self) -> usize {
         self.server.lock().unwrap().crossed
+    }
+
+    /// How many requests the client counted as waiting when each request to acquire began.
+    pub(crate) fn waiting(&self) -> Vec<u64> {
+        self.server.lock().unwrap().waiting.clone()
     }
 
     pub(crate) fn take_away(&self, name: &str) {
@@ -352,7 +362,12 @@ impl DistributedLock for Scripted {
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         let (claim, sent, shares) = (claim.clone(), self.clock.now(), self.shares);
         let wanted = self.wanted(&claim);
-        self.server.lock().unwrap().asked.push(claim.owner());
+        {
+            let waiting = self.client.get().map(|client| client.stats().waiting);
+            let mut server = self.server.lock().unwrap();
+            server.asked.push(claim.owner());
+            server.waiting.extend(waiting);
+        }
         let granted = match self.grants_another_claim {
             true => Claim::new(claim.name().clone(), claim.ttl()),
             false => claim.clone(),

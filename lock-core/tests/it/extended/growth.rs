@@ -1,13 +1,21 @@
-//! What a client does for one lock costs the same whatever else it holds.
+//! What a client does for one lock or one waiter costs the same whatever else it holds or waits for.
 
+use std::future::IntoFuture;
 use std::time::{Duration, Instant};
 
 use lock_core::{Locks, MemoryLock};
 
-const LOSSES: usize = 200;
+use crate::engine::scripted::{TTL, World};
 
-/// The time from a forced release until the holder is told and has let go, beside that many locks that share one lease. Nine out of
-/// ten took longer: some do because the machine was busy.
+const TIMES: u32 = 200;
+
+/// Nine out of ten took longer: some do because the machine was busy.
+fn typical(mut times: Vec<Duration>) -> Duration {
+    times.sort_unstable();
+    times[times.len() / 10]
+}
+
+/// The time from a forced release until the holder is told and has let go, beside that many locks that share one lease.
 async fn loss_beside(held: usize) -> Duration {
     let memory = MemoryLock::new().sharing_leases();
     let locks = Locks::new(memory.client());
@@ -16,7 +24,7 @@ async fn loss_beside(held: usize) -> Duration {
         guards.push(locks.lock(lock.to_string()).await.unwrap());
     }
     let mut times = Vec::new();
-    for guard in guards.drain(..LOSSES) {
+    for guard in guards.drain(..TIMES as usize) {
         let before = locks.stats().held;
         let start = Instant::now();
         memory.expire(guard.name());
@@ -25,8 +33,7 @@ async fn loss_beside(held: usize) -> Duration {
         }
         times.push(start.elapsed());
     }
-    times.sort_unstable();
-    times[LOSSES / 10]
+    typical(times)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
@@ -36,4 +43,35 @@ async fn a_loss_costs_no_more_beside_many_locks() {
     println!("told within {few:?} beside 300 locks, within {many:?} beside 30 000");
     // A look at each of the others would cost a hundred times as much.
     assert!(many < 30 * few, "{few:?} and {many:?}");
+}
+
+/// What it costs that a request comes to wait, and that one times out, beside that many that wait for the same name.
+async fn wait_beside(waiting: usize) -> (Duration, Duration) {
+    let world = World::new();
+    world.server.occupy("a", 100 * TTL);
+    let waits = |limit| tokio::spawn(world.locks.lock("a").wait_for(limit).into_future());
+    let others: Vec<_> = (0..waiting).map(|_| waits(10 * TTL)).collect();
+    world.settle().await;
+    let (mut arrivals, mut ends) = (Vec::new(), Vec::new());
+    for time in 1..=TIMES {
+        let start = Instant::now();
+        waits(TTL + Duration::from_millis(10) * time);
+        world.settle().await;
+        arrivals.push(start.elapsed());
+    }
+    world.pass(TTL).await;
+    for time in 1..=TIMES.into() {
+        let start = Instant::now();
+        crate::until(|| world.locks.stats().timed_out >= time).await;
+        ends.push(start.elapsed());
+    }
+    others.iter().for_each(|other| other.abort());
+    (typical(arrivals), typical(ends))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_wait_costs_no_more_beside_many_others() {
+    let (few, many) = (wait_beside(300).await, wait_beside(30_000).await);
+    println!("comes and times out within {few:?} beside 300 waiters, within {many:?} beside 30 000");
+    assert!(many.0 < 30 * few.0 && many.1 < 30 * few.1, "{few:?} and {many:?}");
 }
