@@ -14,9 +14,9 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::acquire_options::AcquireOptions;
 use crate::call::{call, catch_panic};
-use crate::exit::{self, AtExit, ExitDelay};
 use crate::guard::LockGuard;
 use crate::names::Names;
+use crate::process::{AtExit, ExitDelay, Process};
 use crate::release::{ReleaseSlots, Releases, Releasing};
 use crate::stats::Counters;
 use crate::watchdog::Watchdog;
@@ -31,7 +31,7 @@ const LOOKS: usize = 4;
 /// What all clones of a client share. It belongs to the process in which it was made.
 pub(crate) struct ClientInner {
     /// The process in which it was made.
-    process: u32,
+    pub(crate) process: Arc<Process>,
     pub(crate) backend: Arc<dyn DistributedLock>,
     pub(crate) capabilities: Capabilities,
     pub(crate) clock: Clock,
@@ -68,10 +68,8 @@ impl ClientInner {
         // Where the server has no queue, those who poll would ask in vain for as long.
         let longest = if capabilities.fair { Duration::MAX } else { TENURE };
         let linger = options.linger.min(longest);
-        let process = std::process::id();
-        exit::belongs_to(process);
         Self {
-            process,
+            process: Process::current(),
             clock: backend.clock(),
             ttl: options
                 .ttl
@@ -113,7 +111,7 @@ impl ClientInner {
         Releasing {
             _counted: self.stats.releasing.hold(),
             _drained: self.releases.begin(),
-            _exit: ExitDelay::of_client(),
+            _exit: ExitDelay::of(&self.process),
         }
     }
 
@@ -164,7 +162,7 @@ impl ClientInner {
 
     /// False in a forked child. A system call.
     pub(crate) fn is_of_this_process(&self) -> bool {
-        self.process == std::process::id()
+        self.process.is_current()
     }
 
     /// Fails in a forked child, where no task of the client runs. Once for each operation.

@@ -9,7 +9,7 @@ use tokio::task::JoinError;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::LockError;
-use crate::background::{background, started};
+use crate::process::{background, started};
 
 /// Runs a client's tasks: on the runtime that the user chose, or on the [background thread](crate::background()).
 ///

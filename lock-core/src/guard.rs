@@ -14,9 +14,9 @@ use tokio::sync::oneshot;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire_options::SHARES;
-use crate::background::block_on;
 use crate::call::call;
 use crate::held::Held;
+use crate::process::block_on;
 use crate::release::Reservation;
 use crate::{Attempt, FencingToken, LockError, LockName, LossReason, LossSignal, Mode, OwnerId, Released, Renewal};
 

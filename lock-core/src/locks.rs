@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak};
 
 use crate::client::ClientInner;
-use crate::exit::{self, AtExit};
+use crate::process::AtExit;
 use crate::{
     Capabilities, Claim, DistributedLock, Holder, InvalidName, LockError, LockName, Options, OwnerId, Released,
     ServerInfo, Stats,
@@ -47,7 +47,7 @@ impl Locks {
     pub fn with_options(backend: impl DistributedLock, options: Options) -> Self {
         let core = Arc::new(ClientInner::new(backend, options));
         if !core.linger.is_zero() {
-            exit::at_exit(&(Arc::downgrade(&core) as Weak<dyn AtExit>));
+            core.process.at_exit(Arc::downgrade(&core) as Weak<dyn AtExit>);
         }
         Self { core, scope: None }
     }

@@ -1,14 +1,14 @@
 //! How a holder learns that it holds no more.
 
+use std::fmt;
 use std::future::{Future, IntoFuture};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::{fmt, process};
 
-use arc_swap::ArcSwapOption;
-use tokio::sync::broadcast;
 use tokio_util::sync::CancellationToken;
+
+use crate::process::{Process, Serial};
 
 /// Why a lock is no longer held. Terminal: a lost guard never comes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
@@ -55,47 +55,6 @@ struct Cell {
     token: Mutex<Option<CancellationToken>>,
 }
 
-/// Tells leases and grants apart within this process: the number of the lease, and that of the grant, or zero for the lease itself. The holds of a
-/// grant, of which there is one at a time, have its serial.
-pub(crate) type Serial = (u64, u64);
-
-/// What is revoked in this process. Revocations are rare, so all clients are told of each, and look whether they have such a hold. A client that
-/// is late by more than that many looks at everything that it holds.
-///
-/// A forked child gets one of its own: the parent's may be locked there for ever.
-static REVOCATIONS: ArcSwapOption<Revocations> = ArcSwapOption::const_empty();
-
-struct Revocations {
-    process: u32,
-    sender: broadcast::Sender<Serial>,
-}
-
-fn of_this_process() -> Option<Arc<Revocations>> {
-    let process = process::id();
-    REVOCATIONS.load_full().filter(|found| found.process == process)
-}
-
-/// Receives what is revoked from now on.
-pub(crate) fn revocations() -> broadcast::Receiver<Serial> {
-    if let Some(found) = of_this_process() {
-        return found.sender.subscribe();
-    }
-    let new = Arc::new(Revocations {
-        process: process::id(),
-        sender: broadcast::Sender::new(256),
-    });
-    // Another thread may have been faster.
-    let before = REVOCATIONS.rcu(|found| {
-        let other = found.as_ref().filter(|other| other.process == new.process);
-        Some(Arc::clone(other.unwrap_or(&new)))
-    });
-    if let Some(before) = before.filter(|before| before.process != new.process) {
-        // To drop that of the parent would lock it.
-        std::mem::forget(before);
-    }
-    of_this_process().unwrap_or(new).sender.subscribe()
-}
-
 fn new_number() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
@@ -138,9 +97,9 @@ impl Revocation {
 
     /// Has the clients look at the holds that it concerns.
     pub(crate) fn tell(&self) {
-        if let Some(revocations) = of_this_process() {
+        if let Some(process) = Process::existing() {
             // An error says that no client holds anything.
-            let _ = revocations.sender.send(self.0.serial);
+            let _ = process.revocations.send(self.0.serial);
         }
     }
 
@@ -270,7 +229,7 @@ mod tests {
 
     #[test]
     fn the_clients_are_told_what_fires_and_not_what_ends_by_itself() {
-        let mut revoked = revocations();
+        let mut revoked = Process::current().revocations.subscribe();
         let (by_the_server, by_the_holder) = (Revocation::new(), Revocation::new());
         assert!(by_the_holder.fire_quietly(LossReason::Released));
         by_the_holder.revoker().revoke(LossReason::NotHeld);

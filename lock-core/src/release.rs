@@ -12,7 +12,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::call::call;
-use crate::exit::ExitDelay;
+use crate::process::ExitDelay;
 use crate::stats::Gauge;
 use crate::{Claim, Lease, LockError, Released, Stamp};
 

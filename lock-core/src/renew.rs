@@ -12,7 +12,7 @@ use tokio::time;
 use crate::call::catch_panic;
 use crate::client::ClientInner;
 use crate::held::Held;
-use crate::loss::{Serial, revocations};
+use crate::process::Serial;
 use crate::{Lease, LockError, LossReason, Renewal};
 
 impl ClientInner {
@@ -26,7 +26,10 @@ impl ClientInner {
         let is_running = &self.watchdog.is_running;
         if !is_running.swap(true, Ordering::SeqCst) {
             // Neither keeps the client alive nor is waited for by a shutdown.
-            runtime.spawn(watch(Watching(Arc::downgrade(self)), revocations()));
+            runtime.spawn(watch(
+                Watching(Arc::downgrade(self)),
+                self.process.revocations.subscribe(),
+            ));
         }
         // A runtime that has ended drops the task at once.
         match is_running.load(Ordering::SeqCst) {

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use crate::acquire_options::{AcquireOptions, Renew, SHARES};
 use crate::backend::RESERVATIONS;
-use crate::background::block_on;
 use crate::claim::printable;
 use crate::guard::{LockGuard, ReleaseOutcome};
 use crate::locks::Locks;
+use crate::process::block_on;
 use crate::{InvalidName, LockError, LockName, Mode, Stamp};
 
 /// A lock that is asked for: set what matters, then await it.

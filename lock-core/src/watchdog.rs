@@ -14,7 +14,7 @@ use foldhash::fast::RandomState;
 use tokio::sync::Notify;
 
 use crate::held::Held;
-use crate::loss::Serial;
+use crate::process::Serial;
 use crate::{Lease, Stamp};
 
 /// The clock is read that often while anything is held, because timers stand still while the machine sleeps and the clock does not.
