@@ -1,5 +1,6 @@
 //! The end of a process waits for its releases, and not for long.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -8,15 +9,13 @@ use lock_core::{
 };
 
 use crate::HANG_LIMIT;
-use crate::child::{Child, is_child};
 
-/// Printed once all has been dropped.
+/// Names the test that a child process runs.
+const TEST: &str = "LOCK_CORE_TEST_IN_CHILD";
+
+/// Printed once all has been dropped, and when the lock is released.
 const DROPPED: &str = "> dropped";
-
-/// Printed when the lock is released.
 const RELEASED: &str = "> released";
-
-const STEPS: u32 = 10;
 
 /// Releases take that long, or are never answered.
 #[derive(Debug)]
@@ -34,65 +33,47 @@ impl DistributedLock for Slow {
         self.0.renew(lease).await
     }
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
-        let Some(takes) = self.1 else {
-            return std::future::pending().await;
-        };
-        // In steps, so that a process that was stopped meanwhile still has most of it before it.
-        for _ in 0..STEPS {
-            tokio::time::sleep(takes / STEPS).await;
+        match self.1 {
+            Some(takes) => tokio::time::sleep(takes).await,
+            None => std::future::pending().await,
         }
         println!("{RELEASED}");
         self.0.release(claim, keep).await
     }
 }
 
-/// In the child: takes a lock, and drops everything.
-fn take_and_drop(takes: Option<Duration>) {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let locks = Locks::new(Slow(MemoryLock::new(), takes));
-        let _guard = locks.lock("n").await.unwrap();
-    });
-    println!("{DROPPED}");
-}
-
-/// Starts that test again as a process that ends, and returns whether its lock was released before the end. `dropped` is called with
-/// the number of the process once it has dropped its lock.
-fn releases_at_its_end(test: &str, dropped: impl FnOnce(u32)) -> bool {
-    let mut child = Child::start(test);
-    let mut released = false;
-    loop {
-        let line = child.next_line().expect("the child drops its lock");
-        released |= line.contains(RELEASED);
-        if line.contains(DROPPED) {
-            break;
-        }
+/// Runs that test as a process of its own, which takes a lock, drops everything and ends. Returns whether the lock was released before the
+/// end; `None` in that process.
+fn releases_at_its_end(test: &str, takes: Option<Duration>) -> Option<bool> {
+    if std::env::var(TEST).is_ok_and(|name| name == test) {
+        std::thread::spawn(|| {
+            std::thread::sleep(HANG_LIMIT);
+            std::process::abort();
+        });
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let locks = Locks::new(Slow(MemoryLock::new(), takes));
+            let _guard = locks.lock("n").await.unwrap();
+        });
+        println!("{DROPPED}");
+        return None;
     }
-    dropped(child.id());
-    while let Some(line) = child.next_line() {
-        released |= line.contains(RELEASED);
-    }
-    child.succeeds();
-    released
+    let mut child = Command::new(std::env::current_exe().unwrap());
+    child.args(["--exact", test, "--nocapture"]).env(TEST, test);
+    let output = child.stdin(Stdio::null()).output().unwrap();
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && printed.contains(DROPPED), "{output:?}");
+    Some(printed.contains(RELEASED))
 }
 
 #[test]
 fn the_end_waits_for_a_release() {
-    let test = "exit::the_end_waits_for_a_release";
-    if is_child(test) {
-        return take_and_drop(Some(Duration::from_millis(50)));
-    }
-    assert!(releases_at_its_end(test, |_| {}));
+    let released = releases_at_its_end("exit::the_end_waits_for_a_release", Some(Duration::from_millis(50)));
+    assert_ne!(released, Some(false));
 }
 
 #[test]
 fn the_end_does_not_wait_for_a_server_that_does_not_answer() {
     let test = "exit::the_end_does_not_wait_for_a_server_that_does_not_answer";
-    if is_child(test) {
-        return take_and_drop(None);
-    }
-    assert!(!releases_at_its_end(test, |_| {}));
+    assert_ne!(releases_at_its_end(test, None), Some(true));
 }

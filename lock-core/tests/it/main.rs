@@ -11,7 +11,6 @@
 
 use std::time::{Duration, Instant};
 
-mod child;
 mod engine;
 mod events;
 mod exit;

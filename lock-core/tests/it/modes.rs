@@ -15,25 +15,6 @@ async fn queued(memory: &MemoryLock, claims: usize) {
     until(|| memory.waiters() == claims).await;
 }
 
-#[test]
-fn a_permit_is_taken_and_released_without_a_runtime() {
-    let locks = Locks::new(MemoryLock::new());
-    let permit = locks.semaphore("api", 1).acquire_blocking().unwrap();
-    let token = permit.cancellation_token();
-    assert!(
-        locks
-            .semaphore("api", 1)
-            .no_wait()
-            .acquire_blocking()
-            .unwrap_err()
-            .is_busy()
-    );
-    permit.release_blocking().unwrap();
-    while !token.is_cancelled() {
-        std::thread::yield_now();
-    }
-}
-
 #[tokio::test(start_paused = true)]
 async fn several_locks_are_shared_together() {
     let memory = paused::memory();

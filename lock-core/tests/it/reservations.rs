@@ -56,16 +56,6 @@ async fn what_a_dropped_request_has_reserved_is_released_after_an_outage_longer_
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_that_ends_while_its_name_is_reserved_is_a_loss_and_leaves_nothing() {
-    let world = world();
-    world.server.next(Op::Reserve, [Fate::AnswerAfter(2 * SECOND)]);
-    let lost = job(&world).max_hold(SECOND).await.unwrap_err();
-    assert!(matches!(lost, LockError::Lost { .. }), "{lost}");
-    world.locks.drain().await;
-    assert!(!world.server.keeps("job"));
-}
-
-#[tokio::test(start_paused = true)]
 async fn what_cannot_have_been_reserved_is_released_no_longer_than_for_its_ttl() {
     let world = world();
     world.server.next(Op::Try, [Fate::Fail]);
@@ -79,32 +69,30 @@ async fn what_cannot_have_been_reserved_is_released_no_longer_than_for_its_ttl()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_failed_reservation_is_an_error_and_leaves_nothing() {
-    let world = world();
-    world.server.next(Op::Reserve, [Fate::Fail]);
-    let error = job(&world).await.unwrap_err();
-    assert!(
-        matches!(error, LockError::Unavailable { .. }) && error.name().is_some(),
-        "{error}"
-    );
-    world.locks.drain().await;
-    assert!(!world.server.keeps("job"));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_reservation_of_a_lock_that_is_taken_away_is_a_loss() {
-    let world = world();
-    world.server.next(Op::Reserve, [Fate::DeliverAfter(SECOND)]);
-    let request = tokio::spawn(job(&world).into_future());
-    asked(&world).await;
-    world.server.take_away("job");
-    let lost = request.await.unwrap().unwrap_err();
-    assert!(
-        matches!(&lost, LockError::Lost { reason, .. } if *reason == LossReason::NotHeld),
-        "{lost}"
-    );
-    world.locks.drain().await;
-    assert!(!world.server.keeps("job"));
+async fn a_reservation_that_fails_or_comes_too_late_is_an_error_and_leaves_nothing() {
+    for (fate, lost) in [
+        (Fate::Fail, None),
+        (Fate::AnswerAfter(2 * SECOND), Some(LossReason::MaxHold)),
+        (Fate::DeliverAfter(SECOND), Some(LossReason::NotHeld)),
+    ] {
+        let world = world();
+        world.server.next(Op::Reserve, [fate]);
+        let request = tokio::spawn(job(&world).max_hold(SECOND * 3 / 2).into_future());
+        asked(&world).await;
+        if lost == Some(LossReason::NotHeld) {
+            world.server.take_away("job");
+        }
+        let error = request.await.unwrap().unwrap_err();
+        let reason = match &error {
+            LockError::Unavailable { .. } => None,
+            LockError::Lost { reason, .. } => Some(*reason),
+            _ => panic!("{error}"),
+        };
+        assert_eq!(reason, lost, "{error}");
+        assert!(error.name().is_some());
+        world.locks.drain().await;
+        assert!(!world.server.keeps("job"));
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,31 +1,11 @@
 //! The forms in which people use locks compile and work.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lock_core::{LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome};
 
-use crate::{block_until, paused, until};
-
-#[test]
-fn threads_without_a_runtime_take_turns() {
-    let locks = Locks::new(MemoryLock::new());
-    let inside = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        for _ in 0..8 {
-            scope.spawn(|| {
-                for _ in 0..20 {
-                    let guard = locks.lock("a").acquire_blocking().unwrap();
-                    assert!(!inside.swap(true, Ordering::SeqCst), "one holds at a time");
-                    std::thread::yield_now();
-                    inside.store(false, Ordering::SeqCst);
-                    assert_eq!(guard.release_blocking().unwrap(), ReleaseOutcome::Released);
-                }
-            });
-        }
-    });
-}
+use crate::{block_until, until};
 
 #[tokio::test]
 async fn a_task_that_would_block_panics_and_a_thread_that_may_block_does_not() {
@@ -38,7 +18,11 @@ async fn a_task_that_would_block_panics_and_a_thread_that_may_block_does_not() {
     let held = locks.try_lock("a").await.unwrap().expect("released in the background");
 
     let client = locks.clone();
-    let waits = tokio::task::spawn_blocking(move || client.lock("a").acquire_blocking()?.release_blocking());
+    let waits = tokio::task::spawn_blocking(move || {
+        let guard = client.lock("a").acquire_blocking()?;
+        client.semaphore("api", 1).acquire_blocking()?.release_blocking()?;
+        guard.release_blocking()
+    });
     until(|| locks.stats().waiting > 0).await;
     held.release().await.unwrap();
     assert_eq!(waits.await.unwrap().unwrap(), ReleaseOutcome::Released);
@@ -75,15 +59,23 @@ async fn every_error_about_a_lock_names_it() {
 }
 
 #[tokio::test]
-async fn work_that_ends_after_its_lock_without_awaiting_is_told() {
+async fn a_body_is_cancelled_by_a_loss_or_told_of_it_if_it_does_not_await() {
     let memory = MemoryLock::new();
-    let guard = Locks::new(memory.client()).lock("a").await.unwrap();
-    assert_eq!(guard.run(async { 7 }).await.unwrap(), 7);
-    let outcome = guard.run(async { memory.expire(guard.name()) }).await;
-    assert!(
-        matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == LossReason::Expired),
-        "{outcome:?}"
-    );
+    let locks = Locks::new(memory.client());
+    assert_eq!(locks.lock("a").with(async |_| 7).await.unwrap(), 7);
+    let cancelled = locks.lock("a").with(async |guard| {
+        memory.steal(guard.name()).unwrap();
+        std::future::pending::<()>().await;
+    });
+    let cancelled = cancelled.await;
+    memory.expire(&"a".parse().unwrap());
+    let told = locks.lock("a").with(async |guard| assert!(memory.expire(guard.name())));
+    for (outcome, expected) in [(cancelled, LossReason::NotHeld), (told.await, LossReason::Expired)] {
+        assert!(
+            matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == expected),
+            "{outcome:?}"
+        );
+    }
 }
 
 #[tokio::test]
@@ -158,35 +150,6 @@ async fn a_lock_is_renewed_while_the_runtime_of_its_holder_is_blocked() {
     block_until(|| locks.stats().renewed > 0);
     assert!(guard.is_held());
     assert_eq!(guard.release().await.unwrap(), ReleaseOutcome::Released);
-}
-
-#[tokio::test]
-async fn a_body_is_cancelled_when_its_lock_is_lost() {
-    let memory = MemoryLock::new();
-    let locks = Locks::new(memory.client());
-    let name: LockName = "a".parse().unwrap();
-    let outcome = locks
-        .lock(name.as_str())
-        .with(async |_| {
-            memory.steal(&name).unwrap();
-            std::future::pending::<()>().await;
-        })
-        .await;
-    assert!(
-        matches!(outcome, Err(LockError::Lost { reason, .. }) if reason == LossReason::NotHeld),
-        "{outcome:?}"
-    );
-}
-
-#[tokio::test(start_paused = true)]
-async fn the_longest_hold_ends_a_living_holder() {
-    let locks = paused::client(paused::memory());
-    let guard = locks.lock("a").max_hold(Duration::from_millis(50)).await.unwrap();
-    assert!(guard.remaining() <= Duration::from_millis(50));
-    assert_eq!(guard.lost().await, LossReason::MaxHold);
-    assert!(!guard.is_held());
-    let next = locks.lock("a").wait_for(Duration::from_secs(10)).await.unwrap();
-    assert!(next.token() > guard.token());
 }
 
 #[tokio::test]

@@ -167,66 +167,6 @@ async fn a_grant_that_arrives_after_its_lease_ran_out_does_not_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_leaves_nothing_behind_wherever_it_stood() {
-    for fate in [
-        None,
-        Some(Fate::AnswerAfter(SECOND)),
-        Some(Fate::LoseReply),
-        Some(Fate::DeliverAfter(SECOND)),
-    ] {
-        let world = World::new();
-        world.server.next(Op::Try, fate);
-        let request = ask(&world.locks, "a");
-        world.settle().await;
-        request.abort();
-        drop(request.await);
-        world.pass(2 * OP_TIMEOUT).await;
-        assert!(!world.server.keeps("a"), "{fate:?}");
-        assert!(world.locks.try_lock("a").await.unwrap().is_some(), "{fate:?}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_backend_that_panics_fails_one_request_only() {
-    let world = World::new();
-    world.server.next(Op::Try, [Fate::Panic]);
-    assert!(world.locks.lock("a").await.unwrap().is_held());
-    assert_eq!((world.server.count(Op::Try), world.locks.stats().waiting), (2, 0));
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_ends_on_time_and_says_who_holds() {
-    let world = World::new();
-    world.server.occupy("a", TTL);
-    let started = world.now();
-    let error = world.locks.lock("a").wait_for(3 * SECOND).await.unwrap_err();
-    let LockError::TimedOut {
-        holder: Some(holder),
-        waited,
-        ..
-    } = error
-    else {
-        panic!("{error}")
-    };
-    assert_eq!(holder.label.as_deref(), Some("elsewhere"));
-    assert!(waited >= 3 * SECOND && world.now().since(started) < 4 * SECOND);
-    assert_eq!(world.locks.stats().timed_out, 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_wait_that_ends_in_failures_is_unavailable() {
-    let world = World::new();
-    world.server.occupy("a", TTL);
-    world.server.next(Op::Acquire, [Fate::Fail]);
-    let waiting = tokio::spawn(world.locks.lock("a").wait_for(3 * SECOND).into_future());
-    // The first answer is busy.
-    world.settle().await;
-    world.server.next(Op::Try, [Fate::Fail; 500]);
-    let error = waiting.await.unwrap().unwrap_err();
-    assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_wait_goes_on_after_failures_and_answers_those_that_do_not_wait() {
     let world = World::new();
     world.server.occupy("a", 100 * TTL);

@@ -2,7 +2,6 @@
 
 use std::future::IntoFuture;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use lock_core::{LockError, LockRequest, Locks, LossReason, MemoryLock, Options, Renew};
@@ -214,61 +213,4 @@ async fn several_that_come_to_share_a_lock_that_is_kept_wait_for_its_release() {
                 .unwrap();
         }
     }
-}
-
-/// Uses by many tasks of two clients, some of which keep their lock for moments only, so that uses, ends and waiters meet.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn one_holds_it_at_a_time_and_tokens_rise() {
-    const TASKS: usize = 8;
-    const USES: usize = 300;
-    let memory = MemoryLock::new();
-    let (last, holders) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
-    let clients = [Duration::from_micros(200), Duration::from_millis(3)]
-        .map(|linger| Locks::with_options(memory.client(), Options::new().linger(linger)));
-    let tasks: Vec<_> = (0..TASKS)
-        .map(|at| {
-            let (locks, last, holders) = (clients[at % 2].clone(), Arc::clone(&last), Arc::clone(&holders));
-            tokio::spawn(async move {
-                for turn in 0..USES {
-                    let request = locks.lock("a");
-                    let guard = match turn % 5 {
-                        4 => {
-                            request
-                                .label(if turn % 2 == 0 { "one" } else { "other" })
-                                .into_future()
-                                .await
-                        }
-                        _ => request.await,
-                    }
-                    .unwrap();
-                    assert_eq!(holders.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
-                    let token = guard.token().get();
-                    assert!(last.swap(token, Ordering::SeqCst) < token, "tokens rise");
-                    holders.fetch_sub(1, Ordering::SeqCst);
-                    if turn % 3 == 0 {
-                        guard.release().await.unwrap();
-                    } else {
-                        drop(guard);
-                    }
-                    if turn % 7 == 0 {
-                        tokio::time::sleep(Duration::from_micros(300)).await;
-                    }
-                }
-            })
-        })
-        .collect();
-    for task in tasks {
-        task.await.unwrap();
-    }
-    for locks in &clients {
-        locks.drain().await;
-        let stats = locks.stats();
-        assert_eq!((stats.held, stats.waiting, stats.releasing, stats.lost), (0, 0, 0, 0));
-        assert_eq!(
-            (stats.acquired, stats.released),
-            ((TASKS / 2 * USES) as u64, (TASKS / 2 * USES) as u64)
-        );
-        assert!(stats.handed_over > 0);
-    }
-    assert!(Locks::new(memory.client()).holder("a").await.unwrap().is_none());
 }

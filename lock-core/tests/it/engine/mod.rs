@@ -2,7 +2,6 @@
 
 mod acquiring;
 mod linger;
-mod model;
 mod polling;
 mod releasing;
 mod renewing;

@@ -6,7 +6,7 @@ use std::time::Duration;
 use lock_core::{LockError, ReleaseOutcome};
 use tokio::time::Instant;
 
-use super::scripted::{Fate, HANGING, OP_TIMEOUT, Op, TTL, World};
+use super::scripted::{Fate, HANGING, OP_TIMEOUT, Op, World};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -22,27 +22,6 @@ async fn a_failed_release_is_told_and_tried_again() {
         assert!(!world.server.keeps("a"));
         assert_eq!(world.server.count(Op::Release), 3);
     }
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_release_is_not_tried_for_ever() {
-    let world = World::new();
-    drop(world.locks.lock("a").ttl(3 * SECOND).await.unwrap());
-    world.server.next(Op::Release, [Fate::Fail; 1000]);
-    world.pass(TTL).await;
-    let tries = world.server.count(Op::Release);
-    world.pass(TTL).await;
-    assert_eq!(world.server.count(Op::Release), tries);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_dropped_release_future_still_releases() {
-    let world = World::new();
-    let guard = world.locks.lock("a").await.unwrap();
-    world.server.next(Op::Release, [Fate::AnswerAfter(SECOND)]);
-    assert!(tokio::time::timeout(SECOND / 10, guard.release()).await.is_err());
-    world.pass(2 * SECOND).await;
-    assert!(!world.server.keeps("a"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -88,37 +67,6 @@ async fn a_wait_that_ends_after_a_failed_release_says_why_once() {
     assert_eq!(error.to_string(), "lock \"a\": acquire failed: no answer within 5s");
     assert_eq!(world.now().since(started).as_secs(), (OP_TIMEOUT * 3 / 2).as_secs());
     first.abort();
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_server_without_queue_is_left_to_others_after_a_stint() {
-    let world = World::with(|server| server.fair = false);
-    let turns = tokio::spawn({
-        let locks = world.locks.clone();
-        async move {
-            let work = || async {
-                for _ in 0..200 {
-                    let guard = locks.lock("a").await.unwrap();
-                    tokio::time::sleep(Duration::from_millis(5)).await;
-                    guard.release().await.unwrap();
-                }
-            };
-            tokio::join!(work(), work(), work());
-        }
-    });
-    world.pass(SECOND).await;
-    assert!(!turns.is_finished());
-    let (asked, released) = (world.server.times(Op::Try), world.server.times(Op::Release));
-    let pauses = released
-        .iter()
-        .zip(&asked[1..])
-        .map(|(released, asked)| asked.since(*released));
-    let chances = pauses.filter(|pause| *pause >= SECOND / 60).count();
-    assert!(
-        chances >= 5 && chances < released.len() / 3,
-        "others had {chances} chances beside {released:?}"
-    );
-    turns.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -132,7 +132,9 @@ async fn a_hold_whose_owner_was_asked_for_shares_it_with_no_other() {
 #[tokio::test(start_paused = true)]
 async fn each_hold_has_its_own_end() {
     let world = world();
-    let (guard, second) = world.granted_with_a_waiter(same, |request| request.max_hold(TTL)).await;
+    let (guard, second) = world
+        .granted_with_a_waiter(same, |request| request.max_hold(TTL * 2 / 3))
+        .await;
     let (ended, token) = (guard.lost(), guard.token());
     drop(guard);
     assert_eq!(ended.await, LossReason::Released);
@@ -141,6 +143,7 @@ async fn each_hold_has_its_own_end() {
     // Its lease is renewed, although it has another guard by now.
     world.pass(TTL / 2).await;
     assert!(guard.is_held() && world.server.count(Op::Renew) > 0);
+    assert!(guard.remaining() <= TTL / 6);
     assert_eq!(guard.lost().await, LossReason::MaxHold);
 }
 

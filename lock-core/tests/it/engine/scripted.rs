@@ -58,7 +58,7 @@ pub(crate) enum Op {
     Close,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Scripted {
     server: Arc<Mutex<Server>>,
     clock: Clock,
@@ -108,16 +108,9 @@ impl World {
     pub(crate) fn with(change: impl FnOnce(&mut Scripted)) -> Self {
         let (clock, hand) = paused::clock();
         let mut server = Scripted {
-            server: Arc::default(),
             clock,
             fair: true,
-            shares: false,
-            blocks: false,
-            reserves: false,
-            gives_up_early: false,
-            grants_another_claim: false,
-            linger: Duration::ZERO,
-            client: Arc::default(),
+            ..Scripted::default()
         };
         change(&mut server);
         let options = paused::options().ttl(TTL).linger(server.linger);

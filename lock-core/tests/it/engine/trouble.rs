@@ -1,9 +1,10 @@
 //! Servers that are slow or gone, backends that break their word, and rough use.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use lock_core::{DistributedLock, LockError, Locks, LossReason, MemoryLock, Options};
+use lock_core::{DistributedLock, LockError, LockGuard, Locks, LossReason, MemoryLock, Options};
 use tokio::runtime::Runtime;
 
 use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
@@ -133,25 +134,51 @@ async fn a_grant_for_another_claim_is_refused_and_cleaned_up() {
     assert!(!world.server.keeps("a"));
 }
 
-/// Runs `rounds` of hostile use on several threads: short waits, dropped requests, dropped guards. Ends sooner if the client is shut
-/// down.
-fn rough_use(locks: &Locks, rounds: usize) {
-    let runtime = Runtime::new().unwrap();
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// What one name has seen: its holders, of which there is one at a time, and the last token.
+#[derive(Default)]
+struct Seen {
+    holders: AtomicUsize,
+    token: AtomicU64,
+}
+
+impl Seen {
+    fn check(&self, guard: &LockGuard) {
+        assert_eq!(self.holders.fetch_add(1, Ordering::SeqCst), 0, "two hold the lock");
+        let token = guard.token().get();
+        assert!(self.token.swap(token, Ordering::SeqCst) < token, "tokens rise");
+        self.holders.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// Runs `rounds` of hostile use of two clients on several threads: short waits, dropped requests, dropped guards, requests that differ. Ends
+/// sooner if a client is shut down.
+fn rough_use(clients: &[Locks; 2], rounds: usize) {
+    let (runtime, seen) = (Runtime::new().unwrap(), Arc::new(<[Seen; 3]>::default()));
     runtime.block_on(async {
         let tasks: Vec<_> = (0..8)
             .map(|task| {
-                let locks = locks.clone();
+                let (locks, seen) = (clients[task % 2].clone(), Arc::clone(&seen));
                 tokio::spawn(async move {
                     for round in 0..rounds {
-                        let name = ["a", "b", "c"][(task + round) % 3];
-                        let request = locks.lock(name).wait_for(Duration::from_micros(300));
+                        let name = (task + round) % NAMES.len();
+                        let request = locks.lock(NAMES[name]).wait_for(Duration::from_micros(300));
+                        let request = request.label(if round % 5 == 4 { "other" } else { "one" });
                         let limit = Duration::from_micros(((task * 7 + round * 13) % 900) as u64);
                         match tokio::time::timeout(limit, request).await {
                             Ok(Err(LockError::Closed { .. })) => return,
                             // A backend whose tasks get no processor for a second is called unavailable.
                             Err(_) | Ok(Err(LockError::TimedOut { .. } | LockError::Unavailable { .. })) => {}
-                            Ok(Ok(guard)) if round % 2 == 0 => drop(guard),
-                            Ok(Ok(guard)) => drop(guard.release().await),
+                            Ok(Ok(guard)) => {
+                                if guard.is_held() {
+                                    seen[name].check(&guard);
+                                }
+                                match round % 2 {
+                                    0 => drop(guard),
+                                    _ => drop(guard.release().await),
+                                }
+                            }
                             Ok(Err(error)) => panic!("{error}"),
                         }
                     }
@@ -164,20 +191,33 @@ fn rough_use(locks: &Locks, rounds: usize) {
     });
 }
 
+/// Two clients of one store whose tasks run on `runtime`.
+fn clients(memory: &MemoryLock, runtime: &Runtime, linger: Duration) -> [Locks; 2] {
+    let options = || Options::new().runtime(runtime.handle().clone()).linger(linger);
+    [(); 2].map(|()| Locks::with_options(memory.client(), options()))
+}
+
 #[test]
 fn rough_use_on_many_threads_leaves_nothing_behind() {
     let own = Runtime::new().unwrap();
-    for sharing in [false, true] {
+    let kept = Duration::from_micros(200);
+    for (sharing, linger) in [
+        (false, Duration::ZERO),
+        (true, Duration::ZERO),
+        (false, kept),
+        (false, 15 * kept),
+    ] {
         let memory = MemoryLock::new();
-        let client = if sharing {
-            memory.sharing_leases()
-        } else {
-            memory.client()
-        };
-        let locks = Locks::with_options(client, Options::new().runtime(own.handle().clone()));
-        rough_use(&locks, 500);
+        let memory = if sharing { memory.sharing_leases() } else { memory };
+        let clients = clients(&memory, &own, linger);
+        rough_use(&clients, 500);
         own.block_on(async {
-            until(|| locks.stats().waiting + locks.stats().held + locks.stats().releasing == 0).await;
+            for locks in &clients {
+                locks.drain().await;
+                until(|| locks.stats().waiting + locks.stats().held + locks.stats().releasing == 0).await;
+                let stats = locks.stats();
+                assert_eq!((stats.acquired, stats.lost), (stats.released, 0));
+            }
             let left = memory.list("").await.unwrap();
             assert!(left.is_empty(), "{left:?}");
         });
@@ -187,13 +227,15 @@ fn rough_use_on_many_threads_leaves_nothing_behind() {
 #[test]
 fn a_shutdown_in_the_middle_of_rough_use_leaves_nothing_behind() {
     let own = Runtime::new().unwrap();
-    for _ in 0..100 {
+    for _ in 0..50 {
         let memory = MemoryLock::new();
-        let locks = Locks::with_options(memory.client(), Options::new().runtime(own.handle().clone()));
+        let clients = clients(&memory, &own, Duration::ZERO);
         std::thread::scope(|scope| {
-            scope.spawn(|| rough_use(&locks, usize::MAX));
-            block_until(|| locks.stats().acquired > 0);
-            own.block_on(locks.shutdown()).unwrap();
+            scope.spawn(|| rough_use(&clients, usize::MAX));
+            block_until(|| clients.iter().all(|locks| locks.stats().acquired > 0));
+            for locks in &clients {
+                own.block_on(locks.shutdown()).unwrap();
+            }
             let left = own.block_on(memory.list("")).unwrap();
             assert!(left.is_empty(), "{left:?}");
         });

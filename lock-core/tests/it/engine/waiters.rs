@@ -19,7 +19,8 @@ enum Step {
     Request(Option<Duration>),
     /// The caller drops the future of one of its requests.
     Leave(usize),
-    Release,
+    /// The caller waits for the response, or drops the future.
+    Release(bool),
     Drop,
     /// Another client takes the name if it is free, or releases it.
     Elsewhere,
@@ -47,7 +48,7 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         6 => wait.prop_map(Step::Request),
         2 => (0..8_usize).prop_map(Step::Leave),
-        3 => Just(Step::Release),
+        3 => any::<bool>().prop_map(Step::Release),
         2 => Just(Step::Drop),
         2 => Just(Step::Elsewhere),
         3 => (op, fate).prop_map(|(op, fate)| match (op, fate) {
@@ -153,9 +154,13 @@ async fn run(steps: Vec<Step>, kind: usize) {
             }
             Step::Leave(at) if at < model.requests.len() => model.requests.remove(at).task.abort(),
             Step::Leave(_) => {}
-            Step::Release => {
+            Step::Release(waits) => {
                 if let Some(guard) = model.guard.take() {
-                    drop(tokio::spawn(guard.release()));
+                    let release = tokio::spawn(guard.release());
+                    model.world.settle().await;
+                    if !waits {
+                        release.abort();
+                    }
                 }
             }
             Step::Drop => model.guard = None,
@@ -233,21 +238,22 @@ async fn the_next_claim_is_sent_when_the_release_before_it_is_confirmed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_release_is_repeated_for_as_long_as_other_locks_keep_its_lease() {
-    let world = World::with(|server| server.shares = true);
-    let (kept, dropped) = (
-        world.locks.lock("kept").await.unwrap(),
-        world.locks.lock("a").await.unwrap(),
-    );
-    world.server.next(Op::Release, [Fate::Fail; 1_000]);
-    drop(dropped);
-    world.pass(3 * TTL).await;
-    let tries = world.server.count(Op::Release);
-    world.pass(TTL).await;
-    assert!(world.server.count(Op::Release) > tries && kept.is_held());
-    world.server.heal();
-    world.locks.drain().await;
-    assert!(!world.server.keeps("a"));
+async fn a_release_is_repeated_until_its_lease_must_be_over_or_for_as_long_as_other_locks_keep_it() {
+    for shares in [false, true] {
+        let world = World::with(|server| server.shares = shares);
+        let kept = world.locks.lock("kept").await.unwrap();
+        let dropped = world.locks.lock("a").await.unwrap();
+        world.server.next(Op::Release, [Fate::Fail; 1_000]);
+        drop(dropped);
+        world.pass(3 * TTL).await;
+        let tries = world.server.count(Op::Release);
+        world.pass(TTL).await;
+        assert_eq!(world.server.count(Op::Release) > tries, shares);
+        assert!(kept.is_held());
+        world.server.heal();
+        world.locks.drain().await;
+        assert!(!world.server.keeps("a"));
+    }
 }
 
 #[tokio::test(start_paused = true)]
