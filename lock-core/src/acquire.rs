@@ -12,7 +12,7 @@ use crate::client::ClientInner;
 use crate::guard::LockGuard;
 use crate::held::Held;
 use crate::name_task::{Begun, Request};
-use crate::names::{Entered, First};
+use crate::names::{Entered, First, Served};
 use crate::release::{Release, Reservation};
 use crate::waiters::{Answers, Waiter};
 use crate::{Attempt, Claim, FencingToken, LockError, LockName, LossReason, Mode, Released, Stamp};
@@ -98,11 +98,11 @@ impl ClientInner {
             Ok(Attempt::Granted(grant)) if grant.check(&first.ask.claim, now).is_ok() => grant,
             answer => return Err((first, Box::pin(ready(answer)))),
         };
-        let granted = self.names.with(key, |name, up_to| {
-            name.granted_at_once(&grant, first.serial, up_to, now)
-        });
-        if let Some((refused, _asking, task)) = granted {
-            self.answer(refused);
+        let granted = self
+            .names
+            .with(key, |name| name.granted_at_once(&grant, first.serial, now));
+        if let Some((served, task)) = granted {
+            self.answer(served.refused);
             if let Some(task) = task {
                 self.start(key, task, None);
             }
@@ -140,11 +140,9 @@ impl ClientInner {
             }
             return None;
         };
-        let resumed = self
-            .names
-            .with(key, |name, up_to| name.resumed(&idle.grant.claim, token, up_to, now));
-        if let Some((refused, _kept)) = resumed {
-            self.answer(refused);
+        let resumed = self.names.with(key, |name| name.resumed(&idle.grant.claim, token, now));
+        if let Some(served) = resumed {
+            self.answer(served.refused);
         }
         self.stats.handed_over.add();
         let next = idle.next(token, options, now);
@@ -201,8 +199,7 @@ impl ClientInner {
         };
         let ended = answer.as_ref().ok().and_then(|_| self.names.released_at_once(key));
         match (self.heard(answer), ended) {
-            (Ok(outcome), Some((release, kept))) => {
-                drop(kept);
+            (Ok(outcome), Some(release)) => {
                 self.count_released(*release, outcome);
                 None
             }
@@ -230,7 +227,12 @@ impl ClientInner {
             return false;
         };
         let claim = &ended.grant.claim;
-        let Some((waiter, refused)) = self.names.hand_on(&ended.key, claim, token, now) else {
+        let Some(Served {
+            waiter: Some(waiter),
+            refused,
+            ..
+        }) = self.names.hand_on(&ended.key, claim, token, now)
+        else {
             return false;
         };
         self.answer(refused);

@@ -1,5 +1,6 @@
 //! How a lock is to be acquired and held.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,9 @@ use crate::{Claim, LockName, Mode, OwnerId};
 
 /// The operation, in the words of [`LockError::NotSupported`](crate::LockError::NotSupported).
 pub(crate) const SHARES: &str = "locks that several share (shared, downgrade)";
+
+/// How many tokens a claim asks for if several wait for it.
+const BLOCK: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// Whether a held lock is kept alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,12 +72,12 @@ impl AcquireOptions {
     }
 
     /// Whether the claim may go to other waiters of this client without a request.
-    pub(crate) fn may_run(&self) -> bool {
+    fn may_run(&self) -> bool {
         self.mode == Mode::Exclusive && self.renew == Renew::UntilReleased && self.at_least.is_none()
     }
 
-    /// A claim of its own for every acquisition.
-    pub(crate) fn claim(&self, owner: OwnerId, name: LockName) -> Claim {
+    /// A claim of its own for every acquisition. `for_others`: it asks for tokens for others that wait, or that are likely to come.
+    pub(crate) fn claim(&self, owner: OwnerId, name: LockName, for_others: bool) -> Claim {
         let mut claim = Claim::of(owner, name, self.ttl).with_mode(self.mode);
         if let Some(label) = &self.label {
             claim = claim.with_printable_label(Arc::clone(label));
@@ -83,6 +87,9 @@ impl AcquireOptions {
         }
         if self.has_own_lease() {
             claim = claim.with_own_lease();
+        }
+        if for_others && self.may_run() {
+            claim = claim.with_tokens_wanted(BLOCK);
         }
         claim
     }

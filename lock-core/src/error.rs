@@ -297,6 +297,11 @@ impl LockError {
         )
     }
 
+    /// Whether a wait goes on after it.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Unavailable { .. })
+    }
+
     /// The same error as one that may pass, if the server refused the connection.
     pub(crate) fn refused_for_now(self) -> Self {
         match self {

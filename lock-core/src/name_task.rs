@@ -31,7 +31,7 @@ use tokio::time;
 use crate::call::catch_panic;
 use crate::client::{ClientInner, TENURE};
 use crate::held::Held;
-use crate::names::{Ask, Name, Step};
+use crate::names::{Ask, Name, Served, Step};
 use crate::release::{Release, Releasing, Reservation};
 use crate::waiters::{Answers, GRACE, SHORTEST_RESPONSE};
 use crate::{Attempt, Busy, Claim, Grant, Lease, LockError, Outage, Released, Stamp, Wait};
@@ -194,13 +194,13 @@ impl NameTask {
         match self.core.heard(answer) {
             Ok(Attempt::Granted(grant)) => {
                 if let Err(error) = self.granted(&ask.claim, grant) {
-                    self.ask_failed(error, false, false).await;
+                    self.ask_failed(error, false).await;
                 }
             }
             Ok(Attempt::Busy(busy)) => {
                 self.responded();
                 let now = self.core.clock.now();
-                self.change(|name, up_to| name.busy(&busy, true, up_to, now));
+                self.change(|name| name.busy(&busy, true, now));
                 if !ask.has_been_over(now) && self.has_waiters() {
                     // It ended before its time; a pause keeps a backend that always does from spinning.
                     let soon = busy.retry_after.unwrap_or(self.pause);
@@ -208,9 +208,8 @@ impl NameTask {
                 }
             }
             Err(error) => {
-                let unsent = error.is_unsent() && !ask.was_sent;
-                let now = self.core.clock.now();
-                self.ask_failed(error, unsent, ask.has_been_over(now)).await;
+                let is_over = ask.has_been_over(self.core.clock.now());
+                self.ask_failed(error, is_over).await;
             }
         }
     }
@@ -269,7 +268,7 @@ impl NameTask {
     fn waits(&mut self, busy: &Busy) {
         self.responded();
         let now = self.core.clock.now();
-        self.change(|name, up_to| name.busy(busy, false, up_to, now));
+        self.change(|name| name.busy(busy, false, now));
     }
 
     /// Makes a guard of a grant for the first waiter. If there is none, the claim is to be released.
@@ -284,10 +283,13 @@ impl NameTask {
             self.look(|name| name.granted_in_vain(&grant.lease));
             return Err(error);
         }
-        let granted = core
-            .names
-            .with(&self.key, |name, up_to| name.granted(&grant, up_to, now));
-        let Some(((waiter, refused), _asking)) = granted.flatten() else {
+        let served = self.look(|name| name.granted(&grant, now)).flatten();
+        let Some(Served {
+            waiter: Some(waiter),
+            refused,
+            ..
+        }) = served
+        else {
             return Ok(());
         };
         self.responded();
@@ -299,11 +301,10 @@ impl NameTask {
         Ok(())
     }
 
-    async fn ask_failed(&mut self, error: LockError, unsent: bool, is_over: bool) {
-        let may_pass = matches!(error, LockError::Unavailable { .. });
+    async fn ask_failed(&mut self, error: LockError, is_over: bool) {
         let now = self.core.clock.now();
-        self.change(|name, up_to| name.failed(&error, unsent, is_over, up_to, now));
-        if !may_pass || !self.has_waiters() {
+        self.change(|name| name.failed(&error, is_over, now));
+        if !error.may_pass() || !self.has_waiters() {
             return;
         }
         match &self.outage {
@@ -318,7 +319,7 @@ impl NameTask {
 
     /// Waits for the response to a release, and tells the caller what came of it.
     async fn release(&mut self, request: Request<Released>) {
-        let sent = self.core.names.with(&self.key, |_, up_to| up_to).unwrap_or_default();
+        let sent = self.look(|name| name.last_serial()).unwrap_or_default();
         let released = self.until(request, || false).await;
         match released.map(|released| self.core.heard(released)) {
             Some(Ok(released)) => self.released(released).await,
@@ -329,10 +330,9 @@ impl NameTask {
 
     async fn released(&mut self, outcome: Released) {
         let core = Arc::clone(&self.core);
-        let Some((release, kept)) = self.look(|name| name.released(true)).flatten() else {
+        let Some(release) = self.look(|name| name.released(true)).flatten() else {
             return;
         };
-        drop(kept);
         self.release_outage.take().into_iter().for_each(Outage::end);
         self.pause = FIRST_RETRY;
         core.count_released(*release, outcome);
@@ -349,7 +349,7 @@ impl NameTask {
         let core = Arc::clone(&self.core);
         let now = core.clock.now();
         core.stats.release_errors.add();
-        self.change(|name, up_to| name.release_failed(&error, sent, up_to, now));
+        self.change(|name| name.fail_waits(&error, sent, now));
         let failed = self.look(|name| name.releasing().map(|release| release.failed(now)));
         let Some((reply, kept, is_over)) = failed.flatten() else {
             return;
@@ -374,11 +374,11 @@ impl NameTask {
     }
 
     fn look<T>(&self, look: impl FnOnce(&mut Name) -> T) -> Option<T> {
-        self.core.names.with(&self.key, |name, _| look(name))
+        self.core.names.with(&self.key, look)
     }
 
     /// Changes the name, and answers the waiters whose requests end by that.
-    fn change(&self, change: impl FnOnce(&mut Name, u64) -> Answers) {
+    fn change(&self, change: impl FnOnce(&mut Name) -> Answers) {
         let answers = self.core.names.with(&self.key, change);
         self.core.answer(answers.unwrap_or_default());
     }
@@ -394,7 +394,7 @@ impl NameTask {
     /// Ends the requests whose time is over. The response to a request that waits until `asked_until` decides about those that wait for as long.
     fn expire(&self, asked_until: Option<Stamp>) {
         let now = self.core.clock.now();
-        self.change(|name, _| name.expire(now, asked_until, &self.core));
+        self.change(|name| name.expire(now, asked_until, &self.core));
     }
 
     fn responded(&mut self) {

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use foldhash::fast::RandomState;
 use tokio::sync::Notify;
@@ -24,8 +24,10 @@ use crate::held::Held;
 use crate::owner::Owners;
 use crate::release::{Release, Releasing, Reservation};
 use crate::wait::SharedWait;
-use crate::waiters::{Answers, BLOCK, GRACE, Queue, Waiter};
-use crate::{Busy, Claim, FencingToken, Lease, LockError, LockName, Stamp};
+use crate::waiters::{Answers, GRACE, Waiter};
+use crate::{Claim, FencingToken, Lease, LockError, LockName, Stamp};
+use name::KnownHolder;
+pub(crate) use name::{Ask, Name, Served};
 
 /// A request whose time ends that soon is not repeated.
 pub(crate) const TOO_LATE: Duration = Duration::from_millis(50);
@@ -52,56 +54,6 @@ struct State {
     draining: usize,
 }
 
-#[derive(Default)]
-pub(crate) struct Name {
-    /// Wakes the task, while there is one.
-    task: Option<Arc<Notify>>,
-    /// A guard holds the lock, or the client keeps it for the next one.
-    is_held: bool,
-    /// The hold of a claim that is kept without a guard.
-    kept: Option<Arc<Held>>,
-    asking: Option<Box<Asking>>,
-    releasing: Option<Box<Release>>,
-    /// The holder by the last response. It outlives the state that it came with, but not a failure.
-    holder: Option<KnownHolder>,
-    /// Most names never have any.
-    queue: Option<Box<Queue>>,
-    /// Since when waiters of this client have had the lock one after the other.
-    tenure: Option<Stamp>,
-    /// The serial of the request that was granted last, and whether its caller left before it had the guard, which is about to be dropped.
-    served: u64,
-    is_undelivered: bool,
-    /// A release of this client has found a waiter.
-    is_contended: bool,
-}
-
-/// The claim that is to be granted.
-pub(crate) struct Asking {
-    claim: Claim,
-    /// The server may know of the claim.
-    sent: bool,
-    /// The server has said busy in response to this request, and the claim may wait there.
-    busy: bool,
-    /// The request failed for good, or after its wait was over: the claim is of no more use.
-    failed: bool,
-    /// The lease of a grant that had no use, if other locks may keep it alive.
-    shared: Option<Lease>,
-    /// Counts the clean-up while no waiter wants the claim.
-    abandoned: Option<Releasing>,
-}
-
-enum KnownHolder {
-    Elsewhere(Box<Busy>),
-    Here {
-        claim: Claim,
-        token: FencingToken,
-        since: SystemTime,
-    },
-}
-
-/// The waiter that gets a claim, and those that are refused by that.
-pub(crate) type Granted = (Box<Waiter>, Answers);
-
 pub(crate) enum Entered {
     /// The request waits, under that serial. The task of the name is to be started if it is given.
     Queued(u64, Option<Arc<Notify>>),
@@ -124,27 +76,6 @@ pub(crate) struct First {
     pub(crate) serial: u64,
     pub(crate) ask: Ask,
     pub(crate) task: Arc<Notify>,
-}
-
-/// A request to acquire.
-pub(crate) struct Ask {
-    pub(crate) claim: Claim,
-    /// `None` if it does not wait at the server.
-    pub(crate) wait: Option<Arc<SharedWait>>,
-    /// Whether the server may know of the claim from an earlier request.
-    pub(crate) was_sent: bool,
-}
-
-impl Ask {
-    /// When its wait at the server ends.
-    pub(crate) fn deadline(&self) -> Option<Stamp> {
-        self.wait.as_ref()?.deadline()
-    }
-
-    /// Whether the backend may have ended its wait by itself.
-    pub(crate) fn has_been_over(&self, now: Stamp) -> bool {
-        self.wait.as_ref().is_none_or(|wait| wait.has_been_over(now))
-    }
 }
 
 impl Names {
@@ -213,29 +144,16 @@ impl Names {
             return None;
         };
         *last_serial += 1;
-        let claim = options.claim(self.owners.next(), name.clone());
-        let claim = if self.lingers && options.may_run() {
-            claim.with_tokens_wanted(BLOCK)
-        } else {
-            claim
-        };
+        let claim = options.claim(self.owners.next(), name.clone(), self.lingers);
         let task = Arc::new(Notify::new());
+        entry.insert(Box::new(Name::begun(claim.clone(), &task)));
         let deadline = options.wait.map_or(Stamp::MAX, |limit| now + limit);
-        let ask = Ask {
-            claim: claim.clone(),
-            wait: options.waits().then(|| SharedWait::new(deadline, &task)),
-            was_sent: false,
-        };
-        let mut asking = Asking::new(claim);
-        asking.sent = true;
-        let begun = Name {
-            task: Some(Arc::clone(&task)),
-            asking: Some(Box::new(asking)),
-            ..Name::default()
-        };
-        entry.insert(Box::new(begun));
-        let serial = *last_serial;
-        Some(First { serial, ask, task })
+        let wait = options.waits().then(|| SharedWait::new(deadline, &task));
+        Some(First {
+            serial: *last_serial,
+            ask: Ask { claim, wait },
+            task,
+        })
     }
 
     /// Puts a request into the queue, or answers it at once. One that has begun has its serial, and comes first.
@@ -252,13 +170,16 @@ impl Names {
         if name.kept.as_ref().is_some_and(|idle| !idle.has_ended()) {
             return Entered::Kept;
         }
-        waiter.came_to_busy = name.is_busy();
-        if waiter.came_to_busy && waiter.is_impatient {
+        let is_busy = name.is_busy();
+        if is_busy && waiter.is_impatient {
             let busy = name.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
             return Entered::Refused(waiter.timed_out(waiter.started, &busy));
         }
         let queue = name.queue.get_or_insert_default();
-        let first_response = (!waiter.came_to_busy).then(|| waiter.started + self.op_timeout + GRACE);
+        if is_busy {
+            queue.busy_up_to = serial;
+        }
+        let first_response = (!is_busy).then(|| waiter.started + self.op_timeout + GRACE);
         waiter.expiry = waiter.deadline.filter(|_| !waiter.is_impatient).or(first_response);
         waiter.serial = serial;
         // Behind a holder of this client only the end of its own time concerns the task.
@@ -314,7 +235,7 @@ impl Names {
     }
 
     /// The release of a claim is confirmed. Forgets the name, unless a waiter has come.
-    pub(crate) fn released_at_once(&self, key: &Arc<str>) -> Option<(Box<Release>, Option<Arc<Held>>)> {
+    pub(crate) fn released_at_once(&self, key: &Arc<str>) -> Option<Box<Release>> {
         // Dropped without the mutex.
         let mut name;
         let mut state = self.lock();
@@ -328,18 +249,14 @@ impl Names {
 
     /// The guard with `claim` has ended: takes out the first waiter, which gets the same claim with `token`. `None` if the claim is to be
     /// released.
-    pub(crate) fn hand_on(&self, key: &str, claim: &Claim, token: FencingToken, now: Stamp) -> Option<Granted> {
-        // Dropped without the mutex.
-        let _kept;
+    pub(crate) fn hand_on(&self, key: &str, claim: &Claim, token: FencingToken, now: Stamp) -> Option<Served> {
         let mut state = self.lock();
-        let up_to = state.last_serial;
         if state.closed {
             return None;
         }
         let name = state.names.get_mut(key)?;
         // Those are refused that came while the client was about to release what it kept.
-        let served = name.serve(claim, token, up_to, now)?;
-        _kept = name.kept.take();
+        let served = name.serve(claim, token, now)?;
         if name.front().is_none()
             && let Some(task) = &name.task
         {
@@ -362,16 +279,13 @@ impl Names {
     }
 
     /// Looks at a name that the client uses, or changes it. What `look` takes out is to be returned, so that it is dropped without the mutex.
-    /// Waiters up to the given serial have come before.
-    pub(crate) fn with<T>(&self, key: &str, look: impl FnOnce(&mut Name, u64) -> T) -> Option<T> {
-        let mut state = self.lock();
-        let up_to = state.last_serial;
-        state.names.get_mut(key).map(|name| look(name, up_to))
+    pub(crate) fn with<T>(&self, key: &str, look: impl FnOnce(&mut Name) -> T) -> Option<T> {
+        self.lock().names.get_mut(key).map(|name| look(name))
     }
 
     /// The claim that is kept for a name. It counts as kept until it is released or [resumed](Name::resumed).
     pub(crate) fn kept(&self, key: &str) -> Option<Arc<Held>> {
-        self.with(key, |name, _| name.kept.clone())?
+        self.with(key, |name| name.kept.clone())?
     }
 
     /// All claims that are kept. None is until the result is dropped.
@@ -402,15 +316,13 @@ impl Names {
         key: &str,
         clean_up: impl FnOnce(Claim, Option<Lease>, Option<Releasing>) -> Release,
     ) -> Step {
-        // Dropped without the mutex.
-        let (_queue, mut unwanted);
         let mut state = self.lock();
         let Some(name) = state.names.get_mut(key) else {
             return Step::End;
         };
-        _queue = name.queue.take_if(|queue| queue.is_empty());
+        name.queue.take_if(|queue| queue.is_empty());
         if let Some(release) = &name.releasing {
-            return release.step();
+            return Step::Release(release.claim.clone(), release.reservation);
         }
         if name.is_held {
             if name.next_expiry().is_some() {
@@ -419,13 +331,11 @@ impl Names {
             name.task = None;
             return Step::End;
         }
-        unwanted = name.asking.take_if(|asking| !asking.serves(name.queue.as_deref()));
-        if let Some(asking) = unwanted.as_mut().filter(|asking| asking.sent) {
-            let (shared, counted) = (asking.shared.take(), asking.abandoned.take());
-            let release = name
-                .releasing
-                .insert(Box::new(clean_up(asking.claim.clone(), shared, counted)));
-            return release.step();
+        let unwanted = name.asking.take_if(|asking| !asking.serves(name.queue.as_deref()));
+        if let Some(asking) = unwanted.filter(|asking| asking.sent > 0) {
+            let release = clean_up(asking.claim.clone(), asking.shared, asking.abandoned);
+            name.releasing = Some(Box::new(release));
+            return Step::Release(asking.claim, Reservation::None);
         }
         match name.ask(&self.owners, self.lingers) {
             Some(ask) => Step::Ask(ask),

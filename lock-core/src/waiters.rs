@@ -1,7 +1,6 @@
 //! The requests of this client that wait for a name, in their order.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,9 +18,6 @@ pub(crate) const SHORTEST_RESPONSE: Duration = Duration::from_secs(1);
 /// A backend ends its requests within `op_timeout`, and says why. The client ends what goes on for that much longer.
 pub(crate) const GRACE: Duration = Duration::from_millis(100);
 
-/// How many tokens a claim asks for if several wait for it.
-pub(crate) const BLOCK: NonZeroU32 = NonZeroU32::new(64).unwrap();
-
 /// A request of this client that has no outcome yet.
 pub(crate) struct Waiter {
     /// The order of arrival.
@@ -37,8 +33,6 @@ pub(crate) struct Waiter {
     pub(crate) expiry: Option<Stamp>,
     /// It takes the next response, whatever it is.
     pub(crate) is_impatient: bool,
-    /// The lock was held when the request was made.
-    pub(crate) came_to_busy: bool,
 }
 
 /// Waiters whose outcome is known. They are answered without the mutex, as that runs code of others.
@@ -57,7 +51,7 @@ pub(crate) struct Queue {
     impatient: usize,
     /// Waiters up to this serial know that the lock is held.
     pub(crate) busy_up_to: u64,
-    /// The last failure until the server responds again, and the last waiter that was there.
+    /// The last failure until the server responds again, and the serial up to which waiters were there.
     pub(crate) failure: Option<(LockError, u64)>,
 }
 
@@ -81,19 +75,14 @@ impl Waiter {
             span,
             waiting,
             expiry: None,
-            came_to_busy: false,
         }
     }
 
-    pub(crate) fn knows_busy(&self, up_to: u64) -> bool {
-        self.came_to_busy || self.serial <= up_to
-    }
-
-    /// Whether the wait is over at `now`, or the time for a first response.
-    pub(crate) fn is_over(&self, up_to: u64, now: Stamp) -> bool {
+    /// Whether the wait is over at `now`, or the time for a first response. Waiters up to the serial `busy_up_to` know that the lock is held.
+    pub(crate) fn is_over(&self, busy_up_to: u64, now: Stamp) -> bool {
         match self.deadline {
             Some(deadline) => deadline <= now,
-            None => !self.knows_busy(up_to) && self.expiry.is_some_and(|at| at <= now + GRACE),
+            None => self.serial > busy_up_to && self.expiry.is_some_and(|at| at <= now + GRACE),
         }
     }
 
@@ -121,6 +110,11 @@ impl Queue {
         self.waiters.is_empty()
     }
 
+    /// The serial up to which all that wait have come by now.
+    pub(crate) fn last_serial(&self) -> u64 {
+        self.waiters.last_key_value().map_or(0, |(serial, _)| *serial)
+    }
+
     pub(crate) fn has_impatient(&self) -> bool {
         self.impatient > 0
     }
@@ -132,14 +126,8 @@ impl Queue {
 
     /// The claim for the first waiter. It asks for tokens for others that wait, or that are likely to come.
     pub(crate) fn claim(&self, owner: OwnerId, are_likely: bool) -> Option<Claim> {
-        let front = self.front()?;
-        let claim = front.options.claim(owner, front.name.clone());
-        let may_run = (self.waiters.len() > 1 || are_likely) && front.options.may_run();
-        Some(if may_run {
-            claim.with_tokens_wanted(BLOCK)
-        } else {
-            claim
-        })
+        let (front, for_others) = (self.front()?, self.waiters.len() > 1 || are_likely);
+        Some(front.options.claim(owner, front.name.clone(), for_others))
     }
 
     /// Until when one of those waits that get the claim one after the other; [`Stamp::MAX`] if one waits for ever. `None` if the first waiter
