@@ -172,46 +172,6 @@ mod tests {
     }
 
     #[test]
-    fn an_equal_token_writes_again_and_a_lower_one_does_not() {
-        let fence = Fence::new("r", vec![]);
-        for t in [5, 5, 9] {
-            fence.write(token(t), |v| v.push(t)).unwrap();
-        }
-        assert_eq!(
-            fence.write(token(8), |v| v.push(8)),
-            Err(StaleToken::new("r", token(8), token(9)))
-        );
-        assert_eq!(*fence.read(), [5, 5, 9]);
-    }
-
-    #[test]
-    fn admission_before_the_read_shuts_out_the_older_holder() {
-        let fence = Fence::new("r", 10);
-        fence.admit(token(2)).unwrap();
-        let seen = *fence.read();
-        assert!(fence.write(token(1), |v| *v -= 1).is_err());
-        fence.write(token(2), |v| *v = seen - 1).unwrap();
-        assert_eq!(*fence.read(), 9);
-    }
-
-    #[test]
-    fn those_that_share_refuse_a_stale_writer_and_not_each_other() {
-        let fence = Fence::new("r", 0);
-        fence.write(token(1), |_| ()).unwrap();
-        for t in [4, 3, 4] {
-            fence.admit_shared(token(t)).unwrap();
-        }
-        assert_eq!(fence.admit(token(2)), Err(StaleToken::new("r", token(2), token(4))));
-        fence.admit(token(5)).unwrap();
-        assert_eq!(
-            fence.admit_shared(token(4)),
-            Err(StaleToken::new("r", token(4), token(5)))
-        );
-        // One that wrote before may share.
-        fence.admit_shared(token(5)).unwrap();
-    }
-
-    #[test]
     fn the_mark_stays_raised_when_a_write_panics() {
         let fence = Fence::new("r", 0);
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

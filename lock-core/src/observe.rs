@@ -7,8 +7,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_core::Stream;
-use futures_core::stream::BoxStream;
-use futures_util::stream::{self, StreamExt};
+use futures_core::future::BoxFuture;
+use futures_util::FutureExt;
+use futures_util::stream::StreamExt;
 
 use crate::{Holder, InvalidName, LockError, LockName, Locks, Stamp};
 
@@ -39,16 +40,14 @@ impl Locks {
     /// shows one holder.
     #[must_use]
     pub fn observe(&self, name: impl AsRef<str>) -> Observation {
-        let observer = Observer {
+        Observation {
             name: self.full_name(name.as_ref()),
             locks: self.clone(),
             interval: Observation::DEFAULT_INTERVAL,
             next_look: None,
+            look: None,
             seen: None,
-        };
-        Observation {
-            observer: Some(Box::new(observer)),
-            items: stream::empty().boxed(),
+            has_ended: false,
         }
     }
 }
@@ -82,9 +81,15 @@ impl Leadership {
 /// skipped. After an error that is [worth a retry](LockError::is_retryable) the server is asked again when the next look is due: what
 /// was shown before may not be true any more. After any other error the stream ends.
 pub struct Observation {
-    /// Until the first item is awaited.
-    observer: Option<Box<Observer>>,
-    items: BoxStream<'static, Result<Leadership, LockError>>,
+    name: Result<LockName, InvalidName>,
+    locks: Locks,
+    interval: Duration,
+    next_look: Option<Stamp>,
+    /// The look that is under way.
+    look: Option<BoxFuture<'static, Result<Leadership, LockError>>>,
+    /// What was returned last, unless an error has come since.
+    seen: Option<Leadership>,
+    has_ended: bool,
 }
 
 impl Observation {
@@ -93,12 +98,10 @@ impl Observation {
     /// The shortest possible: 10 ms.
     pub const MIN_INTERVAL: Duration = Duration::from_millis(10);
 
-    /// Asks the server that often, and at least [`MIN_INTERVAL`](Self::MIN_INTERVAL) apart. Has no effect once a look has begun.
+    /// Asks the server that often, and at least [`MIN_INTERVAL`](Self::MIN_INTERVAL) apart.
     #[must_use]
     pub fn every(mut self, interval: Duration) -> Self {
-        if let Some(observer) = &mut self.observer {
-            observer.interval = interval.max(Self::MIN_INTERVAL);
-        }
+        self.interval = interval.max(Self::MIN_INTERVAL);
         self
     }
 
@@ -115,75 +118,64 @@ impl Observation {
     pub async fn next(&mut self) -> Option<Result<Leadership, LockError>> {
         StreamExt::next(self).await
     }
+
+    /// Waits until `due`, and asks who holds the lock.
+    fn look(&self, due: Option<Stamp>) -> impl Future<Output = Result<Leadership, LockError>> + Send + 'static {
+        let (name, core) = (self.name.clone(), Arc::clone(&self.locks.core));
+        async move {
+            let name = name?;
+            core.check_process().map_err(|error| error.of(&name))?;
+            if let Some(due) = due {
+                let pause = core.sleep(due.since(core.clock.now()));
+                pause.await.map_err(|error| error.of(&name))?;
+            }
+            let (looks, asked) = (Arc::clone(&core), name.clone());
+            let holders = core.call("asking who holds a lock", async move {
+                // The limit of the call counts from here on, also for those that wait for their turn. The semaphore is never closed.
+                let _turn = looks.looks.acquire().await.ok();
+                looks.backend.holders(&asked).await
+            });
+            let holders = holders.await.map_err(|error| error.of(&name))?;
+            // A name that is only reserved has no holder.
+            let holder = holders.into_iter().find(|holder| !holder.is_reserved);
+            Ok(holder.map_or(Leadership::Vacant, Leadership::Held))
+        }
+    }
 }
 
 impl Stream for Observation {
     type Item = Result<Leadership, LockError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if let Some(observer) = self.observer.take() {
-            self.items = observer.items();
-        }
-        self.items.poll_next_unpin(cx)
-    }
-}
-
-struct Observer {
-    name: Result<LockName, InvalidName>,
-    locks: Locks,
-    interval: Duration,
-    next_look: Option<Stamp>,
-    /// What was returned last, unless an error has come since.
-    seen: Option<Leadership>,
-}
-
-impl Observer {
-    fn items(self: Box<Self>) -> BoxStream<'static, Result<Leadership, LockError>> {
-        let items = stream::unfold(Some(self), |observer| async {
-            let mut observer = observer?;
-            let item = observer.next().await;
-            let goes_on = item.as_ref().err().is_none_or(LockError::is_retryable);
-            Some((item, goes_on.then_some(observer)))
-        });
-        items.fuse().boxed()
-    }
-
-    async fn next(&mut self) -> Result<Leadership, LockError> {
-        loop {
-            let leadership = self.look().await?;
-            if self.seen.as_ref().is_some_and(|seen| is_same(seen, &leadership)) {
-                continue;
-            }
+        while !self.has_ended {
+            let mut look = match self.look.take() {
+                Some(look) => look,
+                None => {
+                    let due = self.next_look;
+                    let now = self.locks.core.clock.now();
+                    self.next_look = Some(due.unwrap_or(now).max(now) + self.interval);
+                    self.look(due).boxed()
+                }
+            };
+            let Poll::Ready(seen) = look.poll_unpin(cx) else {
+                self.look = Some(look);
+                return Poll::Pending;
+            };
+            let leadership = match seen {
+                Ok(leadership) if self.seen.as_ref().is_some_and(|seen| is_same(seen, &leadership)) => continue,
+                Ok(leadership) => leadership,
+                Err(error) => {
+                    self.has_ended = !error.is_retryable();
+                    return Poll::Ready(Some(Err(error)));
+                }
+            };
             self.seen = Some(leadership.clone());
-            return Ok(match leadership {
+            return Poll::Ready(Some(Ok(match leadership {
                 Leadership::Held(holder) => Leadership::Held(self.locks.seen_from_here(holder)),
                 vacant => vacant,
-            });
+            })));
         }
-    }
-
-    /// Waits until the next look is due, and asks who holds the lock.
-    async fn look(&mut self) -> Result<Leadership, LockError> {
-        let name = self.name.clone()?;
-        let core = &self.locks.core;
-        core.check_process().map_err(|error| error.of(&name))?;
-        if let Some(due) = self.next_look {
-            let pause = core.sleep(due.since(core.clock.now()));
-            pause.await.map_err(|error| error.of(&name))?;
-        }
-        self.next_look = Some(core.clock.now() + self.interval);
-        let (backend, looks, asked) = (Arc::clone(&core.backend), Arc::clone(core), name.clone());
-        let holders = core
-            .call("asking who holds a lock", async move {
-                // The limit of the call counts from here on, also for those that wait for their turn. The semaphore is never closed.
-                let _turn = looks.looks.acquire().await.ok();
-                backend.holders(&asked).await
-            })
-            .await
-            .map_err(|error| error.of(&name))?;
-        // A name that is only reserved has no holder.
-        let holder = holders.into_iter().find(|holder| !holder.is_reserved);
-        Ok(holder.map_or(Leadership::Vacant, Leadership::Held))
+        Poll::Ready(None)
     }
 }
 

@@ -160,6 +160,7 @@ async fn a_grant_that_arrives_after_its_lease_ran_out_does_not_count() {
     world.server.next(Op::Try, [Fate::AnswerAfter(2 * SECOND); 9]);
     let error = world.locks.lock("a").ttl(SECOND).await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("raise the ttl"), "{error}");
     // The last request is not cut off.
     world.pass(2 * SECOND).await;
     assert_eq!(world.server.count(Op::Release), 1);

@@ -2,7 +2,6 @@
 
 mod acquiring;
 mod linger;
-mod polling;
 mod releasing;
 mod renewing;
 mod runs;

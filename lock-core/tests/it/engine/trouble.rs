@@ -116,16 +116,6 @@ async fn work_is_not_continued_past_the_deadline_after_a_sleep_of_the_machine() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_backend_that_gives_up_early_is_not_asked_without_pause() {
-    let world = World::with(|server| server.gives_up_early = true);
-    world.server.occupy("a", TTL);
-    let error = world.locks.lock("a").wait_for(SECOND / 5).await.unwrap_err();
-    assert!(matches!(error, LockError::TimedOut { .. }), "{error}");
-    let asked = world.server.count(Op::Try);
-    assert!((2..50).contains(&asked), "{asked}");
-}
-
-#[tokio::test(start_paused = true)]
 async fn a_grant_for_another_claim_is_refused_and_cleaned_up() {
     let world = World::with(|server| server.grants_another_claim = true);
     let error = world.locks.lock("a").await.unwrap_err();
