@@ -277,10 +277,10 @@ pub use connect::{ENV, connect, connect_lazy, connect_lazy_with, connect_with, f
 #[cfg(feature = "memory")]
 pub use lock_core::MemoryLock;
 pub use lock_core::{
-    Capabilities, Clock, FencingToken, Holder, InvalidName, InvalidToken, Leadership, LockAllRequest, LockError,
-    LockGuard, LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Mode, Observation,
-    Options, OwnerId, ParseOwnerIdError, Permit, ReleaseOutcome, Renew, Scope, SemaphoreRequest, ServerInfo, Source,
-    Stats, Term, fence,
+    Capabilities, Clock, ErrorInfo, FencingToken, Holder, InvalidName, InvalidToken, Leadership, LockAllRequest,
+    LockError, LockGuard, LockGuards, LockName, LockRequest, Locks, LossReason, LossSignal, ManualClock, Mode,
+    Observation, Options, OwnerId, ParseOwnerIdError, Permit, ReleaseOutcome, Renew, Scope, SemaphoreRequest,
+    ServerInfo, Source, Stats, Term, fence,
 };
 #[cfg(feature = "etcd")]
 pub use lock_etcd as etcd;

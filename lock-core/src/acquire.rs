@@ -144,10 +144,7 @@ impl ClientInner {
         if let Some(served) = resumed {
             self.answer(served.refused);
         }
-        self.stats.handed_over.add();
-        let next = idle.next(token, options, now);
-        self.watch(&next, Some(&idle));
-        idle.resume();
+        let next = self.follow(&idle, token, options, now);
         Some(self.guard(next, Duration::ZERO, span))
     }
 
@@ -240,12 +237,18 @@ impl ClientInner {
         if !ended.is_idle() {
             self.stats.released.add();
         }
-        self.stats.handed_over.add();
-        let next = ended.next(token, &waiter.options, now);
-        self.watch(&next, Some(ended));
-        ended.resume();
+        let next = self.follow(ended, token, &waiter.options, now);
         self.give(*waiter, next, now);
         true
+    }
+
+    /// The hold that follows one that has ended, by the same grant.
+    fn follow(self: &Arc<Self>, ended: &Held, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Held> {
+        self.stats.handed_over.add();
+        let next = ended.next(token, options, now);
+        self.watch(&next, Some(ended));
+        ended.resume();
+        next
     }
 
     /// Gives a waiter its guard.

@@ -1,8 +1,7 @@
 //! What can go wrong, and what to do about it.
 
-mod text;
-
 use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,22 +43,6 @@ pub enum LockError {
         holder: Option<Box<Holder>>,
     },
 
-    /// The backend could not be reached, or did not answer in time. Worth a retry. What was asked for may have been done: a lock that was
-    /// asked for is released again in the background, and one that was to be renewed stays held until its deadline.
-    #[non_exhaustive]
-    Unavailable {
-        /// The lock, unless the operation is about all or none.
-        name: Option<LockName>,
-        /// What was tried.
-        operation: &'static str,
-        /// What happened, if the cause does not tell.
-        message: Option<String>,
-        /// The cause, if there is one; shared because several waiters may fail with one request.
-        source: Option<Arc<dyn Error + Send + Sync>>,
-        /// Whether the request cannot have reached the server, because there was no connection.
-        unsent: bool,
-    },
-
     /// The lock was held and is not any more: the body outlived its lock, or was cancelled because the lock was lost.
     #[non_exhaustive]
     Lost {
@@ -96,98 +79,80 @@ pub enum LockError {
         found: Mode,
     },
 
+    /// The backend could not be reached, or did not answer in time. Worth a retry. What was asked for may have been done: a lock that was
+    /// asked for is released again in the background, and one that was to be renewed stays held until its deadline.
+    Unavailable(ErrorInfo),
+
     /// The server found that this wait and another could only wait for each other.
-    #[non_exhaustive]
-    Deadlock {
-        /// The lock, if it is known.
-        name: Option<LockName>,
-        /// The server's words, if there are any.
-        source: Option<Arc<dyn Error + Send + Sync>>,
-    },
+    Deadlock(ErrorInfo),
 
     /// The server is set up in a way under which locks would not exclude.
-    #[non_exhaustive]
-    UnsafeConfiguration {
-        /// The lock, unless the operation is about all or none.
-        name: Option<LockName>,
-        /// What is unsafe and what to change.
-        message: String,
-    },
+    UnsafeConfiguration(ErrorInfo),
 
     /// The address, the credentials, the permissions or the file are wrong, or this is a forked child and the client is its parent's. A
     /// retry will not help.
-    #[non_exhaustive]
-    Configuration {
-        /// The lock, unless the operation is about all or none.
-        name: Option<LockName>,
-        /// What is wrong and what to change.
-        message: String,
-        /// The cause, if there is one; shared because several waiters may fail with one request.
-        source: Option<Arc<dyn Error + Send + Sync>>,
-        /// Whether the server refused the connection.
-        refused: bool,
-        /// Whether that cannot pass while this client is set up as it is.
-        lasting: bool,
-        /// Whether the request cannot have reached the server, because the connection was refused.
-        unsent: bool,
-    },
+    Configuration(ErrorInfo),
 
     /// This backend cannot do that.
-    #[non_exhaustive]
-    NotSupported {
-        /// The lock, unless the operation is about all or none.
-        name: Option<LockName>,
-        /// The operation.
-        operation: &'static str,
-    },
+    NotSupported(ErrorInfo),
 
     /// The client was shut down.
-    #[non_exhaustive]
-    Closed {
-        /// The lock, unless the operation is about all or none.
-        name: Option<LockName>,
-    },
+    Closed(ErrorInfo),
+}
+
+/// What is known about a [`LockError`].
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ErrorInfo {
+    /// The lock, unless the operation is about all or none.
+    pub name: Option<LockName>,
+    /// What was tried, or is not supported. May be empty.
+    pub operation: &'static str,
+    /// What happened, and what to change. Empty if the rest tells.
+    pub message: String,
+    /// The cause, if there is one; shared because several waiters may fail with one request.
+    pub source: Option<Arc<dyn Error + Send + Sync>>,
+    /// There was no connection for the request, so that it cannot have reached the server.
+    is_unsent: bool,
+    /// There was no connection for it or for one that belongs to it.
+    is_refused: bool,
+    /// That cannot pass while the client is set up as it is.
+    is_lasting: bool,
+}
+
+impl ErrorInfo {
+    fn new(operation: &'static str, message: impl Into<String>) -> Self {
+        Self {
+            operation,
+            message: message.into(),
+            ..Self::default()
+        }
+    }
 }
 
 impl LockError {
     /// The lock stayed busy for `waited`.
     #[must_use]
     pub fn timed_out(name: &LockName, waited: Duration, holder: Option<Holder>) -> Self {
-        Self::TimedOut {
-            name: name.clone(),
-            waited,
-            holder: holder.map(Box::new),
-        }
+        let (name, holder) = (name.clone(), holder.map(Box::new));
+        Self::TimedOut { name, waited, holder }
     }
 
     /// The name is in use as `found`, and was asked for as something that does not go together with it.
     #[must_use]
     pub fn invalid_mode(name: &LockName, asked: Mode, found: Mode) -> Self {
-        Self::InvalidMode {
-            name: name.clone(),
-            asked,
-            found,
-        }
+        let name = name.clone();
+        Self::InvalidMode { name, asked, found }
     }
 
     /// The backend failed to do `operation`; `source` tells why.
     pub fn failed(operation: &'static str, source: impl Into<Source>) -> Self {
-        Self::new_unavailable(operation, None).with_source(source)
+        Self::unavailable(operation, "").with_source(source)
     }
 
     /// The backend failed to do `operation`; `message` tells why, and what to do.
     pub fn unavailable(operation: &'static str, message: impl Into<String>) -> Self {
-        Self::new_unavailable(operation, Some(message.into()))
-    }
-
-    fn new_unavailable(operation: &'static str, message: Option<String>) -> Self {
-        Self::Unavailable {
-            name: None,
-            operation,
-            message,
-            source: None,
-            unsent: false,
-        }
+        Self::Unavailable(ErrorInfo::new(operation, message))
     }
 
     /// The backend did not answer `operation` within `limit`.
@@ -202,68 +167,50 @@ impl LockError {
 
     /// A configuration that only a person can change; `message` says how.
     pub fn configuration(message: impl Into<String>) -> Self {
-        Self::Configuration {
-            name: None,
-            message: message.into(),
-            source: None,
-            refused: false,
-            lasting: false,
-            unsent: false,
-        }
+        Self::Configuration(ErrorInfo::new("", message))
     }
 
     /// A configuration under which locks would not exclude; `message` says what to change.
     pub fn unsafe_configuration(message: impl Into<String>) -> Self {
-        Self::UnsafeConfiguration {
-            name: None,
-            message: message.into(),
-        }
+        Self::UnsafeConfiguration(ErrorInfo::new("", message))
     }
 
     /// The server found a deadlock, in the words of `source`.
     pub fn deadlock(source: impl Into<Source>) -> Self {
-        Self::Deadlock {
-            name: None,
-            source: Some(source.into().into()),
-        }
+        Self::Deadlock(ErrorInfo::default()).with_source(source)
     }
 
     /// The backend cannot do `operation`.
     #[must_use]
     pub fn not_supported(operation: &'static str) -> Self {
-        Self::NotSupported { name: None, operation }
+        Self::NotSupported(ErrorInfo::new(operation, ""))
     }
 
     /// The client was shut down.
     #[must_use]
     pub fn closed() -> Self {
-        Self::Closed { name: None }
+        Self::Closed(ErrorInfo::default())
     }
 
     /// Adds the cause. Its text should not be in the message, as it is printed behind it. Only [`Unavailable`](Self::Unavailable),
     /// [`Configuration`](Self::Configuration) and [`Deadlock`](Self::Deadlock) have causes; others stay as they are.
     #[must_use]
     pub fn with_source(mut self, cause: impl Into<Source>) -> Self {
-        if let Self::Unavailable { source, .. } | Self::Configuration { source, .. } | Self::Deadlock { source, .. } =
-            &mut self
-        {
-            *source = Some(cause.into().into());
+        if let Self::Unavailable(info) | Self::Configuration(info) | Self::Deadlock(info) = &mut self {
+            info.source = Some(cause.into().into());
         }
         self
     }
 
     /// Adds that there was no connection, so that the request cannot have reached the server. Only [`Unavailable`](Self::Unavailable) and
-    /// [`Configuration`](Self::Configuration) can tell that; others stay as they are.
+    /// [`Configuration`](Self::Configuration) can tell that.
     ///
     /// A claim whose requests were not sent needs no release. Credentials that are refused to a client that was connected before are
     /// asked with again, as what may pass.
     #[must_use]
     pub fn unsent(mut self) -> Self {
-        if let Self::Configuration { refused, .. } = &mut self {
-            *refused = true;
-        }
-        if let Self::Unavailable { unsent, .. } | Self::Configuration { unsent, .. } = &mut self {
-            *unsent = true;
+        if let Self::Unavailable(info) | Self::Configuration(info) = &mut self {
+            (info.is_unsent, info.is_refused) = (true, true);
         }
         self
     }
@@ -271,19 +218,18 @@ impl LockError {
     /// Takes [`unsent`](Self::unsent) back, as when a first request was sent, and there was no connection for a second one.
     #[must_use]
     pub fn maybe_sent(mut self) -> Self {
-        if let Self::Unavailable { unsent, .. } | Self::Configuration { unsent, .. } = &mut self {
-            *unsent = false;
+        if let Some(info) = self.info_mut() {
+            info.is_unsent = false;
         }
         self
     }
 
     /// Adds that another answer cannot be hoped for while this client is set up as it is, as when the server wants to see a certificate
-    /// and the client has none. Then [`unsent`](Self::unsent) does not make the error one that may pass. Only
-    /// [`Configuration`](Self::Configuration) can tell that; others stay as they are.
+    /// and the client has none. Then [`unsent`](Self::unsent) does not make a [`Configuration`](Self::Configuration) one that may pass.
     #[must_use]
     pub fn lasting(mut self) -> Self {
-        if let Self::Configuration { lasting, .. } = &mut self {
-            *lasting = true;
+        if let Some(info) = self.info_mut() {
+            info.is_lasting = true;
         }
         self
     }
@@ -291,34 +237,21 @@ impl LockError {
     /// Whether the request cannot have reached the server, because there was no connection.
     #[must_use]
     pub fn is_unsent(&self) -> bool {
-        matches!(
-            self,
-            Self::Unavailable { unsent: true, .. } | Self::Configuration { unsent: true, .. }
-        )
+        self.info().is_some_and(|info| info.is_unsent)
     }
 
     /// Whether a wait goes on after it.
     pub(crate) fn may_pass(&self) -> bool {
-        matches!(self, Self::Unavailable { .. })
+        matches!(self, Self::Unavailable(_))
     }
 
     /// The same error as one that may pass, if the server refused the connection.
     pub(crate) fn refused_for_now(self) -> Self {
         match self {
-            Self::Configuration {
-                name,
-                message,
-                source,
-                refused: true,
-                lasting: false,
-                unsent,
-            } => Self::Unavailable {
-                name,
+            Self::Configuration(info) if info.is_refused && !info.is_lasting => Self::Unavailable(ErrorInfo {
                 operation: "connecting",
-                message: Some(message),
-                source,
-                unsent,
-            },
+                ..info
+            }),
             other => other,
         }
     }
@@ -333,15 +266,9 @@ impl LockError {
 
     /// The same error, about the lock `name` if it names none so far.
     #[must_use]
-    pub fn of(mut self, lock: &LockName) -> Self {
-        if let Self::Unavailable { name, .. }
-        | Self::Deadlock { name, .. }
-        | Self::UnsafeConfiguration { name, .. }
-        | Self::Configuration { name, .. }
-        | Self::NotSupported { name, .. }
-        | Self::Closed { name } = &mut self
-        {
-            name.get_or_insert_with(|| lock.clone());
+    pub fn of(mut self, name: &LockName) -> Self {
+        if let Some(info) = self.info_mut() {
+            info.name.get_or_insert_with(|| name.clone());
         }
         self
     }
@@ -354,13 +281,7 @@ impl LockError {
             | Self::Lost { name, .. }
             | Self::InvalidTtl { name, .. }
             | Self::InvalidMode { name, .. } => Some(name),
-            Self::Unavailable { name, .. }
-            | Self::Deadlock { name, .. }
-            | Self::UnsafeConfiguration { name, .. }
-            | Self::Configuration { name, .. }
-            | Self::NotSupported { name, .. }
-            | Self::Closed { name } => name.as_ref(),
-            Self::InvalidName(_) => None,
+            _ => self.info()?.name.as_ref(),
         }
     }
 
@@ -385,13 +306,160 @@ impl LockError {
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Self::Lost { .. } | Self::TimedOut { .. } | Self::Unavailable { .. } | Self::Deadlock { .. }
+            Self::Lost { .. } | Self::TimedOut { .. } | Self::Unavailable(_) | Self::Deadlock(_)
         )
+    }
+
+    fn info(&self) -> Option<&ErrorInfo> {
+        match self {
+            Self::Unavailable(info)
+            | Self::Deadlock(info)
+            | Self::UnsafeConfiguration(info)
+            | Self::Configuration(info)
+            | Self::NotSupported(info)
+            | Self::Closed(info) => Some(info),
+            _ => None,
+        }
+    }
+
+    fn info_mut(&mut self) -> Option<&mut ErrorInfo> {
+        match self {
+            Self::Unavailable(info)
+            | Self::Deadlock(info)
+            | Self::UnsafeConfiguration(info)
+            | Self::Configuration(info)
+            | Self::NotSupported(info)
+            | Self::Closed(info) => Some(info),
+            _ => None,
+        }
+    }
+
+    fn line(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self, self.name()) {
+            (Self::TimedOut { .. } | Self::Lost { .. }, _) | (_, None) => {}
+            (_, Some(name)) => write!(f, "lock \"{name}\": ")?,
+        }
+        match self {
+            Self::TimedOut { name, waited, .. } if waited.is_zero() => write!(f, "lock \"{name}\" is already held"),
+            Self::TimedOut { name, waited, .. } => write!(f, "lock \"{name}\" was still held after {waited:.1?}"),
+            Self::Lost { name, reason } => write!(f, "lock \"{name}\" was lost: {reason}"),
+            Self::InvalidName(invalid) => write!(f, "{invalid}"),
+            Self::InvalidMode { asked, found, .. } => write!(
+                f,
+                "it is in use as {found}, and was asked for as {asked}; use another name for one of them"
+            ),
+            Self::InvalidTtl { ttl, min, max, .. } => {
+                write!(
+                    f,
+                    "a ttl of {ttl:?} is not possible here; choose one from {min:?} to {max:?}"
+                )
+            }
+            Self::Unavailable(info) if info.message.is_empty() => write!(f, "{} failed", info.operation),
+            Self::Unavailable(info) => write!(f, "{} failed: {}", info.operation, info.message),
+            Self::Deadlock(_) => f.write_str("the server found a deadlock; take locks in the same order everywhere"),
+            Self::UnsafeConfiguration(info) => write!(f, "unsafe configuration: {}", info.message),
+            Self::Configuration(info) => f.write_str(&info.message),
+            Self::NotSupported(info) => write!(f, "this backend does not support {}", info.operation),
+            Self::Closed(_) => f.write_str("the lock client was shut down; connect a new one"),
+        }
     }
 }
 
 impl From<InvalidName> for LockError {
     fn from(invalid: InvalidName) -> Self {
         Self::InvalidName(invalid)
+    }
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.line(f)?;
+        let mut cause = self.source().filter(|_| f.alternate());
+        let mut said = String::new();
+        while let Some(error) = cause {
+            let text = error.to_string();
+            // Some libraries repeat the cause of their errors.
+            if !said.ends_with(&text) {
+                write!(f, ": {text}")?;
+                said = text;
+            }
+            cause = error.source();
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self:#}")?;
+        self.holder().map_or(Ok(()), |holder| write!(f, " by {holder}"))
+    }
+}
+
+impl Error for LockError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(self.info()?.source.as_deref()? as _)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_say_what_to_do_and_the_cause_once() {
+        let name: LockName = "stock/1".parse().unwrap();
+        let (min, max, ttl) = (Duration::from_millis(100), Duration::from_secs(60), Duration::ZERO);
+        let broken = || LockError::failed("renewal", std::io::Error::other("broken pipe"));
+        let ttl = LockError::InvalidTtl {
+            name: name.clone(),
+            ttl,
+            min,
+            max,
+        };
+        for (error, line, causes) in [
+            (
+                ttl,
+                "lock \"stock/1\": a ttl of 0ns is not possible here; choose one from 100ms to 60s",
+                "",
+            ),
+            (
+                LockError::timed_out(&name, Duration::from_millis(5040), None),
+                "lock \"stock/1\" was still held after 5.0s",
+                "",
+            ),
+            (broken(), "renewal failed", ": broken pipe"),
+            (broken().of(&name), "lock \"stock/1\": renewal failed", ": broken pipe"),
+            (
+                LockError::closed().of(&name).of(&"other".parse().unwrap()),
+                "lock \"stock/1\": the lock client was shut down; connect a new one",
+                "",
+            ),
+        ] {
+            assert_eq!(error.to_string(), line);
+            assert_eq!(format!("{error:#}"), format!("{line}{causes}"));
+            assert_eq!(format!("{error:#?}"), format!("{error:#}"));
+        }
+        // A limit is told in round figures.
+        for (nanos, told) in [(4_999_687_745, "5s"), (1_540_000_000, "1.5s"), (99_600_000, "99ms")] {
+            let error = LockError::no_answer("acquire", Duration::from_nanos(nanos));
+            assert_eq!(error.to_string(), format!("acquire failed: no answer within {told}"));
+        }
+    }
+
+    #[test]
+    fn the_holder_is_shown_to_the_operator_and_not_to_strangers() {
+        let holder = Holder {
+            host: Some("db-7.internal".to_owned()),
+            pid: Some(7),
+            label: Some("nightly".to_owned()),
+            ..Holder::default()
+        };
+        let busy = LockError::timed_out(&"stock/1".parse().unwrap(), Duration::ZERO, Some(holder));
+        assert_eq!(format!("{busy:#}"), "lock \"stock/1\" is already held");
+        assert_eq!(
+            format!("{busy:?}"),
+            "lock \"stock/1\" is already held by db-7.internal:7 (nightly)"
+        );
     }
 }

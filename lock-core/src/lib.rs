@@ -55,7 +55,7 @@ pub use backend::DistributedLock;
 pub use capabilities::{Capabilities, Scope};
 pub use claim::{Claim, Mode};
 pub use clock::{Clock, ManualClock, Stamp};
-pub use error::{LockError, Source};
+pub use error::{ErrorInfo, LockError, Source};
 pub use executor::Executor;
 pub use grant::{Attempt, Busy, Grant, Released, Renewal};
 pub use guard::{LockGuard, ReleaseOutcome};

@@ -22,7 +22,6 @@ use crate::{FencingToken, InvalidName, LockError, LockName, Locks, LossReason, R
 #[must_use = "a lock request does nothing until it is awaited"]
 #[derive(Clone, Debug)]
 pub struct LockAllRequest {
-    locks: Locks,
     names: Result<Vec<LockName>, InvalidName>,
     /// What each of the locks is asked for with.
     settings: LockRequest,
@@ -57,21 +56,16 @@ impl Locks {
     /// Dropping the future releases what it has so far, in the background.
     pub fn lock_all<N: AsRef<str>>(&self, names: impl IntoIterator<Item = N>) -> LockAllRequest {
         let names = names.into_iter().map(|name| self.full_name(name.as_ref())).collect();
-        LockAllRequest::new(self.clone(), names)
+        LockAllRequest {
+            settings: self.lock(""),
+            names,
+        }
     }
 }
 
 sets_as_a_lock_request!(LockAllRequest, settings);
 
 impl LockAllRequest {
-    pub(crate) fn new(locks: Locks, names: Result<Vec<LockName>, InvalidName>) -> Self {
-        Self {
-            settings: locks.lock(""),
-            locks,
-            names,
-        }
-    }
-
     /// As [`LockRequest::shared`], for each of the locks.
     pub fn shared(mut self) -> Self {
         self.settings = self.settings.shared();
@@ -99,12 +93,12 @@ impl LockAllRequest {
 
     async fn acquire(self) -> Result<LockGuards, LockError> {
         let names = self.names?;
-        let core = &self.locks.core;
-        let started = core.clock.now();
+        let locks = &self.settings.locks;
+        let started = locks.core.clock.now();
         // In the same order everywhere, so that no two requests wait for each other; and each once, as the second would wait for the first.
         let names: BTreeSet<_> = names.into_iter().collect();
         let mut all = LockGuards {
-            locks: self.locks.clone(),
+            locks: locks.clone(),
             guards: Vec::with_capacity(names.len()),
         };
         for name in names {
@@ -113,7 +107,7 @@ impl LockAllRequest {
             let next = run_while_held(&all.guards, request.into_future()).await?;
             let waits = self.settings.waits();
             all.guards.push(next.map_err(|error| match waits {
-                true => error.after(core.clock.now().since(started)),
+                true => error.after(locks.core.clock.now().since(started)),
                 false => error,
             })?);
         }

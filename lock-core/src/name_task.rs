@@ -350,7 +350,10 @@ impl NameTask {
         let now = core.clock.now();
         core.stats.release_errors.add();
         self.change(|name| name.fail_waits(&error, sent, now));
-        let failed = self.look(|name| name.releasing().map(|release| release.failed(now)));
+        let failed = self.look(|name| {
+            let release = name.releasing()?;
+            Some((release.reply.take(), release.kept.take(), release.is_over(now)))
+        });
         let Some((reply, kept, is_over)) = failed.flatten() else {
             return;
         };

@@ -34,10 +34,10 @@ pub(crate) struct Release {
 }
 
 impl Release {
-    /// It failed, and is repeated. Returns the caller that waits for its response, and whether it is time to give up.
-    pub(crate) fn failed(&mut self, now: Stamp) -> (Option<Reply>, Option<DropGuard>, bool) {
+    /// Whether the claim must have ended at the server by now.
+    pub(crate) fn is_over(&self, now: Stamp) -> bool {
         let is_kept = self.shared.as_ref().is_some_and(|lease| lease.is_valid(now));
-        (self.reply.take(), self.kept.take(), now >= self.until && !is_kept)
+        now >= self.until && !is_kept
     }
 }
 

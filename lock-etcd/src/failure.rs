@@ -93,7 +93,7 @@ impl Failure {
 
 /// Whether there was no connection because no member that can be reached has a leader.
 pub(crate) fn awaits_an_election(failure: &Failure) -> bool {
-    matches!(failure, Failure::Known(LockError::Unavailable { message: Some(message), .. }) if message.contains(NO_LEADER))
+    matches!(failure, Failure::Known(LockError::Unavailable(error)) if error.message.contains(NO_LEADER))
 }
 
 impl From<Error> for Failure {
@@ -234,13 +234,9 @@ pub(crate) fn no_endpoint(mut failures: Vec<LockError>) -> LockError {
     let shown: Vec<_> = failures
         .iter()
         .map(|error| match error {
-            LockError::Unavailable {
-                message: Some(message),
-                source,
-                ..
-            } => match source {
-                Some(source) => format!("{message}: {}", error_chain(&**source)),
-                None => message.clone(),
+            LockError::Unavailable(info) if !info.message.is_empty() => match &info.source {
+                Some(source) => format!("{}: {}", info.message, error_chain(&**source)),
+                None => info.message.clone(),
             },
             other => format!("{other:#}"),
         })

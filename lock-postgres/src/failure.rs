@@ -200,10 +200,9 @@ fn explain_all(operation: &'static str, failures: Vec<(String, Failure)>) -> Loc
     let errors = failures.into_iter().map(|(place, failure)| {
         let error = failure.explain(operation);
         let said = match &error {
-            LockError::Unavailable {
-                message: Some(message), ..
+            LockError::Unavailable(info) | LockError::UnsafeConfiguration(info) if !info.message.is_empty() => {
+                with_causes(&info.message, error.source())
             }
-            | LockError::UnsafeConfiguration { message, .. } => with_causes(message, error.source()),
             error => format!("{error:#}"),
         };
         let said = if said.contains(&place) {

@@ -426,8 +426,8 @@ fn none_answers(mut errors: Vec<(Endpoint, LockError)>) -> LockError {
 
 /// Adds to an error that someone has to mend which node it is about.
 fn of_node(endpoint: &Endpoint, mut error: LockError) -> LockError {
-    if let LockError::Configuration { message, .. } = &mut error {
-        let _ = write!(message, ". This is node {endpoint}");
+    if let LockError::Configuration(info) = &mut error {
+        let _ = write!(info.message, ". This is node {endpoint}");
     }
     error
 }

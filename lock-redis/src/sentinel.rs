@@ -303,15 +303,15 @@ impl Sentinels {
             self.service.name
         );
         match &mut error {
-            LockError::Configuration { message, .. } => {
+            LockError::Configuration(info) => {
                 let _ = write!(
-                    message,
+                    info.message,
                     ". This is {which}; USER:PASSWORD@ in the address is for the servers, sentinel_user and sentinel_password are for the \
                      sentinels"
                 );
             }
-            LockError::UnsafeConfiguration { message, .. } => {
-                let _ = write!(message, ". This is {which}");
+            LockError::UnsafeConfiguration(info) => {
+                let _ = write!(info.message, ". This is {which}");
             }
             _ => {}
         }

@@ -323,9 +323,9 @@ where
 fn reason(error: &LockError) -> String {
     let text = format!("{error:#}");
     match error {
-        LockError::Unavailable { operation, .. } => {
+        LockError::Unavailable(info) => {
             let rest = text
-                .strip_prefix(operation)
+                .strip_prefix(info.operation)
                 .and_then(|rest| rest.strip_prefix(" failed: "));
             rest.unwrap_or(&text).to_owned()
         }
