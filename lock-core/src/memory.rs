@@ -101,14 +101,7 @@ impl MemoryLock {
 
     /// Ends the lock as if its ttl were over. All its holders are told at once. False if it was not held.
     pub fn expire(&self, name: &LockName) -> bool {
-        let mut state = self.client.store.lock();
-        let ended = state.take(name, |_| true);
-        state.grant_next(name, self.client.store.clock.now());
-        drop(state);
-        for entry in &ended {
-            entry.tell(LossReason::Expired);
-        }
-        !ended.is_empty()
+        !self.client.store.free(name, LossReason::Expired).is_empty()
     }
 
     /// Gives the lock to a stranger, who keeps it for as long as its holder would have, in the same mode. All its holders are told at once.
@@ -128,7 +121,7 @@ impl MemoryLock {
         for entry in &robbed {
             entry.tell(LossReason::NotHeld);
         }
-        grant.ok().map(|grant| grant.token)
+        Some(grant.token)
     }
 
     /// Makes every request of every client of the store fail with [`LockError::Unavailable`], as if the server were out of reach, until it is
@@ -192,13 +185,8 @@ impl DistributedLock for MemoryLock {
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
         self.client.store.reach("release")?;
         let now = self.clock().now();
-        let mut state = self.client.store.lock();
-        if let Some(rest) = keep {
-            return Ok(state.release_reserved(claim, now + rest, now));
-        }
-        let released = state.release(claim, now);
-        state.grant_next(claim.name(), now);
-        Ok(released)
+        let keep = keep.map(|rest| now + rest);
+        Ok(self.client.store.lock().release(claim, keep, now))
     }
 
     async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
@@ -283,17 +271,7 @@ impl DistributedLock for MemoryLock {
 
     async fn force_release(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         self.client.store.reach("forced release")?;
-        let now = self.clock().now();
-        let mut state = self.client.store.lock();
-        state.settle(name, now);
-        let holders = state.holders(name, now);
-        let ended = state.take(name, |_| true);
-        state.grant_next(name, now);
-        drop(state);
-        for entry in ended {
-            entry.tell(LossReason::NotHeld);
-        }
-        Ok(holders)
+        Ok(self.client.store.free(name, LossReason::NotHeld))
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

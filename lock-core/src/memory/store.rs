@@ -44,6 +44,21 @@ impl Store {
         Ok(())
     }
 
+    /// Ends all holds of a name. Their holders are told at once. Returns who they were.
+    pub(super) fn free(&self, name: &LockName, reason: LossReason) -> Vec<Holder> {
+        let now = self.clock.now();
+        let mut state = self.lock();
+        state.settle(name, now);
+        let holders = state.holders(name, now);
+        let ended = state.take(name, |_| true);
+        state.grant_next(name, now);
+        drop(state);
+        for entry in &ended {
+            entry.tell(reason);
+        }
+        holders
+    }
+
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // Nothing here panics while holding the mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -188,15 +203,9 @@ impl State {
             if waiter.reply.is_closed() {
                 continue;
             }
-            match self.grant(&waiter.client, &waiter.claim, now) {
-                Ok(grant) => {
-                    if waiter.reply.send(grant).is_err() {
-                        self.take(name, |entry| entry.claim.owner() == waiter.claim.owner());
-                    }
-                }
-                Err(error) => {
-                    tracing::error!(target: "fencelock", error = format_args!("{error:#}"), "a waiter is left without a lock")
-                }
+            let grant = self.grant(&waiter.client, &waiter.claim, now);
+            if waiter.reply.send(grant).is_err() {
+                self.take(name, |entry| entry.claim.owner() == waiter.claim.owner());
             }
         }
         if self.queues.get(name).is_some_and(VecDeque::is_empty) {
@@ -204,8 +213,8 @@ impl State {
         }
     }
 
-    pub(super) fn grant(&mut self, client: &Client, claim: &Claim, now: Stamp) -> Result<Grant, LockError> {
-        let (first, token) = self.draw(claim.tokens_wanted())?;
+    pub(super) fn grant(&mut self, client: &Client, claim: &Claim, now: Stamp) -> Grant {
+        let (first, token) = self.draw(claim.tokens_wanted());
         let (lease, keeps) = if client.shares && !claim.own_lease() {
             self.session(client, claim.ttl(), now)
         } else {
@@ -226,19 +235,20 @@ impl State {
         // Mostly it is the only one.
         let one = || Vec::with_capacity(1);
         self.locks.entry(claim.name().clone()).or_insert_with(one).push(entry);
-        Ok(grant)
+        grant
     }
 
     /// The first and last token of a block. The last one is no lower than the wall clock, so that a new store outranks every older one, and
     /// the others are those for which the time has passed since the last block.
-    fn draw(&mut self, wanted: NonZeroU32) -> Result<(FencingToken, FencingToken), LockError> {
+    fn draw(&mut self, wanted: NonZeroU32) -> (FencingToken, FencingToken) {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let now = u64::try_from(since_epoch.as_micros()).unwrap_or(0);
         let least = if self.token == 0 { now.max(1) } else { self.token + 1 };
         self.token = least.max(now);
         let first = least.max(self.token - u64::from(wanted.get() - 1).min(self.token));
-        let token = |value| FencingToken::new(value).map_err(|e| LockError::failed("drawing a token", e));
-        Ok((token(first)?, token(self.token)?))
+        // The clock reaches the last one in the year 2255.
+        let token = |value| FencingToken::new(value).unwrap_or(FencingToken::MAX);
+        (token(first), token(self.token))
     }
 
     /// The client's lease for that ttl; a new one if the last was not kept alive.
@@ -288,7 +298,7 @@ impl State {
         }
         self.check_kind(claim)?;
         if self.admits(name, claim.mode()) && !self.queues.contains_key(name) {
-            return self.grant(client, claim, now).map(Attempt::Granted);
+            return Ok(Attempt::Granted(self.grant(client, claim, now)));
         }
         let holders = self.holds(name).iter().map(|entry| self.holder(entry, now));
         // The one that ends first is who makes room.
@@ -341,14 +351,25 @@ impl State {
         left
     }
 
-    pub(super) fn release(&mut self, claim: &Claim, now: Stamp) -> Released {
+    /// Ends the hold of that claim, and with it what is reserved, unless that is to stay until `keep`.
+    pub(super) fn release(&mut self, claim: &Claim, keep: Option<Stamp>, now: Stamp) -> Released {
         self.leave_queue(claim);
         self.settle(claim.name(), now);
-        let ended = self.take(claim.name(), |entry| entry.claim.owner() == claim.owner());
-        if ended.is_empty() {
-            Released::NotHeld
-        } else {
+        let is_released = match (keep, self.hold_of(claim)) {
+            (None, _) => !self
+                .take(claim.name(), |entry| entry.claim.owner() == claim.owner())
+                .is_empty(),
+            (Some(_), None) => false,
+            (until, Some(entry)) => {
+                (entry.reserved_until, entry.released) = (until, true);
+                true
+            }
+        };
+        self.grant_next(claim.name(), now);
+        if is_released {
             Released::Released
+        } else {
+            Released::NotHeld
         }
     }
 
@@ -360,18 +381,6 @@ impl State {
                 Renewal::Renewed
             }
             None => Renewal::NotHeld,
-        }
-    }
-
-    pub(super) fn release_reserved(&mut self, claim: &Claim, until: Stamp, now: Stamp) -> Released {
-        match self.reserve(claim, until, now) {
-            Renewal::Renewed => {
-                if let Some(entry) = self.hold_of(claim) {
-                    entry.released = true;
-                }
-                Released::Released
-            }
-            Renewal::NotHeld => Released::NotHeld,
         }
     }
 
