@@ -19,13 +19,19 @@ async fn a_request_counts_as_waiting_from_its_first_step_to_its_end() {
     let world = World::new();
     world.server.client.set(world.locks.clone()).unwrap();
     let guard = world.locks.lock("a").await.unwrap();
-    assert_eq!((world.server.waiting(), world.locks.stats().waiting), (vec![1], 0));
+    assert_eq!(
+        (world.server.state().waiting.clone(), world.locks.stats().waiting),
+        (vec![1], 0)
+    );
     let waits = ask(&world.locks, "a");
     world.settle().await;
     assert_eq!(world.locks.stats().waiting, 1);
     guard.release().await.unwrap();
     waits.await.unwrap().unwrap().release().await.unwrap();
-    assert_eq!((world.server.waiting(), world.locks.stats().waiting), (vec![1, 1], 0));
+    assert_eq!(
+        (world.server.state().waiting.clone(), world.locks.stats().waiting),
+        (vec![1, 1], 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -208,7 +214,7 @@ async fn a_claim_that_failed_at_the_end_of_its_wait_is_released_and_not_asked_fo
         assert!(matches!(error, LockError::Unavailable { .. }), "{error}");
         // The backend may have begun to release the claim, and that may arrive late.
         world.pass(2 * SECOND).await;
-        let asked = world.server.asked();
+        let asked = world.server.state().asked.clone();
         assert!(
             asked.len() > 1 && asked[1..].iter().all(|owner| *owner != asked[0]),
             "{asked:?}"

@@ -89,7 +89,11 @@ async fn what_is_not_kept() {
         use_once(&world.locks).await;
         // Also for a request that does not wait: the lock is free for this client.
         let guard = change(world.locks.lock("a")).no_wait().await.unwrap();
-        assert_eq!((world.server.count(Op::Try), world.server.crossed()), (2, 0), "{what}");
+        assert_eq!(
+            (world.server.count(Op::Try), world.server.state().crossed),
+            (2, 0),
+            "{what}"
+        );
         guard.release().await.unwrap();
         assert_eq!(world.server.keeps("a"), what != "renewal");
     }

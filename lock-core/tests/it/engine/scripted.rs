@@ -2,8 +2,7 @@
 //! after its sender went away.
 
 use std::collections::{HashMap, VecDeque};
-use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -58,6 +57,7 @@ pub(crate) enum Op {
     Close,
 }
 
+/// A client of the server.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Scripted {
     server: Arc<Mutex<Server>>,
@@ -78,18 +78,20 @@ pub(crate) struct Scripted {
 }
 
 #[derive(Debug, Default)]
-struct Server {
+pub(crate) struct Server {
     held: HashMap<String, (Claim, FencingToken, Stamp)>,
     reserved: HashMap<String, (OwnerId, Stamp)>,
     token: u64,
     fates: HashMap<Op, VecDeque<Fate>>,
     log: Vec<(Op, Stamp)>,
-    asked: Vec<OwnerId>,
+    /// The owners for whom names were asked for, in order.
+    pub(crate) asked: Vec<OwnerId>,
     /// How many requests the client counted as waiting when each of them began.
-    waiting: Vec<u64>,
-    shared: Option<Lease>,
-    shared_until: Option<Stamp>,
-    crossed: usize,
+    pub(crate) waiting: Vec<u64>,
+    /// The lease that all locks share, and until when the server keeps it.
+    shared: Option<(Lease, Stamp)>,
+    /// How often the client asked for a name that an earlier claim of its own held.
+    pub(crate) crossed: usize,
 }
 
 /// The scripted server, a client of it, and the hand of its clock. Time is tokio's paused time; the clock follows it to
@@ -120,8 +122,8 @@ impl World {
 
     /// Lets time pass.
     pub(crate) async fn pass(&self, time: Duration) {
-        let until = self.server.clock.now() + time;
-        while self.server.clock.now() < until {
+        let until = self.now() + time;
+        while self.now() < until {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     }
@@ -136,8 +138,8 @@ impl World {
     /// How many requests to acquire and to release there were.
     pub(crate) fn requests(&self) -> usize {
         [Op::Try, Op::Acquire, Op::Release]
-            .into_iter()
             .map(|op| self.server.count(op))
+            .iter()
             .sum()
     }
 
@@ -147,23 +149,18 @@ impl World {
 }
 
 impl Scripted {
-    /// How many tokens a claim is granted.
-    fn wanted(&self, claim: &Claim) -> NonZeroU32 {
-        if self.blocks || !self.linger.is_zero() {
-            claim.tokens_wanted()
-        } else {
-            NonZeroU32::MIN
-        }
+    pub(crate) fn state(&self) -> MutexGuard<'_, Server> {
+        self.server.lock().unwrap()
     }
 
     /// The next requests of that kind end so, one after the other.
     pub(crate) fn next(&self, op: Op, fates: impl IntoIterator<Item = Fate>) {
-        self.server.lock().unwrap().fates.entry(op).or_default().extend(fates);
+        self.state().fates.entry(op).or_default().extend(fates);
     }
 
     /// No more surprises.
     pub(crate) fn heal(&self) {
-        self.server.lock().unwrap().fates.clear();
+        self.state().fates.clear();
     }
 
     pub(crate) fn count(&self, op: Op) -> usize {
@@ -171,56 +168,80 @@ impl Scripted {
     }
 
     pub(crate) fn times(&self, op: Op) -> Vec<Stamp> {
-        self.server
-            .lock()
-            .unwrap()
-            .log
-            .iter()
-            .filter(|(o, _)| *o == op)
-            .map(|(_, at)| *at)
-            .collect()
-    }
-
-    /// The owners for whom names were asked for, in order.
-    pub(crate) fn asked(&self) -> Vec<OwnerId> {
-        self.server.lock().unwrap().asked.clone()
+        let state = self.state();
+        let times = state.log.iter().filter(|(other, _)| *other == op);
+        times.map(|(_, at)| *at).collect()
     }
 
     /// Whether the server keeps that name now.
     pub(crate) fn keeps(&self, name: &str) -> bool {
-        let now = self.clock.now();
-        self.server.lock().unwrap().keeps(name, now)
+        let (state, now) = (self.state(), self.clock.now());
+        state.held.get(name).is_some_and(|(_, _, until)| *until > now) || state.is_reserved(name, now)
     }
 
-    /// Somebody of another process takes the name for `ttl`.
-    pub(crate) fn occupy(&self, name: &str, ttl: Duration) -> Claim {
+    /// A client of another process takes the name for `ttl`.
+    pub(crate) fn occupy(&self, name: &str, ttl: Duration) {
+        assert!(!self.keeps(name));
         let claim = Claim::new(name.parse().unwrap(), ttl).with_label(ELSEWHERE);
-        let attempt = self
-            .server
-            .lock()
-            .unwrap()
-            .try_acquire(&claim, self.clock.now(), None, NonZeroU32::MIN);
-        assert!(matches!(attempt, Attempt::Granted(_)));
-        claim
-    }
-
-    /// How often the client asked for a name that an earlier claim of its own held.
-    pub(crate) fn crossed(&self) -> usize {
-        self.server.lock().unwrap().crossed
-    }
-
-    /// How many requests the client counted as waiting when each request to acquire began.
-    pub(crate) fn waiting(&self) -> Vec<u64> {
-        self.server.lock().unwrap().waiting.clone()
+        let (mut state, until) = (self.state(), self.clock.now() + ttl);
+        state.token += 1;
+        let token = FencingToken::new(state.token).unwrap();
+        state.held.insert(name.to_owned(), (claim, token, until));
     }
 
     pub(crate) fn take_away(&self, name: &str) {
-        self.server.lock().unwrap().held.remove(name);
+        self.state().held.remove(name);
     }
 
     /// Ends the lease that all locks share.
     pub(crate) fn end_shared_lease(&self) {
-        self.server.lock().unwrap().shared_until = None;
+        let now = self.clock.now();
+        self.state().shared.as_mut().unwrap().1 = now;
+    }
+
+    /// What the server answers to a claim whose request was sent at `sent`.
+    fn attempt(self, server: &mut Server, claim: &Claim, sent: Stamp, now: Stamp) -> Attempt {
+        let name = claim.name().as_str();
+        let (first, last) = match server.held.get(name) {
+            Some((holder, token, until)) if *until > now => {
+                if holder.owner() != claim.owner() {
+                    server.crossed += usize::from(holder.label() != Some(ELSEWHERE));
+                    let busy = Busy::default().with_retry_after(until.since(now));
+                    return busy.with_holder(Holder::of(holder)).into();
+                }
+                (*token, *token)
+            }
+            _ if server.is_reserved(name, now) => return Attempt::busy(),
+            _ => {
+                let blocks = self.blocks || !self.linger.is_zero();
+                let first = server.token + 1;
+                server.token += if blocks { claim.tokens_wanted().get().into() } else { 1 };
+                [first, server.token]
+                    .map(|token| FencingToken::new(token).unwrap())
+                    .into()
+            }
+        };
+        server
+            .held
+            .insert(name.to_owned(), (claim.clone(), last, now + claim.ttl()));
+        // A lease counts from the send, as a backend must see to.
+        let lease = if self.shares {
+            let new = || (Lease::shared("s", claim.ttl(), sent), now + claim.ttl());
+            server.shared.get_or_insert_with(new).0.clone()
+        } else {
+            Lease::for_claim(claim, sent)
+        };
+        let granted = match self.grants_another_claim {
+            true => Claim::new(claim.name().clone(), claim.ttl()),
+            false => claim.clone(),
+        };
+        Attempt::Granted(Grant::new(granted, last, lease).with_first_token(first))
+    }
+
+    async fn ask(&self, op: Op, claim: &Claim) -> Result<Attempt, LockError> {
+        let (script, claim, sent) = (self.clone(), claim.clone(), self.clock.now());
+        self.request(op, move |server, now| script.attempt(server, &claim, sent, now))
+            .await
     }
 
     async fn request<T: Send + 'static>(
@@ -268,50 +289,36 @@ impl Scripted {
 }
 
 impl Server {
-    fn keeps(&self, name: &str, now: Stamp) -> bool {
-        self.held.get(name).is_some_and(|(_, _, until)| *until > now) || self.is_reserved(name, now)
-    }
-
     fn is_reserved(&self, name: &str, now: Stamp) -> bool {
         self.reserved.get(name).is_some_and(|(_, until)| *until > now)
     }
 
-    fn is_held_by(&self, claim: &Claim, now: Stamp) -> bool {
-        let held = self.held.get(claim.name().as_str());
-        held.is_some_and(|(holder, _, until)| holder.owner() == claim.owner() && *until > now)
+    /// Until when the server keeps the lock of that claim, if it does.
+    fn hold_of(&mut self, claim: &Claim, now: Stamp) -> Option<&mut Stamp> {
+        let (holder, _, until) = self.held.get_mut(claim.name().as_str())?;
+        (holder.owner() == claim.owner() && *until > now).then_some(until)
     }
 
-    fn try_acquire(&mut self, claim: &Claim, now: Stamp, shared: Option<Lease>, wanted: NonZeroU32) -> Attempt {
-        let name = claim.name().as_str();
-        if let Some((holder, token, until)) = self.held.get_mut(name)
-            && *until > now
-        {
-            if holder.owner() == claim.owner() {
-                *until = now + claim.ttl();
-                return Attempt::Granted(Grant::new(claim.clone(), *token, Lease::for_claim(claim, now)));
+    fn renew(&mut self, lease: &Lease, now: Stamp) -> Renewal {
+        let until = match lease.id() {
+            LeaseId::Claim(claim) => self.hold_of(claim, now),
+            _ => self
+                .shared
+                .as_mut()
+                .map(|(_, until)| until)
+                .filter(|until| **until > now),
+        };
+        match until {
+            Some(until) => {
+                *until = now + lease.ttl();
+                Renewal::Renewed
             }
-            if holder.label() != Some(ELSEWHERE) {
-                self.crossed += 1;
-            }
-            return Busy::default()
-                .with_retry_after(until.since(now))
-                .with_holder(Holder::of(holder))
-                .into();
+            None => Renewal::NotHeld,
         }
-        if self.is_reserved(name, now) {
-            return Attempt::busy();
-        }
-        let first = FencingToken::new(self.token + 1).unwrap();
-        self.token += u64::from(wanted.get());
-        let token = FencingToken::new(self.token).unwrap();
-        self.held
-            .insert(name.to_owned(), (claim.clone(), token, now + claim.ttl()));
-        let lease = shared.unwrap_or_else(|| Lease::for_claim(claim, now));
-        Attempt::Granted(Grant::new(claim.clone(), token, lease).with_first_token(first))
     }
 
     fn reserve(&mut self, claim: &Claim, length: Duration, now: Stamp) -> Renewal {
-        if !self.is_held_by(claim, now) {
+        if self.hold_of(claim, now).is_none() {
             return Renewal::NotHeld;
         }
         self.reserved
@@ -321,19 +328,13 @@ impl Server {
 
     fn release(&mut self, claim: &Claim, keep: Option<Duration>, now: Stamp) -> Released {
         let name = claim.name().as_str();
-        if keep.is_none()
-            && self
-                .reserved
-                .get(name)
-                .is_some_and(|(owner, _)| *owner == claim.owner())
-        {
-            self.reserved.remove(name);
+        let is_held = self.hold_of(claim, now).is_some();
+        match keep {
+            Some(rest) => drop(self.reserve(claim, rest, now)),
+            None => self.reserved.retain(|_, (owner, _)| *owner != claim.owner()),
         }
-        if !self.is_held_by(claim, now) {
+        if !is_held {
             return Released::NotHeld;
-        }
-        if let Some(rest) = keep {
-            self.reserve(claim, rest, now);
         }
         self.held.remove(name);
         Released::Released
@@ -353,57 +354,16 @@ impl DistributedLock for Scripted {
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
-        let (claim, sent, shares) = (claim.clone(), self.clock.now(), self.shares);
-        let wanted = self.wanted(&claim);
-        {
-            let waiting = self.client.get().map(|client| client.stats().waiting);
-            let mut server = self.server.lock().unwrap();
-            server.asked.push(claim.owner());
-            server.waiting.extend(waiting);
-        }
-        let granted = match self.grants_another_claim {
-            true => Claim::new(claim.name().clone(), claim.ttl()),
-            false => claim.clone(),
-        };
-        self.request(Op::Try, move |server, now| {
-            let shared = shares.then(|| {
-                server.shared_until.get_or_insert(now + claim.ttl());
-                server
-                    .shared
-                    .get_or_insert_with(|| Lease::shared("s", claim.ttl(), sent))
-                    .clone()
-            });
-            match (server.try_acquire(&claim, now, shared, wanted), shares) {
-                // The lease counts from the send, as a backend must see to.
-                (Attempt::Granted(g), false) => {
-                    let grant = Grant::new(granted, g.token, Lease::for_claim(&claim, sent));
-                    Attempt::Granted(grant.with_first_token(g.first_token()))
-                }
-                (attempt, _) => attempt,
-            }
-        })
-        .await
+        let waiting = self.client.get().map(|client| client.stats().waiting);
+        self.state().asked.push(claim.owner());
+        self.state().waiting.extend(waiting);
+        self.ask(Op::Try, claim).await
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
         let lease = lease.clone();
-        self.request(Op::Renew, move |server, now| match lease.id() {
-            LeaseId::Claim(claim) => match server.held.get_mut(claim.name().as_str()) {
-                Some((holder, _, until)) if holder.owner() == claim.owner() && *until > now => {
-                    *until = now + claim.ttl();
-                    Renewal::Renewed
-                }
-                _ => Renewal::NotHeld,
-            },
-            _ => match &mut server.shared_until {
-                Some(until) if *until > now => {
-                    *until = now + lease.ttl();
-                    Renewal::Renewed
-                }
-                _ => Renewal::NotHeld,
-            },
-        })
-        .await
+        self.request(Op::Renew, move |server, now| server.renew(&lease, now))
+            .await
     }
 
     async fn release(&self, claim: &Claim, keep: Option<Duration>) -> Result<Released, LockError> {
@@ -428,10 +388,7 @@ impl DistributedLock for Scripted {
             granted => return Ok(granted),
         }
         loop {
-            let (asked, wanted) = (claim.clone(), self.wanted(claim));
-            let attempt = self
-                .request(Op::Acquire, move |s, now| s.try_acquire(&asked, now, None, wanted))
-                .await?;
+            let attempt = self.ask(Op::Acquire, claim).await?;
             if matches!(attempt, Attempt::Granted(_)) || wait.is_over(self.clock.now()) {
                 return Ok(attempt);
             }

@@ -113,7 +113,7 @@ impl Model {
             }
         }
         self.requests = waiting;
-        assert_eq!(self.world.server.crossed(), 0, "one claim of a client at a time");
+        assert_eq!(self.world.server.state().crossed, 0, "one claim of a client at a time");
     }
 
     async fn pass(&mut self, time: Duration) {
@@ -268,7 +268,7 @@ async fn after_a_wait_that_ended_the_next_request_is_for_another_owner() {
     assert!((3..50).contains(&world.server.count(Op::Try)));
     world.server.take_away("a");
     waits.await.unwrap().unwrap().release().await.unwrap();
-    let asked = world.server.asked();
+    let asked = world.server.state().asked.clone();
     assert!(
         (1..asked.len()).all(|at| !asked[..at].contains(&asked[at])),
         "{asked:?}"
@@ -363,6 +363,6 @@ async fn a_place_at_the_server_is_kept_for_those_that_came_after_the_request() {
         assert_eq!((world.server.count(Op::Try), world.server.count(Op::Release)), (1, 0));
         world.server.take_away("a");
         let guard = second.await.unwrap().unwrap();
-        assert_eq!(world.server.asked(), [guard.owner()]);
+        assert_eq!(world.server.state().asked.clone(), [guard.owner()]);
     }
 }
