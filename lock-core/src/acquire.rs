@@ -14,6 +14,7 @@ use crate::held::Held;
 use crate::name_task::{Begun, Request};
 use crate::names::{Entered, First, Served};
 use crate::release::{Release, Reservation};
+use crate::stats::Gauge;
 use crate::waiters::{Answers, Waiter};
 use crate::{Attempt, Claim, FencingToken, LockError, LockName, LossReason, Mode, Released, Stamp};
 
@@ -166,7 +167,7 @@ impl ClientInner {
     }
 
     /// Releases all claims that are kept without a guard. None is until the result is dropped.
-    pub(crate) fn end_lingering(&self) -> impl Drop {
+    pub(crate) fn end_lingering(&self) -> Gauge {
         let (kept, none) = self.names.keep_none();
         for idle in kept {
             idle.let_go(LossReason::Released, None);

@@ -102,7 +102,11 @@ impl LockRequest {
                 guard = self.campaign() => guard?,
             };
             let began = core.clock.now();
-            match guard.run(body(guard.term(stopping))).await {
+            let term = Term {
+                held: Arc::clone(&guard.held),
+                stopping: stopping.clone(),
+            };
+            match guard.run(body(term)).await {
                 Ok(value) => {
                     // The server frees the lock at its ttl if this fails.
                     let _ = guard.release().await;
@@ -158,21 +162,7 @@ pub struct Term {
     stopping: CancellationToken,
 }
 
-impl LockGuard {
-    /// What a leader sees of its lock.
-    fn term(&self, stopping: &CancellationToken) -> Term {
-        Term::new(Arc::clone(&self.held), stopping)
-    }
-}
-
 impl Term {
-    pub(crate) fn new(held: Arc<Held>, stopping: &CancellationToken) -> Self {
-        Self {
-            held,
-            stopping: stopping.clone(),
-        }
-    }
-
     /// Whether the stop that was given to [`lead_until`](LockRequest::lead_until) has ended: the body shall come to its end.
     #[must_use]
     pub fn is_stopping(&self) -> bool {

@@ -23,6 +23,7 @@ use crate::acquire_options::AcquireOptions;
 use crate::held::Held;
 use crate::owner::Owners;
 use crate::release::{Release, Releasing, Reservation};
+use crate::stats::{Counter, Gauge};
 use crate::wait::SharedWait;
 use crate::waiters::{Answers, GRACE, Waiter};
 use crate::{Claim, FencingToken, Lease, LockError, LockName, Stamp};
@@ -40,6 +41,8 @@ pub(crate) struct Names {
     /// Every claim asks for tokens for later holders.
     lingers: bool,
     owners: Owners,
+    /// Callers of a drain, while which nothing is kept.
+    draining: Arc<Counter>,
 }
 
 #[derive(Default)]
@@ -50,8 +53,6 @@ struct State {
     closed: bool,
     /// How many requests of this client wait for a name to share it, each under a key of its own.
     sharing: HashMap<Arc<str>, usize, RandomState>,
-    /// Callers of a drain, while which nothing is kept.
-    draining: usize,
 }
 
 pub(crate) enum Entered {
@@ -85,6 +86,7 @@ impl Names {
             op_timeout,
             lingers,
             owners: Owners::default(),
+            draining: Arc::default(),
         }
     }
 
@@ -268,7 +270,8 @@ impl Names {
     /// Keeps a claim while no guard has it. Refused if a waiter has come, if the hold has ended, or if the client is to keep nothing.
     pub(crate) fn keep(&self, key: &str, idle: &Arc<Held>) -> bool {
         let mut state = self.lock();
-        let may_keep = !state.closed && state.draining == 0 && !idle.has_ended() && !state.sharing.contains_key(key);
+        let may_keep =
+            !state.closed && self.draining.get() == 0 && !idle.has_ended() && !state.sharing.contains_key(key);
         match state.names.get_mut(key) {
             Some(name) if may_keep && name.is_held && name.front().is_none() => {
                 name.kept = Some(Arc::clone(idle));
@@ -289,17 +292,11 @@ impl Names {
     }
 
     /// All claims that are kept. None is until the result is dropped.
-    pub(crate) fn keep_none(&self) -> (Vec<Arc<Held>>, impl Drop) {
-        struct Draining<'a>(&'a Names);
-        impl Drop for Draining<'_> {
-            fn drop(&mut self) {
-                self.0.lock().draining -= 1;
-            }
-        }
-        let mut state = self.lock();
-        state.draining += 1;
-        let kept = state.names.values().filter_map(|name| name.kept.clone()).collect();
-        (kept, Draining(self))
+    pub(crate) fn keep_none(&self) -> (Vec<Arc<Held>>, Gauge) {
+        let draining = self.draining.hold();
+        let state = self.lock();
+        let kept = state.names.values().filter_map(|name| name.kept.clone());
+        (kept.collect(), draining)
     }
 
     /// Forgets a name whose task cannot run any more.

@@ -11,9 +11,8 @@ use crate::{Busy, Stamp};
 /// How [`acquire`](crate::DistributedLock::acquire) waits: until when, and what is told as soon as the server has said that another claim
 /// holds the name.
 pub struct Wait {
-    deadline: Option<Stamp>,
+    shared: Arc<SharedWait>,
     on_busy: Option<Box<dyn FnOnce(Busy) + Send>>,
-    shared: Option<Arc<SharedWait>>,
 }
 
 /// The side of the client of a wait that goes on for as long as one of its waiters wants the claim.
@@ -31,18 +30,11 @@ impl Wait {
     /// Waits until `deadline`, or as long as it takes without one.
     #[must_use]
     pub fn until(deadline: Option<Stamp>) -> Self {
-        Self {
-            deadline,
-            on_busy: None,
-            shared: None,
-        }
+        Self::shared(SharedWait::new(deadline.unwrap_or(Stamp::MAX), &Arc::default()))
     }
 
     pub(crate) fn shared(shared: Arc<SharedWait>) -> Self {
-        Self {
-            shared: Some(shared),
-            ..Self::until(None)
-        }
+        Self { shared, on_busy: None }
     }
 
     /// Calls `tell` when the name is found busy, once.
@@ -56,10 +48,7 @@ impl Wait {
     /// claim then. A backend that looks again when the deadline has come keeps the place of the claim in the queue of the server for it.
     #[must_use]
     pub fn deadline(&self) -> Option<Stamp> {
-        match &self.shared {
-            Some(shared) => shared.deadline(),
-            None => self.deadline,
-        }
+        self.shared.deadline()
     }
 
     /// Whether the deadline has come.
@@ -73,9 +62,7 @@ impl Wait {
         if let Some(tell) = self.on_busy.take() {
             tell(busy.clone());
         }
-        if let Some(shared) = &self.shared {
-            shared.tell(busy);
-        }
+        self.shared.tell(busy);
     }
 }
 
