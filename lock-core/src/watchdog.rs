@@ -44,22 +44,14 @@ pub(crate) struct Watchdog {
 struct State {
     /// By the serials of their grants.
     holds: BTreeMap<Serial, Arc<Held>>,
-    /// The leases that have holds of this client. A lease may be that of several clients, each of which renews it.
-    leases: HashMap<u64, Due, RandomState>,
-    /// When each of the leases is to be looked at.
-    schedule: BTreeSet<(Stamp, u64)>,
+    /// When the leases are to be renewed that have holds of this client which want that; or their deadlines, while a renewal is under way. A
+    /// lease may be that of several clients, each of which renews it.
+    renewals: HashMap<u64, Stamp, RandomState>,
+    /// When each of the holds ends that have an end of their own, and the renewals, by the serials of the leases.
+    schedule: BTreeSet<(Stamp, Serial)>,
     /// When the task looks next. Never, once nothing was held at two looks in a row: what is held again soon after is mostly due later, and need
     /// not wake the task.
     next_look: Option<Stamp>,
-}
-
-/// What is due for a lease.
-#[derive(Clone, Copy, Debug)]
-struct Due {
-    /// When it is to be renewed, or is lost. `None` if no hold wants it renewed.
-    renewal: Option<Stamp>,
-    /// That, or the end of a hold that ends before.
-    next: Stamp,
 }
 
 /// What a look at the schedule found.
@@ -72,28 +64,27 @@ pub(crate) struct Found {
 
 impl State {
     fn insert(&mut self, held: &Arc<Held>) {
-        let lease = held.lease();
-        self.holds.insert(held.own.serial(), Arc::clone(held));
-        let known = self.leases.get(&lease.serial()).copied();
-        // Only the first to renew on a lease that none renewed so far changes when that is due.
-        let renewal = known.and_then(|due| due.renewal);
-        let renewal = renewal.or_else(|| held.renews().then(|| first_due(lease)));
-        let next = [known.map(|due| due.next), renewal, held.limit()];
-        self.schedule(lease.serial(), renewal, next.into_iter().flatten().min());
+        let (lease, serial) = (held.lease(), held.own.serial());
+        self.holds.insert(serial, Arc::clone(held));
+        self.schedule.extend(held.limit().map(|at| (at, serial)));
+        // Only the first to renew changes when a lease is due.
+        if held.renews() && !self.renewals.contains_key(&lease.serial()) {
+            self.set_renewal(lease.serial(), Some(first_due(lease)));
+        }
     }
 
     fn remove(&mut self, held: &Held) {
-        let (lease, serial) = (held.lease().serial(), held.own.serial());
-        // The next hold of the same grant may be there.
-        let is_there = self
-            .holds
-            .get(&serial)
-            .is_some_and(|there| std::ptr::eq(&**there, held));
-        if !is_there || self.holds.remove(&serial).is_none() || self.holds_of(lease).next().is_some() {
-            return;
+        let serial = held.own.serial();
+        // The next hold of the same grant may be there, with the same end.
+        let next = self.holds.get(&serial).filter(|there| !std::ptr::eq(&***there, held));
+        let end = held
+            .limit()
+            .filter(|at| next.is_none_or(|next| next.limit() != Some(*at)));
+        if let Some(at) = end {
+            self.schedule.remove(&(at, serial));
         }
-        if let Some(due) = self.leases.remove(&lease) {
-            self.schedule.remove(&(due.next, lease));
+        if next.is_none() && self.holds.remove(&serial).is_some() && self.holds_of(serial.0).next().is_none() {
+            self.set_renewal(serial.0, None);
         }
     }
 
@@ -101,44 +92,34 @@ impl State {
         self.holds.range((lease, 0)..=(lease, u64::MAX))
     }
 
-    /// Sets what is due for a lease that has holds.
-    fn schedule(&mut self, lease: u64, renewal: Option<Stamp>, next: Option<Stamp>) {
-        // Without an end of its own a hold is renewed.
-        let next = next.unwrap_or(Stamp::MAX);
-        match self.leases.insert(lease, Due { renewal, next }) {
-            Some(before) if before.next == next => return,
-            Some(before) => drop(self.schedule.remove(&(before.next, lease))),
-            None => {}
+    fn set_renewal(&mut self, lease: u64, at: Option<Stamp>) {
+        let before = match at {
+            Some(at) => self.renewals.insert(lease, at),
+            None => self.renewals.remove(&lease),
+        };
+        if let Some(before) = before {
+            self.schedule.remove(&(before, (lease, 0)));
         }
-        self.schedule.insert((next, lease));
+        self.schedule.extend(at.map(|at| (at, (lease, 0))));
     }
 
-    /// Looks at a lease whose time has come.
-    fn look(&mut self, serial: u64, now: Stamp, found: &mut Found) {
-        let Some(due) = self.leases.get(&serial).copied() else {
-            return;
-        };
-        let (mut lease, mut is_renewed, mut next_limit) = (None, false, None);
-        for (_, held) in self.holds_of(serial) {
-            lease.get_or_insert_with(|| held.lease().clone());
+    /// Looks at a hold that has ended, or at a lease whose time has come.
+    fn look(&mut self, serial: Serial, now: Stamp, found: &mut Found) {
+        if let Some(held) = self.holds.get(&serial) {
+            return found.ended.push(Arc::clone(held));
+        }
+        let mut renewed = None;
+        for (_, held) in self.holds_of(serial.0) {
             // Made final without the mutex, as that tells others.
             if held.end() <= now {
                 found.ended.push(Arc::clone(held));
-                continue;
-            }
-            is_renewed |= held.renews();
-            next_limit = [next_limit, held.limit()].into_iter().flatten().min();
-        }
-        let Some(lease) = lease else { return };
-        let mut renewal = due.renewal.filter(|_| is_renewed);
-        if renewal.is_some_and(|at| at <= now) {
-            // A renewal ends, and sets the next time, well before the deadline.
-            renewal = Some(lease.deadline());
-            if lease.is_valid(now) {
-                found.to_renew.push(lease);
+            } else if held.renews() {
+                renewed.get_or_insert_with(|| held.lease().clone());
             }
         }
-        self.schedule(serial, renewal, [renewal, next_limit].into_iter().flatten().min());
+        // A renewal ends, and sets the next time, well before the deadline.
+        self.set_renewal(serial.0, renewed.as_ref().map(Lease::deadline));
+        found.to_renew.extend(renewed.filter(|lease| lease.is_valid(now)));
     }
 
     /// Whether the task is to be woken for what is due first.
@@ -192,9 +173,9 @@ impl Watchdog {
     pub(crate) fn look(&self, now: Stamp) -> Found {
         let mut found = Found::default();
         let mut state = self.lock();
-        let due = state.schedule.range(..=(now, u64::MAX)).map(|(_, lease)| *lease);
-        for lease in due.collect::<Vec<_>>() {
-            state.look(lease, now, &mut found);
+        while let Some((_, due)) = state.schedule.first().copied().filter(|(at, _)| *at <= now) {
+            state.schedule.pop_first();
+            state.look(due, now, &mut found);
         }
         let first = state.schedule.first().map(|(at, _)| *at);
         let nap = first.map(|at| at.since(now).min(LONGEST_NAP));
@@ -206,7 +187,7 @@ impl Watchdog {
 
     /// Whether the lease has holds.
     pub(crate) fn watches(&self, lease: &Lease) -> bool {
-        self.lock().leases.contains_key(&lease.serial())
+        self.lock().holds_of(lease.serial()).next().is_some()
     }
 
     /// A renewal that was sent at `sent` succeeded.
@@ -217,11 +198,10 @@ impl Watchdog {
     /// The lease is to be renewed at `due`, or is lost by then.
     pub(crate) fn due(&self, lease: &Lease, due: Stamp) {
         let mut state = self.lock();
-        let Some(known) = state.leases.get(&lease.serial()).copied() else {
+        if state.holds_of(lease.serial()).next().is_none() {
             return;
-        };
-        let due = due.min(lease.deadline());
-        state.schedule(lease.serial(), Some(due), Some(known.next.min(due)));
+        }
+        state.set_renewal(lease.serial(), Some(due.min(lease.deadline())));
         if state.is_sooner() {
             self.wake.notify_one();
         }
@@ -230,7 +210,7 @@ impl Watchdog {
     #[cfg(test)]
     pub(crate) fn is_idle(&self) -> bool {
         let state = self.lock();
-        state.holds.is_empty() && state.leases.is_empty() && state.schedule.is_empty()
+        state.holds.is_empty() && state.renewals.is_empty() && state.schedule.is_empty()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
