@@ -193,19 +193,3 @@ pub(crate) fn printable(label: &str) -> Arc<str> {
     let printable = |c: char| if c.is_control() { char::REPLACEMENT_CHARACTER } else { c };
     label.chars().map(printable).collect::<String>().into()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_label_is_cut_and_made_printable() {
-        let claim = Claim::new("a".parse().unwrap(), Duration::from_secs(1));
-        let label = format!("\u{1b}[31m{}é", "x".repeat(Claim::MAX_LABEL - 6));
-        let claim = claim.with_label(label);
-        assert_eq!(
-            claim.label(),
-            Some(format!("\u{fffd}[31m{}", "x".repeat(Claim::MAX_LABEL - 6)).as_str())
-        );
-    }
-}

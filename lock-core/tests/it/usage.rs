@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use lock_core::{LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome};
+use lock_core::{Claim, LockError, LockName, Locks, LossReason, MemoryLock, Options, ReleaseOutcome};
 
 use crate::{block_until, until};
 
@@ -134,9 +134,10 @@ async fn a_client_that_is_read_only_looks_at_locks_and_takes_none() {
 #[tokio::test(start_paused = true)]
 async fn a_label_that_is_cut_is_that_of_its_own_claim() {
     let locks = crate::paused::client(crate::paused::memory());
-    let guard = locks.lock("a").label("\u{1}".repeat(300)).await.unwrap();
-    let label = locks.holder("a").await.unwrap().unwrap().label.unwrap();
-    assert_eq!(label.chars().count(), lock_core::Claim::MAX_LABEL);
+    let long = "x".repeat(Claim::MAX_LABEL - 6);
+    let guard = locks.lock("a").label(format!("\u{1b}[31m{long}é")).await.unwrap();
+    let label = locks.holder("a").await.unwrap().unwrap().label;
+    assert_eq!(label, Some(format!("\u{fffd}[31m{long}")));
     assert!(guard.is_held());
 }
 
