@@ -12,7 +12,7 @@ use crate::client::ClientInner;
 use crate::guard::LockGuard;
 use crate::held::Held;
 use crate::name_task::{Begun, Request};
-use crate::names::{Entered, First, Served};
+use crate::names::{First, Name, Queued, Served};
 use crate::release::{Release, Reservation};
 use crate::stats::Gauge;
 use crate::waiters::{Answers, Waiter};
@@ -26,58 +26,52 @@ impl ClientInner {
         options: &AcquireOptions,
     ) -> Result<LockGuard, LockError> {
         let span = tracing::debug_span!(target: "fencelock", "lock", %name, ttl = ?options.ttl);
-        let exclusive = name.shared();
-        let is_exclusive = options.mode == Mode::Exclusive;
-        let key = if is_exclusive {
-            Arc::clone(&exclusive)
-        } else {
-            self.names.new_key(&exclusive)
-        };
-        // None of them is to wait for a claim that this client keeps.
-        let _sharing = (!is_exclusive).then(|| self.names.sharing(&exclusive));
-        loop {
-            if let Some(guard) = self.resume(&exclusive, options, &span).await {
-                return guard;
+        let (mut key, mut _sharing) = (name.shared(), None);
+        if options.mode != Mode::Exclusive {
+            // It is not to wait for a claim that this client keeps.
+            _sharing = Some(self.names.sharing(&key));
+            if let Some(idle) = self.names.kept(&key) {
+                idle.let_go(LossReason::Released, None);
+                idle.kept_no_more().await;
             }
-            let waiting = self.stats.waiting.hold();
-            let (now, starting) = (self.clock.now(), self.about_to_start());
-            let first = match self.names.begin(&key, name, options, now) {
-                None => None,
-                Some(first) => match self.acquire_at_once(&key, first, options, &span) {
-                    Ok(guard) => return guard,
-                    Err(first) => Some(first),
-                },
-            };
-            let (reply, outcome) = oneshot::channel();
-            let options = Arc::new(options.clone());
-            let waiter = Waiter::new(name.clone(), options, now, reply, span.clone(), waiting);
-            let entered = self
-                .names
-                .enter(&key, waiter, first.as_ref().map(|(first, _)| first.serial));
-            if let Some((First { ask, task, .. }, request)) = first {
-                self.start(&key, task, Some(Begun::Acquire(ask, request)));
-            }
-            match entered {
-                Entered::Kept => {}
-                Entered::Refused(error) => {
-                    self.count(Err(&error));
-                    return Err(error);
-                }
-                Entered::Queued(serial, task) => {
-                    let caller = Caller {
-                        core: self,
-                        key: &key,
-                        serial,
-                        outcome: Some(outcome),
-                    };
-                    if let Some(task) = task {
-                        self.start(&key, task, None);
-                    }
-                    drop(starting);
-                    return caller.outcome().await;
-                }
-            }
+            key = self.names.new_key(&key);
         }
+        let waiting = self.stats.waiting.hold();
+        let (now, starting) = (self.clock.now(), self.about_to_start());
+        let first = match self.names.begin(&key, name, options, now) {
+            None => None,
+            Some(first) => match self.acquire_at_once(&key, first, options, &span) {
+                Ok(guard) => return guard,
+                Err(first) => Some(first),
+            },
+        };
+        let (reply, outcome) = oneshot::channel();
+        let options = Arc::new(options.clone());
+        let waiter = Waiter::new(name.clone(), options, now, reply, span.clone(), waiting);
+        let serial = first.as_ref().map(|(first, _)| first.serial);
+        let queued = self.names.enter(&key, waiter, serial);
+        if let Some((First { ask, task, .. }, request)) = first {
+            self.start(&key, task, Some(Begun::Acquire(ask, request)));
+        }
+        let Queued { serial, mut task, kept } = queued.inspect_err(|error| self.count(Err(error)))?;
+        let mut caller = Caller {
+            core: self,
+            key: &key,
+            serial,
+            outcome: Some(outcome),
+        };
+        if let Some(idle) = kept {
+            idle.let_go(LossReason::Released, None);
+            if let Some(outcome) = caller.answer() {
+                return outcome;
+            }
+            task = self.names.with(&key, Name::wake).flatten();
+        }
+        if let Some(task) = task {
+            self.start(&key, task, None);
+        }
+        drop(starting);
+        caller.outcome().await
     }
 
     /// Begins the first request for a name. Returns the lock if it is granted at once: neither a waiter nor a task is needed then. Otherwise the
@@ -111,42 +105,6 @@ impl ClientInner {
         let held = Held::new(self, grant, key, options, now);
         self.watch(&held, None);
         Ok(self.guard(held, Duration::ZERO, span))
-    }
-
-    /// The lock, if the client keeps a claim for the name. One that differs is released.
-    async fn resume(
-        self: &Arc<Self>,
-        key: &Arc<str>,
-        options: &AcquireOptions,
-        span: &tracing::Span,
-    ) -> Option<Result<LockGuard, LockError>> {
-        if self.linger.is_zero() {
-            return None;
-        }
-        let _starting = self.about_to_start();
-        let idle = self.names.kept(key)?;
-        let Some(counted) = idle.finish(LossReason::Released) else {
-            // It is being released, or another request has it. Behind an exclusive claim that takes its turn in the queue of the name.
-            if options.mode != Mode::Exclusive {
-                idle.kept_no_more().await;
-            }
-            return None;
-        };
-        let now = self.clock.now();
-        let token = idle.next_token(now).filter(|_| options.is_served_by(&idle.grant.claim));
-        let Some(token) = token.filter(|_| !self.names.is_closed()) else {
-            idle.release(None, counted);
-            if options.mode != Mode::Exclusive {
-                idle.kept_no_more().await;
-            }
-            return None;
-        };
-        let resumed = self.names.with(key, |name| name.resumed(&idle.grant.claim, token, now));
-        if let Some(served) = resumed {
-            self.answer(served.refused);
-        }
-        let next = self.follow(&idle, token, options, now);
-        Some(self.guard(next, Duration::ZERO, span))
     }
 
     /// Keeps the claim of a hold that has ended for the next one. False if it is to be released.
@@ -238,18 +196,12 @@ impl ClientInner {
         if !ended.is_idle() {
             self.stats.released.add();
         }
-        let next = self.follow(ended, token, &waiter.options, now);
-        self.give(*waiter, next, now);
-        true
-    }
-
-    /// The hold that follows one that has ended, by the same grant.
-    fn follow(self: &Arc<Self>, ended: &Held, token: FencingToken, options: &AcquireOptions, now: Stamp) -> Arc<Held> {
         self.stats.handed_over.add();
-        let next = ended.next(token, options, now);
+        let next = ended.next(token, &waiter.options, now);
         self.watch(&next, Some(ended));
         ended.resume();
-        next
+        self.give(*waiter, next, now);
+        true
     }
 
     /// Gives a waiter its guard.
@@ -321,6 +273,13 @@ struct Caller<'a> {
 }
 
 impl Caller<'_> {
+    /// The outcome, if it is there.
+    fn answer(&mut self) -> Option<Result<LockGuard, LockError>> {
+        let outcome = self.outcome.as_mut()?.try_recv().ok()?;
+        self.outcome = None;
+        Some(outcome)
+    }
+
     async fn outcome(mut self) -> Result<LockGuard, LockError> {
         let dropped = || self.core.executor.dropped("acquire");
         let outcome = match &mut self.outcome {

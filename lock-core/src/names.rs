@@ -55,12 +55,13 @@ struct State {
     sharing: HashMap<Arc<str>, usize, RandomState>,
 }
 
-pub(crate) enum Entered {
-    /// The request waits, under that serial. The task of the name is to be started if it is given.
-    Queued(u64, Option<Arc<Notify>>),
-    Refused(LockError),
-    /// The client keeps a claim for the name by now.
-    Kept,
+/// A request that waits.
+pub(crate) struct Queued {
+    pub(crate) serial: u64,
+    /// The task of the name, if it is to be started.
+    pub(crate) task: Option<Arc<Notify>>,
+    /// What the client keeps for the name: it is to be let go, and the task to be woken after that.
+    pub(crate) kept: Option<Arc<Held>>,
 }
 
 /// What the task of a name does next.
@@ -91,7 +92,7 @@ impl Names {
     }
 
     /// Counts a request that waits for a name to share it, for as long as the result lives.
-    pub(crate) fn sharing(&self, name: &Arc<str>) -> impl Drop {
+    pub(crate) fn sharing<'a>(&'a self, name: &Arc<str>) -> impl Drop + use<'a> {
         struct Sharing<'a>(&'a Names, Arc<str>);
         impl Drop for Sharing<'_> {
             fn drop(&mut self) {
@@ -159,23 +160,20 @@ impl Names {
     }
 
     /// Puts a request into the queue, or answers it at once. One that has begun has its serial, and comes first.
-    pub(crate) fn enter(&self, key: &Arc<str>, mut waiter: Waiter, begun: Option<u64>) -> Entered {
+    pub(crate) fn enter(&self, key: &Arc<str>, mut waiter: Waiter, begun: Option<u64>) -> Result<Queued, LockError> {
         // Dropped without the mutex.
         let _abandoned;
         let mut state = self.lock();
         if state.closed {
-            return Entered::Refused(LockError::closed());
+            return Err(LockError::closed());
         }
         let serial = begun.unwrap_or(state.last_serial + 1);
         state.last_serial = state.last_serial.max(serial);
         let name = state.names.entry(Arc::clone(key)).or_default();
-        if name.kept.as_ref().is_some_and(|idle| !idle.has_ended()) {
-            return Entered::Kept;
-        }
         let is_busy = name.is_busy();
         if is_busy && waiter.is_impatient {
             let busy = name.holder.as_ref().map(KnownHolder::busy).unwrap_or_default();
-            return Entered::Refused(waiter.timed_out(waiter.started, &busy));
+            return Err(waiter.timed_out(waiter.started, &busy));
         }
         let queue = name.queue.get_or_insert_default();
         if is_busy {
@@ -185,10 +183,11 @@ impl Names {
         waiter.expiry = waiter.deadline.filter(|_| !waiter.is_impatient).or(first_response);
         waiter.serial = serial;
         // Behind a holder of this client only the end of its own time concerns the task.
-        let is_patient = name.is_held && waiter.expiry.is_none();
+        let needs_task = !name.is_held || waiter.expiry.is_some() && name.kept.is_none();
         queue.push(Box::new(waiter));
         _abandoned = name.wanted_again();
-        Entered::Queued(serial, if is_patient { None } else { name.wake() })
+        let (task, kept) = (needs_task.then(|| name.wake()).flatten(), name.kept.clone());
+        Ok(Queued { serial, task, kept })
     }
 
     /// Takes out a request whose caller has gone away. `count` counts the clean-up of what the server may do for it.

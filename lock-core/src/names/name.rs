@@ -127,7 +127,7 @@ impl Name {
     }
 
     /// Wakes the task, or returns the one that is to be started.
-    pub(super) fn wake(&mut self) -> Option<Arc<Notify>> {
+    pub(crate) fn wake(&mut self) -> Option<Arc<Notify>> {
         if let Some(task) = &self.task {
             task.notify_one();
             return None;
@@ -245,11 +245,6 @@ impl Name {
             self.task = None;
         }
         (served, self.task.clone())
-    }
-
-    /// The claim that was kept has a guard again.
-    pub(crate) fn resumed(&mut self, claim: &Claim, token: FencingToken, now: Stamp) -> Served {
-        self.serves(0, None, claim, token, now)
     }
 
     /// Takes out the first waiter, if a grant of `claim` is what it asks for.
