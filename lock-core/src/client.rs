@@ -13,7 +13,7 @@ use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
 use crate::acquire_options::AcquireOptions;
-use crate::call::{call, catch_panic};
+use crate::call::call;
 use crate::guard::LockGuard;
 use crate::names::Names;
 use crate::process::{AtExit, ExitDelay, Process};
@@ -115,15 +115,13 @@ impl ClientInner {
         }
     }
 
-    /// Waits on the client's executor, as the caller may be outside of a runtime. Dropping the future ends the task.
+    /// Waits on the client's executor, as the caller may be outside of a runtime.
     ///
     /// # Errors
     ///
-    /// [`LockError::Closed`] as soon as the client is shut down, and as [`Executor::run`].
+    /// As [`run_for_caller`](Self::run_for_caller).
     pub(crate) async fn sleep(&self, pause: Duration) -> Result<(), LockError> {
-        let sleeps = self.closing.clone().run_until_cancelled_owned(time::sleep(pause));
-        let slept = self.executor.run_for_caller("waiting", sleeps).await?;
-        slept.ok_or_else(LockError::closed)
+        self.run_for_caller("waiting", time::sleep(pause)).await
     }
 
     /// Waits for the releases that are under way. Those that a forked child has inherited never end there.
@@ -206,20 +204,21 @@ impl ClientInner {
         self.executor.run(operation, work).await?
     }
 
-    /// As [`call`](Self::call), for a call of as many requests as there are pages. The backend limits each of them. It ends when the
-    /// caller goes away or the client is shut down.
-    pub(crate) async fn call_in_pages<T: Send + 'static>(
+    /// Does work without a limit, which ends when the caller goes away.
+    ///
+    /// # Errors
+    ///
+    /// [`LockError::Closed`] as soon as the client is shut down, and as [`Executor::run`].
+    pub(crate) async fn run_for_caller<T: Send + 'static>(
         &self,
         operation: &'static str,
-        request: impl Future<Output = Result<T, LockError>> + Send + 'static,
+        work: impl Future<Output = T> + Send + 'static,
     ) -> Result<T, LockError> {
-        let request = catch_panic(operation, request);
-        let request = self
-            .tasks
-            .track_future(self.closing.clone().run_until_cancelled_owned(request));
+        let work = self.closing.clone().run_until_cancelled_owned(work);
+        let work = self.tasks.track_future(work);
         self.check_usable()?;
-        let answer = self.executor.run_for_caller(operation, request).await?;
-        answer.unwrap_or_else(|| Err(LockError::closed()))
+        let done = self.executor.run_for_caller(operation, work).await?;
+        done.ok_or_else(LockError::closed)
     }
 
     /// Fails if requests cannot be sent.

@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
+use crate::call::catch_panic;
 use crate::client::ClientInner;
 use crate::process::AtExit;
 use crate::{
@@ -104,10 +105,9 @@ impl Locks {
             None => prefix.as_ref().to_owned(),
         };
         let backend = Arc::clone(&self.core.backend);
-        let holders = self
-            .core
-            .call_in_pages("list", async move { backend.list(&prefix).await })
-            .await?;
+        // The backend limits each of its requests.
+        let request = catch_panic("list", async move { backend.list(&prefix).await });
+        let holders = self.core.run_for_caller("list", request).await??;
         Ok(holders.into_iter().map(|holder| self.seen_from_here(holder)).collect())
     }
 
