@@ -16,15 +16,19 @@ use crate::names::{First, Name, Queued, Served};
 use crate::release::{Release, Reservation};
 use crate::stats::Gauge;
 use crate::waiters::{Answers, Waiter};
-use crate::{Attempt, Claim, FencingToken, LockError, LockName, LossReason, Mode, Released, Stamp};
+use crate::{Attempt, Claim, FencingToken, LockError, LockName, LossReason, Mode, Options, Released, Stamp};
 
 impl ClientInner {
     /// Waits for the lock: behind other requests of this client for the name, then at the server.
-    pub(crate) async fn wait_for(
+    pub(crate) async fn acquire(
         self: &Arc<Self>,
         name: &LockName,
         options: &AcquireOptions,
     ) -> Result<LockGuard, LockError> {
+        self.check_process()?;
+        Options::usable_op_timeout(self.op_timeout)?;
+        self.may_write()?;
+        self.begin_watching()?;
         let span = tracing::debug_span!(target: "fencelock", "lock", %name, ttl = ?options.ttl);
         let (mut key, mut _sharing) = (name.shared(), None);
         if options.mode != Mode::Exclusive {
@@ -281,13 +285,12 @@ impl Caller<'_> {
     }
 
     async fn outcome(mut self) -> Result<LockGuard, LockError> {
-        let dropped = || self.core.executor.dropped("acquire");
         let outcome = match &mut self.outcome {
-            Some(outcome) => outcome.await.unwrap_or_else(|_| Err(dropped())),
-            None => Err(dropped()),
+            Some(outcome) => outcome.await.ok(),
+            None => None,
         };
         self.outcome = None;
-        outcome
+        outcome.unwrap_or_else(|| Err(self.core.executor.dropped("acquire")))
     }
 }
 

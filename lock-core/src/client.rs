@@ -12,15 +12,13 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tokio_util::task::task_tracker::TaskTrackerToken;
 
-use crate::acquire_options::AcquireOptions;
 use crate::call::call;
-use crate::guard::LockGuard;
 use crate::names::Names;
 use crate::process::{AtExit, ExitDelay, Process};
 use crate::release::{ReleaseSlots, Releases, Releasing};
 use crate::stats::Counters;
 use crate::watchdog::Watchdog;
-use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LockName, LossReason, Options, Outages};
+use crate::{Capabilities, Clock, DistributedLock, Executor, LockError, LossReason, Options, Outages};
 
 /// How long a client may keep a contended lock to itself where the server has no queue.
 pub(crate) const TENURE: Duration = Duration::from_millis(100);
@@ -144,18 +142,6 @@ impl ClientInner {
             Err(error) if self.was_connected.load(Ordering::Relaxed) => Err(error.refused_for_now()),
             Err(error) => Err(error),
         }
-    }
-
-    pub(crate) async fn acquire(
-        self: &Arc<Self>,
-        name: &LockName,
-        options: &AcquireOptions,
-    ) -> Result<LockGuard, LockError> {
-        self.check_process()?;
-        Options::usable_op_timeout(self.op_timeout)?;
-        self.may_write()?;
-        self.begin_watching()?;
-        self.wait_for(name, options).await
     }
 
     /// False in a forked child. A system call.
