@@ -5,10 +5,8 @@ use std::time::Duration;
 
 use lock_core::{LockError, Locks, MemoryLock};
 
-use crate::engine::scripted::World;
+use crate::engine::scripted::{SECOND, World};
 use crate::{paused, until};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Waits until that many claims wait at the store.
 async fn queued(memory: &MemoryLock, claims: usize) {

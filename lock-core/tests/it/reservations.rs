@@ -5,12 +5,10 @@ use std::time::Duration;
 
 use lock_core::{LockError, LockRequest, LossReason};
 
-use crate::engine::scripted::{Fate, Op, TTL, World};
+use crate::engine::scripted::{Fate, Op, SECOND, TTL, World};
 use crate::until;
 
 const HOUR: Duration = Duration::from_secs(3600);
-const SECOND: Duration = Duration::from_secs(1);
-
 fn world() -> World {
     World::with(|server| server.reserves = true)
 }

@@ -5,9 +5,7 @@ use std::time::Duration;
 use lock_core::{LockError, LockGuard, Locks};
 use tokio::task::JoinHandle;
 
-use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
-
-const SECOND: Duration = Duration::from_secs(1);
+use super::scripted::{Fate, OP_TIMEOUT, Op, SECOND, TTL, World};
 
 fn ask(locks: &Locks, name: &'static str) -> JoinHandle<Result<LockGuard, LockError>> {
     let locks = locks.clone();

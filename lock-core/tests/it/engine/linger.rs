@@ -6,10 +6,8 @@ use std::time::Duration;
 
 use lock_core::{LockError, LockRequest, Locks, LossReason, MemoryLock, Options, Renew};
 
-use super::scripted::{Fate, Op, TTL, World};
+use super::scripted::{Fate, Op, SECOND, TTL, World};
 use crate::{paused, until};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 fn world() -> World {
     World::with(|server| server.linger = SECOND)

@@ -6,9 +6,7 @@ use std::time::Duration;
 use lock_core::{LockError, ReleaseOutcome};
 use tokio::time::Instant;
 
-use super::scripted::{Fate, HANGING, OP_TIMEOUT, Op, World};
-
-const SECOND: Duration = Duration::from_secs(1);
+use super::scripted::{Fate, HANGING, OP_TIMEOUT, Op, SECOND, World};
 
 #[tokio::test(start_paused = true)]
 async fn a_failed_release_is_told_and_tried_again() {

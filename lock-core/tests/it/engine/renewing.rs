@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use lock_core::{LockError, LossReason, ReleaseOutcome, Renew, Stamp};
 
-use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+use super::scripted::{Fate, OP_TIMEOUT, Op, SECOND, TTL, World};
 
-const SECOND: Duration = Duration::from_secs(1);
 const BEAT: Duration = Duration::from_secs(10);
 
 #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ use lock_core::{
 
 use crate::paused;
 
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 pub(crate) const OP_TIMEOUT: Duration = Duration::from_secs(5);
 

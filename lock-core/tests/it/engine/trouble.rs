@@ -7,10 +7,8 @@ use std::time::Duration;
 use lock_core::{DistributedLock, LockError, LockGuard, Locks, LossReason, MemoryLock, Options};
 use tokio::runtime::Runtime;
 
-use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
+use super::scripted::{Fate, OP_TIMEOUT, Op, SECOND, TTL, World};
 use crate::{block_until, until};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 #[tokio::test(start_paused = true)]
 async fn a_server_that_went_down_is_not_called_busy() {

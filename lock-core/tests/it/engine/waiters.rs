@@ -7,9 +7,7 @@ use lock_core::{LockError, LockGuard};
 use proptest::prelude::*;
 use tokio::task::JoinHandle;
 
-use super::scripted::{Fate, OP_TIMEOUT, Op, TTL, World};
-
-const SECOND: Duration = Duration::from_secs(1);
+use super::scripted::{Fate, OP_TIMEOUT, Op, SECOND, TTL, World};
 
 /// Of paused time, which timers round to milliseconds, and of the steps in which the test looks.
 const PRECISION: Duration = Duration::from_millis(100);
