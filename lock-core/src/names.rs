@@ -285,7 +285,7 @@ impl Names {
         self.lock().names.get_mut(key).map(|name| look(name))
     }
 
-    /// The claim that is kept for a name. It counts as kept until it is released or [resumed](Name::resumed).
+    /// The claim that is kept for a name. It counts as kept until it is released or has a guard again.
     pub(crate) fn kept(&self, key: &str) -> Option<Arc<Held>> {
         self.with(key, |name| name.kept.clone())?
     }
