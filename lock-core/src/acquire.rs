@@ -30,6 +30,7 @@ impl ClientInner {
         self.may_write()?;
         self.begin_watching()?;
         let span = tracing::debug_span!(target: "fencelock", "lock", %name, ttl = ?options.ttl);
+        let waiting = self.stats.waiting.hold();
         let (mut key, mut _sharing) = (name.shared(), None);
         if options.mode != Mode::Exclusive {
             // It is not to wait for a claim that this client keeps.
@@ -40,7 +41,6 @@ impl ClientInner {
             }
             key = self.names.new_key(&key);
         }
-        let waiting = self.stats.waiting.hold();
         let (now, starting) = (self.clock.now(), self.about_to_start());
         let first = match self.names.begin(&key, name, options, now) {
             None => None,

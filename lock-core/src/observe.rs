@@ -124,7 +124,6 @@ impl Observation {
         let (name, core) = (self.name.clone(), Arc::clone(&self.locks.core));
         async move {
             let name = name?;
-            core.check_process().map_err(|error| error.of(&name))?;
             if let Some(due) = due {
                 let pause = core.sleep(due.since(core.clock.now()));
                 pause.await.map_err(|error| error.of(&name))?;
