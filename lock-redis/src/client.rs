@@ -223,10 +223,10 @@ impl Client {
         .await
     }
 
-    pub(crate) async fn holder(&self, name: &LockName) -> Result<Option<Holder>, LockError> {
+    pub(crate) async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         self.call("asking who holds a lock", name, |connection, _| async move {
             let holders = self.holders_on(&connection, std::slice::from_ref(name)).await?;
-            holders.into_iter().next().unwrap_or(Ok(None))
+            holders.into_iter().next().unwrap_or(Err(Failure::Nonsense))
         })
         .await
     }
@@ -245,21 +245,21 @@ impl Client {
             ));
         }
         let mut holders = Vec::new();
-        while let Some((name, holder)) = found.pop_first() {
-            match holder {
-                Ok(holder) => holders.push(holder),
+        while let Some((name, found)) = found.pop_first() {
+            match found {
+                Ok(found) => holders.extend(found),
                 Err(failure @ Failure::Foreign(_)) => {
                     tracing::warn!(target: "fencelock", "left out of the list: {}", failure.explain(LISTING));
                 }
                 // Its slot is being moved.
-                Err(Failure::Redis(_)) if self.settings.is_cluster() => holders.extend(self.holder(&name).await?),
+                Err(Failure::Redis(_)) if self.settings.is_cluster() => holders.extend(self.holders(&name).await?),
                 Err(failure) => return Err(failure.explain(LISTING)),
             }
         }
         Ok(holders)
     }
 
-    async fn list_all(&self, prefix: &str) -> Result<BTreeMap<LockName, Result<Holder, Failure>>, LockError> {
+    async fn list_all(&self, prefix: &str) -> Result<BTreeMap<LockName, Result<Vec<Holder>, Failure>>, LockError> {
         let pattern = self.settings.keys.pattern(prefix);
         let mut holders = BTreeMap::new();
         // A cursor means nothing to another server, so all pages of one come over one connection.

@@ -4,17 +4,29 @@
 //!
 //! 1. A lock is written only after its token has been drawn and stored, by the same script.
 //! 2. Nothing is written before every key that could be of another type has been read.
-//! 3. A script that finds the name free and claims in the queue grants it to the oldest one that can be told, before anything else.
+//! 3. A script that finds room for the oldest claim in the queue that can be told grants it the name, before anything else; so with the next one.
+//!    The first one for which there is no room blocks those behind it.
 //! 4. What a claim has on the server ends at the latest one ttl after its last acquire was *sent*, and one ttl after its last renewal *arrived*;
 //!    one that arrives after half a ttl does nothing. Only a reservation lasts longer: while a name is reserved its key is stored, and only a
 //!    release by its owner and a forced release end it or shorten its time.
 //! 5. What the client believes in ends before that.
+//!
+//! An exclusive hold is the lock's key. Holds that do not exclude each other, shared ones or permits, are members of a sorted set, with their ends.
+//! One that is over does not count, whenever it is removed. There is room
+//!
+//! - for an exclusive claim if there is no hold,
+//! - for a shared one if there is no exclusive hold,
+//! - for a permit if there are fewer holds than permits.
+//!
+//! A name has one kind while it is held, so those that wait for it are of that kind, too: permits of the same number, or anything else.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
-use lock_core::{Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockName, Released, Renewal, Stamp};
-use redis::{RedisError, Value};
+use lock_core::{
+    Attempt, Busy, Claim, FencingToken, Grant, Holder, Lease, LockError, LockName, Mode, Released, Renewal, Stamp,
+};
+use redis::{FromRedisValue, RedisError, Value};
 use tokio::time::timeout;
 
 use crate::client::Client;
@@ -83,10 +95,11 @@ impl Client {
         let (owner, ttl) = (&*claim.owner().to_string(), &*millis(claim.ttl()).to_string());
         let (client, info) = (&*self.client_at(connection), &*record::info(claim));
         let (waits, tokens) = (flag(on_busy == OnBusy::Queue), &*tokens_wanted(claim));
+        let mode = &*record::mode(claim.mode());
         loop {
             let answer = self.until_not_late(connection, claim, claim.ttl(), |sent, stop| async move {
                 let sent = &*self.micros(sent).to_string();
-                let arguments = [owner, ttl, &*stop, sent, client, info, waits, tokens];
+                let arguments = [owner, ttl, &*stop, sent, client, info, waits, tokens, mode];
                 self.run(&scripts::ACQUIRE, connection, claim.name(), &arguments).await
             });
             let (word, mut answer, sent) = answer.await?;
@@ -102,6 +115,10 @@ impl Client {
                     return Ok((Answer::Granted(grant), sent));
                 }
                 "busy" => return Ok((Answer::Busy(waiting(claim, answer)?), sent)),
+                "mode" => {
+                    let found = record::read_mode(&answer.word()?);
+                    return Err(LockError::invalid_mode(claim.name(), claim.mode(), found).into());
+                }
                 _ => return Err(Failure::Nonsense),
             }
         }
@@ -167,12 +184,16 @@ impl Client {
         only_longer: bool,
         token: &str,
     ) -> Result<Renewal, Failure> {
-        let keys = &[self.settings().keys.lock(claim.name())];
+        let keys = &self.settings().keys;
+        let (script, keys) = &match claim.mode() {
+            Mode::Exclusive => (&scripts::RENEW, vec![keys.lock(claim.name())]),
+            _ => (&scripts::RENEW_SHARE, keys.shares(claim.name()).to_vec()),
+        };
         // The server takes no 0.
         let (owner, time) = (&*claim.owner().to_string(), &*millis(time).max(1).to_string());
         let extended = self.until_not_late(connection, claim, late, |_, stop| async move {
             let arguments = [owner, time, &*stop, flag(only_longer), token];
-            self.run_on(&scripts::RENEW, connection, keys, &arguments).await
+            self.run_on(script, connection, keys, &arguments).await
         });
         match &*extended.await?.0 {
             "renewed" => Ok(Renewal::Renewed),
@@ -269,7 +290,7 @@ impl Client {
         &self,
         connection: &Connection,
         name: &LockName,
-    ) -> Result<Option<Holder>, Failure> {
+    ) -> Result<Vec<Holder>, Failure> {
         let sent = self.clock().now();
         let mut answer = self
             .run(&scripts::RELEASE, connection, name, &[ANY_OWNER, "0", "0"])
@@ -279,14 +300,15 @@ impl Client {
         if answer.number()? > 0 {
             self.serve(connection, name, sent).await;
         }
-        match &*word {
-            "free" => Ok(None),
-            "released" => {
-                let remaining = answer.time()?;
-                Ok(Some(record::holder(name, &answer.word()?, remaining)))
-            }
-            _ => Err(Failure::Nonsense),
+        if !matches!(&*word, "free" | "released") {
+            return Err(Failure::Nonsense);
         }
+        let mut ended = Vec::new();
+        while answer.has_more() {
+            let remaining = answer.time()?;
+            ended.push(record::holder(name, &answer.word()?, remaining));
+        }
+        Ok(ended)
     }
 
     /// Returns who holds each of those names. It is an error of that name alone if its key is of another type, or not here.
@@ -294,32 +316,43 @@ impl Client {
         &self,
         connection: &Connection,
         names: &[LockName],
-    ) -> Result<Vec<Result<Option<Holder>, Failure>>, Failure> {
-        let ask = |command, name| redis::cmd(command).arg(self.settings().keys.lock(name)).clone();
-        let questions: Vec<_> = names
-            .iter()
-            .flat_map(|name| [ask("GET", name), ask("PTTL", name)])
-            .collect();
+    ) -> Result<Vec<Result<Vec<Holder>, Failure>>, Failure> {
+        let keys = &self.settings().keys;
+        let mut questions = vec![redis::cmd("TIME")];
+        for name in names {
+            let (lock, [holders, records]) = (&keys.lock(name), &keys.shares(name));
+            questions.extend([
+                redis::cmd("GET").arg(lock).clone(),
+                redis::cmd("PTTL").arg(lock).clone(),
+                redis::cmd("ZRANGE")
+                    .arg(holders)
+                    .arg("0")
+                    .arg("-1")
+                    .arg("WITHSCORES")
+                    .clone(),
+                redis::cmd("HGETALL").arg(records).clone(),
+            ]);
+        }
         let mut answers = connection.request_all(&questions).await?.into_iter();
-        let holder = |name: &LockName| {
-            // Both are read in any case: those of the next name come after them.
-            let (value, left) = (
-                answers.next().unwrap_or(Value::Nil),
-                answers.next().unwrap_or(Value::Nil),
-            );
-            let value = value
-                .extract_error()
-                .map_err(|error| match error::is_wrong_type(&error) {
-                    true => Failure::Foreign(self.settings().keys.lock(name)),
-                    false => error.into(),
-                })?;
-            let foreign = |_| Failure::Foreign(self.settings().keys.lock(name));
-            let value: Option<String> = redis::from_redis_value(value).map_err(foreign)?;
-            let left: i64 = redis::from_redis_value(left.extract_error()?).map_err(|_| Failure::Nonsense)?;
-            let left = u64::try_from(left).ok().map(Duration::from_millis);
-            Ok(value.map(|value| record::holder(name, &value, left)))
+        let now: (u64, u64) = read(answers.next())?;
+        let now = now.0 * 1000 + now.1 / 1000;
+        let holders = |name| {
+            // All are read in any case: those of the next name come after them.
+            let [value, left, ends, records] = std::array::from_fn(|_| answers.next());
+            let alone = holding_alone(name, value, left);
+            let shared = sharing(name, now, ends, records);
+            match (alone, shared) {
+                (Ok(alone), Ok(shared)) => Ok(alone.into_iter().chain(shared).collect()),
+                // While its slot is moved, a node says of a key that it does not have where else it may be.
+                (Ok(Some(alone)), Err(_)) => Ok(vec![alone]),
+                (Err(_), Ok(shared)) if !shared.is_empty() => Ok(shared),
+                (Err(Failure::Redis(error)), _) | (_, Err(Failure::Redis(error))) if !error::is_wrong_type(&error) => {
+                    Err(error.into())
+                }
+                _ => Err(Failure::Foreign(keys.lock(name))),
+            }
         };
-        Ok(names.iter().map(holder).collect())
+        Ok(names.iter().map(holders).collect())
     }
 
     /// Adds the locks of one page whose names start as in `pattern`, and returns where the next page begins.
@@ -328,7 +361,7 @@ impl Client {
         connection: &Connection,
         pattern: &str,
         cursor: &str,
-        holders: &mut BTreeMap<LockName, Result<Holder, Failure>>,
+        holders: &mut BTreeMap<LockName, Result<Vec<Holder>, Failure>>,
     ) -> Result<String, Failure> {
         let mut scan = redis::cmd("SCAN");
         scan.arg(cursor).arg("MATCH").arg(pattern).arg("COUNT").arg(SCANNED);
@@ -336,14 +369,13 @@ impl Client {
         let next = page.word()?;
         let keys = page.field::<Vec<Vec<u8>>>()?;
         let names = keys.iter().filter_map(|key| self.settings().keys.name(key));
-        // A scan may come by a name twice, and while a slot is moved, two nodes have names in it.
-        let names: Vec<_> = names.filter(|name| !matches!(holders.get(name), Some(Ok(_)))).collect();
+        // A scan comes by a name twice that has two keys, and perhaps others, and while a slot is moved, two nodes have names in it.
+        let names: BTreeSet<_> = names.filter(|name| !matches!(holders.get(name), Some(Ok(_)))).collect();
+        let names = Vec::from_iter(names);
         for names in names.chunks(READ) {
-            for (name, holder) in names.iter().zip(self.holders_on(connection, names).await?) {
-                if let Some(holder) = holder.transpose() {
-                    holders.insert(name.clone(), holder);
-                }
-            }
+            let found = self.holders_on(connection, names).await?;
+            let found = names.iter().cloned().zip(found);
+            holders.extend(found.filter(|(_, found)| !matches!(found, Ok(found) if found.is_empty())));
         }
         Ok(next)
     }
@@ -394,6 +426,32 @@ fn waiting(claim: &Claim, mut answer: Fields) -> Result<Waiting, Failure> {
     Ok(Waiting { busy, life, turn })
 }
 
+/// The exclusive holder, by the answers to GET and PTTL.
+fn holding_alone(name: &LockName, value: Option<Value>, left: Option<Value>) -> Result<Option<Holder>, Failure> {
+    let value: Option<String> = read(value)?;
+    let left: i64 = read(left)?;
+    let left = u64::try_from(left).ok().map(Duration::from_millis);
+    Ok(value.map(|value| record::holder(name, &value, left)))
+}
+
+/// The other holders at `now` (ms), by the answers to ZRANGE and HGETALL.
+fn sharing(name: &LockName, now: u64, ends: Option<Value>, records: Option<Value>) -> Result<Vec<Holder>, Failure> {
+    let ends: Vec<(String, f64)> = read(ends)?;
+    let records: HashMap<String, String> = read(records)?;
+    let holder = |(owner, end): (String, f64)| {
+        // A number of milliseconds is exact.
+        let left = Duration::from_millis((end as u64).checked_sub(now).filter(|left| *left > 0)?);
+        Some(record::holder(name, records.get(&owner)?, Some(left)))
+    };
+    Ok(ends.into_iter().filter_map(holder).collect())
+}
+
+/// The answer to one of several commands.
+fn read<T: FromRedisValue>(answer: Option<Value>) -> Result<T, Failure> {
+    let answer = answer.ok_or(Failure::Nonsense)?.extract_error()?;
+    redis::from_redis_value(answer).map_err(|_| Failure::Nonsense)
+}
+
 /// The fields of a script's answer.
 fn answered(answer: Result<Value, RedisError>, keys: &[String]) -> Result<Fields, Failure> {
     // The server does not say which key it was.
@@ -411,7 +469,7 @@ fn tokens_wanted(claim: &Claim) -> String {
     claim.tokens_wanted().get().min(MOST).to_string()
 }
 
-fn flag(is_set: bool) -> &'static str {
+pub(crate) fn flag(is_set: bool) -> &'static str {
     if is_set { "1" } else { "0" }
 }
 

@@ -18,6 +18,9 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Holders of a [shared](lock_core::LockRequest::shared) lock are admitted by [`admit_shared`], which keeps a mark of its own: they do not refuse
+//! each other, a writer refuses older readers, and a reader refuses older writers.
+//!
 //! With another driver, run [`ADMIT_LUA`] with `EVAL`.
 
 use std::sync::LazyLock;
@@ -27,8 +30,8 @@ use lock_core::fence::StaleToken;
 use redis::aio::ConnectionLike;
 use redis::{Arg, Cmd, ErrorKind, FromRedisValue, RedisError, Script, ServerErrorKind, Value};
 
-/// The script that checks and writes. `KEYS[1]` is the [`mark_key`], `ARGV[1]` the token, and what follows is the command to carry
-/// out if the token is not stale, word by word; none merely admits the token.
+/// The script that checks and writes. `KEYS[1]` is the [`mark_key`], `ARGV[1]` the token, with an `s` before it if its holder shares the lock,
+/// and what follows is the command to carry out if the token is not stale, word by word; none merely admits the token.
 ///
 /// It answers `["admitted", REPLY]` or `["stale", MARK]`. Raising the mark and the command are one step. If the command
 /// fails the mark stays raised. In a Redis Cluster, mark and data must share a hash slot.
@@ -53,7 +56,8 @@ pub enum FenceError {
     },
 }
 
-/// The key that holds the mark of a resource. It never expires by itself.
+/// The key that holds the mark of a resource, and behind a blank the mark of those that share the lock, if that is higher. It never expires by
+/// itself.
 #[must_use]
 pub fn mark_key(resource: &str) -> String {
     format!("{resource}:fence")
@@ -70,7 +74,26 @@ pub fn mark_key(resource: &str) -> String {
 ///
 /// The mark may have been raised, which harms no holder that is still to write.
 pub async fn admit(con: &mut impl ConnectionLike, resource: &str, token: FencingToken) -> Result<(), FenceError> {
-    guarded(con, resource, token, None).await.map(drop)
+    guarded(con, resource, &token.to_string(), token, None).await.map(drop)
+}
+
+/// As [`admit`], for a holder that shares the lock: refused below the mark of those that write, and refuses older ones of them.
+///
+/// # Errors
+///
+/// As [`admit`].
+///
+/// # Cancellation
+///
+/// As [`admit`].
+pub async fn admit_shared(
+    con: &mut impl ConnectionLike,
+    resource: &str,
+    token: FencingToken,
+) -> Result<(), FenceError> {
+    guarded(con, resource, &format!("s{token}"), token, None)
+        .await
+        .map(drop)
 }
 
 /// Admits `token` and carries out `command`, in one step that nothing comes between.
@@ -91,18 +114,21 @@ pub async fn write<T: FromRedisValue>(
     token: FencingToken,
     command: &Cmd,
 ) -> Result<T, FenceError> {
-    let reply = guarded(con, resource, token, Some(command)).await?;
+    let reply = guarded(con, resource, &token.to_string(), token, Some(command)).await?;
     Ok(redis::from_redis_value(reply).map_err(RedisError::from)?)
 }
 
-/// The highest token that `resource` has admitted.
+/// The highest token that `resource` has admitted of holders that do not share the lock.
 ///
 /// # Errors
 ///
 /// [`FenceError::Redis`] if Redis failed.
 pub async fn mark(con: &mut impl ConnectionLike, resource: &str) -> Result<Option<FencingToken>, FenceError> {
     let mark: Option<String> = redis::cmd("GET").arg(mark_key(resource)).query_async(con).await?;
-    mark.map(|mark| mark.parse())
+    // Without such a holder it is 0.
+    let mark = mark.as_deref().map(|marks| marks.split(' ').next().unwrap_or(marks));
+    mark.filter(|mark| *mark != "0")
+        .map(str::parse)
         .transpose()
         .map_err(|_| not_a_token(resource))
 }
@@ -110,13 +136,14 @@ pub async fn mark(con: &mut impl ConnectionLike, resource: &str) -> Result<Optio
 async fn guarded(
     con: &mut impl ConnectionLike,
     resource: &str,
+    offered: &str,
     token: FencingToken,
     command: Option<&Cmd>,
 ) -> Result<Value, FenceError> {
     static HASH: LazyLock<String> = LazyLock::new(|| Script::new(ADMIT_LUA).get_hash().to_owned());
     let call = |how: &str, script: &str| {
         let mut call = redis::cmd(how);
-        call.arg(script).arg(1).arg(mark_key(resource)).arg(token.get());
+        call.arg(script).arg(1).arg(mark_key(resource)).arg(offered);
         for argument in command.into_iter().flat_map(Cmd::args_iter) {
             match argument {
                 Arg::Simple(bytes) => call.arg(bytes),

@@ -30,6 +30,10 @@ impl Fields {
         self.field()
     }
 
+    pub(crate) fn has_more(&self) -> bool {
+        self.0.len() > 0
+    }
+
     pub(crate) fn skip(&mut self) {
         self.0.next();
     }

@@ -13,6 +13,7 @@ pub(crate) struct Keys {
 }
 
 const LOCK: &str = "}:lock";
+const HOLDERS: &str = "}:holders";
 
 impl Keys {
     /// Keys under `namespace`, which must not be confused with a namespace and the start of a name.
@@ -21,7 +22,7 @@ impl Keys {
         Ok(Self { namespace })
     }
 
-    /// The key that says who holds the name.
+    /// The key that says which claim holds the name alone.
     pub(crate) fn lock(&self, name: &LockName) -> String {
         format!("{{{}:{name}{LOCK}", self.namespace)
     }
@@ -42,22 +43,36 @@ impl Keys {
     }
 
     /// All keys of the name, in the order in which the scripts expect them.
-    pub(crate) fn of(&self, name: &LockName) -> [String; 4] {
+    pub(crate) fn of(&self, name: &LockName) -> [String; 6] {
         let key = |kind| format!("{{{}:{name}}}:{kind}", self.namespace);
-        [self.lock(name), key("fence"), key("order"), key("waiters")]
+        let [holders, records] = self.shares(name);
+        [
+            self.lock(name),
+            key("fence"),
+            key("order"),
+            key("waiters"),
+            holders,
+            records,
+        ]
     }
 
-    /// The name that a key of a lock belongs to; `None` for any other key.
+    /// The keys of the holds that do not exclude others: when each ends, and what is known of it.
+    pub(crate) fn shares(&self, name: &LockName) -> [String; 2] {
+        [HOLDERS, "}:records"].map(|kind| format!("{{{}:{name}{kind}", self.namespace))
+    }
+
+    /// The name that a key of its holds belongs to; `None` for any other key.
     pub(crate) fn name(&self, key: &[u8]) -> Option<LockName> {
         let key = std::str::from_utf8(key).ok()?;
         let rest = key
             .strip_prefix('{')?
             .strip_prefix(self.namespace.as_str())?
             .strip_prefix(':')?;
-        LockName::new(rest.strip_suffix(LOCK)?).ok()
+        let name = rest.strip_suffix(LOCK).or_else(|| rest.strip_suffix(HOLDERS));
+        LockName::new(name?).ok()
     }
 
-    /// The glob pattern of all locks whose names start with `prefix`.
+    /// The glob pattern of the keys with holds of all names that start with `prefix`.
     pub(crate) fn pattern(&self, prefix: &str) -> String {
         let mut pattern = format!("{{{}:", self.namespace);
         for c in prefix.chars() {
@@ -66,7 +81,7 @@ impl Keys {
             }
             pattern.push(c);
         }
-        pattern + "*" + LOCK
+        pattern + "*}:[lh]o[cl]*"
     }
 
     /// How the channels of clients begin.
@@ -86,12 +101,14 @@ mod tests {
     }
 
     #[test]
-    fn a_key_leads_back_to_its_name_and_no_other_key_does() {
+    fn a_key_of_holds_leads_back_to_its_name_and_no_other_key_does() {
         let keys = Keys::new("ns").unwrap();
         for text in NAMES {
-            let [lock, others @ ..] = keys.of(&name(text));
-            assert_eq!(keys.name(lock.as_bytes()), Some(name(text)));
-            for other in others {
+            let [lock, fence, order, waiters, holders, records] = keys.of(&name(text));
+            for key in [&lock, &holders] {
+                assert_eq!(keys.name(key.as_bytes()), Some(name(text)));
+            }
+            for other in [fence, order, waiters, records] {
                 assert_eq!(keys.name(other.as_bytes()), None);
             }
             assert_eq!(Keys::new("n").unwrap().name(lock.as_bytes()), None);

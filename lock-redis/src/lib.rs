@@ -14,8 +14,8 @@
 //!
 //! # Guarantees
 //!
-//! One holder at a time among all clients of the same servers, database number and namespace. The server frees a lock one ttl after its last
-//! renewal. Waiters are served in the order of arrival, one claim per process at a time, by one message: the cost of a release does not depend
+//! One holder at a time among all clients of the same servers, database number and namespace, or several that share the lock, or as many as a
+//! semaphore has permits. The server frees a lock one ttl after its last renewal. Waiters are served in the order of arrival, one claim per process at a time, by one message: the cost of a release does not depend
 //! on how many wait, and no waiter polls. A waiter that was killed is skipped.
 //!
 //! Tokens rise across a release, an expiry, `FLUSHALL`, a restart without data, and the promotion of a replica that lacks the last writes.

@@ -44,6 +44,8 @@ impl DistributedLock for RedisLock {
             .with_fairness()
             .with_inspection()
             .with_reservations()
+            .with_shared()
+            .with_permits()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
@@ -105,7 +107,7 @@ impl DistributedLock for RedisLock {
     }
 
     async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
-        Ok(self.client.holder(name).await?.into_iter().collect())
+        self.client.holders(name).await
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
@@ -121,8 +123,7 @@ impl DistributedLock for RedisLock {
             }
             client.force_release_on(&connection, name).await
         };
-        let taken_from = client.call("forced release", name, asking).await?;
-        Ok(taken_from.into_iter().collect())
+        client.call("forced release", name, asking).await
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {

@@ -21,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use lock_core::{
-    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Mode, Released, Renewal, Scope,
     ServerInfo, Wait,
 };
 
@@ -31,9 +31,9 @@ pub use config::RedlockConfig;
 pub(crate) use membership::Membership;
 
 use attempt::LAST_POLL;
-use quorum::{Quorum, most_agree};
+use quorum::{Quorum, by_owner, most_agree};
 
-/// Locks on a majority of several independent Redis servers.
+/// Locks on a majority of several independent Redis servers, exclusive or shared. Semaphores are [`LockError::NotSupported`].
 ///
 /// Clones share the connections, one to each node. Dropping the last clone closes them and leaves what it held to expire;
 /// [`close`](DistributedLock::close) releases it.
@@ -64,9 +64,11 @@ impl DistributedLock for RedlockLock {
             .with_give_way(LAST_POLL)
             .with_inspection()
             .with_reservations()
+            .with_shared()
     }
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
+        check_mode(claim)?;
         self.quorum.try_acquire(claim).await
     }
 
@@ -97,6 +99,7 @@ impl DistributedLock for RedlockLock {
     }
 
     async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
+        check_mode(claim)?;
         self.quorum.acquire(claim, wait).await
     }
 
@@ -120,13 +123,14 @@ impl DistributedLock for RedlockLock {
 
     async fn holders(&self, name: &LockName) -> Result<Vec<Holder>, LockError> {
         const OPERATION: &str = "asking who holds a lock";
-        let round = self
-            .quorum
-            .ask(OPERATION, name, |_, node, name| async move { node.holder(&name).await });
+        let round = self.quorum.ask(
+            OPERATION,
+            name,
+            |_, node, name| async move { node.holders(&name).await },
+        );
         let answers = self.quorum.collect(round).await?;
         let answered = answers.len();
-        let holder = self.quorum.holder(answers.into_iter().flatten(), answered);
-        Ok(holder.into_iter().collect())
+        Ok(self.quorum.holders(answers.into_iter().flatten(), answered))
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Holder>, LockError> {
@@ -144,7 +148,7 @@ impl DistributedLock for RedlockLock {
         }
         let holders = names.into_values();
         Ok(holders
-            .filter_map(|holders| self.quorum.holder(holders, answered))
+            .flat_map(|holders| self.quorum.holders(holders, answered))
             .collect())
     }
 
@@ -154,9 +158,16 @@ impl DistributedLock for RedlockLock {
             let asking = async { node.force_release_on(&node.router().any().await?, &name).await };
             node.limited(OPERATION, asking).await
         });
-        // The holder may have been told by one node and have released the others since.
-        let holders: Vec<_> = self.quorum.collect(round).await?.into_iter().flatten().collect();
-        Ok(most_agree(&holders).cloned().into_iter().collect())
+        let mut owners = by_owner(self.quorum.collect(round).await?.into_iter().flatten());
+        // What only a minority has, another claim has asked for at the same time.
+        owners.sort_by_key(|holders| std::cmp::Reverse(holders.len()));
+        let majority = self.quorum.majority();
+        let is_held = |(at, holders): &(usize, Vec<Holder>)| {
+            // The holder may have been told by one node and have released the others since.
+            *at == 0 || holders.len() >= majority
+        };
+        let ended = owners.into_iter().enumerate().filter(is_held);
+        Ok(ended.filter_map(|(_, holders)| most_agree(&holders).cloned()).collect())
     }
 
     async fn server_info(&self) -> Result<ServerInfo, LockError> {
@@ -213,6 +224,14 @@ impl DistributedLock for RedlockLock {
         self.quorum.settle().await;
         self.quorum.nodes.iter().for_each(|node| node.router().close());
         released.into_iter().try_for_each(|released| released.map(drop))
+    }
+}
+
+/// Majorities guarantee only that of two claims that exclude each other one does not hold: of n permits, almost 2 n could be granted.
+fn check_mode(claim: &Claim) -> Result<(), LockError> {
+    match claim.mode() {
+        Mode::Exclusive | Mode::Shared => Ok(()),
+        _ => Err(LockError::not_supported("a semaphore on Redlock")),
     }
 }
 

@@ -23,16 +23,19 @@ macro_rules! scripts {
 scripts! {
     ACQUIRE = "acquire";
     RENEW = "renew";
+    RENEW_SHARE = "renew_share";
     RELEASE = "release";
     // Only independent nodes run this one.
     NODE = "redlock";
 }
 
 const PRELUDE: &str = include_str!("scripts/prelude.lua");
+const SHARES: &str = include_str!("scripts/shares.lua");
 const QUEUE: &str = include_str!("scripts/queue.lua");
 
 impl Script {
     fn new(body: &str) -> Self {
+        let body = body.replace("-- include shares.lua\n", SHARES);
         let source = PRELUDE.to_owned() + &body.replace("-- include queue.lua\n", QUEUE);
         Self {
             hash: Text::new(&source).get_hash().to_owned(),

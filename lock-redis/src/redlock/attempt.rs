@@ -5,11 +5,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use lock_core::{Attempt as Attempted, Busy, Claim, FencingToken, Grant, Lease, LockError, Wait};
+use lock_core::{Attempt as Attempted, Busy, Claim, FencingToken, Grant, Lease, LockError, Mode, Wait};
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::node::{Answer, Node};
+use super::node::{Answer, Confirmed, Node};
 use super::quorum::{Quorum, Round, twice};
 use crate::error::Failure;
 use crate::subscriptions::Subscriptions;
@@ -22,6 +22,13 @@ const FIRST_PAUSE: Duration = Duration::from_millis(4);
 const FIRST_POLL: Duration = Duration::from_millis(10);
 pub(super) const LAST_POLL: Duration = Duration::from_millis(100);
 
+/// For how long an exclusive claim that finds a node busy keeps shared claims out there that come after it: longer than between two of its
+/// questions to all nodes.
+const ANNOUNCED: Duration = Duration::from_secs(2);
+
+/// How far above the last token of a node another one is chosen at most, as other claims draw tokens at the same time.
+const AHEAD: u64 = 256;
+
 /// One attempt to get a claim granted by a majority.
 ///
 /// Attempts of a client are numbered, so that a release which the network holds back does not end what a later attempt is granted.
@@ -29,6 +36,10 @@ pub(crate) struct Attempt {
     pub(super) number: u64,
     /// The proposed token, the same for all nodes.
     pub(super) proposal: u64,
+    /// The token with which the claim holds the name.
+    pub(super) known: Option<FencingToken>,
+    /// For how long the claim keeps shared ones out at nodes that are busy.
+    pub(super) announced: Duration,
     pub(super) over: CancellationToken,
     /// The token of the grant that this attempt came to.
     pub(super) given: OnceLock<FencingToken>,
@@ -109,9 +120,13 @@ impl Tally {
         self.votes.iter().filter(|vote| vote.token == token).count()
     }
 
-    /// The holder on most of the nodes that are busy, and on how many.
+    /// The holder on most of the nodes that are busy, and on how many. All that share the name count as one, and so does an exclusive claim that
+    /// waits for them.
     fn other(&self) -> (Option<&Busy>, usize) {
-        let owner = |busy: &Busy| busy.holder.as_ref().and_then(|holder| holder.owner);
+        let owner = |busy: &Busy| {
+            let alone = busy.holder.as_ref().filter(|holder| holder.mode == Mode::Exclusive);
+            alone.and_then(|holder| holder.owner)
+        };
         let count = |busy: &&Busy| self.busy.iter().filter(|other| owner(other) == owner(busy)).count();
         let most = self.busy.iter().max_by_key(count);
         (most, most.as_ref().map_or(0, count))
@@ -128,15 +143,19 @@ impl<N: Node> Quorum<N> {
     }
 
     pub(crate) async fn try_acquire(&self, claim: &Claim) -> Result<Attempted, LockError> {
-        self.try_for(claim, self.op_timeout / 2).await
+        self.try_for(claim, Duration::ZERO, self.op_timeout / 2).await
     }
 
     /// Makes attempts until one claim has a majority, and no new one after `limit`.
-    async fn try_for(&self, claim: &Claim, limit: Duration) -> Result<Attempted, LockError> {
+    async fn try_for(&self, claim: &Claim, announced: Duration, limit: Duration) -> Result<Attempted, LockError> {
         let began = Instant::now();
         let (mut pause, mut may_open, mut way) = (FIRST_PAUSE, true, Way::AllAtOnce);
         loop {
-            let outcome = match self.attempt(claim, way, 10 * pause, began + self.op_timeout).await {
+            let attempt = self.new_attempt(claim, announced);
+            let outcome = match self
+                .attempt(claim, attempt, way, 10 * pause, began + self.op_timeout)
+                .await
+            {
                 // What one node has may be a leftover.
                 Outcome::Busy(busy) if way == Way::OneFirst => Outcome::Split(Some(busy)),
                 outcome => outcome,
@@ -169,6 +188,10 @@ impl<N: Node> Quorum<N> {
             return self.try_acquire(claim).await;
         }
         let (mut pause, deadline) = (FIRST_POLL, wait.deadline());
+        let announced = match claim.mode() {
+            Mode::Exclusive => ANNOUNCED,
+            _ => Duration::ZERO,
+        };
         let left = |longest| deadline.map_or(longest, |deadline| deadline.since(self.now()).min(longest));
         for poll in 0_u32.. {
             // Most often, one request tells that the lock is busy. It may be a leftover that only that node has.
@@ -176,13 +199,15 @@ impl<N: Node> Quorum<N> {
                 0 => Outcome::Split(None),
                 _ => {
                     let until = Instant::now() + self.op_timeout;
-                    self.attempt(claim, Way::OneFirst, 10 * FIRST_PAUSE, until).await
+                    let attempt = self.new_attempt(claim, announced);
+                    self.attempt(claim, attempt, Way::OneFirst, 10 * FIRST_PAUSE, until)
+                        .await
                 }
             };
             let busy = match outcome {
                 Outcome::Granted(grant) => return Ok(Attempted::Granted(grant)),
                 Outcome::Busy(busy) | Outcome::Split(Some(busy)) => busy,
-                _ => match self.try_for(claim, left(LONGEST_PAUSE)).await? {
+                _ => match self.try_for(claim, announced, left(LONGEST_PAUSE)).await? {
                     Attempted::Busy(busy) => busy,
                     done => return Ok(done),
                 },
@@ -190,6 +215,10 @@ impl<N: Node> Quorum<N> {
             let next = left(pause.mul_f64(0.5 + fastrand::f64()));
             wait.busy(&busy);
             if next.is_zero() {
+                if !announced.is_zero() {
+                    let number = self.last.load(Ordering::Relaxed);
+                    self.give_up(claim, number, self.order(claim), Vec::new(), false).await;
+                }
                 return Ok(busy.into());
             }
             sleep(next).await;
@@ -198,18 +227,30 @@ impl<N: Node> Quorum<N> {
         Ok(Attempted::busy())
     }
 
+    fn new_attempt(&self, claim: &Claim, announced: Duration) -> Arc<Attempt> {
+        Arc::new(Attempt {
+            number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
+            proposal: self.server_micros(),
+            known: self.held.token(claim.owner()),
+            announced,
+            over: CancellationToken::new(),
+            given: OnceLock::new(),
+            held: self.held.clone(),
+        })
+    }
+
     /// Asks all nodes once. Without a grant, what some of them have granted is given back.
     ///
     /// While some nodes have granted the claim and others are busy, waits no longer than `patience` for one more answer: other claims
     /// may need the nodes that this one has.
-    async fn attempt(&self, claim: &Claim, way: Way, patience: Duration, until: Instant) -> Outcome {
-        let attempt = Arc::new(Attempt {
-            number: self.last.fetch_add(1, Ordering::Relaxed) + 1,
-            proposal: self.server_micros(),
-            over: CancellationToken::new(),
-            given: OnceLock::new(),
-            held: self.held.clone(),
-        });
+    async fn attempt(
+        &self,
+        claim: &Claim,
+        attempt: Arc<Attempt>,
+        way: Way,
+        patience: Duration,
+        until: Instant,
+    ) -> Outcome {
         let over = attempt.over.clone().drop_guard();
         let mut tally = Tally::default();
         let mut nodes = self.order(claim);
@@ -257,7 +298,7 @@ impl<N: Node> Quorum<N> {
             let granted: Vec<_> = tally.votes.iter().map(|vote| vote.node).collect();
             let failed = tally.errors.iter().map(|(node, _)| *node);
             let others = failed.chain(round.open.iter().copied()).chain(tally.lost).collect();
-            self.give_up(claim, attempt.number, granted, others).await;
+            self.give_up(claim, attempt.number, granted, others, true).await;
         }
         outcome
     }
@@ -284,18 +325,18 @@ impl<N: Node> Quorum<N> {
                 if let (Answer::Granted(token, _), Some(given)) = (&answer, attempt.given.get())
                     && token != given
                 {
-                    node.confirm(&claim, *token, *given).await?;
+                    node.confirm(&claim, *token, *given, true).await?;
                 }
                 Ok(answer)
             }
         })
     }
 
-    /// Releases what an attempt has been granted by these nodes, and may be granted by others.
-    async fn give_up(&self, claim: &Claim, number: u64, granted: Vec<usize>, others: Vec<usize>) {
+    /// Releases what an attempt has been granted by these nodes, and may be granted by others. `goes_on` says whether the claim may still wait.
+    async fn give_up(&self, claim: &Claim, number: u64, granted: Vec<usize>, others: Vec<usize>, goes_on: bool) {
         let release = |_: usize, node: Arc<N>| {
             let claim = claim.clone();
-            async move { node.release(&claim, number).await }
+            async move { node.release(&claim, number, goes_on).await }
         };
         drop(self.ask_some("release", others, release));
         let mut round = self.ask_some("release", granted, release);
@@ -347,7 +388,7 @@ impl<N: Node> Quorum<N> {
             return None;
         }
         let tokens = || tally.votes.iter().map(|vote| vote.token);
-        let top = tokens().find(|token| tally.at(*token) >= majority).or(tokens().max())?;
+        let mut top = tokens().find(|token| tally.at(*token) >= majority).or(tokens().max())?;
         if tally.at(top) < majority {
             // Nodes that have not answered yet may be faster than one that falls silent now.
             let until = if is_open {
@@ -355,7 +396,7 @@ impl<N: Node> Quorum<N> {
             } else {
                 until
             };
-            self.confirm(claim, tally, top, until).await;
+            top = self.confirm(claim, tally, top, until).await;
         }
         if tally.at(top) < majority {
             return None;
@@ -371,20 +412,37 @@ impl<N: Node> Quorum<N> {
         (!tally.is_stale).then_some((top, lease))
     }
 
-    /// Raises the nodes that have granted a lower token to that one, until a majority has it. A node that does not confirm it does not
-    /// count.
-    async fn confirm(&self, claim: &Claim, tally: &mut Tally, top: FencingToken, until: Instant) {
-        let mut round = self.ask_confirm(claim, &tally.votes, top);
-        while tally.at(top) < self.majority() {
+    /// Raises the nodes that have granted a lower token to that one, until a majority has it, or to a higher one that the majority has not drawn
+    /// yet. Returns the token. A node that does not confirm it does not count.
+    ///
+    /// No other claim comes to the same token: on each node of a majority this one has drawn it, or has raised the counter to it. Two majorities
+    /// have a node in common, whose counter comes to a number once.
+    async fn confirm(&self, claim: &Claim, tally: &mut Tally, mut top: FencingToken, until: Instant) -> FencingToken {
+        loop {
+            let passed = self.raise(claim, tally, top, until).await;
+            let has_failed = tally.at(top) >= self.majority() || tally.votes.len() < self.majority();
+            let next = passed.filter(|_| !has_failed && Instant::now() < until);
+            let next = next.map(|last| FencingToken::new(last + 1 + fastrand::u64(..AHEAD)));
+            let Some(Ok(next)) = next else { return top };
+            top = next;
+        }
+    }
+
+    /// Raises the nodes once. Returns the last token of nodes that have drawn this one already.
+    async fn raise(&self, claim: &Claim, tally: &mut Tally, top: FencingToken, until: Instant) -> Option<u64> {
+        let mut passed = None;
+        let mut round = self.ask_confirm(claim, &tally.votes, top, false);
+        while tally.at(top) < self.majority() && tally.at(top) + round.open.len() >= self.majority() {
             let Ok(Some((node, confirmed))) = timeout_at(until, round.next()).await else {
                 break;
             };
             match confirmed {
-                Ok(true) => {
+                Ok(Confirmed::Yes) => {
                     let vote = tally.votes.iter_mut().find(|vote| vote.node == node);
                     vote.into_iter().for_each(|vote| vote.token = top);
                 }
-                Ok(false) => {
+                Ok(Confirmed::Passed(last)) => passed = passed.max(Some(last)),
+                Ok(Confirmed::Lost) => {
                     tally.votes.retain(|vote| vote.node != node);
                     tally.lost.push(node);
                 }
@@ -394,9 +452,10 @@ impl<N: Node> Quorum<N> {
                 }
             }
         }
+        passed
     }
 
-    fn ask_confirm(&self, claim: &Claim, votes: &[Vote], top: FencingToken) -> Round<bool> {
+    fn ask_confirm(&self, claim: &Claim, votes: &[Vote], top: FencingToken, is_agreed: bool) -> Round<Confirmed> {
         let lower: BTreeMap<_, _> = votes
             .iter()
             .filter(|vote| vote.token != top)
@@ -404,7 +463,7 @@ impl<N: Node> Quorum<N> {
             .collect();
         self.ask_some("acquire", lower.keys().copied().collect(), |number, node| {
             let (claim, presented) = (claim.clone(), lower[&number]);
-            async move { node.confirm(&claim, presented, top).await }
+            async move { node.confirm(&claim, presented, top, is_agreed).await }
         })
     }
 
@@ -413,6 +472,6 @@ impl<N: Node> Quorum<N> {
         for (node, answer) in round.into_answers() {
             tally.count(node, answer);
         }
-        drop(self.ask_confirm(claim, &tally.votes, token));
+        drop(self.ask_confirm(claim, &tally.votes, token, true));
     }
 }

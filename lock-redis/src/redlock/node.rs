@@ -7,7 +7,7 @@ use lock_core::{Busy, Claim, FencingToken, Lease, LockError, LockName, Renewal, 
 
 use super::attempt::Attempt;
 use crate::client::Client;
-use crate::commands::{NO_OWNER, millis};
+use crate::commands::{NO_OWNER, flag, millis};
 use crate::connection::Connection;
 use crate::error::Failure;
 use crate::fields::Fields;
@@ -29,14 +29,22 @@ pub(crate) trait Node: Send + Sync + 'static {
     /// Asks for the lock, unless the attempt is over before the request is sent.
     async fn acquire(&self, claim: &Claim, attempt: &Attempt) -> Result<Answer, LockError>;
 
-    /// Raises the node to `token` if it still has the grant with the token `presented`. False if it has not.
-    async fn confirm(&self, claim: &Claim, presented: FencingToken, token: FencingToken) -> Result<bool, LockError>;
+    /// Raises the node to `token` if it still has the grant with the token `presented`. `is_agreed` says that a majority has that token.
+    async fn confirm(
+        &self,
+        claim: &Claim,
+        presented: FencingToken,
+        token: FencingToken,
+        is_agreed: bool,
+    ) -> Result<Confirmed, LockError>;
 
     /// Renews the claim. False if the node does not have it.
     async fn renew(&self, claim: &Claim) -> Result<bool, LockError>;
 
     /// Releases what the claim was granted by attempts up to the number `last`. `None` if it is not known whether it had anything.
-    async fn release(&self, claim: &Claim, last: u64) -> Result<Option<bool>, LockError>;
+    ///
+    /// If the claim `goes_on` waiting, it keeps shared claims out as before.
+    async fn release(&self, claim: &Claim, last: u64, goes_on: bool) -> Result<Option<bool>, LockError>;
 
     /// Asks since when the node has its data. If that is since `open`, the node may grant at once from now on.
     ///
@@ -50,6 +58,16 @@ pub(crate) enum Answer {
     Busy(Busy),
     /// The node is new, was restarted or has lost its data, and grants nothing for that long.
     Young(Duration),
+}
+
+/// What a node answers to a confirmation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Confirmed {
+    Yes,
+    /// The node does not have the grant.
+    Lost,
+    /// The node has drawn that token already, perhaps for another shared claim. This is the last one that it has drawn.
+    Passed(u64),
 }
 
 /// What a node says of its data.
@@ -84,14 +102,24 @@ impl Node for Client {
         .await
     }
 
-    async fn confirm(&self, claim: &Claim, presented: FencingToken, token: FencingToken) -> Result<bool, LockError> {
+    async fn confirm(
+        &self,
+        claim: &Claim,
+        presented: FencingToken,
+        token: FencingToken,
+        is_agreed: bool,
+    ) -> Result<Confirmed, LockError> {
         self.call("acquire", claim.name(), |connection, _| async move {
             let (owner, presented, token) = (claim.owner().to_string(), presented.to_string(), token.to_string());
-            let arguments = [&*presented, &token];
-            let (word, _) = self
+            let arguments = [&*presented, &token, flag(is_agreed)];
+            let (word, mut answer) = self
                 .ask_node("confirm", &connection, Some(claim.name()), &owner, &arguments)
                 .await?;
-            Ok(word == "confirmed")
+            Ok(match &*word {
+                "confirmed" => Confirmed::Yes,
+                "passed" => Confirmed::Passed(answer.number()?),
+                _ => Confirmed::Lost,
+            })
         })
         .await
     }
@@ -101,10 +129,10 @@ impl Node for Client {
         Ok(self.call("renew", claim.name(), asking).await? == Renewal::Renewed)
     }
 
-    async fn release(&self, claim: &Claim, last: u64) -> Result<Option<bool>, LockError> {
+    async fn release(&self, claim: &Claim, last: u64, goes_on: bool) -> Result<Option<bool>, LockError> {
         self.call("release", claim.name(), |connection, resent| async move {
             let (owner, client, last) = (claim.owner().to_string(), self.client_at(&connection), last.to_string());
-            let arguments = [&*client, &last];
+            let arguments = [&*client, &last, flag(goes_on)];
             let released = self.ask_node("release", &connection, Some(claim.name()), &owner, &arguments);
             let is_released = released.await?.0 == "released";
             // The first request may have released it.
@@ -142,12 +170,17 @@ impl Client {
         let (owner, ttl) = (&*claim.owner().to_string(), &*millis(claim.ttl()).to_string());
         let (client, info) = (&*self.client_at(connection), &*record::info(claim));
         let (number, proposal) = (&*attempt.number.to_string(), &*attempt.proposal.to_string());
+        let (mode, known) = (
+            &*record::mode(claim.mode()),
+            &*attempt.known.map_or(0, FencingToken::get).to_string(),
+        );
+        let announced = &*millis(attempt.announced).to_string();
         let answer = self.until_not_late(connection, claim, claim.ttl(), |_, stop| async move {
             if !attempt.is_wanted(claim) {
                 let over = LockError::unavailable("acquire", "the claim was given up before the request was sent");
                 return Err(over.unsent().into());
             }
-            let arguments = [ttl, &*stop, client, number, info, proposal];
+            let arguments = [ttl, &*stop, client, number, info, proposal, mode, known, announced];
             self.run_node("acquire", connection, Some(claim.name()), owner, &arguments)
                 .await
         });
@@ -162,10 +195,13 @@ impl Client {
                 Ok(Answer::Granted(token, lease))
             }
             "busy" => {
-                let lease = answer.time()?;
-                let holder = record::holder(claim.name(), &answer.word()?, lease);
+                let (lease, value) = (answer.time()?, answer.word()?);
                 let busy = Busy::default().with_retry_after(lease.unwrap_or(claim.ttl()));
-                Ok(Answer::Busy(busy.with_holder(holder)))
+                // Of an exclusive claim that waits, nothing is known.
+                Ok(Answer::Busy(match value.is_empty() {
+                    true => busy,
+                    false => busy.with_holder(record::holder(claim.name(), &value, lease)),
+                }))
             }
             "differs" => Err(answer.difference()?),
             _ => Err(Failure::Nonsense),
@@ -203,7 +239,7 @@ impl Client {
         let settings = self.settings();
         let mut keys = match name {
             Some(name) => settings.keys.of(name).to_vec(),
-            None => vec![settings.keys.unused(); 4],
+            None => vec![settings.keys.unused(); 6],
         };
         keys.push(settings.keys.born());
         let node = settings.node.as_ref().ok_or(Failure::Nonsense)?;

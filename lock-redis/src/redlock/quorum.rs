@@ -168,7 +168,7 @@ impl<N: Node> Quorum<N> {
         let round = self.ask("release", claim, move |_, node, claim| async move {
             let (node, claim) = (&node, &claim);
             let release = |again: bool| async move {
-                let released = node.release(claim, last).await?;
+                let released = node.release(claim, last, false).await?;
                 // The first request may have released it.
                 Ok(released.filter(|released| *released || !again))
             };
@@ -242,17 +242,17 @@ impl<N: Node> Quorum<N> {
         let _ = timeout(self.op_timeout.min(STRAGGLERS), self.under_way.wait()).await;
     }
 
-    /// The holder on a majority, as far as the nodes that answered can tell: with the token that the majority has, and what is left of
-    /// the lease there.
-    pub(super) fn holder(&self, holders: impl IntoIterator<Item = Holder>, answered: usize) -> Option<Holder> {
-        let mut owners = HashMap::<(Option<OwnerId>, bool), Vec<Holder>>::new();
-        for holder in holders {
-            owners
-                .entry((holder.owner, holder.is_reserved))
-                .or_default()
-                .push(holder);
-        }
-        let mut holders = owners.into_values().max_by_key(Vec::len)?;
+    /// The holders on a majority, as far as the nodes that answered can tell, by their tokens: each with the token that the majority has, and what
+    /// is left of the lease there.
+    pub(super) fn holders(&self, holders: impl IntoIterator<Item = Holder>, answered: usize) -> Vec<Holder> {
+        let holders = by_owner(holders).into_iter();
+        let mut found: Vec<_> = holders.filter_map(|of_one| self.holder(of_one, answered)).collect();
+        found.sort_by_key(|holder| holder.token);
+        found
+    }
+
+    /// The same of one owner.
+    fn holder(&self, mut holders: Vec<Holder>, answered: usize) -> Option<Holder> {
         // A node that did not answer may have it too.
         let silent = self.len() - answered;
         if holders.len() + silent < self.majority() || holders.len() * 2 <= answered {
@@ -333,13 +333,21 @@ fn reason(error: &LockError) -> String {
     }
 }
 
-/// The holder that most nodes tell of, with the token that most of those have: a node that answered after the majority may have granted
-/// it with another one, until that is confirmed there too.
+/// What several nodes tell of each owner.
+pub(super) fn by_owner(holders: impl IntoIterator<Item = Holder>) -> Vec<Vec<Holder>> {
+    let mut owners = HashMap::<(Option<OwnerId>, bool), Vec<Holder>>::new();
+    for holder in holders {
+        let owner = (holder.owner, holder.is_reserved);
+        owners.entry(owner).or_default().push(holder);
+    }
+    owners.into_values().collect()
+}
+
+/// What most nodes tell of an owner: a node that answered after the majority may have granted the name with another token, until that is
+/// confirmed there too, and one that did not answer may have it in another mode.
 pub(super) fn most_agree(holders: &[Holder]) -> Option<&Holder> {
-    let count = |same: &dyn Fn(&Holder) -> bool| holders.iter().filter(|holder| same(holder)).count();
-    holders.iter().max_by_key(|holder| {
-        let owners = count(&|other| other.owner == holder.owner);
-        let tokens = count(&|other| other.owner == holder.owner && other.token == holder.token);
-        (owners, tokens)
-    })
+    let is_same = |one: &Holder, other: &Holder| (one.token, one.mode) == (other.token, other.mode);
+    holders
+        .iter()
+        .max_by_key(|holder| holders.iter().filter(|other| is_same(holder, other)).count())
 }

@@ -1,8 +1,9 @@
 -- What all scripts begin with. The invariants are in commands.rs.
--- KEYS: the lock, its counter, the order of its waiters, what is known of each waiter. In a cluster there is one more, which is never stored,
--- so that no script with several keys runs while the slot is moved to another node.
+-- KEYS: the exclusive lock, the counter, the order of the waiters, what is known of each waiter, the end of each hold that does not exclude
+-- others, what is known of each such hold. In a cluster there is one more, which is never stored, so that no script with several keys runs while
+-- the slot is moved to another node.
 -- ARGV: 1 prefix of the clients' channels, 2 for how many ms the counter is kept, 3 the owner.
-local LOCK, FENCE, ORDER, WAITERS = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local LOCK, FENCE, ORDER, WAITERS, HOLDERS, RECORDS = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local CHANNEL, RETENTION, OWNER = ARGV[1], ARGV[2], ARGV[3]
 local FORMAT = '1'
 local TOP_TOKEN = 9007199254740991
@@ -19,11 +20,11 @@ local stamp = clock[1] .. string.format('%06d', clock[2])
 local now = math.floor(now_us / 1000)
 
 local function owner_of(value)
-    return value and string.match(value, '^%d+ (%S+) %d+ ')
+    return value and string.match(value, '^%d+%a?%d* (%S+) %d+ ')
 end
 
 local function token_of(value)
-    return string.match(value, '^%d+ %S+ (%d+) ')
+    return string.match(value, '^%S+ %S+ (%d+) ')
 end
 
 -- The value of the lock, or nil if it is free.

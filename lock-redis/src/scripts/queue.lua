@@ -1,11 +1,11 @@
 -- The queue of the claims that wait. Scripts include this behind what they do if no claim waits, as every function here is made anew in each
 -- run that gets so far.
 
--- How many waiters that are gone one script removes at most; the next script goes on with those that are left.
+-- How many waiters one script grants the name or removes, and holds that are over, at most; the next script goes on with those that are left.
 local budget = 128
 
 -- In a cluster, the run id of this node, with which the channels of clients end that are connected to it.
-local HERE = #KEYS > 4 and ARGV[#ARGV]
+local HERE = #KEYS > 6 and ARGV[#ARGV]
 
 -- The number of clients that received it. One that is connected to another node of a cluster counts: the nodes pass the message on, and
 -- the client asks again as soon as that connection has ended.
@@ -38,8 +38,8 @@ local function write_although_full()
 end
 
 -- Puts the owner at the end of the queue, or keeps it where it is for another life.
-local function enqueue(owner, queued, ttl, life, sent, client, info, wanted)
-    local entry = table.concat({ wanted, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
+local function enqueue(owner, queued, ttl, life, sent, client, info, wanted, mode)
+    local entry = table.concat({ wanted .. mode, text(now + life), text(ttl), sent, text(life), client, info }, ' ')
     redis.call('HSET', WAITERS, owner, entry)
     if not queued then
         -- Numbers follow the clock, and rise where the clock was set back.
@@ -56,9 +56,9 @@ local function enqueue(owner, queued, ttl, life, sent, client, info, wanted)
 end
 
 local function read_entry(entry)
-    local wanted, stop, ttl, sent, life, client, info =
-        string.match(entry or '', '^(%d+) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
-    return tonumber(stop), tonumber(ttl), sent, tonumber(life), client, info, wanted
+    local wanted, mode, stop, ttl, sent, life, client, info =
+        string.match(entry or '', '^(%d+)(%a%d*) (%d+) (%d+) (%d+) (%d+) (%S+) (.*)$')
+    return tonumber(stop), tonumber(ttl), sent, tonumber(life), client, info, wanted, mode
 end
 
 -- A waiter that has missed two refreshes is taken for dead.
@@ -92,31 +92,64 @@ local function tell_first(lease)
     end
 end
 
--- Before: the lock is free. Gives it to the one who has waited longest and can hear of it, and returns 'granted'. If that
--- is `me`, or there is nobody, leaves it free and returns 'free', and whether `me` is in the queue. Returns 'more' if it
--- has found nobody yet but has removed all the waiters that one script may.
-local function grant_next(me)
-    local token, tokens
+-- What keeps a claim in that mode from holding the name: nil, or the value of the hold, and how long that lasts.
+local function blocker(mode)
+    local value = held()
+    if value then
+        return value, redis.call('PTTL', LOCK)
+    end
+    -- Shared holds do not keep each other from it.
+    if mode ~= 's' then
+        return last_of(tonumber(string.match(mode, '%d+') or 1))
+    end
+end
+
+local function admit(owner, token, life, client, info, mode)
+    if mode == 'x' then
+        return hold(owner, token, life, client, info)
+    end
+    share(owner, table.concat({ FORMAT, owner, token, stamp, client, info }, ' '), life, mode)
+end
+
+-- Gives the name to those that have waited longest and can hear of it, as long as there is room. The first one for whom there is none blocks those
+-- behind it. Returns 'blocked', the value of the hold that blocks it, and how long that lasts; 'free' if `me` is the first or there is nobody, and
+-- whether `me` is in the queue; 'more' if it has come to an end neither way, but has seen to all the waiters that one script may. `ended` is how long
+-- a hold would have lasted that has ended: the first in line may have counted on that.
+local function grant_next(me, ended)
+    local token, tokens, granted
     while budget > 0 do
         local owner, entry = oldest()
         if not owner or owner == me then
             return 'free', owner
         end
-        local stop, ttl, sent, life, client, info, wanted = read_entry(entry)
+        local stop, ttl, sent, life, client, info, wanted, mode = read_entry(entry)
         if is_there(stop, ttl) then
+            local value, lease = blocker(mode)
+            if value then
+                -- What is not much sooner it finds out at its next refresh.
+                if granted or ended and lease * 2 <= ended then
+                    tell(client, 'first', owner, text(lease))
+                end
+                return 'blocked', value, lease
+            end
+            if mode ~= 'x' then
+                -- Nothing is written if one of their keys is of another type.
+                shared_by(owner)
+            end
             if not token then
                 write_although_full()
                 token, tokens = draw(wanted)
             end
             leave(owner)
             -- No longer than was asked for, should the clock have been set back.
-            local left = math.min(stop - now, life)
-            hold(owner, token, left, client, info)
+            admit(owner, token, math.min(stop - now, life), client, info, mode)
             if tell(client, 'granted', owner, token, sent, text(life), math.min(tokens, wanted)) > 0 then
-                tell_first(left)
-                return 'granted'
+                granted, token = true, nil
+            elseif mode == 'x' then
+                redis.call('DEL', LOCK)
+            else
+                unshare(owner)
             end
-            redis.call('DEL', LOCK)
             budget = budget - 1
         else
             drop(owner)
@@ -125,42 +158,78 @@ local function grant_next(me)
     return 'more'
 end
 
--- Before: the lock is free, which does not change if something is wrong with the other keys. Returns 1 if there is more to be
--- done, or else 0.
-local function serve()
-    local done, found = pcall(grant_next)
+-- Serves the queue after a hold that would have lasted for `ended` ms, or a wait. If something is wrong with the other keys, nothing changes. Returns
+-- 1 if there is more to be done, or else 0.
+local function serve(ended)
+    local done, found = pcall(grant_next, nil, ended)
     return done and found == 'more' and 1 or 0
 end
 
 -- If the claim waits, `ahead` says for how many ms the first in line keeps its place, 0 if that is the claim itself.
-local function busy(value, life, ahead)
-    return { 'busy', stamp, redis.call('PTTL', LOCK), value, life, ahead or -1 }
+local function busy(value, lease, life, ahead)
+    return { 'busy', stamp, lease, value, life, ahead or -1 }
 end
 
--- Makes the owner the holder if it is already, or if the lock is free and nobody comes before it. Returns the answer, or
--- nil and the value of the lock if somebody else holds it. Of the block of an owner that holds it already, only the last token is stored.
-local function take(owner, life, client, info, wanted)
-    local value = held()
+-- The answer to a claim that holds the name already: the same token, and a full ttl. An exclusive hold can become a shared one.
+local function again(owner, value, left, life, mode)
+    local was = mode_of(value)
+    if was == 'x' and mode == 's' then
+        -- Nothing is written if one of their keys is of another type.
+        shared_by(owner)
+        redis.call('DEL', LOCK)
+        share(owner, value, math.max(left, life), mode)
+        serve()
+    elseif was ~= mode then
+        return { 'mode', stamp, was }
+    elseif left < life and mode == 'x' then
+        redis.call('PEXPIRE', LOCK, life)
+    elseif left < life then
+        lasts(owner, life)
+    end
+    -- Of its block, only the last token is stored.
+    return { 'granted', stamp, token_of(value), life }
+end
+
+-- Makes the owner a holder if it is one already, or if there is room and nobody comes before it. Returns the answer, or nil, the value of the hold
+-- that it waits for, and how long that lasts.
+local function take(owner, life, client, info, wanted, mode)
+    local value, lease = held(), nil
     if owner_of(value) == owner then
-        if redis.call('PTTL', LOCK) < life then
-            redis.call('PEXPIRE', LOCK, life)
+        return again(owner, value, redis.call('PTTL', LOCK), life, mode)
+    end
+    local queued
+    if value then
+        lease = redis.call('PTTL', LOCK)
+    else
+        local left, record = shared_by(owner)
+        if left > 0 and record then
+            return again(owner, record, left, life, mode)
         end
-        return { 'granted', stamp, token_of(value), life }
+        budget = budget - unshare_over(budget)
+        local found
+        found, value, lease = grant_next(owner)
+        if found == 'more' then
+            return { 'again', stamp }
+        end
+        if found == 'free' then
+            queued = value
+            value, lease = blocker(mode)
+        end
+    end
+    -- Permits do not go together with other holds, nor with permits of another number.
+    local hold_beside = value or last_of(1)
+    local beside = hold_beside and mode_of(hold_beside) or mode
+    if string.match(beside, '%d+') ~= string.match(mode, '%d+') then
+        return { 'mode', stamp, beside }
     end
     if value then
-        return nil, value
-    end
-    local found, queued = grant_next(owner)
-    if found == 'granted' then
-        return nil, held()
-    end
-    if found == 'more' then
-        return { 'again', stamp }
+        return nil, value, lease
     end
     local token, tokens = draw(wanted)
-    hold(owner, token, life, client, info)
+    admit(owner, token, life, client, info, mode)
     if queued then
         leave(owner)
+        serve()
     end
     return { 'granted', stamp, token, life, tokens }
 end

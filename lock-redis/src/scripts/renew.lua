@@ -1,4 +1,4 @@
--- Needs the key of the lock alone, which can be read and written also while its slot is moved.
+-- Needs the key of the exclusive lock alone, which can be read and written also while its slot is moved.
 -- ARGV: 4 ttl in ms, 5 server time in ms when the request is too late, 6 '1' not to shorten what lasts longer, 7 the token of the grant,
 -- or '' for any.
 local value = redis.call('GET', LOCK)

@@ -183,7 +183,7 @@ async fn a_server_that_becomes_a_replica_is_left() {
 
 #[tokio::test]
 async fn a_key_of_another_type_is_neither_touched_nor_passed_by() {
-    for kind in ["lock", "fence", "order"] {
+    for kind in ["lock", "fence", "order", "holders"] {
         for foreign in ["RPUSH KEY x", "SET KEY x"] {
             let server = Server::start();
             let lock = server.client().await;

@@ -51,6 +51,28 @@ async fn tokens_that_differ_in_the_last_digit_alone_are_told_apart_up_to_the_hig
 }
 
 #[tokio::test]
+async fn the_mark_is_that_of_holders_that_do_not_share_and_a_refusal_names_the_one_that_refused() {
+    let server = Server::start();
+    let mut con = server.plain().await;
+    for value in [7, 5] {
+        fence::admit_shared(&mut con, "r", token(value)).await.unwrap();
+    }
+    assert_eq!(fence::mark(&mut con, "r").await.unwrap(), None);
+    let refused = fence::admit(&mut con, "r", token(6)).await;
+    assert_eq!(stale(refused), StaleToken::new("r", token(6), token(7)));
+    fence::admit(&mut con, "r", token(9)).await.unwrap();
+    assert_eq!(fence::mark(&mut con, "r").await.unwrap(), Some(token(9)));
+    let refused = fence::admit_shared(&mut con, "r", token(8)).await;
+    assert_eq!(stale(refused), StaleToken::new("r", token(8), token(9)));
+    // A mark of an earlier version.
+    let () = server.command("SET old:fence 5").await;
+    stale(fence::admit_shared(&mut con, "old", token(4)).await);
+    fence::admit_shared(&mut con, "old", token(6)).await.unwrap();
+    stale(fence::admit(&mut con, "old", token(5)).await);
+    assert_eq!(fence::mark(&mut con, "old").await.unwrap(), Some(token(5)));
+}
+
+#[tokio::test]
 async fn a_command_that_fails_leaves_the_mark_raised() {
     let server = Server::start();
     let mut con = server.plain().await;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, Grant, LockError, Released, Renewal, Wait};
+use lock_core::{DistributedLock, Grant, LockError, Mode, Released, Renewal, Wait};
 use lock_redis::RedisLock;
 use tokio::task::JoinHandle;
 
@@ -83,6 +83,19 @@ async fn a_waiter_is_granted_what_somebody_else_finds_free() {
     fill(&server).await;
     let _: () = server.command("DEL {fencelock:n}:lock").await;
     busy(&lock, &claim("n", LONG)).await;
+    wait.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_shared_lock_is_renewed_and_released_to_a_waiter() {
+    let server = Server::start();
+    let (lock, lives) = (server.client().await, server.client().await);
+    let held = granted(&lock, &claim("n", LONG).with_mode(Mode::Shared)).await;
+    let wait = waiting(&lives, &claim("n", LONG));
+    until_queued(&server, "n", 1).await;
+    fill(&server).await;
+    assert_eq!(lock.renew(&held.lease).await.unwrap(), Renewal::Renewed);
+    assert_eq!(lock.release(&held.claim, None).await.unwrap(), Released::Released);
     wait.await.unwrap();
 }
 

@@ -1,6 +1,7 @@
 //! The coordinator over nodes in memory, on paused time: requests that are lost, late or out of order, nodes that pause, restart and lose
 //! their data, clocks that differ by seconds. Everything follows from a seed.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -8,14 +9,14 @@ use async_trait::async_trait;
 use fastrand::Rng;
 use lock_core::{
     Attempt as Attempted, Busy, Claim, Clock, Executor, FencingToken, Grant, Holder, Lease, LockError, ManualClock,
-    OwnerId, Stamp, Wait,
+    Mode, OwnerId, Stamp, Wait,
 };
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use super::attempt::Attempt;
-use super::node::{Answer, Born, Node};
+use super::node::{Answer, Born, Confirmed, Node};
 use super::quorum::Quorum;
 use crate::subscriptions::Subscriptions;
 
@@ -35,11 +36,32 @@ enum Bug {
     NoSilence,
     /// A release ends what a later attempt was granted.
     ReleaseIgnoresAttempt,
+    /// A node grants a shared claim beside an exclusive one.
+    SharesWhatIsExclusive,
+    /// A node grants an exclusive claim beside shared ones.
+    ExcludesNoShared,
+    /// What an attempt has left of a shared claim keeps its token.
+    LeftoverKeepsToken,
+    /// The confirmation round gives a token that the node has drawn for another claim.
+    ConfirmsWhatIsDrawn,
+}
+
+impl Bug {
+    /// Whether it is one of shared claims.
+    fn shares(self) -> bool {
+        !matches!(
+            self,
+            Self::ConfirmsNothing | Self::NoSilence | Self::ReleaseIgnoresAttempt
+        )
+    }
 }
 
 /// What a node stores.
 struct Stored {
-    lock: Option<Lock>,
+    /// One, or several that are shared.
+    locks: Vec<Lock>,
+    /// The exclusive claims that wait, and until when they keep shared ones out.
+    announced: HashMap<OwnerId, Stamp>,
     counter: Option<u64>,
     silent_until: Stamp,
     down_until: Stamp,
@@ -49,16 +71,45 @@ struct Stored {
 
 struct Lock {
     owner: OwnerId,
+    mode: Mode,
     client: u64,
     attempt: u64,
     token: u64,
     until: Stamp,
 }
 
+impl Stored {
+    fn of(&mut self, owner: OwnerId) -> Option<&mut Lock> {
+        self.locks.iter_mut().find(|lock| lock.owner == owner)
+    }
+
+    /// The owner that keeps a claim in that mode out, if it is known.
+    fn blocks(&self, mode: Mode, now: Stamp, bug: Option<Bug>) -> Option<Option<OwnerId>> {
+        let excludes = |lock: &&Lock| match (lock.mode, mode) {
+            (Mode::Exclusive, Mode::Shared) => bug != Some(Bug::SharesWhatIsExclusive),
+            (Mode::Shared, Mode::Exclusive) => bug != Some(Bug::ExcludesNoShared),
+            (Mode::Shared, Mode::Shared) => false,
+            _ => true,
+        };
+        let holds = self.locks.iter().find(excludes).map(|lock| Some(lock.owner));
+        let waits = mode == Mode::Shared && self.announced.values().any(|until| *until > now);
+        holds.or_else(|| waits.then_some(None))
+    }
+
+    fn draw(&mut self, proposal: u64, clock: u64) -> u64 {
+        let usable = self.counter.is_some() && proposal <= clock && clock - proposal < 500_000;
+        let token = (self.counter.unwrap_or(0) + 1).max(if usable { proposal } else { clock });
+        self.counter = Some(token);
+        token
+    }
+}
+
 /// What clients believe.
 #[derive(Default)]
 struct Believed {
-    holder: Option<(OwnerId, Lease)>,
+    holders: HashMap<OwnerId, (Mode, Lease)>,
+    /// To which claim each token was given.
+    tokens: HashMap<FencingToken, OwnerId>,
     /// The highest token, and the claim that it was given to.
     highest: Option<(FencingToken, OwnerId)>,
     grants: usize,
@@ -84,7 +135,8 @@ impl World {
         let mut random = Rng::with_seed(seed);
         let began = clock.now();
         let node = |clock_ahead| Stored {
-            lock: None,
+            locks: Vec::new(),
+            announced: HashMap::new(),
             counter: None,
             silent_until: began,
             down_until: began,
@@ -124,7 +176,7 @@ impl World {
                     node.silent_until = back + MAX_TTL;
                 }
                 if fault == 2 {
-                    (node.lock, node.counter) = (None, None);
+                    (node.locks, node.announced, node.counter) = Default::default();
                 }
             }
             if fault > 0 {
@@ -139,29 +191,37 @@ impl World {
 
     fn granted(&self, grant: &Grant, before: Option<(FencingToken, OwnerId)>) {
         let now = self.clock.now();
+        let (owner, mode) = (grant.claim.owner(), grant.claim.mode());
         let mut believed = lock(&self.believed);
         believed.grants += 1;
-        let other = believed.holder.replace((grant.claim.owner(), grant.lease.clone()));
-        let given = (grant.token, grant.claim.owner());
+        believed.holders.insert(owner, (mode, grant.lease.clone()));
+        let excluded = believed.holders.iter().any(|(other, (held, lease))| {
+            *other != owner && (*held, mode) != (Mode::Shared, Mode::Shared) && lease.is_valid(now)
+        });
+        let given = (grant.token, owner);
         // A claim whose release has failed is granted again with the token that it has.
         let fell = before.is_some_and(|before| grant.token <= before.0 && given != before);
         if believed.highest.is_none_or(|highest| highest.0 < grant.token) {
             believed.highest = Some(given);
         }
+        let other = believed
+            .tokens
+            .insert(grant.token, owner)
+            .filter(|other| *other != owner);
         drop(believed);
-        if other.is_some_and(|(owner, lease)| owner != grant.claim.owner() && lease.is_valid(now)) {
+        if excluded {
             self.wrong(format!("two holders at {:?}", now.since(self.began)));
         }
         if fell {
             self.wrong(format!("the token {} came after {before:?}", grant.token));
         }
+        if let Some(other) = other {
+            self.wrong(format!("the token {} was given to {owner} after {other}", grant.token));
+        }
     }
 
     fn ended(&self, owner: OwnerId) {
-        let holder = &mut lock(&self.believed).holder;
-        if holder.as_ref().is_some_and(|(holder, _)| *holder == owner) {
-            *holder = None;
-        }
+        lock(&self.believed).holders.remove(&owner);
     }
 }
 
@@ -196,7 +256,7 @@ impl Way {
                 if is_lost || now < stored.down_until {
                     return;
                 }
-                stored.lock.take_if(|lock| lock.until <= now);
+                stored.locks.retain(|lock| lock.until > now);
                 work(&world, &mut stored, now)
             };
             sleep(back).await;
@@ -225,8 +285,9 @@ impl Node for Way {
         if !attempt.is_wanted(claim) {
             return Err(LockError::unavailable("acquire", "given up"));
         }
-        let (sent, ttl, owner, client) = (self.now(), claim.ttl(), claim.owner(), self.client);
-        let (number, proposal) = (attempt.number, attempt.proposal);
+        let (sent, ttl, owner, mode) = (self.now(), claim.ttl(), claim.owner(), claim.mode());
+        let (client, number, proposal) = (self.client, attempt.number, attempt.proposal);
+        let (known, announced) = (attempt.known.map(FencingToken::get), attempt.announced);
         let asked = self.call("acquire", move |world, stored, now| {
             if now < stored.silent_until {
                 return Ok(Err(stored.silent_until.since(now)));
@@ -235,21 +296,29 @@ impl Node for Way {
             if life * 2 < ttl {
                 return Err(());
             }
-            let until = now + life;
-            if let Some(lock) = &mut stored.lock {
-                if lock.owner != owner {
-                    return Ok(Ok(Err(lock.owner)));
+            let (until, clock) = (now + life, world.micros(stored));
+            if let Some(held) = stored.of(owner) {
+                let (is_later, token) = (number > held.attempt, held.token);
+                held.until = held.until.max(until);
+                held.attempt = held.attempt.max(number);
+                let keeps = Some(token) == known || world.bug == Some(Bug::LeftoverKeepsToken);
+                if mode == Mode::Exclusive || !is_later || keeps {
+                    return Ok(Ok(Ok((token, life))));
                 }
-                lock.until = lock.until.max(until);
-                lock.attempt = lock.attempt.max(number);
-                return Ok(Ok(Ok((lock.token, life))));
+                let token = stored.draw(proposal, clock);
+                stored.of(owner).into_iter().for_each(|held| held.token = token);
+                return Ok(Ok(Ok((token, life))));
             }
-            let clock = world.micros(stored);
-            let usable = stored.counter.is_some() && proposal <= clock && clock - proposal < 500_000;
-            let token = (stored.counter.unwrap_or(0) + 1).max(if usable { proposal } else { clock });
-            stored.counter = Some(token);
-            stored.lock = Some(Lock {
+            if let Some(other) = stored.blocks(mode, now, world.bug) {
+                if !announced.is_zero() {
+                    stored.announced.insert(owner, now + announced.min(life));
+                }
+                return Ok(Ok(Err(other)));
+            }
+            let token = stored.draw(proposal, clock);
+            stored.locks.push(Lock {
                 owner,
+                mode,
                 client,
                 attempt: number,
                 token,
@@ -262,7 +331,7 @@ impl Node for Way {
                 Err(left) => Answer::Young(left),
                 Ok(Err(other)) => {
                     let mut holder = Holder::new();
-                    holder.owner = Some(other);
+                    holder.owner = other;
                     Answer::Busy(Busy::default().with_holder(holder))
                 }
                 Ok(Ok((token, life))) => {
@@ -273,18 +342,29 @@ impl Node for Way {
         )
     }
 
-    async fn confirm(&self, claim: &Claim, presented: FencingToken, token: FencingToken) -> Result<bool, LockError> {
+    async fn confirm(
+        &self,
+        claim: &Claim,
+        presented: FencingToken,
+        token: FencingToken,
+        is_agreed: bool,
+    ) -> Result<Confirmed, LockError> {
         let (owner, presented, token) = (claim.owner(), presented.get(), token.get());
         self.call("acquire", move |world, stored, _| {
-            let granted = |lock: &&mut Lock| lock.owner == owner && [presented, token].contains(&lock.token);
-            let Some(lock) = stored.lock.as_mut().filter(granted) else {
-                return false;
+            let counter = stored.counter;
+            let granted = |lock: &&mut Lock| [presented, token].contains(&lock.token);
+            let Some(lock) = stored.of(owner).filter(granted) else {
+                return Confirmed::Lost;
             };
+            let is_drawn = lock.token != token && counter >= Some(token);
+            if is_drawn && !is_agreed && world.bug != Some(Bug::ConfirmsWhatIsDrawn) {
+                return Confirmed::Passed(counter.unwrap_or_default());
+            }
             if world.bug != Some(Bug::ConfirmsNothing) {
                 lock.token = token;
-                stored.counter = stored.counter.max(Some(token));
+                stored.counter = counter.max(Some(token));
             }
-            true
+            Confirmed::Yes
         })
         .await
     }
@@ -292,24 +372,25 @@ impl Node for Way {
     async fn renew(&self, claim: &Claim) -> Result<bool, LockError> {
         let (owner, ttl, sent) = (claim.owner(), claim.ttl(), self.now());
         self.call("renew", move |_, stored, now| {
-            let held = stored
-                .lock
-                .as_mut()
-                .filter(|lock| lock.owner == owner && now < sent + ttl / 2);
+            let held = stored.of(owner).filter(|_| now < sent + ttl / 2);
             held.map(|lock| lock.until = now + ttl).is_some()
         })
         .await
     }
 
-    async fn release(&self, claim: &Claim, last: u64) -> Result<Option<bool>, LockError> {
+    async fn release(&self, claim: &Claim, last: u64, goes_on: bool) -> Result<Option<bool>, LockError> {
         let (owner, client) = (claim.owner(), self.client);
         self.call("release", move |world, stored, _| {
             let compares = world.bug != Some(Bug::ReleaseIgnoresAttempt);
-            let ends = |lock: &mut Lock| {
+            let before = stored.locks.len();
+            stored.locks.retain(|lock| {
                 let is_later = compares && lock.client == client && lock.attempt > last;
-                lock.owner == owner && !is_later
-            };
-            Some(stored.lock.take_if(ends).is_some())
+                lock.owner != owner || is_later
+            });
+            if !goes_on {
+                stored.announced.remove(&owner);
+            }
+            Some(stored.locks.len() < before)
         })
         .await
     }
@@ -319,8 +400,8 @@ impl Node for Way {
     }
 }
 
-/// A client that takes the lock again and again.
-async fn client(world: Arc<World>, number: u64) {
+/// A client that takes the lock again and again, alone or with others if it `shares`.
+async fn client(world: Arc<World>, number: u64, shares: bool) {
     let way = |node| {
         Arc::new(Way {
             world: Arc::clone(&world),
@@ -335,7 +416,12 @@ async fn client(world: Arc<World>, number: u64) {
         return;
     };
     loop {
-        let claim = Claim::new(name.clone(), Duration::from_millis(300 + world.below(1200)));
+        let mode = if shares && world.below(3) > 0 {
+            Mode::Shared
+        } else {
+            Mode::Exclusive
+        };
+        let claim = Claim::new(name.clone(), Duration::from_millis(300 + world.below(1200))).with_mode(mode);
         // A claim that has failed, was busy or was released can be asked for again.
         for _ in 0..=world.below(3) {
             let before = lock(&world.believed).highest;
@@ -362,7 +448,7 @@ async fn client(world: Arc<World>, number: u64) {
 }
 
 /// What was wrong with a run, and how many grants there were.
-fn run(nodes: usize, seed: u64, bug: Option<Bug>) -> (Option<String>, usize) {
+fn run(nodes: usize, seed: u64, shares: bool, bug: Option<Bug>) -> (Option<String>, usize) {
     // The coordinator's jitter.
     fastrand::seed(seed);
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -376,7 +462,7 @@ fn run(nodes: usize, seed: u64, bug: Option<Bug>) -> (Option<String>, usize) {
         let (world, hand) = World::new(nodes, seed, bug);
         tokio::spawn(Arc::clone(&world).disturb());
         for number in 0..CLIENTS {
-            tokio::spawn(client(Arc::clone(&world), number));
+            tokio::spawn(client(Arc::clone(&world), number, shares));
         }
         while world.clock.now().since(world.began) < LENGTH && lock(&world.believed).wrong.is_none() {
             sleep(TICK).await;
@@ -388,17 +474,19 @@ fn run(nodes: usize, seed: u64, bug: Option<Bug>) -> (Option<String>, usize) {
 }
 
 #[test]
-fn there_is_one_holder_at_a_time_and_tokens_rise() {
-    let mut grants = 0;
-    for seed in 0..10 {
-        for nodes in [3, 5] {
-            let (wrong, granted) = run(nodes, seed, None);
-            assert_eq!(wrong, None, "seed {seed}, {nodes} nodes");
-            grants += granted;
+fn holders_exclude_each_other_unless_all_share_and_tokens_rise() {
+    for shares in [false, true] {
+        let mut grants = 0;
+        for seed in 0..10 {
+            for nodes in [3, 5] {
+                let (wrong, granted) = run(nodes, seed, shares, None);
+                assert_eq!(wrong, None, "seed {seed}, {nodes} nodes, shares: {shares}");
+                grants += granted;
+            }
         }
+        println!("{grants} grants, shares: {shares}");
+        assert!(grants > 500, "{grants}");
     }
-    println!("{grants} grants");
-    assert!(grants > 500, "{grants}");
 }
 
 #[test]
@@ -407,9 +495,13 @@ fn each_planted_bug_is_found() {
         (Bug::ConfirmsNothing, "came after"),
         (Bug::NoSilence, "two holders"),
         (Bug::ReleaseIgnoresAttempt, "two holders"),
+        (Bug::SharesWhatIsExclusive, "two holders"),
+        (Bug::ExcludesNoShared, "two holders"),
+        (Bug::LeftoverKeepsToken, "came after"),
+        (Bug::ConfirmsWhatIsDrawn, "was given to"),
     ] {
         let found = (0..40).find_map(|seed| {
-            let (wrong, _) = run(3, seed, Some(bug));
+            let (wrong, _) = run(3, seed, bug.shares(), Some(bug));
             wrong.filter(|wrong| wrong.contains(what)).map(|wrong| (seed, wrong))
         });
         println!("{bug:?}: {found:?}");

@@ -31,6 +31,10 @@ impl Resource for FencedKey {
         admitted(fence::admit(&mut self.connection.clone(), &self.resource, token).await)
     }
 
+    async fn admit_shared(&self, token: FencingToken) -> Result<bool, LockError> {
+        admitted(fence::admit_shared(&mut self.connection.clone(), &self.resource, token).await)
+    }
+
     async fn read(&self) -> Result<i64, LockError> {
         let get = redis::cmd("GET").arg(self.key()).clone();
         let number: Option<i64> = get.query_async(&mut self.connection.clone()).await.map_err(failed)?;

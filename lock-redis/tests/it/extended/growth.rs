@@ -69,8 +69,8 @@ impl Crowd {
 
     fn call(&self, script: &str, name: &str, owner: &str, arguments: &[&str]) -> Cmd {
         let mut call = redis::cmd("EVALSHA");
-        call.arg(script).arg(4);
-        for kind in ["lock", "fence", "order", "waiters"] {
+        call.arg(script).arg(6);
+        for kind in ["lock", "fence", "order", "waiters", "holders", "records"] {
             call.arg(format!("{{fencelock:{name}}}:{kind}"));
         }
         call.arg("fencelock:client:").arg(600_000).arg(owner).arg(arguments);
@@ -79,6 +79,11 @@ impl Crowd {
 
     /// Asks for the lock, and waits for it.
     fn wait(&self, name: &str, owner: &str, client: &str, ttl: Duration) -> Cmd {
+        self.ask(name, owner, client, ttl, ["1", "x"])
+    }
+
+    /// Asks for the lock; whether it waits, and the mode, are in the words of the script.
+    fn ask(&self, name: &str, owner: &str, client: &str, ttl: Duration, [waits, mode]: [&str; 2]) -> Cmd {
         let ttl = ttl.as_millis() as u64;
         // However long it takes until the request is sent, it is not too late.
         let stop = now() + ttl + LONG.as_millis() as u64;
@@ -87,7 +92,7 @@ impl Crowd {
             &self.acquire,
             name,
             owner,
-            &[&life, &stop, "7", client, "7 host", "1", "1"],
+            &[&life, &stop, "7", client, "7 host", waits, "1", mode],
         )
     }
 
@@ -177,6 +182,44 @@ async fn no_script_costs_more_the_more_wait() {
     }
     println!(
         "enqueue, refresh, leave, pass on, in us: {costs:?}, with {FEW} and {} waiters",
+        waiters()
+    );
+    for (few, many) in costs[0].iter().zip(costs[1]) {
+        assert!(many < few * MORE, "{costs:?}");
+    }
+}
+
+#[tokio::test]
+async fn no_script_costs_more_the_more_share_the_name() {
+    const FEW: usize = 500;
+    let mut crowd = Crowd::gather().await;
+    let mut costs = Vec::new();
+    for (name, number) in [("few", FEW), ("many", waiters())] {
+        let all = |crowd: &Crowd, owners: &[String], mode| -> Vec<Cmd> {
+            let ask = |owner: &String| crowd.ask(name, owner, LIVING, LONG, ["0", mode]);
+            owners.iter().map(ask).collect()
+        };
+        let before: Vec<_> = owners("o", number - FEW).collect();
+        if !before.is_empty() {
+            crowd.run(all(&crowd, &before, "s").into_iter()).await;
+        }
+        let last: Vec<_> = owners("p", FEW).collect();
+        let join = crowd.least(all(&crowd, &last, "s")).await;
+        let again = crowd.least(all(&crowd, &last, "s")).await;
+        let refuse = crowd.least(all(&crowd, &last[..FEW / 2], "x")).await;
+        let writers: Vec<_> = owners("w", FEW / 2).collect();
+        let exclude = crowd.least(all(&crowd, &writers, "x")).await;
+        let leaving: Vec<_> = last[FEW / 2..].iter().map(|owner| crowd.leave(name, owner)).collect();
+        let leave = crowd.least(leaving).await;
+        let left: usize = crowd
+            .server
+            .command(&format!("ZCARD {{fencelock:{name}}}:holders"))
+            .await;
+        assert_eq!(left, number - FEW / 2);
+        costs.push([join, again, refuse, exclude, leave]);
+    }
+    println!(
+        "join, ask again, ask for more, exclude, leave, in us: {costs:?}, with {FEW} and {} holders",
         waiters()
     );
     for (few, many) in costs[0].iter().zip(costs[1]) {

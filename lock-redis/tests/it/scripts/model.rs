@@ -13,6 +13,9 @@ pub(crate) const TTL: u64 = 100_000;
 /// What is left of the life of a waiter that has missed two refreshes, in percent.
 pub(crate) const FADED: u64 = 20;
 
+/// What is left of the life of a hold that is about to end, in percent.
+const ABOUT_TO_END: u64 = 10;
+
 /// An owner; the same one always asks through the same client.
 pub(crate) type Owner = usize;
 
@@ -30,19 +33,43 @@ pub(crate) fn tokens_wanted(owner: Owner) -> u64 {
     [1_000_000_000, 2][owner / CLIENTS]
 }
 
+/// What the scripts call a mode.
+pub(crate) type Mode = &'static str;
+
+const EXCLUSIVE: Mode = "x";
+const SHARED: Mode = "s";
+
+/// The modes in which each owner asks: alike, readers and writers, or permits and others.
+fn modes(random: &mut Rng) -> [Mode; OWNERS] {
+    let some: &[Mode] = match random.u32(..4) {
+        0 => &[EXCLUSIVE],
+        1..3 => &[EXCLUSIVE, SHARED, SHARED],
+        _ => &["p2", "p2", "p2", "p2", "p3", SHARED, EXCLUSIVE],
+    };
+    std::array::from_fn(|_| some[random.usize(..some.len())])
+}
+
+/// How many may hold in that mode. Two modes are of one kind if that is the same.
+fn permits(mode: Mode) -> Option<usize> {
+    mode.strip_prefix('p').map(|of| of.parse().unwrap())
+}
+
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// Asks; waits if it is busy. `late` is how much of the ttl was over when the request arrived, in percent.
     Acquire {
         owner: Owner,
+        mode: Mode,
         wait: bool,
         late: u64,
     },
-    /// `late` says whether it arrives when it is not wanted any more, `reserves` whether the name may be reserved.
+    /// `late` says whether it arrives when it is not wanted any more, `reserves` whether the name may be reserved, `shares` whether it is for a
+    /// hold that does not exclude others.
     Renew {
         owner: Owner,
         late: bool,
         reserves: bool,
+        shares: bool,
     },
     /// Reserves the name for that long, in percent of the ttl, by the grant at present or an old one, or ends the hold so.
     Reserve {
@@ -54,10 +81,10 @@ pub(crate) enum Step {
     },
     Release(Owner),
     ForceRelease,
-    /// The lease runs out.
-    Expire,
+    /// The lease runs out: of an exclusive hold, and of that of the owner.
+    Expire(Owner),
     /// The lease is nearly over.
-    Age,
+    Age(Owner),
     /// The waiter has not been heard of for most of its ttl.
     Fade(Owner),
     /// The counter is deleted, or set ahead of the clock, or to something else.
@@ -81,20 +108,26 @@ pub(crate) struct Outcome {
     pub(crate) told: BTreeMap<usize, Vec<String>>,
     /// What the counter was set to.
     pub(crate) counter: Option<u64>,
-    /// Tokens in what was told.
-    pub(crate) tokens: Vec<(u64, u64)>,
-    pub(crate) holder: Option<String>,
-    /// How long the lease lasts, in percent of the ttl, rounded to tens.
-    pub(crate) lease: Option<u64>,
+    /// The owners that were told that they hold, with their tokens.
+    pub(crate) tokens: Vec<(Owner, (u64, u64))>,
+    /// Each hold, as its mode and owner, and how long its lease lasts, in percent of the ttl, rounded to tens.
+    pub(crate) holds: BTreeMap<String, u64>,
     pub(crate) queue: Vec<Owner>,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Model {
-    holder: Option<Owner>,
+#[derive(Clone, Debug)]
+struct Hold {
+    owner: Owner,
+    mode: Mode,
+    lease: u64,
     /// Whether the holder has released the name, and it is only reserved.
     reserved: bool,
-    lease: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Model {
+    modes: [Mode; OWNERS],
+    holds: Vec<Hold>,
     /// With how much life each came, in percent.
     queue: VecDeque<(Owner, u64)>,
     dead: BTreeSet<usize>,
@@ -102,77 +135,89 @@ pub(crate) struct Model {
     spoilt_lock: bool,
     /// The counter is ahead of the clock: should it be lost, tokens would fall.
     advanced: bool,
-    /// The last step asked again for what was held.
-    again: bool,
+    /// The owner that asked in the last step for what it held.
+    again: Option<Owner>,
+    /// The owner whose hold, which did not exclude others, has ended by itself in the last step.
+    over: Option<Owner>,
+    /// Those that were granted the name in the last step, in order, and whether they asked then.
+    granted: Vec<(Owner, bool)>,
     last_token: u64,
-    held_token: u64,
+    tokens: BTreeMap<Owner, u64>,
 }
 
 impl Step {
     pub(crate) fn random(random: &mut Rng, model: &Model) -> Self {
         let any = random.usize(..OWNERS);
         // Mostly what does something.
-        let holder = model.holder.filter(|_| random.f32() < 0.8).unwrap_or(any);
+        let one_of = |random: &mut Rng| match model.holds.len() {
+            0 => any,
+            n => model.holds[random.usize(..n)].owner,
+        };
+        let holder = if random.f32() < 0.8 { one_of(random) } else { any };
         let waiter = match model.queue.len() {
             0 => any,
             n => model.queue[random.usize(..n)].0,
         };
         let first = model.queue.front().map_or(any, |(first, _)| *first);
+        let asks = |owner: Owner, wait, late| Self::Acquire {
+            owner,
+            mode: model.modes[owner],
+            wait,
+            late,
+        };
+        let renews = |owner: Owner, late, reserves| Self::Renew {
+            owner,
+            late,
+            reserves,
+            shares: model.hold(owner).map_or(model.modes[owner], |at| model.holds[at].mode) != EXCLUSIVE,
+        };
         // An end that nobody was told of, until the first waiter asks again, or the old holder.
-        if model.holder.is_none() && !model.queue.is_empty() {
+        if model.holds.is_empty() && !model.queue.is_empty() {
             match random.u32(..10) {
-                0..2 => {
-                    return Self::Renew {
-                        owner: any,
-                        late: random.bool(),
-                        reserves: random.bool(),
-                    };
-                }
-                2..5 => {
-                    return Self::Acquire {
-                        owner: first,
-                        wait: true,
-                        late: 0,
-                    };
-                }
+                0..2 => return renews(any, random.bool(), random.bool()),
+                2..5 => return asks(first, true, 0),
                 _ => {}
             }
         }
         // What is reserved for longer than a lease, a renewal must not shorten.
-        if model.holder.is_some() && model.lease > 100 && random.f32() < 0.3 {
-            return Self::Renew {
-                owner: holder,
-                late: false,
-                reserves: random.bool(),
-            };
+        if model.holds.iter().any(|hold| hold.lease > 100) && random.f32() < 0.3 {
+            return renews(holder, false, random.bool());
         }
         // A release passes over waiters that are gone.
         if model.queue.len() > 1 && model.dead.contains(&client_of(first)) && random.f32() < 0.6 {
             return Self::Release(holder);
         }
+        if let Some(step) = Self::rare(random, model) {
+            return step;
+        }
         match random.u32(..100) {
-            0..30 => Self::Acquire {
-                owner: if random.f32() < 0.1 { holder } else { any },
-                wait: random.f32() < 0.8,
-                late: [0, 0, 0, 0, 30, 40, 70][random.usize(..7)],
-            },
-            30..36 => Self::Renew {
-                owner: if random.bool() { holder } else { any },
-                late: random.f32() < 0.3,
-                reserves: random.bool(),
-            },
-            36..46 => Self::Reserve {
+            0..30 => {
+                let owner = if random.f32() < 0.1 { holder } else { any };
+                asks(owner, random.f32() < 0.8, [0, 0, 0, 0, 30, 40, 70][random.usize(..7)])
+            }
+            30..36 => {
+                let owner = if random.bool() { holder } else { any };
+                renews(owner, random.f32() < 0.3, random.bool())
+            }
+            36..42 => Self::Reserve {
                 owner: holder,
                 length: [40, 60, 150, 300][random.usize(..4)],
                 late: random.f32() < 0.2,
                 old: random.f32() < 0.2,
                 ends: random.f32() < 0.4,
             },
+            42..46 => Self::Acquire {
+                owner: holder,
+                // Readers and writers do not go together with permits.
+                mode: permits(model.modes[holder]).map_or(SHARED, |_| model.modes[holder]),
+                wait: false,
+                late: 0,
+            },
             46..58 => Self::Release(holder),
             58..66 => Self::Release(waiter),
             66..70 => Self::ForceRelease,
-            70..76 => Self::Expire,
-            76..77 => Self::Age,
+            70..76 => Self::Expire(holder),
+            76..77 => Self::Age(holder),
             77..81 => Self::Fade(first),
             81..83 if !model.advanced => Self::LoseCounter,
             83..84 => Self::AdvanceCounter,
@@ -181,24 +226,97 @@ impl Step {
             _ => Self::Kill(client_of([waiter, first, any][random.usize(..3)])),
         }
     }
+
+    /// A step that leads on to what chance alone seldom comes to, or `None`.
+    fn rare(random: &mut Rng, model: &Model) -> Option<Self> {
+        let first = model.queue.front()?.0;
+        let one = model.holds.get(random.usize(..model.holds.len().max(1)))?.owner;
+        let is_shared = |hold: &&Hold| hold.mode == SHARED;
+        let longest = model.holds.iter().filter(is_shared).max_by_key(|hold| hold.lease);
+        let chance = random.f32();
+        // A hold that is over is still stored: its own renewal comes, or the end of another hold.
+        if let Some(over) = model.over.filter(|_| chance < 0.6) {
+            return Some(match random.u32(..3) {
+                0 => Self::Renew {
+                    owner: over,
+                    late: false,
+                    reserves: false,
+                    shares: true,
+                },
+                _ => Self::Release(one),
+            });
+        }
+        // Several wait that are granted the name together, or the first of them cannot hear of it.
+        let Some(&(second, _)) = model.queue.get(1) else {
+            let owner = random.usize(..OWNERS);
+            let waits = chance < 0.3 && owner != first && model.hold(owner).is_none();
+            return waits.then(|| Self::Acquire {
+                owner,
+                mode: model.modes[owner],
+                wait: true,
+                late: 0,
+            });
+        };
+        let wants_more = tokens_wanted(first) > tokens_wanted(second);
+        if chance < 0.15 && wants_more && client_of(first) != client_of(second) {
+            return Some(Self::Kill(client_of(first)));
+        }
+        // Of two that share the name, one is about to end, and the other one ends before it.
+        let longest = longest.filter(|_| model.holds.len() == 2)?;
+        match model.holds.iter().find(|hold| hold.lease == ABOUT_TO_END) {
+            Some(_) if chance < 0.6 => Some(Self::Release(longest.owner)),
+            None if chance < 0.4 => Some(Self::Age(one)),
+            _ => None,
+        }
+    }
 }
 
 impl Model {
+    pub(crate) fn new(random: &mut Rng) -> Self {
+        Self {
+            modes: modes(random),
+            holds: Vec::new(),
+            queue: VecDeque::new(),
+            dead: BTreeSet::new(),
+            spoilt_counter: false,
+            spoilt_lock: false,
+            advanced: false,
+            again: None,
+            over: None,
+            granted: Vec::new(),
+            last_token: 0,
+            tokens: BTreeMap::new(),
+        }
+    }
+
     /// What the step is expected to come to.
     pub(crate) fn take(&mut self, step: &Step) -> Outcome {
         let mut outcome = Outcome::default();
-        self.again = false;
+        self.again = None;
+        self.over = None;
+        self.granted.clear();
         outcome.answer = match step {
-            Step::Acquire { owner, wait, late } => self.acquire(*owner, *wait, *late, &mut outcome),
-            Step::Renew { owner, late, reserves } => {
+            Step::Acquire {
+                owner,
+                mode,
+                wait,
+                late,
+            } => self.acquire(*owner, mode, *wait, *late, &mut outcome),
+            Step::Renew {
+                owner,
+                late,
+                reserves,
+                shares,
+            } => {
                 self.connect(*owner);
-                if self.holds(*owner) && *late {
-                    vec!["late".to_owned()]
-                } else if self.holds(*owner) {
-                    self.lease = if *reserves { self.lease.max(100) } else { 100 };
-                    vec!["renewed".to_owned()]
-                } else {
-                    vec!["lost".to_owned()]
+                let hold = self.hold(*owner).map(|at| &mut self.holds[at]);
+                match hold.filter(|hold| (hold.mode != EXCLUSIVE) == *shares) {
+                    Some(_) if *late => vec!["late".to_owned()],
+                    Some(hold) => {
+                        hold.lease = if *reserves && !shares { hold.lease.max(100) } else { 100 };
+                        vec!["renewed".to_owned()]
+                    }
+                    None => vec!["lost".to_owned()],
                 }
             }
             Step::Reserve {
@@ -216,13 +334,21 @@ impl Model {
                 vec![self.let_go(*owner, &mut outcome)]
             }
             Step::ForceRelease => self.force_release(&mut outcome),
-            Step::Expire => {
-                self.free();
+            Step::Expire(owner) => {
+                self.over = self
+                    .hold(*owner)
+                    .filter(|at| self.holds[*at].mode != EXCLUSIVE)
+                    .map(|_| *owner);
+                self.holds.retain(|hold| hold.mode != EXCLUSIVE && hold.owner != *owner);
                 self.spoilt_lock = false;
                 Vec::new()
             }
-            Step::Age => {
-                self.lease = 10;
+            Step::Age(owner) => {
+                let aged = |hold: &&mut Hold| hold.mode == EXCLUSIVE || hold.owner == *owner;
+                self.holds
+                    .iter_mut()
+                    .filter(aged)
+                    .for_each(|hold| hold.lease = ABOUT_TO_END);
                 Vec::new()
             }
             Step::Fade(owner) => {
@@ -241,7 +367,7 @@ impl Model {
                 Vec::new()
             }
             Step::SpoilLock => {
-                self.spoilt_lock |= self.holder.is_none();
+                self.spoilt_lock |= self.exclusive().is_none();
                 Vec::new()
             }
             Step::Kill(client) => {
@@ -249,15 +375,16 @@ impl Model {
                 Vec::new()
             }
         };
-        // What somebody else wrote there is cleared away after the look.
-        let reserved = if self.reserved { "reserved:" } else { "" };
-        outcome.holder = self.holder.map(|owner| format!("{reserved}{}", name_of(owner)));
+        for hold in &self.holds {
+            let reserved = if hold.reserved { "reserved:" } else { "" };
+            let shown = format!("{} {reserved}{}", hold.mode, name_of(hold.owner));
+            outcome.holds.insert(shown, hold.lease);
+        }
         if self.spoilt_lock {
-            outcome.holder = Some("foreign".to_owned());
-        } else if self.holder.is_some() {
-            outcome.lease = Some(self.lease);
+            outcome.holds.insert("foreign".to_owned(), 0);
         }
         outcome.queue = self.queue.iter().map(|(owner, _)| *owner).collect();
+        // What somebody else wrote there is cleared away after the look.
         if !matches!(step, Step::SpoilLock) {
             self.spoilt_lock = false;
         }
@@ -276,27 +403,37 @@ impl Model {
             return Err(format!("expected {expected:?}, found {words:?}"));
         }
         self.last_token = found.counter.unwrap_or(self.last_token);
-        for &(first, last) in found.tokens.iter().chain(found.token.iter().filter(|_| !self.again)) {
+        let mut told = found.tokens.clone();
+        for (owner, asked) in std::mem::take(&mut self.granted) {
+            let token = match asked {
+                true => found.token,
+                false => {
+                    let at = told.iter().position(|(told, _)| *told == owner);
+                    at.map(|at| told.remove(at).1)
+                }
+            };
+            let (first, last) = token.unwrap_or_default();
             if first <= self.last_token || last < first {
                 return Err(format!("tokens {first} to {last} came after {}", self.last_token));
             }
-            (self.last_token, self.held_token) = (last, last);
+            self.last_token = last;
+            self.tokens.insert(owner, last);
         }
-        if self.again && found.token != Some((self.held_token, self.held_token)) {
-            return Err(format!(
-                "asked again for token {}, found {:?}",
-                self.held_token, found.token
-            ));
+        if let Some(owner) = self.again {
+            let held = self.tokens[&owner];
+            if found.token != Some((held, held)) {
+                return Err(format!("asked again for token {held}, found {:?}", found.token));
+            }
         }
         Ok(())
     }
 
-    fn acquire(&mut self, owner: Owner, wait: bool, late: u64, outcome: &mut Outcome) -> Vec<String> {
+    fn acquire(&mut self, owner: Owner, mode: Mode, wait: bool, late: u64, outcome: &mut Outcome) -> Vec<String> {
         self.connect(owner);
         if late > 50 {
             return vec!["late".to_owned()];
         }
-        match self.attempt(owner, 100 - late, outcome) {
+        match self.attempt(owner, mode, 100 - late, outcome) {
             Ok(word) if word == "busy" && wait => {
                 match self.queue.iter_mut().find(|(other, _)| *other == owner) {
                     Some(place) => place.1 = 100 - late,
@@ -311,38 +448,90 @@ impl Model {
     }
 
     /// The answer to whoever asks for the lock, without waiting.
-    fn attempt(&mut self, owner: Owner, life: u64, outcome: &mut Outcome) -> Result<String, String> {
+    fn attempt(&mut self, owner: Owner, mode: Mode, life: u64, outcome: &mut Outcome) -> Result<String, String> {
         if self.spoilt_lock {
             return Err("foreign".to_owned());
         }
-        if self.holds(owner) {
-            self.lease = self.lease.max(life);
-            self.again = true;
-            return Ok("granted".to_owned());
+        if let Some(at) = self.hold(owner) {
+            return self.again(at, mode, life, outcome);
         }
-        if self.holder.is_some() {
-            return Ok("busy".to_owned());
+        let may = match self.exclusive() {
+            Some(_) => false,
+            None => self.grant_next(Some(owner), None, outcome)? && self.has_room(mode),
+        };
+        if self
+            .holds
+            .first()
+            .is_some_and(|hold| permits(hold.mode) != permits(mode))
+        {
+            return Ok(format!("mode {}", self.holds[0].mode));
         }
-        if !self.grant_next(Some(owner), outcome)? {
+        if !may {
             return Ok("busy".to_owned());
         }
         if self.spoilt_counter {
             return Err("foreign".to_owned());
         }
-        (self.holder, self.lease) = (Some(owner), life);
+        self.granted.push((owner, true));
+        self.hold_by(owner, mode, life);
         if self.queue.front().is_some_and(|(first, _)| *first == owner) {
             self.queue.pop_front();
+            self.try_grant_next(outcome);
         }
         Ok("granted".to_owned())
     }
 
-    fn holds(&self, owner: Owner) -> bool {
-        self.holder == Some(owner) && !self.reserved
+    /// The answer to the holder that asks again.
+    fn again(&mut self, at: usize, mode: Mode, life: u64, outcome: &mut Outcome) -> Result<String, String> {
+        let hold = &mut self.holds[at];
+        let becomes_shared = hold.mode == EXCLUSIVE && mode == SHARED;
+        if hold.mode != mode && !becomes_shared {
+            return Ok(format!("mode {}", hold.mode));
+        }
+        hold.lease = hold.lease.max(life);
+        hold.mode = mode;
+        self.again = Some(hold.owner);
+        if becomes_shared {
+            self.try_grant_next(outcome);
+        }
+        Ok("granted".to_owned())
     }
 
-    fn free(&mut self) -> Option<Owner> {
-        self.reserved = false;
-        self.holder.take()
+    fn hold_by(&mut self, owner: Owner, mode: Mode, lease: u64) {
+        self.holds.push(Hold {
+            owner,
+            mode,
+            lease,
+            reserved: false,
+        });
+    }
+
+    /// The hold of the owner.
+    fn hold(&self, owner: Owner) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.owner == owner && !hold.reserved)
+    }
+
+    /// The exclusive hold.
+    fn exclusive(&self) -> Option<usize> {
+        self.holds.iter().position(|hold| hold.mode == EXCLUSIVE)
+    }
+
+    fn has_room(&self, mode: Mode) -> bool {
+        match permits(mode) {
+            _ if mode == SHARED => self.exclusive().is_none(),
+            of => self.exclusive().is_none() && self.holds.len() < of.unwrap_or(1),
+        }
+    }
+
+    /// When there is room for that mode, if nothing ends before its time.
+    fn room_in(&self, mode: Mode) -> u64 {
+        let mut leases: Vec<_> = self.holds.iter().map(|hold| hold.lease).collect();
+        leases.sort_unstable();
+        let beside = match self.exclusive() {
+            None => permits(mode).unwrap_or(1),
+            Some(_) => 1,
+        };
+        leases[leases.len() - beside]
     }
 
     /// The answer to a reservation, or to a release that keeps one.
@@ -358,70 +547,82 @@ impl Model {
         if self.spoilt_lock && ends {
             return "foreign".to_owned();
         }
-        if !self.holds(owner) && ends {
-            return self.let_go(owner, outcome);
-        }
-        if !self.holds(owner) || old && !ends {
-            return "lost".to_owned();
-        }
+        let at = self.hold(owner).filter(|at| self.holds[*at].mode == EXCLUSIVE);
+        let Some(at) = at.filter(|_| ends || !old) else {
+            return match ends {
+                true => self.let_go(owner, outcome),
+                false => "lost".to_owned(),
+            };
+        };
         if late {
             return "late".to_owned();
         }
+        let hold = &mut self.holds[at];
         if !ends {
-            self.lease = self.lease.max(length);
+            hold.lease = hold.lease.max(length);
             return "renewed".to_owned();
         }
-        (self.lease, self.reserved) = (length, true);
+        (hold.lease, hold.reserved) = (length, true);
         self.tell_first(outcome);
         "released".to_owned()
     }
 
     fn let_go(&mut self, owner: Owner, outcome: &mut Outcome) -> String {
-        let released = self.holds(owner);
-        if released {
-            self.free();
-        }
+        let held = self.hold(owner).map(|at| self.holds.remove(at));
         self.queue.retain(|(other, _)| *other != owner);
-        if self.holder.is_none() && !self.spoilt_lock {
-            self.try_grant_next(outcome);
-        }
-        if released { "released" } else { "lost" }.to_owned()
+        let shared = held.as_ref().filter(|hold| hold.mode != EXCLUSIVE);
+        let _ = self.grant_next(None, shared.map(|hold| hold.lease), outcome);
+        if held.is_some() { "released" } else { "lost" }.to_owned()
     }
 
     fn force_release(&mut self, outcome: &mut Outcome) -> Vec<String> {
         if self.spoilt_lock {
             return vec!["foreign".to_owned()];
         }
-        let held = !self.reserved;
-        let Some(victim) = self.free() else {
-            self.try_grant_next(outcome);
-            return vec!["free".to_owned()];
-        };
-        if held {
-            self.tell(victim, "taken", outcome);
+        let ended = std::mem::take(&mut self.holds);
+        for hold in ended.iter().filter(|hold| !hold.reserved) {
+            self.tell(hold.owner, "taken", outcome);
         }
+        outcome.told.values_mut().for_each(|told| told.sort_unstable());
         self.try_grant_next(outcome);
-        vec!["released".to_owned()]
+        vec![if ended.is_empty() { "free" } else { "released" }.to_owned()]
     }
 
     /// Where an error ends the giving on, but not the step.
     fn try_grant_next(&mut self, outcome: &mut Outcome) {
-        let _ = self.grant_next(None, outcome);
+        let _ = self.grant_next(None, None, outcome);
     }
 
-    fn grant_next(&mut self, me: Option<Owner>, outcome: &mut Outcome) -> Result<bool, String> {
+    /// Whether there is nobody that comes before `me`. `ended` is what was left of a hold that has ended.
+    fn grant_next(&mut self, me: Option<Owner>, ended: Option<u64>, outcome: &mut Outcome) -> Result<bool, String> {
+        let mut has_granted = false;
         while let Some(&(owner, life)) = self.queue.front() {
             if me == Some(owner) {
                 return Ok(true);
             }
-            if self.spoilt_counter && life != FADED {
+            if life == FADED {
+                self.queue.pop_front();
+                continue;
+            }
+            if self.spoilt_lock {
+                return Err("foreign".to_owned());
+            }
+            let mode = self.modes[owner];
+            if !self.has_room(mode) {
+                let left = self.room_in(mode);
+                if has_granted || ended.is_some_and(|ended| left * 2 <= ended) {
+                    self.tell_first(outcome);
+                }
+                return Ok(false);
+            }
+            if self.spoilt_counter {
                 return Err("foreign".to_owned());
             }
             self.queue.pop_front();
-            if life != FADED && self.tell(owner, "granted", outcome) {
-                (self.holder, self.lease) = (Some(owner), life);
-                self.tell_first(outcome);
-                return Ok(false);
+            if self.tell(owner, "granted", outcome) {
+                has_granted = true;
+                self.granted.push((owner, false));
+                self.hold_by(owner, mode, life);
             }
         }
         Ok(true)

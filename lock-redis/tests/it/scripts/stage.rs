@@ -1,5 +1,6 @@
 //! The scripts on a server, and clients who call them.
 
+use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use lock_redis::redis::aio::MultiplexedConnection;
@@ -9,7 +10,14 @@ use tokio::sync::mpsc;
 use super::model::{CLIENTS, FADED, Outcome, Owner, Step, TTL, client_of, name_of, tokens_wanted};
 use crate::server::{HANG_LIMIT, Server};
 
-const KEYS: [&str; 4] = ["{t:n}:lock", "{t:n}:fence", "{t:n}:order", "{t:n}:waiters"];
+const KEYS: [&str; 6] = [
+    "{t:n}:lock",
+    "{t:n}:fence",
+    "{t:n}:order",
+    "{t:n}:waiters",
+    "{t:n}:holders",
+    "{t:n}:records",
+];
 /// For how long counters are kept, in milliseconds.
 const RETENTION: u64 = 600_000;
 const CHANNELS: &str = "t:client:";
@@ -18,17 +26,23 @@ const CHANNELS: &str = "t:client:";
 pub(crate) struct Scripts {
     pub(crate) acquire: String,
     renew: String,
+    renew_share: String,
     pub(crate) release: String,
 }
 
 impl Scripts {
     pub(crate) fn real() -> Self {
         const PRELUDE: &str = include_str!("../../../src/scripts/prelude.lua");
+        const SHARES: &str = include_str!("../../../src/scripts/shares.lua");
         const QUEUE: &str = include_str!("../../../src/scripts/queue.lua");
-        let whole = |body: &str| PRELUDE.to_owned() + &body.replace("-- include queue.lua\n", QUEUE);
+        let whole = |body: &str| {
+            let body = body.replace("-- include shares.lua\n", SHARES);
+            PRELUDE.to_owned() + &body.replace("-- include queue.lua\n", QUEUE)
+        };
         Self {
             acquire: whole(include_str!("../../../src/scripts/acquire.lua")),
             renew: whole(include_str!("../../../src/scripts/renew.lua")),
+            renew_share: whole(include_str!("../../../src/scripts/renew_share.lua")),
             release: whole(include_str!("../../../src/scripts/release.lua")),
         }
     }
@@ -37,7 +51,13 @@ impl Scripts {
     pub(crate) fn with(from: &str, to: &str) -> Self {
         let mut scripts = Self::real();
         let mut found = false;
-        for text in [&mut scripts.acquire, &mut scripts.renew, &mut scripts.release] {
+        let Self {
+            acquire,
+            renew,
+            renew_share,
+            release,
+        } = &mut scripts;
+        for text in [acquire, renew, renew_share, release] {
             assert!(text.matches(from).count() <= 1, "not the only one: {from}");
             found |= text.contains(from);
             *text = text.replace(from, to);
@@ -82,18 +102,33 @@ impl Stage {
     pub(crate) async fn take(&mut self, step: &Step) -> Outcome {
         let mut outcome = Outcome::default();
         match step {
-            Step::Acquire { owner, wait, late } => {
+            Step::Acquire {
+                owner,
+                mode,
+                wait,
+                late,
+            } => {
                 let stop = (now() + TTL - TTL * late / 100).to_string();
                 let wait = if *wait { "1" } else { "0" };
                 let (ttl, client, tokens) = (TTL.to_string(), client_name(*owner), tokens_wanted(*owner).to_string());
-                let arguments = [&*ttl, &stop, "7", &client, "i", wait, &tokens];
+                let arguments = [&*ttl, &stop, "7", &client, "i", wait, &tokens, mode];
                 let answer = self.run(*owner, self.scripts.acquire.clone(), &arguments).await;
                 attempted(*owner, answer, &mut outcome);
             }
-            Step::Renew { owner, late, reserves } => {
+            Step::Renew {
+                owner,
+                late,
+                reserves,
+                shares,
+            } => {
                 let (ttl, stop) = (TTL.to_string(), stop(*late));
                 let arguments = [&*ttl, &stop, if *reserves { "1" } else { "0" }, ""];
-                let answer = self.run(*owner, self.scripts.renew.clone(), &arguments).await;
+                let (script, keys) = match shares {
+                    true => (&self.scripts.renew_share, &KEYS[4..]),
+                    false => (&self.scripts.renew, &KEYS[..1]),
+                };
+                let renew = eval(script, keys, &name_of(*owner), &arguments);
+                let answer = self.send(*owner, renew).await;
                 outcome.answer.push(word(answer, 0));
             }
             Step::Reserve {
@@ -124,12 +159,18 @@ impl Stage {
                 outcome.answer.push(word(answer, 0));
             }
             Step::ForceRelease => {
-                let command = eval(&self.scripts.release, "*", &["0", "0"]);
+                let command = eval(&self.scripts.release, &KEYS, "*", &["0", "0"]);
                 let answer = command.query_async(&mut self.plain).await;
                 outcome.answer.push(word(answer, 0));
             }
-            Step::Expire => self.plain("DEL {t:n}:lock").await,
-            Step::Age => self.plain(&format!("PEXPIRE {{t:n}}:lock {}", TTL / 10)).await,
+            Step::Expire(owner) => {
+                let _: Value = self.plain("DEL {t:n}:lock").await;
+                self.end(*owner, now() - 1).await;
+            }
+            Step::Age(owner) => {
+                let _: Value = self.plain(&format!("PEXPIRE {{t:n}}:lock {}", TTL / 10)).await;
+                self.end(*owner, now() + TTL / 10).await;
+            }
             Step::Fade(owner) => self.fade(&name_of(*owner)).await,
             Step::LoseCounter => self.plain("DEL {t:n}:fence").await,
             Step::AdvanceCounter => {
@@ -147,18 +188,27 @@ impl Stage {
         }
         self.hear(&mut outcome).await;
         self.look(&mut outcome).await;
-        if outcome.holder.as_deref() == Some("foreign") && !matches!(step, Step::SpoilLock) {
+        if outcome.holds.contains_key("foreign") && !matches!(step, Step::SpoilLock) {
             let _: () = self.plain("DEL {t:n}:lock").await;
         }
         outcome
     }
 
     async fn run(&mut self, owner: Owner, script: String, arguments: &[&str]) -> RedisResult<Vec<Value>> {
+        let script = eval(&script, &KEYS, &name_of(owner), arguments);
+        self.send(owner, script).await
+    }
+
+    async fn send(&mut self, owner: Owner, command: Cmd) -> RedisResult<Vec<Value>> {
         self.connect(client_of(owner)).await;
         let caller = self.clients[client_of(owner)].as_mut().unwrap();
-        eval(&script, &name_of(owner), arguments)
-            .query_async(&mut caller.con)
-            .await
+        command.query_async(&mut caller.con).await
+    }
+
+    /// Sets the end of a hold that does not exclude others.
+    async fn end(&mut self, owner: Owner, at: u64) {
+        let set = format!("ZADD {{t:n}}:holders XX {at} {}", name_of(owner));
+        let _: Value = self.plain(&set).await;
     }
 
     async fn connect(&mut self, client: usize) {
@@ -214,21 +264,44 @@ impl Stage {
                     let mut number = |at| words.nth(at).and_then(|word| word.parse().ok());
                     let (last, tokens) = (number(0), number(2));
                     let owner = owner[1..].parse().unwrap();
-                    outcome.tokens.push(block(owner, last, tokens));
+                    outcome.tokens.push((owner, block(owner, last, tokens)));
                 }
                 outcome.told.entry(client).or_default().push(format!("{kind} {owner}"));
             }
+        }
+        // Those of a forced release come first, and in no order.
+        for told in outcome.told.values_mut() {
+            let taken = told.iter().take_while(|told| told.starts_with("taken")).count();
+            told[..taken].sort_unstable();
         }
     }
 
     /// What is stored now.
     async fn look(&mut self, outcome: &mut Outcome) {
         let value: Option<String> = self.plain("GET {t:n}:lock").await;
-        outcome.holder = value.map(|value| value.split(' ').nth(1).unwrap_or("foreign").to_owned());
-        if outcome.holder.as_deref().is_some_and(|holder| holder != "foreign") {
-            let left: u64 = self.plain("PTTL {t:n}:lock").await;
-            outcome.lease = Some((left * 10).div_ceil(TTL) * 10);
+        let percent = |left: u64| (left * 10).div_ceil(TTL) * 10;
+        match value.as_deref().map(|value| value.split(' ').nth(1)) {
+            Some(Some(owner)) => {
+                let left = self.plain("PTTL {t:n}:lock").await;
+                outcome.holds.insert(format!("x {owner}"), percent(left));
+            }
+            Some(None) => drop(outcome.holds.insert("foreign".to_owned(), 0)),
+            None => {}
         }
+        let ends: Vec<(String, f64)> = self.plain("ZRANGE {t:n}:holders 0 -1 WITHSCORES").await;
+        let mut records: BTreeMap<String, String> = self.plain("HGETALL {t:n}:records").await;
+        let now = now();
+        for (owner, end) in ends {
+            let record = records.remove(&owner).expect("each hold has a record");
+            let (format, rest) = record.split_once(' ').unwrap();
+            assert!(rest.starts_with(&format!("{owner} ")), "{record}");
+            if end as u64 > now {
+                outcome
+                    .holds
+                    .insert(format!("{} {owner}", &format[1..]), percent(end as u64 - now));
+            }
+        }
+        assert!(records.is_empty(), "each record is of a hold: {records:?}");
         let order: Vec<String> = self.plain("ZRANGE {t:n}:order 0 -1").await;
         let mut known: Vec<String> = self.plain("HKEYS {t:n}:waiters").await;
         outcome.queue = order.iter().map(|owner| owner[1..].parse().unwrap()).collect();
@@ -271,6 +344,9 @@ fn attempted(owner: Owner, answer: RedisResult<Vec<Value>>, outcome: &mut Outcom
     if said == "busy" && text(&fields[5]) == "0" {
         said = "busy, first".to_owned();
     }
+    if said == "mode" {
+        said = format!("mode {}", text(&fields[2]));
+    }
     outcome.answer.push(said);
 }
 
@@ -290,11 +366,11 @@ pub(crate) fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-fn eval(script: &str, owner: &str, arguments: &[&str]) -> Cmd {
+fn eval(script: &str, keys: &[&str], owner: &str, arguments: &[&str]) -> Cmd {
     let mut eval = redis::cmd("EVAL");
     eval.arg(script)
-        .arg(KEYS.len())
-        .arg(&KEYS)
+        .arg(keys.len())
+        .arg(keys)
         .arg(CHANNELS)
         .arg(RETENTION)
         .arg(owner)

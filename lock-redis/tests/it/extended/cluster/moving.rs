@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use lock_core::{DistributedLock, LockError, Released, Renewal};
+use lock_core::{DistributedLock, LockError, Mode, Released, Renewal};
 
 use super::{TTL, queue, served};
 use crate::server::{Cluster, busy, claim, granted, name, waiting};
@@ -82,10 +82,16 @@ async fn waiters_hear_messages_of_the_node_that_their_slot_has_moved_to() {
 
 #[tokio::test]
 async fn while_a_slot_is_moved_its_locks_are_renewed_and_everything_else_waits() {
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        renewed_while_moved(mode).await;
+    }
+}
+
+async fn renewed_while_moved(mode: Mode) {
     let cluster = Cluster::with(3, false, &[]).await;
     let (slot, from, to) = way(&cluster).await;
     let (one, other) = (cluster.patient().await, cluster.patient().await);
-    let held = granted(&one, &claim("n", TTL)).await;
+    let held = granted(&one, &claim("n", TTL).with_mode(mode)).await;
     // Its keys stay where they are, and are then moved; the slot stays open in both cases.
     for moved in [false, true] {
         if moved {

@@ -5,9 +5,10 @@ mod releases;
 
 use std::time::Duration;
 
+use futures_util::future::join_all;
 use lock_core::fence::Fence;
-use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Locks, Released, Renewal};
-use lock_redis::{RedlockConfig, RedlockLock};
+use lock_core::{Attempt, Claim, DistributedLock, Grant, LockError, Locks, Mode, Released, Renewal};
+use lock_redis::{RedlockConfig, RedlockLock, redis};
 use rustix::process::Signal;
 
 use crate::server::{self, HANG_LIMIT, LONG, Server, claim, name};
@@ -285,6 +286,85 @@ async fn a_token_is_known_to_a_majority_before_it_is_given() {
     let next = next.unwrap();
     assert!(next.token > high.token, "{} came after {}", next.token, high.token);
     nodes[1].signal(Signal::CONT);
+}
+
+#[tokio::test]
+async fn holders_that_share_have_tokens_of_their_own_and_are_all_told_and_ended() {
+    const HOLDERS: usize = 12;
+    let nodes = nodes(3);
+    let clients = [client(&nodes).await, client(&nodes).await];
+    let claims: Vec<_> = (0..HOLDERS).map(|_| claim("n", TTL).with_mode(Mode::Shared)).collect();
+    let asking = claims.iter().enumerate();
+    let grants = join_all(asking.map(|(at, claim)| granted(&clients[at % 2], claim))).await;
+    let mut tokens: Vec<_> = grants.iter().map(|grant| grant.token).collect();
+    tokens.sort_unstable();
+    assert!(tokens.is_sorted_by(|one, next| one < next), "{tokens:?}");
+    // Nodes that are not needed for a majority get the token later.
+    let mut told = Vec::new();
+    server::until("all holders are told", async || {
+        told = clients[0].holders(&name("n")).await.unwrap();
+        told.len() == HOLDERS
+    })
+    .await;
+    let listed = clients[1].list("").await.unwrap();
+    for found in [&told, &listed] {
+        let found: Vec<_> = found
+            .iter()
+            .map(|holder| (holder.token.unwrap(), holder.mode))
+            .collect();
+        let wanted: Vec<_> = tokens.iter().map(|token| (*token, Mode::Shared)).collect();
+        assert_eq!(found, wanted);
+    }
+    let ended = clients[1].force_release(&name("n")).await.unwrap();
+    assert_eq!(ended.len(), HOLDERS);
+    for (at, grant) in grants.iter().enumerate() {
+        server::until("the holder is told", async || grant.revoked().is_some()).await;
+        assert_eq!(clients[at % 2].renew(&grant.lease).await.unwrap(), Renewal::NotHeld);
+    }
+    let alone = granted(&clients[0], &claim("n", TTL)).await;
+    assert!(alone.token > *tokens.last().unwrap());
+}
+
+#[tokio::test]
+async fn what_an_earlier_attempt_has_left_of_a_shared_claim_keeps_no_token_for_a_later_one() {
+    let nodes = nodes(3);
+    let (one, other) = (client(&nodes).await, client(&nodes).await);
+    let reader = claim("n", TTL).with_mode(Mode::Shared);
+    let (owner, first) = (reader.owner(), granted(&one, &reader).await);
+    let holders = async |wanted: u64| {
+        server::until("every node is as it will be", async || {
+            let mut nodes_with_holders = 0;
+            for node in &nodes {
+                nodes_with_holders += node.command::<u64>("EXISTS {fencelock:n}:holders").await;
+            }
+            nodes_with_holders == wanted
+        })
+        .await;
+    };
+    holders(3).await;
+    let record: String = nodes[0].command(&format!("HGET {{fencelock:n}}:records {owner}")).await;
+    assert_eq!(one.release(&reader, None).await.unwrap(), Released::Released);
+    holders(0).await;
+    let later = granted(&other, &claim("n", TTL).with_mode(Mode::Shared)).await;
+    holders(3).await;
+    // As if the release had not reached a majority.
+    for node in &nodes[..2] {
+        let put = redis::cmd("HSET")
+            .arg("{fencelock:n}:records")
+            .arg(owner.to_string())
+            .arg(&record)
+            .clone();
+        let _: u64 = node.ask(&put).await;
+        let _: u64 = node
+            .command(&format!("ZADD {{fencelock:n}}:holders 9999999999999 {owner}"))
+            .await;
+    }
+    // The two agree, and no other answer comes.
+    nodes[2].signal(Signal::STOP);
+    let again = granted(&one, &reader).await;
+    nodes[2].signal(Signal::CONT);
+    assert!(first.token < later.token);
+    assert!(later.token < again.token, "{} came after {}", again.token, later.token);
 }
 
 #[tokio::test]

@@ -1,21 +1,26 @@
 //! What is still under way to nodes when an attempt or a claim ends.
 
-use lock_core::{DistributedLock, Released};
+use lock_core::{Claim, DistributedLock, Mode, Released};
 use lock_redis::RedlockConfig;
 use lock_redis::redis;
 
 use super::{TTL, client, granted, nodes};
 use crate::server::{self, Direction, Server, Traffic, claim};
 
-const PRELUDE: &str = include_str!("../../../../src/scripts/prelude.lua");
-const NODE: &str = include_str!("../../../../src/scripts/redlock.lua");
+/// What a node runs.
+fn script() -> String {
+    const PRELUDE: &str = include_str!("../../../../src/scripts/prelude.lua");
+    const SHARES: &str = include_str!("../../../../src/scripts/shares.lua");
+    const NODE: &str = include_str!("../../../../src/scripts/redlock.lua");
+    PRELUDE.to_owned() + &NODE.replace("-- include shares.lua\n", SHARES)
+}
 
 /// Does `what` for the name "n" as a request that the network held back.
 async fn late(node: &Server, what: &str, owner: &str, arguments: &[&str]) -> String {
     let process = super::info(node, "server", "run_id").await.unwrap();
     let mut eval = redis::cmd("EVAL");
-    eval.arg([PRELUDE, NODE].concat()).arg(5);
-    for key in ["lock", "fence", "order", "waiters"] {
+    eval.arg(script()).arg(7);
+    for key in ["lock", "fence", "order", "waiters", "holders", "records"] {
         eval.arg(format!("{{fencelock:n}}:{key}"));
     }
     eval.arg("{fencelock:}:born")
@@ -31,28 +36,87 @@ async fn late(node: &Server, what: &str, owner: &str, arguments: &[&str]) -> Str
     redis::from_redis_value(answer[0].clone()).unwrap()
 }
 
+/// What the node has of a claim that holds the name "n".
+async fn stored(node: &Server, claim: &Claim) -> Option<String> {
+    let command = match claim.mode() {
+        Mode::Shared => format!("HGET {{fencelock:n}}:records {}", claim.owner()),
+        _ => "GET {fencelock:n}:lock".to_owned(),
+    };
+    node.command(&command).await
+}
+
+/// The client and the attempt by which the node has granted the claim, once that is a later one.
+async fn granted_by(node: &Server, claim: &Claim, later_than: u64) -> (String, u64) {
+    let mut by = None;
+    server::until("the node has the grant", async || {
+        by = stored(node, claim).await.and_then(|value| {
+            let (client, attempt) = value.split(' ').nth(4)?.split_once('#')?;
+            Some((client.to_owned(), attempt.parse().unwrap()))
+        });
+        by.as_ref().is_some_and(|(_, attempt)| *attempt > later_than)
+    })
+    .await;
+    by.unwrap()
+}
+
 #[tokio::test]
 async fn a_request_that_arrives_late_changes_nothing_of_what_the_claim_was_granted_since() {
     let nodes = nodes(3);
     let locks = client(&nodes).await;
-    let (claim, node) = (claim("n", TTL), &nodes[0]);
-    granted(&locks, &claim).await;
-    assert_eq!(locks.release(&claim, None).await.unwrap(), Released::Released);
-    granted(&locks, &claim).await;
-    let stored = async || node.command::<Option<String>>("GET {fencelock:n}:lock").await;
-    server::until("the node has the second grant", async || {
-        stored().await.is_some_and(|value| value.contains("#2 "))
-    })
-    .await;
-    let value = stored().await.unwrap();
-    let (owner, by) = (claim.owner().to_string(), value.split([' ', '#']).nth(4).unwrap());
-    assert_eq!(late(node, "release", &owner, &[by, "1"]).await, "lost");
-    let acquire = ["30000", "9999999999999", by, "1", "7 host", "0"];
-    assert_eq!(late(node, "acquire", &owner, &acquire).await, "granted");
-    assert_eq!(stored().await, Some(value.clone()));
-    // One of another client, which does not know of attempts, is none of an earlier attempt.
-    assert_eq!(late(node, "release", &owner, &["another", "0"]).await, "released");
-    assert_eq!(stored().await, None);
+    let node = &nodes[0];
+    for (mode, called) in [(Mode::Exclusive, "x"), (Mode::Shared, "s")] {
+        let claim = claim("n", TTL).with_mode(mode);
+        let owner = claim.owner().to_string();
+        granted(&locks, &claim).await;
+        let (client, first) = granted_by(node, &claim, 0).await;
+        assert_eq!(locks.release(&claim, None).await.unwrap(), Released::Released);
+        granted(&locks, &claim).await;
+        granted_by(node, &claim, first).await;
+        let (value, first) = (stored(node, &claim).await, first.to_string());
+        assert_eq!(late(node, "release", &owner, &[&client, &first, "0"]).await, "lost");
+        let acquire = [
+            "30000",
+            "9999999999999",
+            &client,
+            &first,
+            "7 host",
+            "0",
+            called,
+            "0",
+            "0",
+        ];
+        assert_eq!(late(node, "acquire", &owner, &acquire).await, "granted");
+        assert_eq!(stored(node, &claim).await, value);
+        // One of another client, which does not know of attempts, is none of an earlier attempt.
+        assert_eq!(late(node, "release", &owner, &["another", "0", "0"]).await, "released");
+        assert_eq!(stored(node, &claim).await, None);
+        locks.release(&claim, None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_node_confirms_no_token_that_it_has_drawn_for_another_shared_claim() {
+    let nodes = nodes(3);
+    // It lets the nodes grant.
+    client(&nodes).await;
+    let node = &nodes[0];
+    let claims = [(); 2].map(|()| claim("n", TTL).with_mode(Mode::Shared));
+    let mut tokens = Vec::new();
+    for claim in &claims {
+        let acquire = ["30000", "9999999999999", "client", "1", "7 host", "0", "s", "0", "0"];
+        assert_eq!(
+            late(node, "acquire", &claim.owner().to_string(), &acquire).await,
+            "granted"
+        );
+        let value = stored(node, claim).await.unwrap();
+        tokens.push(value.split(' ').nth(2).unwrap().to_owned());
+    }
+    let first = claims[0].owner().to_string();
+    for (is_agreed, answer, has) in [("0", "passed", 0), ("1", "confirmed", 1)] {
+        let confirm = [&*tokens[0], &tokens[1], is_agreed];
+        assert_eq!(late(node, "confirm", &first, &confirm).await, answer);
+        assert!(stored(node, &claims[0]).await.unwrap().contains(&tokens[has]));
+    }
 }
 
 #[tokio::test]
