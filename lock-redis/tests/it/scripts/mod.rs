@@ -8,7 +8,7 @@ use stage::{Scripts, Stage};
 
 use crate::server::Server;
 
-const RUNS: u64 = 80;
+const RUNS: u64 = 120;
 const STEPS: usize = 60;
 
 /// A bug: in which script what is replaced by what.

@@ -176,6 +176,8 @@ impl Step {
             match random.u32(..10) {
                 0..2 => return renews(any, random.bool(), random.bool()),
                 2..5 => return asks(first, true, 0),
+                // It is served, and those behind it.
+                5..9 if model.queue.len() > 1 => return asks(first, true, 0),
                 _ => {}
             }
         }
@@ -199,13 +201,7 @@ impl Step {
                 let owner = if random.bool() { holder } else { any };
                 renews(owner, random.f32() < 0.3, random.bool())
             }
-            36..42 => Self::Reserve {
-                owner: holder,
-                length: [40, 60, 150, 300][random.usize(..4)],
-                late: random.f32() < 0.2,
-                old: random.f32() < 0.2,
-                ends: random.f32() < 0.4,
-            },
+            36..42 => Self::reserve(random, holder),
             42..46 => Self::Acquire {
                 owner: holder,
                 // Readers and writers do not go together with permits.
@@ -227,47 +223,76 @@ impl Step {
         }
     }
 
+    fn reserve(random: &mut Rng, owner: Owner) -> Self {
+        Self::Reserve {
+            owner,
+            length: [40, 60, 150, 300][random.usize(..4)],
+            late: random.f32() < 0.2,
+            old: random.f32() < 0.2,
+            ends: random.f32() < 0.4,
+        }
+    }
+
     /// A step that leads on to what chance alone seldom comes to, or `None`.
     fn rare(random: &mut Rng, model: &Model) -> Option<Self> {
-        let first = model.queue.front()?.0;
-        let one = model.holds.get(random.usize(..model.holds.len().max(1)))?.owner;
-        let is_shared = |hold: &&Hold| hold.mode == SHARED;
-        let longest = model.holds.iter().filter(is_shared).max_by_key(|hold| hold.lease);
-        let chance = random.f32();
+        let mut chance = |of: f32| random.f32() < of;
         // A hold that is over is still stored: its own renewal comes, or the end of another hold.
-        if let Some(over) = model.over.filter(|_| chance < 0.6) {
-            return Some(match random.u32(..3) {
-                0 => Self::Renew {
+        if let Some(over) = model.over.filter(|_| chance(0.6)) {
+            let other = model.holds.first().map_or(over, |hold| hold.owner);
+            return Some(match chance(0.3) {
+                true => Self::Renew {
                     owner: over,
                     late: false,
                     reserves: false,
                     shares: true,
                 },
-                _ => Self::Release(one),
+                false => Self::Release(other),
             });
+        }
+        let (first, queue) = (model.queue.front().map(|(first, _)| *first), model.queue.len());
+        let acquire = |owner: Owner, mode, wait| Self::Acquire {
+            owner,
+            mode,
+            wait,
+            late: 0,
+        };
+        // Only exclusive holds have reservations, and become shared.
+        if let Some(hold) = model.exclusive().map(|at| &model.holds[at]) {
+            let reader = first.filter(|first| model.modes[*first] == SHARED);
+            match hold.reserved {
+                true if chance(0.2) => return Some(Self::ForceRelease),
+                false if reader.is_some() && chance(0.2) => return Some(acquire(hold.owner, SHARED, false)),
+                false if queue > 1 && chance(0.15) => return Some(Self::Expire(hold.owner)),
+                false if chance(0.15) => return Some(Self::reserve(random, hold.owner)),
+                _ => {}
+            }
+        }
+        let first = first.filter(|_| !model.holds.is_empty())?;
+        // Of two that share the name, one is about to end, and the other one ends before it.
+        if let [one, other] = &model.holds[..] {
+            let (one, other) = if one.lease < other.lease {
+                (one, other)
+            } else {
+                (other, one)
+            };
+            match one.lease == ABOUT_TO_END {
+                _ if one.mode == EXCLUSIVE => {}
+                _ if chance(0.25) => return Some(Self::Expire(one.owner)),
+                true if chance(0.5) => return Some(Self::Release(other.owner)),
+                false if chance(0.3) => return Some(Self::Age(one.owner)),
+                _ => {}
+            }
         }
         // Several wait that are granted the name together, or the first of them cannot hear of it.
-        let Some(&(second, _)) = model.queue.get(1) else {
+        if queue < 3 && chance(0.2) {
             let owner = random.usize(..OWNERS);
-            let waits = chance < 0.3 && owner != first && model.hold(owner).is_none();
-            return waits.then(|| Self::Acquire {
-                owner,
-                mode: model.modes[owner],
-                wait: true,
-                late: 0,
-            });
-        };
-        let wants_more = tokens_wanted(first) > tokens_wanted(second);
-        if chance < 0.15 && wants_more && client_of(first) != client_of(second) {
-            return Some(Self::Kill(client_of(first)));
+            let is_new = model.queue.iter().all(|(other, _)| *other != owner) && model.hold(owner).is_none();
+            return is_new.then(|| acquire(owner, model.modes[owner], true));
         }
-        // Of two that share the name, one is about to end, and the other one ends before it.
-        let longest = longest.filter(|_| model.holds.len() == 2)?;
-        match model.holds.iter().find(|hold| hold.lease == ABOUT_TO_END) {
-            Some(_) if chance < 0.6 => Some(Self::Release(longest.owner)),
-            None if chance < 0.4 => Some(Self::Age(one)),
-            _ => None,
-        }
+        let second = model.queue.get(1).map(|(second, _)| *second);
+        let wants_less = second.filter(|second| tokens_wanted(*second) < tokens_wanted(first));
+        let other = wants_less.filter(|second| client_of(*second) != client_of(first));
+        other.filter(|_| chance(0.2)).map(|_| Self::Kill(client_of(first)))
     }
 }
 

@@ -205,9 +205,9 @@ impl Stage {
         command.query_async(&mut caller.con).await
     }
 
-    /// Sets the end of a hold that does not exclude others.
+    /// Has a hold that does not exclude others end then, if it would end later.
     async fn end(&mut self, owner: Owner, at: u64) {
-        let set = format!("ZADD {{t:n}}:holders XX {at} {}", name_of(owner));
+        let set = format!("ZADD {{t:n}}:holders XX LT {at} {}", name_of(owner));
         let _: Value = self.plain(&set).await;
     }
 
