@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use lock_core::LockError;
-use lock_transport::Secret;
 #[cfg(feature = "tls")]
-use lock_transport::{Pin, TlsFiles};
+use lock_transport::Pin;
+use lock_transport::{Secret, TlsFiles};
 use tokio::runtime::Handle;
 
 use crate::address;
@@ -29,11 +29,7 @@ pub struct PostgresConfig {
     pub(crate) server: tokio_postgres::Config,
     pub(crate) password: Option<Secret>,
     pub(crate) tls: Tls,
-    #[cfg(feature = "tls")]
     pub(crate) tls_files: TlsFiles,
-    /// Whether what the system trusts counts, and not the file in the home directory.
-    #[cfg(feature = "tls")]
-    pub(crate) system_roots: bool,
     pub(crate) namespace: String,
     pub(crate) schema: String,
     pub(crate) op_timeout: Duration,
@@ -43,7 +39,7 @@ pub struct PostgresConfig {
     pub(crate) runtime: Option<Handle>,
 }
 
-/// Whether the connection is encrypted, and what the server must prove: what libpq calls `sslmode`, with the same meanings.
+/// Whether the connection is encrypted, and what the server must prove: what libpq calls `sslmode`.
 ///
 /// Connections by a Unix-domain socket are never encrypted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,14 +47,11 @@ pub struct PostgresConfig {
 pub enum Tls {
     /// Not encrypted.
     Disable,
-    /// Encrypted only if the server refuses the connection otherwise.
-    Allow,
-    /// Encrypted if the server can do it. If the handshake fails, or the server refuses the encrypted connection, it is tried
-    /// again without encryption.
+    /// Encrypted as with [`Require`](Self::Require) if the server offers it, and not encrypted otherwise: a party between client and server
+    /// can prevent the encryption.
     #[default]
     Prefer,
-    /// Encrypted. With a root certificate, from [`trust`](PostgresConfig::trust) or `~/.postgresql/root.crt`, this is
-    /// [`VerifyCa`](Self::VerifyCa); without one, any certificate is accepted.
+    /// Encrypted. With [`trust`](PostgresConfig::trust) this is [`VerifyCa`](Self::VerifyCa); without, any certificate is accepted.
     Require,
     /// Encrypted, with a certificate of a trusted authority.
     VerifyCa,
@@ -69,15 +62,9 @@ pub enum Tls {
 impl PostgresConfig {
     /// The servers, credentials and database of a configuration of `tokio-postgres`, whose own way to encrypt is kept
     /// unless [`tls`](Self::tls) is called. Of several servers, and of several addresses of one, the first primary is used. What
-    /// sessions need is set by this crate, as are keepalives of connections; a `connect_timeout` and a `tcp_user_timeout` count as in addresses.
+    /// sessions need is set by this crate, as are keepalives of connections; a `connect_timeout` and a `tcp_user_timeout` of it count.
     #[must_use]
-    pub fn new(mut server: tokio_postgres::Config) -> Self {
-        // What the network drops silently is noticed within 30 seconds.
-        server
-            .keepalives(true)
-            .keepalives_idle(Duration::from_secs(15))
-            .keepalives_interval(Duration::from_secs(5))
-            .keepalives_retries(3);
+    pub fn new(server: tokio_postgres::Config) -> Self {
         let tls = match server.get_ssl_mode() {
             tokio_postgres::config::SslMode::Disable => Tls::Disable,
             tokio_postgres::config::SslMode::Require => Tls::Require,
@@ -87,10 +74,7 @@ impl PostgresConfig {
             server,
             password: None,
             tls,
-            #[cfg(feature = "tls")]
             tls_files: TlsFiles::default(),
-            #[cfg(feature = "tls")]
-            system_roots: false,
             namespace: "fencelock".to_owned(),
             schema: "fencelock".to_owned(),
             op_timeout: Duration::from_secs(5),
@@ -101,7 +85,7 @@ impl PostgresConfig {
         }
     }
 
-    /// Reads an address, as libpq and `tokio-postgres` understand it:
+    /// Reads an address, as `tokio-postgres` and libpq understand it:
     ///
     /// | address | server |
     /// |---|---|
@@ -116,25 +100,16 @@ impl PostgresConfig {
     /// | `op_timeout` | see [`op_timeout`](Self::op_timeout); `500ms`, `5s`, `1m` | `5s` |
     /// | `pool_mode` | `session`: see [`session_pooler`](Self::session_pooler) | no pooler |
     /// | `allow_unsafe_configuration` | see [there](Self::allow_unsafe_configuration); `true` or `false` | `false` |
-    /// | `sslmode` | `disable`, `allow`, `prefer`, `require`, `verify-ca`, `verify-full`; see [`Tls`] | `prefer` |
-    /// | `ssl` | `true`, as in JDBC: the same as `sslmode=require` | |
-    /// | `sslrootcert` | see [`trust`](Self::trust); `system`: what the system trusts, and `sslmode` is `verify-full` | `~/.postgresql/root.crt` |
-    /// | `ca` | the same as `sslrootcert`, and `sslmode` is `verify-full` unless it is given | |
-    /// | `sslcert`, `sslkey`, or `cert`, `key` | see [`client_certificate`](Self::client_certificate) | `postgresql.crt`, `postgresql.key` in `~/.postgresql` |
-    /// | `pin` | see [`pin`](Self::pin); `sha256:` and what `openssl x509 -fingerprint -sha256` prints. `sslmode` is `verify-full` unless it is given | none |
+    /// | `sslmode` | `disable`, `prefer`, `require`, `verify-ca`, `verify-full`; see [`Tls`] | `verify-full` with `ca` or `pin`, otherwise `prefer` |
+    /// | `ca` or `sslrootcert` | see [`trust`](Self::trust); `system` for what the system trusts | |
+    /// | `cert`, `key` or `sslcert`, `sslkey` | see [`client_certificate`](Self::client_certificate) | |
+    /// | `pin` | see [`pin`](Self::pin); `sha256:` and what `openssl x509 -fingerprint -sha256` prints | none |
     /// | `password_file` | a file with the password alone, read at each connect | |
-    /// | `sslnegotiation` | `postgres`, `direct` | `postgres` |
     /// | `connect_timeout` | seconds that one address has for the TCP connection; never more than its share of `op_timeout` | its share |
-    /// | `keepalives` | `1` or `0`: whether the system probes an idle connection | `1` |
-    /// | `keepalives_idle`, `keepalives_interval` | seconds before the first probe, and between probes | `15`, `5` |
-    /// | `keepalives_count` | how many lost probes end the connection | `3` |
-    /// | `tcp_user_timeout` | milliseconds that sent data may stay unacknowledged | `op_timeout` |
     /// | `load_balance_hosts` | `random`: hosts, and the addresses of a host, are tried in random order | `disable` |
-    /// | `target_session_attrs` | `any`, `read-write`, `primary`, `prefer-standby` mean the same: the first primary. `standby` and `read-only` are refused | |
-    /// | `application_name`, `fallback_application_name` | accepted and not used: sessions are called `fencelock ...`, by which `list` finds them | |
-    /// | `gssencmode` | `disable`, `prefer`: no encryption by GSSAPI. `require` is refused | |
-    /// | `client_encoding` | `UTF8`, `auto` | `UTF8` |
-    /// | `host`, `hostaddr`, `port`, `user`, `password`, `dbname`, `options`, `channel_binding` | as in libpq | |
+    /// | `target_session_attrs` | `any` and `read-write` both mean the first primary | |
+    /// | `application_name` | accepted and not used: sessions are called `fencelock ...`, by which `list` finds them | |
+    /// | `host`, `hostaddr`, `port`, `user`, `password`, `dbname`, `options`, `channel_binding`, `sslnegotiation` | as in libpq | |
     ///
     /// A name that has several addresses is several servers: the first address that leads to a primary is used.
     ///
@@ -181,22 +156,18 @@ impl PostgresConfig {
     }
 
     /// Trusts the certificates in that PEM file, read at each connect, and no others: those of authorities, and the server's own
-    /// if it signed that itself. They count in each mode that encrypts, as in libpq: see [`Tls::Require`].
+    /// if it signed that itself. They count in each mode that encrypts: see [`Tls::Require`].
     ///
-    /// If not set: those in `~/.postgresql/root.crt` if that file is there, in each mode; or else what the system trusts,
-    /// for `VerifyCa` and `VerifyFull`. (libpq refuses those two without a file.)
+    /// If not set, `VerifyCa` and `VerifyFull` trust what the system trusts.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn trust(mut self, file: impl Into<PathBuf>) -> Self {
         self.tls_files.ca = Some(file.into());
-        self.system_roots = false;
         self
     }
 
     /// Shows the server that certificate, when it asks for one: two PEM files, read at each connect. The first may hold
-    /// intermediate certificates after the client's own. The key must not be encrypted, nor readable by others.
-    ///
-    /// If not set: `~/.postgresql/postgresql.crt` and `~/.postgresql/postgresql.key`, if they are there.
+    /// intermediate certificates after the client's own. The key must not be encrypted.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn client_certificate(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {

@@ -1,7 +1,7 @@
 //! How a connection to one of the configured servers is made.
 //!
-//! `tokio_postgres` makes it. Here is what it has not: each of several servers has its share of the time and says why it cannot be used,
-//! standbys are passed over, `sslmode` means what it means to libpq, and a password is looked for where libpq looks.
+//! `tokio_postgres` makes it. This module adds: each of several servers, and each of its addresses, has its share of the time and says why
+//! it cannot be used; standbys are passed over; a password is looked for where libpq looks.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -126,81 +126,31 @@ fn is_about_user(failure: &Failure) -> bool {
     }
 }
 
-/// Connects as `sslmode` has it. Where it leaves a choice, the second way is tried if the first one is refused.
 async fn open_place(settings: &Settings, place: &Place, runtime: &Handle) -> Result<Wire, Failure> {
-    let (first, second) = match settings.config.tls {
-        // A socket of this machine is never encrypted, whatever is asked for. So it is with libpq.
-        _ if place.is_socket() => (SslMode::Disable, None),
-        Tls::Disable => (SslMode::Disable, None),
-        Tls::Allow => (SslMode::Disable, Some((SslMode::Require, "without TLS", "with TLS"))),
-        Tls::Prefer => (SslMode::Prefer, Some((SslMode::Disable, "with TLS", "without TLS"))),
-        Tls::Require | Tls::VerifyCa | Tls::VerifyFull => (SslMode::Require, None),
-    };
-    let (mut has_choice, opened) = open_as(settings, place, first, runtime).await;
-    // Without TLS there is nothing to choose from.
-    has_choice |= first == SslMode::Disable && cfg!(feature = "tls");
-    match (opened, second) {
-        (Err(failure), Some((mode, one, other))) if has_choice && is_about_encryption(&failure) => {
-            let (_, opened) = open_as(settings, place, mode, runtime).await;
-            let at = |way| format!("{} {way}", place.shown);
-            opened.map_err(|second| Failure::Several(vec![(at(one), failure), (at(other), second)]))
-        }
-        (opened, _) => opened,
-    }
-}
-
-/// Whether the other choice, with or without TLS, may be let in: the handshake failed, or no line of `pg_hba.conf` fits.
-fn is_about_encryption(failure: &Failure) -> bool {
-    match failure {
-        #[cfg(feature = "tls")]
-        Failure::Tls(_) => true,
-        Failure::Postgres(error) => {
-            error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION) || failure::is_about_tls(error)
-        }
-        _ => false,
-    }
-}
-
-/// The connection, and whether it, or the attempt, was encrypted.
-async fn open_as(settings: &Settings, place: &Place, mode: SslMode, runtime: &Handle) -> (bool, Result<Wire, Failure>) {
     let mut config = place.config.clone();
+    let mode = match settings.config.tls {
+        // As in libpq, a socket of this machine is never encrypted.
+        _ if place.is_socket() => SslMode::Disable,
+        Tls::Disable => SslMode::Disable,
+        Tls::Prefer => SslMode::Prefer,
+        Tls::Require | Tls::VerifyCa | Tls::VerifyFull => SslMode::Require,
+    };
     #[cfg(feature = "tls")]
     if mode != SslMode::Disable {
-        let connector = crate::tls::connector(
-            settings.config.tls,
-            &settings.config.tls_files,
-            settings.config.system_roots,
-        )
-        .await;
-        let (connector, handshake) = match connector {
-            Ok(connector) => connector,
-            Err(error) => return (true, Err(error.into())),
-        };
+        let (connector, handshake) = crate::tls::connector(settings.config.tls, &settings.config.tls_files).await?;
         let connected = config.ssl_mode(mode).connect(connector).await;
-        let encrypted = handshake.was_shown() || connected.as_ref().is_err_and(failure::is_about_tls);
         let driven = connected.map(|(client, connection)| Wire::drive(client, connection, runtime));
-        let failed = |error| match lock_transport::tls::is_cause_of(&error) {
-            true => Failure::Tls(lock_transport::tls::explain(
-                error,
-                &handshake,
-                &place.endpoint,
-                &crate::tls::PEER,
-            )),
+        return driven.map_err(|error| match lock_transport::tls::is_cause_of(&error) {
+            true => lock_transport::tls::explain(error, &handshake, &place.endpoint, &crate::tls::PEER).into(),
             false => failure::not_connected(&place.shown, error),
-        };
-        return (encrypted, driven.map_err(failed));
+        });
     }
-    #[cfg(not(feature = "tls"))]
     if mode == SslMode::Require {
-        let lacking = LockError::configuration("TLS is wanted; turn on the feature \"tls\"");
-        return (true, Err(lacking.into()));
+        return Err(LockError::configuration("TLS is wanted; turn on the feature \"tls\"").into());
     }
     let connected = config.ssl_mode(SslMode::Disable).connect(NoTls).await;
     let driven = connected.map(|(client, connection)| Wire::drive(client, connection, runtime));
-    (
-        false,
-        driven.map_err(|error| failure::not_connected(&place.shown, error)),
-    )
+    driven.map_err(|error| failure::not_connected(&place.shown, error))
 }
 
 /// The configured hosts, in the order in which they are tried.
@@ -237,8 +187,11 @@ fn without_hosts(settings: &Settings) -> Config {
     base.application_name(settings.application_name())
         .channel_binding(all.get_channel_binding())
         .ssl_negotiation(all.get_ssl_negotiation())
-        .keepalives(all.get_keepalives())
-        .keepalives_idle(all.get_keepalives_idle());
+        // What the network drops silently is noticed within 30 seconds.
+        .keepalives(true)
+        .keepalives_idle(Duration::from_secs(15))
+        .keepalives_interval(Duration::from_secs(5))
+        .keepalives_retries(3);
     let user = all.get_user().map(str::to_owned);
     if let Some(user) = user.or_else(|| std::env::var("USER").ok()) {
         base.user(user);
@@ -249,18 +202,9 @@ fn without_hosts(settings: &Settings) -> Config {
     if let Some(options) = all.get_options() {
         base.options(options);
     }
-    if let Some(interval) = all.get_keepalives_interval() {
-        base.keepalives_interval(interval);
-    }
-    if let Some(count) = all.get_keepalives_retries() {
-        base.keepalives_retries(count);
-    }
     let limit = settings.config.op_timeout;
     base.connect_timeout(all.get_connect_timeout().map_or(limit, |own| limit.min(*own)));
-    match all.get_tcp_user_timeout().copied().unwrap_or(limit) {
-        Duration::ZERO => {}
-        limit => drop(base.tcp_user_timeout(limit)),
-    }
+    base.tcp_user_timeout(all.get_tcp_user_timeout().map_or(limit, |own| *own));
     base
 }
 

@@ -20,9 +20,6 @@ pub(crate) enum Failure {
     Nonsense,
     /// Known in the caller's words already.
     Known(LockError),
-    /// Client and server did not agree on encryption, or on who the other is.
-    #[cfg(feature = "tls")]
-    Tls(LockError),
     /// A commit is not confirmed, which need not be waited for.
     Stuck,
     /// The server is a standby: locks would seem to be free there that are held on the primary.
@@ -63,8 +60,6 @@ impl Failure {
                 "Postgres answered with something else than what was asked for",
             ),
             Self::Known(error) => error,
-            #[cfg(feature = "tls")]
-            Self::Tls(error) => error,
             Self::Several(failures) => explain_all(operation, failures),
         }
     }
@@ -235,23 +230,13 @@ fn reason(error: &Error) -> Option<&'static str> {
         return None;
     }
     let text = error.to_string();
-    if is_about_tls(error) {
+    if text.starts_with("error performing TLS handshake") {
         return Some("TLS with Postgres failed; correct sslmode: require is encrypted, disable is not");
     }
     if text.starts_with("invalid configuration") || text.starts_with("authentication error") {
         return Some("Postgres cannot be logged in to; give user and password");
     }
     None
-}
-
-/// Whether client and server did not agree on encryption, or on who the other is.
-pub(crate) fn is_about_tls(error: &Error) -> bool {
-    // A server that wants another certificate of the client may say so after the handshake.
-    #[cfg(feature = "tls")]
-    if lock_transport::tls::is_cause_of(error) {
-        return true;
-    }
-    error.to_string().starts_with("error performing TLS handshake")
 }
 
 /// Why no connection was made, to whoever knows where it should have led.
