@@ -118,14 +118,6 @@ impl Sessions {
         }
     }
 
-    /// A session to raise the ceiling of tokens with, which has not waited for that itself when it was opened.
-    pub(crate) async fn raiser(self: &Arc<Self>) -> Result<Carried, Failure> {
-        match self.pool.idle() {
-            Some(session) => Ok(session),
-            None => Box::pin(self.open_as_it_is(PLAIN_TTL)).await,
-        }
-    }
-
     /// Takes back a session that carries nothing any more.
     pub(crate) fn spare(&self, session: Carried) {
         let over = session.is_over();

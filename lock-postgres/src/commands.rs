@@ -278,7 +278,7 @@ pub(crate) fn settings(proof: &Proof, op_timeout: Duration, has_transaction_time
         ("default_transaction_isolation", "read committed"),
         ("default_transaction_read_only", "off"),
         ("default_transaction_deferrable", "off"),
-        ("synchronous_commit", "on"),
+        ("synchronous_commit", "local"),
         ("tcp_keepalives_idle", "15"),
         ("tcp_keepalives_interval", "5"),
         ("tcp_keepalives_count", "3"),

@@ -43,15 +43,6 @@ pub(crate) struct Start {
     pub(crate) sequence: u32,
 }
 
-/// What a look at the counter has found.
-pub(crate) struct Look {
-    pub(crate) start: Start,
-    /// Whether nothing is to be put right.
-    pub(crate) is_settled: bool,
-    /// Whether tokens can be drawn as it is, if what is to be put right has to wait.
-    pub(crate) is_usable: bool,
-}
-
 /// What tells one run of the server from another, and one sequence from another that took its place.
 ///
 /// It is not what makes tokens safe across a crash: the server goes on with the same start time then.
@@ -94,30 +85,23 @@ pub(crate) fn look(schema: &Schema, sequence: u32, seen: u64) -> String {
         era_table = literal(&format!("{schema}.era")),
     );
     format!(
-        "SELECT {LAST}, c.ceiling, c.format, {settled} AND {may}, {intact} AND t.last_value + {NEAR} < c.ceiling AND {may} \
+        "SELECT {LAST}, c.ceiling, c.format, {settled} AND {may} \
          FROM {schema}.counter c, {schema}.token t"
     )
 }
 
-/// What was answered to [`look`].
-pub(crate) fn looked(rows: &Rows, sequence: u32) -> Result<Look, Failure> {
-    let row = rows.last();
-    let start = started(row, sequence)?;
-    let row = row.ok_or(Failure::Nonsense)?;
-    Ok(Look {
-        start,
-        is_settled: row.truth(3)?,
-        is_usable: row.truth(4)?,
-    })
+/// What was answered to [`look`], and whether nothing is to be put right.
+pub(crate) fn looked(rows: &Rows, sequence: u32) -> Result<(Start, bool), Failure> {
+    let start = started(rows.last(), sequence)?;
+    Ok((start, rows.one()?.truth(3)?))
 }
 
 /// Taken while the counter is put right, which takes two transactions. A number like any other.
 pub(crate) const RAISING: i64 = 0x6665_6e63_656c_6f64;
 
-/// Takes the turn to put the counter right, if it is free. It is not waited for: a statement that gives up waiting is an error in
-/// the server's log, and of a crowd that starts at once each would leave one.
+/// Waits for the turn to put the counter right.
 pub(crate) fn take_turn() -> String {
-    format!("SELECT pg_try_advisory_lock({RAISING})")
+    format!("SELECT pg_advisory_lock({RAISING})")
 }
 
 /// Puts the counter right, in [turn](take_turn): the first of two messages, each of which is a transaction that cannot stay open.
@@ -156,7 +140,7 @@ FROM aim WHERE NOT intact OR start_at > last OR start_at + {CHUNK} / 2 > counter
 }
 
 /// Brings the sequence up to where the counter begins, and says where it is. A sequence is set at once, whatever becomes of the
-/// transaction: so not before what it is set to is durable, or a wait for a standby would leave it above the ceiling.
+/// transaction: so not before what it is set to is durable.
 pub(crate) fn settle(schema: &Schema, sequence: u32) -> String {
     let schema = schema.quoted();
     format!(
@@ -173,12 +157,8 @@ pub(crate) fn done() -> String {
     format!("SELECT pg_advisory_unlock({RAISING})")
 }
 
-/// What was answered to [`settle`].
-pub(crate) fn raised(rows: &Rows, sequence: u32) -> Result<Start, Failure> {
-    started(rows.last(), sequence)
-}
-
-fn started(row: Option<&Row>, sequence: u32) -> Result<Start, Failure> {
+/// What was answered to [`look`] or [`settle`].
+pub(crate) fn started(row: Option<&Row>, sequence: u32) -> Result<Start, Failure> {
     let row = row.ok_or_else(|| {
         LockError::configuration(
             "the table \"counter\" of fencelock's schema is empty; run the SQL that `fencelock schema postgres` prints",
@@ -207,7 +187,7 @@ fn started(row: Option<&Row>, sequence: u32) -> Result<Start, Failure> {
 pub(crate) fn raise_ceiling(schema: &Schema, token: u64) -> String {
     let (schema, max) = (schema.quoted(), FencingToken::MAX);
     format!(
-        "SET LOCAL synchronous_commit = on;
+        "SET LOCAL synchronous_commit = local;
 UPDATE {schema}.counter SET ceiling = least({max}, {token} + {CHUNK}) WHERE ceiling < {token} + {CHUNK} / 2;
 SELECT ceiling FROM {schema}.counter"
     )

@@ -20,8 +20,6 @@ pub(crate) enum Failure {
     Nonsense,
     /// Known in the caller's words already.
     Known(LockError),
-    /// A commit is not confirmed, which need not be waited for.
-    Stuck,
     /// The server is a standby: locks would seem to be free there that are held on the primary.
     Standby,
     /// None of several servers can be used: where each is, and why not.
@@ -48,7 +46,6 @@ impl Failure {
     pub(crate) fn explain(self, operation: &'static str) -> LockError {
         match self {
             Self::Postgres(error) => explain(operation, error),
-            Self::Stuck => unavailable(operation, "the server does not confirm a commit"),
             Self::Standby => LockError::unsafe_configuration(
                 "this Postgres is a standby, or still recovering, and its locks are not those of the primary; connect \
                           to the primary"

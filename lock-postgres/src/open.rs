@@ -18,14 +18,11 @@ use crate::safety::{self, Server};
 use crate::schema::{Schema, check_planted};
 use crate::session::{Opened, Session};
 use crate::sessions::Sessions;
-use crate::tokens::{locked, unconfirmed};
+use crate::tokens::locked;
 use crate::wire::Wire;
 
 /// How long the first pause is before a server that had no connection left is asked again; the next ones are longer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
-
-/// How long the pauses of a session are at most that waits for its turn to put the counter right.
-const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// How often a session is opened anew that begins with the answers of another client.
 const REOPENINGS: usize = 5;
@@ -39,32 +36,16 @@ pub(crate) enum Room {
     WaitedFor,
 }
 
-/// What a session does about a counter that could be better, but is good enough.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Counter {
-    Raised,
-    AsItIs,
-}
-
 impl Sessions {
     /// A new session, for one claim to begin with. A server without a connection left is asked again if it is needed.
     pub(crate) async fn open(self: &Arc<Self>, ttl: Duration, room: Room) -> Result<Carried, Failure> {
-        self.open_with(ttl, room, Counter::Raised).await
-    }
-
-    /// One that takes the counter as it is, if that can be.
-    pub(crate) async fn open_as_it_is(self: &Arc<Self>, ttl: Duration) -> Result<Carried, Failure> {
-        self.open_with(ttl, Room::WaitedFor, Counter::AsItIs).await
-    }
-
-    async fn open_with(self: &Arc<Self>, ttl: Duration, room: Room, counter: Counter) -> Result<Carried, Failure> {
         // All that uses sessions runs where the executor starts tasks.
         let runtime = Handle::current();
         let limit = self.settings.config.op_timeout;
         let until = self.clock.now() + limit * 4 / 5;
         let mut pause = FIRST_PAUSE;
         let session = loop {
-            let opening = timeout(limit, self.open_now(ttl, counter)).await;
+            let opening = timeout(limit, self.open_now(ttl)).await;
             let opened = opening.unwrap_or_else(|_| Err(LockError::no_answer("connecting", limit).into()));
             match opened {
                 Err(failure) if failure.is_about_room() => {
@@ -93,24 +74,19 @@ impl Sessions {
         Ok(carried)
     }
 
-    async fn open_now(self: &Arc<Self>, ttl: Duration, counter: Counter) -> Result<Arc<Session>, Failure> {
+    async fn open_now(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>, Failure> {
         // PgBouncer hands on a session with the end of another client's answers in it, once in some hundred starts. That client may have had
         // several. The first message finds that, before anything is set or taken, and the connection is closed.
-        let mut opened = self.open_once(ttl, counter).await;
         for _ in 0..REOPENINGS {
+            let opened = self.open_once(ttl).await;
             if !matches!(opened, Err(Failure::Nonsense)) {
-                break;
+                return opened;
             }
-            opened = self.open_once(ttl, counter).await;
         }
-        match opened {
-            // Something is in the way of putting the counter right, which can be used as it is.
-            Err(Failure::Stuck) => self.open_once(ttl, Counter::AsItIs).await,
-            opened => opened,
-        }
+        self.open_once(ttl).await
     }
 
-    async fn open_once(self: &Arc<Self>, ttl: Duration, counter: Counter) -> Result<Arc<Session>, Failure> {
+    async fn open_once(self: &Arc<Self>, ttl: Duration) -> Result<Arc<Session>, Failure> {
         let settings = &self.settings;
         let limit = settings.config.op_timeout;
         let wire = Wire::open(settings, &Handle::current()).await?;
@@ -139,7 +115,7 @@ impl Sessions {
             other => drop(other?),
         }
         let sequences = sequences?;
-        let start = self.begin(&wire, &proof, sequences.token, counter).await?;
+        let start = self.begin(&wire, &proof, sequences.token).await?;
         if wire.ask(&commands::limits(&proof, ttl, limit)).await?.last().is_none() {
             return Err(elsewhere().into());
         }
@@ -161,10 +137,8 @@ impl Sessions {
         Ok(Session::new(opened, ttl, sequences.known_past))
     }
 
-    /// Where the counter is, once it is right. This session holds no lock so far, so it may wait for a commit, though not
-    /// without limit.
-    async fn begin(&self, wire: &Wire, proof: &Proof, sequence: u32, counter: Counter) -> Result<Start, Failure> {
-        let (schema, seen) = (&self.settings.schema, self.seen.load(Ordering::Acquire));
+    /// Where the counter is, once it is right. This session holds no lock so far, so it may wait for the disk.
+    async fn begin(&self, wire: &Wire, proof: &Proof, sequence: u32) -> Result<Start, Failure> {
         if self.settings.config.read_only {
             // It draws no token.
             return Ok(Start {
@@ -173,54 +147,32 @@ impl Sessions {
                 sequence,
             });
         }
-        let demand = proof.demand();
-        let take_turn = demand.clone() + &counter::take_turn();
-        let started = self.clock.now();
-        let mut pause = FIRST_PAUSE / 2;
-        let (look, limit) = loop {
-            let rows = wire.ask(&counter::look(schema, sequence, seen)).await?;
-            let look = counter::looked(&rows, sequence)?;
-            if look.is_settled || (look.is_usable && counter == Counter::AsItIs) {
-                return Ok(look.start);
-            }
-            let limit = self.settings.config.op_timeout / if look.is_usable { 4 } else { 2 };
-            if wire.ask(&take_turn).await?.one()?.truth(0)? {
-                break (look, limit);
-            }
-            // Another session has the turn. What it has put right is right for this one, too.
-            if self.clock.now() >= started + limit / 2 {
-                return if look.is_usable {
-                    Ok(look.start)
-                } else {
-                    Err(locked(limit / 2).into())
-                };
-            }
-            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-        };
-        let raise = counter::raise(schema, sequence, seen);
-        let raise = format!("{demand}SET LOCAL lock_timeout = {}; {raise}", millis(limit / 2));
-        let settle = demand.clone() + &counter::settle(schema, sequence);
-        let done = demand + &counter::done();
-        let raising = async {
-            wire.ask(&raise).await?;
-            // In order: whoever is next finds all of it.
-            let (settled, done) = tokio::join!(wire.ask(&settle), wire.ask(&done));
-            done?;
-            settled
-        };
-        let raised = timeout(limit, raising).await;
-        match raised {
-            // Whatever failed, the session may still have the turn: it is given up.
-            Ok(Err(failure)) if failure.is_limit() && look.is_usable => Err(Failure::Stuck),
-            Ok(Err(failure)) if failure.is_limit() => Err(locked(limit).into()),
-            Ok(rows) => counter::raised(&rows?, sequence),
-            Err(_) if look.is_usable => {
-                tracing::warn!(target: "fencelock", "a commit is not confirmed in time; tokens go on from where they are, below the clock");
-                Err(Failure::Stuck)
-            }
-            Err(_) => Err(unconfirmed(limit).into()),
+        let (schema, seen) = (&self.settings.schema, self.seen.load(Ordering::Acquire));
+        let look = counter::look(schema, sequence, seen);
+        let (start, is_settled) = counter::looked(&wire.ask(&look).await?, sequence)?;
+        if is_settled {
+            return Ok(start);
         }
+        let limit = self.settings.config.op_timeout / 4;
+        let demand = format!("{}SET LOCAL lock_timeout = {}; ", proof.demand(), millis(limit));
+        let in_turn = async {
+            wire.ask(&(demand.clone() + &counter::take_turn())).await?;
+            // What another session has put right meanwhile is right for this one, too.
+            let (mut start, is_settled) = counter::looked(&wire.ask(&look).await?, sequence)?;
+            if !is_settled {
+                wire.ask(&(demand.clone() + &counter::raise(schema, sequence, seen)))
+                    .await?;
+                let settled = wire.ask(&(demand.clone() + &counter::settle(schema, sequence))).await?;
+                start = counter::started(settled.last(), sequence)?;
+            }
+            wire.ask(&(demand + &counter::done())).await?;
+            Ok(start)
+        };
+        // If it failed, the session ends, and with it its turn.
+        in_turn.await.map_err(|failure: Failure| match failure.is_limit() {
+            true => locked(limit).into(),
+            false => failure,
+        })
     }
 
     /// The sequences, which are made with their schema if it is missing.

@@ -29,8 +29,8 @@ pub(crate) struct Sessions {
     pub(crate) room: Room,
     /// Whether a primary was found at the address.
     pub(crate) found_primary: AtomicBool,
-    /// Held by whoever raises the ceiling of tokens. Not again ahead of need before that moment, after a failure.
-    pub(crate) raising: Arc<AsyncMutex<Option<Stamp>>>,
+    /// The turn to raise the ceiling of tokens.
+    pub(crate) raising: Arc<AsyncMutex<()>>,
     /// The locks that were let go of for those who wait elsewhere, and until when those come first.
     pub(crate) gave_way: Mutex<HashMap<i64, Stamp>>,
     /// How many claims wait.

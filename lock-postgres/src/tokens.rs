@@ -2,9 +2,8 @@
 //!
 //! **Invariants.** A token is handed out only if it is above all that this client has seen before its statement was sent: what
 //! it was granted, and what the sequence had come to when its sessions began. And only if it is at most a ceiling that was
-//! durable in the same run of the server. A ceiling is raised by a session that holds no lock, since the commit may have to
-//! wait for a standby without limit, and the locks of a session that waits there cannot be taken from it. It is raised ahead
-//! of need, so normally nobody waits for that.
+//! durable in the same run of the server. A ceiling is raised by a session that holds no lock, since the commit waits for the disk. It is
+//! raised ahead of need, so normally no request waits for that.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -12,18 +11,12 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lock_core::{Busy, FencingToken, LockError, Stamp};
-use tokio::sync::OwnedMutexGuard;
-use tokio::time::timeout;
 
-use crate::commands::millis;
 use crate::counter::{self, CHUNK};
 use crate::failure::Failure;
 use crate::session::{Draw, Session};
 use crate::sessions::Sessions;
 use crate::unfinished::Unfinished;
-
-/// How long it takes until a ceiling is raised ahead of need again, after that has failed.
-const PAUSE: Duration = Duration::from_secs(1);
 
 /// Tokens that may be handed out, up to the last one, and when the message that they were drawn by was sent.
 pub(crate) struct Drawn {
@@ -77,7 +70,10 @@ impl Sessions {
             return Err(Failure::Ended);
         }
         if last > ceiling {
-            self.raise_ceiling(session, last).await?;
+            let _turn = self.raising.lock().await;
+            if last > session.ceiling() {
+                self.raise_ceiling(last).await?;
+            }
             // It must have lived through that: after a crash of the server the ceiling would be that of other tokens.
             session.beat().await?;
             if last > session.ceiling() {
@@ -92,75 +88,39 @@ impl Sessions {
         Ok(Drawn { first, token, sent })
     }
 
-    /// Makes a ceiling above that token durable, for a session that has drawn it.
-    async fn raise_ceiling(self: &Arc<Self>, session: &Arc<Session>, token: u64) -> Result<(), Failure> {
-        let mut turn = Arc::clone(&self.raising).lock_owned().await;
-        if token <= session.ceiling() {
-            return Ok(());
-        }
-        self.raise_in(&mut turn, token).await
-    }
-
-    /// The same in the background, for those who come next.
+    /// Makes a ceiling above that token durable, in the background, for those who come next.
     fn raise_ceiling_ahead(self: &Arc<Self>, token: u64) {
-        let Ok(mut turn) = Arc::clone(&self.raising).try_lock_owned() else {
+        let Ok(turn) = Arc::clone(&self.raising).try_lock_owned() else {
             return;
         };
-        if turn.is_some_and(|not_before| self.clock.now() < not_before) {
-            return;
-        }
         let sessions = Arc::clone(self);
         tokio::spawn(async move {
-            if let Err(failure) = sessions.raise_in(&mut turn, token).await {
-                let error = failure.explain("raising the ceiling of fencing tokens");
-                tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "no higher ceiling of fencing tokens so far");
+            let _turn = turn;
+            if let Err(failure) = sessions.raise_ceiling(token).await {
+                tracing::debug!(target: "fencelock", ?failure, "no higher ceiling of fencing tokens so far");
             }
         });
     }
 
-    async fn raise_in(self: &Arc<Self>, turn: &mut OwnedMutexGuard<Option<Stamp>>, token: u64) -> Result<(), Failure> {
-        let limit = self.settings.config.op_timeout / 2;
-        let raised = timeout(limit, self.raise_by_another(token, limit)).await;
-        let raised = raised.unwrap_or_else(|_| Err(unconfirmed(limit).into()));
-        **turn = raised.is_err().then(|| self.clock.now() + PAUSE);
-        raised
-    }
-
-    async fn raise_by_another(self: &Arc<Self>, token: u64, limit: Duration) -> Result<(), Failure> {
+    async fn raise_ceiling(self: &Arc<Self>, token: u64) -> Result<(), Failure> {
         // It carries nothing, and is ended if nothing is heard of it.
-        let raiser = self.raiser().await?;
+        let raiser = self.any().await?;
         // Those that are open before it is raised: if they are open afterwards it is the same run of the server.
         let all = self.pool.all();
-        let sql = counter::raise_ceiling(&self.settings.schema, token);
-        let patience = millis(limit / 2);
         let raising = Unfinished::on(&raiser);
-        let raised = raiser.ask(&format!("SET LOCAL lock_timeout = {patience}; {sql}")).await;
+        let raised = raiser.ask(&counter::raise_ceiling(&self.settings.schema, token)).await;
         raising.done();
-        let ceiling = match raised {
-            Ok(rows) => rows.one()?.number(0)?,
-            Err(failure) => {
-                let stuck = failure.is_limit();
-                self.spare(raiser);
-                return Err(if stuck { locked(limit).into() } else { failure });
-            }
-        };
+        self.spare(raiser);
+        let raised = raised.map_err(|failure| match failure.is_limit() {
+            true => locked(self.settings.config.op_timeout / 4).into(),
+            false => failure,
+        });
+        let ceiling = raised?.one()?.number(0)?;
         for session in all {
             session.may_draw_up_to(ceiling);
         }
-        self.spare(raiser);
         Ok(())
     }
-}
-
-/// Nobody knows whether the ceiling is durable.
-pub(crate) fn unconfirmed(limit: Duration) -> LockError {
-    LockError::unavailable(
-        "raising the ceiling of fencing tokens",
-        format!(
-            "the server did not confirm it within {limit:?}; if commits wait for a synchronous standby that is away, bring \
-             it back, or change synchronous_standby_names"
-        ),
-    )
 }
 
 /// Somebody else is at it, and does not come to an end.
@@ -168,9 +128,7 @@ pub(crate) fn locked(limit: Duration) -> LockError {
     LockError::unavailable(
         "raising the ceiling of fencing tokens",
         format!(
-            "another session kept the table \"counter\" of fencelock's schema locked for {limit:?}; if that session waits for a \
-             synchronous standby that is away, bring it back, or change synchronous_standby_names; if not, end it (pg_locks \
-             shows it)"
+            "another session kept the table \"counter\" of fencelock's schema locked for {limit:?}; pg_locks shows it; end it"
         ),
     )
 }
