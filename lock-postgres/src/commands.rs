@@ -47,19 +47,16 @@ pub(crate) fn try_lock(proof: &Proof, key: i64, tokens: &str, none_reserved: &st
 }
 
 /// Whether no key is reserved: the sequence is where it was when it was in the past. Read at the moment of its evaluation, and not as
-/// of a snapshot: so after the lock, if it comes after that in a `CASE`. Without the sequence, whether there is none by now.
-pub(crate) fn none_reserved(schema: &Schema, reserved_until: Option<u32>, known_past: i64) -> String {
-    match reserved_until {
-        Some(sequence) => format!("pg_sequence_last_value({sequence}) = {known_past}"),
-        None => format!("to_regclass({}) IS NULL", schema.literal_of("reserved_until")),
-    }
+/// of a snapshot: so after the lock, if it comes after that in a `CASE`.
+pub(crate) fn none_reserved(reserved_until: u32, known_past: i64) -> String {
+    format!("pg_sequence_last_value({reserved_until}) = {known_past}")
 }
 
 /// Whether some key may be reserved, for a session that knows the sequence by its name only, and may have no right to read it.
 pub(crate) fn some_reserved(schema: &Schema) -> String {
     let sequence = format!("to_regclass({})", schema.literal_of("reserved_until"));
     format!(
-        "CASE WHEN {sequence} IS NULL THEN false WHEN has_sequence_privilege({sequence}, 'SELECT') \
+        "CASE WHEN has_sequence_privilege({sequence}, 'SELECT') \
          THEN coalesce(pg_sequence_last_value({sequence}) > {NOW}, true) ELSE true END"
     )
 }
@@ -81,7 +78,7 @@ pub(crate) fn draw_unless_reserved(
         "SELECT CASE WHEN ({proof}) IS NOT TRUE THEN 0 WHEN NOT {taken} THEN NULL WHEN r.key IS NULL THEN {tokens} \
          WHEN pg_advisory_unlock({key}) THEN NULL END, {taken}, r.until - t.now, r.holder, CASE WHEN t.last <= t.now THEN t.last END \
          FROM (SELECT {NOW}, pg_sequence_last_value({reserved_until}) OFFSET 0) AS t (now, last) \
-         LEFT JOIN {}.reservation r ON r.key = {key} AND NOT r.withdrawn AND r.until > t.now",
+         LEFT JOIN {}.reservation r ON r.key = {key} AND r.until > t.now",
         schema.quoted()
     )
 }
@@ -103,19 +100,10 @@ pub(crate) fn try_lock_unless_reserved(
     )
 }
 
-/// Raises the sequence `reserved_until` to so many microseconds from now, and by one at least, and says what time it is. No row: this is
-/// another session. By one, as the sequence may be above that although others know it to be in the past: the clock was set back.
-///
-/// One session at a time, or a lower value could replace a higher one; for no longer than this message, whose commit waits for nothing.
-pub(crate) fn raise_reserved_until(proof: &Proof, reserved_until: u32, length: i64) -> String {
-    format!(
-        "SELECT pg_advisory_xact_lock({RESERVING}) WHERE {proof}; \
-         SELECT setval({reserved_until}, greatest(pg_sequence_last_value({reserved_until}) + 1, {NOW} + {length})) WHERE {proof}; \
-         SELECT {NOW} WHERE {proof}"
-    )
-}
+/// What commits of the table of reservations wait for: the disk of this server, and no standby.
+const DURABLE: &str = "SET LOCAL synchronous_commit = local";
 
-/// A claim that has, or had, a reservation.
+/// A reservation as the table has it.
 pub(crate) struct Row<'a> {
     pub(crate) key: i64,
     pub(crate) owner: OwnerId,
@@ -124,63 +112,47 @@ pub(crate) struct Row<'a> {
     pub(crate) holder: &'a str,
 }
 
-/// What commits of the table of reservations wait for: the disk of this server, and no standby.
-const DURABLE: &str = "SET LOCAL synchronous_commit = local";
-
-/// Makes the reservation, of so many microseconds, unless the message comes after `not_after` or after the claim was withdrawn: then
-/// there is no row.
-pub(crate) fn reserve(
-    proof: &Proof,
-    schema: &Schema,
-    reserved_until: u32,
-    row: &Row<'_>,
-    length: i64,
-    not_after: i64,
-) -> String {
-    let schema = schema.quoted();
+/// Makes the reservation, of so many microseconds from the arrival of the message, on the session that holds the lock.
+///
+/// Before the row, the sequence `reserved_until` is raised to the end of the reservation, and by one at least: it may be above that although
+/// others know it to be in the past, if the clock was set back. One session at a time does that, or a lower value could replace a higher one;
+/// it lets the next one do it before it waits for the disk. A session on which this fails may still have that turn.
+pub(crate) fn reserve(proof: &Proof, schema: &Schema, reserved_until: u32, row: &Row<'_>, length: i64) -> String {
+    let (schema, demand) = (schema.quoted(), proof.demand());
     let (key, owner, namespace, holder) = (row.key, row.owner, literal(row.namespace), literal(row.holder));
+    let until = format!("(extract(epoch FROM now()) * 1000000)::bigint + {length}");
     format!(
-        "{DURABLE}; \
-         WITH t AS MATERIALIZED (SELECT {NOW} AS now) \
-         INSERT INTO {schema}.reservation AS r (key, owner, until, withdrawn, namespace, holder) \
-         SELECT {key}, '{owner}', t.now + {length}, false, {namespace}, {holder} FROM t \
-         WHERE ({proof}) AND t.now <= {not_after} AND pg_sequence_last_value({reserved_until}) >= t.now + {length} \
-         ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, until = excluded.until, withdrawn = false, \
-         namespace = excluded.namespace, holder = excluded.holder WHERE r.owner <> excluded.owner OR NOT r.withdrawn \
-         RETURNING r.until; \
+        "{DURABLE}; {demand}SELECT pg_advisory_lock({RESERVING}); \
+         SELECT setval({reserved_until}, greatest(pg_sequence_last_value({reserved_until}) + 1, {until})); \
+         SELECT pg_advisory_unlock({RESERVING}); \
+         INSERT INTO {schema}.reservation (key, owner, until, namespace, holder) VALUES ({key}, '{owner}', {until}, {namespace}, {holder}) \
+         ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, until = excluded.until, namespace = excluded.namespace, \
+         holder = excluded.holder; \
          DELETE FROM {schema}.reservation WHERE key IN (SELECT key FROM {schema}.reservation \
          WHERE until < (extract(epoch FROM now()) * 1000000)::bigint ORDER BY until LIMIT {SWEPT} FOR UPDATE SKIP LOCKED)"
     )
 }
 
-/// Deletes the reservation of that claim. No row: this is another session.
+/// Deletes the reservation of that owner.
 pub(crate) fn withdraw(proof: &Proof, schema: &Schema, key: i64, owner: &str) -> String {
-    let (schema, owner) = (schema.quoted(), literal(owner));
-    format!(
-        "{DURABLE}; DELETE FROM {schema}.reservation WHERE key = {key} AND owner = {owner} AND ({proof}); \
-         SELECT WHERE {proof}"
-    )
+    let (schema, owner, demand) = (schema.quoted(), literal(owner), proof.demand());
+    format!("{DURABLE}; {demand}DELETE FROM {schema}.reservation WHERE key = {key} AND owner = {owner}")
 }
 
-/// The same where a request to [`reserve`] may still be on its way, on the session that had the lock: for so many microseconds a row
-/// says that the claim was withdrawn.
-pub(crate) fn withdraw_for(proof: &Proof, schema: &Schema, row: &Row<'_>, length: i64) -> String {
-    let schema = schema.quoted();
-    let (key, owner, namespace) = (row.key, row.owner, literal(row.namespace));
+/// Ends the session of that backend, if it is still the same, and waits for that as long as `limit`. A row that is false: it has not ended
+/// by then.
+pub(crate) fn end_backend(pid: i32, started: i64, limit: Duration) -> String {
     format!(
-        "{DURABLE}; \
-         INSERT INTO {schema}.reservation AS r (key, owner, until, withdrawn, namespace, holder) \
-         SELECT {key}, '{owner}', {NOW} + {length}, true, {namespace}, '' WHERE {proof} \
-         ON CONFLICT (key) DO UPDATE SET owner = excluded.owner, until = excluded.until, withdrawn = true, \
-         namespace = excluded.namespace, holder = '' WHERE r.owner = excluded.owner OR r.until < {NOW}; \
-         SELECT WHERE {proof}"
+        "SELECT pg_terminate_backend(pid, {}) FROM pg_stat_activity \
+         WHERE pid = {pid} AND (extract(epoch FROM backend_start) * 1000000)::bigint = {started}",
+        millis(limit)
     )
 }
 
 /// Whether the key `$1` is reserved.
 pub(crate) fn is_reserved(schema: &Schema) -> String {
     let schema = schema.quoted();
-    format!("SELECT EXISTS (SELECT FROM {schema}.reservation WHERE key = $1 AND NOT withdrawn AND until > {NOW})")
+    format!("SELECT EXISTS (SELECT FROM {schema}.reservation WHERE key = $1 AND until > {NOW})")
 }
 
 /// The reservations that are not over: key, owner, microseconds that are left, and holder.
@@ -188,7 +160,7 @@ pub(crate) fn reservations(schema: &Schema, condition: &str) -> String {
     let schema = schema.quoted();
     format!(
         "SELECT key, owner, until - {NOW}, holder FROM {schema}.reservation \
-         WHERE NOT withdrawn AND until > {NOW} AND {condition}"
+         WHERE until > {NOW} AND {condition}"
     )
 }
 

@@ -9,6 +9,7 @@ use lock_core::{Claim, Clock, FencingToken, Grant, Holder, Lease, OwnerId, Stamp
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::carried::{Carried, Share};
+use crate::session::Session;
 
 /// One lock that a session of this client carries.
 pub(crate) struct Holding {
@@ -127,49 +128,39 @@ impl fmt::Debug for Holdings {
     }
 }
 
-/// The claims of this client that may have a reservation, and how long that may be. A claim is forgotten with its release.
+/// A backend of the server. Its pid alone may be that of a later one.
+#[derive(Clone, Debug)]
+pub(crate) struct Backend {
+    pub(crate) pid: i32,
+    pub(crate) started: i64,
+}
+
+/// The claims of this client that may have a reservation: how long that may be, and on which backend it was made. A claim is forgotten
+/// with its release.
 #[derive(Debug, Default)]
-pub(crate) struct Reservations(Mutex<HashMap<OwnerId, Stamp>>);
+pub(crate) struct Reservations(Mutex<HashMap<OwnerId, (Stamp, Backend)>>);
 
 impl Reservations {
-    pub(crate) fn add(&self, owner: OwnerId, until: Stamp, now: Stamp) {
+    pub(crate) fn add(&self, owner: OwnerId, session: &Session, until: Stamp, now: Stamp) {
         let mut claims = self.lock();
-        claims.retain(|_, until| *until > now);
-        claims.insert(owner, until);
+        claims.retain(|_, (until, _)| *until > now);
+        let backend = Backend {
+            pid: session.pid,
+            started: session.started,
+        };
+        claims.insert(owner, (until, backend));
     }
 
     pub(crate) fn remove(&self, owner: OwnerId) {
         self.lock().remove(&owner);
     }
 
-    pub(crate) fn contains(&self, owner: OwnerId) -> bool {
-        self.lock().contains_key(&owner)
+    pub(crate) fn backend_of(&self, owner: OwnerId) -> Option<Backend> {
+        self.lock().get(&owner).map(|(_, backend)| backend.clone())
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, Stamp>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<OwnerId, (Stamp, Backend)>> {
         // Nothing here panics while holding the mutex.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn a_claim_is_forgotten_when_its_reservation_is_over() {
-        let reservations = Reservations::default();
-        let (clock, hand) = lock_core::Clock::manual();
-        let (first, second) = (OwnerId::random(), OwnerId::random());
-        let second_of_time = Duration::from_secs(1);
-        reservations.add(first, clock.now() + second_of_time, clock.now());
-        hand.advance(2 * second_of_time);
-        assert!(reservations.contains(first));
-        reservations.add(second, clock.now() + second_of_time, clock.now());
-        assert!(reservations.contains(second) && !reservations.contains(first));
-        reservations.remove(second);
-        assert!(!reservations.contains(second));
     }
 }

@@ -43,7 +43,7 @@
 //!   let two hold the same lock. One with `pool_mode = session` can be used if that is said:
 //!   [`PostgresConfig::session_pooler`].
 //! - **Reservations** ([`at_least`](lock_core::LockRequest::at_least)) are rows, and survive a crash of the server. They end by its clock. A
-//!   request costs two round trips more and waits for the server's disk. Clients of versions without reservations do not respect them.
+//!   request costs one round trip more and waits for the server's disk.
 //! - **Rights**: [`schema_sql`] has the least that a role needs.
 //!
 //! The resource's side for data in Postgres is in [`fence`]; a lock that ends with a transaction of yours is

@@ -130,7 +130,9 @@ impl Sessions {
             version: server.named(),
             start,
             schema: settings.schema.clone(),
+            started: server.started,
             reserved_until: sequences.reserved_until,
+            sees_reservations: sequences.sees_reservations,
             application_name: settings.application_name(),
             op_timeout: limit,
         };
@@ -182,12 +184,8 @@ impl Sessions {
         let look = look_for_sequences(schema);
         let mut rows = wire.ask(&look).await?;
         if rows.last().is_none() && read_only {
-            // Without a schema nothing is held, so the number is of no use to anybody.
-            return Ok(Sequences {
-                token: 0,
-                reserved_until: None,
-                known_past: None,
-            });
+            // Without a schema nothing is held, so the numbers are of no use to anybody.
+            return Ok(Sequences::default());
         }
         if rows.last().is_none() {
             let made = self.make_schema(wire, server).await;
@@ -199,21 +197,12 @@ impl Sessions {
                     rows = looked?;
                 }
             }
-        } else if rows.one()?.get(4)?.is_none() && rows.one()?.truth(5)? && !read_only {
-            check_planted(rows.one()?.get(3)?, self.settings.config.allow_unsafe)?;
-            let lockers = wire.ask(&schema.lockers()).await?;
-            let lockers = lockers.iter().map(|row| row.text(0)).collect::<Result<Vec<_>, _>>()?;
-            if let Err(failure) = wire.ask(&schema.add_reservations(lockers.into_iter())).await {
-                tracing::debug!(target: "fencelock", ?failure, "the schema of an earlier version could not be completed");
-            }
-            rows = wire.ask(&look).await?;
         }
         let row = rows.one()?;
         safety::sequence(row.number(1)?, row.truth(2)?, self.settings.config.allow_unsafe)?;
         check_planted(row.get(3)?, self.settings.config.allow_unsafe)?;
-        let reserved_until = row.get(4)?.map(|_| row.number(4)).transpose()?;
-        let may_read = reserved_until.is_none() || row.truth(6)?;
-        if !may_read && !read_only {
+        let sees_reservations = row.truth(5)?;
+        if !sees_reservations && !read_only {
             return Err(LockError::configuration(
                 "the Postgres role may not read which names are reserved, so its locks would not respect that; grant what \
                  `fencelock schema postgres --role ROLE` prints",
@@ -222,8 +211,9 @@ impl Sessions {
         }
         Ok(Sequences {
             token: row.number(0)?,
-            reserved_until: reserved_until.filter(|_| may_read),
-            known_past: row.get(7)?.map(|_| row.number(7)).transpose()?,
+            reserved_until: row.number(4)?,
+            sees_reservations,
+            known_past: row.get(6)?.map(|_| row.number(6)).transpose()?,
         })
     }
 
@@ -248,30 +238,29 @@ impl Sessions {
 }
 
 /// The sequences of the schema, as the server numbers them.
+#[derive(Default)]
 struct Sequences {
     token: u32,
-    /// None: nothing can be reserved.
-    reserved_until: Option<u32>,
-    /// Where that one is, if it is in the past.
+    reserved_until: u32,
+    sees_reservations: bool,
+    /// Where `reserved_until` is, if that is in the past.
     known_past: Option<i64>,
 }
 
-/// The sequence of tokens, its settings, what is planted on the tables, the sequence `reserved_until`, whether the role may make that,
-/// whether it may read it, and where it is, if that is in the past.
+/// The sequence of tokens, its settings, what is planted on the tables, the sequence `reserved_until`, whether the role may see reservations,
+/// and where that sequence is, if that is in the past.
 fn look_for_sequences(schema: &Schema) -> String {
-    let (token, schema_name, planted) = (schema.literal_of("token"), schema.literal(), schema.planted());
+    let (token, planted) = (schema.literal_of("token"), schema.planted());
     let (reservation, reserved_until) = (schema.literal_of("reservation"), schema.literal_of("reserved_until"));
     format!(
         "SELECT t.seqrelid::oid::bigint, t.seqcache, t.seqcycle, {planted}, r.seqrelid::oid::bigint, \
-         pg_catalog.has_schema_privilege({schema_name}, 'CREATE'), \
          pg_catalog.has_sequence_privilege(r.seqrelid, 'SELECT') \
          AND pg_catalog.has_table_privilege(pg_catalog.to_regclass({reservation}), 'SELECT'), \
          CASE WHEN pg_catalog.has_sequence_privilege(r.seqrelid, 'SELECT') THEN ( \
          SELECT CASE WHEN v.last <= {NOW} THEN v.last END \
          FROM (SELECT pg_catalog.pg_sequence_last_value(r.seqrelid) OFFSET 0) AS v (last)) END \
-         FROM pg_catalog.pg_sequence t LEFT JOIN pg_catalog.pg_sequence r \
-         ON r.seqrelid = pg_catalog.to_regclass({reserved_until}) AND pg_catalog.to_regclass({reservation}) IS NOT NULL \
-         WHERE t.seqrelid = pg_catalog.to_regclass({token})"
+         FROM pg_catalog.pg_sequence t, pg_catalog.pg_sequence r WHERE t.seqrelid = pg_catalog.to_regclass({token}) \
+         AND r.seqrelid = pg_catalog.to_regclass({reserved_until}) AND pg_catalog.to_regclass({reservation}) IS NOT NULL"
     )
 }
 

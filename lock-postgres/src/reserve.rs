@@ -7,8 +7,7 @@
 //! there before the lock is free, and a session that has taken the lock since finds them: see [`Session::take`](crate::session::Session).
 //!
 //! **Invariant.** After the release of a claim no request makes a reservation for it. On the session of the lock, the release comes after
-//! the request. If that session is lost, the request may still be on its way there: then another session leaves a row that says that the
-//! claim was withdrawn, and the row stays for longer than the request counts.
+//! the request. If that session is lost, the request may still be on its way there: so the server ends that session first.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use lock_core::{Claim, Holder, LockError, OwnerId, Released, Renewal};
 
 use crate::commands::{self, micros};
 use crate::failure::Failure;
-use crate::holdings::Turn;
+use crate::holdings::{Backend, Turn};
 use crate::record;
 use crate::rows::Row;
 use crate::session::Session;
@@ -43,31 +42,19 @@ impl Sessions {
             return Ok(Renewal::NotHeld);
         };
         let session = Arc::clone(&*holding.session);
-        let Some(reserved_until) = session.reserved_until else {
-            return Err(missing(&self.settings.schema).into());
-        };
         let text = record::write(key, session.pid, &holding.holder());
-        let namespace = self.settings.keys.mark();
         let row = commands::Row {
             key,
             owner,
-            namespace: &namespace,
+            namespace: &self.settings.keys.mark(),
             holder: &text,
         };
         let now = self.clock.now();
-        // Longer than the server counts: both messages have less time than the session.
-        let longest = *length + 2 * session.ttl() + self.withdrawn_for();
-        self.reservations.add(owner, now + longest, now);
-        match session.reserve(reserved_until, &row, *length).await {
-            Ok(()) => Ok(Renewal::Renewed),
-            Err(failure) => {
-                if failure.code().is_some() && !session.is_over() {
-                    // The server has refused it, so nothing is to be withdrawn.
-                    self.reservations.remove(owner);
-                }
-                Err(failure)
-            }
-        }
+        // Longer than the server counts: the message has less time than the session.
+        self.reservations
+            .add(owner, &session, now + *length + 2 * session.ttl(), now);
+        session.reserve(&row, *length).await?;
+        Ok(Renewal::Renewed)
     }
 
     /// Unlocks, and leaves the reservation as it is.
@@ -81,34 +68,49 @@ impl Sessions {
 
     /// Ends the reservation that the claim may have.
     pub(crate) async fn withdraw(self: &Arc<Self>, turn: &mut Turn, key: i64, owner: OwnerId) -> Result<(), Failure> {
-        if !self.reservations.contains(owner) {
+        let Some(backend) = self.reservations.backend_of(owner) else {
             return Ok(());
-        }
-        let holding = turn.held().filter(|holding| holding.claim.owner() == owner);
-        let withdrawn = match holding.map(|holding| Arc::clone(&*holding.session)) {
-            Some(session) => match session.withdraw(key, &owner.to_string()).await {
-                Err(_) if session.is_over() => self.withdraw_elsewhere(turn, key, owner).await,
-                withdrawn => withdrawn,
-            },
-            None => self.withdraw_elsewhere(turn, key, owner).await,
         };
-        if withdrawn.is_ok() {
-            self.reservations.remove(owner);
+        let holding = turn.held().filter(|holding| holding.claim.owner() == owner);
+        if let Some(session) = holding.map(|holding| Arc::clone(&*holding.session)) {
+            match session.withdraw(key, &owner.to_string()).await {
+                Ok(()) => {
+                    self.reservations.remove(owner);
+                    return Ok(());
+                }
+                Err(_) if session.is_over() => {}
+                failed => return failed,
+            }
         }
+        let session = self.unhurried().await?;
+        let withdrawn = self.withdraw_on(&session, turn, key, owner, &backend).await;
+        self.spare(session);
         withdrawn
     }
 
     /// The same without the session that had the lock.
-    async fn withdraw_elsewhere(self: &Arc<Self>, turn: &mut Turn, key: i64, owner: OwnerId) -> Result<(), Failure> {
-        let session = self.unhurried().await?;
-        let namespace = self.settings.keys.mark();
-        let withdrawn = session.withdraw_for(key, owner, &namespace, self.withdrawn_for()).await;
-        if withdrawn.is_ok() && turn.held().is_none() {
+    async fn withdraw_on(
+        &self,
+        session: &Session,
+        turn: &mut Turn,
+        key: i64,
+        owner: OwnerId,
+        backend: &Backend,
+    ) -> Result<(), Failure> {
+        let end = commands::end_backend(backend.pid, backend.started, self.settings.config.op_timeout / 4);
+        if let Some(ended) = session.ask(&end).await?.last()
+            && !ended.truth(0)?
+        {
+            let message = "the session that made the reservation does not end";
+            return Err(LockError::unavailable("release", message).into());
+        }
+        session.withdraw(key, &owner.to_string()).await?;
+        self.reservations.remove(owner);
+        if turn.held().is_none() {
             // Those who wait know how long it was reserved.
             session.pass_on(key).await;
         }
-        self.spare(session);
-        withdrawn
+        Ok(())
     }
 
     /// Ends the reservation of that owner, whose claim is not of this client or was lost.
@@ -130,68 +132,29 @@ impl Sessions {
         self.spare(session);
         Ok(reserved?.pop())
     }
-
-    /// For how long a row says that a claim was withdrawn: twice as long as a request to reserve counts, by the same clock.
-    fn withdrawn_for(&self) -> Duration {
-        2 * self.settings.config.op_timeout
-    }
 }
 
 impl Session {
-    /// Makes the reservation of a lock that the session has.
-    async fn reserve(&self, reserved_until: u32, row: &commands::Row<'_>, length: Duration) -> Result<(), Failure> {
-        // The second message counts for that long.
-        let limit = self.op_timeout;
-        let raise = commands::raise_reserved_until(&self.proof, reserved_until, micros(length + limit));
-        let rows = self.ask(&raise).await?;
-        let Some(now) = rows.last() else {
-            return Err(self.is_elsewhere());
-        };
-        let not_after = now.number::<i64>(0)? + micros(limit);
-        let reserve = commands::reserve(
-            &self.proof,
-            &self.schema,
-            reserved_until,
-            row,
-            micros(length),
-            not_after,
-        );
-        if self.ask(&reserve).await?.last().is_some() {
-            return Ok(());
+    /// Makes the reservation of a lock that the session has, and carries alone.
+    async fn reserve(&self, row: &commands::Row<'_>, length: Duration) -> Result<(), Failure> {
+        let sql = commands::reserve(&self.proof, &self.schema, self.reserved_until, row, micros(length));
+        let reserved = self.ask(&sql).await;
+        if reserved.is_err() {
+            self.wire.end();
         }
-        self.beat().await?;
-        let message = "the request came too late to the server, or its clock was set meanwhile";
-        Err(LockError::unavailable("reservation", message.to_owned()).into())
+        reserved.map(drop)
     }
 
     async fn withdraw(&self, key: i64, owner: &str) -> Result<(), Failure> {
-        let rows = self
-            .ask(&commands::withdraw(&self.proof, &self.schema, key, owner))
-            .await?;
-        self.reached(rows.last())
+        let sql = commands::withdraw(&self.proof, &self.schema, key, owner);
+        self.ask(&sql).await.map(drop)
     }
 
-    async fn withdraw_for(&self, key: i64, owner: OwnerId, namespace: &str, length: Duration) -> Result<(), Failure> {
-        let row = commands::Row {
-            key,
-            owner,
-            namespace,
-            holder: "",
-        };
-        let sql = commands::withdraw_for(&self.proof, &self.schema, &row, micros(length));
-        let rows = self.ask(&sql).await?;
-        self.reached(rows.last())
-    }
-
-    fn reached(&self, row: Option<&Row>) -> Result<(), Failure> {
-        row.map(|_| ()).ok_or_else(|| self.is_elsewhere())
-    }
-
-    /// The reservations to be shown. None where the schema has none, or the role may not read them.
+    /// The reservations to be shown: none to a role that may not read them.
     pub(crate) async fn shown_reservations(&self, condition: &str) -> Result<Vec<Reserved>, Failure> {
-        match self.reserved_until {
-            Some(_) => self.reservations(condition).await,
-            None => Ok(Vec::new()),
+        match self.sees_reservations {
+            true => self.reservations(condition).await,
+            false => Ok(Vec::new()),
         }
     }
 
@@ -210,13 +173,4 @@ impl Session {
         };
         rows.iter().map(read).collect()
     }
-}
-
-/// Why nothing can be reserved in a schema of an earlier version.
-fn missing(schema: &crate::schema::Schema) -> LockError {
-    LockError::configuration(format!(
-        "the schema of fencelock is of an earlier version, without what at_least needs, and this role may not add it; have this run by \
-         somebody who may, and then the grants that `fencelock schema postgres --role ROLE` prints:\n{}",
-        schema.create_reservations()
-    ))
 }

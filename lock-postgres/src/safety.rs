@@ -12,7 +12,8 @@ fn look() -> String {
     format!(
         "{FREE_OF_DEFAULTS}; SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('server_version_num'), \
          pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('fsync'), \
-         pg_catalog.current_setting('server_version'), coalesce(pg_catalog.current_setting('{MARK}', true), ''), {ROOM}"
+         pg_catalog.current_setting('server_version'), coalesce(pg_catalog.current_setting('{MARK}', true), ''), {ROOM}, \
+         (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
     )
 }
 
@@ -29,6 +30,8 @@ pub(crate) struct Server {
     marked: bool,
     /// How many connections are left.
     pub(crate) room: i64,
+    /// When the backend was started, in microseconds since 1970.
+    pub(crate) started: i64,
 }
 
 impl Server {
@@ -43,6 +46,7 @@ impl Server {
             full_version: row.text(4)?.to_owned(),
             marked: !row.text(5)?.is_empty(),
             room: row.number(6)?,
+            started: row.number(7)?,
         })
     }
 
@@ -144,6 +148,7 @@ mod tests {
             full_version: "17.2 (Debian 17.2-1)".to_owned(),
             marked: false,
             room: 90,
+            started: 0,
         }
     }
 

@@ -36,19 +36,15 @@ impl Schema {
         literal(&format!("{}.{thing}", self.quoted()))
     }
 
-    /// The name of the schema as a literal of SQL.
-    pub(crate) fn literal(&self) -> String {
-        literal(&self.0)
-    }
-
     /// Makes what is missing. To be run by whoever may create a schema in the database.
     ///
     /// `counter` says below what tokens may be drawn; it is what survives a crash. `token` is where they are drawn from, and
     /// `era` what knows whether `token` is still what it was: both are lost in a crash, which costs nothing to write. `channel`
-    /// is where clients are asked what they hold: who may read its name may ask. The rest is for
-    /// [reservations](Self::create_reservations).
+    /// is where clients are asked what they hold: who may read its name may ask. `reservation` has a row for each reserved key. The last value
+    /// of `reserved_until` is no less than the end of each of them, in microseconds since 1970; it is never null, so null means that the role
+    /// may not read it.
     pub(crate) fn create(&self, unlogged_sequences: bool) -> String {
-        let schema = self.quoted();
+        let (schema, reserved_until) = (self.quoted(), self.literal_of("reserved_until"));
         let unlogged = if unlogged_sequences { "UNLOGGED " } else { "" };
         format!(
             "CREATE SCHEMA IF NOT EXISTS {schema};
@@ -70,23 +66,10 @@ CREATE UNLOGGED TABLE IF NOT EXISTS {schema}.era (
     era text NOT NULL
 );
 CREATE {unlogged}SEQUENCE IF NOT EXISTS {schema}.token MAXVALUE 9007199254740991 CACHE 1 NO CYCLE;
-{}",
-            self.create_reservations()
-        )
-    }
-
-    /// Makes what reservations need, which schemas of earlier versions lack.
-    ///
-    /// `reservation` has a row for each reserved key. The last value of `reserved_until` is no less than the end of each of them, in
-    /// microseconds since 1970; it is never null, so null means that the role may not read it.
-    pub(crate) fn create_reservations(&self) -> String {
-        let (schema, reserved_until) = (self.quoted(), self.literal_of("reserved_until"));
-        format!(
-            "CREATE TABLE IF NOT EXISTS {schema}.reservation (
+CREATE TABLE IF NOT EXISTS {schema}.reservation (
     key bigint PRIMARY KEY,
     owner text NOT NULL,
     until bigint NOT NULL,
-    withdrawn boolean NOT NULL,
     namespace text NOT NULL,
     holder text NOT NULL
 );
@@ -94,24 +77,6 @@ CREATE INDEX IF NOT EXISTS reservation_until ON {schema}.reservation (until);
 CREATE SEQUENCE IF NOT EXISTS {schema}.reserved_until CACHE 1 NO CYCLE;
 SELECT setval({reserved_until}, 1) WHERE pg_sequence_last_value({reserved_until}) IS NULL;
 "
-        )
-    }
-
-    /// The roles that may draw tokens, one in each row: who may lock may also reserve.
-    pub(crate) fn lockers(&self) -> String {
-        format!(
-            "SELECT DISTINCT CASE grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(grantee)) END \
-             FROM pg_class, aclexplode(relacl) WHERE oid = to_regclass({}) AND privilege_type = 'UPDATE'",
-            self.literal_of("token")
-        )
-    }
-
-    /// Makes what reservations need in a schema of an earlier version, in one transaction, and grants it to those roles.
-    pub(crate) fn add_reservations<'a>(&self, lockers: impl Iterator<Item = &'a str>) -> String {
-        let grants: String = lockers.map(|role| self.grant_reservations(role)).collect();
-        format!(
-            "SET LOCAL synchronous_commit = local; SELECT pg_advisory_xact_lock({MAKING});\n{}{grants}",
-            self.create_reservations()
         )
     }
 
@@ -161,16 +126,7 @@ GRANT SELECT, UPDATE ON {schema}.counter TO {role};
 GRANT SELECT, INSERT, UPDATE ON {schema}.era TO {role};
 GRANT SELECT ON {schema}.channel TO {role};
 GRANT SELECT, USAGE, UPDATE ON SEQUENCE {schema}.token TO {role};
-{}",
-            self.grant_reservations(&role)
-        )
-    }
-
-    /// The same for reservations; the role as SQL names it.
-    fn grant_reservations(&self, role: &str) -> String {
-        let schema = self.quoted();
-        format!(
-            "GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.reservation TO {role};
+GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.reservation TO {role};
 GRANT SELECT, UPDATE ON SEQUENCE {schema}.reserved_until TO {role};
 "
         )

@@ -51,8 +51,12 @@ pub(crate) struct Opened {
     pub(crate) version: ServerInfo,
     pub(crate) start: Start,
     pub(crate) schema: Schema,
-    /// The sequence of that name, as the server numbers it. None: there was none.
-    pub(crate) reserved_until: Option<u32>,
+    /// When its backend was started, in microseconds since 1970 by the server's clock.
+    pub(crate) started: i64,
+    /// The sequence of that name, as the server numbers it.
+    pub(crate) reserved_until: u32,
+    /// Whether the role may read the reservations: one that only looks at locks need not.
+    pub(crate) sees_reservations: bool,
     pub(crate) application_name: String,
     pub(crate) op_timeout: Duration,
 }
@@ -255,26 +259,19 @@ impl Session {
     /// **Invariant.** A lock that was taken is kept only after a look for a reservation that began once the lock was there. While no
     /// key is reserved, one at the sequence `reserved_until` will do, in the same statement.
     async fn take(&self, key: i64, show: &str, count: NonZeroU32) -> Result<Result<u64, Busy>, Failure> {
-        let (proof, tokens) = (&self.proof, commands::tokens(self.start.sequence, count));
-        let sql = match (self.reserved_until, self.known_past.load(Ordering::Acquire)) {
-            (Some(reserved_until), SOME_RESERVED) => {
-                commands::try_lock_unless_reserved(proof, key, &tokens, &self.schema, reserved_until, show)
-            }
-            (reserved_until, known_past) => {
-                let none_reserved = commands::none_reserved(&self.schema, reserved_until, known_past);
+        let (proof, schema, reserved_until) = (&self.proof, &self.schema, self.reserved_until);
+        let tokens = commands::tokens(self.start.sequence, count);
+        let sql = match self.known_past.load(Ordering::Acquire) {
+            SOME_RESERVED => commands::try_lock_unless_reserved(proof, key, &tokens, schema, reserved_until, show),
+            known_past => {
+                let none_reserved = commands::none_reserved(reserved_until, known_past);
                 let attempt = commands::try_lock(proof, key, &tokens, &none_reserved) + show;
                 match self.ask(&attempt).await?.one()?.get(0)? {
                     None => return Ok(Err(Busy::default())),
                     Some("0") => return Err(self.is_elsewhere()),
-                    Some("-1") => {}
+                    Some("-1") => commands::draw_unless_reserved(proof, key, &tokens, schema, reserved_until, "true"),
                     Some(last) => return last.parse().map(Ok).map_err(|_| Failure::Nonsense),
                 }
-                let Some(reserved_until) = reserved_until else {
-                    // The schema has reservations now, which the next session knows.
-                    self.dry.store(true, Ordering::Release);
-                    return Err(Failure::Ended);
-                };
-                commands::draw_unless_reserved(proof, key, &tokens, &self.schema, reserved_until, "true")
             }
         };
         let rows = self.ask(&sql).await?;

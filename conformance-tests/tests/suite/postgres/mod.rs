@@ -157,7 +157,7 @@ impl Harness for PostgresHarness {
                  FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory' \
                  AND a.datname = current_database() \
                  UNION ALL SELECT concat_ws(' ', 'reserved:', key, owner, holder) FROM fencelock.reservation \
-                 WHERE NOT withdrawn AND until > extract(epoch FROM clock_timestamp()) * 1000000",
+                 WHERE until > extract(epoch FROM clock_timestamp()) * 1000000",
                 &[],
             )
             .await

@@ -40,7 +40,9 @@ async fn no_session_waits_for_a_standby_that_is_away() {
         }
         lock.renew(&kept.lease).await.unwrap();
         // Nor does a client wait that puts the counter right.
-        server.run_sql(&format!("SET synchronous_commit = local; {BEHIND}")).await;
+        server
+            .run_sql(&format!("SET synchronous_commit = local; {BEHIND}"))
+            .await;
         let other = granted(&server.client().await, &claim("other", TTL)).await;
         assert!(other.token > kept.token);
         assert_eq!(server.value::<i64>(STUCK).await, 0, "{sequence}");
