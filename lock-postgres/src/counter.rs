@@ -85,23 +85,37 @@ pub(crate) fn look(schema: &Schema, sequence: u32, seen: u64) -> String {
         era_table = literal(&format!("{schema}.era")),
     );
     format!(
-        "SELECT {LAST}, c.ceiling, c.format, {settled} AND {may} \
+        "SELECT {LAST}, c.ceiling, c.format, {settled} AND {may}, {intact} AND t.last_value + {NEAR} < c.ceiling AND {may} \
          FROM {schema}.counter c, {schema}.token t"
     )
 }
 
-/// What was answered to [`look`], and whether nothing is to be put right.
-pub(crate) fn looked(rows: &Rows, sequence: u32) -> Result<(Start, bool), Failure> {
-    let start = started(rows.last(), sequence)?;
-    Ok((start, rows.one()?.truth(3)?))
+/// What a look at the counter has found.
+pub(crate) struct Look {
+    pub(crate) start: Start,
+    /// Whether nothing is to be put right.
+    pub(crate) is_settled: bool,
+    /// Whether tokens can be drawn as it is, if what is to be put right has to wait.
+    pub(crate) is_usable: bool,
+}
+
+/// What was answered to [`look`].
+pub(crate) fn looked(rows: &Rows, sequence: u32) -> Result<Look, Failure> {
+    let (start, row) = (started(rows.last(), sequence)?, rows.one()?);
+    Ok(Look {
+        start,
+        is_settled: row.truth(3)?,
+        is_usable: row.truth(4)?,
+    })
 }
 
 /// Taken while the counter is put right, which takes two transactions. A number like any other.
 pub(crate) const RAISING: i64 = 0x6665_6e63_656c_6f64;
 
-/// Waits for the turn to put the counter right.
+/// Takes the turn to put the counter right, if it is free. It is not waited for: a statement that gives up waiting is an error in
+/// the server's log, and of a crowd that starts at once each would leave one.
 pub(crate) fn take_turn() -> String {
-    format!("SELECT pg_advisory_lock({RAISING})")
+    format!("SELECT pg_try_advisory_lock({RAISING})")
 }
 
 /// Puts the counter right, in [turn](take_turn): the first of two messages, each of which is a transaction that cannot stay open.

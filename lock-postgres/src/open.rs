@@ -24,6 +24,9 @@ use crate::wire::Wire;
 /// How long the first pause is before a server that had no connection left is asked again; the next ones are longer.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 
+/// How long the pauses of a session are at most that waits for its turn to put the counter right.
+const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+
 /// How often a session is opened anew that begins with the answers of another client.
 const REOPENINGS: usize = 5;
 
@@ -150,31 +153,41 @@ impl Sessions {
             });
         }
         let (schema, seen) = (&self.settings.schema, self.seen.load(Ordering::Acquire));
-        let look = counter::look(schema, sequence, seen);
-        let (start, is_settled) = counter::looked(&wire.ask(&look).await?, sequence)?;
-        if is_settled {
-            return Ok(start);
-        }
         let limit = self.settings.config.op_timeout / 4;
-        let demand = format!("{}SET LOCAL lock_timeout = {}; ", proof.demand(), millis(limit));
-        let in_turn = async {
-            wire.ask(&(demand.clone() + &counter::take_turn())).await?;
-            // What another session has put right meanwhile is right for this one, too.
-            let (mut start, is_settled) = counter::looked(&wire.ask(&look).await?, sequence)?;
-            if !is_settled {
-                wire.ask(&(demand.clone() + &counter::raise(schema, sequence, seen)))
-                    .await?;
-                let settled = wire.ask(&(demand.clone() + &counter::settle(schema, sequence))).await?;
-                start = counter::started(settled.last(), sequence)?;
+        let until = self.clock.now() + limit;
+        let demand = proof.demand();
+        let take_turn = demand.clone() + &counter::take_turn();
+        let mut pause = FIRST_PAUSE / 2;
+        loop {
+            let look = wire.ask(&counter::look(schema, sequence, seen)).await?;
+            let look = counter::looked(&look, sequence)?;
+            if look.is_settled {
+                return Ok(look.start);
             }
-            wire.ask(&(demand + &counter::done())).await?;
-            Ok(start)
-        };
-        // If it failed, the session ends, and with it its turn.
-        in_turn.await.map_err(|failure: Failure| match failure.is_limit() {
+            if wire.ask(&take_turn).await?.one()?.truth(0)? {
+                break;
+            }
+            // Another session has the turn. What it has put right is right for this one, too.
+            if self.clock.now() >= until {
+                return match look.is_usable {
+                    true => Ok(look.start),
+                    false => Err(locked(limit).into()),
+                };
+            }
+            sleep(pause.mul_f64(0.5 + fastrand::f64())).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        let raise = counter::raise(schema, sequence, seen);
+        let raise = format!("{demand}SET LOCAL lock_timeout = {}; {raise}", millis(limit));
+        // If it fails, the session ends, and with it its turn.
+        let raised = wire.ask(&raise).await;
+        raised.map_err(|failure| match failure.is_limit() {
             true => locked(limit).into(),
             false => failure,
-        })
+        })?;
+        let settled = wire.ask(&(demand.clone() + &counter::settle(schema, sequence))).await?;
+        wire.ask(&(demand + &counter::done())).await?;
+        counter::started(settled.last(), sequence)
     }
 
     /// The sequences, which are made with their schema if it is missing.
