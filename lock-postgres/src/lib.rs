@@ -94,7 +94,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use lock_core::{
-    Attempt, Busy, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
+    Attempt, Capabilities, Claim, DistributedLock, Holder, Lease, LockError, LockName, Released, Renewal, Scope,
     ServerInfo, Wait,
 };
 use tokio_util::sync::CancellationToken;
@@ -196,28 +196,14 @@ impl DistributedLock for PostgresLock {
         }
     }
 
-    /// A server without a connection left is no reason to give up while there is time to wait.
-    async fn acquire(&self, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
+    async fn acquire(&self, claim: &Claim, wait: Wait) -> Result<Attempt, LockError> {
         self.sessions.may_write()?;
-        let found = match run!(self, "acquire", look_first(claim; unwanted))? {
-            Some(Attempt::Busy(found)) => Some(found),
-            Some(granted) => return Ok(granted),
-            None => None,
-        };
-        wait.busy(found.as_ref().unwrap_or(&Busy::default()));
-        // Without an answer so far the wait looks once more, and says what is in the way.
-        if let Some(found) = found
-            && wait.is_over(self.clock().now())
-        {
-            return Ok(found.into());
-        }
         let unwanted = CancellationToken::new();
         let _wanted = unwanted.clone().drop_guard();
-        let (sessions, claim, deadline) = (Arc::clone(&self.sessions), claim.clone(), wait.deadline());
-        let waiting = self.sessions.unlimited(
-            "acquire",
-            async move { sessions.wait(&claim, deadline, &unwanted).await },
-        );
+        let (sessions, claim) = (Arc::clone(&self.sessions), claim.clone());
+        let waiting = self
+            .sessions
+            .unlimited("acquire", async move { sessions.wait(&claim, wait, &unwanted).await });
         tokio::select! {
             biased;
             attempt = waiting => attempt,

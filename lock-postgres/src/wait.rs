@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
-use lock_core::{Attempt, Busy, Claim, LockError, Outage, Stamp};
+use lock_core::{Attempt, Busy, Claim, LockError, Outage, Stamp, Wait};
 use tokio::runtime::Handle;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -47,24 +47,12 @@ const DISTANT_LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::f
 const LEAVES: usize = 4;
 
 impl Sessions {
-    /// The first look of a claim that waits. `None`: the server has no connection left, its table of locks is full, or the look was
-    /// cancelled.
-    pub(crate) async fn look_first(
-        self: &Arc<Self>,
-        claim: &Claim,
-        unwanted: &CancellationToken,
-    ) -> Result<Option<Attempt>, Failure> {
-        match self.look(claim, unwanted).await {
-            Err(failure) if failure.is_about_room() || failure.may_pass() => Ok(None),
-            looked => looked.map(Some),
-        }
-    }
-
-    /// Waits until the claim is granted, or for `deadline`, or until nobody wants it any more.
+    /// Waits until the claim is granted, `wait` is over, or it is unwanted. Ends with a failure that may pass if the server has not said
+    /// busy in the time for one operation.
     pub(crate) async fn wait(
         self: &Arc<Self>,
         claim: &Claim,
-        deadline: Option<Stamp>,
+        mut wait: Wait,
         unwanted: &CancellationToken,
     ) -> Result<Attempt, Failure> {
         let key = self.settings.keys.of(claim.name());
@@ -76,13 +64,17 @@ impl Sessions {
         let mut last: Option<LockError> = None;
         let mut found: Busy;
         let mut outage: Option<Outage> = None;
+        let mut was_busy = false;
+        let first_answer_by = self.clock.now() + self.settings.config.op_timeout * 4 / 5;
         loop {
             if shown.as_ref().is_some_and(Shown::is_over) {
                 shown = None;
             }
             // A server that says nothing ends the wait: the caller decides what comes next.
             let until = self.clock.now() + self.settings.config.op_timeout;
-            self.look_for_room().await;
+            if was_busy {
+                self.look_for_room().await;
+            }
             // Not all of them leave at once.
             if shown.is_some() && self.room.is_very_short(self.clock.now()) && fastrand::usize(..LEAVES) == 0 {
                 shown = None;
@@ -101,7 +93,8 @@ impl Sessions {
                 Ok(attempt) => {
                     (woken, failed, last) = (false, false, None);
                     if let Attempt::Busy(busy) = attempt {
-                        found = busy;
+                        wait.busy(&busy);
+                        (was_busy, found) = (true, busy);
                     }
                     outage.take().into_iter().for_each(Outage::end);
                 }
@@ -112,7 +105,8 @@ impl Sessions {
                     // A look that was cancelled, or that others kept waiting: the next one may not be.
                     let is_limit = failure.is_limit();
                     let error = failure.explain("acquire");
-                    if !is_limit && outage.is_none() {
+                    // Until the server has said busy, the caller is told by the error.
+                    if was_busy && !is_limit && outage.is_none() {
                         outage = Some(self.outages.begin(&error));
                     }
                     last = Some(error);
@@ -122,7 +116,7 @@ impl Sessions {
                 Err(Failure::Ended) => failed = true,
                 Err(failure) => return Err(failure),
             }
-            if self.ends(deadline, unwanted) {
+            if self.ends(&wait, unwanted) {
                 return last.map_or_else(|| Ok(found.into()), |error| Err(error.into()));
             }
             match &mut shown {
@@ -149,14 +143,19 @@ impl Sessions {
                 None if shown.is_some() => pause = pause * 3 / 2,
                 None => pause *= 2,
             }
-            let nap = nap.min(self.left(deadline));
+            let now = self.clock.now();
+            if !was_busy && now + nap >= first_answer_by {
+                return last.map_or_else(|| Ok(found.into()), |error| Err(error.into()));
+            }
+            // The wait may be put off meanwhile.
+            let nap = wait.deadline().map_or(nap, |deadline| nap.min(deadline.since(now)));
             tokio::select! {
                 () = unwanted.cancelled() => return Ok(Attempt::busy()),
                 () = self.closed() => return Err(LockError::closed().into()),
                 () = woken_up(&mut shown) => {}
                 () = sleep(nap) => {}
             }
-            if self.ends(deadline, unwanted) {
+            if self.ends(&wait, unwanted) {
                 return last.map_or_else(|| Ok(found.into()), |error| Err(error.into()));
             }
         }
@@ -218,13 +217,8 @@ impl Sessions {
         self.room.is_short(self.clock.now())
     }
 
-    fn ends(&self, deadline: Option<Stamp>, unwanted: &CancellationToken) -> bool {
-        let over = deadline.is_some_and(|deadline| deadline <= self.clock.now());
-        over || unwanted.is_cancelled() || self.is_closed()
-    }
-
-    fn left(&self, deadline: Option<Stamp>) -> Duration {
-        deadline.map_or(Duration::MAX, |deadline| deadline.since(self.clock.now()))
+    fn ends(&self, wait: &Wait, unwanted: &CancellationToken) -> bool {
+        wait.is_over(self.clock.now()) || unwanted.is_cancelled() || self.is_closed()
     }
 }
 

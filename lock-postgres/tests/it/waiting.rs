@@ -56,6 +56,27 @@ async fn few_connections_are_left(server: &Database, others: usize, few: usize) 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_another_request_puts_off_goes_on() {
+    let server = Database::with_statements_logged().await;
+    let holder = server.client().await;
+    let mine = claim("a", TTL);
+    granted(&holder, &mine).await;
+    let locks = Locks::with_options(server.client().await, Options::new().ttl(TTL));
+    let wait = |limit| tokio::spawn(locks.lock("a").wait_for(limit).into_future());
+    let first = wait(Duration::from_secs(3));
+    server.until_waiting("a", 1).await;
+    let second = wait(2 * HANG_LIMIT);
+    assert!(first.await.unwrap().is_err());
+    let looks = || server.log().matches("pg_try_advisory_lock(").count();
+    let before = looks();
+    until("it looks again", async || looks() > before + 2).await;
+    holder.release(&mine, None).await.unwrap();
+    assert!(in_time(second).await.unwrap().unwrap().is_held());
+    let shown = server.log().matches("pg_advisory_lock_shared(").count();
+    assert_eq!(shown, 2, "one wait takes two shared locks, in one statement");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_index_is_made_while_others_wait_for_minutes() {
     let server = Database::new().await;
     let (holder, other) = (server.client().await, server.client().await);
