@@ -53,11 +53,6 @@ impl Session {
         self.usage.carried.load(Ordering::Acquire)
     }
 
-    /// Whether it carries more than attempts.
-    pub(crate) fn holds(&self) -> bool {
-        self.is_silent() || lock(&self.usage.sharing).0 > 0
-    }
-
     pub(crate) fn is_alone(&self) -> bool {
         self.usage.alone.load(Ordering::Acquire)
     }

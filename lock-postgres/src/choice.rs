@@ -5,11 +5,9 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use lock_core::Lease;
-use tokio::time::sleep;
 
 use crate::carried::Carried;
 use crate::failure::Failure;
-use crate::open::Room;
 use crate::pool::{FULL, Found, MOST};
 use crate::session::Session;
 use crate::sessions::Sessions;
@@ -18,37 +16,28 @@ use crate::ttl_class::class_of;
 /// How many sessions that carry nothing are kept for what comes next.
 const SPARES: usize = 2;
 
-/// How long a claim waits at most for the attempts of others on a session that holds no lock, to use it after them: many
-/// that wait with many ttls need no more than one.
-const PATIENCE: Duration = Duration::from_millis(50);
-
-/// How long it takes until it is looked at again.
-const LOOK: Duration = Duration::from_millis(1);
-
 /// The ttl of a session that carries no lock.
 const PLAIN_TTL: Duration = Duration::from_secs(30);
 
 impl Sessions {
     /// A session for one more lock of that ttl.
-    pub(crate) async fn shared(self: &Arc<Self>, ttl: Duration, room: Room) -> Result<Carried, Failure> {
+    pub(crate) async fn shared(self: &Arc<Self>, ttl: Duration) -> Result<Carried, Failure> {
         let class = class_of(ttl);
         if let Found::Ready(session) = self.pool.shared(class, FULL) {
             return Ok(session.with_others());
         }
         let opening = self.pool.opening(class);
         let _opening = opening.lock().await;
-        if let Some(session) = self.changed(class, || self.pool.shared(class, FULL)).await {
+        if let Some(session) = self.changed(class, self.pool.shared(class, FULL)).await {
             return Ok(session.with_others());
         }
-        let others = self.pool.count(class);
-        if others > 0
-            && (others >= MOST || self.room.is_short(self.clock.now()))
+        if self.pool.count(class) >= MOST
             && let Found::Ready(session) = self.pool.shared(class, usize::MAX)
         {
             return Ok(session.with_others());
         }
         // Boxed, as it is large and rare: whatever may open a session would be as large.
-        match Box::pin(self.open(class, if others == 0 { room } else { Room::WaitedFor })).await {
+        match Box::pin(self.open(class)).await {
             Ok(session) => Ok(session.with_others()),
             Err(failure) if failure.is_about_room() => match self.pool.shared(class, usize::MAX) {
                 Found::Ready(session) => Ok(session.with_others()),
@@ -59,37 +48,19 @@ impl Sessions {
     }
 
     /// A session for a single claim.
-    pub(crate) async fn own(self: &Arc<Self>, ttl: Duration, room: Room) -> Result<Carried, Failure> {
-        match self.changed(ttl, || self.pool.alone(ttl)).await {
+    pub(crate) async fn own(self: &Arc<Self>, ttl: Duration) -> Result<Carried, Failure> {
+        match self.changed(ttl, self.pool.alone(ttl)).await {
             Some(session) => Ok(session),
-            None => Box::pin(self.open(ttl, room)).await,
+            None => Box::pin(self.open(ttl)).await,
         }
     }
 
     /// One that is there, with the limits of that ttl.
-    async fn changed(&self, ttl: Duration, find: impl Fn() -> Found) -> Option<Carried> {
-        let mut changing = None;
-        loop {
-            match find() {
-                Found::Ready(session) => return Some(session),
-                Found::Other(session) => match session.set_ttl(ttl).await {
-                    Ok(()) => return Some(session),
-                    Err(failure) => {
-                        tracing::debug!(target: "fencelock", ?failure, "a session that carries nothing was of no use")
-                    }
-                },
-                Found::Nothing => {
-                    if !self.pool.may_become_free() {
-                        return None;
-                    }
-                    match &changing {
-                        // One after the other.
-                        None => changing = Some((self.pool.changing.lock().await, self.clock.now())),
-                        Some((_, since)) if self.clock.now().since(*since) > PATIENCE => return None,
-                        Some(_) => sleep(LOOK).await,
-                    }
-                }
-            }
+    async fn changed(&self, ttl: Duration, found: Found) -> Option<Carried> {
+        match found {
+            Found::Ready(session) => Some(session),
+            Found::Other(session) => session.set_ttl(ttl).await.ok().map(|()| session),
+            Found::Nothing => None,
         }
     }
 
@@ -97,7 +68,7 @@ impl Sessions {
     pub(crate) async fn any(self: &Arc<Self>) -> Result<Carried, Failure> {
         match self.pool.idle() {
             Some(session) => Ok(session),
-            None => Box::pin(self.open(PLAIN_TTL, Room::Needed)).await,
+            None => Box::pin(self.open(PLAIN_TTL)).await,
         }
     }
 
@@ -130,15 +101,8 @@ impl Sessions {
             // What ended it may have ended the other ones, unnoticed so far.
             self.pool.end_free(0);
         } else {
-            self.tidy();
+            self.pool.end_free(SPARES);
         }
-    }
-
-    /// Ends sessions that carry nothing, but for a few: for all of them if the server is short of connections and this client
-    /// holds nothing.
-    pub(crate) fn tidy(&self) {
-        let short = self.room.is_short(self.clock.now());
-        self.pool.end_free(if short { 1 } else { SPARES });
     }
 
     /// A session that can show a wait, beside whatever else it does: one that is there already, or else one for that ttl.
@@ -147,7 +111,7 @@ impl Sessions {
         let found = self.pool.find(|session| there(session) && session.waits() > 0);
         match found.or_else(|| self.pool.find(there)) {
             Some(session) => Ok(session),
-            None => Ok(Arc::clone(&*self.shared(ttl, Room::WaitedFor).await?)),
+            None => Ok(Arc::clone(&*self.shared(ttl).await?)),
         }
     }
 

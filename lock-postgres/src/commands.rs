@@ -21,13 +21,6 @@ const SWEPT: u32 = 4;
 /// How long a statement has at least, on a machine that is busy.
 const SHORTEST_STATEMENT: Duration = Duration::from_millis(100);
 
-/// How many connections are left for those who are not superusers: of a hundred, or else of all if there are fewer.
-pub(crate) const ROOM: &str = "(pg_catalog.current_setting('max_connections')::bigint \
-    - pg_catalog.current_setting('superuser_reserved_connections')::bigint \
-    - coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::bigint \
-    - (SELECT pg_catalog.count(*) FROM pg_catalog.pg_stat_get_activity(NULL) WHERE datid IS NOT NULL)) \
-    * 100 / least(100, pg_catalog.current_setting('max_connections')::bigint)";
-
 /// The expression that draws so many tokens, one after the other, and yields the highest.
 pub(crate) fn tokens(sequence: u32, count: NonZeroU32) -> String {
     let next = format!("nextval({sequence})");

@@ -38,7 +38,7 @@
 //!   shown by its sessions: key, host, process, and the label of a session that holds one lock.
 //! - **Waiters** of different processes are served in no particular order. One of them is woken when the lock is released; a lock
 //!   whose holder was killed is found free within 750 ms. A client that holds nothing waits on one connection, whatever it waits
-//!   for, and on none while the server is short of connections.
+//!   for.
 //! - **Poolers** are refused, since those that share sessions among clients (PgBouncer with `pool_mode` transaction or statement)
 //!   let two hold the same lock. One with `pool_mode = session` can be used if that is said:
 //!   [`PostgresConfig::session_pooler`].
@@ -72,7 +72,6 @@ mod proof;
 mod record;
 mod requests;
 mod reserve;
-mod room;
 mod rows;
 mod safety;
 mod schema;

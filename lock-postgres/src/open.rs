@@ -21,48 +21,32 @@ use crate::sessions::Sessions;
 use crate::tokens::locked;
 use crate::wire::Wire;
 
-/// How long the first pause is before a server that had no connection left is asked again; the next ones are longer.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
+/// How long the first pause is of a session that waits for its turn to put the counter right; the next ones are longer.
+const FIRST_PAUSE: Duration = Duration::from_millis(25);
 
-/// How long the pauses of a session are at most that waits for its turn to put the counter right.
+/// How long they are at most.
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
 /// How often a session is opened anew that begins with the answers of another client.
 const REOPENINGS: usize = 5;
 
-/// What becomes of a request if the server has no connection left.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Room {
-    /// It is asked again, for as long as there is time.
-    Needed,
-    /// It fails at once: it has other means, or waits in any case.
-    WaitedFor,
-}
-
 impl Sessions {
-    /// A new session, for one claim to begin with. A server without a connection left is asked again if it is needed.
-    pub(crate) async fn open(self: &Arc<Self>, ttl: Duration, room: Room) -> Result<Carried, Failure> {
+    /// A new session, for one claim to begin with.
+    pub(crate) async fn open(self: &Arc<Self>, ttl: Duration) -> Result<Carried, Failure> {
         // All that uses sessions runs where the executor starts tasks.
         let runtime = Handle::current();
         let limit = self.settings.config.op_timeout;
-        let until = self.clock.now() + limit * 4 / 5;
-        let mut pause = FIRST_PAUSE;
-        let session = loop {
-            let opening = timeout(limit, self.open_now(ttl)).await;
-            let opened = opening.unwrap_or_else(|_| Err(LockError::no_answer("connecting", limit).into()));
-            match opened {
-                Err(failure) if failure.is_about_room() => {
-                    self.room.saw(0, self.clock.now());
+        let opening = timeout(limit, self.open_now(ttl)).await;
+        let session = match opening.unwrap_or_else(|_| Err(LockError::no_answer("connecting", limit).into())) {
+            Ok(session) => session,
+            Err(failure) => {
+                if failure.is_about_room() {
                     self.pool.end_free(0);
-                    let nap = pause.mul_f64(0.5 + fastrand::f64());
-                    if room == Room::WaitedFor || self.clock.now() + nap >= until {
-                        return Err(failure);
-                    }
-                    sleep(nap).await;
-                    pause *= 2;
                 }
-                Err(failure) if self.found_primary.load(Ordering::Acquire) => return Err(failure.during_failover()),
-                opened => break opened?,
+                return Err(match self.found_primary.load(Ordering::Acquire) {
+                    true => failure.during_failover(),
+                    false => failure,
+                });
             }
         };
         session.look_after(&runtime);
@@ -103,7 +87,6 @@ impl Sessions {
         if pooled {
             safety::pooled(&server, settings.config.session_pooler, settings.config.allow_unsafe)?;
         }
-        self.room.saw(server.room, self.clock.now());
         let mark = pooled.then(|| OwnerId::random().to_string());
         let proof = Proof::new(server.pid, mark);
         // In a message of their own, so that nothing else depends on what they were before.
@@ -157,7 +140,7 @@ impl Sessions {
         let until = self.clock.now() + limit;
         let demand = proof.demand();
         let take_turn = demand.clone() + &counter::take_turn();
-        let mut pause = FIRST_PAUSE / 2;
+        let mut pause = FIRST_PAUSE;
         loop {
             let look = wire.ask(&counter::look(schema, sequence, seen)).await?;
             let look = counter::looked(&look, sequence)?;

@@ -26,8 +26,6 @@ pub(crate) struct Pool {
     sessions: Mutex<Vec<Arc<Session>>>,
     /// One at a time opens a session of a class, whoever else wants one waits for that.
     opening: Mutex<HashMap<Duration, Arc<AsyncMutex<()>>>>,
-    /// Held by whoever changes the limits of a session that carries nothing.
-    pub(crate) changing: AsyncMutex<()>,
 }
 
 /// What is there for what is to be carried.
@@ -122,13 +120,6 @@ impl Pool {
             .filter(fits)
             .find(|session| matches(session))
             .map(Session::carry)
-    }
-
-    /// Whether there is a session that is in use by attempts alone.
-    pub(crate) fn may_become_free(&self) -> bool {
-        self.lock()
-            .iter()
-            .any(|session| !session.holds() && session.is_useful())
     }
 
     /// A session that nothing depends on.

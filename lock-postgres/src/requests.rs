@@ -10,7 +10,6 @@ use tokio_util::sync::CancellationToken;
 use crate::carried::{Carried, Share};
 use crate::failure::Failure;
 use crate::holdings::{Holding, Turn};
-use crate::open::Room;
 use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::tokens::Drawn;
@@ -25,27 +24,9 @@ impl Sessions {
         claim: &Claim,
         unwanted: &CancellationToken,
     ) -> Result<Attempt, Failure> {
-        self.attempt(claim, unwanted, Room::Needed).await
-    }
-
-    /// The attempt of a claim that waits: if the server has no connection left, it is told so at once.
-    pub(crate) async fn look(
-        self: &Arc<Self>,
-        claim: &Claim,
-        unwanted: &CancellationToken,
-    ) -> Result<Attempt, Failure> {
-        self.attempt(claim, unwanted, Room::WaitedFor).await
-    }
-
-    async fn attempt(
-        self: &Arc<Self>,
-        claim: &Claim,
-        unwanted: &CancellationToken,
-        room: Room,
-    ) -> Result<Attempt, Failure> {
         let key = self.settings.keys.of(claim.name());
         let mut turn = self.holdings.turn(key).await;
-        let attempt = self.try_in(&mut turn, key, claim, room).await?;
+        let attempt = self.try_in(&mut turn, key, claim).await?;
         self.if_wanted(&mut turn, key, claim, attempt, unwanted).await
     }
 
@@ -66,40 +47,25 @@ impl Sessions {
         Ok(attempt)
     }
 
-    async fn try_in(
-        self: &Arc<Self>,
-        turn: &mut Turn,
-        key: i64,
-        claim: &Claim,
-        room: Room,
-    ) -> Result<Attempt, Failure> {
+    async fn try_in(self: &Arc<Self>, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Attempt, Failure> {
         if let Some(attempt) = self.known(turn, claim).await? {
             return Ok(attempt);
         }
         self.let_others_come_first(key).await;
-        match self.try_once(turn, key, claim, room).await {
+        match self.try_once(turn, key, claim).await {
             // A session that had ended unnoticed, with all that the attempt came to. Another one has not.
-            Err((_, true)) => self
-                .try_once(turn, key, claim, room)
-                .await
-                .map_err(|(failure, _)| failure),
+            Err((_, true)) => self.try_once(turn, key, claim).await.map_err(|(failure, _)| failure),
             tried => tried.map_err(|(failure, _)| failure),
         }
     }
 
     /// One attempt. A failure says too whether its session is over.
-    async fn try_once(
-        self: &Arc<Self>,
-        turn: &mut Turn,
-        key: i64,
-        claim: &Claim,
-        room: Room,
-    ) -> Result<Attempt, (Failure, bool)> {
+    async fn try_once(self: &Arc<Self>, turn: &mut Turn, key: i64, claim: &Claim) -> Result<Attempt, (Failure, bool)> {
         let alone = claim.own_lease();
         let session = if alone {
-            self.own(claim.ttl(), room).await
+            self.own(claim.ttl()).await
         } else {
-            self.shared(claim.ttl(), room).await
+            self.shared(claim.ttl()).await
         };
         let session = session.map_err(|failure| (failure, false))?;
         let tried = self.try_lock(&session, key, claim.label(), claim.tokens_wanted()).await;

@@ -2,7 +2,7 @@
 
 use lock_core::{LockError, ServerInfo};
 
-use crate::commands::{FREE_OF_DEFAULTS, ROOM};
+use crate::commands::FREE_OF_DEFAULTS;
 use crate::failure::Failure;
 use crate::proof::MARK;
 use crate::wire::Wire;
@@ -12,7 +12,7 @@ fn look() -> String {
     format!(
         "{FREE_OF_DEFAULTS}; SELECT pg_catalog.pg_backend_pid(), pg_catalog.current_setting('server_version_num'), \
          pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('fsync'), \
-         pg_catalog.current_setting('server_version'), coalesce(pg_catalog.current_setting('{MARK}', true), ''), {ROOM}, \
+         pg_catalog.current_setting('server_version'), coalesce(pg_catalog.current_setting('{MARK}', true), ''), \
          (SELECT (extract(epoch FROM backend_start) * 1000000)::bigint FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()))"
     )
 }
@@ -28,8 +28,6 @@ pub(crate) struct Server {
     full_version: String,
     /// Whether another client has left its mark on the session.
     marked: bool,
-    /// How many connections are left.
-    pub(crate) room: i64,
     /// When the backend was started, in microseconds since 1970.
     pub(crate) started: i64,
 }
@@ -45,8 +43,7 @@ impl Server {
             fsync: row.text(3)? != "off",
             full_version: row.text(4)?.to_owned(),
             marked: !row.text(5)?.is_empty(),
-            room: row.number(6)?,
-            started: row.number(7)?,
+            started: row.number(6)?,
         })
     }
 
@@ -147,7 +144,6 @@ mod tests {
             fsync: true,
             full_version: "17.2 (Debian 17.2-1)".to_owned(),
             marked: false,
-            room: 90,
             started: 0,
         }
     }

@@ -389,11 +389,6 @@ impl Session {
         }
     }
 
-    /// How many connections the server has left for ordinary users.
-    pub(crate) async fn room(&self) -> Result<i64, Failure> {
-        self.ask(&format!("SELECT {}", commands::ROOM)).await?.one()?.number(0)
-    }
-
     /// What shows the label of the only lock that the session carries, and no label if there are several.
     fn relabel(&self, label: Option<&str>) -> String {
         let alone = self.carries() <= 1;

@@ -14,7 +14,6 @@ use tokio_util::sync::CancellationToken;
 use crate::failure::Failure;
 use crate::holdings::{Holdings, Reservations};
 use crate::pool::Pool;
-use crate::room::Room;
 use crate::settings::Settings;
 use crate::to_its_end::ToItsEnd;
 
@@ -26,7 +25,6 @@ pub(crate) struct Sessions {
     /// The highest token that this client has seen.
     pub(crate) seen: AtomicU64,
     pub(crate) pool: Pool,
-    pub(crate) room: Room,
     /// Whether a primary was found at the address.
     pub(crate) found_primary: AtomicBool,
     /// The turn to raise the ceiling of tokens.
@@ -52,7 +50,6 @@ impl Sessions {
             holdings: Holdings::default(),
             seen: AtomicU64::new(0),
             pool: Pool::default(),
-            room: Room::default(),
             found_primary: AtomicBool::new(false),
             raising: Arc::default(),
             gave_way: Mutex::default(),

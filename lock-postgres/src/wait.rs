@@ -3,8 +3,6 @@
 //! A client shows that it waits by shared locks in the other space of keys, on a session that it has anyway, and then tries
 //! to take the lock. A release that finds somebody wakes one of them by `NOTIFY`. Nobody is notified when a session ends with
 //! its locks, and a wake-up may go to a client that has just ended: so all who wait look by themselves now and then.
-//!
-//! While the server is short of connections a client that merely waits keeps none: it connects to look, and leaves again.
 
 use std::pin::Pin;
 use std::sync::atomic::Ordering;
@@ -40,11 +38,8 @@ const RESERVED_LOOKS: Duration = Duration::from_secs(5);
 /// Those who wait for the end of a reservation do not look all at once.
 const SPREAD: Duration = Duration::from_millis(10);
 
-/// How far apart they are at least, and at most, without a connection to be woken by: each of them connects.
-const DISTANT_LOOKS: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(15));
-
-/// One in so many of those who wait gives its connection back at a time, while the server is short of them.
-const LEAVES: usize = 4;
+/// How far apart they are at most while the server has no connection left: each of them tries to connect.
+const DISTANT_LOOKS: Duration = Duration::from_secs(5);
 
 impl Sessions {
     /// Waits until the claim is granted, `wait` is over, or it is unwanted. Ends with a failure that may pass if the server has not said
@@ -72,17 +67,11 @@ impl Sessions {
             }
             // A server that says nothing ends the wait: the caller decides what comes next.
             let until = self.clock.now() + self.settings.config.op_timeout;
-            if was_busy {
-                self.look_for_room().await;
-            }
-            // Not all of them leave at once.
-            if shown.is_some() && self.room.is_very_short(self.clock.now()) && fastrand::usize(..LEAVES) == 0 {
-                shown = None;
-            }
             let mut woken = shown.as_mut().is_some_and(|shown| shown.woken);
             let (sessions, wanted, stop) = (Arc::clone(self), claim.clone(), unwanted.clone());
-            let looked = self.in_time(until, async move { sessions.look(&wanted, &stop).await });
+            let looked = self.in_time(until, async move { sessions.try_acquire(&wanted, &stop).await });
             found = Busy::default();
+            let mut no_room = false;
             match looked.await {
                 Ok(granted @ Attempt::Granted(_)) => {
                     // The wake-up has served its purpose, and so have those that come with it.
@@ -99,9 +88,7 @@ impl Sessions {
                     outage.take().into_iter().for_each(Outage::end);
                 }
                 Err(failure) if failure.is_about_room() || failure.may_pass() => {
-                    if failure.is_about_room() {
-                        self.room.saw(0, self.clock.now());
-                    }
+                    no_room = failure.is_about_room();
                     // A look that was cancelled, or that others kept waiting: the next one may not be.
                     let is_limit = failure.is_limit();
                     let error = failure.explain("acquire");
@@ -121,8 +108,7 @@ impl Sessions {
             }
             match &mut shown {
                 Some(shown) => shown.woken = woken,
-                // Whoever merely waits keeps no connection.
-                None if self.is_short() => self.pool.end_free(0),
+                None if no_room => {}
                 None => match self.show(claim, key).await {
                     Ok(now) => {
                         shown = Some(now);
@@ -132,16 +118,19 @@ impl Sessions {
                     Err(failure) => tracing::debug!(target: "fencelock", ?failure, "a wait cannot be shown to others"),
                 },
             }
-            let (least, most) = self.time_between_looks(claim.ttl(), shown.is_some());
-            pause = pause.max(least).min(most);
+            let most = if no_room {
+                DISTANT_LOOKS
+            } else {
+                self.longest_pause(claim.ttl())
+            };
+            pause = pause.min(most);
             let mut nap = pause.mul_f64(0.5 + fastrand::f64());
             match found.retry_after {
                 Some(rest) => {
                     nap = rest.min(RESERVED_LOOKS.max(nap)) + SPREAD.mul_f64(fastrand::f64());
                     pause = FIRST_LOOK;
                 }
-                None if shown.is_some() => pause = pause * 3 / 2,
-                None => pause *= 2,
+                None => pause = pause * 3 / 2,
             }
             let now = self.clock.now();
             if !was_busy && now + nap >= first_answer_by {
@@ -191,30 +180,10 @@ impl Sessions {
         }
     }
 
-    fn time_between_looks(&self, ttl: Duration, can_be_woken: bool) -> (Duration, Duration) {
-        if !can_be_woken {
-            return DISTANT_LOOKS;
-        }
+    fn longest_pause(&self, ttl: Duration) -> Duration {
         let waiting = u32::try_from(self.waiting.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
         let crowd = (Duration::from_secs(1) / LOOKS_A_SECOND).saturating_mul(waiting);
-        (FIRST_LOOK, (ttl / 4).min(LOOKS).max(crowd))
-    }
-
-    /// Asks how many connections are left, unless that is known. A new session tells by itself.
-    async fn look_for_room(&self) {
-        let now = self.clock.now();
-        if self.room.is_known(now) {
-            return;
-        }
-        if let Some(session) = self.pool.find(|session| session.is_useful() && !session.is_silent())
-            && let Ok(Ok(left)) = timeout(self.settings.config.op_timeout / 4, session.room()).await
-        {
-            self.room.saw(left, now);
-        }
-    }
-
-    fn is_short(&self) -> bool {
-        self.room.is_short(self.clock.now())
+        (ttl / 4).min(LOOKS).max(crowd)
     }
 
     fn ends(&self, wait: &Wait, unwanted: &CancellationToken) -> bool {
