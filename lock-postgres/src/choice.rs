@@ -121,11 +121,6 @@ impl Sessions {
             .find(|session| session.wire.lease().is_some_and(|kept| kept.id() == lease.id()))
     }
 
-    /// Whether the session with that backend is one of this client.
-    pub(crate) fn by_pid(&self, pid: i32) -> bool {
-        self.pool.find(|session| session.pid == pid).is_some()
-    }
-
     /// Some session that is alive.
     pub(crate) fn witness(&self) -> Option<Arc<Session>> {
         self.pool.find(|session| !session.is_over())

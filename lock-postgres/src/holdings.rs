@@ -71,13 +71,17 @@ impl Holdings {
         }
     }
 
-    /// All locks that no request is under way for.
-    pub(crate) fn all(&self) -> Vec<(i64, i32, Holder)> {
+    /// The locks of that session that no request is under way for.
+    pub(crate) fn of(&self, session: i32) -> Vec<(i64, i32, Holder)> {
         let slots: Vec<_> = {
             let slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             slots.iter().map(|(key, slot)| (*key, Arc::clone(slot))).collect()
         };
-        let told = |(key, slot): (i64, Slot)| Some(slot.try_lock().ok()?.as_ref()?.told(key));
+        let told = |(key, slot): (i64, Slot)| {
+            let held = slot.try_lock().ok()?;
+            let holding = held.as_ref().filter(|holding| holding.session.pid == session)?;
+            Some(holding.told(key))
+        };
         slots.into_iter().filter_map(told).collect()
     }
 

@@ -1,15 +1,14 @@
 //! Asks the clients what they hold, and to give a lock up: the server has keys only.
 //!
 //! Each session listens to one channel, whose random name is in the schema: those who may read it there may ask. A request names
-//! the sessions that it is for, and a channel for the answers. A client answers once for all of its sessions that are named,
-//! in as many notifications as it takes; the last one says which sessions it answered for. So whoever asks knows when all have
-//! answered, and waits for a bounded time for those that do not: a client may be stopped, or cut off.
+//! a channel for the answers. Each session that it is for answers in as many notifications as it takes, and the last one says so. So
+//! whoever asks knows when all have answered, and waits for a bounded time for those that do not: a client may be stopped, or cut off.
 //!
 //! Nothing of this is on the way of a lock, and nothing is written to the disk.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 
 use lock_core::{Holder, LossReason, OwnerId};
 use tokio::runtime::Handle;
@@ -26,14 +25,8 @@ use crate::to_its_end::ToItsEnd;
 /// How long one notification is at most, in bytes. The server takes less than 8000.
 const PAYLOAD: usize = 7000;
 
-/// How many sessions one request names.
-const NAMED: usize = 500;
-
 /// How many answers whoever asks keeps until it reads them. One has some 50 locks.
 const UNREAD: usize = 16_384;
-
-/// How many requests a client remembers, so as to answer each of them once.
-const REMEMBERED: usize = 64;
 
 /// What a client is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,24 +48,13 @@ pub(crate) struct Answers {
     pub(crate) answered: HashSet<i32>,
 }
 
-/// Whether the request was not answered so far. It counts as answered from now on.
-fn is_new(answered: &Mutex<VecDeque<String>>, request: String) -> bool {
-    let mut answered = answered.lock().unwrap_or_else(PoisonError::into_inner);
-    if answered.contains(&request) {
-        return false;
-    }
-    answered.truncate(REMEMBERED - 1);
-    answered.push_front(request);
-    true
-}
-
-/// One request, as it is notified: `VERB KEY NAMESPACE REPLY PID,PID,...`.
+/// One request, as it is notified: `VERB KEY NAMESPACE REPLY PID`. The key and the session are `*` for all.
 #[derive(Debug, PartialEq, Eq)]
 struct Request {
     question: Question,
     mark: String,
     reply: String,
-    pids: Vec<i32>,
+    pid: Option<i32>,
 }
 
 impl Request {
@@ -82,14 +64,17 @@ impl Request {
             Question::One(key) => ("tell", key.to_string()),
             Question::GiveUp(key) => ("release", key.to_string()),
         };
-        let pids: Vec<_> = self.pids.iter().map(ToString::to_string).collect();
-        format!("{verb} {key} {} {} {}", self.mark, self.reply, pids.join(","))
+        let pid = self.pid.map_or("*".to_owned(), |pid| pid.to_string());
+        format!("{verb} {key} {} {} {pid}", self.mark, self.reply)
     }
 
     /// None: it is of another version, or nonsense.
     fn read(text: &str) -> Option<Self> {
-        let mut words = text.split(' ');
-        let question = match (words.next()?, words.next()?) {
+        let words: Vec<_> = text.split(' ').collect();
+        let [verb, key, mark, reply, pid] = *words.as_slice() else {
+            return None;
+        };
+        let question = match (verb, key) {
             ("tell", "*") => Question::All,
             ("tell", key) => Question::One(key.parse().ok()?),
             ("release", key) => Question::GiveUp(key.parse().ok()?),
@@ -97,33 +82,28 @@ impl Request {
         };
         Some(Self {
             question,
-            mark: words.next()?.to_owned(),
-            reply: words.next()?.to_owned(),
-            pids: numbers(words.next()?),
+            mark: mark.to_owned(),
+            reply: reply.to_owned(),
+            pid: pid.parse().ok(),
         })
     }
 }
 
-fn numbers(text: &str) -> Vec<i32> {
-    text.split(',').filter_map(|pid| pid.parse().ok()).collect()
-}
-
 impl Answers {
-    /// One answer: `more`, or `end PID,PID,...`, and a line for each lock.
+    /// One answer: `more`, or `end PID`, and a line for each lock.
     fn read(&mut self, text: &str) {
         let (head, lines) = text.split_once('\n').unwrap_or((text, ""));
         let read = lines.lines().filter_map(record::read);
         self.told
             .extend(read.map(|(key, session, holder)| ((session, key), holder)));
-        if let Some(pids) = head.strip_prefix("end ") {
-            self.answered.extend(numbers(pids));
+        if let Some(pid) = head.strip_prefix("end ") {
+            self.answered.extend(pid.parse::<i32>());
         }
     }
 }
 
 /// An answer in as many parts as it takes.
-fn parts(lines: Vec<String>, pids: &[i32]) -> Vec<String> {
-    let pids: Vec<_> = pids.iter().map(ToString::to_string).collect();
+fn parts(lines: Vec<String>, pid: i32) -> Vec<String> {
     let mut parts = Vec::new();
     let mut part = "more".to_owned();
     for line in lines {
@@ -133,7 +113,7 @@ fn parts(lines: Vec<String>, pids: &[i32]) -> Vec<String> {
         part = part + "\n" + &line;
     }
     parts.push(part);
-    parts.push(format!("end {}", pids.join(",")));
+    parts.push(format!("end {pid}"));
     parts
 }
 
@@ -186,15 +166,15 @@ impl Sessions {
         let channel = self.channel(session).await?;
         let reply = format!("fencelock_{}", OwnerId::random());
         let mut subscription = session.wire.subscribe_to(reply.as_str(), UNREAD);
-        let requests = pids.chunks(NAMED).map(|pids| Request {
+        let request = Request {
             question,
             mark: self.settings.keys.mark(),
             reply: reply.clone(),
-            pids: pids.to_vec(),
-        });
-        let requests: Vec<_> = requests.map(|request| notify(&channel, &request.write())).collect();
+            pid: pids.first().copied().filter(|_| pids.len() == 1),
+        };
+        let request = notify(&channel, &request.write());
         session
-            .ask(&format!("LISTEN {}; SELECT {}", quoted(&reply), requests.join(", ")))
+            .ask(&format!("LISTEN {}; SELECT {request}", quoted(&reply)))
             .await?;
         let patience = self.settings.config.op_timeout / 3;
         let end = tokio::time::Instant::now() + self.settings.config.op_timeout * 2 / 3;
@@ -209,35 +189,33 @@ impl Sessions {
         Ok(answers)
     }
 
-    /// What this client holds by those sessions; for [`Question::GiveUp`], what it has released.
-    async fn tell(self: &Arc<Self>, question: Question, pids: &[i32]) -> Vec<String> {
+    /// What this client holds by that session; for [`Question::GiveUp`], what it has released.
+    async fn tell(self: &Arc<Self>, question: Question, session: i32) -> Vec<String> {
         let limit = self.settings.config.op_timeout / 6;
         let held = match question {
-            Question::All => self.holdings.all(),
+            Question::All => self.holdings.of(session),
             Question::One(key) => match timeout(limit, self.holdings.turn(key)).await {
                 Ok(mut turn) => turn.held().map(|holding| holding.told(key)).into_iter().collect(),
                 Err(_) => Vec::new(),
             },
             Question::GiveUp(key) => {
-                let (sessions, pids) = (Arc::clone(self), pids.to_vec());
-                let giving = async move { sessions.give_up(key, &pids).await };
+                let sessions = Arc::clone(self);
+                let giving = async move { sessions.give_up(key, session).await };
                 // What has begun goes on by itself.
-                match timeout(limit, ToItsEnd::new(giving, Handle::current())).await {
-                    Ok(given) => given.into_iter().collect(),
-                    Err(_) => Vec::new(),
-                }
+                let given = timeout(limit, ToItsEnd::new(giving, Handle::current())).await;
+                given.ok().flatten().into_iter().collect()
             }
         };
-        let named = held.into_iter().filter(|(_, pid, _)| pids.contains(pid));
+        let named = held.into_iter().filter(|(_, pid, _)| *pid == session);
         named
             .map(|(key, pid, holder)| record::write(key, pid, &holder))
             .collect()
     }
 
     /// Tells the holder of its loss, and then releases the lock.
-    async fn give_up(self: &Arc<Self>, key: i64, pids: &[i32]) -> Option<(i64, i32, Holder)> {
+    async fn give_up(self: &Arc<Self>, key: i64, session: i32) -> Option<(i64, i32, Holder)> {
         let mut turn = self.holdings.turn(key).await;
-        let holding = turn.held().filter(|holding| pids.contains(&holding.session.pid))?;
+        let holding = turn.held().filter(|holding| holding.session.pid == session)?;
         let (told, claim) = (holding.told(key), holding.claim.clone());
         tracing::warn!(target: "fencelock", name = %claim.name(), "the lock is taken away by force");
         holding.granted.revoker().revoke(LossReason::NotHeld);
@@ -279,16 +257,10 @@ async fn answer_all(sessions: Weak<Sessions>, session: Weak<Session>, mut subscr
 }
 
 async fn answer(sessions: &Arc<Sessions>, session: &Arc<Session>, request: Request) -> Result<(), Failure> {
-    let ours: Vec<_> = request.pids.into_iter().filter(|&pid| sessions.by_pid(pid)).collect();
-    if ours.is_empty() || request.mark != sessions.settings.keys.mark() {
+    if request.mark != sessions.settings.keys.mark() || request.pid.is_some_and(|pid| pid != session.pid) {
         return Ok(());
     }
-    // Several requests with one reply name different sessions.
-    if !is_new(&sessions.answered, format!("{} {}", request.reply, ours[0])) {
-        return Ok(());
-    }
-    let lines = sessions.tell(request.question, &ours).await;
-    let lines = parts(lines, &ours);
+    let lines = parts(sessions.tell(request.question, session.pid).await, session.pid);
     // A statement would keep a lock alive that is not to be renewed.
     if session.is_silent() {
         let other = sessions.any().await?;
@@ -317,12 +289,16 @@ mod tests {
 
     #[test]
     fn requests_are_read_as_they_are_written() {
-        for question in [Question::All, Question::One(-7), Question::GiveUp(i64::MAX)] {
+        for (question, pid) in [
+            (Question::All, None),
+            (Question::One(-7), Some(7)),
+            (Question::GiveUp(i64::MAX), None),
+        ] {
             let request = Request {
                 question,
                 mark: "0a1b2c3d".to_owned(),
                 reply: "fencelock_x-y".to_owned(),
-                pids: vec![1, 99_999],
+                pid,
             };
             assert_eq!(Request::read(&request.write()), Some(request));
         }
@@ -345,28 +321,17 @@ mod tests {
         let lines = (0..)
             .zip(&holders)
             .map(|(number, holder)| record::write(number, 5, holder));
-        let parts = parts(lines.collect(), &[5, 6]);
+        let parts = parts(lines.collect(), 5);
         assert!(parts.len() > 2 && parts.iter().all(|part| part.len() <= PAYLOAD));
         let mut answers = Answers::default();
         for (number, part) in parts.iter().enumerate() {
             answers.read(part);
             assert_eq!(answers.answered.is_empty(), number + 1 < parts.len());
         }
-        assert_eq!(answers.answered, HashSet::from([5, 6]));
+        assert_eq!(answers.answered, HashSet::from([5]));
         for (number, holder) in (0..).zip(holders) {
             assert_eq!(answers.told[&(5, number)], holder);
         }
         answers.read("nonsense\nmore");
-    }
-
-    #[test]
-    fn a_request_is_new_once() {
-        let answered = Mutex::default();
-        let is_new = |request: &str| is_new(&answered, request.to_owned());
-        assert!(is_new("a") && is_new("b") && !is_new("a"));
-        for number in 0..REMEMBERED {
-            assert!(is_new(&number.to_string()));
-        }
-        assert!(is_new("a"));
     }
 }

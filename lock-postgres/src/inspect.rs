@@ -72,18 +72,31 @@ struct Looked {
     reserved: Vec<Reserved>,
 }
 
-/// What there is of one name.
-struct Found {
-    keeper: Option<Keeper>,
-    reserved: Option<Reserved>,
+impl Keeper {
+    /// What the row says of a session that has so many locks, and what its client has answered.
+    fn new(row: &Row, locks: u64, answers: &mut Answers) -> Result<Self, Failure> {
+        let (pid, key) = (pid_of(row)?, row.number(2)?);
+        let told = pid.and_then(|pid| answers.told.remove(&(pid, key)));
+        Ok(Self {
+            pid,
+            locks,
+            prepared: row.get(4)?.map(str::to_owned),
+            answered: pid.is_some_and(|pid| answers.answered.contains(&pid)),
+            told: told.is_some(),
+            holder: match told {
+                Some(told) => told,
+                None => of_session(row, locks == 1)?,
+            },
+        })
+    }
 }
 
 impl Sessions {
     /// Who holds the name: what its client says of it, or else its session.
     pub(crate) async fn holder(self: &Arc<Self>, name: &LockName) -> Result<Option<Holder>, Failure> {
         let key = self.settings.keys.of(name);
-        let Found { keeper, reserved } = self.find(name, Question::One(key)).await?;
-        let mut holder = seen(reserved, keeper.map(Seen::from));
+        let (keeper, reserved) = self.find(name, Question::One(key)).await?;
+        let mut holder = seen(reserved, keeper);
         holder.iter_mut().for_each(|holder| holder.name = Some(name.clone()));
         Ok(holder)
     }
@@ -98,23 +111,15 @@ impl Sessions {
         } = self.inquire(&all_locks(), Some(Question::All)).await?;
         let mut reserved: HashMap<_, _> = reserved.into_iter().map(|reserved| (reserved.key, reserved)).collect();
         let ours: Vec<_> = rows.iter().filter(|row| self.is_ours(row)).collect();
-        let mut carried = HashMap::<i32, usize>::new();
+        let mut carried = HashMap::<i32, u64>::new();
         for row in &ours {
             *carried.entry(row.number(0)?).or_default() += 1;
         }
         let mut holders = Vec::new();
         for row in ours {
-            let (pid, key) = (row.number(0)?, row.number(2)?);
-            let told = answers.told.remove(&(pid, key));
-            let held = Seen {
-                answered: answers.answered.contains(&pid),
-                told: told.is_some(),
-                holder: match told {
-                    Some(told) => told,
-                    None => of_session(row, carried.get(&pid) == Some(&1))?,
-                },
-            };
-            holders.extend(seen(reserved.remove(&key), Some(held)));
+            let locks = carried.get(&row.number(0)?).copied().unwrap_or_default();
+            let keeper = Keeper::new(row, locks, &mut answers)?;
+            holders.extend(seen(reserved.remove(&row.number(2)?), Some(keeper)));
         }
         holders.extend(reserved.into_values().filter_map(|reserved| seen(Some(reserved), None)));
         holders.retain(|holder| match &holder.name {
@@ -128,7 +133,7 @@ impl Sessions {
     /// Ends the hold and the reservation of the name.
     pub(crate) async fn force_release(self: &Arc<Self>, name: &LockName) -> Result<Option<Holder>, Failure> {
         let key = self.settings.keys.of(name);
-        let Found { keeper, reserved } = self.find(name, Question::GiveUp(key)).await?;
+        let (keeper, reserved) = self.find(name, Question::GiveUp(key)).await?;
         // While the name is reserved, only that session can hold it: another one has it locked for the time of an attempt.
         let session = reserved.as_ref().and_then(|reserved| reserved.session);
         let keeper = keeper.filter(|keeper| keeper.told || session.is_none() || keeper.pid == session);
@@ -161,7 +166,7 @@ impl Sessions {
                 return Ok(keeper.holder);
             }
             let question = Question::GiveUp(self.settings.keys.of(name));
-            match self.find(name, question).await?.keeper {
+            match self.find(name, question).await?.0 {
                 Some(again) if again.told => return Ok(again.holder),
                 _ if !self.is_kept_by(name, keeper.pid).await? => return Ok(keeper.holder),
                 _ => {}
@@ -215,38 +220,21 @@ impl Sessions {
         Ok(holder)
     }
 
-    async fn find(self: &Arc<Self>, name: &LockName, question: Question) -> Result<Found, Failure> {
-        let key = self.settings.keys.of(name);
-        let Looked {
-            rows,
-            mut answers,
-            mut reserved,
-        } = self.inquire(&locks_of(key), Some(question)).await?;
-        let reserved = reserved.pop();
-        let Some(row) = rows.last() else {
-            return Ok(Found { keeper: None, reserved });
-        };
-        let pid = pid_of(row)?;
-        let locks = row.number(5)?;
-        let told = pid.and_then(|pid| answers.told.remove(&(pid, key)));
-        let has_told = told.is_some();
-        let mut holder = match told {
-            Some(told) => told,
-            None => of_session(row, locks == 1)?,
-        };
-        holder.name = Some(name.clone());
-        let keeper = Keeper {
-            pid,
-            locks,
-            prepared: row.get(4)?.map(str::to_owned),
-            answered: pid.is_some_and(|pid| answers.answered.contains(&pid)),
-            told: has_told,
-            holder,
-        };
-        Ok(Found {
-            keeper: Some(keeper),
-            reserved,
-        })
+    /// What keeps the name, and its reservation.
+    async fn find(
+        self: &Arc<Self>,
+        name: &LockName,
+        question: Question,
+    ) -> Result<(Option<Keeper>, Option<Reserved>), Failure> {
+        let locks = locks_of(self.settings.keys.of(name));
+        let mut looked = self.inquire(&locks, Some(question)).await?;
+        let row = looked.rows.last();
+        let keeper = row.map(|row| Keeper::new(row, row.number(5)?, &mut looked.answers));
+        let mut keeper = keeper.transpose()?;
+        keeper
+            .iter_mut()
+            .for_each(|keeper| keeper.holder.name = Some(name.clone()));
+        Ok((keeper, looked.reserved.pop()))
     }
 
     /// Looks for locks, and asks the clients that have them if there is a question; in a session that carries no lock, or in any
@@ -319,31 +307,14 @@ impl Sessions {
     }
 }
 
-/// What was found out about a lock.
-struct Seen {
-    answered: bool,
-    told: bool,
-    holder: Holder,
-}
-
-impl From<Keeper> for Seen {
-    fn from(keeper: Keeper) -> Self {
-        Self {
-            answered: keeper.answered,
-            told: keeper.told,
-            holder: keeper.holder,
-        }
-    }
-}
-
 /// What is shown of a key that is reserved, held or both. An attempt locks a reserved key for a moment, and its client does not tell that
 /// it holds it.
-fn seen(reserved: Option<Reserved>, held: Option<Seen>) -> Option<Holder> {
+fn seen(reserved: Option<Reserved>, held: Option<Keeper>) -> Option<Holder> {
     let Some(reserved) = reserved else {
         return held.map(|held| held.holder);
     };
     match held {
-        Some(Seen {
+        Some(Keeper {
             told: true, mut holder, ..
         }) => {
             if holder.owner.is_some_and(|owner| owner.to_string() == reserved.owner) {

@@ -1,6 +1,6 @@
 //! All sessions of a client.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
@@ -36,8 +36,6 @@ pub(crate) struct Sessions {
     pub(crate) outages: Outages,
     /// The channel on which clients are asked what they hold, once it is known.
     pub(crate) channel: Mutex<Option<String>>,
-    /// The last requests that this client has answered.
-    pub(crate) answered: Mutex<VecDeque<String>>,
     pub(crate) reservations: Reservations,
     closed: CancellationToken,
 }
@@ -56,7 +54,6 @@ impl Sessions {
             waiting: AtomicUsize::new(0),
             outages: Outages::default(),
             channel: Mutex::default(),
-            answered: Mutex::default(),
             reservations: Reservations::default(),
             closed: CancellationToken::new(),
         }

@@ -5,10 +5,9 @@ use std::time::{Duration, SystemTime};
 use lock_core::{DistributedLock, Holder, Locks, LossReason};
 use lock_postgres::tokio_postgres::NoTls;
 use lock_postgres::{PostgresConfig, PostgresLock, Tls};
-use rustix::process::Signal;
 
 use crate::server::proxy::Proxy;
-use crate::server::{Database, HANG_LIMIT, Server, claim, granted, in_time, is_busy, name, signal_process, until};
+use crate::server::{Database, HANG_LIMIT, claim, granted, in_time, is_busy, name};
 
 pub(crate) const TTL: Duration = Duration::from_secs(30);
 
@@ -196,38 +195,4 @@ async fn a_role_without_rights_on_the_schema_cannot_ask() {
         lock.holders(&name("a")).await.unwrap().pop().unwrap().token,
         Some(grant.token)
     );
-}
-
-/// A client takes its time to answer, in which the lock may be released: then its session would be ended for nothing.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whether_a_session_still_has_the_lock_is_asked_of_the_server_alone() {
-    let server = Server::with(&["log_statement=all"]);
-    let lock = server
-        .config()
-        .op_timeout(Duration::from_secs(6))
-        .connect()
-        .await
-        .unwrap();
-    let asker = server.config().op_timeout(HANG_LIMIT * 2).connect().await.unwrap();
-    // Another session of the client, which answers for the one with the lock.
-    granted(&lock, &claim("other", TTL)).await;
-    granted(&lock, &claim("a", TTL).with_own_lease()).await;
-    let key = lock.key(&name("a")) as u64;
-    let (high, low) = (key >> 32, key & 0xffff_ffff);
-    let session = format!("SELECT pid FROM pg_locks WHERE objsubid = 1 AND classid = {high} AND objid = {low}");
-    let session = server.value::<i32>(&session).await.try_into().unwrap();
-    // Its client cannot release the lock, and says so.
-    signal_process(session, Signal::STOP);
-    let releasing = tokio::spawn(async move { asker.force_release(&name("a")).await });
-    until("somebody is asked", async || {
-        server.log().contains("'tell ") || server.log().contains("SELECT pg_terminate_backend")
-    })
-    .await;
-    signal_process(session, Signal::CONT);
-    let hit = in_time(releasing).await.unwrap().unwrap().pop().unwrap();
-    assert!(
-        !server.log().contains("'tell "),
-        "a client was asked whether the lock is still held"
-    );
-    assert_eq!(hit.also_released, Some(0));
 }

@@ -6,14 +6,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use rustix::process::{Pid, Signal, geteuid, kill_process};
+use rustix::process::geteuid;
 use tempfile::TempDir;
 
 /// Whom servers run as if the tests run as root: Postgres refuses to be root.
 const NOBODY: u32 = 65_534;
-pub(crate) fn signal_process(pid: u32, signal: Signal) {
-    kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal).unwrap();
-}
 
 /// Not every init takes note of the end of what it inherits: such a process has ended all the same.
 pub(super) fn is_running(pid: u32) -> bool {
