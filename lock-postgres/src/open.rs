@@ -168,9 +168,12 @@ impl Sessions {
             true => locked(limit).into(),
             false => failure,
         })?;
-        let settled = wire.ask(&(demand.clone() + &counter::settle(schema, sequence))).await?;
-        wire.ask(&(demand + &counter::done())).await?;
-        counter::started(settled.last(), sequence)
+        let settle = demand.clone() + &counter::settle(schema, sequence);
+        let done = demand + &counter::done();
+        // In order: whoever is next finds all of it.
+        let (settled, done) = tokio::join!(wire.ask(&settle), wire.ask(&done));
+        done?;
+        counter::started(settled?.last(), sequence)
     }
 
     /// The sequences, which are made with their schema if it is missing.

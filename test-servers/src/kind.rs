@@ -193,7 +193,9 @@ impl Kind {
 
     /// What must run once before the first start on empty data, outside of a container.
     pub(crate) fn preparation(&self, data: &str) -> Option<Vec<String>> {
-        let initdb = "initdb --auth=trust --username=postgres --no-sync --pgdata";
+        // Small segments: each server begins with a copy of one.
+        let initdb =
+            "initdb --auth=trust --username=postgres --no-sync --encoding=UTF8 --locale=C --wal-segsize=1 --pgdata";
         let words = initdb.split(' ').chain([data]).map(str::to_owned);
         (self.role == Role::Postgres).then(|| words.collect())
     }

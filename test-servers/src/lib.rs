@@ -28,7 +28,9 @@
 mod container;
 mod etcd;
 mod kind;
+mod local_postgres;
 mod machine;
+mod pgbouncer;
 mod postgres;
 mod process;
 mod redis;
@@ -41,6 +43,8 @@ mod server;
 pub use anyhow::Error as ServerError;
 pub use etcd::{EtcdCluster, Peer};
 pub use kind::Kind;
+pub use local_postgres::LocalPostgres;
+pub use pgbouncer::PgBouncer;
 pub use redis_cluster::RedisCluster;
 pub use sentinel::RedisSentinels;
 pub use server::{Data, Server};

@@ -39,12 +39,18 @@ const NOBODY: u32 = 65_534;
 /// How long the processes of a killed server may take to end.
 const LONGEST_END: Duration = Duration::from_secs(5);
 
+/// How long a server may take to end in order.
+const LONGEST_STOP: Duration = Duration::from_secs(60);
+
 /// A server as a process of its own. Ends when dropped.
+#[derive(Debug)]
 pub(crate) struct Process {
     kind: Kind,
     program: PathBuf,
     port: u16,
     arguments: Vec<String>,
+    /// Variables of its environment.
+    pub(crate) environment: Vec<(&'static str, String)>,
     folder: TempDir,
     /// The data that a server of this kind starts with, made once for all that there are at a time: it takes longer than most
     /// tests.
@@ -54,25 +60,31 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(kind: Kind, program: PathBuf, port: u16, arguments: Vec<String>) -> Result<Self> {
-        let mut process = Self {
-            kind,
-            program,
-            port,
-            arguments,
-            folder: folder().context("making a folder for a server")?,
-            prepared: None,
-            child: None,
-        };
+        let mut process = Self::new(kind, program, port, arguments)?;
         process.prepare().context("preparing the data of a server")?;
         process.spawn().context("starting a server")?;
         Ok(process)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    /// One that is not started, and has no data.
+    pub(crate) fn new(kind: Kind, program: PathBuf, port: u16, arguments: Vec<String>) -> Result<Self> {
+        Ok(Self {
+            kind,
+            program,
+            port,
+            arguments,
+            environment: Vec::new(),
+            folder: folder().context("making a folder for a server")?,
+            prepared: None,
+            child: None,
+        })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    fn spawn(&mut self) -> io::Result<()> {
+    pub(crate) fn spawn(&mut self) -> io::Result<()> {
         let data = self.path("data").to_string_lossy().into_owned();
         let place = Place {
             contained: false,
@@ -91,6 +103,7 @@ impl Process {
             .arg(inner.get_program())
             .args(inner.get_args())
             .process_group(0)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(log.try_clone()?)
             .stderr(log);
@@ -98,7 +111,7 @@ impl Process {
         Ok(())
     }
 
-    fn prepare(&mut self) -> Result<()> {
+    pub(crate) fn prepare(&mut self) -> Result<()> {
         static PREPARED: Mutex<BTreeMap<PathBuf, Weak<TempDir>>> = Mutex::new(BTreeMap::new());
         let data = self.path("data");
         remove(&data)?;
@@ -141,26 +154,50 @@ impl Process {
         members
     }
 
+    /// The number of the first process of the server, if it was started.
+    pub(crate) fn id(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
+    /// Asks the server to end by that signal, and waits until it has.
+    pub(crate) fn end_by(&mut self, signal: Signal) -> Result<()> {
+        if let Some(child) = &mut self.child {
+            send(child.id(), signal)?;
+            let start = Instant::now();
+            while child.try_wait()?.is_none() {
+                ensure!(start.elapsed() < LONGEST_STOP, "a server does not end");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        self.reap()
+    }
+
     fn send(&self, signal: Signal) -> Result<()> {
         self.members().iter().try_for_each(|&member| send(member, signal))
     }
 
-    fn end(&mut self) -> Result<()> {
+    pub(crate) fn end(&mut self) -> Result<()> {
         let members = self.members();
         let killed = self.send(Signal::KILL);
-        if let Some(mut child) = self.child.take() {
-            // The watcher too, and before its server is waited for, so that the pid cannot belong to another.
-            if let Some(group) = pid(child.id()) {
-                let _ = kill_process_group(group, Signal::KILL);
-            }
-            child.wait().context("waiting for a killed server")?;
-        }
+        self.reap()?;
         // What the others hold, their shared memory above all, would be in the way of the next start.
         let start = Instant::now();
         while members.iter().any(|&member| is_alive(member)) && start.elapsed() < LONGEST_END {
             std::thread::sleep(Duration::from_millis(1));
         }
         killed
+    }
+
+    /// Waits for the server, which ends, and ends what watches over it.
+    fn reap(&mut self) -> Result<()> {
+        if let Some(mut child) = self.child.take() {
+            // Before the server is waited for, so that the pid cannot belong to another; and before its end of the pipe is closed.
+            if let Some(group) = pid(child.id()) {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            child.wait().context("waiting for a server")?;
+        }
+        Ok(())
     }
 }
 
@@ -226,7 +263,7 @@ impl Drop for Process {
     }
 }
 
-fn folder() -> io::Result<TempDir> {
+pub(crate) fn folder() -> io::Result<TempDir> {
     let folder = tempfile::Builder::new().prefix("fencelock-").tempdir()?;
     give(folder.path())?;
     Ok(folder)
@@ -240,7 +277,7 @@ fn remove(folder: &Path) -> io::Result<()> {
 }
 
 /// Copies a folder with all rights to its files.
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<()> {
     run(Command::new("cp").arg("-Rp").args([from, to]))
 }
 
@@ -253,14 +290,14 @@ fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Makes it theirs, as the user that servers run as.
-fn give(folder: &Path) -> io::Result<()> {
+pub(crate) fn give(folder: &Path) -> io::Result<()> {
     match geteuid().is_root() {
         true => chown(folder, Some(NOBODY), Some(NOBODY)),
         false => Ok(()),
     }
 }
 
-fn as_nobody(command: &mut Command) -> &mut Command {
+pub(crate) fn as_nobody(command: &mut Command) -> &mut Command {
     if geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
     }

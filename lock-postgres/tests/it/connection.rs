@@ -13,12 +13,12 @@ const TTL: Duration = Duration::from_secs(30);
 #[tokio::test]
 async fn a_server_is_reached_by_a_socket() {
     let server = Database::new().await;
-    let folder = server.folder().to_str().unwrap().replace('/', "%2F");
+    let folder = server.data().to_str().unwrap().replace('/', "%2F");
     let url = format!("postgres://postgres@{folder}:{}/{}", server.port(), server.name());
     let lock = PostgresLock::connect(&url).await.unwrap();
     granted(&lock, &claim("a", TTL)).await;
     assert!(is_busy(&server.client().await, &claim("a", TTL)).await);
-    let missing = url.replace("%2Ffencelock-pg", "%2Fnone-fencelock-pg");
+    let missing = url.replace("%2Ffencelock-", "%2Fnone-fencelock-");
     let error = PostgresLock::connect(missing).await.unwrap_err();
     assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
 }

@@ -97,7 +97,7 @@ async fn a_password_is_found_in_the_environment_or_in_a_private_file_and_a_kille
     let refused = start(&[]).err().unwrap();
     assert!(refused.contains("password"), "{refused}");
     let mut last = start(&[("PGPASSWORD", "ri:ght")]).unwrap().token;
-    let file = server.folder().join("passwords");
+    let file = server.data().with_file_name("passwords");
     let line = format!("127.0.0.1:{}:*:joe:ri\\:ght\n", server.port());
     std::fs::write(&file, line).unwrap();
     let in_file = [("PGPASSFILE", file.to_str().unwrap())];

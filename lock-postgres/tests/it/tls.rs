@@ -10,7 +10,8 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, 
 use rustix::process::Signal;
 use tempfile::TempDir;
 
-use crate::server::{self, Database, Server, claim, granted};
+use crate::server::{Database, Server, claim, granted};
+use test_servers::LocalPostgres;
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -68,7 +69,7 @@ impl Authority {
 fn secure(folder: &TempDir, (certificate, key): &(String, String), more: &[&str]) -> Server {
     let certificate = write(folder, "server.pem", certificate, 0o644);
     let key = write(folder, "server.key", key, 0o600);
-    server::give(&key);
+    LocalPostgres::give(&key).unwrap();
     let (certificate, key) = (
         format!("ssl_cert_file={}", certificate.display()),
         format!("ssl_key_file={}", key.display()),
@@ -131,7 +132,7 @@ async fn a_connection_is_encrypted_as_the_address_wants_it() {
         ("localhost", &*own, true),
         // By a socket of this machine it never is, whatever is asked for.
         (
-            &*server.folder().to_str().unwrap().replace('/', "%2F"),
+            &*server.data().to_str().unwrap().replace('/', "%2F"),
             "sslmode=require",
             false,
         ),

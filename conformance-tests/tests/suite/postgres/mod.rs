@@ -1,7 +1,6 @@
 //! What the suite needs to know of the Postgres backend.
 
 mod admin;
-mod bouncer;
 mod resource;
 
 use std::collections::HashMap;
@@ -14,13 +13,12 @@ use conformance_tests::{Fault, Harness, Injection, Namespace, Resource};
 use lock_core::{DistributedLock, LockError, LockName};
 use lock_postgres::tokio_postgres::Client;
 use lock_postgres::{PostgresConfig, PostgresLock, schema_sql};
-use test_servers::{Kind, Server};
+use test_servers::{Kind, PgBouncer, Server};
 use tokio::runtime::Handle;
 use tokio::sync::OnceCell;
 
 use crate::hosts::{Hosts, inject_into, locked, no_server};
-use admin::{ROLE, admin};
-use bouncer::Bouncer;
+use admin::{PASSWORD, ROLE, admin};
 use resource::FencedRow;
 
 /// Tells a child process where the server of its namespace is.
@@ -45,7 +43,7 @@ pub(crate) struct PostgresHarness {
     kind: &'static Kind,
     name: String,
     /// By the address of the server behind it; none if clients go to the server itself.
-    bouncers: Option<Mutex<HashMap<String, Arc<Bouncer>>>>,
+    bouncers: Option<Mutex<HashMap<String, Arc<PgBouncer>>>>,
     servers: Hosts<Server>,
     /// What looks at the server, for each namespace, as each has a runtime of its own.
     admins: Mutex<HashMap<String, Arc<Client>>>,
@@ -341,7 +339,7 @@ impl PostgresHarness {
         Ok(bouncer.map_or_else(|| server.url().to_owned(), |bouncer| server.url_at(bouncer.address())))
     }
 
-    fn bouncer(&self, server: &Server) -> Result<Option<Arc<Bouncer>>, LockError> {
+    fn bouncer(&self, server: &Server) -> Result<Option<Arc<PgBouncer>>, LockError> {
         let Some(bouncers) = &self.bouncers else {
             return Ok(None);
         };
@@ -349,7 +347,11 @@ impl PostgresHarness {
         if let Some(bouncer) = bouncers.get(server.authority()) {
             return Ok(Some(Arc::clone(bouncer)));
         }
-        let bouncer = Arc::new(Bouncer::start(server.authority())?);
+        // One that gives each client a session of its own, as the role that may do no more than it must.
+        let (host, port) = server.authority().rsplit_once(':').unwrap_or((server.authority(), "5432"));
+        let place = format!("host={host} port={port} user={ROLE} password={PASSWORD}");
+        let bouncer = PgBouncer::start(&place, "pool_mode = session\ndefault_pool_size = 300").map_err(no_server)?;
+        let bouncer = Arc::new(bouncer);
         bouncers.insert(server.authority().to_owned(), Arc::clone(&bouncer));
         Ok(Some(bouncer))
     }

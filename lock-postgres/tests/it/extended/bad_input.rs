@@ -9,7 +9,8 @@ use lock_postgres::{PostgresConfig, Tls, schema_sql};
 
 use crate::bad_input::{is_configuration, is_unavailable, is_unsafe, login, refusal};
 use crate::server::proxy::Proxy;
-use crate::server::{Database, HANG_LIMIT, Server, claim, granted, in_time, new_folder};
+use crate::server::{Database, HANG_LIMIT, Server, claim, granted, in_time};
+use test_servers::LocalPostgres;
 
 const TTL: Duration = Duration::from_secs(30);
 
@@ -17,7 +18,7 @@ const TTL: Duration = Duration::from_secs(30);
 async fn a_server_that_recovers_and_a_standby_are_told_apart_from_a_primary() {
     let primary = Server::start();
     drop(primary.client().await);
-    let folder = new_folder();
+    let folder = LocalPostgres::folder().unwrap();
     let data = folder.path().join("data");
     primary.copy_for_standby(&data);
     let standby = Server::on_data(&data, &[]);

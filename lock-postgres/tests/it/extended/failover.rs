@@ -6,7 +6,8 @@ use lock_core::{DistributedLock, LockError, Locks};
 use lock_postgres::{PostgresConfig, Tls};
 
 use crate::server::proxy::Proxy;
-use crate::server::{HANG_LIMIT, Server, claim, granted, in_time, new_folder};
+use crate::server::{HANG_LIMIT, Server, claim, granted, in_time};
+use test_servers::LocalPostgres;
 
 const TTL: Duration = Duration::from_secs(2);
 
@@ -20,7 +21,7 @@ async fn a_wait_goes_on_while_the_address_leads_to_a_standby() {
         .await;
     let holder = primary.client().await;
     let held = granted(&holder, &claim("a", 2 * HANG_LIMIT)).await;
-    let folder = new_folder();
+    let folder = LocalPostgres::folder().unwrap();
     let data = folder.path().join("data");
     primary.copy_for_standby(&data);
     let standby = Server::on_data(&data, &[]);

@@ -5,8 +5,9 @@ use std::process::{Command, Stdio};
 use lock_postgres::{PostgresConfig, Tls};
 use rustix::process::Signal;
 
-use crate::server::{self, SESSIONS, Server, claim, copy, new_folder, program};
+use crate::server::{self, SESSIONS, Server, claim};
 use crate::tokens::{Crowd, MANY, TTL, TURN, TheClock, TheServer, check, check_clock, claim_of, rise_across};
+use test_servers::LocalPostgres;
 
 /// A server that has handed out tokens and was then started again with a clock that is an hour behind.
 async fn set_back() -> Server {
@@ -32,7 +33,7 @@ async fn promotion(clock: TheClock) {
     let mut primary = Server::start();
     // Makes the schema.
     drop(primary.client().await);
-    let folder = new_folder();
+    let folder = LocalPostgres::folder().unwrap();
     let data = folder.path().join("data");
     primary.copy_for_standby(&data);
     // It gets everything and shows none of it.
@@ -122,15 +123,15 @@ async fn a_copy_from_before_a_clock_error_needs_its_ceiling_raised_by_hand() {
     let mut server = Server::start();
     server::granted(&server.client().await, &claim("a", TTL)).await;
     server.end(Signal::INT);
-    let older = server.folder().join("older");
-    copy(&server.data(), &older);
+    let older = server.data().with_file_name("older");
+    LocalPostgres::copy(&server.data(), &older).unwrap();
     server.set_clock_back();
     server.start_again();
     let ahead = server::granted(&server.client().await, &claim("a", TTL)).await.token;
     let restore = |server: &mut Server| {
         server.end(Signal::INT);
         std::fs::remove_dir_all(server.data()).unwrap();
-        copy(&older, &server.data());
+        LocalPostgres::copy(&older, &server.data()).unwrap();
         server.set_clock_right();
         server.start_again();
     };
@@ -190,8 +191,8 @@ tokens_rise_across! {
     };
     an_older_copy, the server IsStartedAgain: async |server: &mut Server, crowd: &Crowd| {
         server.end(Signal::INT);
-        let older = server.folder().join("older");
-        copy(&server.data(), &older);
+        let older = server.data().with_file_name("older");
+        LocalPostgres::copy(&server.data(), &older).unwrap();
         server.start_again();
         crowd.grants(500).await;
         server.end(Signal::INT);
@@ -200,7 +201,7 @@ tokens_rise_across! {
         server.start_again();
     };
     a_dump_that_is_restored, the server GoesOn: async |server: &mut Server, crowd: &Crowd| {
-        let dump = output(program("pg_dump").args(url(server)).args(["--schema", "fencelock", "--inserts"]));
+        let dump = output(LocalPostgres::program("pg_dump").unwrap().args(url(server)).args(["--schema", "fencelock", "--inserts"]));
         crowd.grants(500).await;
         // Clients would make the schema anew in between: the number keeps them from it, as it keeps them from each other.
         let restore: Vec<_> = dump.lines().filter(|line| !line.starts_with('\\')).collect();

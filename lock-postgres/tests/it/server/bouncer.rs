@@ -1,56 +1,25 @@
 //! A PgBouncer before a server.
 
-use std::process::{Child, Stdio};
-use std::time::{Duration, Instant};
-
 use lock_postgres::PostgresConfig;
 use lock_postgres::tokio_postgres::{Client, NoTls, SimpleQueryMessage};
+use test_servers::PgBouncer;
 
-use super::locking::HANG_LIMIT;
-use super::machine::{command, give};
 use super::process::Server;
 
 /// Ends when dropped.
 pub(crate) struct Bouncer {
-    process: Child,
     pub(crate) port: u16,
-    _folder: tempfile::TempDir,
+    _process: PgBouncer,
 }
 
 impl Bouncer {
     /// With these lines of its settings, such as `pool_mode = session`.
     pub(crate) fn start(server: &Server, settings: &str) -> Self {
-        let folder = tempfile::Builder::new().prefix("fencelock-pg-").tempdir().unwrap();
-        give(folder.path());
-        let port = std::net::TcpListener::bind("127.0.0.1:0")
-            .unwrap()
-            .local_addr()
-            .unwrap()
-            .port();
-        let file = folder.path().join("pgbouncer.ini");
-        // With `any` nobody's name is looked at; everybody is this user.
-        let text = format!(
-            "[databases]\n* = user=postgres host=127.0.0.1 port={}\n[pgbouncer]\nlisten_addr = 127.0.0.1\nlisten_port = {port}\n\
-             unix_socket_dir =\nauth_type = any\nmax_client_conn = 500\n{settings}\n",
-            server.port()
-        );
-        std::fs::write(&file, text).unwrap();
-        let process = command("pgbouncer")
-            .arg(&file)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("there is no PgBouncer; install it: apt-get install pgbouncer");
-        let start = Instant::now();
-        while std::net::TcpStream::connect(("127.0.0.1", port)).is_err() {
-            assert!(start.elapsed() < HANG_LIMIT, "pgbouncer does not start");
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        let place = format!("user=postgres host=127.0.0.1 port={}", server.port());
+        let process = PgBouncer::start(&place, settings).unwrap();
         Self {
-            process,
-            port,
-            _folder: folder,
+            port: process.address().port(),
+            _process: process,
         }
     }
 
@@ -63,13 +32,6 @@ impl Bouncer {
         let (client, connection) = server.login_at(self.port).connect(NoTls).await.unwrap();
         tokio::spawn(connection);
         client
-    }
-}
-
-impl Drop for Bouncer {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

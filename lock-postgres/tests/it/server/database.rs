@@ -1,6 +1,6 @@
 //! A database, and ways to look at it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use lock_postgres::tokio_postgres::{self, Client, NoTls};
@@ -17,9 +17,11 @@ const LOCKS: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' \
                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
 /// Most tests need no more than one of their own on the shared server.
 pub(crate) struct Database {
-    /// The folder of its server.
-    pub(super) folder: PathBuf,
     pub(super) port: u16,
+    /// The folder of the data of its server.
+    pub(super) data: PathBuf,
+    /// The file of its log.
+    pub(super) log: PathBuf,
     pub(super) name: String,
 }
 
@@ -30,7 +32,7 @@ impl Database {
 
     /// What the server has written to its log. On the shared server: about this database.
     pub(crate) fn log(&self) -> String {
-        let log = std::fs::read_to_string(self.folder.join("log")).unwrap_or_default();
+        let log = std::fs::read_to_string(&self.log).unwrap_or_default();
         if self.name == "postgres" {
             return log;
         }
@@ -55,12 +57,8 @@ impl Database {
         self.port
     }
 
-    pub(crate) fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     pub(crate) fn data(&self) -> PathBuf {
-        self.folder.join("data")
+        self.data.clone()
     }
 
     pub(crate) fn config(&self) -> PostgresConfig {

@@ -3,11 +3,9 @@
 pub(crate) mod bouncer;
 mod database;
 mod locking;
-mod machine;
 mod process;
 pub(crate) mod proxy;
 
 pub(crate) use database::{Database, SESSIONS};
 pub(crate) use locking::{HANG_LIMIT, claim, granted, in_time, is_busy, name, soon, until, waited, waiting};
-pub(crate) use machine::{copy, give, new_folder, program};
 pub(crate) use process::Server;

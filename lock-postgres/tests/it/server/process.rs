@@ -1,9 +1,7 @@
 //! Postgres servers: one that all tests share, on which each has a database of its own, and those that a test has to itself.
 
-use std::net::TcpListener;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -11,22 +9,17 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use lock_postgres::tokio_postgres::NoTls;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
-use tempfile::TempDir;
+use test_servers::LocalPostgres;
 
 use super::database::Database;
 use super::locking::{HANG_LIMIT, in_time, until};
-use super::machine::{children, clock_library, copy, is_running, new_folder, program};
 
 /// A server whose data and processes end with it. Trusts all users. Stands for its database `postgres`.
 pub(crate) struct Server {
-    folder: TempDir,
+    local: LocalPostgres,
     database: Database,
-    arguments: Vec<String>,
-    process: Option<Child>,
-    /// Whether it is started with a clock that is an hour behind.
-    is_behind: bool,
-    /// Whether its clock can be set while it runs.
-    steps: bool,
+    /// With which it is started again, if not the right one.
+    clock: Option<String>,
 }
 
 impl Deref for Server {
@@ -62,158 +55,64 @@ impl Server {
 
     /// With these settings, as in `fsync=off`.
     pub(crate) fn with(settings: &[&str]) -> Self {
-        Self::on_data(&template().join("data"), settings)
+        Self::started(settings, None)
     }
 
     /// On a copy of that data.
     pub(crate) fn on_data(data: &Path, settings: &[&str]) -> Self {
-        let folder = new_folder();
-        copy(data, &folder.path().join("data"));
-        let database = Database {
-            folder: folder.path().to_owned(),
-            port: 0,
-            name: "postgres".to_owned(),
-        };
-        let mut server = Self {
-            folder,
-            database,
-            arguments: settings.iter().map(|&setting| setting.to_owned()).collect(),
-            process: None,
-            is_behind: false,
-            steps: false,
-        };
-        // Between the look for a free port and the start another process may take it.
-        for _ in 0..20 {
-            server.database.port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            if server.run() {
-                return server;
-            }
-            let _ = server.process.take();
-        }
-        panic!("postgres did not start with {settings:?}: {}", server.log());
+        Self::started(settings, Some(data))
     }
 
-    /// Starts it, and waits until it takes requests. False if it ended instead.
-    fn run(&mut self) -> bool {
-        let log = std::fs::File::create(self.folder.path().join("log")).unwrap();
-        let mut command = program("postgres");
-        command
-            .arg("-D")
-            .arg(self.data())
-            .args(["-p", &self.port().to_string(), "-k"])
-            .arg(self.folder.path())
-            .args(["-c", "listen_addresses=127.0.0.1", "-c", "max_connections=60"])
-            // In its folder, and so gone with it.
-            .args(["-c", "dynamic_shared_memory_type=mmap"])
-            // As it is with segments of the usual size.
-            .args(["-c", "max_wal_size=1GB"]);
-        for setting in &self.arguments {
-            command.args(["-c", setting]);
-        }
-        if self.is_behind || self.steps {
-            // Time itself goes on as it does, so waits take as long as ever. No shared memory, which a kill would leave behind.
-            command
-                .env("LD_PRELOAD", clock_library())
-                .env("FAKETIME_DONT_FAKE_MONOTONIC", "1")
-                .env("FAKETIME_DISABLE_SHM", "1");
-        }
-        if self.is_behind {
-            command.env("FAKETIME", "-1h");
-        }
-        if self.steps {
-            self.step_clock(0);
-            command
-                .env("FAKETIME_TIMESTAMP_FILE", self.clock_file())
-                .env("FAKETIME_NO_CACHE", "1");
-        }
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        self.process = Some(command.spawn().unwrap());
-        let start = Instant::now();
-        loop {
-            let process = self.process.as_mut().unwrap();
-            if process.try_wait().unwrap().is_some() {
-                return false;
-            }
-            let ready = std::fs::read_to_string(self.data().join("postmaster.pid"));
-            if ready.is_ok_and(|text| {
-                text.lines()
-                    .nth(7)
-                    .is_some_and(|line| line.trim() == "ready" || line.trim() == "standby")
-            }) {
-                return true;
-            }
-            assert!(
-                start.elapsed() < HANG_LIMIT,
-                "postgres takes too long to start: {}",
-                self.log()
-            );
-            std::thread::sleep(Duration::from_millis(5));
+    fn started(settings: &[&str], data: Option<&Path>) -> Self {
+        let local = LocalPostgres::start(&[&["max_connections=60"], settings].concat(), data).unwrap();
+        let database = Database {
+            port: local.port(),
+            data: local.data(),
+            log: local.file("log"),
+            name: "postgres".to_owned(),
+        };
+        Self {
+            local,
+            database,
+            clock: None,
         }
     }
 
     /// Ends it: `KILL` as a crash does, `QUIT` at once, `INT` cleanly.
     pub(crate) fn end(&mut self, signal: Signal) {
-        let Some(mut process) = self.process.take() else { return };
-        let pid = process.id();
-        // The others notice by themselves that the first has gone, after a while.
-        let others = children(pid);
-        let memory = self.shared_memory();
-        let _ = kill_process(Pid::from_raw(pid.try_into().unwrap()).unwrap(), signal);
-        process.wait().unwrap();
-        for other in others {
-            if signal == Signal::KILL {
-                let _ = kill_process(Pid::from_raw(other.try_into().unwrap()).unwrap(), signal);
-            }
-            let start = Instant::now();
-            while is_running(other) && start.elapsed() < HANG_LIMIT {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-            assert!(
-                !is_running(other) || std::thread::panicking(),
-                "process {other} of the server does not end"
-            );
-        }
-        if let Some(memory) = memory.filter(|_| signal == Signal::KILL) {
-            // Whoever is killed leaves it behind.
-            let _ = Command::new("ipcrm").args(["-m", &memory]).output();
-        }
-    }
-
-    /// The number of the memory that its processes share.
-    fn shared_memory(&self) -> Option<String> {
-        let file = std::fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
-        file.lines().nth(6)?.split_whitespace().nth(1).map(str::to_owned)
+        self.local.end(signal).unwrap();
     }
 
     /// From its next start on its clock says an hour less than it is.
     pub(crate) fn set_clock_back(&mut self) {
-        self.is_behind = true;
+        self.clock = Some("-1h".to_owned());
     }
 
     /// One whose clock can be set while it runs.
     pub(crate) fn with_a_clock_that_steps() -> Self {
         let mut server = Self::start();
         server.end(Signal::INT);
-        server.steps = true;
+        server.step_clock(0);
+        server.clock = Some(format!("@{}", server.clock_file().display()));
         server.start_again();
         server
     }
 
     fn clock_file(&self) -> PathBuf {
-        self.folder.path().join("clock")
+        self.local.file("clock")
     }
 
     /// Sets its clock so many seconds ahead of the right time, or behind.
     pub(crate) fn step_clock(&self, seconds: i64) {
         // At once, as its processes read it all the time.
-        let next = self.folder.path().join("clock.next");
+        let next = self.local.file("clock.next");
         std::fs::write(&next, format!("{seconds:+}s\n")).unwrap();
         std::fs::rename(&next, self.clock_file()).unwrap();
     }
 
     /// From its next start on its clock is right.
     pub(crate) fn set_clock_right(&mut self) {
-        self.is_behind = false;
+        self.clock = None;
     }
 
     /// How many seconds its clock is behind, as its sessions see it.
@@ -223,8 +122,7 @@ impl Server {
     }
 
     pub(crate) fn start_again(&mut self) {
-        let _ = std::fs::remove_file(self.data().join("postmaster.pid"));
-        assert!(self.run(), "{}", self.log());
+        self.local.start_again(self.clock.as_deref()).unwrap();
     }
 
     pub(crate) fn restart(&mut self, signal: Signal) {
@@ -268,10 +166,10 @@ impl Server {
 
     /// Copies the data of the running server into that folder, for a standby that follows it.
     pub(crate) fn copy_for_standby(&self, data: &Path) {
-        let mut backup = program("pg_basebackup");
+        let mut backup = LocalPostgres::program("pg_basebackup").unwrap();
         backup.args(["-h", "127.0.0.1", "-p", &self.port().to_string(), "-U", "postgres"]);
         backup.args(["--no-sync", "-R", "-c", "fast", "-D"]).arg(data);
-        let done = backup.stdin(Stdio::null()).output().unwrap();
+        let done = backup.output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
     }
 
@@ -336,8 +234,9 @@ impl Database {
         let name = format!("test_{}", MADE.fetch_add(1, Ordering::Relaxed));
         server.run_sql(&format!("CREATE DATABASE {name}")).await;
         Self {
-            folder: server.folder().to_owned(),
             port: server.port(),
+            data: server.data(),
+            log: server.local.file("log"),
             name,
         }
     }
@@ -349,25 +248,4 @@ impl Database {
         database.run_sql(&set).await;
         database
     }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        self.end(Signal::KILL);
-    }
-}
-/// The folder with the data of a server that was never started, for all servers of this program.
-fn template() -> &'static Path {
-    static TEMPLATE: OnceLock<TempDir> = OnceLock::new();
-    let folder = TEMPLATE.get_or_init(|| {
-        let folder = new_folder();
-        let mut initdb = program("initdb");
-        initdb.args(["--auth=trust", "--username=postgres", "--no-sync", "--encoding=UTF8"]);
-        // Small segments: each server begins with a copy of one.
-        initdb.args(["--locale=C", "--wal-segsize=1", "-D"]);
-        let output = initdb.arg(folder.path().join("data")).output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        folder
-    });
-    folder.path()
 }
