@@ -7,21 +7,22 @@ use lock_transport::Endpoint;
 
 /// The password for that server: `PGPASSWORD`, or what the password file says. As libpq, in that order.
 pub(crate) fn find(server: &Endpoint, database: &str, user: &str) -> Option<String> {
-    if let Some(password) = env::var("PGPASSWORD").ok().filter(|password| !password.is_empty()) {
+    find_in(|name| env::var(name).ok(), server, database, user)
+}
+
+fn find_in(variable: impl Fn(&str) -> Option<String>, server: &Endpoint, database: &str, user: &str) -> Option<String> {
+    let set = |name| variable(name).filter(|value| !value.is_empty());
+    if let Some(password) = set("PGPASSWORD") {
         return Some(password);
     }
-    let file = file()?;
+    let beside_home = || Some(PathBuf::from(set("HOME")?).join(".pgpass"));
+    let file = set("PGPASSFILE").map(PathBuf::from).or_else(beside_home)?;
     let text = fs::read_to_string(&file).ok()?;
     if !is_private(&file) {
         tracing::warn!(target: "fencelock", file = %file.display(), "others can read the password file, so it is not used; make it 0600");
         return None;
     }
     look(&text, [&server.host, &server.port.to_string(), database, user])
-}
-
-fn file() -> Option<PathBuf> {
-    let set = |name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    set("PGPASSFILE").or_else(|| Some(set("HOME")?.join(".pgpass")))
 }
 
 #[cfg(unix)]
@@ -76,5 +77,30 @@ mod tests {
         assert_eq!(look(text, ["h", "5433", "d", "u"]).as_deref(), Some("last"));
         assert_eq!(look("h:5432:d:u", ["h", "5432", "d", "u"]), None);
         assert_eq!(look("", ["h", "5432", "d", "u"]), None);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_password_is_found_in_the_environment_or_in_a_private_file() {
+        use std::os::unix::fs::PermissionsExt;
+        let home = tempfile::tempdir().unwrap();
+        let file = home.path().join(".pgpass");
+        fs::write(&file, "h:1:*:joe:in file\n").unwrap();
+        let (home, server) = (home.path().to_str().unwrap(), Endpoint::new("h", 1));
+        let find = |mode: u32, variables: &[(&str, &str)]| {
+            fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+            let variable = |name: &str| variables.iter().find(|set| set.0 == name).map(|set| set.1.to_owned());
+            find_in(variable, &server, "d", "joe")
+        };
+        let named = file.to_str().unwrap();
+        assert_eq!(
+            find(0o600, &[("HOME", home), ("PGPASSWORD", "set")]).as_deref(),
+            Some("set")
+        );
+        for variables in [[("HOME", home)], [("PGPASSFILE", named)]] {
+            assert_eq!(find(0o600, &variables).as_deref(), Some("in file"));
+            assert_eq!(find(0o644, &variables), None);
+        }
+        assert_eq!(find(0o600, &[]), None);
     }
 }

@@ -9,7 +9,6 @@ mod extended;
 mod fence;
 mod inquiry;
 mod planted;
-mod processes;
 mod read_only;
 mod reserve;
 mod server;

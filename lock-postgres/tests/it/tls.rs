@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use lock_core::LockError;
 use lock_postgres::PostgresLock;
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, date_time_ymd};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustix::process::Signal;
 use tempfile::TempDir;
 
@@ -179,37 +179,6 @@ async fn an_authority_that_is_named_counts_in_each_mode_that_encrypts() {
         refused.contains("pg_hba.conf") && refused.contains("change sslmode"),
         "{refused}"
     );
-}
-
-#[tokio::test]
-async fn a_server_that_signed_its_certificate_itself_is_trusted_by_that_certificate() {
-    let folder = folder();
-    // As `openssl req -x509` makes it: that of an authority.
-    let server = secure(&folder, &self_signed(&params("localhost", true)), &[]);
-    let root = folder.path().join("server.pem");
-    // Another one of the same name is another one.
-    let other = write(&folder, "other.pem", &self_signed(&params("localhost", true)).0, 0o644);
-    for (host, mode, root, refused) in [
-        ("127.0.0.1", "require", &root, None),
-        ("127.0.0.1", "verify-ca", &root, None),
-        ("localhost", "verify-full", &root, None),
-        ("127.0.0.1", "verify-full", &root, Some("is not for the host")),
-        ("localhost", "verify-ca", &other, Some("ca=FILE")),
-    ] {
-        let url = url(&server, host, &format!("sslmode={mode}&sslrootcert={}", root.display()));
-        match refused {
-            None => assert!(is_encrypted(&server, &url).await, "{url}"),
-            Some(says) => assert!(refusal(&url).await.contains(says), "{url}"),
-        }
-    }
-    drop(server);
-
-    let mut expired = params("localhost", true);
-    (expired.not_before, expired.not_after) = (date_time_ymd(2001, 1, 1), date_time_ymd(2002, 1, 1));
-    let server = secure(&folder, &self_signed(&expired), &[]);
-    let query = format!("sslmode=verify-ca&sslrootcert={}", root.display());
-    let refused = refusal(&url(&server, "localhost", &query)).await;
-    assert!(refused.contains("expired"), "{refused}");
 }
 
 #[tokio::test]

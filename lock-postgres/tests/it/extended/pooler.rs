@@ -107,20 +107,16 @@ async fn is_refused_and_leaves_nothing(mode: &str, others: usize, more: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pooler_that_shares_transactions_in_turn_lets_nobody_hold() {
-    is_refused_and_leaves_nothing("transaction", 0, "server_round_robin = 1").await;
-    is_refused_and_leaves_nothing("transaction", 1, "server_round_robin = 1").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pooler_that_shares_transactions_among_many_lets_nobody_hold() {
-    is_refused_and_leaves_nothing("transaction", 20, "").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pooler_that_shares_statements_lets_nobody_hold() {
-    is_refused_and_leaves_nothing("statement", 0, "server_round_robin = 1").await;
-    is_refused_and_leaves_nothing("statement", 20, "").await;
+async fn a_pooler_that_shares_sessions_lets_nobody_hold() {
+    for (mode, others, more) in [
+        ("transaction", 0, "server_round_robin = 1"),
+        ("transaction", 1, "server_round_robin = 1"),
+        ("transaction", 20, ""),
+        ("statement", 0, "server_round_robin = 1"),
+        ("statement", 20, ""),
+    ] {
+        is_refused_and_leaves_nothing(mode, others, more).await;
+    }
 }
 
 /// PgBouncer as it should be.
@@ -242,34 +238,29 @@ async fn a_pooler_of_which_the_wrong_thing_is_said_keeps_nobody_from_putting_the
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pooler_that_hands_on_sessions_as_they_are_is_found_out() {
+async fn a_pooler_that_hands_on_sessions_as_they_are_or_has_none_left_is_told() {
     let server = Server::start();
-    let bouncer = Bouncer::start(
-        &server,
-        "pool_mode = session\ndefault_pool_size = 1\nserver_reset_query =\nserver_check_query = select 1",
-    );
-    let config = || bouncer.config(&server).session_pooler(true);
-    let one = config().connect().await.unwrap();
-    granted(&one, &claim("a", TTL)).await;
-    // As a process that is killed does.
-    one.close().await.unwrap();
-    let error = in_time(config().connect()).await.unwrap_err();
-    assert!(matches!(error, LockError::UnsafeConfiguration { .. }), "{error:?}");
-    assert!(format!("{error:#}").contains("server_reset_query"), "{error}");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pooler_without_a_session_left_is_told() {
-    let server = Server::start();
-    let bouncer = Bouncer::start(&server, "pool_mode = session\ndefault_pool_size = 1");
-    let config = || {
-        let config = bouncer.config(&server).session_pooler(true);
-        config.op_timeout(Duration::from_secs(1))
-    };
-    let _one = config().connect().await.unwrap();
-    let error = config().connect().await.unwrap_err();
-    assert!(matches!(error, LockError::Unavailable { .. }), "{error:?}");
-    assert!(format!("{error:#}").contains("default_pool_size"), "{error}");
+    let one_session = "pool_mode = session\ndefault_pool_size = 1";
+    let as_they_are = format!("{one_session}\nserver_reset_query =\nserver_check_query = select 1");
+    for (settings, closes, says) in [
+        (&*as_they_are, true, "server_reset_query"),
+        (one_session, false, "default_pool_size"),
+    ] {
+        let bouncer = Bouncer::start(&server, settings);
+        let config = || {
+            let config = bouncer.config(&server).session_pooler(true);
+            config.op_timeout(Duration::from_secs(2))
+        };
+        let one = config().connect().await.unwrap();
+        granted(&one, &claim("a", TTL)).await;
+        if closes {
+            // As a process that is killed does.
+            one.close().await.unwrap();
+        }
+        let error = in_time(config().connect()).await.unwrap_err();
+        assert!(format!("{error:#}").contains(says), "{error}");
+        one.close().await.unwrap();
+    }
 }
 
 /// Leads to the server, as a pooler that answers the first question of that many connections with the end of another client's answers.
