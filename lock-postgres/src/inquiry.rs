@@ -20,7 +20,6 @@ use crate::record;
 use crate::schema::{literal, quoted};
 use crate::session::Session;
 use crate::sessions::Sessions;
-use crate::to_its_end::ToItsEnd;
 
 /// How long one notification is at most, in bytes. The server takes less than 8000.
 const PAYLOAD: usize = 7000;
@@ -202,8 +201,8 @@ impl Sessions {
                 let sessions = Arc::clone(self);
                 let giving = async move { sessions.give_up(key, session).await };
                 // What has begun goes on by itself.
-                let given = timeout(limit, ToItsEnd::new(giving, Handle::current())).await;
-                given.ok().flatten().into_iter().collect()
+                let given = timeout(limit, self.settings.executor.run("forced release", giving)).await;
+                given.ok().and_then(Result::ok).flatten().into_iter().collect()
             }
         };
         let named = held.into_iter().filter(|(_, pid, _)| *pid == session);

@@ -80,11 +80,9 @@ mod sessions;
 mod settings;
 #[cfg(feature = "tls")]
 mod tls;
-mod to_its_end;
 mod tokens;
 mod transaction;
 mod ttl_class;
-mod unfinished;
 mod wait;
 mod wire;
 

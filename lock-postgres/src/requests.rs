@@ -13,7 +13,6 @@ use crate::holdings::{Holding, Turn};
 use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::tokens::Drawn;
-use crate::unfinished::Unfinished;
 
 /// How long a client that has woken another one for a lock leaves it to that one.
 const GIVE_WAY: Duration = Duration::from_millis(10);
@@ -160,10 +159,7 @@ impl Sessions {
         let Some(holding) = (if mine { turn.take() } else { None }) else {
             return Ok(Released::NotHeld);
         };
-        let releasing = Unfinished::on(&holding.session);
-        let released = holding.session.release(key).await;
-        releasing.done();
-        match released {
+        match holding.session.release(key).await {
             Ok(unlocked) => {
                 if unlocked.woke {
                     self.give_way(key);

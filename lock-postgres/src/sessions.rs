@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 
 use lock_core::{Clock, LockError, Outages, Stamp};
-use tokio::runtime::Handle;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -15,7 +14,6 @@ use crate::failure::Failure;
 use crate::holdings::{Holdings, Reservations};
 use crate::pool::Pool;
 use crate::settings::Settings;
-use crate::to_its_end::ToItsEnd;
 
 /// All sessions of a client, and what they hold.
 pub(crate) struct Sessions {
@@ -82,13 +80,7 @@ impl Sessions {
         if self.closed.is_cancelled() {
             return Err(LockError::closed());
         }
-        let executor = &self.settings.executor;
-        // Elsewhere it might not be polled for long, and keep others waiting meanwhile.
-        let done = if executor.is_current() {
-            ToItsEnd::new(work, Handle::current()).await
-        } else {
-            executor.run(operation, work).await?
-        };
+        let done = self.settings.executor.run(operation, work).await?;
         done.map_err(|failure| failure.explain(operation))
     }
 

@@ -16,7 +16,6 @@ use crate::counter::{self, CHUNK};
 use crate::failure::Failure;
 use crate::session::{Draw, Session};
 use crate::sessions::Sessions;
-use crate::unfinished::Unfinished;
 
 /// Tokens that may be handed out, up to the last one, and when the message that they were drawn by was sent.
 pub(crate) struct Drawn {
@@ -107,9 +106,7 @@ impl Sessions {
         let raiser = self.any().await?;
         // Those that are open before it is raised: if they are open afterwards it is the same run of the server.
         let all = self.pool.all();
-        let raising = Unfinished::on(&raiser);
         let raised = raiser.ask(&counter::raise_ceiling(&self.settings.schema, token)).await;
-        raising.done();
         self.spare(raiser);
         let raised = raised.map_err(|failure| match failure.is_limit() {
             true => locked(self.settings.config.op_timeout / 4).into(),

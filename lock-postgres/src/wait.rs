@@ -20,7 +20,6 @@ use crate::failure::Failure;
 use crate::notifications::Subscription;
 use crate::session::Session;
 use crate::sessions::Sessions;
-use crate::to_its_end::ToItsEnd;
 
 /// How long it takes until the first look without a wake-up.
 const FIRST_LOOK: Duration = Duration::from_millis(50);
@@ -157,8 +156,8 @@ impl Sessions {
         work: impl Future<Output = Result<T, Failure>> + Send + 'static,
     ) -> Result<T, Failure> {
         let limit = until.since(self.clock.now());
-        match timeout(limit, ToItsEnd::new(work, Handle::current())).await {
-            Ok(done) => done,
+        match timeout(limit, self.settings.executor.run("acquire", work)).await {
+            Ok(done) => done?,
             Err(_) => Err(LockError::no_answer("acquire", self.settings.config.op_timeout).into()),
         }
     }
