@@ -5,10 +5,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
-use lock_core::{Claim, Clock, FencingToken, Grant, Holder, Lease, OwnerId, Stamp};
+use lock_core::{Claim, FencingToken, Grant, Holder, Lease, OwnerId, Stamp};
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
 use crate::carried::{Carried, Share};
+use crate::record;
 use crate::session::Session;
 
 /// One lock that a session of this client carries.
@@ -34,13 +35,6 @@ impl Holding {
         let mut holder = Holder::of(&self.claim);
         (holder.token, holder.acquired_at) = (Some(self.token), Some(self.since));
         holder
-    }
-
-    /// As other clients are told of it: the key, the session and the rest.
-    pub(crate) fn told(&self, key: i64) -> (i64, i32, Holder) {
-        let mut holder = self.holder();
-        holder.remaining = Some(self.lease.deadline().since(Clock::system().now()));
-        (key, self.session.pid, holder)
     }
 }
 
@@ -72,7 +66,7 @@ impl Holdings {
     }
 
     /// The locks of that session that no request is under way for.
-    pub(crate) fn of(&self, session: i32) -> Vec<(i64, i32, Holder)> {
+    pub(crate) fn of(&self, session: i32) -> Vec<String> {
         let slots: Vec<_> = {
             let slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
             slots.iter().map(|(key, slot)| (*key, Arc::clone(slot))).collect()
@@ -80,7 +74,7 @@ impl Holdings {
         let told = |(key, slot): (i64, Slot)| {
             let held = slot.try_lock().ok()?;
             let holding = held.as_ref().filter(|holding| holding.session.pid == session)?;
-            Some(holding.told(key))
+            Some(record::write(key, holding))
         };
         slots.into_iter().filter_map(told).collect()
     }
@@ -100,6 +94,11 @@ impl Turn {
             **held = None;
         }
         held.as_ref()
+    }
+
+    /// The same, if it is that session.
+    pub(crate) fn held_by(&mut self, session: i32) -> Option<&Holding> {
+        self.held().filter(|holding| holding.session.pid == session)
     }
 
     pub(crate) fn take(&mut self) -> Option<Holding> {

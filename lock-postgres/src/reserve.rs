@@ -42,7 +42,7 @@ impl Sessions {
             return Ok(Renewal::NotHeld);
         };
         let session = Arc::clone(&*holding.session);
-        let text = record::write(key, session.pid, &holding.holder());
+        let text = record::write(key, holding);
         let row = commands::Row {
             key,
             owner,
