@@ -72,14 +72,6 @@ impl Sessions {
         }
     }
 
-    /// A session for a statement that takes no lock, beside whatever it carries; a new one only if there is none.
-    pub(crate) async fn at_hand(self: &Arc<Self>) -> Result<Carried, Failure> {
-        match self.pool.idle().or_else(|| self.pool.beside(|_| true)) {
-            Some(session) => Ok(session),
-            None => self.any().await,
-        }
-    }
-
     /// A session that carries no lock, for what takes long, such as a wait for the disk; beside locks only if the server has no room for
     /// another.
     pub(crate) async fn unhurried(self: &Arc<Self>) -> Result<Carried, Failure> {

@@ -127,7 +127,7 @@ impl Sessions {
 
     /// The reservation of a key, for a transaction that has just locked it in a schema that has reservations.
     pub(crate) async fn reservation_at_lock(self: &Arc<Self>, key: i64) -> Result<Option<Reserved>, Failure> {
-        let session = self.at_hand().await?;
+        let session = self.unhurried().await?;
         let reserved = session.reservations(&format!("key = {key}")).await;
         self.spare(session);
         Ok(reserved?.pop())

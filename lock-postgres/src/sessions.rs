@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 
 use lock_core::{Clock, LockError, Outages, Stamp};
@@ -29,8 +29,8 @@ pub(crate) struct Sessions {
     pub(crate) raising: Arc<AsyncMutex<()>>,
     /// The locks that were let go of for those who wait elsewhere, and until when those come first.
     pub(crate) gave_way: Mutex<HashMap<i64, Stamp>>,
-    /// How many claims wait.
-    pub(crate) waiting: AtomicUsize,
+    /// Each claim that waits has a share in it.
+    pub(crate) waiting: Arc<()>,
     pub(crate) outages: Outages,
     /// The channel on which clients are asked what they hold, once it is known.
     pub(crate) channel: Mutex<Option<String>>,
@@ -49,7 +49,7 @@ impl Sessions {
             found_primary: AtomicBool::new(false),
             raising: Arc::default(),
             gave_way: Mutex::default(),
-            waiting: AtomicUsize::new(0),
+            waiting: Arc::default(),
             outages: Outages::default(),
             channel: Mutex::default(),
             reservations: Reservations::default(),

@@ -5,7 +5,6 @@
 //! its locks, and a wake-up may go to a client that has just ended: so all who wait look by themselves now and then.
 
 use std::pin::Pin;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Waker};
 use std::time::Duration;
@@ -50,7 +49,7 @@ impl Sessions {
         unwanted: &CancellationToken,
     ) -> Result<Attempt, Failure> {
         let key = self.settings.keys.of(claim.name());
-        let _waiting = Waiting::new(self);
+        let _waiting = Arc::clone(&self.waiting);
         let mut shown: Option<Shown> = None;
         let mut pause = FIRST_LOOK;
         let mut failed = false;
@@ -180,7 +179,7 @@ impl Sessions {
     }
 
     fn longest_pause(&self, ttl: Duration) -> Duration {
-        let waiting = u32::try_from(self.waiting.load(Ordering::Relaxed)).unwrap_or(u32::MAX);
+        let waiting = u32::try_from(Arc::strong_count(&self.waiting)).unwrap_or(u32::MAX);
         let crowd = (Duration::from_secs(1) / LOOKS_A_SECOND).saturating_mul(waiting);
         (ttl / 4).min(LOOKS).max(crowd)
     }
@@ -201,22 +200,6 @@ async fn woken_up(shown: &mut Option<Shown>) {
             }
         }
         None => std::future::pending().await,
-    }
-}
-
-/// One more claim that waits.
-struct Waiting<'a>(&'a Sessions);
-
-impl<'a> Waiting<'a> {
-    fn new(sessions: &'a Sessions) -> Self {
-        sessions.waiting.fetch_add(1, Ordering::Relaxed);
-        Self(sessions)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -76,7 +76,7 @@ impl Wire {
     {
         let ended = CancellationToken::new();
         let lease = KeptLease::default();
-        let subscriptions = Subscriptions::default();
+        let subscriptions = Subscriptions::new();
         let wire = Self {
             client,
             ended: ended.clone(),
