@@ -61,7 +61,7 @@ pub enum Tls {
 
 impl PostgresConfig {
     /// The servers, credentials and database of a configuration of `tokio-postgres`, whose own way to encrypt is kept
-    /// unless [`tls`](Self::tls) is called. Of several servers, and of several addresses of one, the first primary is used. What
+    /// unless [`tls`](Self::tls) is called. Of several servers the first primary is used. What
     /// sessions need is set by this crate, as are keepalives of connections; a `connect_timeout` and a `tcp_user_timeout` of it count.
     #[must_use]
     pub fn new(server: tokio_postgres::Config) -> Self {
@@ -105,13 +105,13 @@ impl PostgresConfig {
     /// | `cert`, `key` or `sslcert`, `sslkey` | see [`client_certificate`](Self::client_certificate) | |
     /// | `pin` | see [`pin`](Self::pin); `sha256:` and what `openssl x509 -fingerprint -sha256` prints | none |
     /// | `password_file` | a file with the password alone, read at each connect | |
-    /// | `connect_timeout` | seconds that one address has for the TCP connection; never more than its share of `op_timeout` | its share |
+    /// | `connect_timeout` | seconds that one address has for the TCP connection; of one host never more than half of `op_timeout` | its share |
     /// | `load_balance_hosts` | `random`: hosts, and the addresses of a host, are tried in random order | `disable` |
     /// | `target_session_attrs` | `any` and `read-write` both mean the first primary | |
     /// | `application_name` | accepted and not used: sessions are called `fencelock ...`, by which `list` finds them | |
     /// | `host`, `hostaddr`, `port`, `user`, `password`, `dbname`, `options`, `channel_binding`, `sslnegotiation` | as in libpq | |
     ///
-    /// A name that has several addresses is several servers: the first address that leads to a primary is used.
+    /// Of a name that has several addresses, the first one that can be connected to is used.
     ///
     /// Without a password the one in `PGPASSWORD` is used, or else that in the file `PGPASSFILE`, `~/.pgpass` if not set.
     ///
