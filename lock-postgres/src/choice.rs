@@ -8,7 +8,7 @@ use lock_core::Lease;
 
 use crate::carried::Carried;
 use crate::failure::Failure;
-use crate::pool::{FULL, Found, MOST};
+use crate::pool::{FULL, MOST};
 use crate::session::Session;
 use crate::sessions::Sessions;
 use crate::ttl_class::class_of;
@@ -23,45 +23,46 @@ impl Sessions {
     /// A session for one more lock of that ttl.
     pub(crate) async fn shared(self: &Arc<Self>, ttl: Duration) -> Result<Carried, Failure> {
         let class = class_of(ttl);
-        if let Found::Ready(session) = self.pool.shared(class, FULL) {
-            return Ok(session.with_others());
+        if let Some(session) = self.pool.shared(class, FULL) {
+            return Ok(session);
         }
         let opening = self.pool.opening(class);
         let _opening = opening.lock().await;
-        if let Some(session) = self.changed(class, self.pool.shared(class, FULL)).await {
+        if let Some(session) = self.pool.shared(class, FULL) {
+            return Ok(session);
+        }
+        if let Some(session) = self.free(class).await {
             return Ok(session.with_others());
         }
+        let least_busy = || self.pool.shared(class, usize::MAX);
         if self.pool.count(class) >= MOST
-            && let Found::Ready(session) = self.pool.shared(class, usize::MAX)
+            && let Some(session) = least_busy()
         {
-            return Ok(session.with_others());
+            return Ok(session);
         }
         // Boxed, as it is large and rare: whatever may open a session would be as large.
         match Box::pin(self.open(class)).await {
             Ok(session) => Ok(session.with_others()),
-            Err(failure) if failure.is_about_room() => match self.pool.shared(class, usize::MAX) {
-                Found::Ready(session) => Ok(session.with_others()),
-                _ => Err(failure),
-            },
+            Err(failure) if failure.is_about_room() => least_busy().ok_or(failure),
             Err(failure) => Err(failure),
         }
     }
 
     /// A session for a single claim.
     pub(crate) async fn own(self: &Arc<Self>, ttl: Duration) -> Result<Carried, Failure> {
-        match self.changed(ttl, self.pool.alone(ttl)).await {
+        match self.free(ttl).await {
             Some(session) => Ok(session),
             None => Box::pin(self.open(ttl)).await,
         }
     }
 
-    /// One that is there, with the limits of that ttl.
-    async fn changed(&self, ttl: Duration, found: Found) -> Option<Carried> {
-        match found {
-            Found::Ready(session) => Some(session),
-            Found::Other(session) => session.set_ttl(ttl).await.ok().map(|()| session),
-            Found::Nothing => None,
+    /// A session that is there and carries nothing, with the limits of that ttl.
+    async fn free(&self, ttl: Duration) -> Option<Carried> {
+        let session = self.pool.free(ttl)?;
+        if session.ttl() != ttl {
+            session.set_ttl(ttl).await.ok()?;
         }
+        Some(session)
     }
 
     /// A session for a question that takes no lock. It carries nothing else meanwhile.

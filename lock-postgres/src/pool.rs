@@ -28,14 +28,6 @@ pub(crate) struct Pool {
     opening: Mutex<HashMap<Duration, Arc<AsyncMutex<()>>>>,
 }
 
-/// What is there for what is to be carried.
-pub(crate) enum Found {
-    Ready(Carried),
-    /// It carries nothing, and has other limits.
-    Other(Carried),
-    Nothing,
-}
-
 impl Pool {
     fn lock(&self) -> MutexGuard<'_, Vec<Arc<Session>>> {
         lock(&self.sessions)
@@ -66,8 +58,8 @@ impl Pool {
         Arc::clone(lock(&self.opening).entry(class).or_default())
     }
 
-    /// A session for one more lock of that class, in company.
-    pub(crate) fn shared(&self, class: Duration, full: usize) -> Found {
+    /// The session for one more lock of that class, in company.
+    pub(crate) fn shared(&self, class: Duration, full: usize) -> Option<Carried> {
         let sessions = self.lock();
         let fits = |session: &&Arc<Session>| {
             session.ttl() == class && !session.is_alone() && session.carries() < full && session.is_useful()
@@ -79,36 +71,15 @@ impl Pool {
         } else {
             sessions.iter().filter(fits).find(|session| !session.is_stale())
         };
-        match found {
-            Some(session) => Found::Ready(session.carry()),
-            None => Self::free(&sessions, class, |_| true),
-        }
+        found.map(Session::carry)
     }
 
-    /// A session for one claim alone.
-    pub(crate) fn alone(&self, ttl: Duration) -> Found {
+    /// A session that carries nothing, for what has that ttl. What shows waits goes on showing them, if there is another.
+    pub(crate) fn free(&self, ttl: Duration) -> Option<Carried> {
         let sessions = self.lock();
-        // What shows waits goes on showing them, if there is another.
-        match Self::free(&sessions, ttl, |session| session.waits() == 0) {
-            Found::Nothing => Self::free(&sessions, ttl, |_| true),
-            found => found,
-        }
-    }
-
-    fn free(sessions: &[Arc<Session>], ttl: Duration, also: impl Fn(&Session) -> bool) -> Found {
-        let mut free = sessions
-            .iter()
-            .filter(|session| session.is_free() && !session.is_stale() && also(session) && session.is_useful());
-        let Some(first) = free.next() else {
-            return Found::Nothing;
-        };
-        if first.ttl() == ttl {
-            return Found::Ready(first.carry_alone());
-        }
-        match free.find(|session| session.ttl() == ttl) {
-            Some(session) => Found::Ready(session.carry_alone()),
-            None => Found::Other(first.carry_alone()),
-        }
+        let free = |session: &&Arc<Session>| session.is_free() && !session.is_stale() && session.is_useful();
+        let least = |session: &&Arc<Session>| (session.waits() > 0, session.ttl() != ttl);
+        sessions.iter().filter(free).min_by_key(least).map(Session::carry_alone)
     }
 
     /// The first session that matches, for one more statement beside what it carries; none that something has to itself.
