@@ -170,6 +170,11 @@ impl Session {
         !self.is_over() && !self.dry.load(Ordering::Acquire)
     }
 
+    /// From now on it takes no locks. It goes on with those that it carries, and ends after that.
+    pub(crate) fn take_no_more(&self) {
+        self.dry.store(true, Ordering::Release);
+    }
+
     /// One message, and what it was answered with.
     pub(crate) async fn ask(&self, sql: &str) -> Result<Rows, Failure> {
         let _flight = self.flights.acquire().await.map_err(|_| Failure::Ended)?;
@@ -350,7 +355,7 @@ impl Session {
     /// Makes sure that a failed attempt left no lock; or else ends the session. An error after the lock was taken keeps it.
     pub(crate) async fn undo(&self, key: i64, failure: Failure) -> Failure {
         if failure.is_about_what_is_gone() {
-            self.dry.store(true, Ordering::Release);
+            self.take_no_more();
         }
         self.forget_label();
         if self.unlock_all(key).await.is_err() {

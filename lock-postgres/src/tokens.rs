@@ -60,12 +60,12 @@ impl Sessions {
             ceiling,
         } = draw;
         if first <= before {
-            // Somebody set the sequence back under our feet. The next session puts it right.
+            // Somebody set the sequence back. The next session puts it right; what this one carries stays.
             tracing::error!(target: "fencelock", token = first,
                 seen = before,
                 "the sequence of fencing tokens went back; starting a new session"
             );
-            session.wire.end();
+            session.take_no_more();
             return Err(Failure::Ended);
         }
         if last > ceiling {

@@ -229,12 +229,14 @@ async fn a_sequence_that_was_set_back_by_hand_is_noticed_and_put_right() {
     let server = Database::new().await;
     let lock = server.client().await;
     let first = server::granted(&lock, &claim_of("a", 16)).await;
+    let before = server.locks().await;
     // So that only the highest of the next tokens is above what was seen.
     server
         .run_sql(&format!("SELECT setval('fencelock.token', {} - 15)", first.token))
         .await;
     let next = server::granted(&lock, &claim_of("b", 16)).await;
     assert!(next.first_token() > first.token);
+    assert_eq!(server.locks().await, before + 1, "what was held stays");
 }
 
 #[tokio::test]
