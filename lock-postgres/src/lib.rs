@@ -144,7 +144,7 @@ impl PostgresLock {
     }
 }
 
-/// One call that is worked to its end. With `unwanted`, which comes last, it takes a lock only if somebody still wants it.
+/// One call that is worked to its end.
 macro_rules! run {
     ($self:ident, $operation:literal, $call:ident($($argument:ident),*)) => {{
         let sessions = Arc::clone(&$self.sessions);
@@ -153,12 +153,6 @@ macro_rules! run {
             .sessions
             .run($operation, async move { sessions.$call($(&$argument),*).await })
             .await
-    }};
-    ($self:ident, $operation:literal, $call:ident($($argument:ident),*; unwanted)) => {{
-        let unwanted = CancellationToken::new();
-        let _wanted = unwanted.clone().drop_guard();
-        let unwanted = &unwanted;
-        run!($self, $operation, $call($($argument,)* unwanted))
     }};
 }
 
@@ -176,7 +170,9 @@ impl DistributedLock for PostgresLock {
 
     async fn try_acquire(&self, claim: &Claim) -> Result<Attempt, LockError> {
         self.sessions.may_write()?;
-        run!(self, "acquire", try_acquire(claim; unwanted))
+        let unwanted = CancellationToken::new();
+        let (_wanted, unwanted) = (unwanted.clone().drop_guard(), &unwanted);
+        run!(self, "acquire", try_acquire(claim, unwanted))
     }
 
     async fn renew(&self, lease: &Lease) -> Result<Renewal, LockError> {
