@@ -35,9 +35,9 @@ impl LocalPostgres {
     ///
     /// If no Postgres is installed, or if it does not start.
     pub fn start(settings: &[&str], data: Option<&Path>) -> Result<Self> {
-        // Its shared memory is in its folder, and so gone with it; the log is as large as with segments of the usual size.
-        let usual = ["dynamic_shared_memory_type=mmap", "max_wal_size=1GB"];
-        let settings = usual.iter().chain(settings).flat_map(|setting| ["-c", setting]);
+        // In its folder, and so gone with it.
+        let memory = ["dynamic_shared_memory_type=mmap"];
+        let settings = memory.iter().chain(settings).flat_map(|setting| ["-c", setting]);
         let settings = settings.map(str::to_owned).collect();
         let (kind, program) = installed()?;
         let port = free_port()?;

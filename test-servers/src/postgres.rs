@@ -11,6 +11,8 @@ pub(crate) fn arguments(place: Place<'_>) -> Vec<String> {
     let mut words = vec!["-p", &port];
     if !place.contained {
         words.extend(["-D", data, "-k", data, "-c", "listen_addresses=127.0.0.1"]);
+        // As it is with segments of the usual size.
+        words.extend(["-c", "max_wal_size=1GB"]);
     }
     words.into_iter().map(str::to_owned).collect()
 }

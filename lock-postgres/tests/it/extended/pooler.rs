@@ -252,7 +252,7 @@ async fn a_pooler_that_hands_on_sessions_as_they_are_or_has_none_left_is_told() 
             config.op_timeout(Duration::from_secs(2))
         };
         let one = config().connect().await.unwrap();
-        granted(&one, &claim("a", TTL)).await;
+        granted(&one, &claim(says, TTL)).await;
         if closes {
             // As a process that is killed does.
             one.close().await.unwrap();
