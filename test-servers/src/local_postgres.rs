@@ -181,9 +181,9 @@ fn installed() -> Result<(Kind, PathBuf)> {
     static FOUND: OnceLock<Option<(Kind, PathBuf)>> = OnceLock::new();
     let found = FOUND.get_or_init(|| {
         let kinds = [Kind::POSTGRES, Kind::POSTGRES_15];
-        kinds
-            .into_iter()
-            .find_map(|kind| Some((kind, kind.program_on_path().ok()?)))
+        // The other programs are beside it, and not beside a link to it.
+        let found = |kind: Kind| Some((kind, kind.program_on_path().ok()?.canonicalize().ok()?));
+        kinds.into_iter().find_map(found)
     });
     let missing = || anyhow!("there is no PostgreSQL 17 or 15; install it: apt-get install postgresql");
     found.clone().ok_or_else(missing)
