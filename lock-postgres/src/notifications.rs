@@ -9,9 +9,12 @@ use tokio_postgres::Notification;
 /// beyond that is dropped: a notification is a hint to look at the server, and one of them is enough.
 const UNREAD: usize = 64;
 
-/// The subscriptions of one connection, with their channels. `None` once the connection has ended.
+/// The channels of a connection that are subscribed to. `None` once the connection has ended.
+type Channels = Option<Vec<(String, mpsc::Sender<Notification>)>>;
+
+/// The subscriptions of one connection.
 #[derive(Clone)]
-pub(crate) struct Subscriptions(Arc<Mutex<Option<Vec<(String, mpsc::Sender<Notification>)>>>>);
+pub(crate) struct Subscriptions(Arc<Mutex<Channels>>);
 
 /// Receives what is notified on one channel; unsubscribes on drop. The server has to be told separately, by `LISTEN`.
 pub(crate) struct Subscription(mpsc::Receiver<Notification>);
@@ -49,7 +52,7 @@ impl Subscriptions {
         *self.lock() = None;
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Vec<(String, mpsc::Sender<Notification>)>>> {
+    fn lock(&self) -> MutexGuard<'_, Channels> {
         // Nothing here panics while holding the mutex.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -348,7 +348,10 @@ impl PostgresHarness {
             return Ok(Some(Arc::clone(bouncer)));
         }
         // One that gives each client a session of its own, as the role that may do no more than it must.
-        let (host, port) = server.authority().rsplit_once(':').unwrap_or((server.authority(), "5432"));
+        let (host, port) = server
+            .authority()
+            .rsplit_once(':')
+            .unwrap_or((server.authority(), "5432"));
         let place = format!("host={host} port={port} user={ROLE} password={PASSWORD}");
         let bouncer = PgBouncer::start(&place, "pool_mode = session\ndefault_pool_size = 300").map_err(no_server)?;
         let bouncer = Arc::new(bouncer);
