@@ -27,7 +27,10 @@ pub(crate) async fn connector(tls: Tls, files: &TlsFiles) -> Result<(MakeRustlsC
     };
     // Not on the thread that renews locks: there may be hundreds of files.
     let reading = tokio::task::spawn_blocking(move || client_config(&files, verify)).await;
-    let unread = |error| LockError::configuration("the certificates cannot be read, as the runtime of this client ends").with_source(error);
+    let unread = |error| {
+        LockError::configuration("the certificates cannot be read, as the runtime of this client ends")
+            .with_source(error)
+    };
     let (config, handshake) = reading.map_err(unread)??;
     Ok((MakeRustlsConnect::new(config), handshake))
 }
