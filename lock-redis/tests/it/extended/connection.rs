@@ -26,7 +26,7 @@ async fn a_server_that_is_too_far_away_for_the_ttl_is_said_to_be() {
         proxy.set(Direction::Both, Traffic::Delayed(ttl / part * 3 / 4));
         // The release of the first may still be under way.
         let name = format!("n{part}");
-        let outcome = match locks.lock(name).ttl(ttl).await {
+        let outcome = match locks.lock(name).ttl(ttl).no_wait().await {
             Ok(guard) => guard.renew_now().await,
             Err(error) => Err(error),
         };
