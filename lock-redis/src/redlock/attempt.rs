@@ -22,7 +22,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(4);
 const FIRST_POLL: Duration = Duration::from_millis(10);
 pub(super) const LAST_POLL: Duration = Duration::from_millis(100);
 
-/// For how long an exclusive claim that finds a node busy keeps shared claims out there that come after it: longer than between two of its
+/// For how long an exclusive claim that finds shared ones at a node keeps others out there that come after it: longer than between two of its
 /// questions to all nodes.
 const ANNOUNCED: Duration = Duration::from_secs(2);
 
@@ -38,7 +38,7 @@ pub(crate) struct Attempt {
     pub(super) proposal: u64,
     /// The token with which the claim holds the name.
     pub(super) known: Option<FencingToken>,
-    /// For how long the claim keeps shared ones out at nodes that are busy.
+    /// For how long the claim keeps shared ones out at nodes that shared ones have.
     pub(super) announced: Duration,
     pub(super) over: CancellationToken,
     /// The token of the grant that this attempt came to.

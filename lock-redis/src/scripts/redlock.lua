@@ -95,7 +95,7 @@ if ARGV[4] == 'born' then
 end
 -- To acquire. ARGV: 5 ttl in ms, 6 server time in ms when the claim must have ended, 7 the client, 8 the number of its attempt, 9 what to keep
 -- of the holder, 10 the proposed token: us of the servers' clocks, or 0, 11 the mode: 'x' (exclusive) or 's' (shared), 12 the token with which the
--- claim holds the name, or 0, 13 for how many ms the claim keeps shared ones out that come after it, should this node be busy.
+-- claim holds the name, or 0, 13 for how many ms the claim keeps shared ones out that come after it, should shared ones have this node.
 local MODE, KNOWN, ANNOUNCED = ARGV[11], ARGV[12], tonumber(ARGV[13])
 -- A proposal that is older (us) may be below tokens that this node has forgotten: its data may be an older copy.
 local FRESH = 500000
@@ -129,19 +129,16 @@ local function draw_proposed()
     return token
 end
 
-local function busy(value, lease)
-    if ANNOUNCED > 0 then
-        for _, over in ipairs(redis.call('ZRANGE', ORDER, '-inf', now, 'BYSCORE', 'LIMIT', 0, BUDGET)) do
-            redis.call('ZREM', ORDER, over)
-        end
-        -- A full server refuses it, which changes nothing else.
-        local length = math.min(ANNOUNCED, life)
-        redis.pcall('ZADD', ORDER, text(now + length), OWNER)
-        if redis.call('PTTL', ORDER) < length then
-            redis.call('PEXPIRE', ORDER, length)
-        end
+-- The claim waits for shared ones: keeps others of them out.
+local function announce(length)
+    for _, over in ipairs(redis.call('ZRANGE', ORDER, '-inf', now, 'BYSCORE', 'LIMIT', 0, BUDGET)) do
+        redis.call('ZREM', ORDER, over)
     end
-    return { 'busy', stamp, lease, value }
+    -- A full server refuses it, which changes nothing else.
+    redis.pcall('ZADD', ORDER, text(now + length), OWNER)
+    if redis.call('PTTL', ORDER) < length then
+        redis.call('PEXPIRE', ORDER, length)
+    end
 end
 
 local client = ARGV[7] .. '#'
@@ -179,7 +176,7 @@ if mine then
     return { 'granted', stamp, token_of(mine), life }
 end
 if value then
-    return busy(value, redis.call('PTTL', LOCK))
+    return { 'busy', stamp, redis.call('PTTL', LOCK), value }
 end
 if shared then
     unshare_over(BUDGET)
@@ -187,13 +184,16 @@ end
 if MODE == 'x' then
     local record, lease = last_of(1)
     if record then
-        return busy(record, lease)
+        if ANNOUNCED > 0 then
+            announce(math.min(ANNOUNCED, life))
+        end
+        return { 'busy', stamp, lease, record }
     end
 else
     -- An exclusive claim that waits.
     local last = redis.call('ZRANGE', ORDER, -1, -1, 'WITHSCORES')[2]
     if last and tonumber(last) > now then
-        return busy('', tonumber(last) - now)
+        return { 'busy', stamp, tonumber(last) - now, '' }
     end
 end
 local token = draw_proposed()

@@ -310,7 +310,7 @@ impl Node for Way {
                 return Ok(Ok(Ok((token, life))));
             }
             if let Some(other) = stored.blocks(mode, now, world.bug) {
-                if !announced.is_zero() {
+                if !announced.is_zero() && stored.locks.iter().any(|lock| lock.mode == Mode::Shared) {
                     stored.announced.insert(owner, now + announced.min(life));
                 }
                 return Ok(Ok(Err(other)));
