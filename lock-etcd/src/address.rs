@@ -4,7 +4,7 @@ use lock_core::LockError;
 use lock_transport::url::{self, Spec};
 use lock_transport::{Namespace, TlsFiles};
 
-use crate::EtcdConfig;
+use crate::config::EtcdConfig;
 
 const PARAMETERS: &str = "namespace, op_timeout (such as 5s), allow_unsafe_configuration (true or false), password_file, and ca, cert, key and \
                           pin (with etcds:)";

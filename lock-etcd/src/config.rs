@@ -8,12 +8,14 @@ use std::time::Duration;
 use lock_core::{Executor, LockError, Options};
 #[cfg(feature = "tls")]
 use lock_transport::Pin;
-use lock_transport::{Endpoint, Secret, TlsFiles};
+use lock_transport::{Endpoint, Namespace, Secret, TlsFiles};
 use tokio::runtime::Handle;
 
+use crate::address;
+use crate::client::Client;
 use crate::keys::Keys;
-use crate::session::{Session, Settings};
-use crate::{EtcdLock, address};
+use crate::lock::EtcdLock;
+use crate::settings::Settings;
 
 /// The cluster, and how to work with it.
 ///
@@ -178,10 +180,10 @@ impl EtcdConfig {
     /// - [`LockError::Unavailable`] if no endpoint can be reached, or none answered in time.
     pub async fn connect(self) -> Result<EtcdLock, LockError> {
         let lock = self.connect_lazy()?;
-        let session = Arc::clone(lock.session());
-        let executor = session.settings().executor.clone();
+        let client = Arc::clone(lock.client());
+        let executor = client.settings().executor.clone();
         // The caller may be outside of a runtime.
-        let connecting = async move { session.greet().await };
+        let connecting = async move { client.connect().await };
         executor.run("connecting", connecting).await??;
         Ok(lock)
     }
@@ -192,11 +194,11 @@ impl EtcdConfig {
     ///
     /// [`LockError::Configuration`] if the namespace or [`op_timeout`](Self::op_timeout) cannot be used.
     pub fn connect_lazy(self) -> Result<EtcdLock, LockError> {
-        Ok(EtcdLock::new(Session::new(Settings {
+        Ok(EtcdLock::new(Client::new(Settings {
             hosts: self.hosts,
             tls: self.tls,
             login: self.login,
-            keys: Keys::new(&self.namespace)?,
+            keys: Keys::new(Namespace::new(self.namespace)?),
             op_timeout: Options::usable_op_timeout(self.op_timeout)?,
             allow_unsafe: self.allow_unsafe,
             executor: Executor::new(self.runtime),

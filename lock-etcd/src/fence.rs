@@ -42,7 +42,7 @@ pub enum FenceError {
     /// etcd failed. Whether the holder is stale, or the operations were carried out, is not known unless the error says so.
     #[error(transparent)]
     Etcd(#[from] etcd_client::Error),
-    /// The mark is not a token: somebody else wrote to its key.
+    /// The mark is not a token: another program wrote to its key.
     #[error("the mark of {resource} is not a fencing token; remove or repair its key")]
     Mark {
         /// Whose mark it is.
@@ -120,7 +120,7 @@ pub async fn write(
     token: FencingToken,
     operations: impl Into<Vec<TxnOp>>,
 ) -> Result<TxnResponse, FenceError> {
-    // Whoever is refused is told by whom in the same answer.
+    // The same answer has the mark that refuses the holder.
     let txn = Txn::new()
         .when([compare(resource, token)])
         .and_then(operations)

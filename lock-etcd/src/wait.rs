@@ -3,26 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, SortOrder, SortTarget, Txn, TxnOp};
+use etcd_client::{Compare, CompareOp, GetOptions, KeyValue, Txn, TxnOp};
 use lock_core::{Attempt, Busy, Claim, Grant, LockError, Stamp, Wait};
 use tokio::time::{sleep, timeout};
 
-use crate::failure::Failure;
-use crate::leases::{Kept, reservation_ids};
-use crate::link::Link;
-use crate::queue::{front, head, is_of, kvs, reservation_of, text};
-use crate::requests::{After, as_known};
-use crate::session::{PAUSE, Session, is_worth_another};
-use crate::tokens::Put;
-use crate::watches::{Seen, Waiting};
-
-/// Where a claim stands in the queue.
-struct Place {
-    key: Arc<str>,
-    created: i64,
-    base: u64,
-    kept: Arc<Kept>,
-}
+use crate::client::{Client, revision};
+use crate::commands::Place;
+use crate::connection::Connection;
+use crate::error::Failure;
+use crate::lease::EtcdLease;
+use crate::queue::{head, is_of, kv, kvs, nested, text, youngest};
+use crate::record::State;
+use crate::registry::After;
+use crate::watch::Watch;
 
 /// What a look at the queue came to.
 enum Standing {
@@ -32,184 +25,155 @@ enum Standing {
     Released,
 }
 
-/// Somebody else is first.
+/// Another claim is first.
 struct Behind {
     busy: Busy,
-    /// The claim's own key.
-    mine: Arc<str>,
-    /// The one whose going changes something.
-    before: String,
-    /// When that was seen.
+    /// The key before the claim's own, and that.
+    keys: Vec<String>,
+    /// When they were seen.
     revision: i64,
-    kept: Arc<Kept>,
+    lease: Arc<EtcdLease>,
 }
 
-/// How long a waiter rests at least when what it waits with fails.
+/// How long a waiter rests, on average, when its watch ended. It doubles with each watch that did not last for [`LAST_REST`], up to that: a server
+/// can answer transactions and end each watch, or each connection on which one begins.
 const REST: Duration = Duration::from_millis(20);
+const LAST_REST: Duration = Duration::from_secs(1);
 
-impl Session {
+/// What happens first to a waiting claim.
+enum Next {
+    /// Time to look again.
+    Look,
+    /// The deadline has come.
+    GiveUp,
+    /// The watch ended, or its connection.
+    Unwatched,
+}
+
+impl Client {
     /// Waits until the claim is granted, or the wait is over.
     ///
     /// The place in the queue survives a broken connection, as long as its lease is kept.
     pub(crate) async fn wait(self: &Arc<Self>, claim: &Claim, mut wait: Wait) -> Result<Attempt, LockError> {
-        let mut place = None;
-        let mut asked = false;
-        let mut seen = Busy::default();
-        // What is watched stays so until the next watches are there: a look can take longer than they linger.
-        let mut watching = None;
+        let place = tokio::sync::Mutex::new(Search::default());
+        let (mut busy, mut watch, mut rest) = (Busy::default(), None, REST);
         loop {
-            let looking = async {
-                let mut link = self.link().await?;
-                loop {
-                    match self.stand(&link, claim, &mut place, &mut asked).await {
-                        Err(failure) if is_worth_another(&link, &failure) => sleep(PAUSE).await,
-                        standing => return Ok((standing?, link)),
-                    }
-                    link = self.next_link().await?;
+            let looking = self.call("acquire", |connection, _| {
+                let place = &place;
+                async move {
+                    let standing = self.stand(&connection, claim, &mut *place.lock().await).await?;
+                    Ok((standing, connection))
                 }
-            };
-            let (standing, link) = self.limited("acquire", looking).await?;
+            });
+            let (standing, connection) = looking.await?;
             let behind = match standing {
                 Standing::Held(grant) => return Ok(Attempt::Granted(grant)),
                 Standing::Behind(behind) => behind,
-                Standing::Released => return Ok(seen.into()),
+                Standing::Released => return Ok(busy.into()),
             };
             wait.busy(&behind.busy);
-            let watched = watching.insert([&behind.before, &*behind.mine].map(|key| link.watches().wait(key)));
-            match self.next(wait.deadline(), &link, &behind, watched).await {
-                Next::Look => {}
-                Next::GiveUp => return self.give_up(claim, behind.busy).await,
-                Next::Closed => return Err(LockError::closed()),
+            let began = self.clock().now();
+            match self.next(wait.deadline(), &connection, &behind, &mut watch).await {
+                Next::GiveUp if wait.is_over(self.clock().now()) => return self.give_up(claim, behind.busy).await,
+                // The deadline was put off if it was that.
+                Next::Look | Next::GiveUp => {}
+                Next::Unwatched => {
+                    watch = None;
+                    rest = match self.clock().now().since(began) < LAST_REST {
+                        true => LAST_REST.min(rest * 2),
+                        false => REST,
+                    };
+                    self.rest(rest, wait.deadline()).await;
+                }
             }
-            if self.table().is_given_up(claim) {
+            self.still_open().map_err(|failure| failure.explain("acquire"))?;
+            busy = behind.busy;
+            if self.registry().is_given_up(claim) {
                 // It was released under its own wait.
-                return Ok(behind.busy.into());
+                return Ok(busy.into());
             }
-            seen = behind.busy;
         }
     }
 
     /// Looks where the claim stands, after it was put into the queue if it is not in it.
-    ///
-    /// `asked` tells whether this wait has asked for that before.
-    async fn stand(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
-        claim: &Claim,
-        place: &mut Option<Place>,
-        asked: &mut bool,
-    ) -> Result<Standing, Failure> {
+    async fn stand(&self, connection: &Connection, claim: &Claim, search: &mut Search) -> Result<Standing, Failure> {
         loop {
-            match place {
-                None => {
-                    if let Some(standing) = self.enqueue(link, claim, place, asked).await? {
-                        return Ok(standing);
+            let standing = match &search.place {
+                None => self.enqueue(connection, claim, search).await?,
+                Some(place) if !place.lease.is_valid(self.clock().now()) => {
+                    // The key may be there for a moment longer, and is not to be believed in.
+                    self.remove(connection, &place.key, place.created).await?;
+                    search.place = None;
+                    None
+                }
+                Some(place) => {
+                    let standing = self.verify(connection, claim, place).await?;
+                    if standing.is_none() {
+                        search.place = None;
                     }
+                    standing
                 }
-                Some(known) if !known.kept.is_valid(self.clock().now()) => {
-                    // What it kept may be there for a moment longer, and is not to be believed in.
-                    let reservation = reservation_of(&known.key, claim);
-                    self.remove(link, (&known.key, known.created), reservation).await?;
-                    *place = None;
-                }
-                Some(known) => match self.verify(link, claim, known).await? {
-                    Some(standing) => return Ok(standing),
-                    None => *place = None,
-                },
+            };
+            if let Some(standing) = standing {
+                return Ok(standing);
             }
         }
     }
 
-    /// Takes the name if it is free, and puts the claim at the end of the queue if not; `None` if it is there already, or has to
-    /// be put there again.
+    /// Takes the name if it is free, and puts the claim at the end of the queue if not; `None` if it is to be looked at again.
     async fn enqueue(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
+        &self,
+        connection: &Connection,
         claim: &Claim,
-        place: &mut Option<Place>,
-        asked: &mut bool,
+        search: &mut Search,
     ) -> Result<Option<Standing>, Failure> {
-        // The key can be missing because the claim was released; no lease is made for it then.
-        if *asked && self.table().is_given_up(claim) {
+        // The key can be missing because the claim was released; no lease is granted for it then.
+        if search.asked && self.registry().is_given_up(claim) {
             return Ok(Some(Standing::Released));
         }
         let since = self.clock().now();
-        let queue = self.settings().keys.queue(claim.name());
-        let (kept, drawing) = self.prepare(link, claim).await?;
+        let (lease, base) = self.prepare(connection, claim).await?;
         // The same again. A release from here on finds that the claim was asked for.
-        if std::mem::replace(asked, true) && self.table().is_given_up(claim) {
+        if std::mem::replace(&mut search.asked, true) && self.registry().is_given_up(claim) {
             return Ok(Some(Standing::Released));
         }
-        let put = |holds| Put {
-            claim,
-            kept: &kept,
-            holds,
-        };
-        let taken = self.take(link, claim, &queue, &kept, drawing, |key| {
-            let free = Compare::create_revision(&*queue, CompareOp::Equal, 0).with_prefix();
-            let mine: Vec<_> = [key.to_owned()].into_iter().chain(reservation_of(key, claim)).collect();
-            let absent = |key: &String| Compare::create_revision(&**key, CompareOp::Equal, 0);
-            let new = as_known(mine.iter().map(absent), &kept);
-            let more = vec![youngest(&queue, GetOptions::new(), 2), head(&queue)];
-            let mine = mine.into_iter().map(|key| TxnOp::get(key, None)).collect();
-            let join = self.taking(new, put(false), key, drawing, more, mine);
-            let join = vec![TxnOp::txn(join)];
-            self.taking(as_known([free], &kept), put(true), key, drawing, Vec::new(), join)
-        });
-        let Some((key, revision, taken)) = taken.await? else {
+        let put = self.putting(claim, lease, base);
+        let free = Compare::create_revision(&*put.queue, CompareOp::Equal, 0).with_prefix();
+        let absent = Compare::create_revision(&*put.key, CompareOp::Equal, 0);
+        let [base, mark] = put.read(self);
+        let join = Txn::new()
+            .when(put.when(self, absent))
+            .and_then([
+                put.put(State::Waiting),
+                youngest(&put.queue, GetOptions::new(), 2),
+                head(&put.queue),
+            ])
+            .or_else([TxnOp::get(&*put.key, None), base, mark]);
+        // A full server does not notice puts in nested transactions.
+        let txn = Txn::new()
+            .when(put.when(self, free))
+            .and_then([put.put(State::Held)])
+            .or_else([TxnOp::txn(join)]);
+        let Some(answer) = self.put(connection, &put, txn).await? else {
             return Ok(None);
         };
-        let life = (&*key, revision);
-        if taken.put {
-            let drawn = self.drawn(link, drawing, put(true), life, &taken).await?;
-            let Some(base) = drawn else { return Ok(None) };
-            let grant = self.grant(link, claim, &kept, base, life, since)?;
+        let revision = revision(answer.header());
+        if answer.succeeded() {
+            let grant = self.grant(claim, &put.place(revision), since)?;
             return Ok(Some(Standing::Held(grant)));
         }
-        let joined = taken.instead()?;
-        if !joined.put {
-            let reservation = claim.at_least().map(|_| joined.kvs(1)).transpose()?;
-            match (joined.kvs(0)?.first(), reservation.iter().flatten().next()) {
-                (Some(mine), _) => {
-                    if let Some(base) = self.stands(link, claim, &key, &kept, mine).await? {
-                        *place = Some(Place {
-                            key,
-                            created: mine.create_revision(),
-                            base,
-                            kept,
-                        });
-                    }
-                }
-                // The claim was released, and comes again before its reservation has ended.
-                (None, Some(reserved)) if reservation_ids(claim.owner()).contains(&reserved.lease()) => {
-                    return Ok(Some(Standing::Behind(Box::new(Behind {
-                        busy: self.busy(reserved),
-                        before: text(reserved.key())?.to_owned(),
-                        mine: key,
-                        revision,
-                        kept,
-                    }))));
-                }
-                // Left by another client of the claim, or its key was deleted by hand.
-                (None, Some(left)) => {
-                    self.remove(link, (text(left.key())?, left.create_revision()), None)
-                        .await?;
-                }
-                (None, None) => self.learn(link, &kept).await?,
+        let joined = nested(&answer).ok_or(Failure::Nonsense)?;
+        if !joined.succeeded() {
+            match kv(&joined, 0)? {
+                Some(mine) => search.place = self.stands(connection, &put, &mine).await?,
+                None => self.learn(connection, &put, &joined, 1, revision).await?,
             }
             return Ok(None);
         }
-        let drawn = self.drawn(link, drawing, put(false), life, &joined).await?;
-        let Some(base) = drawn else { return Ok(None) };
-        let known = place.insert(Place {
-            key,
-            created: revision,
-            base,
-            kept,
-        });
-        let queued = joined.kvs(0)?;
-        match (queued.get(1), front(&joined.kvs(1)?)) {
-            (Some(before), Some(head)) => self.behind(link, claim, known, (head, before), revision).await,
+        let place = search.place.insert(put.place(revision));
+        let queued = kvs(&joined, 1)?;
+        match (queued.get(1), kv(&joined, 2)?) {
+            (Some(before), Some(head)) => self.behind(connection, claim, place, (&head, before), revision).await,
             // It was not free a moment before, in the same transaction.
             _ => Err(Failure::Nonsense),
         }
@@ -219,12 +183,7 @@ impl Session {
     ///
     /// **Invariant.** It is first if its own key is the one that it put *and* no key under the name is older. That its key is there,
     /// and the one that it waited for is gone, is not enough: that one may have been a waiter as well.
-    async fn verify(
-        self: &Arc<Self>,
-        link: &Arc<Link>,
-        claim: &Claim,
-        place: &Place,
-    ) -> Result<Option<Standing>, Failure> {
+    async fn verify(&self, connection: &Connection, claim: &Claim, place: &Place) -> Result<Option<Standing>, Failure> {
         let (key, queue) = (&*place.key, self.settings().keys.queue(claim.name()));
         let older = GetOptions::new().with_max_create_revision(place.created - 1);
         let txn = Txn::new()
@@ -233,25 +192,25 @@ impl Session {
                 Compare::create_revision(&*queue, CompareOp::Greater, place.created - 1).with_prefix(),
             ])
             .or_else([TxnOp::get(key, None), youngest(&queue, older, 1), head(&queue)]);
-        let answer = link.txn(txn).await?;
+        let answer = connection.txn(txn).await?;
         if answer.succeeded() {
-            return self.hold(link, claim, place).map(Some);
+            let grant = self.grant(claim, place, self.clock().now())?;
+            return Ok(Some(Standing::Held(grant)));
         }
-        let (mine, before, head) = (kvs(&answer, 0)?, kvs(&answer, 1)?, kvs(&answer, 2)?);
-        let mine = mine.first().filter(|kv| kv.create_revision() == place.created);
-        match (mine, before.first(), front(&head)) {
+        let mine = kv(&answer, 0)?.filter(|kv| kv.create_revision() == place.created);
+        match (mine, kv(&answer, 1)?, kv(&answer, 2)?) {
             (Some(_), Some(before), Some(head)) => {
-                let revision = self.seen(answer.header());
-                self.behind(link, claim, place, (head, before), revision).await
+                let revision = revision(answer.header());
+                self.behind(connection, claim, place, (&head, &before), revision).await
             }
             _ => Ok(None),
         }
     }
 
-    /// Behind whom the claim was seen; `None` if that is to be looked at again.
+    /// The keys that the claim was seen behind; `None` if they are to be looked at again.
     async fn behind(
         &self,
-        link: &Link,
+        connection: &Connection,
         claim: &Claim,
         place: &Place,
         (head, before): (&KeyValue, &KeyValue),
@@ -259,46 +218,60 @@ impl Session {
     ) -> Result<Option<Standing>, Failure> {
         if is_of(head, claim) {
             // Another client put it. It is this one now that the claim is asked for through.
-            let life = (text(head.key())?, head.create_revision());
-            self.remove(link, life, None).await?;
+            self.remove(connection, text(head.key())?, head.create_revision())
+                .await?;
             return Ok(None);
         }
         Ok(Some(Standing::Behind(Box::new(Behind {
-            busy: self.busy(head),
-            mine: Arc::clone(&place.key),
-            before: text(before.key())?.to_owned(),
+            busy: self.busy(head)?,
+            keys: vec![text(before.key())?.to_owned(), place.key.to_string()],
             revision,
-            kept: Arc::clone(&place.kept),
+            lease: Arc::clone(&place.lease),
         }))))
     }
 
-    fn hold(self: &Arc<Self>, link: &Arc<Link>, claim: &Claim, place: &Place) -> Result<Standing, Failure> {
-        let life = (&*place.key, place.created);
-        let grant = self.grant(link, claim, &place.kept, place.base, life, self.clock().now())?;
-        Ok(Standing::Held(grant))
-    }
-
-    /// What happens first to a claim that stands behind somebody.
+    /// What happens first to a claim that stands behind another. `watch` is that of the last look, if there is one.
     ///
-    /// Keys are watched and not the claims under them: if one goes and comes again, that it went is told, and has the claim look.
-    async fn next(&self, deadline: Option<Stamp>, link: &Link, behind: &Behind, watched: &mut [Waiting; 2]) -> Next {
-        let [before, mine] = watched;
-        let mut due = behind.kept.due();
+    /// Keys are watched and not the claims under them: if one goes and comes again, the claim learns that it went, and looks.
+    async fn next(
+        self: &Arc<Self>,
+        deadline: Option<Stamp>,
+        connection: &Arc<Connection>,
+        behind: &Behind,
+        watch: &mut Option<Watch>,
+    ) -> Next {
+        let changed = async {
+            let last = watch.take().filter(|last| last.is_of(connection, &behind.keys));
+            let watching = match last {
+                Some(last) => last,
+                None => Watch::start(connection, behind.keys.clone()).await?,
+            };
+            watch.insert(watching).changed(behind.revision).await
+        };
+        tokio::pin!(changed);
+        let mut due = behind.lease.due();
         loop {
             tokio::select! {
                 biased;
-                () = link.broken() => return if self.is_closed() { Next::Closed } else { Next::Look },
-                seen = before.seen(behind.revision) => return look(seen).await,
-                seen = mine.seen(behind.revision) => return look(seen).await,
+                () = connection.broken() => return Next::Unwatched,
+                changed = &mut changed => return match changed {
+                    Ok(()) => Next::Look,
+                    Err(_) => Next::Unwatched,
+                },
                 () = self.until(deadline) => return Next::GiveUp,
                 () = self.until(Some(due)) => {
-                    let limit = self.settings().op_timeout.min(behind.kept.ttl() / 4);
-                    match timeout(limit, self.keep_alive_if_due(link, &behind.kept)).await {
-                        Ok(Ok(())) => due = behind.kept.due(),
+                    let limit = self.settings().op_timeout.min(behind.lease.ttl() / 4);
+                    match timeout(limit, self.keep_alive_if_due(connection, &behind.lease)).await {
+                        Ok(Ok(was_due)) => {
+                            if was_due {
+                                self.check(connection, &behind.lease);
+                            }
+                            due = behind.lease.due();
+                        }
                         Ok(Err(Failure::LeaseGone)) => return Next::Look,
-                        _ => due = self.clock().now() + behind.kept.ttl() / 20,
+                        _ => due = self.clock().now() + behind.lease.ttl() / 20,
                     }
-                    if !behind.kept.is_valid(self.clock().now()) {
+                    if !behind.lease.is_valid(self.clock().now()) {
                         return Next::Look;
                     }
                 }
@@ -306,12 +279,21 @@ impl Session {
         }
     }
 
-    /// Leaves the queue. Should the lock have been granted meanwhile, it is let go of.
+    /// Leaves the queue. Should the lock have been granted meanwhile, it is released.
     async fn give_up(&self, claim: &Claim, busy: Busy) -> Result<Attempt, LockError> {
-        self.abandon(claim, After::Free);
-        let leaving = |link: Arc<Link>| async move { self.release_on(&link, claim, After::Free).await };
-        self.on_link("acquire", leaving).await?;
+        self.leave(claim, After::Free);
+        self.call("acquire", |connection, _| async move {
+            self.release_on(&connection, claim, After::Free).await
+        })
+        .await?;
         Ok(busy.into())
+    }
+
+    /// Rests about that long, so that clients of one server do not come together, or until the deadline.
+    async fn rest(&self, rest: Duration, deadline: Option<Stamp>) {
+        let rest = self.clock().now() + rest.mul_f64(0.5 + fastrand::f64());
+        self.until(Some(deadline.map_or(rest, |deadline| deadline.min(rest))))
+            .await;
     }
 
     async fn until(&self, stamp: Option<Stamp>) {
@@ -328,28 +310,10 @@ impl Session {
     }
 }
 
-enum Next {
-    /// Time to look again.
-    Look,
-    GiveUp,
-    Closed,
-}
-
-async fn look(seen: Seen) -> Next {
-    match seen {
-        Seen::Deleted | Seen::Gap => Next::Look,
-        Seen::Unclear => {
-            sleep(REST).await;
-            Next::Look
-        }
-    }
-}
-
-/// Reads the youngest keys of a queue.
-fn youngest(queue: &str, options: GetOptions, limit: i64) -> TxnOp {
-    let options = options
-        .with_prefix()
-        .with_sort(SortTarget::Create, SortOrder::Descend)
-        .with_limit(limit);
-    TxnOp::get(queue, Some(options))
+/// What a wait knows of its claim.
+#[derive(Default)]
+struct Search {
+    /// Whether it has asked for it before.
+    asked: bool,
+    place: Option<Place>,
 }

@@ -1,14 +1,13 @@
 //! Keys that are used again: by which claims, and what is left of those before.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use crate::server::{
-    Etcd, GIVEN_UP, LONG, Plain, UNRENEWED, busy, claim, clean_up, client, config_behind, deliver, fails, granted,
-    lost, plain, queue, raise_base, shared, start, until, until_queued, waited, waiting, watchers,
+    Etcd, GIVEN_UP, LONG, Plain, busy, claim, clean_up, client, config_behind, deliver, fails, granted, plain, queue,
+    raise_base, shared, start, until_queued, waited, waiting,
 };
 use conformance_tests::faults::Proxy;
-use lock_core::{DistributedLock, LockGuard, Locks, LossReason, Released, Wait};
+use lock_core::{DistributedLock, Locks, Released};
 use lock_etcd::EtcdLock;
 use lock_etcd::etcd_client::{EventType, KeyValue, WatchOptions};
 
@@ -40,7 +39,7 @@ pub(crate) struct Put {
     pub(crate) key: String,
     created: i64,
     value: String,
-    lease: i64,
+    pub(crate) lease: i64,
 }
 
 /// What there is under a name, the oldest first.
@@ -64,12 +63,12 @@ pub(crate) async fn only(etcd: &Plain, name: &str) -> Put {
 #[tokio::test]
 async fn a_name_that_one_client_takes_again_and_again_has_one_key() {
     const ROUNDS: usize = 50;
-    let server = shared().await;
+    let server = start().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
     let locks = Locks::new(lock.clone());
     for _ in 0..ROUNDS {
         locks.lock("n").ttl(LONG).await.unwrap().release().await.unwrap();
-        // Those that are refused, and those with a lease of their own, leave no trace either.
+        // Refused claims, and claims with a lease of their own, leave no trace either.
         let guard = locks
             .lock("own")
             .ttl(LONG)
@@ -77,95 +76,14 @@ async fn a_name_that_one_client_takes_again_and_again_has_one_key() {
             .await
             .unwrap();
         busy(&lock, &claim("own", LONG)).await;
+        busy(&lock, &claim("own", LONG).with_own_lease()).await;
         guard.release().await.unwrap();
     }
+    assert_eq!(etcd.lease_client().leases().await.unwrap().leases().len(), 1);
     for name in ["n", "own"] {
         let keys = history(&etcd, name).await;
         assert_eq!(keys.into_values().collect::<Vec<_>>(), [ROUNDS], "{name}");
     }
-}
-
-#[tokio::test]
-async fn a_refused_claim_with_a_lease_of_its_own_leaves_no_lease() {
-    let server = start().await;
-    let (lock, holder, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
-    granted(&holder, &claim("n", LONG)).await;
-    for _ in 0..3 {
-        busy(&lock, &claim("n", LONG).with_own_lease()).await;
-    }
-    let leases = etcd.lease_client().leases().await.unwrap();
-    assert_eq!(leases.leases().len(), 1, "that of the holder");
-}
-
-#[tokio::test]
-async fn claims_that_are_refused_leave_their_key_to_the_next() {
-    let server = shared().await;
-    let (lock, holder, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
-    let in_the_way = claim("n", LONG);
-    granted(&holder, &in_the_way).await;
-    for refused in [claim("n", LONG), claim("n", LONG).with_own_lease()] {
-        for _ in 0..3 {
-            busy(&lock, &claim("n", LONG)).await;
-        }
-        busy(&lock, &refused).await;
-        let now = Some(lock.clock().now() + Duration::from_millis(50));
-        assert!(
-            lock.acquire(&refused, Wait::until(now))
-                .await
-                .unwrap()
-                .granted()
-                .is_none()
-        );
-    }
-    holder.release(&in_the_way, None).await.unwrap();
-    granted(&lock, &claim("n", LONG)).await;
-    let key = only(&etcd, "n").await.key;
-    assert!(key.ends_with(".0.0"), "{key}");
-}
-
-#[tokio::test]
-async fn clients_that_take_turns_wait_for_each_other_s_keys_each_time_they_come_again() {
-    const ROUNDS: usize = 30;
-    let server = shared().await;
-    let etcd = plain(&server).await;
-    let clients = [client(&server).await, client(&server).await];
-    let mut held = claim("n", LONG);
-    let mut token = granted(&clients[0], &held).await.token;
-    for round in 0..ROUNDS {
-        let (from, to) = (&clients[round % 2], &clients[(round + 1) % 2]);
-        let next = claim("n", LONG);
-        let waiting = waiting(to, &next);
-        until_queued(&etcd, "n", 1).await;
-        assert!(!waiting.is_finished());
-        assert_eq!(from.release(&held, None).await.unwrap(), Released::Released);
-        let grant = waiting.await.unwrap();
-        assert!(grant.token > token);
-        (held, token) = (next, grant.token);
-    }
-    clients[ROUNDS % 2].release(&held, None).await.unwrap();
-    assert_eq!(history(&etcd, "n").await.len(), 2);
-}
-
-#[tokio::test]
-async fn a_lock_is_told_of_the_end_of_its_own_key_and_not_of_the_one_before() {
-    let server = start().await;
-    let (locks, etcd) = (Locks::new(client(&server).await), plain(&server).await);
-    // A renewal has the key watched, beside the lease.
-    let watched = async |guard: &LockGuard| {
-        guard.renew_now().await.unwrap();
-        until(async || watchers(&server).await == 2).await;
-    };
-    let first = locks.lock("n").ttl(UNRENEWED).await.unwrap();
-    let key = only(&etcd, "n").await;
-    watched(&first).await;
-    first.release().await.unwrap();
-    until(async || watchers(&server).await == 1).await;
-    let second = locks.lock("n").ttl(UNRENEWED).await.unwrap();
-    assert_eq!(only(&etcd, "n").await.key, key.key);
-    watched(&second).await;
-    assert!(second.is_held());
-    etcd.kv_client().delete(key.key, None).await.unwrap();
-    assert_eq!(lost(&second).await, LossReason::NotHeld);
 }
 
 /// A client whose requests can be held back, which gives them up.
@@ -187,14 +105,10 @@ async fn a_release_that_arrives_late_spares_the_next_claim_of_the_same_client() 
     clean_up(&lock, &late).await;
     granted(&lock, &next).await;
     let before = only(&etcd, "n").await;
+    assert_eq!(before.key, key.key);
     deliver(&server, &proxy, held).await;
     assert_eq!(only(&etcd, "n").await, before);
     assert_eq!(lock.release(&next, None).await.unwrap(), Released::Released);
-    // The others have new keys, too, and use them again.
-    granted(&lock, &claim("m", LONG)).await;
-    let again = claim("n", LONG);
-    granted(&lock, &again).await;
-    assert_eq!(only(&etcd, "n").await.key, before.key);
 }
 
 #[tokio::test]
@@ -242,7 +156,7 @@ async fn a_claim_far_back_in_a_queue_can_be_released_through_another_client() {
     let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
     for number in 0..BEFORE {
         let key = format!("{}stranger.0.{number}", etcd.prefix("n"));
-        let value = format!("1 1 {} - 0 host", lock_core::OwnerId::random());
+        let value = format!("2 {} c 1 - 0 host", lock_core::OwnerId::random());
         etcd.kv_client().put(key, value, None).await.unwrap();
     }
     let wanted = claim("n", LONG);
@@ -255,22 +169,6 @@ async fn a_claim_far_back_in_a_queue_can_be_released_through_another_client() {
     assert_eq!(left.len(), BEFORE);
     let owner = wanted.owner().to_string();
     assert!(!left.iter().any(|put| put.value.contains(&owner)));
-}
-
-#[tokio::test]
-async fn a_claim_with_a_lease_of_its_own_that_is_asked_for_again_through_another_client_keeps_its_token() {
-    let server = shared().await;
-    let (one, other, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
-    let wanted = claim("n", LONG).with_own_lease();
-    let first = granted(&one, &wanted).await;
-    let key = only(&etcd, "n").await;
-    let again = granted(&other, &wanted).await;
-    assert_eq!(again.token, first.token);
-    assert_eq!(only(&etcd, "n").await, key);
-    assert_eq!(other.release(&wanted, None).await.unwrap(), Released::Released);
-    assert!(queue(&etcd, "n").await.is_empty());
-    granted(&other, &claim("n", LONG)).await;
-    assert_ne!(only(&etcd, "n").await.key, key.key);
 }
 
 #[tokio::test]

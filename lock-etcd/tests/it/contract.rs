@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::server::{
     HANG_LIMIT, LONG, Plain, SHORT, UNRENEWED, busy, claim, client, config_behind, everything, granted, lost, plain,
-    queue, shared, start, until, until_queued, waiting, watchers,
+    queue, shared, start, until, until_queued, waiting,
 };
 use conformance_tests::faults::{Direction, Proxy, Traffic};
 use futures_util::StreamExt as _;
@@ -40,25 +40,6 @@ async fn closing_leaves_nothing_but_the_base_of_tokens() {
     other.close().await.unwrap();
     assert_eq!(everything(&etcd).await, ["fencelock:base"]);
     assert!(etcd.lease_client().leases().await.unwrap().leases().is_empty());
-}
-
-#[tokio::test]
-async fn the_next_waiter_of_the_holder_s_client_does_not_pass_by_who_waits_at_the_server() {
-    let server = shared().await;
-    let (a, b, etcd) = (client(&server).await, client(&server).await, plain(&server).await);
-    let locks = Locks::new(a);
-    let guard = locks.lock("n").ttl(LONG).await.unwrap();
-    let first = claim("n", LONG);
-    let wait = waiting(&b, &first);
-    until_queued(&etcd, "n", 1).await;
-    let second = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
-    until(async || locks.stats().waiting > 0).await;
-    guard.release().await.unwrap();
-    assert_eq!(wait.await.unwrap().claim, first);
-    until_queued(&etcd, "n", 1).await;
-    assert!(!second.is_finished());
-    b.release(&first, None).await.unwrap();
-    second.await.unwrap().unwrap().release().await.unwrap();
 }
 
 /// A waiter that is looking at the queue: the look has not reached the server when this returns, nor does what is sent now, until the
@@ -128,7 +109,7 @@ async fn closing_under_a_waiter_that_looks_leaves_no_lease() {
 }
 
 #[tokio::test]
-async fn a_revoked_lease_is_told_to_holders_at_once_and_waiters_move_to_another() {
+async fn holders_learn_of_a_revoked_lease_by_a_renewal_and_waiters_move_to_another() {
     let server = shared().await;
     let (locks, other, etcd) = (
         Locks::new(client(&server).await),
@@ -146,6 +127,7 @@ async fn a_revoked_lease_is_told_to_holders_at_once_and_waiters_move_to_another(
     assert_eq!(queue(&etcd, "c").await[1].lease(), lease);
     etcd.lease_client().revoke(lease).await.unwrap();
     for guard in &held {
+        let _ = guard.renew_now().await;
         assert_eq!(lost(guard).await, LossReason::Revoked);
         assert!(!guard.is_held());
     }
@@ -156,27 +138,19 @@ async fn a_revoked_lease_is_told_to_holders_at_once_and_waiters_move_to_another(
 
 #[tokio::test]
 async fn a_forced_release_spares_the_other_locks_of_the_same_lease() {
-    let server = start().await;
-    let (locks, etcd) = (Locks::new(client(&server).await), plain(&server).await);
+    let server = shared().await;
+    let (locks, other) = (Locks::new(client(&server).await), client(&server).await);
     let (victim, spared) = (
         locks.lock("victim").ttl(UNRENEWED).await.unwrap(),
         locks.lock("spared").ttl(UNRENEWED).await.unwrap(),
     );
-    // A renewal has both keys watched, beside their lease.
+    let ended = other.force_release(victim.name()).await.unwrap().pop().unwrap();
+    assert_eq!(ended.token, Some(victim.token()));
+    // The renewal of either lock checks both.
     spared.renew_now().await.unwrap();
-    until(async || watchers(&server).await == 3).await;
-    let named = client(&server)
-        .await
-        .force_release(victim.name())
-        .await
-        .unwrap()
-        .pop()
-        .unwrap();
-    assert_eq!(named.token, Some(victim.token()));
     assert_eq!(lost(&victim).await, LossReason::NotHeld);
     spared.renew_now().await.unwrap();
     assert!(spared.is_held());
-    assert!(queue(&etcd, "victim").await.is_empty());
 }
 
 #[tokio::test]
@@ -256,4 +230,23 @@ async fn a_client_that_connects_lazily_connects_at_the_first_request() {
     proxy.heal().await;
     granted(&lock, &claim("n", LONG)).await;
     busy(&lock, &claim("n", LONG)).await;
+}
+
+#[tokio::test]
+async fn a_wait_that_was_put_off_keeps_its_place() {
+    let server = shared().await;
+    let (holder, etcd) = (client(&server).await, plain(&server).await);
+    let locks = Locks::new(client(&server).await);
+    let held = claim("n", LONG);
+    granted(&holder, &held).await;
+    let waiting = |wait| tokio::spawn(locks.lock("n").ttl(LONG).wait_for(wait).into_future());
+    let first = waiting(SHORT);
+    until_queued(&etcd, "n", 1).await;
+    let place = queue(&etcd, "n").await[1].create_revision();
+    let second = waiting(HANG_LIMIT);
+    first.await.unwrap().unwrap_err();
+    holder.release(&held, None).await.unwrap();
+    let guard = second.await.unwrap().unwrap();
+    assert_eq!(queue(&etcd, "n").await[0].create_revision(), place);
+    guard.release().await.unwrap();
 }

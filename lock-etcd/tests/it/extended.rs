@@ -3,7 +3,6 @@
 mod again;
 mod bad_input;
 mod cluster;
-mod contract;
 mod faults;
 mod figures;
 mod held;

@@ -1,12 +1,16 @@
 //! What reaches the server late.
 
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
+
 use crate::again::through;
 use crate::server::{
     Etcd, LONG, claim, clean_up, client, config_behind, deliver, fails, granted, is_answer, plain, queue, raise_base,
-    shared, start, until, until_queued, waiting, watchers,
+    shared, start, until, until_queued, waiting,
 };
 use conformance_tests::faults::{Held, Proxy, Then};
-use lock_core::{Claim, DistributedLock, Grant, Locks, ReleaseOutcome, Released};
+use lock_core::{Claim, DistributedLock, Grant, Locks, ReleaseOutcome, Released, Renew};
 use lock_etcd::EtcdLock;
 use tokio::task::JoinHandle;
 
@@ -100,32 +104,71 @@ async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
 }
 
 #[tokio::test]
-async fn a_release_whose_answer_is_lost_is_not_told_as_a_loss() {
-    let server = start().await;
+async fn a_try_that_learns_late_of_releases_ends_no_lock_on_their_lease() {
+    let server = shared().await;
+    let lock = client(&server).await;
+    let kept = granted(&lock, &claim("kept", LONG)).await;
+    for round in 0..20 {
+        // Each is released without it being known whether it was granted, for which the key of the lease is written anew.
+        let given_up = ["a", "b"].map(|name| claim(&format!("{name}{round}"), LONG));
+        for claim in &given_up {
+            sent(&mut pin!(lock.try_acquire(claim))).await;
+        }
+        let wanted = claim(&format!("n{round}"), LONG);
+        let (mut first, mut late) = (pin!(lock.release(&given_up[0], None)), pin!(lock.try_acquire(&wanted)));
+        sent(&mut first).await;
+        // With the key of the lease as it was before both releases; the client reads the answer after those to both.
+        sent(&mut late).await;
+        first.await.unwrap();
+        lock.release(&given_up[1], None).await.unwrap();
+        assert!(late.await.unwrap().granted().is_some());
+        assert!(kept.lease.is_valid(lock.clock().now()), "round {round}");
+    }
+}
+
+/// Sends a request, whose answer is read later or never.
+async fn sent<F: Future>(request: &mut Pin<&mut F>) {
+    let is_done = poll_fn(|cx| Poll::Ready(request.as_mut().poll(cx).is_ready())).await;
+    assert!(!is_done, "the server is asked");
+}
+
+#[tokio::test]
+async fn the_outcome_of_a_release_is_known_if_the_answer_to_the_end_of_its_lease_is_lost() {
+    let server = shared().await;
+    let proxy = Proxy::start(server.authority()).await.unwrap();
+    let (lock, etcd) = (
+        config_behind(&server, &proxy).connect().await.unwrap(),
+        plain(&server).await,
+    );
+    for held in [claim("n", LONG).with_own_lease(), claim("n", LONG).with_at_least(LONG)] {
+        granted(&lock, &held).await;
+        // What a request holds that ends the lease: it is the number that the claim's key is on.
+        let mut request = vec![0x08];
+        let mut id = queue(&etcd, "n").await[0].lease() as u64;
+        while id >= 0x80 {
+            request.push(id as u8 | 0x80);
+            id >>= 7;
+        }
+        request.push(id as u8);
+        let trap = proxy.swallow_reply_that(&request, is_answer, Then::Cut);
+        assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
+        assert!(trap.has_sprung(), "the answer was lost");
+        assert!(queue(&etcd, "n").await.is_empty());
+    }
+}
+
+#[tokio::test]
+async fn a_release_whose_answer_is_lost_is_an_error_and_not_a_loss() {
+    let server = shared().await;
     let proxy = Proxy::start(server.authority()).await.unwrap();
     let etcd = plain(&server).await;
     let locks = Locks::new(config_behind(&server, &proxy).connect().await.unwrap());
-    let other = client(&server).await;
-    let (shared, own) = (lock_core::Renew::UntilReleased, lock_core::Renew::Never);
-    for (renew, is_forced) in [(own, false), (shared, false), (shared, true)] {
+    for renew in [Renew::UntilReleased, Renew::Never] {
         let guard = locks.lock("n").ttl(LONG).renew(renew).await.unwrap();
-        if renew == own {
-            // It is watched at once, which names the key, too.
-            until(async || watchers(&server).await == 1).await;
-        }
         let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
-        if is_forced {
-            other.force_release(guard.name()).await.unwrap().pop().unwrap();
-        }
-        let released = guard.release().await;
+        // It was released, or taken away before: nobody can tell.
+        guard.release().await.unwrap_err();
         assert!(trap.has_sprung(), "the answer was lost");
-        match released {
-            // Also with a lease of its own, if it was the beginning of its watch that was not answered.
-            Ok(ReleaseOutcome::Released) if !is_forced => {}
-            // Whether it was held to the end cannot be known, or it was not.
-            Err(_) if renew == own || is_forced => {}
-            other => panic!("{renew:?}, forced {is_forced}: {other:?}"),
-        }
         assert!(queue(&etcd, "n").await.is_empty());
     }
     // It is known if the deletion did not reach the server.

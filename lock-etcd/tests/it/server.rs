@@ -278,11 +278,6 @@ pub(crate) async fn requests(server: &Server) -> u64 {
     counted(server, "grpc_server_msg_received_total", &[]).await - keepalives(server).await
 }
 
-/// How many keys it watches for clients.
-pub(crate) async fn watchers(server: &Server) -> u64 {
-    counted(server, "etcd_debugging_mvcc_watcher_total ", &[]).await
-}
-
 /// Releases a claim over another connection than the one that is stuck.
 pub(crate) async fn clean_up(lock: &EtcdLock, claim: &Claim) -> Released {
     let cleaning = async {

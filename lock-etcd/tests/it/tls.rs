@@ -35,17 +35,6 @@ impl Authority {
         self.folder.path().join(name)
     }
 
-    /// TLS before a server, with the certificate of the authority itself.
-    async fn itself_before(&self, target: &str) -> u16 {
-        let key = PrivateKeyDer::try_from(self.issuer.key().serialize_der()).unwrap();
-        let config = ServerConfig::builder().with_no_client_auth();
-        listen(
-            config.with_single_cert(vec![self.issuer.der().clone()], key).unwrap(),
-            target,
-        )
-        .await
-    }
-
     fn give_out(&self, name: &str) -> (rcgen::Certificate, KeyPair) {
         let key = KeyPair::generate().unwrap();
         let params = CertificateParams::new([name.to_owned()]).unwrap();
@@ -118,19 +107,6 @@ async fn a_member_is_trusted_by_its_authority_and_its_name() {
     refused(EtcdConfig::new("localhost", port).tls(), "ca=FILE").await;
     let no_file = at("localhost", &authority).trust("/no/such/file.pem");
     refused(no_file, "no certificate can be read from /no/such/file.pem").await;
-}
-
-#[tokio::test]
-async fn a_member_that_signed_its_certificate_itself_is_trusted_by_that_certificate() {
-    let (server, authority, other) = (shared().await, Authority::new(), Authority::new());
-    let port = authority.itself_before(server.authority()).await;
-    let trusting = |ca: &Authority| {
-        EtcdConfig::new("localhost", port)
-            .namespace(server.namespace())
-            .trust(ca.file("ca.pem"))
-    };
-    granted(&trusting(&authority).connect().await.unwrap(), &claim("n", LONG)).await;
-    refused(trusting(&other), "name this certificate itself with ca=FILE").await;
 }
 
 #[tokio::test]

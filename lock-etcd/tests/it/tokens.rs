@@ -7,9 +7,8 @@ use crate::server::{
     until_queued, waiting,
 };
 use conformance_tests::faults::Proxy;
-use lock_core::{Claim, DistributedLock, FencingToken, Grant, LockError, Locks};
+use lock_core::{Claim, DistributedLock, FencingToken, Grant, LockError};
 use lock_etcd::EtcdLock;
-use lock_etcd::etcd_client::{Txn, TxnOp};
 use test_servers::Kind;
 
 const DAY: u64 = 86_400_000_000;
@@ -103,7 +102,7 @@ async fn a_claim_has_a_block_of_tokens_above_all_before_while_others_draw() {
     // What another client was granted, it may have used up to the last token.
     let held = claim_of("n", 16).with_own_lease();
     let (_, last) = tokens(&granted(&one, &held).await);
-    assert_eq!(tokens(&granted(&two, &held).await), (last, last));
+    assert!(tokens(&granted(&two, &held).await).0 > last);
 }
 
 #[tokio::test]
@@ -190,23 +189,6 @@ async fn a_waiter_is_granted_no_lower_token_when_the_base_was_lowered() {
 }
 
 #[tokio::test]
-async fn the_next_waiter_of_the_holder_s_client_is_granted_no_lower_token_when_the_base_was_lowered() {
-    for how in LOWERED {
-        let server = shared().await;
-        let (lock, etcd) = (client(&server).await, plain(&server).await);
-        let locks = Locks::new(lock);
-        let guard = locks.lock("n").ttl(LONG).await.unwrap();
-        let first = guard.token();
-        let waiting = tokio::spawn(locks.lock("n").ttl(LONG).into_future());
-        until(async || locks.stats().waiting > 0).await;
-        lower(&etcd, how).await;
-        guard.release().await.unwrap();
-        let next = waiting.await.unwrap().unwrap();
-        assert!(next.token() > first, "{} after {first}, {how:?}", next.token());
-    }
-}
-
-#[tokio::test]
 async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     let server = shared().await;
     let (lock, etcd) = (client(&server).await, plain(&server).await);
@@ -223,84 +205,12 @@ async fn a_key_tells_its_token_also_if_the_base_was_raised_just_before() {
     etcd.kv_client().put(etcd.base_key(), raised, None).await.unwrap();
     let next = claim("n", LONG);
     let waiting = waiting(&lock, &next);
-    until(async || {
-        let queued = queue(&etcd, "n").await;
-        queued
-            .get(1)
-            .is_some_and(|kv| !kv.value_str().unwrap().starts_with("1 - "))
-    })
-    .await;
+    until_queued(&etcd, "n", 1).await;
     lock.release(&held, None).await.unwrap();
     let token = waiting.await.unwrap().token;
     assert!(token.get() > grant.token.get() + DAY, "{token}");
     let seen = lock.holders(next.name()).await.unwrap().pop().unwrap();
     assert_eq!(seen.token, Some(token));
-}
-
-/// Takes the base out of the only key under a name, as if a second transaction had never told it.
-async fn untell(etcd: &Plain, name: &str) {
-    let found = queue(etcd, name).await.remove(0);
-    let value = found.value_str().unwrap();
-    let untold = value.splitn(3, ' ').nth(2).unwrap();
-    let leased = lock_etcd::etcd_client::PutOptions::new().with_lease(found.lease());
-    let put = TxnOp::put(found.key(), format!("1 - {untold}"), Some(leased));
-    etcd.kv_client().txn(Txn::new().and_then([put])).await.unwrap();
-}
-
-#[tokio::test]
-async fn a_claim_without_a_token_in_its_key_is_put_anew_only_if_its_base_is_not_known_any_more() {
-    let server = shared().await;
-    let (lock, etcd) = (client(&server).await, plain(&server).await);
-    let held = claim("n", LONG);
-    let first = granted(&lock, &held).await;
-    untell(&etcd, "n").await;
-    let seen = lock.holders(held.name()).await.unwrap().pop().unwrap();
-    assert_eq!(seen.token, None);
-    assert_eq!(granted(&lock, &held).await.token, first.token);
-    let seen = lock.holders(held.name()).await.unwrap().pop().unwrap();
-    assert_eq!(seen.token, Some(first.token));
-    assert!(seen.acquired_at.is_some());
-
-    untell(&etcd, "n").await;
-    put_base(&etcd, base(&etcd).await).await;
-    let again = granted(&lock, &held).await;
-    assert!(again.token > first.token);
-    assert_eq!(queue(&etcd, "n").await.len(), 1);
-}
-
-#[tokio::test]
-async fn a_waiter_whose_token_could_not_be_told_keeps_its_place() {
-    let server = shared().await;
-    let etcd = plain(&server).await;
-    let proxy = Proxy::start(server.authority()).await.unwrap();
-    let waiter = config_behind(&server, &proxy).connect().await.unwrap();
-    let (holder, last) = (client(&server).await, client(&server).await);
-    let held = claim("n", LONG);
-    granted(&holder, &held).await;
-    let ahead = base(&etcd).await + DAY;
-    put_base(&etcd, ahead).await;
-    // The base as it is now is only in what tells of it.
-    let telling = proxy.hold(ahead.to_string().as_bytes());
-    let first = waiting(&waiter, &claim("n", LONG));
-    telling.caught().await;
-    let before = queue(&etcd, "n").await.remove(1);
-    let behind = waiting(&last, &claim("n", LONG));
-    until_queued(&etcd, "n", 2).await;
-    drop(telling);
-    until(async || {
-        let queued = queue(&etcd, "n").await;
-        queued.iter().all(|kv| !kv.value_str().unwrap().starts_with("1 -")) && queued.len() == 3
-    })
-    .await;
-    let queued = queue(&etcd, "n").await.remove(1);
-    assert_eq!(
-        (queued.key(), queued.create_revision()),
-        (before.key(), before.create_revision())
-    );
-    holder.release(&held, None).await.unwrap();
-    let token = first.await.unwrap().token;
-    assert_eq!(token.get(), ahead + 16 * before.create_revision() as u64);
-    behind.abort();
 }
 
 /// The proxy of etcd in front of a server, which says that it is one, or not.

@@ -250,9 +250,9 @@ impl EtcdHarness {
         let stranger = OwnerId::random();
         let key = format!("{}{stranger}", queue(namespace, name));
         let value = String::from_utf8_lossy(holder.value()).into_owned();
-        // Format, base, owner, and what else there is.
-        let mut parts: Vec<_> = value.splitn(4, ' ').map(str::to_owned).collect();
-        let Some(owner) = parts.get_mut(2) else {
+        // Format, owner, and what else there is.
+        let mut parts: Vec<_> = value.splitn(3, ' ').map(str::to_owned).collect();
+        let Some(owner) = parts.get_mut(1) else {
             return Err(LockError::unavailable("stealing a lock", "its value names no owner"));
         };
         *owner = stranger.to_string();

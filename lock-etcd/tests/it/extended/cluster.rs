@@ -15,6 +15,7 @@ use lock_etcd::EtcdConfig;
 use lock_etcd::etcd_client::Client;
 use peers::Peers;
 use test_servers::{Data, EtcdCluster};
+use tokio::task::JoinSet;
 
 const MEMBERS: usize = 3;
 
@@ -152,39 +153,11 @@ async fn members_are_replaced_under_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_goes_on_with_another_member_and_keeps_what_it_has() {
-    let world = World::start().await;
-    let (leader, _) = world.agreed().await;
-    let follower = (leader + 1) % MEMBERS;
-    let (holder, waiter) = (world.from(follower), world.from(follower));
-    let (holder, waiter) = (holder.connect().await.unwrap(), waiter.connect().await.unwrap());
-    let held = claim("n", LONG);
-    let first = granted(&holder, &held).await;
-    let waiting = waiting(&waiter, &claim("n", LONG));
-    let etcd = world.plain(leader).await;
-    until_queued(&etcd, "n", 1).await;
-    world.cluster.members()[follower].kill().await.unwrap();
-
-    let began = Instant::now();
-    // A renewal that goes down with the connection is repeated, as the core does.
-    loop {
-        match holder.renew(&first.lease).await {
-            Ok(renewal) => break assert!(matches!(renewal, lock_core::Renewal::Renewed), "{renewal:?}"),
-            Err(error) => assert!(error.is_retryable() && began.elapsed() < LONG, "{error}"),
-        }
-    }
-    println!("renewed with another member after {:?}", began.elapsed());
-    assert!(!waiting.is_finished());
-    holder.release(&held, None).await.unwrap();
-    assert!(waiting.await.unwrap().token > first.token);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn without_a_majority_nothing_is_granted_and_what_is_held_is_lost_in_time() {
     const TTL: Duration = Duration::from_secs(4);
     let world = World::start().await;
     let config = |first| world.from(first).op_timeout(Duration::from_secs(2));
-    let locks = lock_core::Locks::new(config(0).connect().await.unwrap());
+    let locks = Locks::new(config(0).connect().await.unwrap());
     let guard = locks.lock("n").ttl(TTL).await.unwrap();
     for member in &world.cluster.members()[1..] {
         member.kill().await.unwrap();
@@ -220,7 +193,7 @@ async fn without_a_majority_nothing_is_granted_and_what_is_held_is_lost_in_time(
 /// Whether a lock with a short ttl outlives the stop of a member, or is lost because the others had no leader in time.
 async fn stop_under_a_lock(world: &World, at: usize, leader: (usize, u64), ttl: Duration) -> bool {
     // The first of its endpoints is the one that it is connected to.
-    let locks = lock_core::Locks::new(world.from(at).connect().await.unwrap());
+    let locks = Locks::new(world.from(at).connect().await.unwrap());
     let held = locks.lock("held").ttl(ttl).await.unwrap();
     let released = locks.lock("released").ttl(ttl).await.unwrap();
     world.cluster.members()[at].pause().await.unwrap();
@@ -282,7 +255,7 @@ async fn requests_go_to_another_member_when_the_one_that_is_used_stops() {
     let at = (leader + 1) % MEMBERS;
     // One half of it is for the member that has stopped, and one for the next.
     let limit = Duration::from_secs(10);
-    let connected = async || lock_core::Locks::new(world.from(at).op_timeout(limit).connect().await.unwrap());
+    let connected = async || Locks::new(world.from(at).op_timeout(limit).connect().await.unwrap());
     let (short, usual) = (connected().await, connected().await);
     let (trying, waiting) = (connected().await, connected().await);
     let guards = [(&short, "short", 12), (&usual, "usual", 30)]
@@ -306,35 +279,22 @@ async fn requests_go_to_another_member_when_the_one_that_is_used_stops() {
     world.cluster.members()[at].resume().await.unwrap();
 }
 
-/// Takes and releases a lock until `over` is set, with one client for all turns or with one for each, and returns how long the slowest
-/// request took.
-async fn take_own_turns(
-    config: EtcdConfig,
-    name: String,
-    keeps: bool,
-    turns: Arc<AtomicUsize>,
-    over: Arc<AtomicBool>,
-) -> Duration {
-    const TTL: Duration = Duration::from_secs(3);
-    let connected = || lock_core::Locks::new(config.clone().connect_lazy().unwrap());
-    let (mut locks, mut slowest) = (connected(), Duration::ZERO);
+/// Takes and releases a lock until `over` is set, and returns how long the slowest request took.
+async fn take_own_turns(locks: Locks, name: String, turns: Arc<AtomicUsize>, over: Arc<AtomicBool>) -> Duration {
+    let mut slowest = Duration::ZERO;
     while !over.load(Ordering::SeqCst) {
         let asked = Instant::now();
-        let guard = locks.lock(&name).ttl(TTL).wait_for(HANG_LIMIT).await;
-        let acquired = asked.elapsed();
-        let guard = guard.unwrap_or_else(|error| panic!("{name} is acquired after {acquired:?}: {error}"));
+        let guard = locks.lock(&name).ttl(LONG).wait_for(HANG_LIMIT).await;
+        let guard = guard.unwrap_or_else(|error| panic!("{name} is acquired after {:?}: {error:#}", asked.elapsed()));
+        slowest = slowest.max(asked.elapsed());
         let asked = Instant::now();
+        // If the leader died with the answer, it is not known whether the lock was held to the end.
         let outcome = guard.release().await;
-        let released = asked.elapsed();
         assert!(
-            matches!(outcome, Ok(ReleaseOutcome::Released)),
-            "{name} is released after {released:?}: {outcome:?}"
+            !matches!(outcome, Ok(ReleaseOutcome::AlreadyLost)),
+            "{name}: {outcome:?}"
         );
-        slowest = slowest.max(acquired).max(released);
-        if !keeps {
-            // What is not revoked ends by itself.
-            let _ = std::mem::replace(&mut locks, connected()).shutdown().await;
-        }
+        slowest = slowest.max(asked.elapsed());
         turns.fetch_add(1, Ordering::SeqCst);
     }
     slowest
@@ -343,31 +303,21 @@ async fn take_own_turns(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_under_way_when_the_leader_is_killed_is_done_by_its_successor() {
     const CLIENTS: usize = 8;
-    const KILLS: usize = 3;
     /// After which a follower itself gives up a request that it has passed on to a leader that is dead.
     const GIVEN_UP: Duration = Duration::from_secs(7);
     /// More than the default by a stall of this machine, and less than that.
     const LIMIT: Duration = Duration::from_millis(6500);
     let world = World::start().await;
-    for kill in 0..KILLS {
+    for is_back_at_once in [false, true] {
         let (leader, _) = world.agreed().await;
         let over = Arc::new(AtomicBool::new(false));
         let turns: [Arc<AtomicUsize>; CLIENTS] = Default::default();
-        let mut clients = tokio::task::JoinSet::new();
+        let mut clients = JoinSet::new();
         for (number, turns) in turns.iter().enumerate() {
-            let config = world.from(leader + number);
-            let config = match number % 4 {
-                3 => config.op_timeout(GIVEN_UP * 2),
-                _ => config.op_timeout(LIMIT),
-            };
-            let name = format!("own/{number}");
-            clients.spawn(take_own_turns(
-                config,
-                name,
-                number % 2 == 0,
-                Arc::clone(turns),
-                Arc::clone(&over),
-            ));
+            let config = world.from(leader + number).op_timeout(LIMIT);
+            let locks = Locks::new(config.connect_lazy().unwrap());
+            let (turns, over) = (Arc::clone(turns), Arc::clone(&over));
+            clients.spawn(take_own_turns(locks, format!("own/{number}"), turns, over));
         }
         let counts = || turns.each_ref().map(|turns| turns.load(Ordering::SeqCst));
         let mut more = async || {
@@ -383,21 +333,35 @@ async fn what_is_under_way_when_the_leader_is_killed_is_done_by_its_successor() 
         more().await;
         let member = &world.cluster.members()[leader];
         member.kill().await.unwrap();
-        let killed = Instant::now();
-        if kill > 0 {
-            // Back before the others notice.
+        if is_back_at_once {
+            // Before the others notice.
             member.restart(Data::Kept).await.unwrap();
         }
         more().await;
-        println!("all go on {:?} after the kill", killed.elapsed());
         over.store(true, Ordering::SeqCst);
         let slowest = clients.join_all().await.into_iter().max();
-        println!("the slowest request took {slowest:?}");
+        println!("the slowest request took {slowest:?}, with a leader that is back at once: {is_back_at_once}");
         assert!(slowest < Some(GIVEN_UP), "{slowest:?}");
-        if kill == 0 {
+        if !is_back_at_once {
             member.restart(Data::Kept).await.unwrap();
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_name_stays_reserved_when_the_leader_is_killed_and_counts_anew_from_there() {
+    const LENGTH: Duration = Duration::from_secs(5);
+    let world = World::start().await;
+    let (leader, _) = world.agreed().await;
+    let locks = Locks::new(world.from(leader).connect().await.unwrap());
+    let other = world.from((leader + 1) % MEMBERS).connect().await.unwrap();
+    let guard = locks.lock("n").ttl(LONG).at_least(LENGTH).await.unwrap();
+    let asked = Instant::now();
+    world.cluster.members()[leader].kill().await.unwrap();
+    // It was released, or its answer died with the leader.
+    let _ = guard.release().await;
+    waited(&other, &claim("n", LONG)).await;
+    assert!(asked.elapsed() >= LENGTH, "{:?}", asked.elapsed());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -432,26 +396,4 @@ async fn a_dead_holder_s_lock_is_free_one_ttl_after_the_last_change_of_the_leade
     );
     assert!(since > TTL, "the new leader gives it a full ttl: {since:?}");
     drop(dead);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_stays_reserved_when_the_leader_is_killed_and_counts_anew_from_there() {
-    const LENGTH: Duration = Duration::from_secs(5);
-    let world = World::start().await;
-    let (leader, _) = world.agreed().await;
-    let (locks, other) = (
-        Locks::new(world.from(leader).connect().await.unwrap()),
-        world.from((leader + 1) % MEMBERS).connect().await.unwrap(),
-    );
-    let guard = locks.lock("n").ttl(LONG).at_least(LENGTH).await.unwrap();
-    let asked = Instant::now();
-    world.cluster.members()[leader].kill().await.unwrap();
-    guard.release().await.unwrap();
-    let found = other.holders(&"n".parse().unwrap()).await.unwrap().pop();
-    assert!(found.as_ref().is_some_and(|found| found.is_reserved), "{found:?}");
-    let wanted = claim("n", LONG);
-    waited(&other, &wanted).await;
-    let taken = asked.elapsed();
-    assert!(taken >= LENGTH, "{taken:?}");
-    other.release(&wanted, None).await.unwrap();
 }

@@ -7,11 +7,11 @@ use lock_core::{DistributedLock, Locks, Released, Renewal};
 use lock_etcd::EtcdLock;
 use test_servers::Data;
 
-use crate::again::through;
+use crate::again::{only, through};
 use crate::reservations::{leases, reserving};
 use crate::server::{
-    LONG, SHORT, busy, claim, clean_up, client, deliver, everything, fails, granted, is_answer, plain, queue,
-    raise_base, shared, start, until, until_queued, waited,
+    LONG, SHORT, claim, clean_up, client, deliver, everything, fails, granted, is_answer, plain, queue, raise_base,
+    shared, start, until, until_queued, waited,
 };
 
 /// Waits until the name is granted.
@@ -33,12 +33,11 @@ async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_noth
     for is_taken_again in [false, true] {
         let late = reserving("n", LONG);
         granted(&lock, &late).await;
-        let held = proxy.hold(format!("reserved.{}", late.owner()).as_bytes());
+        let held = proxy.hold(late.owner().to_string().as_bytes());
         fails(&proxy, &held, lock.reserve(&late, LONG)).await;
         clean_up(&lock, &late).await;
         let next = reserving("n", LONG);
         if is_taken_again {
-            // Under the same key, if that can be.
             granted(&lock, &next).await;
         }
         let before = everything(&etcd).await;
@@ -50,8 +49,8 @@ async fn a_reservation_that_arrives_after_the_release_of_its_claim_reserves_noth
         granted(&other, &claim("n", LONG)).await;
         other.force_release(late.name()).await.unwrap().pop().unwrap();
     }
-    // Those of the holds, which are shared.
-    assert_eq!(leases(&etcd).await, 2);
+    // That of the claims without a reservation, which is shared.
+    assert_eq!(leases(&etcd).await, 1);
 }
 
 #[tokio::test]
@@ -86,28 +85,19 @@ async fn a_reservation_and_a_release_whose_answers_are_lost_are_made_once() {
     let (lock, other) = (through(&server, &proxy).await, client(&server).await);
     let held = reserving("n", 2 * SHORT);
     granted(&lock, &held).await;
-    let key = format!("reserved.{}", held.owner());
+    let key = held.owner().to_string();
     let trap = proxy.swallow_reply_that(key.as_bytes(), is_answer, Then::Cut);
     assert_eq!(lock.reserve(&held, 2 * SHORT).await.unwrap(), Renewal::Renewed);
     assert!(trap.has_sprung());
     let trap = proxy.swallow_reply_that(key.as_bytes(), is_answer, Then::Cut);
     let began = Instant::now();
-    // The claim was granted over another connection than the one of the first attempt, so what that came to is not known.
-    assert!(lock.release(&held, Some(2 * SHORT)).await.is_err());
+    // The key says what the first attempt came to.
+    assert_eq!(lock.release(&held, Some(2 * SHORT)).await.unwrap(), Released::Released);
     assert!(trap.has_sprung());
     let found = other.holders(held.name()).await.unwrap().pop().unwrap();
     assert!(found.is_reserved && found.owner == Some(held.owner()), "{found:?}");
     let taken = free(&other, "n").await - began;
     assert!(taken >= 2 * SHORT, "{taken:?}");
-
-    let held = reserving("n", SHORT);
-    granted(&lock, &held).await;
-    assert_eq!(lock.reserve(&held, SHORT).await.unwrap(), Renewal::Renewed);
-    let key = format!("reserved.{}", held.owner());
-    let trap = proxy.swallow_reply_that(key.as_bytes(), is_answer, Then::Cut);
-    assert_eq!(lock.release(&held, Some(SHORT)).await.unwrap(), Released::Released);
-    assert!(trap.has_sprung());
-    busy(&other, &claim("n", LONG)).await;
 }
 
 #[tokio::test]
@@ -163,13 +153,12 @@ async fn a_waiter_that_leaves_the_middle_of_the_queue_lets_no_one_pass_a_reserva
         } else {
             claim("n", LONG)
         };
-        let keys = waiters + usize::from(waiters > 1);
         waiting.push(tokio::spawn(async move {
             let (token, at) = (waited(&lock, &wanted).await.token, Instant::now());
             lock.release(&wanted, None).await.unwrap();
             (at, token)
         }));
-        until_queued(&etcd, "n", keys).await;
+        until_queued(&etcd, "n", waiters).await;
     }
     let second = waiting.remove(1);
     second.abort();
@@ -184,4 +173,26 @@ async fn a_waiter_that_leaves_the_middle_of_the_queue_lets_no_one_pass_a_reserva
         );
         last = token;
     }
+}
+
+#[tokio::test]
+async fn renewals_do_not_shorten_a_reservation_by_the_lease_that_they_move_it_to() {
+    const LENGTH: Duration = Duration::from_secs(5);
+    let server = shared().await;
+    let (lock, etcd) = (client(&server).await, plain(&server).await);
+    let held = claim("n", SHORT).with_at_least(LENGTH);
+    let grant = granted(&lock, &held).await;
+    assert_eq!(lock.reserve(&held, LENGTH).await.unwrap(), Renewal::Renewed);
+    let reservation = only(&etcd, "n").await.lease;
+    let left = async |lease| etcd.lease_client().time_to_live(lease, None).await.unwrap().ttl();
+    until(async || {
+        assert_eq!(lock.renew(&grant.lease).await.unwrap(), Renewal::Renewed);
+        let kept_by = only(&etcd, "n").await.lease;
+        // In this order: what is left of either only falls.
+        let (kept, reserved) = (left(kept_by).await, left(reservation).await);
+        assert!(kept >= reserved, "{kept} s of {reserved} s are left");
+        kept_by != reservation
+    })
+    .await;
+    assert_eq!(lock.release(&held, None).await.unwrap(), Released::Released);
 }

@@ -1,14 +1,17 @@
 //! Which servers locks are safe on.
 
-use etcd_client::{MemberListResponse, StatusResponse};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use etcd_client::{MemberListResponse, ResponseHeader, StatusResponse};
 use lock_core::{LockError, ServerInfo};
 
-use crate::failure::{self, Failure};
+use crate::error::Failure;
 
-/// What a member tells of itself.
+/// The state of a member, from its status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
-    /// None if it did not tell.
+    /// `None` if it is shown to root only.
     version: Option<String>,
     learner: bool,
     leader: bool,
@@ -23,8 +26,8 @@ impl Member {
         }
     }
 
-    /// One that tells its status to nobody but root, as 3.5.28 and some versions since do, also of 3.6. Were it a learner or without
-    /// a leader, the first request would say so.
+    /// A member that shows its status to root only, as 3.5.28 and some versions since do, also of 3.6. If it is a learner or has no
+    /// leader, the first request fails with that.
     pub(crate) fn reticent() -> Self {
         Self {
             version: None,
@@ -47,7 +50,7 @@ impl Member {
             ));
         }
         if !self.leader {
-            return Err(Failure::Member(failure::NO_LEADER.to_owned()));
+            return Err(Failure::NoLeader);
         }
         let Some(message) = self.danger() else { return Ok(()) };
         if !allow_unsafe {
@@ -98,6 +101,54 @@ pub(crate) fn check_way(members: &MemberListResponse, allow_unsafe: bool) -> Res
     Ok(())
 }
 
+/// What the answers on a connection said of the state that they are of.
+///
+/// **Invariant.** All answers are those of one member of one cluster, and its revision never falls: a request that is sent after an answer
+/// is carried out on the state of that answer or a later one. A connection on which that is not so leads through a proxy, behind
+/// which the state can go back unseen.
+#[derive(Debug, Default)]
+pub(crate) struct Answers {
+    /// The numbers of cluster and member.
+    of: OnceLock<(u64, u64)>,
+    revision: AtomicI64,
+}
+
+impl Answers {
+    /// The highest revision that was seen.
+    pub(crate) fn revision(&self) -> i64 {
+        self.revision.load(Ordering::Acquire)
+    }
+
+    /// Takes note of an answer to a request that was sent when the highest revision was `before`, or says why it is of another state.
+    pub(crate) fn check(&self, header: &ResponseHeader, before: i64) -> Result<(), String> {
+        self.goes_on((header.cluster_id(), header.member_id()), header.revision(), before)
+    }
+
+    fn goes_on(&self, of: (u64, u64), revision: i64, before: i64) -> Result<(), String> {
+        let first = *self.of.get_or_init(|| of);
+        if of.0 != first.0 {
+            return Err(format!(
+                "etcd answered as cluster {:x}, and as {:x} before",
+                of.0, first.0
+            ));
+        }
+        if of.1 != first.1 {
+            return Err(format!(
+                "members {:x} and {:x} of etcd answered on one connection: it leads through a proxy for HTTP/2 or gRPC, which locks \
+                 cannot work with; connect to the members, or through a proxy for TCP",
+                first.1, of.1
+            ));
+        }
+        if revision < before {
+            return Err(format!(
+                "the state of etcd went back from revision {before} to {revision}"
+            ));
+        }
+        self.revision.fetch_max(revision, Ordering::AcqRel);
+        Ok(())
+    }
+}
+
 fn version(text: &str) -> Option<(u32, u32, u32)> {
     let mut parts = text.split(['-', '+']).next()?.split('.').map(str::parse);
     Some((parts.next()?.ok()?, parts.next()?.ok()?, parts.next()?.ok()?))
@@ -116,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_member_that_tells_nothing_is_accepted() {
+    fn a_member_that_hides_its_status_is_accepted() {
         assert!(Member::reticent().check(false).is_ok());
     }
 
@@ -166,8 +217,26 @@ mod tests {
             leader: false,
             ..member("3.5.16")
         };
-        for member in [learner, alone] {
-            assert!(matches!(member.check(true), Err(Failure::Member(_))));
+        assert!(matches!(learner.check(true), Err(Failure::Member(_))));
+        assert!(matches!(alone.check(true), Err(Failure::NoLeader)));
+    }
+
+    #[test]
+    fn answers_of_another_cluster_or_member_or_of_an_older_state_are_refused() {
+        let answers = Answers::default();
+        for revision in [10, 10, 11] {
+            assert_eq!(answers.goes_on((1, 2), revision, answers.revision()), Ok(()));
         }
+        for (of, revision, why) in [
+            ((11, 2), 20, "as cluster b, and as 1 before"),
+            ((1, 11), 20, "members 2 and b"),
+            ((1, 2), 9, "went back from revision 11 to 9"),
+        ] {
+            let said = answers.goes_on(of, revision, answers.revision()).unwrap_err();
+            assert!(said.contains(why), "{said}");
+            assert_eq!(answers.revision(), 11);
+        }
+        // It was sent before the other answer was here.
+        assert_eq!(answers.goes_on((1, 2), 9, 9), Ok(()));
     }
 }

@@ -8,9 +8,10 @@ use tonic::{Code, Status};
 /// What etcd says when it has no room.
 const FULL: &str = "database space exceeded";
 
-/// What a member without a leader means, and what to do.
-pub(crate) const NO_LEADER: &str = "it has no leader: most members of the cluster are down or cut off from it, so nothing is granted; \
-                                    start them again";
+/// Why a member that was reached cannot be worked with until the cluster has a leader: the source of such an error.
+#[derive(Debug, thiserror::Error)]
+#[error("most members of the cluster are down or cut off from it, so nothing is granted; start them again")]
+struct NoMajority;
 
 /// Why an operation failed.
 #[derive(Debug)]
@@ -21,20 +22,24 @@ pub(crate) enum Failure {
     Broken,
     /// The member did not answer in time.
     Silent,
-    /// The leader changed, and the request was not answered after that.
-    LeaderChanged,
-    /// Nothing was done: the server has come to ask for users, and the connection was made before. The next one logs in.
-    Nameless,
+    /// The member has no leader.
+    NoLeader,
+    /// Nothing was done: the server wants another login than that of the connection. The next one logs in.
+    Login,
     /// The answer is of another state of the cluster than those before it on the same connection.
     OtherState(String),
     /// The lease ended under the request.
     LeaseGone,
     /// This member cannot be worked with now; another one may.
     Member(String),
+    /// A request to release was repeated, as its connection had ended, and the name is not held now.
+    PerhapsReleased,
     /// Tokens have become too large.
     NoTokens,
     /// The base of the tokens is none that fencelock wrote.
     ForeignBase,
+    /// fencelock did not write this key, which is the first under the name.
+    ForeignKey(String),
     /// The answer is none to what was asked.
     Nonsense,
     /// Known in the caller's words already.
@@ -56,14 +61,15 @@ impl Failure {
             Self::Etcd(error) => explain(operation, *error),
             Self::Broken => unavailable(operation, "the connection to etcd ended"),
             Self::Silent => unavailable(operation, "the member of etcd that is used does not answer"),
-            Self::LeaderChanged => unavailable(
-                operation,
-                "the leader of etcd changed, and the request was not answered after that",
-            ),
-            Self::Nameless => unavailable(operation, "etcd has just come to ask for users"),
+            Self::NoLeader => unavailable(operation, "this member of etcd has no leader").with_source(NoMajority),
+            Self::Login => unavailable(operation, "etcd has just come to want another login"),
             Self::OtherState(why) => unavailable(operation, &why),
             Self::LeaseGone => unavailable(operation, "etcd ended the lease meanwhile"),
             Self::Member(why) => unavailable(operation, &format!("this member of etcd cannot be used: {why}")),
+            Self::PerhapsReleased => unavailable(
+                operation,
+                "the connection to etcd ended before the answer came, and the lock is not held now: it was released, or was lost before that",
+            ),
             Self::NoTokens => LockError::configuration(
                 "the tokens of this namespace have reached 2^53, which they can only by a clock that was wrong by \
                  centuries; choose another namespace",
@@ -72,34 +78,43 @@ impl Failure {
                 "the key that ends with \":base\" in this namespace holds something that fencelock did not write; restore \
                  it, or choose another namespace",
             ),
+            Self::ForeignKey(key) => LockError::configuration(format!(
+                "the key {key:?} is in the way, which fencelock did not write; remove it, or choose another namespace"
+            )),
             Self::Nonsense => unavailable(operation, "etcd answered with something else than what was asked for"),
             Self::Known(error) => error,
         }
     }
-}
 
-impl Failure {
     /// Whether a request whose connection it ended is repeated on another one.
     pub(crate) fn is_worth_another_connection(&self) -> bool {
         // Behind a proxy that leads to one member after the other, every connection ends in that way.
         !matches!(self, Self::OtherState(_))
     }
 
+    /// Whether the server refused the request and did nothing.
+    pub(crate) fn is_refusal(&self) -> bool {
+        matches!(self, Self::Login)
+    }
+
     /// Whether the server has no room.
     pub(crate) fn is_full(&self) -> bool {
         matches!(self, Self::Etcd(error) if says(error, FULL))
     }
-}
 
-/// Whether there was no connection because no member that can be reached has a leader.
-pub(crate) fn awaits_an_election(failure: &Failure) -> bool {
-    matches!(failure, Failure::Known(LockError::Unavailable(error)) if error.message.contains(NO_LEADER))
+    /// Whether a lease was not granted because there is one of that number.
+    pub(crate) fn is_lease_there(&self) -> bool {
+        matches!(self, Self::Etcd(error) if says(error, "lease already exists"))
+    }
 }
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
-        if says(&error, "requested lease not found") || says(&error, "lease not found") {
+        if says(&error, "etcdserver: requested lease not found") {
             return Self::LeaseGone;
+        }
+        if lacks_a_leader(&error) {
+            return Self::NoLeader;
         }
         Self::Etcd(Box::new(error))
     }
@@ -125,7 +140,7 @@ pub(crate) fn ends_connection(error: &Error) -> bool {
 }
 
 /// Whether the member has no leader.
-pub(crate) fn lacks_a_leader(error: &Error) -> bool {
+fn lacks_a_leader(error: &Error) -> bool {
     says(error, "etcdserver: no leader")
 }
 
@@ -134,29 +149,22 @@ pub(crate) fn knows_no_users(error: &Error) -> bool {
     says(error, "authentication is not enabled")
 }
 
-/// Whether the server has authentication turned on and was told no user.
-pub(crate) fn wants_user(error: &Error) -> bool {
-    says(error, "user name is empty")
-}
-
-/// Whether the user lacks the right to that.
-fn is_denied(error: &Error) -> bool {
-    code(error) == Some(Code::PermissionDenied) || says(error, "permission denied")
-}
-
-/// Whether a member tells its status to nobody but root.
+/// Whether a member shows its status to root only.
 ///
 /// In exactly these words and with that code. Versions around 3.1, which lack half of what locks need, refuse it as well, with
 /// another code; and whatever lies between may refuse anything.
-pub(crate) fn keeps_its_status_to_itself(error: &Error) -> bool {
+pub(crate) fn is_status_kept_from_users(error: &Error) -> bool {
     matches!(error, Error::GRpcStatus(status)
         if status.code() == Code::PermissionDenied && status.message() == "etcdserver: permission denied")
 }
 
-/// Whether users or rights have changed since the login. etcd takes no login with a signed token from before that; one
-/// with a token that it keeps itself, only if the change comes between a request and its being carried out.
-pub(crate) fn logged_in_before_a_change(error: &Error) -> bool {
-    says(error, "revision of auth store is old")
+/// Whether the server refused the login that a request was sent with, or that there was none. Also if users or rights have changed since
+/// the login: etcd takes no login with a signed token from before that; one with a token that it keeps itself, only if the change comes
+/// between a request and its being carried out.
+pub(crate) fn wants_another_login(error: &Error) -> bool {
+    says(error, "user name is empty")
+        || says(error, "revision of auth store is old")
+        || says(error, "invalid auth token")
 }
 
 /// Whether etcd wrote it, and not what lies between.
@@ -164,54 +172,45 @@ fn is_the_servers(status: &Status) -> bool {
     status.message().starts_with("etcdserver:") || status.message().starts_with("auth:")
 }
 
+/// What etcd says to what only a person can change, and what that is.
+const CONFIGURATION: [(&str, &str); 5] = [
+    (
+        "authentication failed",
+        "etcd refused the user name or the password; correct them in the address",
+    ),
+    (
+        "user name is empty",
+        "this etcd wants a user and a password; write them before the host, as in etcd://USER:PASSWORD@HOST",
+    ),
+    ("permission denied", DENIED),
+    ("access denied", DENIED),
+    (
+        "too large lease TTL",
+        "the ttl is larger than etcd allows; choose a shorter one",
+    ),
+];
+
+const DENIED: &str = "the etcd user lacks a right that locks need: to read and write what begins with the namespace and a colon; \
+                      grant what docs/etcd.md lists";
+
 fn explain(operation: &'static str, error: Error) -> LockError {
-    let configuration = |message: String, error: Error| LockError::configuration(message).with_source(error);
-    if says(&error, "authentication failed") || says(&error, "invalid user ID or password") {
-        return configuration(
-            "etcd refused the user name or the password; correct them in the address".to_owned(),
-            error,
-        );
-    }
-    if wants_user(&error) {
-        return configuration(
-            "this etcd wants a user and a password; write them before the host, as in etcd://USER:PASSWORD@HOST"
-                .to_owned(),
-            error,
-        );
-    }
-    if is_denied(&error) {
-        return configuration(
-            "the etcd user lacks a right that locks need: to read and write what begins with the namespace and a colon; \
-             grant what docs/etcd.md lists"
-                .to_owned(),
-            error,
-        );
-    }
-    if says(&error, "too large lease TTL") {
-        return configuration(
-            "the ttl is larger than etcd allows; choose a shorter one".to_owned(),
-            error,
-        );
+    if let Some((_, message)) = CONFIGURATION.iter().find(|(words, _)| says(&error, words)) {
+        return LockError::configuration(*message).with_source(error);
     }
     if says(&error, FULL) {
-        return LockError::unavailable(
-            operation,
-            "etcd is full: compact and defragment it, or raise its quota, then disarm its alarm. Locks that are \
-                      held can be renewed and released"
-                .to_owned(),
-        )
-        .with_source(error);
+        let message = "etcd is full: compact and defragment it, or raise its quota, then disarm its alarm. Locks that are held can be \
+                       renewed and released";
+        return unavailable(operation, message).with_source(error);
     }
-    match lacks_a_leader(&error) {
-        true => LockError::unavailable(operation, format!("this member of etcd cannot be used: {NO_LEADER}"))
-            .with_source(error),
-        false => LockError::failed(operation, error),
-    }
+    LockError::failed(operation, error)
 }
 
-/// Why the member at that endpoint ended the connection before it let us in.
-pub(crate) fn not_let_in(endpoint: &str, tls: bool, error: &Error) -> Failure {
-    let shown = shown(error);
+/// Why the member at that endpoint did not let us in.
+pub(crate) fn not_let_in(endpoint: &str, tls: bool, error: Error) -> Failure {
+    if lacks_a_leader(&error) || !ends_connection(&error) {
+        return error.into();
+    }
+    let shown = shown(&error);
     let hint = if tls {
         ""
     } else {
@@ -231,47 +230,41 @@ pub(crate) fn no_endpoint(mut failures: Vec<LockError>) -> LockError {
     if failures.len() == 1 {
         return failures.swap_remove(0);
     }
-    let shown: Vec<_> = failures
-        .iter()
-        .map(|error| match error {
-            LockError::Unavailable(info) if !info.message.is_empty() => match &info.source {
-                Some(source) => format!("{}: {}", info.message, error_chain(&**source)),
-                None => info.message.clone(),
-            },
-            other => format!("{other:#}"),
-        })
-        .collect();
-    LockError::unavailable(
+    let shown = |error: &LockError| match awaits_election(error) {
+        // Its source is that of the whole error.
+        true => error.to_string(),
+        false => error_chain(error),
+    };
+    let said: Vec<_> = failures.iter().map(shown).collect();
+    let all = unavailable(
         "connecting",
-        format!("no endpoint of etcd can be used: {}", shown.join("; ")),
-    )
-}
-
-/// What went wrong, without what the client library wraps it in.
-pub(crate) fn shown(error: &Error) -> String {
-    match error {
-        Error::GRpcStatus(status) => {
-            let cause = std::error::Error::source(status).map(error_chain);
-            cause.map_or_else(
-                || status.message().to_owned(),
-                |cause| format!("{}: {cause}", status.message()),
-            )
-        }
-        other => error_chain(other),
+        &format!("no endpoint of etcd can be used: {}", said.join("; ")),
+    );
+    match failures.iter().any(awaits_election) {
+        true => all.with_source(NoMajority),
+        false => all,
     }
 }
 
-fn code(error: &Error) -> Option<Code> {
+/// Whether a member was reached that has no leader: there may be one a moment later.
+pub(crate) fn awaits_election(error: &LockError) -> bool {
+    std::error::Error::source(error).is_some_and(|source| source.is::<NoMajority>())
+}
+
+/// What went wrong, without what the client library wraps it in.
+fn shown(error: &Error) -> String {
     match error {
-        Error::GRpcStatus(status) => Some(status.code()),
-        _ => None,
+        Error::GRpcStatus(status) => match std::error::Error::source(status) {
+            Some(cause) => format!("{}: {}", status.message(), error_chain(cause)),
+            None => status.message().to_owned(),
+        },
+        other => error_chain(other),
     }
 }
 
 fn says(error: &Error, words: &str) -> bool {
     match error {
         Error::GRpcStatus(status) => status.message().contains(words),
-        Error::LeaseKeepAliveError(message) => message.contains(words),
         _ => false,
     }
 }
@@ -288,21 +281,39 @@ mod tests {
     fn a_connection_that_leads_to_several_members_is_not_made_again_for_the_same_request() {
         assert!(!Failure::OtherState("two members".to_owned()).is_worth_another_connection());
         assert!(Failure::Broken.is_worth_another_connection());
-        assert!(Failure::Nameless.is_worth_another_connection());
+        assert!(Failure::Login.is_worth_another_connection() && Failure::Login.is_refusal());
+    }
+
+    #[test]
+    fn an_election_is_waited_for_if_one_of_the_members_that_failed_has_no_leader() {
+        let refused = || unavailable("connecting", "refused");
+        let leaderless = || Failure::NoLeader.explain("connecting");
+        for (failures, awaits) in [
+            (vec![leaderless()], true),
+            (vec![refused(), leaderless(), refused()], true),
+            (vec![refused(), refused()], false),
+        ] {
+            let error = no_endpoint(failures).unsent();
+            assert_eq!(awaits_election(&error), awaits, "{error}");
+            assert_eq!(
+                error_chain(&error).matches("start them again").count(),
+                usize::from(awaits)
+            );
+        }
     }
 
     #[test]
     fn only_etcd_itself_can_keep_its_status_to_itself() {
         let says = |code, words: &str| Error::GRpcStatus(Status::new(code, words));
         let denied = says(Code::PermissionDenied, "etcdserver: permission denied");
-        assert!(keeps_its_status_to_itself(&denied));
+        assert!(is_status_kept_from_users(&denied));
         for other in [
             // etcd 3.1
             says(Code::Unknown, "auth: permission denied"),
             says(Code::PermissionDenied, "RBAC: access denied"),
             says(Code::Unauthenticated, "etcdserver: permission denied"),
         ] {
-            assert!(!keeps_its_status_to_itself(&other), "{other:?}");
+            assert!(!is_status_kept_from_users(&other), "{other:?}");
         }
     }
 }
