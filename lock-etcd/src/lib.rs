@@ -40,6 +40,7 @@
 //! - **A majority of members** must be there: without it nothing is granted, and what is held is lost at its deadline.
 //! - **Leases are shared**: all locks of one client with the same ttl are kept by one lease. If it is revoked by hand, all of them are
 //!   lost, which their holders learn at the next renewal.
+//! - **A lock that is released by force**, or whose key is deleted by hand, is known to be lost at the next renewal, too.
 //! - **A restore** brings back the locks of the snapshot. The holders of locks that were granted after it was taken learn of the loss at the next
 //!   renewal, a third of a ttl later at the latest. Until then two may believe in the same lock, and only the fencing token
 //!   protects the resource.
