@@ -68,6 +68,13 @@ impl<'a> Place<'a> {
         Self { shared, claim, behind }
     }
 
+    /// Whether another one came after this waiter and still waits.
+    pub(super) fn is_before_another(&self) -> bool {
+        let state = self.shared.lock();
+        let last = state.line.get(self.claim.name()).and_then(|line| line.last().copied());
+        last != Some(self.claim.owner())
+    }
+
     /// Whether the one that was before this waiter still waits or holds.
     pub(super) fn is_behind_another(&self) -> bool {
         let state = self.shared.lock();

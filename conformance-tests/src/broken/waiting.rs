@@ -50,7 +50,15 @@ impl Broken {
                 }
                 self.try_acquire(claim).await
             }
-            Bug::QueueIsOutOfOrder => self.poll(claim, deadline).await,
+            Bug::QueueIsOutOfOrder => {
+                while place.is_before_another() {
+                    if is_over() {
+                        return Ok(Attempt::busy());
+                    }
+                    tokio::time::sleep(Duration::from_millis(1)).await;
+                }
+                self.poll(claim, deadline).await
+            }
             // It is in no queue, where later readers would come after it.
             Bug::ReadersPassAWriter if claim.mode() == Mode::Exclusive => self.poll(claim, deadline).await,
             Bug::CancelLeavesItsEntry => {
