@@ -344,8 +344,8 @@ impl Client {
             match (alone, shared) {
                 (Ok(alone), Ok(shared)) => Ok(alone.into_iter().chain(shared).collect()),
                 // While its slot is moved, a node says of a key that it does not have where else it may be.
-                (Ok(Some(alone)), Err(_)) => Ok(vec![alone]),
-                (Err(_), Ok(shared)) if !shared.is_empty() => Ok(shared),
+                (Ok(Some(alone)), Err(failure)) if !failure.is_denied() => Ok(vec![alone]),
+                (Err(failure), Ok(shared)) if !shared.is_empty() && !failure.is_denied() => Ok(shared),
                 (Err(Failure::Redis(error)), _) | (_, Err(Failure::Redis(error))) if !error::is_wrong_type(&error) => {
                     Err(error.into())
                 }

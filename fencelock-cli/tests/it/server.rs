@@ -44,7 +44,8 @@ impl Server {
         let running = shared.upgrade().unwrap_or_else(|| Running::start(backend));
         *shared = Arc::downgrade(&running);
         let namespace = NAMESPACES.fetch_add(1, Ordering::Relaxed);
-        let address = format!("{}?namespace=test-{namespace}", running.address());
+        // With the patience of a busy machine.
+        let address = format!("{}?namespace=test-{namespace}&op_timeout=30s", running.address());
         Self { running, address }
     }
 

@@ -25,7 +25,7 @@ fn works_on(backend: Backend) {
     let first = world.run_script("", "echo $FENCELOCK_TOKEN").token();
     let running = world.sleeper("--label nightly");
     let holder = format!(":{} (nightly) for ", running.fencelock().0);
-    world.run("run -n lock -- true").fails(75, &holder);
+    world.run("run -n lock -- true").fails(75, "lock is busy");
     world.run("holder lock").shows(0, &[&holder]);
     running.stop();
 

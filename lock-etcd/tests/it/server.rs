@@ -139,7 +139,12 @@ pub(crate) fn config_at(authority: &str) -> EtcdConfig {
 }
 
 pub(crate) async fn client(server: &Etcd) -> EtcdLock {
-    config(server).connect().await.unwrap()
+    // With the patience of a busy machine.
+    config(server)
+        .op_timeout(Duration::from_secs(30))
+        .connect()
+        .await
+        .unwrap()
 }
 
 pub(crate) async fn plain(server: &Etcd) -> Plain {
