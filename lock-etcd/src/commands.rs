@@ -225,7 +225,7 @@ impl Client {
         Ok(grant)
     }
 
-    /// Who is first in a queue.
+    /// The holder that the first key of a queue tells of.
     pub(crate) fn busy(&self, head: &KeyValue) -> Result<Busy, Failure> {
         match record::owner(head.value()) {
             Some(_) => Ok(Busy::default().with_holder(self.holder_of(head))),

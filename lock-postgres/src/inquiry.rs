@@ -2,7 +2,7 @@
 //!
 //! Each session listens to one channel, whose random name is in the schema: those who may read it there may ask. A request names
 //! a channel for the answers. Each session that it is for answers in as many notifications as it takes, and the last one says so. So
-//! whoever asks knows when all have answered, and waits for a bounded time for those that do not: a client may be stopped, or cut off.
+//! the client that asks knows when all have answered, and waits for a bounded time for those that do not: a client may be stopped, or cut off.
 //!
 //! Nothing of this is on the way of a lock, and nothing is written to the disk.
 
@@ -24,7 +24,7 @@ use crate::sessions::Sessions;
 /// How long one notification is at most, in bytes. The server takes less than 8000.
 const PAYLOAD: usize = 7000;
 
-/// How many answers whoever asks keeps until it reads them. One has some 50 locks.
+/// How many answers the asking client keeps until it reads them. One has some 50 locks.
 const UNREAD: usize = 16_384;
 
 /// What a client is asked for.

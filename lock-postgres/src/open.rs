@@ -170,7 +170,7 @@ impl Sessions {
         })?;
         let settle = demand.clone() + &counter::settle(schema, sequence);
         let done = demand + &counter::done();
-        // In order: whoever is next finds all of it.
+        // In order: the next session finds all of it.
         let (settled, done) = tokio::join!(wire.ask(&settle), wire.ask(&done));
         done?;
         counter::started(settled?.last(), sequence)
@@ -188,7 +188,7 @@ impl Sessions {
         }
         if rows.last().is_none() {
             let made = self.make_schema(wire, server).await;
-            // If somebody else has made it anew since the first look, this role need not be able to.
+            // If another session has made it anew since the first look, this role need not be able to.
             match wire.ask(&look).await {
                 Ok(again) if again.last().is_some() => rows = again,
                 looked => {

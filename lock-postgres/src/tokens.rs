@@ -60,7 +60,7 @@ impl Sessions {
             ceiling,
         } = draw;
         if first <= before {
-            // Somebody set the sequence back. The next session puts it right; what this one carries stays.
+            // The sequence was set back by hand. The next session puts it right; what this one carries stays.
             tracing::error!(target: "fencelock", token = first,
                 seen = before,
                 "the sequence of fencing tokens went back; starting a new session"
@@ -120,7 +120,7 @@ impl Sessions {
     }
 }
 
-/// Somebody else is at it, and does not come to an end.
+/// Another session is at it, and does not come to an end.
 pub(crate) fn locked(limit: Duration) -> LockError {
     LockError::unavailable(
         "raising the ceiling of fencing tokens",

@@ -179,11 +179,11 @@ pub(crate) async fn what_the_backend_says_it_can_do_it_does(case: Arc<Case>) -> 
 pub(crate) async fn a_holder_is_shown_as_it_is(case: Arc<Case>) -> Outcome {
     case.needs(case.capabilities().holder, "the backend cannot tell who holds a lock")?;
     let (party, other) = (case.party().await?, case.party().await?);
-    let nobody = other.locks.holder("n").await?;
+    let none = other.locks.holder("n").await?;
     ensure!(
-        nobody.is_none(),
+        none.is_none(),
         "the backend",
-        "a free name has no holder; it named {nobody:?}"
+        "a free name has no holder; it named {none:?}"
     );
     let guard = party.locks.lock("n").label("nightly").await?;
     let Some(holder) = other.locks.holder("n").await? else {
@@ -205,11 +205,11 @@ pub(crate) async fn a_holder_is_shown_as_it_is(case: Arc<Case>) -> Outcome {
         "it tells something of the holder; it told {holder:?}"
     );
     guard.release().await?;
-    let nobody = other.locks.holder("n").await?;
+    let none = other.locks.holder("n").await?;
     ensure!(
-        nobody.is_none(),
+        none.is_none(),
         "the backend",
-        "a released name has no holder; it named {nobody:?}"
+        "a released name has no holder; it named {none:?}"
     );
     Ok(())
 }

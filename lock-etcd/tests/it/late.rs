@@ -166,7 +166,7 @@ async fn a_release_whose_answer_is_lost_is_an_error_and_not_a_loss() {
     for renew in [Renew::UntilReleased, Renew::Never] {
         let guard = locks.lock("n").ttl(LONG).renew(renew).await.unwrap();
         let trap = proxy.swallow_reply_that(queue(&etcd, "n").await[0].key(), is_answer, Then::Cut);
-        // It was released, or taken away before: nobody can tell.
+        // It was released, or taken away before: that is not known.
         guard.release().await.unwrap_err();
         assert!(trap.has_sprung(), "the answer was lost");
         assert!(queue(&etcd, "n").await.is_empty());

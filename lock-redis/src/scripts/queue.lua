@@ -112,7 +112,7 @@ local function admit(owner, token, life, client, info, mode)
 end
 
 -- Gives the name to those that have waited longest and can hear of it, as long as there is room. The first one for whom there is none blocks those
--- behind it. Returns 'blocked', the value of the hold that blocks it, and how long that lasts; 'free' if `me` is the first or there is nobody, and
+-- behind it. Returns 'blocked', the value of the hold that blocks it, and how long that lasts; 'free' if `me` is the first or the queue is empty, and
 -- whether `me` is in the queue; 'more' if it has come to an end neither way, but has seen to all the waiters that one script may. `ended` is how long
 -- a hold would have lasted that has ended: the first in line may have counted on that.
 local function grant_next(me, ended)
@@ -190,7 +190,7 @@ local function again(owner, value, left, life, mode)
     return { 'granted', stamp, token_of(value), life }
 end
 
--- Makes the owner a holder if it is one already, or if there is room and nobody comes before it. Returns the answer, or nil, the value of the hold
+-- Makes the owner a holder if it is one already, or if there is room and no claim comes before it. Returns the answer, or nil, the value of the hold
 -- that it waits for, and how long that lasts.
 local function take(owner, life, client, info, wanted, mode)
     local value, lease = held(), nil

@@ -409,7 +409,7 @@ impl Model {
             outcome.holds.insert("foreign".to_owned(), 0);
         }
         outcome.queue = self.queue.iter().map(|(owner, _)| *owner).collect();
-        // What somebody else wrote there is cleared away after the look.
+        // What another program wrote there is cleared away after the look.
         if !matches!(step, Step::SpoilLock) {
             self.spoilt_lock = false;
         }
@@ -618,7 +618,7 @@ impl Model {
         let _ = self.grant_next(None, None, outcome);
     }
 
-    /// Whether there is nobody that comes before `me`. `ended` is what was left of a hold that has ended.
+    /// Whether no claim comes before `me`. `ended` is what was left of a hold that has ended.
     fn grant_next(&mut self, me: Option<Owner>, ended: Option<u64>, outcome: &mut Outcome) -> Result<bool, String> {
         let mut has_granted = false;
         while let Some(&(owner, life)) = self.queue.front() {
