@@ -196,7 +196,7 @@ fn a_run_inside_of_one_that_loses_its_lock_ends_its_deaf_command_and_frees_its_o
             binary(),
             deaf("deaf")
         );
-        let running = world.start("--ttl 6s --grace 500ms", &inner);
+        let running = world.start("--ttl 15s --grace 500ms", &inner);
         let deaf = world.pid("deaf").becomes("sleep");
         match kill {
             true => running.kill(),

@@ -83,7 +83,7 @@ fn a_person_who_waits_is_told_for_whom_and_ctrl_c_ends_the_wait() {
 #[test]
 fn a_release_that_hangs_beyond_the_lease_ends_nothing_in_the_group() {
     let world = World::new();
-    let options = format!("--ttl 6s --url '{}?op_timeout=12s'", world.url());
+    let options = format!("--ttl 12s --url '{}?op_timeout=24s'", world.url());
     let mut session = running(&world, &options, "read x; echo got-$x");
     let others = world.keep_file_to_itself();
     session.type_in("one\n");
@@ -220,7 +220,7 @@ fn a_hung_up_terminal_ends_command_and_lock() {
 #[test]
 fn a_job_that_stays_stopped_is_warned_of_and_ended_before_its_lock() {
     // Without a grace, too, `fencelock` has the time to leave the group that is killed.
-    for options in ["--ttl 4s", "--ttl 10s --grace 0"] {
+    for options in ["--ttl 12s", "--ttl 15s --grace 0"] {
         let world = World::new();
         let mut session = running(&world, options, "exec sleep 600");
         let command = world.asleep();

@@ -17,7 +17,7 @@ pub(crate) use crate::server::{Backend, HANG_LIMIT};
 pub(crate) const PATIENTLY: &str = "--wait 60s";
 
 /// For a lock that is lost: the renewal after a third of the ttl finds that out, and may come seconds late on a busy machine.
-pub(crate) const SHORT_TTL: &str = "--ttl 6s";
+pub(crate) const SHORT_TTL: &str = "--ttl 15s";
 
 /// What a script does first: it writes its number to the file `pid`.
 const TELL: &str = "echo $$ > pid.new; mv pid.new pid;";

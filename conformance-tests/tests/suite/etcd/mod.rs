@@ -29,7 +29,7 @@ use servers::Servers;
 const URL: &str = "FENCELOCK_CONFORMANCE_ETCD";
 
 /// One server for all cases at once may be slow on a small machine.
-const OP_TIMEOUT: Duration = Duration::from_secs(15);
+const OP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// One etcd for all namespaces, and one more for each that wants its own.
 pub(crate) struct EtcdHarness {

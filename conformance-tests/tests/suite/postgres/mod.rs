@@ -30,7 +30,7 @@ const ENTRANCE: &str = "FENCELOCK_CONFORMANCE_POSTGRES_ENTRANCE";
 const SETTINGS: [&str; 4] = ["-c", "max_connections=400", "-c", "max_locks_per_transaction=128"];
 
 /// One server for all cases at once may be slow on a small machine.
-const OP_TIMEOUT: Duration = Duration::from_secs(15);
+const OP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The advisory locks of one key, in the database of the namespace alone. Of the two spaces of keys the second one has those
 /// that wait, as shared locks.

@@ -34,7 +34,7 @@ const PLACE: &str = "FENCELOCK_CONFORMANCE_REDIS";
 const LONGEST_LOOK: Duration = Duration::from_secs(10);
 
 /// One server for all cases at once may be slow on a small machine.
-const OP_TIMEOUT: Duration = Duration::from_secs(15);
+const OP_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The longest ttl of Redlock, for which nodes without data grant nothing.
 const MAX_TTL: Duration = Duration::from_secs(20);
