@@ -80,6 +80,8 @@ enum Piece {
     Bytes(Instant, Vec<u8>),
     Closed,
     Reset,
+    /// It came while the traffic was lost, whatever the traffic is by now.
+    Lost,
 }
 
 async fn carry_one_way(
@@ -90,19 +92,28 @@ async fn carry_one_way(
     unheard: &Unheard,
 ) -> End {
     let (pieces, under_way) = mpsc::channel(UNDER_WAY);
+    let traffic = match way {
+        Direction::ToServer => shared.to_server.subscribe(),
+        _ => shared.to_client.subscribe(),
+    };
+    let traffic_read = traffic.clone();
     let reading = async move {
         let mut buffer = vec![0; PIECE];
         loop {
-            let piece = match from.read(&mut buffer).await {
+            let read = from.read(&mut buffer).await;
+            let length = *read.as_ref().unwrap_or(&0);
+            // Decided before the bytes are counted: a test that has seen the count may heal the traffic.
+            let is_lost = *traffic_read.borrow() == Traffic::Lost;
+            if length > 0 {
+                count(shared, way, length as u64);
+            }
+            let piece = match read {
+                _ if is_lost => Piece::Lost,
                 Ok(0) => Piece::Closed,
-                Ok(length) => {
-                    count(shared, way, length as u64);
-                    Piece::Bytes(Instant::now(), buffer[..length].to_vec())
-                }
+                Ok(_) => Piece::Bytes(Instant::now(), buffer[..length].to_vec()),
                 Err(_) => Piece::Reset,
             };
-            let last = !matches!(piece, Piece::Bytes(..));
-            if pieces.send(piece).await.is_err() || last {
+            if pieces.send(piece).await.is_err() || length == 0 {
                 // What was read is still to be written.
                 return std::future::pending().await;
             }
@@ -113,10 +124,7 @@ async fn carry_one_way(
         to,
         shared,
         unheard,
-        traffic: match way {
-            Direction::ToServer => shared.to_server.subscribe(),
-            _ => shared.to_client.subscribe(),
-        },
+        traffic,
         lost: false,
         is_gone: false,
     };
@@ -173,6 +181,7 @@ impl Writer<'_> {
                     return End::Closed;
                 }
                 Piece::Reset => return End::Reset,
+                Piece::Lost => self.lost = true,
             }
         }
         // Its sender has ended, and nobody is to know.

@@ -22,7 +22,7 @@ async fn the_first_of_several_servers_that_can_be_used_is_used() {
     let here = format!("127.0.0.1:{}", server.port());
     let socket = format!("{}:{}", server.data().display(), server.port()).replace('/', "%2F");
     for hosts in [&socket, &format!("{dead},{here}"), &format!("{silent},{here}")] {
-        let url = format!("postgres://postgres@{hosts}/{}", server.name());
+        let url = format!("postgres://postgres@{hosts}/{}?op_timeout=20s", server.name());
         let lock = PostgresLock::connect(&url).await.unwrap();
         let grant = granted(&lock, &claim(hosts, TTL)).await;
         assert!(is_busy(&server.client().await, &claim(grant.claim.name().as_str(), TTL)).await);

@@ -79,7 +79,11 @@ fn secure(folder: &TempDir, (certificate, key): &(String, String), more: &[&str]
 }
 
 fn url(server: &Database, host: &str, query: &str) -> String {
-    format!("postgres://postgres@{host}:{}/{}?{query}", server.port(), server.name())
+    format!(
+        "postgres://postgres@{host}:{}/{}?{query}&op_timeout=30s",
+        server.port(),
+        server.name()
+    )
 }
 
 async fn refusal(url: &str) -> String {

@@ -8,6 +8,9 @@ use lock_postgres::{PostgresConfig, PostgresLock, Tls};
 
 use super::locking::{HANG_LIMIT, name, until};
 
+/// A busy machine may stand still for seconds, in which no test is to find that the server did not answer.
+const OP_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// The sessions of this crate's clients in the database, oldest first.
 pub(crate) const SESSIONS: &str = "SELECT pid FROM pg_stat_activity \
                                    WHERE application_name LIKE 'fencelock %' AND datname = current_database() ORDER BY backend_start";
@@ -15,6 +18,11 @@ pub(crate) const SESSIONS: &str = "SELECT pid FROM pg_stat_activity \
 /// The number of advisory locks in the database, granted or waited for.
 const LOCKS: &str = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' \
                      AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+
+fn patient(login: tokio_postgres::Config) -> PostgresConfig {
+    PostgresConfig::new(login).tls(Tls::Disable).op_timeout(OP_TIMEOUT)
+}
+
 /// Most tests need no more than one of their own on the shared server.
 pub(crate) struct Database {
     pub(super) port: u16,
@@ -67,13 +75,13 @@ impl Database {
 
     /// Of a client that reaches the database at that port, such as through a proxy.
     pub(crate) fn config_at(&self, port: u16) -> PostgresConfig {
-        PostgresConfig::new(self.login_at(port)).tls(Tls::Disable)
+        patient(self.login_at(port))
     }
 
     pub(crate) fn config_as(&self, role: &str) -> PostgresConfig {
         let mut login = self.login();
         login.user(role);
-        PostgresConfig::new(login).tls(Tls::Disable)
+        patient(login)
     }
 
     pub(crate) fn login(&self) -> tokio_postgres::Config {
