@@ -6,12 +6,13 @@ use std::task::Poll;
 
 use crate::again::through;
 use crate::server::{
-    Etcd, LONG, claim, clean_up, client, config_behind, deliver, fails, granted, is_answer, plain, queue, raise_base,
+    Etcd, LONG, claim, clean_up, client, config, config_behind, deliver, fails, granted, is_answer, plain, queue, raise_base,
     shared, start, until, until_queued, waiting,
 };
 use conformance_tests::faults::{Held, Proxy, Then};
 use lock_core::{Claim, DistributedLock, Grant, Locks, ReleaseOutcome, Released, Renew};
 use lock_etcd::EtcdLock;
+use tokio::runtime::Handle;
 use tokio::task::JoinHandle;
 
 #[tokio::test]
@@ -106,7 +107,8 @@ async fn a_forced_release_whose_answer_is_lost_spares_the_next_holder() {
 #[tokio::test]
 async fn a_try_that_learns_late_of_releases_ends_no_lock_on_their_lease() {
     let server = shared().await;
-    let lock = client(&server).await;
+    // The connection is worked on this thread, so that no answer comes within a poll.
+    let lock = config(&server).runtime(Handle::current()).connect().await.unwrap();
     let kept = granted(&lock, &claim("kept", LONG)).await;
     for round in 0..20 {
         // Each is released without it being known whether it was granted, for which the key of the lease is written anew.

@@ -125,7 +125,10 @@ pub(crate) async fn shared() -> Etcd {
 }
 
 pub(crate) fn config(server: &Etcd) -> EtcdConfig {
-    config_at(server.authority()).namespace(&*server.namespace)
+    config_at(server.authority())
+        .namespace(&*server.namespace)
+        // A busy machine may stand still for seconds.
+        .op_timeout(Duration::from_secs(30))
 }
 
 /// Configures a client that reaches the server through a proxy.
@@ -139,12 +142,7 @@ pub(crate) fn config_at(authority: &str) -> EtcdConfig {
 }
 
 pub(crate) async fn client(server: &Etcd) -> EtcdLock {
-    // With the patience of a busy machine.
-    config(server)
-        .op_timeout(Duration::from_secs(30))
-        .connect()
-        .await
-        .unwrap()
+    config(server).connect().await.unwrap()
 }
 
 pub(crate) async fn plain(server: &Etcd) -> Plain {
