@@ -17,7 +17,6 @@ pub(crate) const PEER: Peer = Peer {
 
 /// Returns what encrypts connections as `tls` wants it, and the record of its handshake.
 pub(crate) async fn connector(tls: Tls, files: &TlsFiles) -> Result<(MakeRustlsConnect, Arc<Handshake>), LockError> {
-    let files = files.clone();
     let verify = match tls {
         Tls::VerifyFull => Verify::Full,
         Tls::VerifyCa => Verify::Authority,
@@ -25,12 +24,6 @@ pub(crate) async fn connector(tls: Tls, files: &TlsFiles) -> Result<(MakeRustlsC
         _ if files.ca.is_some() => Verify::Authority,
         _ => Verify::Nothing,
     };
-    // Not on the thread that renews locks: there may be hundreds of files.
-    let reading = tokio::task::spawn_blocking(move || client_config(&files, verify)).await;
-    let unread = |error| {
-        LockError::configuration("the certificates cannot be read, as the runtime of this client ends")
-            .with_source(error)
-    };
-    let (config, handshake) = reading.map_err(unread)??;
+    let (config, handshake) = client_config(files, verify).await?;
     Ok((MakeRustlsConnect::new(config), handshake))
 }

@@ -29,11 +29,14 @@ impl TlsFiles {
         if cert.is_some() != key.is_some() {
             return Err(params.wrong("gives only one of cert and key; a certificate needs its private key"));
         }
-        let pin = params
-            .text("pin")?
-            .map(|text| Pin::parse(&text).ok_or_else(|| params.wrong(Pin::WRONG)));
-        let pin = pin.transpose()?;
-        Ok(Self { ca, cert, key, pin })
+        let pin = params.text("pin")?;
+        let pin = pin.map(|text| Pin::parse(&text).ok_or_else(|| params.wrong(Pin::WRONG)));
+        Ok(Self {
+            ca,
+            cert,
+            key,
+            pin: pin.transpose()?,
+        })
     }
 }
 
@@ -42,21 +45,18 @@ impl TlsFiles {
 pub struct Pin(pub [u8; 32]);
 
 impl Pin {
+    /// What errors say of a wrong `pin`.
+    pub const WRONG: &str =
+        "has a wrong pin; give sha256: and the fingerprint that `openssl x509 -fingerprint -sha256` prints";
+
     /// Reads `sha256:` and 64 hexadecimal digits, between which there may be colons, as OpenSSL prints them. `None` if it is none of these.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let digits = text.strip_prefix("sha256:")?.replace(':', "");
-        if digits.len() != 64 || !digits.bytes().all(|digit| digit.is_ascii_hexdigit()) {
-            return None;
-        }
-        let mut pin = [0; 32];
-        for (byte, at) in pin.iter_mut().zip((0..).step_by(2)) {
-            *byte = u8::from_str_radix(&digits[at..at + 2], 16).ok()?;
-        }
-        Some(Self(pin))
+        let digits: Option<Vec<_>> = digits.chars().map(|digit| digit.to_digit(16)).collect();
+        let digits = digits.filter(|digits| digits.len() == 64)?;
+        let bytes = digits.chunks(2).map(|pair| u8::try_from(16 * pair[0] + pair[1]));
+        let bytes: Vec<_> = bytes.collect::<Result<_, _>>().ok()?;
+        bytes.try_into().ok().map(Self)
     }
-
-    /// What a wrong `pin` is told.
-    pub const WRONG: &str =
-        "has a wrong pin; give sha256: and the fingerprint that `openssl x509 -fingerprint -sha256` prints";
 }

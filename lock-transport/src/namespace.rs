@@ -44,12 +44,11 @@ mod tests {
     #[test]
     fn a_namespace_that_could_be_mistaken_is_refused() {
         for text in ["", "a b", "a:b", "{a}", "\u{e9}", &"x".repeat(129)] {
-            assert!(
-                Namespace::new(text).unwrap_err().to_string().contains("namespace"),
-                "{text}"
-            );
+            let error = Namespace::new(text).unwrap_err();
+            assert!(error.to_string().contains("the namespace"), "{text}");
         }
-        assert_eq!(Namespace::new("shop/eu-1_a.b").unwrap().as_str(), "shop/eu-1_a.b");
-        assert_eq!(Namespace::new("x".repeat(128)).unwrap().to_string().len(), 128);
+        for text in ["shop/eu-1_a.b", &"x".repeat(128)] {
+            assert_eq!(Namespace::new(text).unwrap().as_str(), text);
+        }
     }
 }

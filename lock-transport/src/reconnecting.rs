@@ -16,10 +16,10 @@ pub trait Connect: Send + Sync + 'static {
     /// Connects. Runs on `runtime`, which also works the connection.
     fn connect(&self, runtime: Handle) -> impl Future<Output = Result<Self::Connection, LockError>> + Send;
 
-    /// Whether the connection is of no more use.
+    /// Returns whether the connection can no longer be used.
     fn is_broken(connection: &Self::Connection) -> bool;
 
-    /// Closes it, also if others still have it.
+    /// Closes the connection, also if others still have it.
     fn close(connection: &Self::Connection);
 }
 
@@ -30,11 +30,11 @@ pub struct Reconnecting<C: Connect> {
     executor: Executor,
     op_timeout: Duration,
     rest: Duration,
-    /// `None` once it is closed.
+    /// `None` after [`close`](Self::close).
     last: Arc<Mutex<Option<Attempt<C::Connection>>>>,
 }
 
-/// The result of the last attempt, and when it came. `None` as long as the attempt goes on, and if its task was dropped.
+/// The result of the last attempt, and its time. `None` as long as the attempt goes on, and if its task was dropped.
 type Attempt<T> = watch::Receiver<Option<(Result<Arc<T>, LockError>, Instant)>>;
 
 impl<C: Connect> Reconnecting<C> {
@@ -50,7 +50,7 @@ impl<C: Connect> Reconnecting<C> {
         }
     }
 
-    /// After an attempt that failed, makes no other one for that long, and returns the same error.
+    /// Makes no attempt for that long after one that failed, and returns the same error meanwhile.
     #[must_use]
     pub fn with_rest(mut self, rest: Duration) -> Self {
         self.rest = rest;
@@ -64,20 +64,7 @@ impl<C: Connect> Reconnecting<C> {
     ///
     /// Those of [`Connect::connect`], marked as [`unsent`](LockError::unsent); [`LockError::closed`] after [`close`](Self::close).
     pub async fn get(&self) -> Result<Arc<C::Connection>, LockError> {
-        let mut attempt = {
-            let mut last = self.lock();
-            let last = last.as_mut().ok_or_else(LockError::closed)?;
-            let is_over = match &*last.borrow() {
-                Some((Ok(open), _)) => C::is_broken(open),
-                Some((Err(_), failed_at)) => failed_at.elapsed() >= self.rest,
-                // None yet, or an attempt whose task was dropped.
-                None => last.has_changed().is_err(),
-            };
-            if is_over {
-                *last = self.open()?;
-            }
-            last.clone()
-        };
+        let mut attempt = self.attempt()?;
         let opened = attempt.wait_for(Option::is_some).await;
         match opened.ok().and_then(|opened| opened.clone()) {
             // A connection that came too late is closed when it is dropped.
@@ -87,17 +74,28 @@ impl<C: Connect> Reconnecting<C> {
         }
     }
 
-    /// Connects on the runtime where the connection will be worked.
-    fn open(&self) -> Result<Attempt<C::Connection>, LockError> {
-        let (sender, attempt) = watch::channel(None);
-        let (connect, limit) = (Arc::clone(&self.connect), self.op_timeout);
-        self.executor.spawn(async move {
-            let opened = within(limit, "connecting", connect.connect(Handle::current())).await;
-            let opened = opened.map(Arc::new).map_err(LockError::unsent);
-            // If no clone is left, or it was closed meanwhile, the connection is dropped, which closes it.
-            let _ = sender.send(Some((opened, Instant::now())));
-        })?;
-        Ok(attempt)
+    /// Returns the attempt that goes on or whose result still counts, or starts another one.
+    fn attempt(&self) -> Result<Attempt<C::Connection>, LockError> {
+        let mut last = self.lock();
+        let last = last.as_mut().ok_or_else(LockError::closed)?;
+        let is_over = match &*last.borrow() {
+            Some((Ok(open), _)) => C::is_broken(open),
+            Some((Err(_), failed_at)) => failed_at.elapsed() >= self.rest,
+            // None yet, or an attempt whose task was dropped.
+            None => last.has_changed().is_err(),
+        };
+        if is_over {
+            let (sender, attempt) = watch::channel(None);
+            let (connect, limit) = (Arc::clone(&self.connect), self.op_timeout);
+            self.executor.spawn(async move {
+                let opened = within(limit, "connecting", connect.connect(Handle::current())).await;
+                let opened = opened.map(Arc::new).map_err(LockError::unsent);
+                // If no clone is left, or it was closed meanwhile, the connection is dropped, which closes it.
+                let _ = sender.send(Some((opened, Instant::now())));
+            })?;
+            *last = attempt;
+        }
+        Ok(last.clone())
     }
 
     /// Returns the connection if there is one; none is made.
@@ -109,17 +107,15 @@ impl<C: Connect> Reconnecting<C> {
         }
     }
 
-    /// Closes the connection. No other one is made.
+    /// Closes the connection for good.
     pub fn close(&self) {
         let last = self.lock().take();
-        if let Some(last) = last
-            && let Some((Ok(open), _)) = &*last.borrow()
-        {
+        if let Some(Some((Ok(open), _))) = last.as_ref().map(|last| last.borrow()).as_deref() {
             C::close(open);
         }
     }
 
-    /// Whether it was closed for good.
+    /// Returns whether it was closed for good.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.lock().is_none()
@@ -149,22 +145,19 @@ mod tests {
 
     use super::*;
 
-    #[derive(Default)]
-    struct Server {
-        attempts: AtomicU32,
-        refuses: AtomicBool,
-    }
+    /// A server that takes a second to connect, and fails the first so many attempts.
+    struct Server(AtomicU32, u32);
 
     /// Its number, and whether it is broken.
     struct Numbered(u32, AtomicBool);
 
-    impl Connect for Arc<Server> {
+    impl Connect for Server {
         type Connection = Numbered;
 
         async fn connect(&self, _: Handle) -> Result<Numbered, LockError> {
-            let number = self.attempts.fetch_add(1, Ordering::Relaxed);
+            let number = self.0.fetch_add(1, Ordering::Relaxed);
             tokio::time::sleep(Duration::from_secs(1)).await;
-            match self.refuses.load(Ordering::Relaxed) {
+            match number < self.1 {
                 true => Err(LockError::unavailable("connecting", format!("attempt {number}"))),
                 false => Ok(Numbered(number, AtomicBool::new(false))),
             }
@@ -179,56 +172,53 @@ mod tests {
         }
     }
 
-    fn reconnecting(server: &Arc<Server>, op_timeout: u64) -> Reconnecting<Arc<Server>> {
+    fn reconnecting(failures: u32, op_timeout: u64) -> Reconnecting<Server> {
         let executor = Executor::new(Some(Handle::current()));
-        Reconnecting::new(Arc::clone(server), executor, Duration::from_secs(op_timeout))
+        Reconnecting::new(
+            Server(AtomicU32::new(0), failures),
+            executor,
+            Duration::from_secs(op_timeout),
+        )
     }
 
     #[tokio::test(start_paused = true)]
     async fn callers_share_a_connection_until_it_breaks_or_is_closed() {
-        let line = reconnecting(&Arc::default(), 5);
-        assert!(line.current().is_none());
+        let line = reconnecting(0, 5);
+        // The attempt outlives its caller.
+        let given_up = tokio::time::timeout(Duration::from_millis(100), line.get()).await;
+        assert!(given_up.is_err() && line.current().is_none());
         let clone = line.clone();
         let (one, other) = tokio::join!(line.get(), clone.get());
         assert_eq!((one.as_ref().unwrap().0, other.unwrap().0), (0, 0));
-        Arc::close(&one.unwrap());
+        Server::close(&one.unwrap());
         assert!(line.current().is_none());
         let next = line.get().await.unwrap();
         assert_eq!((next.0, line.current().unwrap().0), (1, 1));
-        line.close();
-        assert!(Arc::is_broken(&next) && line.is_closed());
+        Server::close(&next);
+        let (opened, ()) = tokio::join!(line.get(), async { clone.close() });
+        assert!(matches!(opened, Err(LockError::Closed { .. })) && line.is_closed());
         assert!(matches!(line.get().await, Err(LockError::Closed { .. })));
+        let line = reconnecting(0, 5);
+        let open = line.get().await.unwrap();
+        line.close();
+        assert!(Server::is_broken(&open));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_failed_attempt_is_the_answer_for_its_rest_and_sent_nothing() {
-        let server = Arc::new(Server::default());
-        server.refuses.store(true, Ordering::Relaxed);
-        let line = reconnecting(&server, 5);
+        let line = reconnecting(2, 5);
         let resting = line.clone().with_rest(Duration::from_secs(3));
-        for (line, attempt) in [(&line, 0), (&line, 1), (&resting, 1), (&resting, 1)] {
+        for (line, says) in [
+            (&line, "attempt 0"),
+            (&line, "attempt 1"),
+            (&resting, "attempt 1"),
+            (&resting, "attempt 1"),
+            (&reconnecting(0, 0), "no answer"),
+        ] {
             let error = line.get().await.err().unwrap();
-            let said = error.to_string();
-            assert!(
-                error.is_unsent() && said.contains(&format!("attempt {attempt}")),
-                "{said}"
-            );
+            assert!(error.is_unsent() && error.to_string().contains(says), "{error}");
         }
         tokio::time::sleep(Duration::from_secs(3)).await;
-        server.refuses.store(false, Ordering::Relaxed);
         assert_eq!(resting.get().await.unwrap().0, 2);
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn an_attempt_is_limited_and_outlives_its_caller() {
-        let line = reconnecting(&Arc::default(), 5);
-        let limit = Duration::from_millis(100);
-        assert!(tokio::time::timeout(limit, line.get()).await.is_err());
-        assert_eq!(line.get().await.unwrap().0, 0);
-        let slow = reconnecting(&Arc::default(), 0);
-        assert!(slow.get().await.err().unwrap().to_string().contains("no answer"));
-        Arc::close(&line.current().unwrap());
-        let (opened, ()) = tokio::join!(line.get(), async { line.close() });
-        assert!(matches!(opened, Err(LockError::Closed { .. })));
     }
 }

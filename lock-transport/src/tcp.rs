@@ -14,7 +14,7 @@ const PROBES: u32 = 3;
 /// Connects, for a client whose operations may take `op_timeout`.
 ///
 /// The kernel ends the connection if sent data stay unacknowledged for `op_timeout` (on Linux and Android), or if an idle server answers
-/// no keepalive probe for about that time. When the socket is closed, what has not been sent is discarded: the requests in it were given up.
+/// no keepalive probe for about that time. When the socket is closed, unsent data are discarded: the client has given up those requests.
 ///
 /// # Errors
 ///

@@ -1,26 +1,29 @@
 //! TLS by rustls with ring: certificates, keys, and what is wrong with them.
 
+use std::error::Error as StdError;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use lock_core::LockError;
 use sha2::{Digest, Sha256};
+use socket2::SockRef;
+use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use tokio_rustls::rustls::client::{ResolvesClientCert, WebPkiServerVerifier, verify_server_name};
-use tokio_rustls::rustls::crypto::{self, CryptoProvider, ring};
+use tokio_rustls::rustls::client::{ResolvesClientCert, verify_server_cert_signed_by_trust_anchor, verify_server_name};
+use tokio_rustls::rustls::crypto::{self, CryptoProvider, WebPkiSupportedAlgorithms, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use tokio_rustls::rustls::server::ParsedCertificate;
 use tokio_rustls::rustls::sign::CertifiedKey;
 use tokio_rustls::rustls::{
-    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, Error, OtherError, ProtocolVersion,
+    AlertDescription as Alert, CertificateError, ClientConfig, DigitallySignedStruct, Error, ProtocolVersion,
     RootCertStore, SignatureScheme,
 };
 
@@ -29,37 +32,29 @@ use crate::{Endpoint, Pin, TlsFiles};
 /// What the server's certificate must prove.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// That it is of a trusted authority, and for that host.
+    /// A trusted authority issued it, for that host.
     #[default]
     Full,
-    /// That it is of a trusted authority.
+    /// A trusted authority issued it.
     Authority,
-    /// Nothing but what [`TlsFiles::pin`] asks for.
+    /// Nothing but what [`TlsFiles::ca`] and [`TlsFiles::pin`] ask for.
     Nothing,
 }
 
-/// Judges the server's certificate, shows that of the client, and notes what the other side did in the handshakes of one configuration.
+/// Verifies the server's certificate, presents that of the client, and notes whether the server asked for one, for the connections of one
+/// configuration.
 #[derive(Debug)]
 pub struct Handshake {
+    verify: Verify,
     /// `None` trusts every authority.
-    webpki: Option<Arc<WebPkiServerVerifier>>,
-    /// The certificates in the file of trusted ones.
+    roots: Option<RootCertStore>,
+    /// The certificates in [`TlsFiles::ca`].
     trusted: Vec<CertificateDer<'static>>,
-    /// Whether the server's certificate must be for its host.
-    names: bool,
     pin: Option<Pin>,
-    provider: Arc<CryptoProvider>,
+    algorithms: WebPkiSupportedAlgorithms,
     /// The client's certificate.
     own: Option<Arc<CertifiedKey>>,
-    shown: AtomicBool,
     asked: AtomicBool,
-}
-
-impl Handshake {
-    /// Whether the server showed its certificate.
-    pub fn was_shown(&self) -> bool {
-        self.shown.load(Ordering::Acquire)
-    }
 }
 
 /// Words about a server, for errors.
@@ -69,28 +64,38 @@ pub struct Peer {
     pub product: &'static str,
     /// What to do about a server without TLS: `use redis: instead of rediss:`.
     pub plain: &'static str,
-    /// What else to do about a server that wants client certificates, in parentheses with a blank before it, or nothing.
+    /// What else to do about a server that wants client certificates, with the punctuation before it, or nothing.
     pub client_auth: &'static str,
 }
 
-/// Reads the files, and makes a configuration of them. It may block for as long as reading files does.
+/// Reads the files and returns a configuration of them. Must be called on a runtime of tokio.
 ///
-/// A server certificate that is in [`TlsFiles::ca`] itself is trusted, also if it is that of an authority, as `openssl req -x509` makes it.
-/// If it names no host at all, it is taken for the host that it is trusted for.
+/// A server certificate that is in [`TlsFiles::ca`] itself is trusted, even if it is that of an authority, as `openssl req -x509` makes it. If
+/// it names no host at all, it is valid for every host.
 ///
 /// # Errors
 ///
 /// [`LockError::Configuration`] if a file cannot be read or used.
-pub fn client_config(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, Arc<Handshake>), LockError> {
-    // Named, as another crate in the program may bring a provider of its own.
+pub async fn client_config(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, Arc<Handshake>), LockError> {
+    let files = files.clone();
+    // Not on the thread that renews locks: there may be hundreds of files.
+    let reading = tokio::task::spawn_blocking(move || read(&files, verify)).await;
+    reading.map_err(|e| wrong("the certificates cannot be read, as the runtime of this client ends", e))?
+}
+
+fn read(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, Arc<Handshake>), LockError> {
+    // Named, as another crate in the program may install a provider of its own.
     let provider = Arc::new(ring::default_provider());
-    let mut roots = RootCertStore::empty();
-    let trusted = files.ca.as_deref().map_or(Ok(Vec::new()), certificates)?;
-    for certificate in &trusted {
-        let added = roots.add(certificate.clone());
-        added.map_err(|e| wrong(format!("a certificate in {} cannot be used", shown(&files.ca)), e))?;
+    let (mut roots, mut trusted) = (RootCertStore::empty(), Vec::new());
+    if let Some(path) = &files.ca {
+        trusted = certificates(path)?;
+        for certificate in &trusted {
+            let unusable = |e| wrong(format!("a certificate in {} cannot be used", path.display()), e);
+            roots.add(certificate.clone()).map_err(unusable)?;
+        }
     }
-    if files.ca.is_none() && files.pin.is_none() && verify != Verify::Nothing {
+    let trusts_system = files.ca.is_none() && files.pin.is_none() && verify != Verify::Nothing;
+    if trusts_system {
         roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         if roots.is_empty() {
             return Err(LockError::configuration(
@@ -98,18 +103,13 @@ pub fn client_config(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, 
             ));
         }
     }
-    let webpki = (!roots.is_empty())
-        .then(|| WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider)).build());
     let handshake = Arc::new(Handshake {
-        webpki: webpki
-            .transpose()
-            .map_err(|e| wrong("the trusted certificates cannot be used", e))?,
+        verify,
+        roots: (trusts_system || files.ca.is_some()).then_some(roots),
         trusted,
-        names: verify == Verify::Full,
         pin: files.pin,
+        algorithms: provider.signature_verification_algorithms,
         own: own(files, &provider)?,
-        provider: Arc::clone(&provider),
-        shown: AtomicBool::new(false),
         asked: AtomicBool::new(false),
     });
     let config = ClientConfig::builder_with_provider(provider)
@@ -121,13 +121,49 @@ pub fn client_config(files: &TlsFiles, verify: Verify) -> Result<(ClientConfig, 
     Ok((config, handshake))
 }
 
-/// Begins TLS on a connection to `endpoint`, with the protocols `alpn` to choose from, and waits for the server's verdict on the client's
-/// certificate if it asked for one.
+/// The client's certificate and its key, if they are given.
+fn own(files: &TlsFiles, provider: &CryptoProvider) -> Result<Option<Arc<CertifiedKey>>, LockError> {
+    let (Some(cert), Some(key)) = (&files.cert, &files.key) else {
+        return Ok(None);
+    };
+    let chain = certificates(cert)?;
+    let (at, key_at) = (cert.display(), key.display());
+    let unread = format!("no private key can be read from {key_at}; it must be a PEM file and not encrypted");
+    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(unread, e))?;
+    let certified = CertifiedKey::from_der(chain, key, provider).map_err(|e| {
+        let message = match e {
+            Error::InconsistentKeys(_) => format!("the private key in {key_at} is not that of the certificate in {at}"),
+            _ => format!(
+                "the certificate in {at} with the key in {key_at} cannot be used; it must have a key of RSA, P-256, P-384 or Ed25519"
+            ),
+        };
+        wrong(message, e)
+    })?;
+    Ok(Some(Arc::new(certified)))
+}
+
+/// The certificates in a file: at least one.
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, LockError> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let at = path.display();
+    let found = read.map_err(|e| wrong(format!("no certificate can be read from {at}"), e))?;
+    if found.is_empty() {
+        return Err(LockError::configuration(format!("there is no certificate in {at}")));
+    }
+    Ok(found)
+}
+
+fn wrong(message: impl Into<String>, source: impl Into<lock_core::Source>) -> LockError {
+    LockError::configuration(message).with_source(source)
+}
+
+/// Starts TLS on a connection to `endpoint`, with the protocols `alpn` to choose from, and waits for the server's verdict on the client's
+/// certificate if the server asked for one.
 ///
 /// # Errors
 ///
-/// [`LockError::Configuration`] if a file cannot be used, or a certificate of one side does not convince the other;
-/// [`LockError::Unavailable`] if the connection ends, or takes three quarters of `op_timeout`.
+/// [`LockError::Configuration`] if a file cannot be used, or one side refuses the certificate of the other; [`LockError::Unavailable`] if the
+/// connection ends, or takes three quarters of `op_timeout`.
 pub async fn connect(
     stream: TcpStream,
     endpoint: &Endpoint,
@@ -136,11 +172,7 @@ pub async fn connect(
     peer: &Peer,
     op_timeout: Duration,
 ) -> Result<TlsStream<TcpStream>, LockError> {
-    let read = files.clone();
-    // Not on the thread that renews locks: there may be hundreds of files.
-    let reading = tokio::task::spawn_blocking(move || client_config(&read, Verify::Full)).await;
-    let (mut config, handshake) =
-        reading.map_err(|e| wrong("the certificates cannot be read, as the runtime of this client ends", e))??;
+    let (mut config, handshake) = client_config(files, Verify::Full).await?;
     config.alpn_protocols = alpn.iter().map(|name| name.to_vec()).collect();
     let unnamed = "the host in the address is not one that a certificate can name";
     let name = ServerName::try_from(endpoint.host.clone()).map_err(|e| wrong(unnamed, e))?;
@@ -148,13 +180,13 @@ pub async fn connect(
         let mut stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await?;
         let version = stream.get_ref().1.protocol_version();
         if handshake.asked.load(Ordering::Acquire) && version == Some(ProtocolVersion::TLSv1_3) {
-            // A server that is content and silent costs this time.
+            // A server that accepts the certificate and stays silent costs this time.
             let verdict = timeout((op_timeout / 8).min(VERDICT), verdict(&mut stream)).await;
             verdict.unwrap_or(Ok(()))?;
         }
         Ok(stream)
     };
-    // A server without TLS waits for more. Sooner than the caller gives up, so that the caller gets the reason.
+    // A server without TLS waits for more. This limit is below the caller's, so that the caller gets the reason.
     match timeout(op_timeout * 3 / 4, connecting).await {
         Ok(connected) => connected.map_err(|error: io::Error| explain(error, &handshake, endpoint, peer)),
         Err(_) => Err(LockError::unavailable(
@@ -167,58 +199,49 @@ pub async fn connect(
     }
 }
 
-/// How long the verdict on a client's certificate is waited for. Most servers send a session ticket with it.
+/// How long the client waits for the verdict on its certificate. Most servers send a session ticket with it.
 const VERDICT: Duration = Duration::from_millis(250);
 
-/// In TLS 1.3 the server looks at the client's certificate when the handshake is over for the client. Reads the first record after that,
-/// and leaves what is in it for later reads.
+/// In TLS 1.3 the server looks at the client's certificate after the handshake has ended for the client. Reads the first record after that,
+/// and leaves its content for later reads.
 async fn verdict(stream: &mut TlsStream<TcpStream>) -> io::Result<()> {
-    /// What has arrived already.
-    struct Arrived<'a>(&'a TcpStream);
-
-    impl io::Read for Arrived<'_> {
-        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-            self.0.try_read(buffer)
-        }
-    }
-
-    loop {
-        stream.get_ref().0.readable().await?;
-        let (tcp, session) = stream.get_mut();
-        match session.read_tls(&mut Arrived(tcp)) {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => return session.process_new_packets().map(drop).map_err(io::Error::other),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(error) => return Err(error),
-        }
+    let (tcp, session) = stream.get_mut();
+    let tcp = &*tcp;
+    let read = || session.read_tls(&mut &*SockRef::from(tcp));
+    match tcp.async_io(Interest::READABLE, read).await? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => session.process_new_packets().map(drop).map_err(io::Error::other),
     }
 }
 
 /// Returns why TLS with the server failed, and what to do.
 ///
-/// [`LockError::Configuration`] if a certificate of one side does not convince the other, or they cannot agree how to encrypt; it is
+/// [`LockError::Configuration`] if one side refuses the certificate of the other, or they have no cipher in common; it is
 /// [`lasting`](LockError::lasting) if this client has no certificate to show. [`LockError::Unavailable`] if the connection just ended.
 pub fn explain(
-    error: impl std::error::Error + Send + Sync + 'static,
+    error: impl StdError + Send + Sync + 'static,
     handshake: &Handshake,
     endpoint: &Endpoint,
     peer: &Peer,
 ) -> LockError {
-    use AlertDescription as Alert;
     let at = format!("{} at {endpoint}", peer.product);
     let asked = handshake.asked.load(Ordering::Acquire);
-    let lacking = asked && handshake.own.is_none();
-    let refused = asked && matches!(find(&error), Some(Error::AlertReceived(alert)) if REFUSALS.contains(alert));
+    let lacks = asked && handshake.own.is_none();
+    // The server asks for a certificate when all else is settled, so its alerts are about the certificate then.
+    let refuses = |alert: &Alert| asked && *alert != Alert::InternalError;
     let message = match find(&error) {
         Some(Error::InvalidCertificate(reason)) => {
             format!("the certificate of {at} {}", untrusted(reason, &endpoint.host))
         }
         Some(Error::InvalidMessage(_)) => format!("{at} does not speak TLS; {}", peer.plain),
-        _ if refused && lacking => format!(
-            "{at} wants to see a certificate of the client; give one with cert=FILE and key=FILE{}",
-            peer.client_auth
-        ),
-        _ if refused => format!(
+        Some(Error::AlertReceived(alert)) if lacks && refuses(alert) => {
+            let message = format!(
+                "{at} wants to see a certificate of the client; give one with cert=FILE and key=FILE{}",
+                peer.client_auth
+            );
+            return wrong(message, error).lasting();
+        }
+        Some(Error::AlertReceived(alert)) if refuses(alert) => format!(
             "{at} refused the client's certificate; correct cert=FILE and key=FILE: the server must trust its authority, and it must not have \
              expired"
         ),
@@ -230,7 +253,7 @@ pub fn explain(
              (2048 bits or more), P-256, P-384 or Ed25519: P-521 and DSA are not supported"
         ),
         _ => {
-            let hint = match lacking {
+            let hint = match lacks {
                 true => {
                     "perhaps it wants to see a certificate of the client: then give one with cert=FILE and key=FILE"
                 }
@@ -239,20 +262,16 @@ pub fn explain(
             return LockError::unavailable("connecting", format!("TLS with {at} failed; {hint}")).with_source(error);
         }
     };
-    let failure = LockError::configuration(message).with_source(error);
-    match refused && lacking {
-        true => failure.lasting(),
-        false => failure,
-    }
+    wrong(message, error)
 }
 
-/// Whether the error is one of TLS: about a certificate, or that the other side does not speak it, or not in this way.
-pub fn is_cause_of(error: &(dyn std::error::Error + 'static)) -> bool {
+/// Returns whether the error is one of TLS: about a certificate, a protocol version, or a server without TLS.
+pub fn is_cause_of(error: &(dyn StdError + 'static)) -> bool {
     find(error).is_some()
 }
 
-/// The error of rustls among the causes. One in an `io::Error` is none of its sources.
-fn find<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
+/// The error of rustls among the causes. An `io::Error` does not name its inner error as a source.
+fn find<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a Error> {
     if let Some(found) = error.downcast_ref() {
         return Some(found);
     }
@@ -262,22 +281,7 @@ fn find<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a Error> {
     }
 }
 
-/// The alerts that may be about the client's certificate, if the server asked for one.
-const REFUSALS: [AlertDescription; 11] = [
-    AlertDescription::CertificateRequired,
-    AlertDescription::NoCertificate,
-    AlertDescription::BadCertificate,
-    AlertDescription::UnsupportedCertificate,
-    AlertDescription::CertificateRevoked,
-    AlertDescription::CertificateExpired,
-    AlertDescription::CertificateUnknown,
-    AlertDescription::UnknownCA,
-    AlertDescription::AccessDenied,
-    AlertDescription::DecryptError,
-    AlertDescription::HandshakeFailure,
-];
-
-/// Why the server's certificate is not taken, and what to do.
+/// Why the client does not accept the server's certificate, and what to do.
 fn untrusted(reason: &CertificateError, host: &str) -> String {
     use CertificateError as Reason;
     let why = match reason {
@@ -327,77 +331,35 @@ fn untrusted(reason: &CertificateError, host: &str) -> String {
     why.to_owned()
 }
 
-/// What the client shows of itself.
-fn own(files: &TlsFiles, provider: &CryptoProvider) -> Result<Option<Arc<CertifiedKey>>, LockError> {
-    let (Some(cert), Some(key)) = (&files.cert, &files.key) else {
-        return Ok(None);
-    };
-    let chain = certificates(cert)?;
-    let (at, key_at) = (shown(&files.cert), shown(&files.key));
-    let unread = format!("no private key can be read from {key_at}; it must be a PEM file and not encrypted");
-    let key = PrivateKeyDer::from_pem_file(key).map_err(|e| wrong(unread, e))?;
-    let certified = CertifiedKey::from_der(chain, key, provider).map_err(|e| {
-        let message = match e {
-            Error::InconsistentKeys(_) => format!("the private key in {key_at} is not that of the certificate in {at}"),
-            _ => format!(
-                "the certificate in {at} with the key in {key_at} cannot be used; it must have a key of RSA, P-256, P-384 or Ed25519"
-            ),
-        };
-        wrong(message, e)
-    })?;
-    Ok(Some(Arc::new(certified)))
-}
-
-/// The certificates in a file: at least one.
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, LockError> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let at = path.display();
-    let found = read.map_err(|e| wrong(format!("no certificate can be read from {at}"), e))?;
-    if found.is_empty() {
-        return Err(LockError::configuration(format!("there is no certificate in {at}")));
-    }
-    Ok(found)
-}
-
-fn shown(file: &Option<PathBuf>) -> String {
-    file.iter().map(|file| file.display().to_string()).collect()
-}
-
-fn wrong(message: impl Into<String>, source: impl Into<lock_core::Source>) -> LockError {
-    LockError::configuration(message).with_source(source)
-}
-
 impl ServerCertVerifier for Handshake {
     fn verify_server_cert(
         &self,
         end_entity: &CertificateDer<'_>,
         intermediates: &[CertificateDer<'_>],
         server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
+        _ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        self.shown.store(true, Ordering::Release);
         if self.pin.is_some_and(|pin| pin.0[..] != Sha256::digest(end_entity)[..]) {
             return Err(CertificateError::ApplicationVerificationFailure.into());
         }
-        let Some(webpki) = &self.webpki else {
+        let Some(roots) = &self.roots else {
             return Ok(ServerCertVerified::assertion());
         };
-        let verified = webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
-        let itself = self.trusted.iter().any(|trusted| trusted == end_entity);
-        let named = match verified {
-            // A certificate of an authority is that of no server, for webpki. Trusted as it is, there is nothing more to know of it: its
-            // dates were looked at before, and have errors of their own.
-            Err(Error::InvalidCertificate(CertificateError::Other(OtherError(_)))) if itself => {
-                verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)
+        let certificate = ParsedCertificate::try_from(end_entity)?;
+        let is_trusted_itself = self.trusted.iter().any(|trusted| trusted == end_entity);
+        let algorithms = self.algorithms.all;
+        match verify_server_cert_signed_by_trust_anchor(&certificate, roots, intermediates, now, algorithms) {
+            // For webpki, a certificate of an authority is never that of a server. It has checked the dates before, with errors of their own.
+            Err(Error::InvalidCertificate(CertificateError::Other(_))) if is_trusted_itself => {}
+            verified => verified?,
+        }
+        if self.verify == Verify::Full {
+            match verify_server_name(&certificate, server_name) {
+                Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }))
+                    if is_trusted_itself && presented.is_empty() => {}
+                named => named?,
             }
-            verified => verified.map(drop),
-        };
-        match named {
-            Err(Error::InvalidCertificate(CertificateError::NotValidForName)) if !self.names => {}
-            Err(Error::InvalidCertificate(CertificateError::NotValidForNameContext { presented, .. }))
-                if !self.names || itself && presented.is_empty() => {}
-            named => named?,
         }
         Ok(ServerCertVerified::assertion())
     }
@@ -408,7 +370,7 @@ impl ServerCertVerifier for Handshake {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        crypto::verify_tls12_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        crypto::verify_tls12_signature(message, cert, dss, &self.algorithms)
     }
 
     fn verify_tls13_signature(
@@ -417,11 +379,11 @@ impl ServerCertVerifier for Handshake {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        crypto::verify_tls13_signature(message, cert, dss, &self.provider.signature_verification_algorithms)
+        crypto::verify_tls13_signature(message, cert, dss, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.algorithms.supported_schemes()
     }
 }
 
