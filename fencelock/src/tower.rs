@@ -38,7 +38,7 @@
 //! If the handler reads a number from the path, read the same number for the name: `/orders/07` is order 7, too.
 //!
 //! The handler finds its [`FencingToken`](crate::FencingToken) and its [`LossSignal`] among the extensions of the request. Of two layers
-//! around each other, it finds the token of the inner one. The example `http` has an extractor of the token for axum.
+//! around each other, it finds the token of the inner one.
 //!
 //! | what happens | response |
 //! |---|---|
@@ -56,15 +56,13 @@
 //!
 //! # A limit for waiting requests
 //!
-//! Each waiting request takes memory. The layers of tower bound how many requests are in work, those that wait for a lock included:
+//! Each waiting request takes memory. The layers of tower bound how many requests are in work, those that wait for a lock included
+//! (`ConcurrencyLimitLayer` limits each route for itself):
 //!
 //! ```
-//! # use fencelock::tower::LockLayer;
-//! # fn example(app: axum::Router, layer: LockLayer) -> axum::Router {
-//! use axum::error_handling::HandleErrorLayer;
-//! use axum::http::StatusCode;
-//! use tower::limit::GlobalConcurrencyLimitLayer;
-//! use tower::{BoxError, ServiceBuilder};
+//! # fn example(app: axum::Router, layer: fencelock::tower::LockLayer) -> axum::Router {
+//! use axum::{error_handling::HandleErrorLayer, http::StatusCode};
+//! use tower::{BoxError, ServiceBuilder, limit::GlobalConcurrencyLimitLayer};
 //!
 //! let limited = ServiceBuilder::new()
 //!     .layer(HandleErrorLayer::new(|_: BoxError| async { StatusCode::SERVICE_UNAVAILABLE }))
@@ -74,8 +72,6 @@
 //! app.route_layer(limited)
 //! # }
 //! ```
-//!
-//! `ConcurrencyLimitLayer` limits each route for itself.
 //!
 //! [tower]: https://docs.rs/tower
 
@@ -92,6 +88,8 @@ use http::header::{CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use http_body_util::combinators::UnsyncBoxBody;
 use percent_encoding::percent_decode_str;
 use tower_layer::Layer;
 use tower_service::Service;
@@ -100,6 +98,9 @@ use crate::{LockError, LockGuard, LockRequest, Locks, LossSignal};
 
 type Name = dyn Fn(&mut Parts) -> Option<String> + Send + Sync;
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of a response: that of the service, or a problem.
+pub type LockBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// Runs each request of a service under the lock that the request names.
 #[derive(Clone)]
@@ -139,31 +140,16 @@ pub fn decoded_path(request: &Parts) -> Cow<'_, str> {
 /// neither the lock nor its holder. If the lock server failed, the error is logged, as the client does not see it.
 ///
 /// ```
-/// use std::time::Duration;
-/// use axum::extract::{Path, State};
 /// use axum::response::{IntoResponse, Response};
 /// use fencelock::{LockError, Locks};
 ///
-/// struct Refusal(LockError);
-///
-/// impl From<LockError> for Refusal {
-///     fn from(error: LockError) -> Self {
-///         Self(error)
+/// async fn transfer(locks: Locks) -> Response {
+///     let moved = locks.lock_all(["account/1", "account/2"]).no_wait().await;
+///     match moved {
+///         Ok(accounts) => format!("moved with the tokens of {accounts:?}").into_response(),
+///         Err(error) => fencelock::tower::response(&error, std::time::Duration::from_secs(1)).into_response(),
 ///     }
 /// }
-///
-/// impl IntoResponse for Refusal {
-///     fn into_response(self) -> Response {
-///         fencelock::tower::response(&self.0, Duration::from_secs(1)).into_response()
-///     }
-/// }
-///
-/// async fn transfer(State(locks): State<Locks>, Path((from, to)): Path<(String, String)>) -> Result<(), Refusal> {
-///     let accounts = locks.lock_all([from, to]).no_wait().await?;
-///     accounts.release().await?;
-///     Ok(())
-/// }
-/// # let _: axum::Router<Locks> = axum::Router::new().route("/{from}/{to}", axum::routing::post(transfer));
 /// ```
 #[must_use]
 pub fn response(error: &LockError, retry_after: Duration) -> Response<String> {
@@ -255,14 +241,10 @@ impl LockLayer {
         self
     }
 
-    async fn acquire(&self, name: &str) -> Result<LockGuard, LockError> {
+    fn request(&self, name: &str) -> LockRequest {
         let request = self.locks.lock(name).wait_for(self.wait);
         let request = self.ttl.into_iter().fold(request, LockRequest::ttl);
-        self.max_hold.into_iter().fold(request, LockRequest::max_hold).await
-    }
-
-    fn refuse<R>(&self, error: &LockError) -> Response<LockBody<R>> {
-        response(error, self.retry_after).map(LockBody::problem)
+        self.max_hold.into_iter().fold(request, LockRequest::max_hold)
     }
 }
 
@@ -299,10 +281,9 @@ where
     S::Future: Send,
     S::Error: Send,
     B: Send + 'static,
-    R: Body<Data = Bytes> + Send,
-    R::Error: Into<BoxError>,
+    R: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
 {
-    type Response = Response<LockBody<R>>;
+    type Response = Response<LockBody>;
     type Error = S::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
 
@@ -316,123 +297,70 @@ where
         let mut inner = std::mem::replace(&mut self.inner, next);
         let layer = self.layer.clone();
         let (mut parts, body) = request.into_parts();
+        let of_layer = |text: String| text.map_err(|never| match never {}).boxed_unsync();
+        let of_service = |body: R| body.map_err(Into::into).boxed_unsync();
         Box::pin(async move {
             let Some(name) = (layer.name)(&mut parts) else {
                 let WithoutName::Refuse(status) = layer.without_name else {
                     let answer = inner.call(Request::from_parts(parts, body)).await?;
-                    return Ok(answer.map(|body| LockBody::of_service(body, None)));
+                    return Ok(answer.map(of_service));
                 };
                 tracing::warn!(target: "fencelock", path = parts.uri.path(), "a request names no lock and is refused");
-                return Ok(problem(status, "the request names no lock", None).map(LockBody::problem));
+                return Ok(problem(status, "the request names no lock", None).map(of_layer));
             };
-            let guard = match layer.acquire(&name).await {
+            let refused = |error: LockError| Ok(response(&error, layer.retry_after).map(of_layer));
+            let guard = match layer.request(&name).await {
                 Ok(guard) => guard,
-                Err(error) => return Ok(layer.refuse(&error)),
+                Err(error) => return refused(error),
             };
             parts.extensions.insert(guard.token());
             parts.extensions.insert(guard.lost());
             let answer = match guard.run(inner.call(Request::from_parts(parts, body))).await {
-                Ok(answer) => answer?,
-                Err(error) => return Ok(layer.refuse(&error)),
+                Ok(answer) => answer?.map(of_service),
+                Err(error) => return refused(error),
             };
             if layer.until_end_of_body {
-                return Ok(answer.map(|body| LockBody::of_service(body, Some(guard))));
+                let lost = guard.lost().into_future();
+                let held = |body| HeldBody(body, Some((guard, lost))).boxed_unsync();
+                return Ok(answer.map(held));
             }
             // The server frees the lock at its ttl if this fails.
             if let Err(error) = guard.release().await {
                 tracing::warn!(target: "fencelock", error = format_args!("{error:#}"), "the lock of a request could not be released");
             }
-            Ok(answer.map(|body| LockBody::of_service(body, None)))
+            Ok(answer)
         })
     }
 }
 
-pin_project_lite::pin_project! {
-    /// The body of a response: that of the service, or a problem.
-    pub struct LockBody<R> {
-        #[pin]
-        inner: Option<R>,
-        problem: Option<Bytes>,
-        held: Option<Held>,
-    }
-}
+/// A body with the lock that is held until its end.
+struct HeldBody(LockBody, Option<(LockGuard, <LossSignal as IntoFuture>::IntoFuture)>);
 
-/// The lock that is held until the end of a body.
-struct Held {
-    guard: LockGuard,
-    lost: <LossSignal as IntoFuture>::IntoFuture,
-}
-
-impl<R> LockBody<R> {
-    fn of_service(inner: R, guard: Option<LockGuard>) -> Self {
-        let held = guard.map(|guard| {
-            let lost = guard.lost().into_future();
-            Held { guard, lost }
-        });
-        Self {
-            inner: Some(inner),
-            problem: None,
-            held,
-        }
-    }
-
-    fn problem(text: String) -> Self {
-        Self {
-            inner: None,
-            problem: Some(text.into()),
-            held: None,
-        }
-    }
-}
-
-impl<R> Body for LockBody<R>
-where
-    R: Body<Data = Bytes>,
-    R::Error: Into<BoxError>,
-{
+impl Body for HeldBody {
     type Data = Bytes;
     type Error = BoxError;
 
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        let mut this = self.project();
-        if let Some(Held { guard, lost }) = this.held
-            && (lost.as_mut().poll(cx).is_ready() || !guard.is_held())
-        {
-            this.inner.set(None);
-            *this.held = None;
-            return Poll::Ready(Some(Err("the lock was lost before the body had ended".into())));
-        }
-        let Some(inner) = this.inner.as_mut().as_pin_mut() else {
-            return Poll::Ready(this.problem.take().map(|problem| Ok(Frame::data(problem))));
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let Self(body, held) = &mut *self;
+        let Some((guard, lost)) = held else {
+            return Poll::Ready(None);
         };
-        let polled = inner.poll_frame(cx);
+        let polled = match lost.as_mut().poll(cx).is_ready() || !guard.is_held() {
+            true => Poll::Ready(Some(Err("the lock was lost before the body had ended".into()))),
+            false => Pin::new(body).poll_frame(cx),
+        };
         if matches!(polled, Poll::Ready(None | Some(Err(_)))) {
             // Releases in the background.
-            *this.held = None;
+            *held = None;
         }
-        polled.map(|frame| frame.map(|frame| frame.map_err(Into::into)))
+        polled
     }
 
     fn is_end_stream(&self) -> bool {
-        match &self.inner {
-            Some(inner) => inner.is_end_stream(),
-            None => self.problem.is_none(),
-        }
+        self.1.is_none() || self.0.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        match (&self.inner, &self.problem) {
-            (Some(inner), _) => inner.size_hint(),
-            (None, Some(problem)) => SizeHint::with_exact(problem.len() as u64),
-            (None, None) => SizeHint::with_exact(0),
-        }
-    }
-}
-
-impl<R> fmt::Debug for LockBody<R> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockBody")
-            .field("is_locked", &self.held.is_some())
-            .finish_non_exhaustive()
+        self.0.size_hint()
     }
 }
