@@ -31,18 +31,12 @@ pub async fn connect(url: impl AsRef<str>) -> Result<Locks, LockError> {
     connect_with(url, Options::new()).await
 }
 
-/// Connects to the backend at that [address](crate#addresses), with a default ttl, a limit for requests or a runtime of
-/// your choice.
+/// Connects as [`connect`] does, with a default ttl, a limit for requests or a runtime of your choice.
 ///
-/// ```
-/// use std::time::Duration;
-/// use fencelock::Options;
-///
-/// # #[tokio::main(flavor = "current_thread")] async fn main() -> Result<(), fencelock::LockError> {
-/// # #[cfg(feature = "memory")] {
-/// let locks = fencelock::connect_with("memory:", Options::new().ttl(Duration::from_secs(10))).await?;
-/// assert_eq!(locks.lock("a").await?.ttl(), Duration::from_secs(10));
-/// # }
+/// ```no_run
+/// # async fn example() -> Result<(), fencelock::LockError> {
+/// let options = fencelock::Options::new().ttl(std::time::Duration::from_secs(10));
+/// let locks = fencelock::connect_with("redis://localhost", options).await?;
 /// # Ok(()) }
 /// ```
 ///
@@ -84,13 +78,7 @@ pub fn connect_lazy_with(url: impl AsRef<str>, options: Options) -> Result<Locks
     Ok(Locks::with_options(backend, options))
 }
 
-/// Connects to the address in the environment variable `FENCELOCK_URL`.
-///
-/// ```no_run
-/// # async fn example() -> Result<(), fencelock::LockError> {
-/// let locks = fencelock::from_env().await?;
-/// # Ok(()) }
-/// ```
+/// Connects as [`connect`] does, to the address in the environment variable `FENCELOCK_URL`.
 ///
 /// # Errors
 ///

@@ -70,28 +70,18 @@
 //!
 //! # After a fork
 //!
-//! **Connect after the fork.** A client, its clones and its guards belong to the process that made them, which keeps its locks. A child
-//! made by `fork` can use none of them, and connects a client of its own:
+//! **Connect after the fork.** A client, its clones and its guards belong to the process that made them, which keeps its locks. In a child
+//! made by `fork`
 //!
-//! | in the child | outcome, at once |
-//! |---|---|
-//! | an inherited client: `lock`, `holder`, `list`, `shutdown` and the other requests | [`LockError::Configuration`], which says to connect anew |
-//! | an inherited guard: `run`, `renew_now()`, `release()` | [`LockError::Configuration`] |
-//! | an inherited guard: `is_held()`, `remaining()` | valid until the lease that it was copied with is over, as nothing renews it |
-//! | an inherited client or guard that is dropped | nothing changes for the parent |
-//! | a new client | works, with a background thread of its own. A store `memory:NAME` is a new one. SQLite is refused if the parent had a file open at the fork: see [`sqlite`](https://docs.rs/lock-sqlite) |
-//!
-//! A request that was under way at the fork and `lost()` never complete in the child, and a backend that is used without [`Locks`] does not notice
-//! the fork.
+//! - requests of an inherited client or guard fail at once with [`LockError::Configuration`]; one that was under way, and `lost()`, never complete;
+//! - `is_held()` and `remaining()` of an inherited guard are valid until the copied lease is over, as nothing renews it;
+//! - dropping an inherited client or guard changes nothing for the parent;
+//! - a new client works, with a background thread of its own. A store `memory:NAME` is a new one. SQLite is refused if the parent had a file
+//!   open at the fork: see [`sqlite`](https://docs.rs/lock-sqlite).
 //!
 //! A child keeps the parent's sockets open until it ends or starts another program (`exec`). If the parent is killed before that, the
-//! server frees its locks when their ttl is over, not when the parent's connection ends.
-//!
-//! A tokio runtime does not survive a fork. Create a new one in the child. Neither run nor drop the inherited one, as it takes events from
-//! the parent and can wait for threads that do not exist: pass it to [`std::mem::forget`].
-//! A fork at the moment in which another thread starts a thread, or the first runtime, can leave a mutex of the standard library or of tokio locked
-//! in the child; a request of a new client then fails after 5 s. A child in a new pid namespace that has the same identifier there as
-//! its parent has in its own is taken for its parent.
+//! server frees its locks when their ttl is over, not when the parent's connection ends. A tokio runtime does not survive a fork: create a
+//! new one in the child, and pass the inherited one to [`std::mem::forget`].
 //!
 //! # Logs
 //!
@@ -122,67 +112,17 @@
 //!
 //! To use: Rust 1.89 or later and, for `sqlite`, a Unix system. The clock counts suspended time and notices reboots on Linux only.
 //!
-//! # The usual forms
+//! # Tasks and time limits
 //!
-//! A body that runs under the lock and is cancelled if the lock is lost, in a task of its own:
-//!
-//! ```
-//! # async fn example(locks: fencelock::Locks) {
-//! let name = String::from("report");
-//! let task = tokio::spawn(async move { locks.lock(name).with(async |guard| guard.token()).await });
-//! # let _ = task; }
-//! ```
-//!
-//! In a method of a trait with async methods:
+//! A request that is dropped leaves nothing behind, so it can be raced against a timer. A body that runs [`with`](LockRequest::with) the lock is
+//! cancelled if the lock is lost:
 //!
 //! ```
-//! use async_trait::async_trait;
-//! use fencelock::{LockError, Locks};
-//!
-//! #[async_trait]
-//! trait Shop {
-//!     async fn sell(&self, article: &str) -> Result<u64, LockError>;
-//! }
-//!
-//! struct Till(Locks);
-//!
-//! #[async_trait]
-//! impl Shop for Till {
-//!     async fn sell(&self, article: &str) -> Result<u64, LockError> {
-//!         let _shop = self.0.lock("open").await?;
-//!         self.0.lock(article).with(async |guard| guard.token().get()).await
-//!     }
-//! }
-//! ```
-//!
-//! Raced against something else, or given up after a while. A request that is dropped leaves nothing behind:
-//!
-//! ```
-//! use std::time::Duration;
-//! use tokio::time::{sleep, timeout};
-//!
 //! # async fn example(locks: fencelock::Locks) -> Result<(), Box<dyn std::error::Error>> {
-//! tokio::select! {
-//!     guard = locks.lock("door") => println!("got it: {}", guard?.token()),
-//!     () = sleep(Duration::from_secs(1)) => println!("went elsewhere"),
-//! }
-//! let guard = timeout(Duration::from_secs(1), locks.lock("door")).await??;
-//! # drop(guard);
-//! # Ok(()) }
-//! ```
-//!
-//! A long body that looks after its lock itself:
-//!
-//! ```
-//! # async fn next_step() {}
-//! # async fn example(locks: fencelock::Locks) -> Result<(), fencelock::LockError> {
-//! let guard = locks.lock("nightly").await?;
-//! while guard.is_held() {
-//!     tokio::select! {
-//!         reason = guard.lost() => eprintln!("lost: {reason}"),
-//!         () = next_step() => {}
-//!     }
-//! }
+//! let limit = std::time::Duration::from_secs(1);
+//! let guard = tokio::time::timeout(limit, locks.lock("door")).await??;
+//! let report = tokio::spawn(async move { locks.lock("report").with(async |guard| guard.token()).await });
+//! # drop((guard, report));
 //! # Ok(()) }
 //! ```
 
@@ -190,8 +130,6 @@ pub mod backend;
 
 mod address;
 mod connect;
-#[cfg(feature = "memory")]
-mod memory;
 #[cfg(feature = "macros")]
 mod skip;
 #[cfg(feature = "tower")]
@@ -255,21 +193,6 @@ pub mod tower;
 /// The expressions are evaluated before the body, and may use what it moves. The lock of a name is not re-entrant: a function that calls
 /// itself or another one under the same name finds it busy. The code that the attribute writes names the crate `::fencelock`, so the
 /// dependency must not be renamed.
-///
-/// ```
-/// use std::time::Duration;
-/// use fencelock::{LockError, Locks};
-///
-/// struct Shop { locks: Locks, hold: Duration }
-///
-/// impl Shop {
-///     /// Runs on one of the hosts; the others return at once.
-///     #[fencelock::locked("nightly report", ttl = self.hold, busy = skip)]
-///     async fn report(&self) -> Result<Option<String>, LockError> {
-///         Ok(Some("written".to_owned()))
-///     }
-/// }
-/// ```
 #[cfg(feature = "macros")]
 pub use fencelock_macros::locked;
 
