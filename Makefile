@@ -35,7 +35,7 @@ soak: ## torture, with faults of the server too: on each backend and version (SE
 bench: ## what locks cost, beside other libraries and raw round trips, into docs/performance.md (BACKENDS="redis etcd" for less)
 	@$(cargo) run --release -p lock-bench -- $${BACKENDS:-} --page docs/performance.md
 
-bench-held: ## what a held lock costs in memory and in renewals
+bench-held: ## what a held lock costs in memory
 	@$(cargo) bench -p fencelock --bench held
 
 bench-instructions: ## what the client costs in instructions, the same in each run (needs valgrind)

@@ -25,11 +25,11 @@ async fn main() -> Result<(), Box<dyn Error>> {
     paused.release().await?;
     let guard = locks.lock(NAME).await?;
     for (holder, token, expected) in [
-        ("the first holder", late, true),
-        ("the second holder", guard.token(), true),
-        ("the first holder again", late, false),
+        ("the first holder", late, "accepted"),
+        ("the second holder", guard.token(), "accepted"),
+        ("the first holder again", late, "refused"),
     ] {
-        let accepted = match url.split(':').next() {
+        let outcome = match url.split(':').next() {
             #[cfg(feature = "etcd")]
             Some("etcd") => etcd(&url, token).await?,
             #[cfg(feature = "postgres")]
@@ -41,11 +41,8 @@ async fn main() -> Result<(), Box<dyn Error>> {
             Some("memory") => memory(token),
             _ => return Err("this example has no resource for such an address".into()),
         };
-        println!(
-            "{holder} writes with token {token}: {}",
-            if accepted { "accepted" } else { "refused" }
-        );
-        if accepted != expected {
+        println!("{holder} writes with token {token}: {outcome}");
+        if outcome != expected {
             return Err("that write should have had the other outcome".into());
         }
     }
@@ -53,15 +50,18 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-// Each function writes to the resource, and returns false if the fence refuses the token.
+type Outcome = Result<&'static str, Box<dyn Error>>;
 
-fn memory(token: FencingToken) -> bool {
+fn memory(token: FencingToken) -> &'static str {
     static RESOURCE: LazyLock<Fence<u64>> = LazyLock::new(|| Fence::new(NAME, 0));
-    RESOURCE.write(token, |value| *value = token.get()).is_ok()
+    match RESOURCE.write(token, |value| *value = token.get()) {
+        Ok(()) => "accepted",
+        Err(_) => "refused",
+    }
 }
 
 #[cfg(feature = "sqlite")]
-fn sqlite(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>> {
+fn sqlite(url: &str, token: FencingToken) -> Outcome {
     use fencelock::sqlite::SqliteConfig;
     use fencelock::sqlite::fence::{self, FenceError};
     use fencelock::sqlite::rusqlite::{Connection, TransactionBehavior};
@@ -73,58 +73,57 @@ fn sqlite(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>> {
     // IMMEDIATE: no other write comes between the check and the commit.
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
     match fence::admit(&transaction, NAME, token) {
-        Err(FenceError::Stale(_)) => return Ok(false),
+        Err(FenceError::Stale(_)) => return Ok("refused"),
         admitted => admitted?,
     }
     transaction.execute("INSERT INTO example VALUES (?1)", [token.as_i64()])?;
     transaction.commit()?;
-    Ok(true)
+    Ok("accepted")
 }
 
 #[cfg(feature = "postgres")]
-async fn postgres(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>> {
+async fn postgres(url: &str, token: FencingToken) -> Outcome {
     use fencelock::postgres::fence::{self, FenceError};
     use fencelock::postgres::tokio_postgres::{self, NoTls};
 
     let (mut client, connection) = tokio_postgres::connect(url, NoTls).await?;
     tokio::spawn(connection);
     client.batch_execute(fence::CREATE_SQL).await?;
-    client
-        .batch_execute("CREATE TABLE IF NOT EXISTS example (value bigint)")
-        .await?;
+    let create = "CREATE TABLE IF NOT EXISTS example (value bigint)";
+    client.batch_execute(create).await?;
     let transaction = client.transaction().await?;
     match fence::admit(&transaction, NAME, token).await {
-        Err(FenceError::Stale(_)) => return Ok(false),
+        Err(FenceError::Stale(_)) => return Ok("refused"),
         admitted => admitted?,
     }
     let write = "INSERT INTO example VALUES ($1)";
     transaction.execute(write, &[&token.as_i64()]).await?;
     transaction.commit().await?;
-    Ok(true)
+    Ok("accepted")
 }
 
 #[cfg(feature = "redis")]
-async fn redis(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>> {
+async fn redis(url: &str, token: FencingToken) -> Outcome {
     use fencelock::redis::fence::{self, FenceError};
     use fencelock::redis::redis::{Client, cmd};
 
     let mut connection = Client::open(url)?.get_multiplexed_async_connection().await?;
     let write = cmd("SET").arg(NAME).arg(token.get()).clone();
     match fence::write::<()>(&mut connection, NAME, token, &write).await {
-        Err(FenceError::Stale(_)) => Ok(false),
-        written => Ok(written.map(|()| true)?),
+        Err(FenceError::Stale(_)) => Ok("refused"),
+        written => Ok(written.map(|()| "accepted")?),
     }
 }
 
 #[cfg(feature = "etcd")]
-async fn etcd(url: &str, token: FencingToken) -> Result<bool, Box<dyn Error>> {
+async fn etcd(url: &str, token: FencingToken) -> Outcome {
     use fencelock::etcd::etcd_client::{Client, TxnOp};
     use fencelock::etcd::fence::{self, FenceError};
 
     let client = Client::connect([url.trim_start_matches("etcd://")], None).await?;
     let write = TxnOp::put(NAME, token.to_string(), None);
     match fence::write(&client, NAME, token, [write]).await {
-        Err(FenceError::Stale(_)) => Ok(false),
-        written => Ok(written.map(|_| true)?),
+        Err(FenceError::Stale(_)) => Ok("refused"),
+        written => Ok(written.map(|_| "accepted")?),
     }
 }

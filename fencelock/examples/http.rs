@@ -10,11 +10,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::Router;
-use axum::extract::{self, FromRequestParts, State};
+use axum::extract::{self, State};
 use axum::http::StatusCode;
-use axum::http::request::Parts;
 use axum::routing::post;
+use axum::{Extension, Router};
 use fencelock::sqlite::fence::{self, FenceError};
 use fencelock::sqlite::rusqlite::{self, Connection, TransactionBehavior};
 use fencelock::tower::LockLayer;
@@ -43,10 +42,11 @@ fn routes(shop: Shop) -> Router {
     Router::new().route("/purchases/{buyer}", post(buy)).with_state(shop)
 }
 
+/// Sells one. Without the layer there is no token: the answer is 500, and the handler does not run.
 async fn buy(
     State(shop): State<Shop>,
     extract::Path(buyer): extract::Path<u32>,
-    Token(token): Token,
+    Extension(token): Extension<FencingToken>,
 ) -> Result<String, (StatusCode, &'static str)> {
     // Admitted with the read: from here on the database refuses the writes of all earlier holders.
     let left = shop.step(token, |data| {
@@ -66,26 +66,10 @@ async fn buy(
     Ok(format!("sold, {} left\n", left - 1))
 }
 
-/// Extracts the token of the lock that the request runs under.
-struct Token(FencingToken);
-
-impl<S: Sync> FromRequestParts<S> for Token {
-    type Rejection = (StatusCode, &'static str);
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Self::Rejection> {
-        // Without the layer the handler does not run.
-        let missing = (StatusCode::INTERNAL_SERVER_ERROR, "the route has no lock\n");
-        parts.extensions.get().copied().map(Self).ok_or(missing)
-    }
-}
-
 /// The answer to a request whose lock was lost, or whose database failed. The layer answers 423 and 503 by itself.
 fn refusal(error: FenceError) -> (StatusCode, &'static str) {
     match error {
-        FenceError::Stale(_) => (
-            StatusCode::SERVICE_UNAVAILABLE,
-            "a later request has had the lock: nothing was written, try again\n",
-        ),
+        FenceError::Stale(_) => (StatusCode::SERVICE_UNAVAILABLE, "nothing was written, try again\n"),
         error => {
             eprintln!("the database failed: {error}");
             (StatusCode::INTERNAL_SERVER_ERROR, "the database failed\n")
@@ -126,7 +110,6 @@ impl Shop {
 
 #[cfg(test)]
 mod tests {
-    use axum::Extension;
     use axum::body::Body;
     use axum::http::Request;
     use tokio::task::JoinSet;
@@ -135,21 +118,20 @@ mod tests {
     use super::*;
 
     async fn status(app: Router, buyer: u32) -> StatusCode {
-        let request = Request::post(format!("/purchases/{buyer}"))
-            .body(Body::empty())
-            .unwrap();
-        app.oneshot(request).await.unwrap().status()
+        let request = Request::post(format!("/purchases/{buyer}")).body(Body::empty());
+        app.oneshot(request.unwrap()).await.unwrap().status()
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn instances_sell_all_and_not_more() {
         let folder = tempfile::tempdir().unwrap();
+        let (url, data) = (
+            format!("sqlite:{}/locks.db", folder.path().display()),
+            folder.path().join("stock.db"),
+        );
         let mut requests = JoinSet::new();
         for instance in 0..3 {
-            let locks = fencelock::connect(format!("sqlite:{}", folder.path().join("locks.db").display()))
-                .await
-                .unwrap();
-            let app = app(locks, Shop::open(&folder.path().join("stock.db"), 20).unwrap());
+            let app = app(fencelock::connect(&url).await.unwrap(), Shop::open(&data, 20).unwrap());
             for buyer in 0..20 {
                 requests.spawn(status(app.clone(), 20 * instance + buyer));
             }
@@ -161,7 +143,7 @@ mod tests {
             (20, 40),
             "{answers:?}"
         );
-        let shop = Shop::open(&folder.path().join("stock.db"), 0).unwrap();
+        let shop = Shop::open(&data, 0).unwrap();
         let sold = "SELECT count(*) FROM sale";
         assert_eq!(shop.0.lock().unwrap().query_row(sold, [], |row| row.get(0)), Ok(20));
     }
